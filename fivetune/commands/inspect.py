@@ -29,7 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--html", metavar="FILE", type=Path, help="also write the result as one HTML page")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the tables")
-    parser.epilog = "Settings: --task.OPTION VALUE, --data.columns.question Frage, --data.max_input_tokens 384"
+    parser.epilog = (
+        "Settings: --task.OPTION VALUE, --data.columns.question Frage, --header en,de, --data.max_input_tokens 384"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -82,12 +84,22 @@ def _collect_facts(args: argparse.Namespace, settings: dict[str, Any], on_progre
     tokenizer = load_tokenizer(args.tokenizer, Path(), key="--tokenizer")
     sets = {
         "train": read_dataset(
-            args.data, task, data.columns, max_records=data.max_train_examples, on_progress=on_progress
+            args.data,
+            task,
+            data.columns,
+            header=data.header,
+            max_records=data.max_train_examples,
+            on_progress=on_progress,
         )
     }
     if args.against:
         sets["eval"] = read_dataset(
-            args.against, task, data.columns, max_records=data.max_eval_examples, on_progress=on_progress
+            args.against,
+            task,
+            data.columns,
+            header=data.header,
+            max_records=data.max_eval_examples,
+            on_progress=on_progress,
         )
     limits = LengthLimits(data.max_input_tokens, data.max_target_tokens, data.overlong, data.window_overlap)
 

@@ -149,7 +149,8 @@ def _iter_rows(trained: LoadedRun, source: str | None) -> Iterator[InputRow]:
     from fivetune.evaluation.inputs import iter_input_rows
 
     if source is not None:
-        yield from iter_input_rows(source, trained.config.task, trained.config.data.columns)
+        data = trained.config.data
+        yield from iter_input_rows(source, trained.config.task, data.columns, data.header)
 
 
 def _refuse_shared_work(nproc: int, source: str | None, target: Path | None) -> None:

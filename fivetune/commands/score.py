@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from fivetune.commands import print_json, print_text, print_warning
-from fivetune.config.layers import Layers, parse_overrides
+from fivetune.config.layers import Layers, parse_listed_names, parse_overrides
 from fivetune.data.source_files import BadRecord, quote_value
 from fivetune.errors import ConfigError, DataError, RecordError
 from fivetune.evaluation.score_file import read_no_answer_scores, read_rankings
@@ -73,14 +73,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    columns, options, skips = _split_settings(parse_overrides(args.settings))
+    columns, header, options, skips = _split_settings(parse_overrides(args.settings))
     task = load_task(args.task, options)
     part = None
     if isinstance(task, Mixture) and (part := task.part):
         task = task.parts[part].task
     if args.no_answer_scores and task.no_answer_text is None:
         raise ConfigError(f"--no-answer-scores: {args.task} has no unanswerable questions. Drop it, or score squad_v2.")
-    gold = _read_references(task, args.references, columns, skips=skips)
+    gold = _read_references(task, args.references, columns, header, skips=skips)
     questions = gold.questions
     _warn_about_golds(task, gold, args.references)
     leanings: dict[str, float] = {}
@@ -257,27 +257,32 @@ def _build_result(task: str, num_examples: int, ours: Scores, theirs: Scores | N
     return table
 
 
-def _split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any], bool]:
-    """Split settings into data.columns, the options of the task, and whether data.on_bad_record is skip."""
+def _split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, str], tuple[str, ...], dict[str, Any], bool]:
+    """Split settings into columns, header, the options of the task, and whether data.on_bad_record is skip."""
     columns: dict[str, str] = {}
+    header: tuple[str, ...] = ()
     skips = False
     options = Layers()
     for key, value in settings.items():
         if key.startswith("data.columns."):
             columns[key.removeprefix("data.columns.")] = str(value)
+        elif key == "data.header":
+            header = tuple(cast("Iterable[str]", parse_listed_names(value)))
         elif key.startswith("task."):
             options.add_overrides({key: value})
         elif key == "data.on_bad_record" and value in ("fail", "skip"):
             skips = value == "skip"
         else:
             raise ConfigError(
-                f"--{key}: not a setting of score. Allowed: --data.columns.NAME COLUMN, --data.on_bad_record fail or "
-                "skip, --task.OPTION VALUE."
+                f"--{key}: not a setting of score. Allowed: --data.columns.NAME COLUMN, --header NAMES, "
+                "--data.on_bad_record fail or skip, --task.OPTION VALUE."
             )
-    return columns, options.to_dict().get("task", {}), skips
+    return columns, header, options.to_dict().get("task", {}), skips
 
 
-def _read_references(task: Task, source: str, columns: Mapping[str, str], *, skips: bool) -> GoldSet:
+def _read_references(
+    task: Task, source: str, columns: Mapping[str, str], header: Sequence[str], *, skips: bool
+) -> GoldSet:
     """Read the questions of a file with their gold answers. Raises DataError at a bad record unless `skips`."""
     from fivetune.data.records import (  # readers of many formats, not for --help
         as_bad_record,
@@ -288,7 +293,8 @@ def _read_references(task: Task, source: str, columns: Mapping[str, str], *, ski
     gold = GoldSet()
     on_bad = gold.skipped.append if skips else None
     try:
-        for record in refuse_duplicate_ids(read_records(source, columns=columns, on_bad=on_bad), on_bad=on_bad):
+        records = read_records(source, columns=columns, header=header, on_bad=on_bad)
+        for record in refuse_duplicate_ids(records, on_bad=on_bad):
             try:
                 converted = task.to_score(record)
             except DataError as error:

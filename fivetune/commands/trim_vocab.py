@@ -150,15 +150,15 @@ def _build_reader(args: argparse.Namespace) -> TextReader:
 
     settings = parse_overrides(args.settings)
     for key in settings:
-        if not key.startswith("data.columns.") and not (args.task and key.startswith("task.")):
+        if not key.startswith(("data.columns.", "data.header")) and not (args.task and key.startswith("task.")):
             raise ConfigError(
-                f"--{key}: not a setting of trim-vocab. Allowed: --data.columns.NAME COLUMN, and with --task "
-                "--task.OPTION VALUE."
+                f"--{key}: not a setting of trim-vocab. Allowed: --data.columns.NAME COLUMN, --header NAMES, and with "
+                "--task --task.OPTION VALUE."
             )
     for source in args.data:
         check_source(source)
     config = load_config({"model": {"path": args.model}, "task": {"name": args.task or "jsonl"}}, settings)
-    return TextReader(tuple(args.data), config.task if args.task else None, config.data.columns)
+    return TextReader(tuple(args.data), config.task if args.task else None, config.data.columns, config.data.header)
 
 
 def _count_ids(

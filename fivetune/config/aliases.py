@@ -32,6 +32,7 @@ ALIASES: dict[str, str] = {
     "question_column": "data.columns.question",
     "context_column": "data.columns.context",
     "answer_column": "data.columns.answer",
+    "header": "data.header",
     "cache_dir": "data.cache_dir",
     "version_2_with_negative": "task.name",
     # training

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from fivetune.config.layers import parse_sources, parse_table
+from fivetune.config.layers import parse_listed_names, parse_sources, parse_table
 from fivetune.types import JsonTable
 
 Sources = Annotated[tuple[str, ...], BeforeValidator(parse_sources)]
@@ -41,6 +41,11 @@ class DataSection(BaseModel):
     )
     columns: Annotated[dict[str, str], BeforeValidator(parse_table)] = Field(
         default={}, description="column that the task reads: column in the file; a nested one is dotted (info.topic)"
+    )
+    header: Annotated[tuple[str, ...], BeforeValidator(parse_listed_names)] = Field(
+        default=(),
+        description="names of the columns of a table without a header line (en,de), and of the values of JSON records "
+        "that are lists",
     )
     on_bad_record: Literal["fail", "skip"] = Field(
         default="fail", description="stop at a bad record, or skip and count it"

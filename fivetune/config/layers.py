@@ -118,6 +118,15 @@ def parse_names(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
 
+def parse_listed_names(value: object) -> object:
+    """Divide a text of names at its commas, as a command line gives them; other values are returned unchanged.
+
+    >>> parse_listed_names("en, de"), parse_listed_names(["en", "de"])
+    (('en', 'de'), ['en', 'de'])
+    """
+    return tuple(name.strip() for name in value.split(",")) if isinstance(value, str) else value
+
+
 def parse_table(value: object) -> object:
     """Parse a text of the command line that holds a table; other values are returned unchanged.
 

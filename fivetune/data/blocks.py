@@ -78,7 +78,7 @@ class BlockReader:
         files = [file for path in source.paths if not is_hub_name(path) for file in list_local_files(path)]
         self._num_bytes = sum(file.stat().st_size for file in files)
         for path in source.paths:
-            yield from iter_items(path, required, self._add_file)
+            yield from iter_items(path, required, self._add_file, header=source.header)
 
     def _add_file(self, file: IO[bytes]) -> None:
         if self._file is not None:
@@ -97,7 +97,10 @@ def _iter_normalized_items(source: Source) -> Iterator[tuple[str, int, Item]]:
     def read() -> Iterator[Item]:
         for path in source.paths:
             ids = UniqueIds()
-            for record in read_records(path, columns=source.columns, require_columns=False, on_bad=bad.append):
+            records = read_records(
+                path, columns=source.columns, header=source.header, require_columns=False, on_bad=bad.append
+            )
+            for record in records:
                 yield from _take_all(bad)
                 yield ids.number(record)
             yield from _take_all(bad)

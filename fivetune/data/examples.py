@@ -37,6 +37,7 @@ class Source:
     task: Task
     limits: LengthLimits
     columns: dict[str, str] = field(default_factory=dict)
+    header: tuple[str, ...] = ()
     on_bad_record: str = "fail"
     max_examples: int | None = None
     for_training: bool = False
@@ -201,7 +202,9 @@ def split_source(source: Source) -> SplitResult | None:
 
     def convert() -> Iterator[tuple[RawRecord, Sequence[TextExample]]]:
         records = (
-            record for path in source.paths for record in read_records(path, columns=source.columns, on_bad=_ignore)
+            record
+            for path in source.paths
+            for record in read_records(path, columns=source.columns, header=source.header, on_bad=_ignore)
         )
         for record in islice(refuse_duplicate_ids(records, on_bad=_ignore), split.max_records):
             with suppress(DataError):

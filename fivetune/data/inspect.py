@@ -135,12 +135,15 @@ def read_dataset(
     task: Task,
     columns: Mapping[str, str],
     *,
+    header: Sequence[str] = (),
     max_records: int | None,
     on_progress: InspectProgressCallback,
 ) -> InspectedDataset:
     """Convert all records of some sources. Raises DataError for a damaged file, or if no record gives an example."""
     found = InspectedDataset(tuple(sources))
-    records = (record for path in sources for record in read_records(path, columns=columns, on_bad=found.skip))
+    records = (
+        record for path in sources for record in read_records(path, columns=columns, header=header, on_bad=found.skip)
+    )
     for record in islice(refuse_duplicate_ids(records, on_bad=found.skip), max_records):
         found.convert(record, task)
         if found.num_read % 1_000 == 0:

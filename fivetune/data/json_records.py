@@ -5,12 +5,13 @@ In: a binary stream. Out: RawRecord or BadRecord, in the order of the file. Memo
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
+from fivetune.data.delimited import describe_missing_header
 from fivetune.data.json_text import (
     DuplicateKeyObject,
     JsonTooLongError,
@@ -48,23 +49,29 @@ class RawLine:
     path: Path
     number: int
     content: bytes
+    header: Sequence[str] = ()
 
     @property
     def num_bytes(self) -> int:
         return len(self.content)
 
     def parse(self) -> RawRecord | BadRecord:
-        return _parse_line(self.content, self.path, self.number)
+        return _parse_line(self)
 
 
-def read_jsonl_lines(file: IO[bytes], path: Path) -> Iterator[RawLine]:
-    """Yield one line per record; blank lines are skipped."""
+def read_jsonl_lines(file: IO[bytes], path: Path, header: Sequence[str] = ()) -> Iterator[RawLine]:
+    """Yield one line per record; blank lines are skipped.
+
+    Args:
+        header: names of the values of records that are lists.
+    """
     for number, line in read_lines(file):
         if line.strip():
-            yield RawLine(path, number, line)
+            yield RawLine(path, number, line, header)
 
 
-def _parse_line(line: bytes, path: Path, number: int) -> RawRecord | BadRecord:
+def _parse_line(raw: RawLine) -> RawRecord | BadRecord:
+    line, path, number = raw.content, raw.path, raw.number
     where = f"{path}:{number}"
     if len(line) > MAX_RECORD_BYTES:
         return BadRecord(where, format_too_long_message("the line"))
@@ -82,19 +89,26 @@ def _parse_line(line: bytes, path: Path, number: int) -> RawRecord | BadRecord:
         wrong = f"the last line is cut off: it has no line end, and {wrong}"
     if wrong:
         return BadRecord(where, f"{wrong}. Allowed is one JSON object per line. Repair or remove the line.")
-    return _make_record(value, where)
+    return _make_record(value, where, raw.header)
 
 
-def _make_record(value: object, where: str) -> RawRecord | BadRecord:
+def _make_record(value: object, where: str, header: Sequence[str]) -> RawRecord | BadRecord:
     if isinstance(value, dict):
-        return RawRecord(value, where)
-    return BadRecord(
-        where,
-        f"{describe_value(value)}. A record is an object {{name: value}}. Repair or remove it.",
-    )
+        return RawRecord(cast("JsonTable", value), where)
+    values = cast("list[object]", value) if isinstance(value, list) else []
+    if len(values) < 2:
+        return BadRecord(where, f"{describe_value(value)}. A record is an object {{name: value}}. Repair or remove it.")
+    if len(values) == len(header):
+        return RawRecord(dict(zip(header, values, strict=True)), where)
+    if header:
+        return BadRecord(
+            where, f"a list of {len(values)} values, but data.header names {len(header)}. Repair or remove it."
+        )
+    reason = f"the record is {describe_value(values)}, without names for its values"
+    return BadRecord(where, f"{describe_missing_header(reason, len(values))}.")
 
 
-def read_json_records(file: IO[bytes], path: Path) -> Iterator[RawRecord | BadRecord]:
+def read_json_records(file: IO[bytes], path: Path, header: Sequence[str] = ()) -> Iterator[RawRecord | BadRecord]:
     """Yield the records of a JSON document: an array of objects, an object with such an array under one of
     RECORD_LISTS, or an object {id: record}, as in PubMedQA.
 
@@ -102,9 +116,9 @@ def read_json_records(file: IO[bytes], path: Path) -> Iterator[RawRecord | BadRe
     """
     window, by_id = JsonWindow(file, path), False
     if window.peek() == "[":
-        yield from _read_list_items(window, f"{path}: ")
+        yield from _read_list_items(window, f"{path}: ", header)
     elif window.peek() == "{":
-        by_id = yield from _read_listed_records(window, path)
+        by_id = yield from _read_listed_records(window, path, header)
     else:
         value = window.read_value()
         raise DataError(f"{path}: {describe_value(value)}. {_DOCUMENT_FORM}")
@@ -115,7 +129,9 @@ def read_json_records(file: IO[bytes], path: Path) -> Iterator[RawRecord | BadRe
         yield from _read_records_by_id(JsonWindow(file, path), path)
 
 
-def _read_listed_records(window: JsonWindow, path: Path) -> Generator[RawRecord | BadRecord, None, bool]:
+def _read_listed_records(
+    window: JsonWindow, path: Path, header: Sequence[str]
+) -> Generator[RawRecord | BadRecord, None, bool]:
     """Yield the records of an object's lists under RECORD_LISTS; return True if it is {id: record} instead."""
     seen: dict[str, str] = {}
     for key in window.iter_keys():
@@ -123,7 +139,7 @@ def _read_listed_records(window: JsonWindow, path: Path) -> Generator[RawRecord 
             raise window.make_error(f"the key {key!r} occurs more than once")
         if key in RECORD_LISTS and window.peek() == "[":
             seen[key] = ""
-            yield from _read_list_items(window, f"{path}: {key}")
+            yield from _read_list_items(window, f"{path}: {key}", header)
             continue
         seen[key] = describe_kind(window.read_value())
     by_id = set(seen.values()) == {describe_kind({})} and not seen.keys() & {*RECORD_LISTS}
@@ -147,7 +163,7 @@ def _describe_missing_list(path: Path, seen: dict[str, str]) -> str:
     return f"{path}: no list of records: the keys are {keys}. {_DOCUMENT_FORM}"
 
 
-def _read_list_items(window: JsonWindow, place: str) -> Iterator[RawRecord | BadRecord]:
+def _read_list_items(window: JsonWindow, place: str, header: Sequence[str]) -> Iterator[RawRecord | BadRecord]:
     for index in window.iter_indices():
         where = f"{place}[{index}]"
         try:
@@ -158,7 +174,7 @@ def _read_list_items(window: JsonWindow, place: str) -> Iterator[RawRecord | Bad
         if isinstance(value, dict) and "paragraphs" in value:
             yield from _split_article(value, where)
         else:
-            yield _make_record(value, where)
+            yield _make_record(value, where, header)
 
 
 def _read_long_article(window: JsonWindow, where: str, error: JsonTooLongError) -> Iterator[RawRecord | BadRecord]:

@@ -27,7 +27,12 @@ UNEVEN = 10  # ratio of the most frequent label's examples to the rarest one's, 
 
 
 def read_label_set(
-    task: Classification, sources: Sequence[str], columns: Mapping[str, str], *, max_records: int | None = None
+    task: Classification,
+    sources: Sequence[str],
+    columns: Mapping[str, str],
+    *,
+    header: Sequence[str] = (),
+    max_records: int | None = None,
 ) -> dict[str, str]:
     """Return the labels of some files in sorted order, each with itself as target word.
 
@@ -37,7 +42,7 @@ def read_label_set(
     writings: dict[str, Counter[str]] = defaultdict(Counter)
     num_read = 0
     for source in sources:
-        for record in read_records(source, columns=columns, on_bad=lambda bad: None):
+        for record in read_records(source, columns=columns, header=header, on_bad=lambda bad: None):
             if num_read == max_records:
                 break
             num_read += 1

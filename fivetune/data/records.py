@@ -13,12 +13,13 @@ from __future__ import annotations
 import os
 import re
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO
 
+from fivetune.data.delimited import TableRow, describe_missing_column, find_separator, read_csv_rows
 from fivetune.data.json_records import RECORD_LISTS, RawLine, read_json_records, read_jsonl_lines
 from fivetune.data.json_text import decode_line, describe_value, find_json_error
 from fivetune.data.source_files import (
@@ -35,12 +36,8 @@ from fivetune.data.source_files import (
 )
 from fivetune.data.table_records import (
     ArrowRow,
-    TableRow,
-    describe_missing_column,
-    detect_delimiter,
     is_hub_form,
     load_hub_dataset,
-    read_csv_rows,
     read_hub_records,
     read_parquet_rows,
     read_saved_records,
@@ -110,6 +107,7 @@ def read_records(
     source: str,
     *,
     columns: Mapping[str, str] = NO_RENAMES,
+    header: Sequence[str] = (),
     require_columns: bool = True,
     on_bad: Callable[[BadRecord], None] | None = None,
 ) -> Iterator[RawRecord]:
@@ -119,6 +117,7 @@ def read_records(
         source: a file, a folder, or `org/name:config:split`.
         columns: the task's name -> the source's name, dotted for a nested value (`info.topic`, `answers.0.text`);
             other columns keep their names.
+        header: names of the columns of a table without a header, and of JSON records that are lists.
         require_columns: whether the mapped columns must exist; a mapped `id` always must. False for prediction, where
             the task reports an absent column that it needs.
         on_bad: called with each bad record; None raises RecordError at the first. A damaged or unreadable file always
@@ -136,7 +135,7 @@ def read_records(
     {'id': 'train-2', 'question': 'Was?'}
     """
     required = select_required_columns(columns, require_columns=require_columns)
-    for stem, number, item in iter_items(source, required):
+    for stem, number, item in iter_items(source, required, header=header):
         record = parse_item(item, columns, required, f"{stem}-{number}")
         if isinstance(record, RawRecord):
             yield record
@@ -152,7 +151,11 @@ def select_required_columns(columns: Mapping[str, str], *, require_columns: bool
 
 
 def iter_items(
-    source: str, required: Mapping[str, str], on_open: Callable[[IO[bytes]], None] = lambda file: None
+    source: str,
+    required: Mapping[str, str],
+    on_open: Callable[[IO[bytes]], None] = lambda file: None,
+    *,
+    header: Sequence[str] = (),
 ) -> Iterator[tuple[str, int, Item]]:
     """Yield (stem for ids, number from 1 in its file, item) of each record of a source, in its order.
 
@@ -161,7 +164,7 @@ def iter_items(
     Args:
         on_open: called with each file.
     """
-    for name, stem, items in _iter_readers(source, required, on_open):
+    for name, stem, items in _iter_readers(source, required, header, on_open):
         number = 0
         for number, item in enumerate(items, 1):
             yield stem, number, item
@@ -253,7 +256,7 @@ class UniqueIds:
 
 
 def _iter_readers(
-    source: str, columns: Mapping[str, str], on_open: Callable[[IO[bytes]], None]
+    source: str, columns: Mapping[str, str], header: Sequence[str], on_open: Callable[[IO[bytes]], None]
 ) -> Iterator[tuple[str, str, Iterator[Item]]]:
     """Yield (name for messages, stem for ids, items) of each file of a source."""
     if is_hub_name(source):
@@ -266,21 +269,24 @@ def _iter_readers(
         return
     for file in files:
         name = file.name.removesuffix(".gz")
-        yield str(file), Path(name).stem if get_data_suffix(file) else name, _read_file_items(file, columns, on_open)
+        items = _read_file_items(file, columns, header, on_open)
+        yield str(file), Path(name).stem if get_data_suffix(file) else name, items
 
 
-def _read_file_items(path: Path, columns: Mapping[str, str], on_open: Callable[[IO[bytes]], None]) -> Iterator[Item]:
+def _read_file_items(
+    path: Path, columns: Mapping[str, str], header: Sequence[str], on_open: Callable[[IO[bytes]], None]
+) -> Iterator[Item]:
     with open_bytes(path, on_open) as file:
         kind = detect_format(file.read(HEAD_BYTES), path)
         file.seek(0)
         if kind == "csv":
-            yield from read_csv_rows(file, path, columns=columns)
+            yield from read_csv_rows(file, path, columns=columns, header=header)
         elif kind == "parquet":
             yield from read_parquet_rows(file, path, columns=columns)
         elif kind == "jsonl":
-            yield from read_jsonl_lines(file, path)
+            yield from read_jsonl_lines(file, path, header)
         else:
-            yield from read_json_records(file, path)
+            yield from read_json_records(file, path, header)
 
 
 def _normalize_record(
@@ -359,7 +365,7 @@ def detect_format(head: bytes, path: Path) -> str:
     refuse_foreign_format(head, path)
     text = head.decode("utf-8-sig", errors="replace")
     expected = SUFFIXES.get(get_data_suffix(path), "")
-    if re.match(r"\s*\[\s*[{\]]", text):
+    if re.match(r"\s*\[\s*[\[{\]]", text):
         return "json"
     if re.match(r'\s*\{\s*["}]', text):
         return "jsonl" if expected == "jsonl" or _is_first_line_record(text) else "json"
@@ -367,7 +373,7 @@ def detect_format(head: bytes, path: Path) -> str:
         raise DataError(
             f"{path}: not a Parquet file: begins with {quote_value(text, limit=20)}. {FORMATS} Rename or replace it."
         )
-    if not expected and not detect_delimiter(text, path):
+    if not expected and not find_separator(text, path):
         raise DataError(
             f"{path}: the format is not recognised; it begins with {quote_value(text, limit=20)}. {FORMATS} "
             f"Give the file the suffix of its format."

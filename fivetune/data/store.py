@@ -289,6 +289,8 @@ def describe_data(source: Source, tokenizer: PreTrainedTokenizerBase) -> JsonTab
         "tokenizer": compute_tokenizer_fingerprint(tokenizer),
         "names": [path if is_hub_name(path) else Path(path).name for path in source.paths],  # ids are made from them
     }
+    if source.header:
+        settings["header"] = list(source.header)
     if source.split:
         settings["split"] = {**asdict(source.split), "version": SPLIT_VERSION}
     return {

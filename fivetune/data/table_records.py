@@ -1,55 +1,30 @@
-"""Read records from tables: CSV and TSV, Parquet, a folder saved by `datasets`, a data set of the Hugging Face hub.
+"""Read records from tables: Parquet, a folder saved by `datasets`, a data set of the Hugging Face hub.
 
-In: a binary stream, a folder or a hub name. Out: RawRecord or BadRecord, row by row; of CSV and Parquet rows that
-another process can convert to records. `pyarrow` and `datasets` are imported on first use.
+In: a binary stream, a folder or a hub name. Out: RawRecord, row by row; of Parquet rows that another process can
+convert to records. `pyarrow` and `datasets` are imported on first use.
 """
 
 from __future__ import annotations
 
-import csv
 import gzip
 import os
 import re
 import tempfile
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, NamedTuple
 
+from fivetune.data.delimited import describe_missing_column
 from fivetune.data.hub import DATASETS, describe_limit, get_max_wait_seconds, query_hub, restrict_waits
-from fivetune.data.source_files import (
-    HEAD_BYTES,
-    MAX_RECORD_BYTES,
-    BadRecord,
-    format_too_long_message,
-    get_data_suffix,
-    make_utf8_error,
-    quote_value,
-    read_lines,
-)
+from fivetune.data.source_files import HEAD_BYTES, quote_value
 from fivetune.errors import DataError, FiveTuneEnvironmentError
 from fivetune.types import RawRecord
 
 MAX_UNPACKED_RATIO = 100  # of a gzipped Parquet file
 BATCH_ROWS = 250  # divides the records of a block, so that no batch is sent to two processes
-
-
-class TableRow(NamedTuple):
-    """A row of a CSV file that is not a record yet; `number` is its first line, from 1."""
-
-    path: Path
-    number: int
-    header: list[str]
-    cells: list[str]
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(map(len, self.cells))
-
-    def parse(self) -> RawRecord | BadRecord:
-        return _make_row_record(self.cells, self.header, f"{self.path}:{self.number}")
 
 
 class ArrowRow(NamedTuple):
@@ -63,7 +38,7 @@ class ArrowRow(NamedTuple):
     def num_bytes(self) -> int:
         return self.batch.num_bytes_per_row
 
-    def parse(self) -> RawRecord | BadRecord:
+    def parse(self) -> RawRecord:
         return RawRecord(self.batch.get_row(self.index), f"{self.batch.path}: row {self.number}")
 
 
@@ -96,98 +71,6 @@ def _read_arrow_batch(path: Path, content: bytes) -> ArrowBatch:
 
     with pyarrow.ipc.open_stream(content) as reader:
         return ArrowBatch(path, reader.read_next_batch())
-
-
-def detect_delimiter(text: str, path: Path) -> str:
-    """Return the most frequent of comma, tab and semicolon outside quotes in a table's first line; else by suffix.
-
-    >>> detect_delimiter('"a,b,c";d\\n', Path("a.csv"))
-    ';'
-    >>> detect_delimiter("text\\n", Path("a.tsv"))
-    '\\t'
-    """
-    header = re.sub(r'"[^"]*"', "", text).lstrip().partition("\n")[0]
-    best = max(",\t;", key=header.count)
-    by_suffix = {".csv": ",", ".tsv": "\t", ".tab": "\t"}.get(get_data_suffix(path), "")
-    return best if header.count(best) else by_suffix
-
-
-def describe_missing_column(names: Iterable[str], columns: Mapping[str, str]) -> str:
-    """Return the error of a column mapping {task's name: file's name}, else "". Of a dotted name the first part must
-    exist.
-
-    >>> describe_missing_column(["Frage", "Antwort"], {"question": "Fragen"})
-    "no column 'Fragen', which data.columns names for 'question'. There are: Frage, Antwort. Correct data.columns."
-    """
-    have = list(names)
-    for wanted, name in columns.items():
-        if name not in have and name.partition(".")[0] not in have:
-            return (
-                f"no column {name!r}, which data.columns names for {wanted!r}. "
-                f"There are: {', '.join(have[:20]) or 'none'}. Correct data.columns.".replace("\n", "\\n")
-            )
-    return ""
-
-
-def read_csv_rows(file: IO[bytes], path: Path, *, columns: Mapping[str, str]) -> Iterator[TableRow | BadRecord]:
-    """Yield each row below the header; quoted cells may hold delimiters and line ends; `where`: first line."""
-    delimiter = detect_delimiter(file.read(HEAD_BYTES).decode("utf-8-sig", errors="replace"), path) or ","
-    file.seek(0)
-    csv.field_size_limit(MAX_RECORD_BYTES)  # process-wide, 131,072 by default; csv.reader has no such option
-    rows = csv.reader(_decode_lines(file, path), delimiter=delimiter, strict=True)
-    header: list[str] = []
-    while True:
-        number = rows.line_num + 1
-        try:
-            row = next(rows)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            yield _classify_csv_error(error, f"{path}:{number}")
-            continue
-        if not row:
-            continue
-        if header:
-            yield TableRow(path, number, header, row)
-        else:
-            header = row
-            _check_header(header, path, columns)
-
-
-def _decode_lines(file: IO[bytes], path: Path) -> Iterator[str]:
-    for number, line in read_lines(file):
-        if len(line) > MAX_RECORD_BYTES:
-            raise DataError(f"{path}:{number}: {format_too_long_message('the line')}")
-        try:
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise make_utf8_error(path, error, line=number) from error
-
-
-def _classify_csv_error(error: csv.Error, where: str) -> BadRecord:
-    """Return a BadRecord; raise DataError for an unclosed quote, since it swallows all rows after it."""
-    advice = "Allowed: cells in double quotes, quotes inside them doubled. Correct the row."
-    if "field larger" in str(error) or "unexpected end" in str(error):
-        raise DataError(f"{where}: a quoted cell that begins in this row is never closed. {advice}") from error
-    return BadRecord(where, f"not CSV: {error}. {advice}")
-
-
-def _check_header(header: list[str], path: Path, columns: Mapping[str, str]) -> None:
-    repeated = next((name for name in header if header.count(name) > 1), None)
-    if repeated is not None:
-        raise DataError(f"{path}:1: the column {repeated!r} occurs more than once. Names must be unique. Rename one.")
-    if wrong := describe_missing_column(header, columns):
-        raise DataError(f"{path}:1: {wrong}")
-
-
-def _make_row_record(row: list[str], header: list[str], where: str) -> RawRecord | BadRecord:
-    if len(row) == len(header):
-        return RawRecord(dict(zip(header, row, strict=True)), where)
-    return BadRecord(
-        where,
-        f"{len(row)} cells, beginning with {quote_value(row[0], limit=30)}, but the header has {len(header)}. "
-        f"Allowed is one cell per column, in double quotes if it holds a delimiter. Correct the row.",
-    )
 
 
 def read_parquet_rows(file: IO[bytes], path: Path, *, columns: Mapping[str, str]) -> Iterator[ArrowRow]:

@@ -24,6 +24,7 @@ class TextReader:
     sources: Sequence[str]
     task: Task | None
     columns: Mapping[str, str]
+    header: Sequence[str] = ()
     num_read: int = 0
     num_skipped: int = 0
     first_bad: str = ""
@@ -39,7 +40,7 @@ class TextReader:
         """
         self.num_read = self.num_skipped = num_yielded = 0
         for source in self.sources:
-            for record in read_records(source, columns=self.columns, on_bad=self._skip):
+            for record in read_records(source, columns=self.columns, header=self.header, on_bad=self._skip):
                 self.num_read += 1
                 for texts in self._convert(record):
                     if texts:

@@ -41,10 +41,12 @@ class InputRow:
     key: str = ""
 
 
-def iter_input_rows(source: str, task: Task, columns: Mapping[str, str]) -> Iterator[InputRow]:
+def iter_input_rows(
+    source: str, task: Task, columns: Mapping[str, str], header: Sequence[str] = ()
+) -> Iterator[InputRow]:
     """Yield one row per record of `source`, in order. Raises DataError for an unreadable file."""
     ids = UniqueIds()
-    for record, original in zip(_iter_all(source, columns), _iter_all(source, {}), strict=True):
+    for record, original in zip(_iter_all(source, columns, header), _iter_all(source, {}, header), strict=True):
         fields: Mapping[str, object] = {}
         if isinstance(original, RawRecord):
             fields = {key: value for key, value in original.fields.items() if key != "id" or original.has_own_id}
@@ -53,10 +55,10 @@ def iter_input_rows(source: str, task: Task, columns: Mapping[str, str]) -> Iter
         yield replace(row, key=row.id if unique is record else _build_row(unique, fields, task).id)
 
 
-def _iter_all(source: str, columns: Mapping[str, str]) -> Iterator[RawRecord | BadRecord]:
+def _iter_all(source: str, columns: Mapping[str, str], header: Sequence[str]) -> Iterator[RawRecord | BadRecord]:
     """Yield every record of a source in order, bad ones included."""
     bad: list[BadRecord] = []
-    for record in read_records(source, columns=columns, require_columns=False, on_bad=bad.append):
+    for record in read_records(source, columns=columns, header=header, require_columns=False, on_bad=bad.append):
         yield from bad
         bad.clear()
         yield record

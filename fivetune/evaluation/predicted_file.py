@@ -36,6 +36,7 @@ class PredictedFile:
     columns: Mapping[str, str]
     folder: Path
     temporary: bool = False
+    header: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.temporary:
@@ -43,7 +44,7 @@ class PredictedFile:
 
     def iter_records(self) -> Iterator[InputRow]:
         """Yield every record without its prediction; the answers are not read."""
-        return iter_input_rows(self.source, self.task, self.columns)
+        return iter_input_rows(self.source, self.task, self.columns, self.header)
 
     def __iter__(self) -> Iterator[PredictedRow]:
         with AnswerLog(self.folder) as answers:

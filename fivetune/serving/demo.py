@@ -104,7 +104,7 @@ def _find_records(trained: LoadedRun, ids: set[str]) -> dict[str, Mapping[str, o
         if not Path(path).is_file():
             continue
         try:
-            for row in islice(iter_input_rows(path, trained.config.task, data.columns), MAX_ROWS):
+            for row in islice(iter_input_rows(path, trained.config.task, data.columns, data.header), MAX_ROWS):
                 if row.key in ids and _is_json(row.fields):
                     found.setdefault(row.key, row.fields)
         except DataError:  # the file has changed since the run: its examples are texts

@@ -226,8 +226,9 @@ class LoadedRun:
         """Answer the questions of a source that the folder has no answer to."""
         require_single_part(self.config)
         task, columns = self.config.task, self.config.data.columns
-        found = PredictedFile(source, task, dict(columns), folder)
-        if all(row.skipped for row in iter_input_rows(source, task, columns)):
+        header = self.config.data.header
+        found = PredictedFile(source, task, dict(columns), folder, header=header)
+        if all(row.skipped for row in iter_input_rows(source, task, columns, header)):
             return found
         described = self._describe_source(source, task, columns)
         with translate_oom_errors():
@@ -283,6 +284,7 @@ class LoadedRun:
             task=task,
             limits=build_length_limits(self.config),
             columns=dict(columns),
+            header=self.config.data.header,
             on_bad_record="skip",
             labelled=False,
         )

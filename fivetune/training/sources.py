@@ -70,7 +70,7 @@ def with_data_labels(config: RunConfig) -> RunConfig:
     if is_prepared(sources[0]):
         labels = read_prepared_index(sources[0])["settings"]["task"][2]["labels"]
         return config.model_copy(update={"task": task.model_copy(update={"labels": labels})})
-    labels = read_label_set(task, sources, data.columns, max_records=data.max_train_examples)
+    labels = read_label_set(task, sources, data.columns, header=data.header, max_records=data.max_train_examples)
     return config.model_copy(update={"task": task.model_copy(update={"labels": labels})})
 
 
@@ -135,6 +135,7 @@ def describe_split(config: RunConfig, split: str, *, labelled: bool = True) -> S
         paths=paths,
         task=config.task,
         columns=data.columns,
+        header=data.header,
         on_bad_record=data.on_bad_record,
         max_examples=max_examples,
         split=division,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fivetune.data import hub, json_text, records, source_files, table_records
+from fivetune.data import delimited, hub, json_text, records, source_files, table_records
 from fivetune.data.records import (
     BadRecord,
     detect_format,
@@ -558,7 +558,7 @@ def test_flaws_inside_documents_are_confined_to_their_record(put):
 
 
 def test_gigantic_lines_are_never_loaded(put, monkeypatch):
-    for module in (source_files, records.read_jsonl_lines.__globals__, table_records):
+    for module in (source_files, records.read_jsonl_lines.__globals__, delimited):
         patch = monkeypatch.setitem if isinstance(module, dict) else monkeypatch.setattr
         patch(module, "MAX_RECORD_BYTES", 2**20)
     long = "x" * 5 * 2**20
@@ -587,7 +587,7 @@ def test_ragged_rows_are_confined_to_their_record(put):
     ("content", "wrong"),
     [
         ("a,b\n", "a.csv: holds no records."),
-        ("a,b,a\n1,2,3\n", "a.csv:1: the column 'a' occurs more than once."),
+        ("a,b,a\n1,2,3\n", "a.csv:1: the columns 1 and 3 are both named 'a'."),
         ('a,b\n1,2\n3,"four\n5,6\n', "a.csv:3: a quoted cell that begins in this row is never closed."),
         ('a,b\n1,"two" 2\n', "a.csv:2: not CSV: ',' expected after '\"'."),
         ("a,b\n1,\0\n", "a.csv:2: field 'b': NUL character at position 0."),

@@ -1,0 +1,433 @@
+"""Read records from tables of text: find the separator, the use of quotes and the header, then read row by row.
+
+In: a binary stream. Out: TableRow or BadRecord per row; every line of the file is part of one of them, the header, or
+blank. Separators are the comma, tab, semicolon and vertical bar, or a run of several marks (`|||`, `####`).
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain, islice
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from fivetune.data.source_files import (
+    HEAD_BYTES,
+    MAX_RECORD_BYTES,
+    BadRecord,
+    format_too_long_message,
+    get_data_suffix,
+    make_utf8_error,
+    quote_value,
+    read_lines,
+)
+from fivetune.errors import DataError
+from fivetune.types import RawRecord
+
+BOM = b"\xef\xbb\xbf"
+SEPARATORS = "\t;,|"  # where several divide all lines alike: the one that sentences hold least often
+PROSE_SEPARATORS = ";,"  # sentences hold them, followed by a space or at the end of a line
+BY_SUFFIX = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
+SAMPLE_ROWS = 100  # that show the separator, and whether there is a header
+ROWS_OF_STYLE = 1_000  # most of which have quoted cells: then all quotes are read so
+MIN_SHARE_ALIKE = 0.9  # of the sampled lines of a file whose suffix does not say that it is a table
+SENTENCE_END = re.compile(r"[.!?。！？।؟][\"'”’»)]*\s*$")
+QUESTION_END = re.compile(r"[?？؟][\"'”’»)]*\s*$")
+HEADER_WORDS = re.compile(
+    r"id|text|labels?|sentence\d?|title|category|class|review|summary|document|article|questions?|answers?|context|"
+    r"inputs?|outputs?|targets?|source|prompt|response|instruction|intent",
+    re.IGNORECASE,
+)
+
+
+class TableRow(NamedTuple):
+    """A row of a table that is not a record yet; `number` is its first line, from 1."""
+
+    path: Path
+    number: int
+    header: Sequence[str]
+    cells: list[str]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(map(len, self.cells))
+
+    def parse(self) -> RawRecord | BadRecord:
+        where = f"{self.path}:{self.number}"
+        if len(self.cells) == len(self.header):
+            return RawRecord(dict(zip(self.header, self.cells, strict=True)), where)
+        first = quote_value(self.cells[0], limit=30)
+        return BadRecord(
+            where,
+            f"{len(self.cells)} cells, beginning with {first}, but the header has {len(self.header)}. "
+            "Allowed is one cell per column, in double quotes if it holds a delimiter. Correct the row.",
+        )
+
+
+# --- separator ---
+
+
+def find_separator(head: str, path: Path) -> str:
+    """Return the separator of a table: it divides all of the first hundred lines alike; "" if nothing does.
+
+    The suffix only breaks ties, and decides where some lines differ. Of several marks in a row all are the separator.
+
+    >>> find_separator('"a,b,c";d\\n"e";f\\n', Path("a.csv")), find_separator("text\\n", Path("a.tsv"))
+    (';', '\\t')
+    >>> find_separator("Title, short\\tlabel\\nGood, long\\tpos\\n", Path("a.tsv"))
+    '\\t'
+    >>> find_separator("good ||| pos\\nbad ||| neg\\n", Path("a.txt"))
+    '|||'
+    """
+    if named := _match_separator_line(head):
+        return named[1]
+    suffix = get_data_suffix(path)
+    shares = {one: _measure_alike(head, one) for one in SEPARATORS}
+    by_suffix = BY_SUFFIX.get(suffix, "")
+    alike = [one for one in SEPARATORS if shares[one] == 1]
+    if marks := _find_marks(head, unless=bool({*alike} - {"|"})):
+        return marks
+    if alike:
+        return by_suffix if by_suffix in alike else alike[0]
+    best = max(SEPARATORS, key=lambda one: (shares[one], one == by_suffix))
+    return best if shares[best] > (0 if suffix else MIN_SHARE_ALIKE) else by_suffix
+
+
+def _match_separator_line(head: str) -> re.Match[str] | None:
+    """Match the first line that Excel reads and writes: `sep=;`."""
+    return re.match(r'\s*"?sep=([^\n\w"])"?[;,\t]*\r?\n', head, re.IGNORECASE)
+
+
+def _measure_alike(head: str, separator: str) -> float:
+    """Return the share of the first lines with as many cells as the first one, 0 if that has one cell.
+
+    Lines are counted by quoted and by plain cells; the larger share counts.
+    """
+    shares = [0.0]
+    for is_quoted in (True, False):
+        widths = [len(row) for row in _sample_rows(head, separator, is_quoted=is_quoted)]
+        if widths and widths[0] > 1:
+            shares.append(widths.count(widths[0]) / len(widths))
+    return max(shares)
+
+
+def _sample_rows(head: str, separator: str, *, is_quoted: bool) -> list[list[str]]:
+    """Return the cells of the first SAMPLE_ROWS rows; a row that the head cuts off is left out."""
+    lines = [line for line in head.split("\n") if line.strip("\r")]
+    if len(head) >= HEAD_BYTES // 4 and len(lines) > 1:  # a character of UTF-8 has four bytes at most
+        del lines[-1]
+    if not is_quoted:
+        return [split_plain(line, separator) for line in lines[:SAMPLE_ROWS]]
+    rows: list[list[str]] = []
+    with suppress(csv.Error):
+        rows.extend(islice(csv.reader((f"{line}\n" for line in lines), delimiter=separator), SAMPLE_ROWS))
+    return rows
+
+
+def _find_marks(head: str, *, unless: bool) -> str:
+    """Return the run of two or more marks that divides all of the first lines alike; "" `unless` it is not needed."""
+    lines = [line for line in head.split("\n")[:SAMPLE_ROWS] if line.strip()]
+    runs = dict.fromkeys(re.findall(r"[|#:~^@$+*=]{2,}", lines[0])) if lines and not unless else {}
+    for marks in runs:
+        if {len(line.split(marks)) for line in lines} == {len(lines[0].split(marks))}:
+            return marks
+    return ""
+
+
+def split_plain(line: str, separator: str) -> list[str]:
+    """Divide a line without quoting; cells beside several marks lose the spaces around these.
+
+    >>> split_plain('"a" b\\tc\\r\\n', "\\t"), split_plain("a ||| b", "|||")
+    (['"a" b', 'c'], ['a', 'b'])
+    """
+    cells = line.removesuffix("\n").removesuffix("\r").split(separator)
+    return [cell.strip(" ") for cell in cells] if len(separator) > 1 else cells
+
+
+# --- quotes ---
+
+
+def _has_quoted_cells(file: IO[bytes], separator: str) -> bool:
+    """Return whether the double quotes of a table enclose cells, by comparing both ways to read each quote.
+
+    A way is right for a line if its record has as many cells as the first one. Where lines that are whole records by
+    themselves would become one cell, the quotes do not enclose it. A table most of whose rows have quoted cells is
+    quoted. Commas and semicolons need quotes in prose, so such a table is only read without if rows would vanish.
+    """
+    if len(separator) > 1:
+        return False
+    plain_width = quoted_width = 0
+    num_rows = num_plain = num_quoted = num_swallowed = num_styled = 0
+    raw = (line for _, line in read_lines(file) if line.strip(b"\r\n"))
+    for line in raw:
+        num_rows += 1
+        if plain_width and b'"' not in line:
+            continue
+        lines, cells = _read_quoted_record(line, raw, separator)
+        plain_width = plain_width or len(split_plain(lines[0], separator))
+        quoted_width = quoted_width or len(cells) or plain_width
+        num_plain += sum(len(split_plain(one, separator)) == plain_width for one in lines)
+        if (cells or separator not in PROSE_SEPARATORS) and is_swallowed(lines, separator, plain_width):
+            num_swallowed += 1
+        elif len(cells) == quoted_width:
+            num_quoted += len(lines)
+            num_styled += lines[0].startswith('"') or f'{separator}"' in lines[0]
+        if num_rows == ROWS_OF_STYLE and 2 * num_styled > num_rows:
+            return True
+    if separator in PROSE_SEPARATORS or 2 * num_styled > num_rows:
+        return not num_swallowed or num_plain <= num_quoted
+    return num_quoted >= num_plain
+
+
+def _read_quoted_record(line: bytes, following: Iterator[bytes], separator: str) -> tuple[list[str], list[str]]:
+    """Return the lines of the record that begins with a line, and its cells; no cells if its quotes are not right."""
+    lines: list[str] = []
+
+    def decode() -> Iterator[str]:
+        for one in chain([line.removeprefix(BOM)], following):
+            lines.append(one.decode(errors="replace"))
+            yield lines[-1]
+
+    try:
+        return lines, next(csv.reader(decode(), delimiter=separator, strict=True))
+    except (csv.Error, StopIteration):
+        return lines, []
+
+
+def is_swallowed(lines: Sequence[str], separator: str, width: int) -> bool:
+    """Return whether the lines of one quoted record are records by themselves: the quotes are part of the text.
+
+    >>> is_swallowed(['"Where? asked Ada.\\tWo?\\n', 'The size is 15"\\tDie Größe\\n'], "\\t", 2)
+    True
+    >>> is_swallowed(['"Hello Ann,\\n', 'thanks",pos\\n'], ",", 2)
+    False
+    """
+    if len(lines) < 2 or (width < 2 and separator in PROSE_SEPARATORS):
+        return False
+    rows = [split_plain(line, separator) for line in lines]
+    if separator in PROSE_SEPARATORS and any(not cell or cell.startswith(" ") for row in rows for cell in row):
+        return False
+    return all(len(row) == width for row in rows)
+
+
+# --- header ---
+
+
+def name_columns(cells: Sequence[str]) -> list[str]:
+    """Return the names of columns; an empty one, as the index of pandas has, gets the name that pandas gives it.
+
+    >>> name_columns(["", "text"])
+    ['Unnamed: 0', 'text']
+    """
+    return [cell or f"Unnamed: {place}" for place, cell in enumerate(cells)]
+
+
+def find_data_in_header(rows: Sequence[Sequence[str]]) -> str:
+    """Return why the first row of a table is certainly a record like the others, "" if it can be a header.
+
+    A number stands above numbers, a value of a few occurs below, or a sentence stands above sentences.
+
+    >>> find_data_in_header([["ham", "Go on"], ["spam", "Win"], ["ham", "Ok"], ["ham", "Yes"]])
+    "'ham' occurs again below"
+    >>> find_data_in_header([["Go.", "Geh."], ["Run!", "Lauf!"], ["Hi.", "Hallo."]])
+    "'Go.' is a sentence, as those below"
+    >>> find_data_in_header([["label", "text"], ["ham", "Ok."], ["ham", "Go."]])
+    ''
+    """
+    first, *others = rows
+    below = [row for row in others if len(row) == len(first) and row != first]
+    is_numbered = len(first) > 1 and _are_consecutive([cell for cell in first if _is_number(cell)])
+    if len(below) < 2 or is_numbered or any(HEADER_WORDS.fullmatch(cell.strip()) for cell in first):
+        return ""
+    for place, cell in enumerate(first):
+        column = [row[place] for row in below if row[place].strip()]
+        if not cell.strip() or len(column) < 2:
+            continue
+        shown = quote_value(cell, limit=30)
+        if _is_number(cell) and all(map(_is_number, column)):
+            return f"{shown} is a number, as those below"
+        times = Counter(column)
+        if times[cell] >= max(2, len(column) / 50) and len(times) <= len(column) / 2 + 1:
+            return f"{shown} occurs again below"
+        ending = QUESTION_END if QUESTION_END.search(cell) else SENTENCE_END
+        if ending.search(cell) and sum(map(bool, map(ending.search, column))) >= 0.8 * len(column):
+            return f"{shown} is a sentence, as those below"
+    return ""
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"\s*[-+]?\d+([.,]\d+)?([eE][-+]?\d+)?\s*", text) is not None
+
+
+def _are_consecutive(cells: Sequence[str]) -> bool:
+    """Return whether cells are two or more numbers in a row: the names that pandas gives, or years."""
+    if len(cells) < 2 or not all(cell.strip().isdecimal() for cell in cells):
+        return False
+    first = int(cells[0])
+    return [int(cell) for cell in cells] == [*range(first, first + len(cells))]
+
+
+def describe_missing_header(reason: str, num: int) -> str:
+    """Return the error for records whose columns have no names, with the flag and the setting that name them."""
+    names = ",".join("abcdefgh"[:num]) if num <= len("abcdefgh") else "a,b,..."
+    return (
+        f"no header: {reason}. Allowed are records with names of columns. Name the {num:,}: --header {names} (in a "
+        "recipe data.header)"
+    )
+
+
+# --- rows ---
+
+
+def read_csv_rows(
+    file: IO[bytes], path: Path, *, columns: Mapping[str, str], header: Sequence[str] = ()
+) -> Iterator[TableRow | BadRecord]:
+    """Yield each row below the header; `where` is its first line. Quoted cells may hold separators and line ends.
+
+    Args:
+        header: names of the columns of a table without a header; a first line with the same names is one.
+
+    Raises DataError for a file without a header, or with one that has a name twice or lacks one of `columns`.
+    """
+    head = file.read(HEAD_BYTES).decode("utf-8-sig", errors="replace")
+    separator = find_separator(head, path) or ","
+    num_before = 1 if _match_separator_line(head) else 0
+    _seek_line(file, num_before)
+    csv.field_size_limit(MAX_RECORD_BYTES)  # process-wide, 131,072 by default; csv.reader has no such option
+    is_quoted = _has_quoted_cells(file, separator)
+    _seek_line(file, num_before)
+    lines = _decode_lines(file, path, num_before)
+    rows = _iter_quoted(lines, path, separator) if is_quoted else _iter_plain(lines, separator)
+    names: list[str] = []
+    for row in rows:
+        if isinstance(row, BadRecord):
+            yield row
+            continue
+        number, cells, swallowed = row
+        if not names:
+            sample = _sample_rows(head, separator, is_quoted=is_quoted)[num_before:]
+            names, is_record = _find_names(cells, sample, header, f"{path}:{number}")
+            if wrong := describe_missing_column(names, columns):
+                raise DataError(f"{path}:{number}: {wrong}")
+            if not is_record:
+                continue
+        if swallowed and is_swallowed(swallowed, separator, len(names)):
+            yield _describe_swallowed(path, number, swallowed)
+        else:
+            yield TableRow(path, number, names, cells)
+
+
+def _find_names(
+    cells: Sequence[str], sample: Sequence[Sequence[str]], header: Sequence[str], where: str
+) -> tuple[list[str], bool]:
+    """Return the names of the columns, and whether the first row is a record, not the header."""
+    if not header:
+        if reason := find_data_in_header(sample or [cells]):
+            what = describe_missing_header(reason, len(cells))
+            raise DataError(f"{where}: {what}. If it is the header, give its names there.")
+        names = name_columns(cells)
+        _refuse_repeated_name(names, where)
+        return names, False
+    _refuse_repeated_name(header, where)
+    if len(cells) != len(header):
+        raise DataError(
+            f"{where}: {len(cells)} cells, but data.header names {len(header)}: {', '.join(header)}. Allowed is one "
+            "name per column. Correct --header (data.header)."
+        )
+    return [*header], name_columns(cells) != [*header]
+
+
+def _refuse_repeated_name(names: Sequence[str], where: str) -> None:
+    times = Counter(names)
+    if repeated := next((name for name in names if times[name] > 1), None):
+        places = " and ".join(str(place) for place, name in enumerate(names, 1) if name == repeated)
+        raise DataError(f"{where}: the columns {places} are both named {repeated!r}. Names must be unique. Rename one.")
+
+
+def _seek_line(file: IO[bytes], num: int) -> None:
+    file.seek(0)
+    for _ in range(num):
+        file.readline(HEAD_BYTES)
+
+
+def _decode_lines(file: IO[bytes], path: Path, num_before: int) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate((line for _, line in read_lines(file)), num_before + 1):
+        if len(line) > MAX_RECORD_BYTES:
+            raise DataError(f"{path}:{number}: {format_too_long_message('the line')}")
+        try:
+            yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise make_utf8_error(path, error, line=number) from error
+
+
+def _iter_plain(lines: Iterable[tuple[int, str]], separator: str) -> Iterator[tuple[int, list[str], list[str]]]:
+    """Yield (line, cells, []) of each line that is not empty."""
+    for number, line in lines:
+        if line.strip("\r\n"):
+            yield number, split_plain(line, separator), []
+
+
+def _iter_quoted(
+    lines: Iterable[tuple[int, str]], path: Path, separator: str
+) -> Iterator[tuple[int, list[str], list[str]] | BadRecord]:
+    """Yield (first line, cells, the lines of a record of several lines) of each record, or the error of one."""
+    taken: list[str] = []
+    first = 0
+
+    def take() -> Generator[str]:
+        nonlocal first
+        for number, line in lines:
+            first = first if taken else number
+            taken.append(line)
+            yield line
+
+    rows = csv.reader(take(), delimiter=separator, strict=True)
+    while True:
+        taken.clear()
+        try:
+            cells = next(rows)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield _classify_csv_error(error, f"{path}:{first}")
+            continue
+        if cells:
+            yield first, cells, taken.copy() if len(taken) > 1 else []
+
+
+def _classify_csv_error(error: csv.Error, where: str) -> BadRecord:
+    """Return a BadRecord; raise DataError for an unclosed quote, since it swallows all rows after it."""
+    advice = "Allowed: cells in double quotes, quotes inside them doubled. Correct the row."
+    if "field larger" in str(error) or "unexpected end" in str(error):
+        raise DataError(f"{where}: a quoted cell that begins in this row is never closed. {advice}") from error
+    return BadRecord(where, f"not CSV: {error}. {advice}")
+
+
+def _describe_swallowed(path: Path, number: int, lines: Sequence[str]) -> BadRecord:
+    return BadRecord(
+        f"{path}:{number}",
+        f"a quoted cell that begins in this line ends in line {number + len(lines) - 1}, and each of these "
+        f"{len(lines):,} lines is a record by itself. Allowed: cells in double quotes, quotes inside them doubled. "
+        "Close the quote, or double it.",
+    )
+
+
+def describe_missing_column(names: Iterable[str], columns: Mapping[str, str]) -> str:
+    """Return the error of a column mapping {task's name: file's name}, else "". Of a dotted name the first part must
+    exist.
+
+    >>> describe_missing_column(["Frage", "Antwort"], {"question": "Fragen"})
+    "no column 'Fragen', which data.columns names for 'question'. There are: Frage, Antwort. Correct data.columns."
+    """
+    have = list(names)
+    for wanted, name in columns.items():
+        if name not in have and name.partition(".")[0] not in have:
+            return (
+                f"no column {name!r}, which data.columns names for {wanted!r}. "
+                f"There are: {', '.join(have[:20]) or 'none'}. Correct data.columns.".replace("\n", "\\n")
+            )
+    return ""

@@ -1,0 +1,200 @@
+"""Tables of text as people have them: separators, quotes that are text, lines without a header."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+
+import pytest
+
+from fivetune.data.records import read_records
+from fivetune.errors import DataError
+
+PAIRS = [(f"Gus has key {i}.", f"Gus hat Schlüssel {i}.") for i in range(40)]
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Write a file, and return its records without ids and the line of each, with the places of bad ones."""
+
+    def write_and_read(name: str, content: str | bytes, header: tuple[str, ...] = ()):
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        bad = []
+        found = list(read_records(str(path), header=header, on_bad=bad.append))
+        rows = [tuple(value for name, value in one.fields.items() if name != "id") for one in found]
+        return rows, [int(one.where.rpartition(":")[2]) for one in bad]
+
+    return write_and_read
+
+
+def format_lines(rows, separator="\t", header=("en", "de"), end="\n"):
+    return "".join(separator.join(row) + end for row in [header, *rows])
+
+
+# ---- quotes
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("start", ["", "\ufeff"])
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {5: ('"Where? asked Ada.', "Wo? fragte Ada.")},  # never closed
+        {5: ('"Where? asked Ada.', "Wo?"), 30: ('The size is 15"', "Die Größe ist 15")},  # closed much later
+        {5: ('"Where? asked Ada.', "Wo?"), 6: ('The size is 15"', "Die Größe ist 15")},
+        {5: ("Where?", '"Wo? fragte Ada.'), 30: ("The size", 'Die Größe ist 15"')},
+        {5: ('"Two cups" is a title.', '"Zwei Tassen" ist ein Titel.')},
+        {5: ('He said "no".', 'Er sagte "nein".'), 7: ('5" pipe', '"')},
+        {0: ('"First', "Erste"), 39: ('last"', "letzte")},
+        {5: ('""Where?"', "Wo?"), 9: ('"a" and "b"', '"a" und "b"')},
+    ],
+)
+def test_quotes_of_tab_separated_texts_are_text(read, odd, start, end, packed):
+    rows = [odd.get(place, pair) for place, pair in enumerate(PAIRS)]
+    content = (start + format_lines(rows, end=end)).encode()
+    assert read("a.tsv.gz" if packed else "a.tsv", gzip.compress(content) if packed else content) == (rows, [])
+
+
+@pytest.mark.parametrize("separator", ["\t", ",", ";", "|"])
+@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
+def test_quoted_tables_stay_quoted(read, separator, quoting):
+    rows = [*PAIRS, (f"two{separator}cells", 'a "word"'), ("line\nline", "Dear Ann,\nthanks"), ('"', "x")]
+    out = io.StringIO()
+    csv.writer(out, delimiter=separator, quoting=quoting, lineterminator="\n").writerows([("en", "de"), *rows])
+    assert read("a.tsv" if separator == "\t" else "a.csv", out.getvalue()) == (rows, [])
+
+
+@pytest.mark.parametrize("separator", [",", ";", "|"])
+def test_a_quote_that_is_never_closed_on_its_line_swallows_no_rows(read, separator):
+    rows = [*PAIRS]
+    rows[5], rows[30] = ('"Where? asked Ada.', "Wo?"), ("The size", 'Die 15"')
+    assert read("a.csv", format_lines(rows, separator)) == (rows, [])
+
+
+def test_one_bad_row_of_a_quoted_table_is_told_and_others_keep_their_form(read):
+    lines = ['"text";"label"', *(f'"text {i}";"a"' for i in range(9)), '"one "two" three";"b"', '"last";"b"']
+    rows, bad = read("a.csv", "\n".join(lines) + "\n")
+    assert (rows[0], rows[-1], len(rows), bad) == (("text 0", "a"), ("last", "b"), 10, [11])
+
+
+def test_rows_with_other_numbers_of_cells_are_told_by_line(read):
+    lines = [*format_lines(PAIRS[:9]).splitlines(), "one cell", '"three\tcells\there', "\t", ""]
+    rows, bad = read("a.tsv", "\n".join(lines) + "\n")
+    assert (rows, bad) == ([*PAIRS[:9], ("", "")], [11, 12])
+
+
+# ---- separators
+
+
+@pytest.mark.parametrize(
+    ("name", "separator"),
+    [
+        *[(name, one) for name in ("a.csv", "a.tsv", "a.txt") for one in ",;\t|"],
+        ("a.txt", "|||"),
+        ("a.txt", " ||| "),
+        ("a.csv", "####"),
+        ("a.csv", "::"),
+        ("a.txt", " +++$+++ "),
+    ],
+)
+def test_the_separator_is_found_whatever_the_suffix(read, name, separator):
+    assert read(name, format_lines(PAIRS, separator)) == (PAIRS, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "row"),
+    [
+        ("a.tsv", "Title, short\tlabel\ngood, new\tpos\n", ("good, new", "pos")),
+        ("a.txt", "Title, short\tlabel\ngood, new\tpos\n", ("good, new", "pos")),
+        ("a.csv", "text;label\ngood, new;pos\nold, bad, sad;neg\n", ("good, new", "pos")),
+        ("a.tsv", "text,label\ngood;pos\n", None),
+        ("a.csv", "sep=;\r\nText;Label\r\ngut, neu;ja\r\n", ("gut, neu", "ja")),
+        ("a.csv", '\ufeff"sep=\t"\r\nText\tLabel\r\ngut\tja\r\n', ("gut", "ja")),
+        ("a.csv", ",text,label\n0,good,pos\n1,bad,neg\n", ("0", "good", "pos")),
+        ("a.csv", "text,label,,\ngood,pos,,\n", ("good", "pos", "", "")),
+    ],
+)
+def test_lines_of_tables(read, name, content, row):
+    rows, bad = read(name, content)
+    assert rows[:1] == ([row] if row else []) and len(bad) == (row is None)
+
+
+def test_twenty_thousand_columns_are_read_in_linear_time(read):
+    names = [f"c{i}" for i in range(20_000)]
+    rows, _ = read("a.csv", format_lines([["x"] * len(names)] * 3, ",", header=names))
+    assert len(rows) == 3
+
+
+# ---- headers
+
+HEADERLESS = {
+    "sentences": ("Go.\tGeh.\nRun!\tLauf!\nWho?\tWer?\nWow!\tDonnerwetter!\n", 4),
+    "questions": ("Who is it?\tAda\nWho was it?\tBea\nWhere is it?\there\n", 3),
+    "label first": ("ham\tGo on\nspam\tWin now\nham\tOk\nham\tYes\n", 4),
+    "label last": ("i feel fine;joy\ni cry;sadness\ni laugh;joy\ni smile;joy\ni weep;sadness\n", 5),
+    "number last": ("So there is no way\t0\nGood case\t1\nGreat\t1\n", 3),
+    "number first": ('"3","Wall St.","Short-sellers"\n"1","Oil","prices"\n"4","Chip","new"\n', 3),
+    "three columns": ("gj04\t1\t\tOur friends\ngj04\t0\t*\tOne more\ngj05\t1\t\tMore\n", 3),
+    "marks": ("Go. ||| Geh.\nRun! ||| Lauf!\nWow. ||| Ui.\n", 3),
+    "Chinese": ("你好。\tHello.\n谢谢。\tThanks.\n再见。\tBye.\n", 3),
+    "quoted sentences": ('"Go," he said.\tGeh.\n"Run," he said.\tLauf.\nNo.\tNein.\n', 3),
+}
+
+
+@pytest.mark.parametrize("kind", HEADERLESS)
+def test_a_table_without_header_is_refused_until_its_columns_are_named(read, kind):
+    content, num = HEADERLESS[kind]
+    with pytest.raises(DataError, match=r"no header: .*--header a,b"):
+        read("a.txt", content)
+    header = ("a", "b", "c", "d")[: {"number first": 3, "three columns": 4}.get(kind, 2)]
+    rows, bad = read("a.txt", content, header)
+    assert (len(rows), bad) == (num, [])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "en,de\nGo.,Geh.\nRun.,Lauf.\n",
+        "0,1\nGo.,3\nRun.,4\nWow.,5\n",  # names of pandas
+        ",0,1\n0,Go.,3\n1,Run.,4\n",
+        "What would you change?,How old are you?\nmore food,31\nnothing,28\nless noise.,40\n",  # a form
+        "label,text\nlabel,a\nlabel,b\nlabel,c\n",
+        "hi,hallo\nbye,tschüs\nyes,ja\n",  # nothing is certain
+        "text,2019\ngood,3\nbad,4\n",
+        "No.,Text\n1,a\n2,b\n",
+    ],
+)
+def test_a_header_is_not_taken_for_a_record(read, content):
+    rows, bad = read("a.csv", content)
+    assert (len(rows), bad) == (len(content.splitlines()) - 1, [])
+
+
+@pytest.mark.parametrize(
+    ("content", "header", "rows"),
+    [
+        ("Go.\tGeh.\n", ("en", "de"), [("Go.", "Geh.")]),
+        ("en\tde\nGo.\tGeh.\n", ("en", "de"), [("Go.", "Geh.")]),  # the first line has the names
+        ("yes\tno\nyes\tno\nyes\tno\n", ("yes", "no"), [("yes", "no")] * 2),
+    ],
+)
+def test_named_columns(read, content, header, rows):
+    assert read("a.tsv", content, header) == (rows, [])
+
+
+@pytest.mark.parametrize(
+    ("header", "wrong"),
+    [(("a",), "2 cells, but data.header names 1: a"), (("a", "a"), "the columns 1 and 2 are both named 'a'")],
+)
+def test_names_that_do_not_fit(read, header, wrong):
+    with pytest.raises(DataError, match=wrong):
+        read("a.tsv", "Go.\tGeh.\n", header)
+
+
+@pytest.mark.parametrize(("name", "content"), [("a.json", '[["Go", "x"], ["No", "y"]]'), ("a.jsonl", '["Go", "x"]\n')])
+def test_records_that_are_lists(tmp_path, read, name, content):
+    assert read(name, content, ("text", "label"))[0][0] == ("Go", "x")
+    with pytest.raises(DataError, match=r"no header: .*--header a,b"):
+        list(read_records(str(tmp_path / name)))
