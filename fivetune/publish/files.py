@@ -21,12 +21,12 @@ from fivetune.publish.card import shorten_paths
 from fivetune.redaction import hide_tokens
 from fivetune.rundir.checksums import MANIFEST, compute_sha256, find_damage, parse_manifest, verify_checksums
 from fivetune.rundir.export_file import EXPORT
+from fivetune.rundir.layout import CARD
 from fivetune.rundir.records import MachineRecord, RunStatus
 
 if TYPE_CHECKING:
     from fivetune.types import JsonTable
 
-CARD = "README.md"
 REPORT = "report.html"
 ADAPTER = "adapter"
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", "base.json")

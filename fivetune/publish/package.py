@@ -15,10 +15,11 @@ from fivetune.config import RunConfig, load_config
 from fivetune.config.paths import resolve_adapter
 from fivetune.errors import ConfigError, RunDirError
 from fivetune.publish.card import CardRequest, Kind, build_model_card, find_base, is_generated
-from fivetune.publish.files import ADAPTER, CARD, RepoFile, list_adapter_files, list_export_files, list_run_files
+from fivetune.publish.files import ADAPTER, RepoFile, list_adapter_files, list_export_files, list_run_files
 from fivetune.publish.usage import Place
 from fivetune.rundir.export_file import read_export
 from fivetune.rundir.figures import find_exported_eval
+from fivetune.rundir.layout import CARD
 
 if TYPE_CHECKING:
     from fivetune.types import JsonTable

@@ -18,12 +18,13 @@ from typing import Any, NamedTuple, TypedDict, cast
 
 from fivetune.errors import RunDirError
 from fivetune.rundir.files import fsync_folder, write_json
+from fivetune.rundir.layout import CARD
 from fivetune.values import get_nested, is_file_name
 
 BLOCK_BYTES = 2**20  # of a file, read at once
 MANIFEST = "manifest.json"
 MANIFEST_VERSION = 1
-EDITABLE_FILES = ("README.md",)  # not checked: users edit model cards
+EDITABLE_FILES = (CARD,)  # not checked: users edit model cards
 
 
 class Checksum(TypedDict):

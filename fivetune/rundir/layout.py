@@ -30,6 +30,7 @@ STEPS, EVALS, STATUS, MACHINE, DATA, CONFIG = (
 TELEMETRY, TELEMETRY_OF_RANK = "telemetry.jsonl", "telemetry-{rank}.jsonl"
 TELEMETRY_FILES = "telemetry*.jsonl"
 LOG = "log.txt"
+CARD = "README.md"  # the model card, in model/, adapter/ and exports
 TRACE_FOLDER, TRACE = "trace", "trace/summary.json"
 
 

@@ -23,10 +23,9 @@ from fivetune.errors import InterruptedRunError, describe_error
 from fivetune.metrics import is_maximized
 from fivetune.model.adapters import select_own_weights
 from fivetune.publish.card import CardRequest, build_model_card
-from fivetune.publish.files import CARD
 from fivetune.publish.usage import Place
 from fivetune.rundir.figures import build_best_eval, find_chosen_eval, find_own_eval, is_better_eval
-from fivetune.rundir.layout import AVERAGE
+from fivetune.rundir.layout import AVERAGE, CARD
 from fivetune.rundir.plan import Plan
 from fivetune.training import checkpoint
 from fivetune.training.loop import Training, measure_phase, run_evaluation, warn_once
