@@ -122,7 +122,8 @@ class Scorer:
         def resample(rows: DrawnRows) -> dict[str, float]:
             return {name: value for part, names in parts for name, value in _rename_scores(part(rows), names).items()}
 
-        return Scores(corpus, each, resample)
+        sizes = {key: size for scores, names in found for key, size in _rename_scores(scores.sizes, names).items()}
+        return Scores(corpus, each, resample, sizes)
 
 
 def score_all(
@@ -243,6 +244,19 @@ def build_mean_resampler(scores: Scores) -> Resampler:
         if all(name in one for one in scores.each)
     }
     return lambda rows: {name: 100 * average_array(column[rows]) for name, column in columns.items()}
+
+
+def pool_sizes(sizes: Iterable[float]) -> float:
+    """Return the size of one group whose mean varies as the mean of the means of K groups of n_k examples does.
+
+    If a right answer is as likely in each group, the variances p (1 - p) / n_k give p (1 - p) sum(1 / n_k) / K^2, that
+    of K^2 / sum(1 / n_k) examples: all examples for equal groups, less for unequal ones.
+
+    >>> pool_sizes([45, 45]), round(pool_sizes([85, 5]), 1)
+    (90.0, 18.9)
+    """
+    found = [max(size, 1) for size in sizes]
+    return len(found) ** 2 / sum(1 / size for size in found)
 
 
 def average_array(values: NDArray[np.float64]) -> float:

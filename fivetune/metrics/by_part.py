@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from fivetune.metrics import Case, Details, Scorer, list_score_names
+from fivetune.metrics import Case, Details, Scorer, list_score_names, pool_sizes
 from fivetune.plugins import Options
 from fivetune.types import DrawnRows, MetricSpec, Scores
 
@@ -77,7 +77,13 @@ class ByPart(Options):
             )
 
         corpus = self._merge_part_scores({part: scores.corpus for part, scores in found.items()})
-        return Scores({**corpus, "total": len(each)}, each, resample)
+        sizes = {
+            f"{part}_{name}": scores.sizes.get(name, len(scores.each))
+            for part, scores in found.items()
+            for name in scores.corpus
+        }
+        sizes["mean"] = pool_sizes(sizes[f"{part}_{self.mains[part]}"] for part in found)
+        return Scores({**corpus, "total": len(each)}, each, resample, sizes)
 
     def _merge_part_scores(self, scores: dict[str, dict[str, float]]) -> dict[str, float]:
         """Return the parts' scores with the part as prefix, and the mean if every part has scores."""

@@ -22,7 +22,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from fivetune.metrics import Case, Details, compute_percent
+from fivetune.metrics import Case, Details, compute_percent, pool_sizes
 from fivetune.plugins import Options
 from fivetune.types import DrawnRows, Resampler, Scores
 
@@ -106,7 +106,8 @@ class Classification(Options):
             "weighted_f1": compute_percent(weighted, max(sum(map(found.count_support, labels)), 1)),
             "total": len(each),
         }
-        return Scores(corpus, each, _build_resampler(predictions, golds, labels, count_absent=self.count_absent))
+        sizes = {"macro_f1": pool_sizes(map(found.count_support, counted))} if counted else {}
+        return Scores(corpus, each, _build_resampler(predictions, golds, labels, count_absent=self.count_absent), sizes)
 
 
 def choose_gold_labels(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> list[str]:

@@ -79,7 +79,13 @@ class SQuADV2(Options):
             corpus |= _average_scores(
                 [s for s, has_answer in zip(each, answerable, strict=True) if has_answer == wanted], prefix
             )
-        return Scores(corpus | best, each, _build_resampler(each, answerable))
+        sizes = {
+            f"{kind}_{name}": corpus[f"{kind}_total"]
+            for kind in ("HasAns", "NoAns")
+            if f"{kind}_total" in corpus
+            for name in ("exact", "f1")
+        }
+        return Scores(corpus | best, each, _build_resampler(each, answerable), sizes)
 
     @staticmethod
     def _score_abstention(scores: dict[str, float], costs: bool) -> dict[str, float]:

@@ -14,13 +14,14 @@ by ; else by commas; and where they contain none, so that each is a single tag, 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import ClassVar
 
 from pydantic import Field
 
-from fivetune.metrics import Case, Details, average_array, compute_percent
+from fivetune.metrics import Case, Details, average_array, compute_percent, pool_sizes
 from fivetune.plugins import Options
 from fivetune.types import DrawnRows, Scores
 
@@ -102,7 +103,9 @@ class Tags(Options):
             "exact_set": compute_percent((one["exact_set"] for one in each), len(each)),
             "total": len(each),
         }
-        return Scores(corpus, each, resample)
+        shown = Counter(chain.from_iterable(gold for _, gold in pairs))
+        sizes = {"macro_f1": min(pool_sizes(shown.values()), len(each))} if shown else {}
+        return Scores(corpus, each, resample, sizes)
 
     def split(self, text: str, golds: Sequence[str] = ()) -> list[str]:
         """Return the tags of a text in lower case, in order; `golds` decide on an unknown separator before the text.
@@ -171,7 +174,7 @@ CASES = (
         predictions=("billing;login", "Login", "", "x | y", "a, b"),
         references=(("billing;delivery",), ("login",), ("",), ("y|z",), ("a, b; c",)),
         expected={"micro_precision": 400 / 6, "micro_recall": 400 / 7, "micro_f1": 800 / 13, "exact_set": 40.0},
-        source="by hand: right are billing, login, y and 'a, b': by ; the last prediction is one tag, its gold text two",
+        source="by hand: right are billing, login, y and 'a, b': by ; the last prediction is one tag",
     ),
     Case(
         predictions=("a", "b", "a;b"),

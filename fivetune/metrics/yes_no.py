@@ -48,7 +48,8 @@ class YesNo(Options):
             return {name: 100 * float(part.mean()) for name, part in parts.items() if len(part)}
 
         each: list[dict[str, float]] = [{"accuracy": int(one)} for one in right]
-        return Scores({**resample(np.arange(len(each))), "total": len(each)}, each, resample)
+        sizes = {f"{word}_accuracy": int((words == word).sum()) for word in ("yes", "no")}
+        return Scores({**resample(np.arange(len(each))), "total": len(each)}, each, resample, sizes)
 
 
 def _extract_first_word(text: str) -> str:

@@ -208,7 +208,8 @@ def _describe_weak_groups(predictions: Sequence[Prediction], score: str | None) 
         mean = 100 * sum(values) / len(values)
         groups: dict[str, list[Slice]] = compute_slices(predictions, score)
         weak = [one for group in groups.values() if len(group) > 1 for one in group if one.num >= MIN_GROUP]
-        weak = sorted((one for one in weak if one.high < mean), key=lambda one: one.score)
+        weak = [one for one in weak if round(one.high, 1) < round(mean, 1)]  # as printed: no "worse" between equals
+        weak = sorted(weak, key=lambda one: one.score)
         for one in weak[:MAX_GROUPS]:
             yield (
                 f"Worse where {one.name} is {quote_markdown(one.value)}: {score} {one.score:.1f} (95 % interval "

@@ -113,8 +113,8 @@ class TrainedRun(Run):
     def scores(self) -> dict[str, Score]:
         """The scores of the weights in model/ on the run's evaluation data, by name; {} if it has not evaluated them.
 
-        >>> fivetune.open_run("runs/tickets").scores["macro_f1"].low
-        100.0
+        >>> fivetune.open_run("runs/tickets").scores["accuracy"]
+        100.00 (91.24-100.00)
         """
         record = find_exported_eval(self)
         return {} if record is None else {k: Score(v, record.intervals.get(k)) for k, v in record.scores.items()}

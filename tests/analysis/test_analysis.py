@@ -8,11 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fivetune.analysis.bootstrap import compare_paired, compute_intervals, compute_wilson_interval, format_p_value
+from fivetune.analysis.bootstrap import Z, compare_paired, compute_intervals, compute_wilson_interval, format_p_value
 from fivetune.analysis.calibration import compute_calibration_error, compute_reliability, compute_risk_coverage
 from fivetune.analysis.slices import compute_slices, find_question_word
 from fivetune.analysis.threshold import tune_threshold
+from fivetune.metrics.classification import Classification
 from fivetune.metrics.squad_v2 import SQuADV2
+from fivetune.plugins import list_plugins, load_plugin
 from fivetune.rundir.records import Prediction
 from fivetune.types import Scores
 
@@ -32,7 +34,43 @@ def test_bootstrap_of_a_share_agrees_with_wilson():
 def test_a_score_without_any_spread_has_wilson_s_interval(value):
     low, high = compute_intervals(of([value] * 31))["exact"]
     assert (low / 100, high / 100) == pytest.approx(compute_wilson_interval(value, 31)) and high - low > 10
-    assert compute_intervals(of([0.5] * 31))["exact"] == (50, 50)
+
+
+@pytest.mark.parametrize("metric", sorted(set(list_plugins("metrics")) - {"by_part"}))
+def test_no_metric_claims_certainty_for_right_answers(metric):
+    """Macro F1 of 90 right answers had the interval 100 to 100 beside accuracy's 95.9 to 100."""
+    case = {
+        "squad_v2": ["a", ""], "yes_no": ["yes", "no"], "classification": ["a", "b"], "tags": ["a, b", "b"],
+        "gsm8k": ["#### 3", "#### 4"], "bleu": ["one two three four five", "a b c d e"], "rouge": ["a b", "c d"],
+    }.get(metric, ["red", "blue"])  # fmt: skip
+    golds = [case[i % 9 == 0] for i in range(90)]
+    details = [{"choices": ["red", "blue"], "candidates": [gold]} for gold in golds]
+    scores = load_plugin("metrics", metric)().score(golds, [[gold] for gold in golds], details=details)
+    whole, found = 100 * 90 / (90 + Z * Z), compute_intervals(scores)
+    assert found
+    for name, (low, high) in found.items():
+        assert (scores.corpus[name], high) == (pytest.approx(100), 100), name
+        assert 60 < low <= whole + 1e-9, name
+        assert low == pytest.approx(whole) or name in ("macro_f1", "yes_accuracy", "no_accuracy") or "Ans_" in name
+
+
+def test_wilson_s_interval_is_of_the_examples_behind_a_score():
+    """10 of 90 are unanswerable; by hand K^2 / sum(1 / n) = 4 / (1 / 80 + 1 / 10) = 35.6 for the mean of two labels."""
+    golds = [["", "a"][i >= 10] for i in range(90)]
+    found = compute_intervals(SQuADV2().score(golds, [(gold,) for gold in golds]))
+    assert [round(found[name][0], 2) for name in ("exact", "HasAns_exact", "NoAns_exact")] == [95.91, 95.42, 72.25]
+    labels = compute_intervals(Classification().score(golds, [(gold,) for gold in golds]))
+    assert round(labels["macro_f1"][0], 2) == round(100 * 35.5556 / (35.5556 + Z * Z), 2) == 90.25
+
+
+def test_an_interval_of_equal_partial_scores_has_a_width():
+    low, high = compute_intervals(of([0.5] * 31))["exact"]
+    assert (low / 100, high / 100) == pytest.approx(compute_wilson_interval(0.5, 31))
+
+
+@pytest.mark.parametrize("num", [1, 3, 20, 67, 88, 90, 1000])
+def test_wilson_s_interval_ends_at_certainty_exactly(num):
+    assert compute_wilson_interval(1, num)[1] == 1 and compute_wilson_interval(0, num)[0] == 0
 
 
 def test_the_95_percent_interval_holds_the_truth_about_95_times_of_100():

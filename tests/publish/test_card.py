@@ -133,6 +133,20 @@ def test_limits_are_counted(tmp_path):
     assert "unknown_characters" not in limits and "are empty" not in limits
 
 
+def test_no_group_of_a_perfect_model_is_worse(tmp_path):
+    """Wilson's upper edge was 99.99999999999999: "Worse where input length is 1-64 tokens: accuracy 100.0"."""
+    lines = [
+        {"id": str(i), "prediction": "x", "references": ["x"], "scores": {"f1": 1.0}, "num_input_tokens": 50 + i}
+        for i in range(150)
+    ]
+    run = fake_run(
+        evals=[make_eval(300, {"f1": 100.0}, num_examples=150)],
+        predictions={"eval-300": make_predictions(*lines)},
+        status={"state": "finished", "step": 300, "best": {"step": 300, "metric": "f1", "score": 100.0}},
+    )
+    assert "Worse" not in card_of(make_folder(tmp_path / "run", run))
+
+
 def test_hardware_and_energy_are_those_of_the_records(tmp_path):
     run = fake_run()
     telemetry = [

@@ -222,10 +222,10 @@ def _describe_best(comparison: Comparison) -> list[str]:
     if not ranked:
         return ["No variant has a score, so their quality is unknown."]
     name = get_score_label(comparison.metric)
-    scores = {get_measure(variant, SCORE).value for variant in ranked}
+    scores = {format_decimal(get_measure(variant, SCORE).value) for variant in ranked}  # means of equal scores round
     by_loss = _rank_variants(ranked, LOSS, higher=False)
     if len(ranked) > 1 and len(scores) == 1 and len(by_loss) == len(ranked):
-        same = f"All variants have the same {name}, {format_decimal(next(iter(scores)))}; the evaluation loss decides."
+        same = f"All variants have the same {name}, {next(iter(scores))}; the evaluation loss decides."
         return [same, _describe_leader(comparison, by_loss[0], LOSS, "evaluation loss", "lower")]
     return [_describe_leader(comparison, ranked[0], SCORE, name, "better")]
 

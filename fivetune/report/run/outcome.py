@@ -259,7 +259,7 @@ def _is_within_chance(best: EvalRecord, baseline: EvalRecord, key: str) -> bool:
 def _describe_loss(best: EvalRecord, baseline: EvalRecord | None) -> list[str]:
     """Describe the change of the evaluation loss, for runs whose score is uninformative."""
     now, then = best.loss, baseline.loss if baseline else None
-    if now is None or then is None or now == then:
+    if now is None or then is None or round(now, 3) == round(then, 3):  # equal in print
         return []
     verb = "fell" if now < then else "rose"
     return [f"The evaluation loss {verb} from {format_decimal(then, 3)} to {format_decimal(now, 3)} nats per token."]
@@ -273,8 +273,9 @@ def _describe_comparison(run: Run, reference_runs: Sequence[Run]) -> list[str]:
         if key is None or theirs is None or ours is None:
             sentences.append(f"The run {other.name} has no {get_score_label(key or 'score')} to compare with.")
             continue
-        side = "below" if theirs < ours else "above" if theirs > ours else "the same"
-        gap = f"{format_points(abs(ours - theirs), 1)} {side}" if theirs != ours else side
+        difference = round(theirs - ours, 1)  # as printed: no "0.0 below"
+        side = "below" if difference < 0 else "above"
+        gap = f"{format_points(abs(difference), 1)} {side}" if difference else "the same"
         sentences.append(
             f"Beside it, the run {other.name} reaches {get_score_label(key)} {format_points(theirs, 1)}: {gap}."
         )
