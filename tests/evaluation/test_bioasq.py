@@ -106,6 +106,31 @@ def test_ids_of_biobert_rows_name_their_question():
         TASK.to_text(RawRecord({key: value for key, value in row.items() if key != "answers"}, "a.json:1"))
 
 
+@pytest.mark.parametrize("form", ["biobert", "golden"])
+def test_a_question_is_scored_once_whatever_its_snippets(form, tmp_path, capsys):
+    """Two questions of 9 and 1 snippets: the bootstrap draws questions, so its interval is from 0 to 100."""
+    numbers = {"a" * 24: 9, "b" * 24: 1}
+    if form == "biobert":
+        answers = {"text": ["Rollo"], "answer_start": [0]}
+        rows = [
+            {"id": f"{name}_{i:03}", "question": "Who?", "context": f"Rollo {i}.", "answers": answers}
+            for name, number in numbers.items()
+            for i in range(1, number + 1)
+        ]
+    else:
+        rows = [
+            {**QUESTION, "id": name, "exact_answer": [["Rollo"]], "snippets": [{"text": f"Rollo {i}."}] * number}
+            for i, (name, number) in enumerate(numbers.items())
+        ]
+    (tmp_path / "gold.json").write_text(json.dumps({"questions": rows} if form == "golden" else rows))
+    (tmp_path / "said.json").write_text(json.dumps({"a" * 24: "Rollo", "b" * 24: "Ann"}))
+    command = ["score", "bioasq_factoid", str(tmp_path / "gold.json"), str(tmp_path / "said.json"), "--json"]
+    assert cli.main(command) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["num_examples"], found["scores"]["total"], found["scores"]["strict_accuracy"]) == (2, 2, 50)
+    assert found["intervals"]["strict_accuracy"] == [0, 100]
+
+
 @pytest.mark.skipif(not GOLDEN.exists(), reason=kit.NEEDS_SHARED)
 def test_all_golden_years_load_whole():
     """Year 4 holds a factoid question whose gold answer is a blank: it counts, nobody can be right."""
