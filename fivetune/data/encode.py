@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from fivetune.data.letters import tokenize
 from fivetune.data.spans import find_answer_span, find_token_span
 from fivetune.data.words import find_word_table
 from fivetune.tasks import Head, find_text
@@ -137,7 +138,7 @@ class TokenizedInput:
 def _tokenize_targets(tokenizer: PreTrainedTokenizerBase, targets: Sequence[str]) -> list[list[int]]:
     if table := find_word_table(tokenizer):
         return table.encode(targets)
-    return tokenizer(list(targets), add_special_tokens=False, verbose=False)["input_ids"]
+    return [one.ids for one in tokenize(tokenizer, targets)]
 
 
 def tokenize_inputs(
@@ -167,12 +168,8 @@ def tokenize_inputs(
 def _tokenize_with_offsets(
     tokenizer: PreTrainedTokenizerBase, examples: Sequence[TextExample]
 ) -> Iterator[TokenizedInput]:
-    if not examples:
-        return
-    encoded = tokenizer(
-        [e.inputs for e in examples], add_special_tokens=False, return_offsets_mapping=True, verbose=False
-    )
-    for example, ids, pairs in zip(examples, encoded["input_ids"], encoded["offset_mapping"], strict=True):
+    encoded = tokenize(tokenizer, [example.inputs for example in examples], with_offsets=True)
+    for example, (ids, pairs) in zip(examples, encoded, strict=True):
         offsets = np.array(pairs, dtype=np.int32).reshape(-1, 2)
         low, high = example.clippable
         is_inside = (offsets[:, 0] >= low - 1) & (offsets[:, 1] <= high) & (offsets[:, 1] > low)
@@ -198,10 +195,10 @@ def _tokenize_by_parts(tokenizer: PreTrainedTokenizerBase, example: TextExample)
     """Tokenise without the tokenizer's offsets (ByT5, MyT5): encode the text before, inside and after the span."""
     low, high = example.clippable
     texts = example.inputs[:low], example.inputs[low:high], example.inputs[high:]
-    before, inside, after = (tokenizer.encode(t, add_special_tokens=False) for t in texts)
+    before, inside, after = (one.ids for one in tokenize(tokenizer, texts))
     ids = [*before, *inside, *after]
     offsets = [(i, i + 1) for i, char in enumerate(example.inputs) for _ in char.encode("utf-8", "surrogatepass")]
-    # Not if the text spells out a special token; MyT5 writes other bytes than those of the text.
+    # Not if the text holds a sentinel; MyT5 writes other bytes than those of the text.
     is_bytes = type(tokenizer).__name__ == "ByT5Tokenizer" and len(offsets) == len(ids)
     known = np.array(offsets, dtype=np.int32).reshape(-1, 2) if is_bytes else None
     return TokenizedInput(ids, len(before), len(before) + len(inside), known)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fivetune.data.encode import TokenizedInput, find_frame, tokenize_inputs
+from fivetune.data.letters import tokenize
 from fivetune.data.store import NUM_BINS
 from fivetune.types import JsonTable, TextExample
 
@@ -80,8 +81,8 @@ def _measure_targets(tokenizer: PreTrainedTokenizerBase, targets: Sequence[str])
     different = list(dict.fromkeys(targets))
     for first in range(0, len(different), CHUNK):
         chunk = different[first : first + CHUNK]
-        encoded = tokenizer(chunk, add_special_tokens=False, verbose=False)["input_ids"]
-        lengths |= {target: len(ids) + num_added for target, ids in zip(chunk, encoded, strict=True)}
+        encoded = tokenize(tokenizer, chunk)
+        lengths |= {target: len(one.ids) + num_added for target, one in zip(chunk, encoded, strict=True)}
     return [lengths[target] for target in targets]
 
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NUM_BINS", "DamagedStoreError", "TokenStore", "load_or_build_store"]
 
-ENCODING_VERSION = 2  # increase when the same input would be encoded differently
+ENCODING_VERSION = 3  # increase when the same input would be encoded differently
 LAYOUT_VERSION = 9  # increase when the files of a store or the keys of its summary change
 MAX_OPEN_SHARDS = 64  # memory-mapped at once
 LARGE_BYTES = 32 * 2**20  # of a source's files, from which on several processes convert them

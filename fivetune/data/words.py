@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from fivetune.data.letters import spell_out
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -28,11 +30,12 @@ class WordTable:
     """The ids of words.
 
     Args:
-        backend: of the tokenizers library.
+        tokenizer: a fast one.
     """
 
-    def __init__(self, backend: Any) -> None:
-        self._backend = backend
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._backend: Any = tokenizer.backend_tokenizer  # pyright: ignore
         self._ids: dict[str, list[int]] = {}
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -42,13 +45,15 @@ class WordTable:
             self._ids.clear()
         unseen = [*set(chain.from_iterable(filter(None, words))).difference(self._ids)]
         others = [text for text, parts in zip(texts, words, strict=True) if parts is None]
-        encoded = iter(self._backend.encode_batch_fast([*unseen, *others], add_special_tokens=False))
-        for word in unseen:
-            self._ids[word] = next(encoded).ids
+        encoded = self._backend.encode_batch_fast([*unseen, *others], add_special_tokens=False)
+        self._ids.update((word, one.ids) for word, one in zip(unseen, encoded, strict=False))
+        of_others = iter(self._spell_out(others, [one.ids for one in encoded[len(unseen) :]]))
         look_up = self._ids.__getitem__
-        return [
-            next(encoded).ids if parts is None else list(chain.from_iterable(map(look_up, parts))) for parts in words
-        ]
+        return [next(of_others) if parts is None else list(chain.from_iterable(map(look_up, parts))) for parts in words]
+
+    def _spell_out(self, texts: Sequence[str], encoded: Sequence[list[int]]) -> list[list[int]]:
+        spelt = (spell_out(self._tokenizer, text, ids) for text, ids in zip(texts, encoded, strict=True))
+        return [letters.ids if letters else ids for letters, ids in zip(spelt, encoded, strict=True)]
 
 
 def find_word_table(tokenizer: PreTrainedTokenizerBase) -> WordTable | None:
@@ -59,11 +64,11 @@ def find_word_table(tokenizer: PreTrainedTokenizerBase) -> WordTable | None:
     """
     if not tokenizer.is_fast:
         return None
-    backend: Any = tokenizer.backend_tokenizer
+    backend: Any = tokenizer.backend_tokenizer  # pyright: ignore
     known = vars(tokenizer).get("_fivetune_words")
     key = len(tokenizer)
     if known is None or known[0] != key:
-        table = WordTable(backend) if _is_divided_at_spaces(json.loads(backend.to_str())) else None
+        table = WordTable(tokenizer) if _is_divided_at_spaces(json.loads(backend.to_str())) else None
         if table is not None and table.encode([_PROBE]) != [backend.encode(_PROBE, add_special_tokens=False).ids]:
             table = None
         known = key, table

@@ -20,6 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from fivetune.data.encode import find_frame
+from fivetune.data.letters import tokenize
 from fivetune.errors import ModelError
 from fivetune.model.family import find_family, has_span_head
 from fivetune.model.tokenizer import TOKENIZER, WORD_START, load_tokenizer, save_tokenizer
@@ -68,8 +70,10 @@ def refuse_untrimmable(raw: JsonTable, tokenizer: PreTrainedTokenizerBase, where
 
 def iter_ids(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Iterator[tuple[str, list[int]]]:
     """Yield each text with its ids, special tokens included; memory holds MAX_CHARACTERS."""
+    frame = find_frame(tokenizer)
     for batch in _iter_text_batches(texts):
-        yield from zip(batch, tokenizer(batch, verbose=False)["input_ids"], strict=True)
+        for text, one in zip(batch, tokenize(tokenizer, batch), strict=True):
+            yield text, [*frame.before, *one.ids, *frame.after]
 
 
 def _iter_text_batches(texts: Iterable[str]) -> Iterator[list[str]]:
@@ -137,16 +141,16 @@ def verify_segmentation(
     old: PreTrainedTokenizerBase, new: PreTrainedTokenizerBase, kept: Ids, texts: Iterable[str]
 ) -> int:
     """Return the number of tokens of the texts. Raises ModelError unless the new ids are those of the old pieces."""
-    num_tokens = 0
+    num_tokens, num_special = 0, find_frame(old).num_input_tokens
     for batch in _iter_text_batches(texts):
-        before, after = ([np.array(ids) for ids in one(batch, verbose=False)["input_ids"]] for one in (old, new))
+        before, after = ([np.array(text.ids, np.int64) for text in tokenize(one, batch)] for one in (old, new))
         for text, was, now in zip(batch, before, after, strict=True):
             if len(was) != len(now) or not np.array_equal(was, kept[now]):
                 raise ModelError(
                     f"trim-vocab: the trimmed tokenizer segments a text of the data differently: {text[:60]!r}. "
                     "Nothing is written; report it with this text."
                 )
-            num_tokens += len(now)
+            num_tokens += len(now) + num_special
     return num_tokens
 
 

@@ -25,6 +25,7 @@ class BySpelling:
 
     is_fast = False
     eos_token_id, unk_token_id = 1, 0
+    eos_token, unk_token = "</s>", "<unk>"
 
     def encode(self, text: str, **options: Any) -> list[int]:
         return [ord(character) + 2 for character in text]
@@ -36,7 +37,7 @@ class BySpelling:
         return {"input_ids": [self.encode(text) for text in texts]}
 
     def convert_tokens_to_ids(self, token: str) -> int:
-        return 0
+        return 1 if token == self.eos_token else 0
 
 
 def example(context: str, *references: str, start: str = QUESTION) -> TextExample:
