@@ -38,7 +38,8 @@ _ENTRY = re.compile(
     re.IGNORECASE,
 )
 _BEARER = re.compile(r"(\bBearer\s+)[\w.~+/-]{12,}=*", re.IGNORECASE)
-_KEY = re.compile(rf"(?:^|[._-])(?:{_SECRET_NAME}|token)$", re.IGNORECASE)
+_SPECIAL = "".join(f"(?<!{name}_)" for name in ("bos", "eos", "pad", "unk", "sep", "cls", "mask"))  # of a vocabulary
+_KEY = re.compile(rf"(?:^|[._-])(?:{_SECRET_NAME}|{_SPECIAL}token)$", re.IGNORECASE)
 _EXEMPT_SETTING = re.compile(r"(?:search\.over\.)?(?:task|data\.columns)(?:\.|$)")
 
 
@@ -107,8 +108,8 @@ def redact_settings(value: Any, name: str = "") -> Any:
 def is_secret_name(name: str) -> bool:
     """Whether a dotted setting name denotes a secret.
 
-    >>> is_secret_name("sinks.wandb.api_key"), is_secret_name("eval.max_new_tokens")
-    (True, False)
+    >>> is_secret_name("sinks.wandb.api_key"), is_secret_name("eval.max_new_tokens"), is_secret_name("bos_token")
+    (True, False, False)
     """
     return _KEY.search(name) is not None
 

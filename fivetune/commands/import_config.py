@@ -1,4 +1,4 @@
-"""Convert the configuration of transformers' scripts, simpletransformers, simpleT5, AutoTrain or t5x to a recipe."""
+"""Convert a Trainer script or notebook, transformers' command lines, or simpletransformers' arguments to a recipe."""
 
 from __future__ import annotations
 

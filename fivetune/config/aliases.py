@@ -21,6 +21,7 @@ ALIASES: dict[str, str] = {
     # data
     "train_file": "data.train",
     "validation_file": "data.eval",
+    "validation_split": "data.eval_share",
     "validation_split_percentage": "data.eval_share",
     "max_source_length": "data.max_input_tokens",
     "max_seq_length": "data.max_input_tokens",
@@ -53,6 +54,7 @@ ALIASES: dict[str, str] = {
     "gradient_checkpointing": "train.recompute",
     "activation_checkpointing": "train.recompute",
     "use_cpu": "device",
+    "no_cuda": "device",
     "ddp_timeout": "launch.timeout_minutes",
     # optimizer and schedule
     "learning_rate": "optimizer.lr",
@@ -75,6 +77,8 @@ ALIASES: dict[str, str] = {
     "val_max_answer_length": "eval.max_new_tokens",
     "num_beams": "eval.num_beams",
     "generation_num_beams": "eval.num_beams",
+    "num_return_sequences": "eval.num_candidates",
+    "min_length": "eval.min_new_tokens",
     "save_steps": "checkpoint.every_steps",
     "save_total_limit": "checkpoint.keep",
     "report_to": "report.sinks",
@@ -89,6 +93,7 @@ VALUE_ALIASES: dict[str, dict[str | float, object]] = {
     "max_grad_norm": {0: None},
     "bf16": {True: "bf16", False: ANOTHER_DEFAULT},
     "use_cpu": {True: "cpu", False: ANOTHER_DEFAULT},
+    "no_cuda": {True: "cpu", False: ANOTHER_DEFAULT},
     "adafactor": {True: "adafactor", False: ANOTHER_DEFAULT},
     "warmup_steps": {0: ANOTHER_DEFAULT},
     "warmup_ratio": {0: ANOTHER_DEFAULT},
@@ -97,13 +102,28 @@ VALUE_ALIASES: dict[str, dict[str | float, object]] = {
         "adamw_torch_fused": "adamw",
         "adamw_hf": "adamw",
         "adamw_bnb_8bit": "adamw_8bit",
+        "adamw_apex_fused": "adamw",
+        "paged_adamw": "adamw",  # in 8 bits it pages the moments, in 32 it is AdamW: paging changes no result
+        "paged_adamw_32bit": "adamw",
+        "paged_adamw_8bit": "adamw_8bit",
+        "lion_32bit": "lion",
+        "paged_lion_32bit": "lion",
         "schedule_free_adamw": "schedule_free",
     },
-    "lr_scheduler_type": {"constant_with_warmup": "constant"},
+    "lr_scheduler_type": {
+        "constant_with_warmup": "constant",
+        "polynomial": "linear",  # of power 1, the default; lr_scheduler_kwargs are refused
+        "cosine_with_restarts": "cosine",  # of one cycle, the default
+        "warmup_stable_decay": "wsd",
+    },
     "metric_for_best_model": {"exact_match": "exact"},
     "report_to": {"none": [], "all": ["tensorboard", "wandb", "mlflow"]},
 }
 
+EVALUATIONS = "By default a run evaluates ten times: eval.every_steps. Without data.eval nothing is evaluated."
+NO_SAMPLING = "Answers are decoded greedily or by beam search (eval.num_beams): sampling is not offered."
+NO_NGRAMS = "Not offered; eval.repetition_penalty, such as 1.2, makes tokens that were generated less probable."
+NO_GROUPS = "Beams are one group; eval.num_candidates keeps several answers of eval.num_beams."
 UNCHANGED: dict[str, tuple[tuple[object, ...], str]] = {  # accepted with these values: FiveTune's fixed behaviour
     "do_train": ((True,), "fivetune train always trains. To score only: fivetune evaluate RUN --data.eval FILE."),
     "do_eval": ((True,), "Without data.eval nothing is evaluated: leave it out."),
@@ -111,9 +131,9 @@ UNCHANGED: dict[str, tuple[tuple[object, ...], str]] = {  # accepted with these 
     "predict_with_generate": ((True,), "Evaluation always generates; leave it out."),
     "load_best_model_at_end": ((True,), "model/ always holds the best checkpoint; leave it out."),
     "greater_is_better": ((True,), "Each metric states its direction; leave it out."),
-    "eval_strategy": (("steps",), "Set eval.every_steps; leave data.eval out to evaluate nothing."),
-    "evaluation_strategy": (("steps",), "Set eval.every_steps; leave data.eval out to evaluate nothing."),
-    "save_strategy": (("steps",), "Set checkpoint.every_steps."),
+    "eval_strategy": (("steps",), EVALUATIONS),
+    "evaluation_strategy": (("steps",), EVALUATIONS),
+    "save_strategy": (("steps",), "By default a checkpoint is written at each evaluation: checkpoint.every_steps."),
     "fp16": ((False,), "Set train.precision: fp16 (T5 overflows in fp16; prefer bf16 or fp32)."),
     "bf16_full_eval": ((False,), "Evaluation computes in train.precision."),
     "fp16_full_eval": ((False,), "Evaluation computes in train.precision."),
@@ -131,6 +151,15 @@ UNCHANGED: dict[str, tuple[tuple[object, ...], str]] = {  # accepted with these 
     "prediction_loss_only": ((False,), "Evaluation always generates; leave it out."),
     "trust_remote_code": ((False,), "Code from a model's repository is never run."),
     "ignore_data_skip": ((False,), "A resumed run continues at its place in the data."),
+    "do_sample": ((False,), NO_SAMPLING),
+    "temperature": ((1,), NO_SAMPLING),
+    "top_k": ((50,), NO_SAMPLING),
+    "top_p": ((1,), NO_SAMPLING),
+    "typical_p": ((1,), NO_SAMPLING),
+    "no_repeat_ngram_size": ((0,), NO_NGRAMS),
+    "encoder_no_repeat_ngram_size": ((0,), NO_NGRAMS),
+    "num_beam_groups": ((1,), NO_GROUPS),
+    "diversity_penalty": ((0,), NO_GROUPS),
     "gradient_accumulation_steps": ((), "Set train.global_batch_size: accumulation is derived from it."),
 }
 
@@ -145,12 +174,22 @@ NO_EFFECT = frozenset({
     "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph", "local_rank", "remove_unused_columns",
     "include_num_input_tokens_seen", "include_for_metrics", "label_names", "length_column_name",
     "sortish_sampler", "restore_callback_states_from_checkpoint", "hub_token", "hub_private_repo", "hub_model_id",
+    "logging_dir", "save_safetensors", "past_index", "jit_mode_eval", "use_ipex", "use_mps_device", "ray_scope",
+    "half_precision_backend", "fp16_backend", "fp16_opt_level", "include_inputs_for_metrics",
+    "include_tokens_per_second", "push_to_hub_model_id", "push_to_hub_organization", "push_to_hub_token",
+    "dispatch_batches", "split_batches",
     "hub_strategy", "hub_always_push", "hub_revision", "use_cache", "gradient_checkpointing_kwargs",
     "activation_checkpointing_kwargs", "low_cpu_mem_usage", "n_best_size", "token", "use_auth_token",
 })  # fmt: skip
 
 NO_EQUIVALENT: dict[str, str] = {
-    "source_prefix": "Put the prefix into task.template.",
+    "source_prefix": "Put the prefix into the template: --task.inputs 'summarize: {text}' of the tasks jsonl and "
+    "classification, task.template of the question tasks.",
+    "forced_bos_token": "T5 models begin all answers with the same token; leave it out.",
+    "forced_bos_token_id": "T5 models begin all answers with the same token; leave it out.",
+    "forced_eos_token_id": "Each answer ends by the model's end token, or at eval.max_new_tokens.",
+    "bad_words_ids": "Words cannot be forbidden; eval.suppress_sentinels forbids <extra_id_N> alone.",
+    "max_length": "Set data.max_input_tokens, data.max_target_tokens, and eval.max_new_tokens for answers.",
     "resume_from_checkpoint": "Write fivetune train RUN --resume.",
     "overwrite_output_dir": "Write --overwrite, which moves the old run aside.",
     "test_file": "After training: fivetune evaluate RUN --data.eval FILE.",
@@ -214,7 +253,7 @@ DATASETS = {  # names that the hub once had without their owner
 _COMPOSED = {"dataset_name", "dataset_config_name"}
 _SWITCHES = {
     "gradient_checkpointing", "activation_checkpointing", "eval_on_start", "version_2_with_negative",
-    "auto_find_batch_size", "bf16", "use_cpu", "adafactor",
+    "auto_find_batch_size", "bf16", "use_cpu", "no_cuda", "adafactor",
 }  # fmt: skip
 
 

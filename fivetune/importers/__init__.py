@@ -7,12 +7,13 @@ finding for each argument: what it became, or why it was left out. `_recipe.py` 
 
 from __future__ import annotations
 
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, cast
 
 from fivetune.config.layers import format_value
 from fivetune.errors import ConfigError
@@ -89,17 +90,42 @@ class ImportedRecipe:
     settings: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
     reasons: dict[str, str] = field(default_factory=dict[str, str])
     findings: list[Finding] = field(default_factory=list[Finding])
+    defaults: dict[str, tuple[JsonValue, str]] = field(default_factory=dict[str, tuple[JsonValue, str]])
 
     def set(self, setting: str, value: JsonValue, reason: str) -> None:
         """Set a setting; a later value replaces an earlier one."""
         self.settings[setting] = value
         self.reasons[setting] = reason
 
+    def set_defaults(self, table: Mapping[str, JsonValue], reason: str) -> None:
+        """Set what has no value yet; a default also takes the place of a value that a recipe refuses."""
+        for setting, value in table.items():
+            self.defaults[setting] = (value, reason)
+            if setting not in self.settings:
+                self.set(setting, value, reason)
+
     def drop(self, *settings: str) -> None:
         """Remove settings that do not apply."""
         for setting in settings:
             self.settings.pop(setting, None)
             self.reasons.pop(setting, None)
+
+    def leave_out(self, argument: str, reason: str) -> None:
+        """Mark an argument as left out that was set before all arguments were known."""
+        for place, finding in enumerate(self.findings):
+            if finding.argument.removeprefix("--").partition(" ")[0] == argument:
+                self.findings[place] = Finding(finding.argument, "left out", (), reason)
+
+    def refuse(self, setting: str, reason: str) -> None:
+        """Leave out a setting that a recipe cannot have, and say so at the arguments that gave it."""
+        self.drop(setting)
+        if setting in self.defaults:
+            self.set(setting, *self.defaults[setting])
+        for place, finding in enumerate(self.findings):
+            if setting in finding.settings:
+                rest = tuple(one for one in finding.settings if one != setting)
+                state = finding.state if rest else "left out"
+                self.findings[place] = Finding(finding.argument, state, rest, reason)
 
     def count_left_out(self) -> int:
         """The number of arguments that are left out or unknown."""
@@ -143,6 +169,11 @@ class Importer(Options, ABC):
         """Convert a configuration to a recipe. Raises ConfigError for one that cannot be read."""
         arguments = self.read_arguments(source)
         recipe = ImportedRecipe(f"{self.title}, {source.name}")
+        self.apply_arguments(recipe, arguments)
+        return recipe
+
+    def apply_arguments(self, recipe: ImportedRecipe, arguments: Mapping[str, Argument]) -> None:
+        """Apply the rules, complete the recipe, and resolve the findings."""
         values = {name: one.value for name, one in arguments.items() if not isinstance(one.value, Computed)}
         for name, argument in arguments.items():
             rule = self.get_rule(name)
@@ -154,7 +185,6 @@ class Importer(Options, ABC):
                 self.apply_rule(recipe, name, argument, rule, values)
         self.complete(recipe, values)
         recipe.findings = [_resolve_finding(finding, recipe.settings) for finding in recipe.findings]
-        return recipe
 
     def describe_argument(self, name: str, value: JsonValue, where: str = "") -> str:
         """Write an argument with its value and place, as users of the program would."""
@@ -175,6 +205,8 @@ class Importer(Options, ABC):
         written = self.describe_argument(name, value, argument.where)
         if rule is None:
             recipe.findings.append(Finding(written, "unknown", (), UNKNOWN))
+        elif value is None and None not in rule.same:
+            recipe.findings.append(Finding(written, "same", (), "its default"))
         elif value in rule.same:
             recipe.findings.append(Finding(written, "same", (), rule.note or "FiveTune does so without a setting"))
         elif rule.joint:
@@ -211,29 +243,24 @@ def read_source_file(path: str) -> RawConfig:
         raise ConfigError(f"{path}: not UTF-8 text. Save the file as UTF-8.") from None
 
 
-def read_number(values: Mapping[str, JsonValue], name: str, default: float) -> float:
-    """Return the value of an argument. Raises ConfigError for one that is no number."""
-    value = values.get(name, default)
+def read_number(recipe: ImportedRecipe, values: Mapping[str, JsonValue], name: str, default: float) -> float:
+    """Return the value of an argument; the default, with a finding, for one that is no number."""
+    value = values.get(name)
+    if value is None:
+        return default
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ConfigError(f"{name}: {value!r} is not a number. Give a number, or leave it out for {default:g}.")
+        recipe.leave_out(name, f"{value!r} is not a number; {default:g} is taken")
+        return default
     return value
 
 
-def read_count(values: Mapping[str, JsonValue], name: str, default: int) -> int:
-    """Return the value of an argument that counts something. Raises ConfigError unless it is a whole number above 0."""
-    value = read_number(values, name, default)
+def read_count(recipe: ImportedRecipe, values: Mapping[str, JsonValue], name: str, default: int) -> int:
+    """Return the value of an argument that counts something; the default unless it is a whole number above 0."""
+    value = read_number(recipe, values, name, default)
     if value != int(value) or value < 1:
-        raise ConfigError(f"{name}: {value!r} is not a whole number above 0. Give one, or leave it out for {default}.")
+        recipe.leave_out(name, f"{value!r} is not a whole number above 0; {default} is taken")
+        return default
     return int(value)
-
-
-def convert_patience(epochs: int, total: int) -> int:
-    """Number of evaluations in so many of `total` epochs, at ten evaluations per run.
-
-    >>> convert_patience(1, 5), convert_patience(1, 20)
-    (2, 1)
-    """
-    return max(1, round(10 * epochs / total))
 
 
 def set_batch(
@@ -256,10 +283,23 @@ def set_batch(
         recipe.set("strategy.name", "ddp", "each process holds the model")
 
 
-def set_plain_task(recipe: ImportedRecipe, inputs: str, targets: str, *, metric: str, score: str, reason: str) -> None:
-    """Set the task jsonl with its two templates, a metric, and its score that chooses the best weights."""
+def set_plain_task(
+    recipe: ImportedRecipe, inputs: str, targets: str, *, metrics: list[JsonValue], score: str, reason: str
+) -> None:
+    """Set the task jsonl with its two templates, its metrics, and the score that chooses the best weights."""
     recipe.set("task.name", "jsonl", reason)
     recipe.set("task.inputs", inputs, "what the model reads, over columns of the file")
     recipe.set("task.targets", targets, "what it learns to write")
-    recipe.set("task.metrics", [metric], "scores of the evaluation")
+    recipe.set("task.metrics", metrics, "scores of the evaluation")
     recipe.set("task.main_metric", score, "chooses the best weights")
+
+
+def read_json_table(source: RawConfig) -> dict[str, JsonValue]:
+    """Read a JSON object. Raises ConfigError for other text."""
+    try:
+        found = json.loads(source.text)
+    except ValueError as error:
+        raise ConfigError(f"{source.name}: not valid JSON: {error}. Correct the file.") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{source.name}: holds no table of arguments. Give a JSON object, {{name: value}}.")
+    return cast("dict[str, JsonValue]", found)

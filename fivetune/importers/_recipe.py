@@ -5,14 +5,20 @@ In: a RawConfig. Out: text; the YAML has the reason for each value beside it, an
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+from pydantic import ValidationError
 
 from fivetune import plugins
-from fivetune.config import load_config
-from fivetune.config.layers import as_yaml
-from fivetune.errors import ConfigError, suggest_names
+from fivetune.config import RunConfig, describe_error, load_config, load_layers
+from fivetune.config.layers import as_yaml, format_value
+from fivetune.config.model import UNKNOWN_PLUGIN
+from fivetune.errors import ConfigError, FiveTuneEnvironmentError, FiveTuneError, suggest_names
 from fivetune.importers import Entry, Finding, ImportedRecipe, Importer, RawConfig, read_source_file
 from fivetune.redaction import redact_secrets, redact_settings
 from fivetune.types import JsonTable, JsonValue
@@ -55,11 +61,63 @@ def import_recipe(source: RawConfig, format_name: str | None, overrides: Mapping
     for setting, value in overrides.items():
         recipe.set(setting, value, f"--{setting}")
     if not recipe.settings.keys() & {"model.path", "model.config"}:
-        raise ConfigError(f"{source.name}: names no model. Add --model.path MODEL.")
+        flags = " ".join(f"--{name} {format_value(value)}" for name, value in recipe.settings.items())
+        beside = (
+            f" Or give these to a recipe: {flags}." if recipe.settings and "task.name" not in recipe.settings else ""
+        )
+        raise ConfigError(f"{source.name}: names no model. Add --model.path MODEL.{beside}")
     _choose_metric(recipe)
-    load_config({}, recipe.settings)
+    _leave_out_refused(recipe, overrides)
     recipe.settings = redact_settings(recipe.settings)
+    _check_text(format_recipe(recipe))
     return recipe
+
+
+def _leave_out_refused(recipe: ImportedRecipe, overrides: Mapping[str, JsonValue]) -> None:
+    """Leave out each setting that a recipe refuses. Raises ConfigError for one of the `overrides`."""
+    while True:
+        layers, _ = load_layers({}, recipe.settings)
+        try:
+            RunConfig.model_validate(layers.to_dict(), context={"trained": False})
+            return
+        except ValidationError as error:
+            first = error.errors()[0]
+            message = describe_error(first, layers)
+        except FiveTuneEnvironmentError as error:  # a metric whose package is not installed
+            if "task.metrics" in overrides or "metrics" not in str(error):
+                raise
+            names = recipe.settings["task.metrics"]
+            recipe.findings.append(Finding(f"metrics {format_value(names)}", "left out", (), str(error)))
+            recipe.set("task.metrics", ["exact_match"], "a metric whose package is installed")
+            recipe.set("task.main_metric", "exact_match", "chooses the best weights")
+            continue
+        setting = _find_refused(first, message, recipe)
+        if setting is None or setting in overrides:
+            raise ConfigError(message)
+        recipe.refuse(setting, re.sub(rf"^(--[\w.]+: |{re.escape(setting)}: )+", f"{setting}: ", message))
+
+
+def _find_refused(error: Any, message: str, recipe: ImportedRecipe) -> str | None:
+    """The setting that an error is about: at its place, or named in a rule between settings."""
+    place = ".".join(str(part) for part in error["loc"] if isinstance(part, str))
+    inner = [one for one in recipe.settings if one == place or (place.count(".") and place.startswith(f"{one}."))]
+    if not inner and error["type"] == UNKNOWN_PLUGIN:
+        inner = [one for one in recipe.settings if one == f"{place}.name"]
+    if not inner:
+        fault = message.partition(". ")[0]
+        named = [f"{place}.{name}" if place else name for name in re.findall(r"[\w.]+", fault)]
+        inner = [name for name in named if name in recipe.settings] + [
+            one for one in recipe.settings if place.count(".") and one.startswith(f"{place}.")
+        ]
+    return inner[0] if inner else None
+
+
+def _check_text(text: str) -> None:
+    """Check that a recipe loads as it is written. Raises ConfigError otherwise."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "recipe.yaml")
+        path.write_text(text, encoding="utf-8")
+        load_config(path)
 
 
 def load_importer(source: RawConfig, format_name: str | None) -> Importer:
@@ -79,32 +137,28 @@ def _choose_metric(recipe: ImportedRecipe) -> None:
     metric = recipe.settings.get("eval.metric")
     if metric is None:
         return
-    rest = {name: value for name, value in recipe.settings.items() if name != "eval.metric"}
-    allowed = load_config({}, rest).task.list_selectable_scores()
+    task = {name: value for name, value in recipe.settings.items() if name.startswith("task.")}
+    try:
+        allowed = load_config({}, {"model.path": "t5-nano", **task}).task.list_selectable_scores()
+    except FiveTuneError:  # reported where the recipe is checked
+        return
     found = next((name for name in (metric, f"{metric}_f1") if name in allowed), None)  # rougeL is rougeL_f1
     if found:
         recipe.settings["eval.metric"] = found
         return
-    recipe.drop("eval.metric")
-    advice = f"the task has no score {metric!r}. {suggest_names(str(metric), allowed)}"
-    recipe.findings = [
-        one._replace(state="left out", settings=(), reason=advice) if "eval.metric" in one.settings else one
-        for one in recipe.findings
-    ]
+    recipe.refuse("eval.metric", f"the task has no score {metric!r}. {suggest_names(str(metric), allowed)}")
 
 
 def format_recipe(recipe: ImportedRecipe) -> str:
     """Format as YAML: the reason beside each setting, then the arguments that set nothing."""
     lines = [f"# From {recipe.origin}.", "# Beside each setting: the argument that gives it.", ""]
-    table: dict[str, list[str]] = {}
-    for setting in sorted(recipe.settings, key=_rank_setting):
-        section, _, name = setting.partition(".")
-        table.setdefault(section, [])
-        table[section] += _format_setting(
-            name or section, recipe.settings[setting], recipe.reasons.get(setting, ""), bool(name)
-        )
-    for section, inner in table.items():
-        lines += ([] if inner and not inner[0].startswith(" ") else [f"{section}:"]) + inner
+    section = ""
+    for name, value, reason in _group_settings(recipe):
+        inner = name.partition(".")[2]
+        if inner and not name.startswith(f"{section}."):
+            section = name.partition(".")[0]
+            lines.append(f"{section}:")
+        lines += _format_setting(inner or name, value, reason, bool(inner))
     for state, heading in HEADINGS.items():
         named = [finding for finding in recipe.findings if finding.state == state]
         if named:
@@ -117,10 +171,27 @@ def format_recipe(recipe: ImportedRecipe) -> str:
     return redact_secrets("\n".join(lines)) + "\n"
 
 
+def _group_settings(recipe: ImportedRecipe) -> list[tuple[str, JsonValue, str]]:
+    """Settings of two levels with their reasons; deeper ones, such as model.adapter.r, are tables."""
+    found: dict[str, tuple[JsonValue, list[str]]] = {}
+    for setting in sorted(recipe.settings, key=_rank_setting):
+        value, reason = recipe.settings[setting], recipe.reasons.get(setting, "")
+        head, *deeper = re.findall(r"^[^.]+(?:\.[^.]+)?|[^.]+", setting)
+        if not deeper:
+            found[head] = (value, [reason])
+            continue
+        table, reasons = found.setdefault(head, ({}, []))
+        cast("dict[str, JsonValue]", table)[".".join(deeper)] = value
+        reasons.append(reason)
+    return [(name, value, "; ".join(filter(None, reasons))) for name, (value, reasons) in found.items()]
+
+
 def _format_setting(name: str, value: JsonValue, reason: str, is_inner: bool) -> list[str]:
     """Lines of a setting: its reason behind it where both fit into a line, else above it."""
     plain = list(value) if isinstance(value, tuple) else value
-    text = textwrap.indent(as_yaml({name: plain}).rstrip("\n"), "  " if is_inner else "")
+    inline = isinstance(plain, list | dict)
+    text = f"{name}: {format_value(plain)}" if inline else as_yaml({name: plain}).rstrip("\n")
+    text = textwrap.indent(text, "  " if is_inner else "")
     reason = " ".join(reason.split())
     if not reason:
         return text.splitlines()
@@ -133,7 +204,7 @@ def _rank_setting(setting: str) -> tuple[int, str, bool]:
     """Sort key: sections in the order of a recipe, a plugin's name before its options."""
     section, _, name = setting.partition(".")
     rank = SECTIONS.index(section) if section in SECTIONS else len(SECTIONS)
-    return rank, section, name not in ("name", "path")
+    return rank, section, name.rpartition(".")[2] not in ("name", "path")
 
 
 def list_rows(recipe: ImportedRecipe) -> list[tuple[str, str, str]]:

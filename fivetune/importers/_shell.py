@@ -5,21 +5,23 @@ from __future__ import annotations
 import re
 import shlex
 
+from fivetune.config.layers import parse_overrides
 from fivetune.errors import ConfigError
-from fivetune.importers import RawConfig
+from fivetune.importers import Computed, RawConfig
+from fivetune.types import JsonValue
 
 OPERATORS = {"|", "||", "&&", ";", "&", ">", ">>", "<"}
 _ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?(\w+)=((?:'[^']*'|\"[^\"]*\"|[^\s;|&])*)\s*;?\s*(?:#.*)?$")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^}]*))?\})")
 
 
-def find_command(source: RawConfig, pattern: str) -> list[str]:
+def find_command(source: RawConfig, pattern: str, kind: str) -> list[str]:
     """Return the words of the only command whose line matches a pattern; for words without a file, all words.
 
     Variables that the script assigns are replaced; others stay as `$NAME`. Raises ConfigError for no or several such
-    commands, and for an open quotation mark.
+    commands, which it describes as a `kind`, and for an open quotation mark.
 
-    >>> find_command(RawConfig("a.sh", "N=4\\ntorchrun --nproc_per_node $N run_qa.py --seed 1 | tee log"), "run_qa")
+    >>> find_command(RawConfig("a.sh", "N=4\\ntorchrun --nproc_per_node $N run_qa.py --seed 1 | tee a"), "run_qa", "")
     ['torchrun', '--nproc_per_node', '4', 'run_qa.py', '--seed', '1']
     """
     lines = re.sub(r"\\\r?\n", " ", source.text).splitlines()
@@ -33,9 +35,9 @@ def find_command(source: RawConfig, pattern: str) -> list[str]:
         elif re.search(pattern, line) and not line.lstrip().startswith("#"):
             found.append(_replace_variables(line, variables))
     if len(found) != 1:
-        number = "several commands" if found else "no command"
+        number = "several commands that run" if found else "no command that runs"
         raise ConfigError(
-            f"{source.name}: has {number} of the kind {pattern!r}, and one is needed. Give the command as text: "
+            f"{source.name}: has {number} {kind}, and one is needed. Give the command as text: "
             "fivetune import-config 'COMMAND ...'."
         )
     return _split_line(source, found[0], pattern)
@@ -80,4 +82,21 @@ def read_environment(words: list[str]) -> dict[str, str]:
         if not equals or not name.isidentifier():
             break
         found[name] = value
+    return found
+
+
+def parse_flags(words: list[str]) -> dict[str, JsonValue | Computed]:
+    """Parse the flags of a script: one without a value is a switch; a variable that nothing assigns is Computed.
+
+    >>> parse_flags(["--fp16", "--lr", "1e-3"])
+    {'fp16': True, 'lr': 0.001}
+    """
+    given = [
+        f"{word}=true" if word.startswith("--") and "=" not in word and after.startswith("--") else word
+        for word, after in zip(words, [*words[1:], "--"], strict=True)
+    ]
+    found: dict[str, JsonValue | Computed] = {}
+    for name, value in parse_overrides(given).items():
+        unknown = isinstance(value, str) and re.search(r"\$\w|\$\{", value)
+        found[name] = Computed(str(value)) if unknown else value
     return found

@@ -6,9 +6,8 @@ T5Model does; its own defaults (Adafactor without parameter scaling, 1e-3, batch
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from typing import ClassVar, cast
+from typing import ClassVar
 
 from fivetune.errors import ConfigError
 from fivetune.importers import (
@@ -19,6 +18,7 @@ from fivetune.importers import (
     Importer,
     RawConfig,
     read_count,
+    read_json_table,
     read_number,
     set_batch,
     set_plain_task,
@@ -178,7 +178,7 @@ class SimpleTransformers(Importer):
 
     def read_arguments(self, source: RawConfig) -> dict[str, Argument]:
         if source.name.endswith(".json"):
-            return _read_model_args(source)
+            return {name: Argument(value) for name, value in read_json_table(source).items()}
         python = parse_python(source)
         models = python.find_calls("T5Model")
         if len(models) != 1:
@@ -196,24 +196,20 @@ class SimpleTransformers(Importer):
         return {name: one for name, one in found.items() if name not in ("show_running_loss",)}
 
     def complete(self, recipe: ImportedRecipe, values: Mapping[str, JsonValue]) -> None:
-        for setting, value in {**DEFAULTS, **ADAFACTOR_DEFAULTS}.items():
-            if setting not in recipe.settings:
-                recipe.set(setting, value, "default of T5Args")
+        recipe.set_defaults({**DEFAULTS, **ADAFACTOR_DEFAULTS}, "default of T5Args")
         length = values.get("max_seq_length")
         if length is not None:
             recipe.set("data.max_input_tokens", length, f"max_seq_length {length}")
             recipe.set("data.max_target_tokens", length, f"max_seq_length {length}, which bounds targets too")
         _complete_optimizer(recipe, values)
         if not values.get("warmup_steps") and values.get("scheduler") != "constant_schedule":
-            recipe.set("schedule.warmup_fraction", read_number(values, "warmup_ratio", 0.06), "warmup_ratio")
-        num_processes = max(1, int(read_number(values, "n_gpu", 1)))
-        micro = read_count(values, "train_batch_size", 8)
+            recipe.set("schedule.warmup_fraction", read_number(recipe, values, "warmup_ratio", 0.06), "warmup_ratio")
+        num_processes = max(1, int(read_number(recipe, values, "n_gpu", 1)))
+        micro = read_count(recipe, values, "train_batch_size", 8)
         if micro % num_processes:
-            raise ConfigError(
-                f"train_batch_size: {micro} is not a multiple of n_gpu {num_processes}, and the GPUs share it. "
-                "Change one of them."
-            )
-        accumulation = read_count(values, "gradient_accumulation_steps", 1)
+            recipe.leave_out("n_gpu", f"train_batch_size {micro} is not a multiple of it, and the GPUs share the batch")
+            num_processes = 1
+        accumulation = read_count(recipe, values, "gradient_accumulation_steps", 1)
         given = "train_batch_size" in values
         names = ("train_batch_size", "gradient_accumulation_steps")
         micro //= num_processes
@@ -221,18 +217,8 @@ class SimpleTransformers(Importer):
         between = ": " if values.get("preprocess_inputs", True) else ""
         reason = "T5Model reads pairs of texts with a prefix"
         inputs = f"{{prefix}}{between}{{input_text}}"
-        set_plain_task(recipe, inputs, "{target_text}", metric="rouge", score="rougeL_f1", reason=reason)
+        set_plain_task(recipe, inputs, "{target_text}", metrics=["rouge"], score="rougeL_f1", reason=reason)
         _complete_rest(recipe, values)
-
-
-def _read_model_args(source: RawConfig) -> dict[str, Argument]:
-    try:
-        found = json.loads(source.text)
-    except ValueError as error:
-        raise ConfigError(f"{source.name}: not valid JSON: {error}. Correct the file.") from None
-    if not isinstance(found, dict):
-        raise ConfigError(f"{source.name}: holds no table of arguments. Give a JSON object, {{name: value}}.")
-    return {name: Argument(value) for name, value in cast("dict[str, JsonValue]", found).items()}
 
 
 def _complete_optimizer(recipe: ImportedRecipe, values: Mapping[str, JsonValue]) -> None:
@@ -258,7 +244,7 @@ def _complete_rest(recipe: ImportedRecipe, values: Mapping[str, JsonValue]) -> N
     if "train.num_steps" in recipe.settings:
         recipe.drop("train.num_epochs")
     if values.get("use_early_stopping"):
-        stopping: JsonTable = {"patience": read_count(values, "early_stopping_patience", 3)}
+        stopping: JsonTable = {"patience": read_count(recipe, values, "early_stopping_patience", 3)}
         if values.get("early_stopping_delta"):
             stopping["min_delta"] = values["early_stopping_delta"]
         if str(values.get("early_stopping_metric", "eval_loss")) == "eval_loss":

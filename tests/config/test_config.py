@@ -427,8 +427,8 @@ def test_transformers_arguments_arrive(arguments, settings):
     [
         ("--resume_from_checkpoint", "--resume_from_checkpoint: resume_from_checkpoint has no setting of its own here. "
          "Write fivetune train RUN --resume."),
-        ("--eval_strategy epoch", "has no setting of its own here. Set eval.every_steps"),
-        ("--save_strategy no", "has no setting of its own here. Set checkpoint.every_steps."),
+        ("--eval_strategy epoch", "has no setting of its own here. By default a run evaluates ten times"),
+        ("--save_strategy no", "has no setting of its own here. By default a checkpoint is written at each"),
         ("--use_ema true", "Set train.ema: 0.999, the decay of a moving average of the weights."),
         ("--swa true", "Set checkpoint.average_best: 3, or train.ema: 0.999 (docs/optimizers.md)."),
         ("--overwrite_output_dir", "Write --overwrite, which moves the old run aside."),

@@ -158,7 +158,7 @@ def test_the_commands_of_a_page_run(prepared, page, tmp_path, monkeypatch, capsy
         for name in filter(None, examples):
             (work / name).write_text(examples[name], encoding="utf-8")
         for name in ("train.json", "dev.json"):
-            drop_unanswerable(work / name)  # t5x's squad has none
+            drop_unanswerable(work / name)
         if next(iter(examples)):
             (work / "my.yaml").unlink()  # the page writes it
     wrong = []
