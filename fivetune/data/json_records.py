@@ -5,11 +5,12 @@ In: a binary stream. Out: RawRecord or BadRecord, in the order of the file. Memo
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+import shlex
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Literal, NamedTuple, cast
 
 from fivetune.data.delimited import describe_missing_header
 from fivetune.data.json_text import (
@@ -32,8 +33,13 @@ from fivetune.errors import DataError
 from fivetune.types import JsonTable, RawRecord
 
 RECORD_LISTS = ("data", "questions")  # keys of a document's list of records: SQuAD's, BioASQ's
+SPLIT_NAMES = ("train", "validation", "val", "valid", "dev", "test")
+MIN_ROWS = 20  # of columns whose rows have names, not numbers: fewer are records with so many fields
+_Form = Literal["listed", "by id", "columns of rows", "columns of values"]
+_TO_RECORDS = "df.to_json(FILE, orient='records', lines=True)"
 _DOCUMENT_FORM = (
-    "Allowed: {'data': [...]} (SQuAD or flat), {'questions': [...]}, {id: object}, an array of objects, JSONL. "
+    "Allowed: {'data': [...]} (SQuAD or flat), {'questions': [...]}, {id: object}, columns of equal length, an array "
+    "of objects, JSONL. "
     "Name the list 'data'."
 )
 _QUESTION_FORM = (
@@ -110,42 +116,93 @@ def _make_record(value: object, where: str, header: Sequence[str]) -> RawRecord 
 
 def read_json_records(file: IO[bytes], path: Path, header: Sequence[str] = ()) -> Iterator[RawRecord | BadRecord]:
     """Yield the records of a JSON document: an array of objects, an object with such an array under one of
-    RECORD_LISTS, or an object {id: record}, as in PubMedQA.
+    RECORD_LISTS, an object {id: record}, as in PubMedQA, or columns, as in MS MARCO and of `DataFrame.to_json`.
 
     An element with "paragraphs" is a SQuAD article and gives one record per question.
     """
-    window, by_id = JsonWindow(file, path), False
+    window = JsonWindow(file, path)
+    form: _Form = "listed"
     if window.peek() == "[":
         yield from _read_list_items(window, f"{path}: ", header)
     elif window.peek() == "{":
-        by_id = yield from _read_listed_records(window, path, header)
+        form = yield from _read_listed_records(window, path, header)
     else:
         value = window.read_value()
         raise DataError(f"{path}: {describe_value(value)}. {_DOCUMENT_FORM}")
     if window.peek():
         raise window.make_error("data after the end of the document")
-    if by_id:
+    if form != "listed":
         file.seek(0)
-        yield from _read_records_by_id(JsonWindow(file, path), path)
+        read = _read_records_by_id if form == "by id" else _read_columns
+        yield from read(JsonWindow(file, path), path)
 
 
 def _read_listed_records(
     window: JsonWindow, path: Path, header: Sequence[str]
-) -> Generator[RawRecord | BadRecord, None, bool]:
-    """Yield the records of an object's lists under RECORD_LISTS; return True if it is {id: record} instead."""
-    seen: dict[str, str] = {}
+) -> Generator[RawRecord | BadRecord, None, _Form]:
+    """Yield the records of an object's lists under RECORD_LISTS; return what the object holds without one."""
+    seen: dict[str, _Member] = {}
+    has_list = False
     for key in window.iter_keys():
         if key in seen:
             raise window.make_error(f"the key {key!r} occurs more than once")
         if key in RECORD_LISTS and window.peek() == "[":
-            seen[key] = ""
+            seen[key], has_list = _Member("a list"), True
             yield from _read_list_items(window, f"{path}: {key}", header)
             continue
-        seen[key] = describe_kind(window.read_value())
-    by_id = set(seen.values()) == {describe_kind({})} and not seen.keys() & {*RECORD_LISTS}
-    if not by_id and all(seen.values()):
+        try:
+            value = window.read_value()
+        except JsonTooLongError as error:
+            raise DataError(f"{error} Columns of df.to_json() are written as records by {_TO_RECORDS}.") from None
+        if key == "columns" and isinstance(value, list) and not header:  # df.to_json(orient="split")
+            header = [str(name) for name in cast("list[object]", value)]
+        seen[key] = _describe_member(value)
+    if has_list:
+        return "listed"
+    form = _find_form(list(seen.values())) if not seen.keys() & {*RECORD_LISTS} else None
+    if form is None:
         raise DataError(_describe_missing_list(path, seen))
-    return by_id
+    return form
+
+
+class _Member(NamedTuple):
+    """What is known of the value of a key: its kind, and of a list or object its number and kind of parts.
+
+    Args:
+        parts: "records", "lists" or "values" of a list, "rows" of an object with whole numbers as keys, else "".
+        keys: hash of an object's keys.
+    """
+
+    kind: str
+    parts: str = ""
+    num: int = 0
+    keys: int = 0
+
+
+def _describe_member(value: object) -> _Member:
+    kind = describe_kind(value)
+    if isinstance(value, dict):
+        table = cast("JsonTable", value)
+        parts = "rows" if table and all(key.isdecimal() for key in table) else ""
+        return _Member(kind, parts, len(table), hash(tuple(table)))
+    if isinstance(value, list) and value:
+        items = cast("list[object]", value)
+        kinds = {type(item) for item in items}
+        parts = {frozenset({dict}): "records", frozenset({list}): "lists"}.get(frozenset(kinds), "values")
+        return _Member(kind, parts, len(items))
+    return _Member(kind)
+
+
+def _find_form(members: Sequence[_Member]) -> _Form | None:
+    """Find how an object without a list of records holds records: by id, or column by column; None if it does not."""
+    objects = all(member.kind == describe_kind({}) for member in members)
+    if not members or len({(member.num, member.keys) for member in members}) > 1:
+        return "by id" if members and objects else None
+    first = members[0]
+    if objects:
+        is_columns = first.parts == "rows" or first.num >= max(MIN_ROWS, len(members) + 1)
+        return "columns of rows" if is_columns else "by id"
+    return "columns of values" if any(member.parts == "values" for member in members) else None
 
 
 def _read_records_by_id(window: JsonWindow, path: Path) -> Iterator[RawRecord]:
@@ -155,12 +212,41 @@ def _read_records_by_id(window: JsonWindow, path: Path) -> Iterator[RawRecord]:
         yield RawRecord(value, f"{path}: {key!r}")
 
 
-def _describe_missing_list(path: Path, seen: dict[str, str]) -> str:
+def _read_columns(window: JsonWindow, path: Path) -> Iterator[RawRecord]:
+    """Yield the records of {column: {row: value}} or {column: [value, ...]}, as data frames write them; all is in
+    memory. A row without a number has its name as id.
+    """
+    columns: dict[str, JsonTable] = {}
+    for name in window.iter_keys():
+        value = window.read_value()
+        columns[name] = {str(row): one for row, one in enumerate(value)} if isinstance(value, list) else value
+    for row in next(iter(columns.values())):
+        fields = {name: values[row] for name, values in columns.items()}
+        named = fields if row.isdecimal() else {"id": row, **fields}
+        yield RawRecord(named, f"{path}: row {row}")
+
+
+def _describe_missing_list(path: Path, seen: Mapping[str, _Member]) -> str:
     for name in RECORD_LISTS:
         if name in seen:
-            return f"{path}: {name!r} is {seen[name]}. It must be a list of records. Correct the file."
+            return f"{path}: {name!r} is {seen[name].kind}. It must be a list of records. Correct the file."
+    sets = {name: one for name, one in seen.items() if one.parts in ("records", "lists")}
+    if sets:
+        return _describe_sets(path, sets)
     keys = ", ".join(repr(key) for key in list(seen)[:8]) or "none"
     return f"{path}: no list of records: the keys are {keys}. {_DOCUMENT_FORM}"
+
+
+def _describe_sets(path: Path, sets: Mapping[str, _Member]) -> str:
+    """Return the error for an object with several lists of records, with the command that writes one to a file."""
+    told = ", ".join(f"{name!r} ({one.num:,})" for name, one in list(sets.items())[:8])
+    chosen = "train" if "train" in sets else next(iter(sets))
+    code = f"import json; print(json.dumps(json.load(open({str(path)!r}))[{chosen!r}]))"
+    names = ", and name the values of its lists: --header text,label" if sets[chosen].parts == "lists" else ""
+    return (
+        f"{path}: no list of records by the name data; there are {told}. Allowed in a file is one list. Write it to a "
+        f"file of its own: python -c {shlex.quote(code)} > {shlex.quote(f'{chosen}.json')}{names}."
+    )
 
 
 def _read_list_items(window: JsonWindow, place: str, header: Sequence[str]) -> Iterator[RawRecord | BadRecord]:

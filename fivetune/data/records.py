@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO
+from typing import IO, cast
 
 from fivetune.data.delimited import TableRow, describe_missing_column, find_separator, read_csv_rows
-from fivetune.data.json_records import RECORD_LISTS, RawLine, read_json_records, read_jsonl_lines
+from fivetune.data.json_records import RECORD_LISTS, SPLIT_NAMES, RawLine, read_json_records, read_jsonl_lines
 from fivetune.data.json_text import decode_line, describe_value, find_json_error
 from fivetune.data.source_files import (
     FORMATS,
@@ -43,7 +43,7 @@ from fivetune.data.table_records import (
     read_saved_records,
 )
 from fivetune.errors import DataError, FiveTuneError, RecordError
-from fivetune.types import ConversionResult, RawRecord, Task
+from fivetune.types import ConversionResult, JsonTable, RawRecord, Task
 
 __all__ = [
     "BadRecord",
@@ -383,7 +383,13 @@ def detect_format(head: bytes, path: Path) -> str:
 
 def _is_first_line_record(text: str) -> bool:
     """Return whether the first line is a complete JSON object that is a record, not a document of records."""
-    value, _ = decode_line(text.lstrip().partition("\n")[0])
-    if not isinstance(value, dict) or any(isinstance(value.get(name), list | dict) for name in RECORD_LISTS):
+    line, _, rest = text.lstrip().partition("\n")
+    value, _ = decode_line(line)
+    if not isinstance(value, dict):
         return False
-    return not value or not all(isinstance(member, dict) for member in value.values())
+    members = cast("JsonTable", value)
+    if any(isinstance(members.get(name), list | dict) for name in (*RECORD_LISTS, *SPLIT_NAMES)):
+        return False
+    if members and not rest.strip() and all(isinstance(member, list) for member in members.values()):
+        return False  # columns
+    return not members or not all(isinstance(member, dict) for member in members.values())

@@ -730,3 +730,59 @@ def test_line_ends_in_the_names_of_columns_do_not_divide_a_message(put):
     (record,) = read_records(source)
     with pytest.raises(RecordError, match=r"no column 'inputs'\. Columns: one\\ntwo, b\. If"):
         load_task("jsonl", {}).to_text(record)
+
+
+# ---- forms of JSON that data frames and published sets have
+
+FRAME = [{"text": f"good {i}", "label": "pos"} for i in range(30)]
+BY_ROW = {name: {str(i): row[name] for i, row in enumerate(FRAME)} for name in ("text", "label")}
+BY_NAME = {name: {f"row{i}": row[name] for i, row in enumerate(FRAME)} for name in ("text", "label")}
+AS_LISTS = {name: [row[name] for row in FRAME] for name in ("text", "label")}
+SPLIT = {"columns": ["text", "label"], "index": [*range(30)], "data": [[*row.values()] for row in FRAME]}
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("table", [BY_ROW, BY_NAME, AS_LISTS, SPLIT], ids=["rows", "named rows", "lists", "split"])
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
+def test_columns_of_data_frames_are_records(put, name, table, indent):
+    content = json.dumps(table, indent=indent).encode()
+    found = fields(put(name, gzip.compress(content) if name.endswith("gz") else content))
+    assert [{"text": row["text"], "label": row["label"]} for row in found] == FRAME
+    assert table is not BY_NAME or found[7]["id"] == "row7"
+
+
+@pytest.mark.parametrize(
+    ("document", "num"),
+    [
+        ({"q1": {"text": "a", "label": "b"}, "q2": {"text": "c", "label": "d"}}, 2),  # by id
+        ({"q1": {"text": "a"}}, 1),
+        ({"text": ["a"]}, 1),
+        ({"text": [["a", "b"], ["c"]], "label": ["x", "y"]}, 2),
+    ],
+)
+def test_small_objects_keep_their_form(put, document, num):
+    assert len(fields(put("a.json", json.dumps(document, indent=1)))) == num
+
+
+def test_lines_of_lists_in_a_json_file_are_records(put):
+    assert len(fields(put("a.json", '{"tokens": ["a"], "tags": [1]}\n{"tokens": ["b"], "tags": [0]}\n'))) == 2
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize(
+    ("document", "told"),
+    [
+        ({"train": FRAME, "test": FRAME[:9]}, ["'train' (30), 'test' (9)", "['\"'\"'train'\"'\"']", "> train.json."]),
+        (
+            {"oos_val": [["hi", "a"]], "val": [["ho", "b"]]},
+            ["> oos_val.json, and name the values", "--header text,label"],
+        ),
+        ({"version": 1, "dev": FRAME}, ["there are 'dev' (30)"]),
+        ({"version": "1", "count": 3}, ["the keys are 'version', 'count'"]),
+    ],
+)
+def test_sets_in_one_document_are_told_with_the_command_that_divides_them(put, document, told, indent):
+    if "count" in document and indent is None:
+        pytest.skip("is one line, and so a record")
+    message = complaint(put("a.json", json.dumps(document, indent=indent)))
+    assert all(part in message for part in told), message
