@@ -35,7 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="run directory")
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
-        "--input", metavar="FILE", help="file in any format of data.eval, or - for stdin; needs no gold answers"
+        "--input",
+        metavar="FILE",
+        help="file in any format of data.eval, or lines of text for a task of one column; - for stdin; needs no gold "
+        "answers",
     )
     source.add_argument(
         "--inputs",
@@ -306,7 +309,7 @@ def _find_source(given: str | None, folder: Path) -> str | None:
             shutil.copyfileobj(sys.stdin.buffer, file)
         given = str(path)
     if given is not None:
-        check_source(given)
+        check_source(given, allows_lines=True)
     return given
 
 

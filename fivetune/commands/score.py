@@ -1,8 +1,9 @@
 """Score a file of predictions by a task's official metrics; needs no model.
 
-In: a task's name, a data file with the gold answers, and predictions in a format of `evaluation/score_file.py`. Out: a
-table, or with --json one JSON object, on standard output: every score with its 95 % interval, and the difference from
-other predictions with its own interval.
+In: a task's name, a data file with the gold answers, and predictions: what `fivetune predict` writes, the table that
+pandas writes of it, {id: text} as JSON, or without ids one row or line of text per record in order. Out: a table, or
+with --json one JSON object, on standard output: every score with its 95 % interval, and the difference from other
+predictions with its own interval.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ import argparse
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from fivetune.commands import print_json, print_text, print_warning
 from fivetune.config.layers import Layers, parse_listed_names, parse_overrides
 from fivetune.data.source_files import BadRecord, quote_value
 from fivetune.errors import ConfigError, DataError, RecordError
-from fivetune.evaluation.score_file import read_no_answer_scores, read_rankings
+from fivetune.evaluation.score_file import Values, read_no_answer_scores, read_rankings
 from fivetune.metrics import UNANSWERED, Scorer, drop_blank_golds, rewards_blank, score_all
 from fivetune.metrics.classification import ConfusionMatrix, choose_gold_labels
 from fivetune.metrics.gsm8k import describe_lenient_gap
@@ -28,6 +29,7 @@ from fivetune.types import Scores, Task, TextExample
 OTHER = "(other)"  # a prediction that is none of the labels, or missing
 
 TAKES_SETTINGS = True
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -38,17 +40,28 @@ class GoldSet:
         questions: the first example of each question.
         left_out: ids of records that do not belong to the task, such as other question types.
         skipped: records that cannot be used.
+        order: of every record the id of its question, "" for one that cannot be read.
     """
 
     questions: dict[str, TextExample] = field(default_factory=dict)
     left_out: set[str] = field(default_factory=set)
     skipped: list[BadRecord] = field(default_factory=list)
+    order: list[str] = field(default_factory=list)
+
+    def skip(self, bad: BadRecord) -> None:
+        """Count a record that cannot be read."""
+        self.skipped.append(bad)
+        self.order.append("")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("task", metavar="TASK", help="task whose metrics apply, such as squad_v2 (fivetune list tasks)")
     parser.add_argument("references", metavar="REFERENCES", help="data file with the gold answers")
-    parser.add_argument("predictions", metavar="PREDICTIONS", help="{id: text} JSON, or JSON lines {id, prediction}")
+    parser.add_argument(
+        "predictions",
+        metavar="PREDICTIONS",
+        help="JSON lines, JSON, CSV, TSV or Parquet with id and prediction, {id: text}, or lines in order; .gz too",
+    )
     parser.add_argument(
         "--no-answer-scores",
         metavar="FILE",
@@ -85,8 +98,8 @@ def run(args: argparse.Namespace) -> int:
     _warn_about_golds(task, gold, args.references)
     leanings: dict[str, float] = {}
     if args.no_answer_scores:
-        leanings = read_no_answer_scores(args.no_answer_scores)
-        leanings = _map_to_own_ids(leanings, questions, part)
+        scores = read_no_answer_scores(args.no_answer_scores)
+        leanings = _map_to_own_ids(scores, gold, args.no_answer_scores, part)
         _compare_ids(gold, leanings, args.no_answer_scores, missing_is_error=True)
     ranked = _read_rankings(args, task, gold, args.predictions, part)
     ours = _score_rankings(task, questions, ranked, leanings)
@@ -126,7 +139,7 @@ def _read_rankings(
 ) -> list[list[str]]:
     """Read the answers to each question from a file of predictions, best first, in the form of the references."""
     questions = gold.questions
-    found = _map_to_own_ids(read_rankings(source), questions, part)
+    found = _map_to_own_ids(read_rankings(source), gold, source, part)
     _compare_ids(gold, found, source, missing_is_error=args.missing == "error")
     ranked = [found.get(key, [UNANSWERED]) for key in questions]
     readers = [_select_reader(task, example) for example in questions.values()]
@@ -239,8 +252,22 @@ def _select_reader(task: Any, example: TextExample) -> Task:
     return task.parts[example.meta["source_task"]].task if isinstance(task, Mixture) else task
 
 
-def _map_to_own_ids(found: Mapping[str, Any], questions: Mapping[str, TextExample], part: str | None) -> dict[str, Any]:
-    """Map values to the ids of the data: runs of a mixture write the part's name and / as a prefix."""
+def _map_to_own_ids(found: Values[T], gold: GoldSet, source: str, part: str | None) -> dict[str, T]:
+    """Map values to the ids of the data: those in order to its records or its questions; runs of a mixture write the
+    part's name and / as a prefix. Raises DataError for another number of values than there are records.
+    """
+    questions = gold.questions
+    if isinstance(found, list):
+        while len(found) > len(gold.order) and found[-1] in ([""], None):  # blank lines at the end
+            found = found[:-1]
+        ids = [*questions] if len(found) == len(questions) != len(gold.order) else gold.order
+        if len(found) != len(ids):
+            raise DataError(
+                f"{source}: {len(found):,} predictions without ids, but the references have {len(ids):,} records. "
+                "Allowed is one per record, in their order. Add the others, or give predictions with ids."
+            )
+        pairs = zip(ids, found, strict=True)
+        return {key: value for key, value in pairs if key in questions and value is not None}
     written = {f"{example.meta.get('source_task', part)}/{key}": key for key, example in questions.items()}
     return {written.get(key, key): value for key, value in found.items()}
 
@@ -291,10 +318,11 @@ def _read_references(
     )
 
     gold = GoldSet()
-    on_bad = gold.skipped.append if skips else None
+    on_bad = gold.skip if skips else None
     try:
         records = read_records(source, columns=columns, header=header, on_bad=on_bad)
         for record in refuse_duplicate_ids(records, on_bad=on_bad):
+            gold.order.append(str(record.fields["id"]))
             try:
                 converted = task.to_score(record)
             except DataError as error:
@@ -304,7 +332,10 @@ def _read_references(
                 continue
             if not converted:
                 gold.left_out.add(str(record.fields["id"]))
-            for example in converted if isinstance(converted, tuple) else filter(None, (converted,)):
+                continue
+            examples = converted if isinstance(converted, tuple) else (converted,)
+            gold.order[-1] = examples[0].group or examples[0].id
+            for example in examples:
                 gold.questions.setdefault(example.group or example.id, example)
     except RecordError as error:
         advice = " To leave such records out, give --data.on_bad_record skip." if error.skippable else ""

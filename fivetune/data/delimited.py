@@ -86,7 +86,7 @@ def find_separator(head: str, path: Path) -> str:
     if named := _match_separator_line(head):
         return named[1]
     suffix = get_data_suffix(path)
-    shares = {one: _measure_alike(head, one) for one in SEPARATORS}
+    shares = {one: 0.0 if not suffix and _is_prose(head, one) else _measure_alike(head, one) for one in SEPARATORS}
     by_suffix = BY_SUFFIX.get(suffix, "")
     alike = [one for one in SEPARATORS if shares[one] == 1]
     if marks := _find_marks(head, unless=bool({*alike} - {"|"})):
@@ -100,6 +100,12 @@ def find_separator(head: str, path: Path) -> str:
 def _match_separator_line(head: str) -> re.Match[str] | None:
     """Match the first line that Excel reads and writes: `sep=;`."""
     return re.match(r'\s*"?sep=([^\n\w"])"?[;,\t]*\r?\n', head, re.IGNORECASE)
+
+
+def _is_prose(head: str, separator: str) -> bool:
+    """Return whether a separator is followed by a space or a line end in most places: it is part of sentences."""
+    num_prose = len(re.findall(rf"{separator}(?=[ \r\n])", head)) if separator in PROSE_SEPARATORS else 0
+    return 2 * num_prose > head.count(separator)
 
 
 def _measure_alike(head: str, separator: str) -> float:
@@ -319,6 +325,19 @@ def read_csv_rows(
             yield _describe_swallowed(path, number, swallowed)
         else:
             yield TableRow(path, number, names, cells)
+
+
+def read_text_lines(file: IO[bytes], path: Path, header: Sequence[str]) -> Iterator[TableRow]:
+    """Yield each line as a row of one column, blank ones too, so that the n-th record is the n-th line."""
+    for number, line in _decode_lines(file, path, 0):
+        yield TableRow(path, number, header, [line.removesuffix("\n").removesuffix("\r")])
+
+
+def read_first_cells(head: str, path: Path) -> list[str]:
+    """Return the cells of a table's first row, of lines without a separator the first line."""
+    separator = find_separator(head, path) or ","
+    rows = _sample_rows(head, separator, is_quoted=len(separator) == 1)
+    return next(iter(rows[1 if _match_separator_line(head) else 0 :]), [])
 
 
 def _find_names(

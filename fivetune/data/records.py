@@ -19,7 +19,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, cast
 
-from fivetune.data.delimited import TableRow, describe_missing_column, find_separator, read_csv_rows
+from fivetune.data.delimited import (
+    TableRow,
+    describe_missing_column,
+    find_separator,
+    read_csv_rows,
+    read_text_lines,
+)
 from fivetune.data.json_records import RECORD_LISTS, SPLIT_NAMES, RawLine, read_json_records, read_jsonl_lines
 from fivetune.data.json_text import decode_line, describe_value, find_json_error
 from fivetune.data.source_files import (
@@ -88,10 +94,13 @@ def list_source_files(source: str) -> list[Path]:
     return list_local_files(source)
 
 
-def check_source(source: str) -> None:
+def check_source(source: str, *, allows_lines: bool = False) -> None:
     """Raise DataError or FiveTuneEnvironmentError unless a source's files exist, are readable and begin like data.
 
     No record is read. A hub name passes unchecked, because its content is known only after the download.
+
+    Args:
+        allows_lines: lines of text without columns are data, too.
     """
     if is_hub_name(source):
         return
@@ -100,7 +109,9 @@ def check_source(source: str) -> None:
         return
     for file in files:
         with open_bytes(file) as content:
-            detect_format(content.read(HEAD_BYTES), file)
+            head = content.read(HEAD_BYTES)
+        if detect_format(head, file) == "lines" and not allows_lines:
+            raise _make_lines_error(head, file)
 
 
 def read_records(
@@ -277,9 +288,14 @@ def _read_file_items(
     path: Path, columns: Mapping[str, str], header: Sequence[str], on_open: Callable[[IO[bytes]], None]
 ) -> Iterator[Item]:
     with open_bytes(path, on_open) as file:
-        kind = detect_format(file.read(HEAD_BYTES), path)
+        head = file.read(HEAD_BYTES)
+        kind = detect_format(head, path)
         file.seek(0)
-        if kind == "csv":
+        if kind in ("csv", "lines") and len(header) == 1 and not get_data_suffix(path):
+            yield from read_text_lines(file, path, header)
+        elif kind == "lines":
+            raise _make_lines_error(head, path)
+        elif kind == "csv":
             yield from read_csv_rows(file, path, columns=columns, header=header)
         elif kind == "parquet":
             yield from read_parquet_rows(file, path, columns=columns)
@@ -349,7 +365,9 @@ def _find_id(fields: Mapping[str, object]) -> object:
 
 
 def detect_format(head: bytes, path: Path) -> str:
-    """Detect a file's format from its first bytes, then from its suffix: "json", "jsonl", "csv" or "parquet".
+    """Detect a file's format from its first bytes, then from its suffix: "json", "jsonl", "csv", "parquet" or "lines".
+
+    Lines are text without a separator in a file whose suffix names no format.
 
     Raises DataError for other content: an empty file, a Git-LFS pointer, an HTML page, an archive, UTF-16, NUL bytes.
 
@@ -373,12 +391,15 @@ def detect_format(head: bytes, path: Path) -> str:
         raise DataError(
             f"{path}: not a Parquet file: begins with {quote_value(text, limit=20)}. {FORMATS} Rename or replace it."
         )
-    if not expected and not find_separator(text, path):
-        raise DataError(
-            f"{path}: the format is not recognised; it begins with {quote_value(text, limit=20)}. {FORMATS} "
-            f"Give the file the suffix of its format."
-        )
-    return expected or "csv"
+    return expected or ("csv" if find_separator(text, path) else "lines")
+
+
+def _make_lines_error(head: bytes, path: Path) -> DataError:
+    text = head.decode("utf-8-sig", errors="replace")
+    return DataError(
+        f"{path}: the format is not recognised; it begins with {quote_value(text, limit=20)}. {FORMATS} Give the file "
+        "the suffix of its format. Of two files of lines make a table: paste A.en A.de > A.tsv, with --header en,de."
+    )
 
 
 def _is_first_line_record(text: str) -> bool:

@@ -273,7 +273,20 @@ def make_utf8_error(path: Path, error: UnicodeDecodeError, *, line: int) -> Data
     )
 
 
+def _format_unpacked(source: str) -> str:
+    """Format a file as an argument of a shell command that reads text."""
+    return f"<(gzip -dc {shlex.quote(source)})" if source.endswith(".gz") else shlex.quote(source)
+
+
 def _describe_missing_path(path: Path, source: str) -> str:
+    parts = source.split(",")
+    if len(parts) > 1 and all(os.path.isfile(Path(part).expanduser()) for part in parts):
+        names = ",".join(Path(part.removesuffix(".gz")).suffix[1:] or "NAME" for part in parts)
+        joined = " ".join(map(_format_unpacked, parts))
+        return (
+            f"{source}: several files in one name. Files of lines that belong together become one table: paste "
+            f"{joined} > {Path(parts[0]).stem}.tsv, with --header {names}. Other files are a list: [A, B]."
+        )
     folder = path.parent
     while not os.path.exists(folder):
         folder = folder.parent

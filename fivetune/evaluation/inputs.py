@@ -12,9 +12,20 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
-from fivetune.data.records import BadRecord, UniqueIds, apply_task, find_column, read_records
+from fivetune.data.delimited import read_first_cells
+from fivetune.data.records import (
+    BadRecord,
+    UniqueIds,
+    apply_task,
+    detect_format,
+    find_column,
+    is_hub_name,
+    read_records,
+)
+from fivetune.data.source_files import HEAD_BYTES, get_data_suffix, open_bytes
 from fivetune.data.tables import NUMBERS, find_unwritable_column, format_json, replace_empty_cell
 from fivetune.errors import AbsentColumnError, DataError
+from fivetune.tasks import find_needed_columns
 from fivetune.types import RawRecord, Task
 
 
@@ -45,7 +56,7 @@ def iter_input_rows(
     source: str, task: Task, columns: Mapping[str, str], header: Sequence[str] = ()
 ) -> Iterator[InputRow]:
     """Yield one row per record of `source`, in order. Raises DataError for an unreadable file."""
-    ids = UniqueIds()
+    ids, header = UniqueIds(), choose_header(source, task, columns, header)
     for record, original in zip(_iter_all(source, columns, header), _iter_all(source, {}, header), strict=True):
         fields: Mapping[str, object] = {}
         if isinstance(original, RawRecord):
@@ -53,6 +64,33 @@ def iter_input_rows(
         row = _build_row(record, fields, task)
         unique = ids.number(record) if isinstance(record, RawRecord) else record
         yield replace(row, key=row.id if unique is record else _build_row(unique, fields, task).id)
+
+
+def choose_header(source: str, task: Task, columns: Mapping[str, str], header: Sequence[str]) -> tuple[str, ...]:
+    """Choose the names of an input's columns: none if its first line has those that the task reads, else `header` if
+    it fits, and for lines of text the only column that the task reads.
+
+    Raises DataError for lines of text and a task of several columns.
+    """
+    path = Path(source).expanduser()
+    if is_hub_name(source) or not path.is_file():
+        return tuple(header)
+    with open_bytes(path) as file:
+        head = file.read(HEAD_BYTES)
+    if detect_format(head, path) not in ("csv", "lines"):
+        return tuple(header)
+    needed = [columns.get(name, name) for name in find_needed_columns(task)]
+    first = read_first_cells(head.decode("utf-8-sig", errors="replace"), path)
+    if {*needed} <= {*first}:
+        return ()
+    if get_data_suffix(path) or (header and len(header) == len(first)):
+        return tuple(header)
+    if len(needed) == 1:
+        return (needed[0],)
+    raise DataError(
+        f"{source}: lines of text, but the task reads {', '.join(needed)}. Allowed is a table with these names in its "
+        "first line, or JSONL. Write the columns into one file."
+    )
 
 
 def _iter_all(source: str, columns: Mapping[str, str], header: Sequence[str]) -> Iterator[RawRecord | BadRecord]:

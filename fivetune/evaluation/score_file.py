@@ -1,18 +1,21 @@
-"""Reader of prediction files and no-answer score files: one value per id.
+"""Reader of prediction files and no-answer score files: one value per id, or per record in order.
 
-In: `{id: value}` as JSON, JSON lines (or a list) of {"id": ..., "prediction": ...}, or BioASQ's
-{"questions": [{"id": ..., "exact_answer": ...}]}, plain or gzipped; a folder of such files. Out: rankings of texts, or
-numbers, by id.
+In: what `fivetune predict` writes (JSON lines, a JSON array, CSV, TSV, Parquet, a submission), what pandas makes of it,
+`{id: value}` as JSON, BioASQ's {"questions": [{"id": ..., "exact_answer": ...}]}, or lines of text, plain or gzipped; a
+folder of such files. Out: rankings of texts, or numbers, by id; in the order of the file if it has no ids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from fivetune.data.delimited import read_first_cells, read_text_lines
 from fivetune.data.json_text import JsonWindow
-from fivetune.data.source_files import list_local_files, open_text, quote_value
+from fivetune.data.source_files import HEAD_BYTES, get_data_suffix, list_local_files, open_bytes, open_text, quote_value
 from fivetune.errors import DataError
 from fivetune.types import JsonValue
 from fivetune.values import as_finite_number
@@ -20,9 +23,16 @@ from fivetune.values import as_finite_number
 T = TypeVar("T")
 PREDICTION_KEYS = ("prediction", "prediction_text", "exact_answer")
 NO_ANSWER_KEYS = ("no_answer_score", "no_answer_probability")
+INDEX_NAMES = ("Unnamed: ", "__index_level_")  # of pandas in CSV, as it reads them, and in Parquet
+JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
+SKIPPED: JsonValue = ("skipped",)  # JSON has no tuples
 
 
-def read_rankings(source: str) -> dict[str, list[str]]:
+Values = dict[str, T] | list[T | None]
+"""Values by id, or by the number of the record; None: the record has none."""
+
+
+def read_rankings(source: str) -> Values[list[str]]:
     """Read the answers to each question, best first; a single text is a ranking of one.
 
     Raises DataError for a value that is neither a text nor a list of texts.
@@ -30,7 +40,7 @@ def read_rankings(source: str) -> dict[str, list[str]]:
     return _read_values(source, keys=PREDICTION_KEYS, parse=_parse_ranking)
 
 
-def read_no_answer_scores(source: str) -> dict[str, float]:
+def read_no_answer_scores(source: str) -> Values[float]:
     """Read the no-answer score of each prediction. Raises DataError for a value that is not a finite number."""
     return _read_values(source, keys=NO_ANSWER_KEYS, parse=_parse_number)
 
@@ -55,37 +65,99 @@ def _get_first(item: JsonValue) -> JsonValue:
 
 
 def _parse_number(value: JsonValue) -> float:
+    if isinstance(value, str):  # a cell of a table
+        with suppress(ValueError):
+            value = float(value)
     if (number := as_finite_number(value)) is None:
         raise ValueError("It must be a finite number.")
     return number
 
 
-def _read_values(source: str, *, keys: Sequence[str], parse: Callable[[JsonValue], T]) -> dict[str, T]:
+def _read_values(source: str, *, keys: Sequence[str], parse: Callable[[JsonValue], T]) -> Values[T]:
     """Read one value per id from `{id: value}`, or from rows with `id` and one of `keys`; a folder's files are joined.
+    Rows and lines without an id give a list.
 
     Args:
         parse: converts a value; raises ValueError with what is allowed.
 
     Raises DataError with the file, and the id or the row.
     """
-    values: dict[str, T] = {}
+    by_id: dict[str, T] = {}
+    in_order: list[T | None] = []
     for path in list_local_files(source):
-        with open_text(path) as file:
-            for key, value in _read_pairs(JsonWindow(file, path), path, keys):
-                try:
-                    parsed = parse(value)
-                except ValueError as error:
-                    raise DataError(f"{path}: the value of {key!r} is {quote_value(value)}. {error}") from None
-                if key in values:
-                    raise DataError(f"{path}: the id {key!r} occurs twice. Ids must be unique. Keep one.")
-                values[key] = parsed
-    if not values:
+        for key, value in _read_file(path, keys):
+            try:
+                parsed = None if value is SKIPPED else parse(value)
+            except ValueError as error:
+                what = f"the value of {key!r}" if key is not None else f"value {len(in_order) + 1}"
+                raise DataError(f"{path}: {what} is {quote_value(value)}. {error}") from None
+            if key is None:
+                in_order.append(parsed)
+            elif key in by_id:
+                raise DataError(f"{path}: the id {key!r} occurs twice. Ids must be unique. Keep one.")
+            elif parsed is not None:
+                by_id[key] = parsed
+    if by_id and in_order:
+        raise DataError(f"{source}: some rows have an id, others none. Allowed are ids for all, or for none. Add them.")
+    if not by_id and all(value is None for value in in_order):
         raise DataError(f"{source}: contains no values. {_describe_expected(keys)}")
-    return values
+    return by_id or in_order
 
 
-def _read_pairs(window: JsonWindow, path: Path, keys: Sequence[str]) -> Iterator[tuple[str, JsonValue]]:
-    """Yield (id, value) of each entry; JSON lines are concatenated objects, so one loop reads all formats."""
+def _read_file(path: Path, keys: Sequence[str]) -> Iterator[tuple[str | None, JsonValue]]:
+    """Yield (id or None, value) of each entry of a file; SKIPPED for a record without a value that has its place."""
+    with open_bytes(path) as file:
+        head = file.read(HEAD_BYTES)
+    if head.startswith(b"PAR1"):
+        yield from _read_table(path, keys)
+        return
+    with open_text(path) as file:
+        start = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+        if start in (b"{", b"[") or get_data_suffix(path) in JSON_SUFFIXES:
+            yield from _read_pairs(JsonWindow(file, path), path, keys)
+        elif not get_data_suffix(path) and not _has_names(head, path, keys):
+            yield from ((None, row.cells[0]) for row in read_text_lines(file, path, ()))
+        else:
+            yield from _read_table(path, keys)
+
+
+def _has_names(head: bytes, path: Path, keys: Sequence[str]) -> bool:
+    """Return whether the first line of a text names columns."""
+    cells = read_first_cells(head.decode("utf-8-sig", errors="replace"), path)
+    return any(cell in keys for cell in cells) or (len(cells) > 1 and "id" in cells)
+
+
+def _read_table(path: Path, keys: Sequence[str]) -> Iterator[tuple[str | None, JsonValue]]:
+    """Yield (id, value) of each row; without a column of ids (None, value)."""
+    from fivetune.data.records import read_records  # readers of many formats, not for --help
+
+    for record in read_records(str(path)):
+        column = _find_value_column(record.fields, keys)
+        if column is None:
+            names = ", ".join(name for name in record.fields if name != "id" or record.has_own_id)
+            raise DataError(f"{path}: no column {keys[0]}; there are {names}. {_describe_expected(keys)}")
+        value = SKIPPED if _is_skipped(dict(record.fields)) else record.fields[column]
+        key = str(record.fields["id"]) if record.has_own_id else None
+        if value is not SKIPPED or key is None:
+            yield key, value
+
+
+def _find_value_column(fields: Mapping[str, object], keys: Sequence[str]) -> str | None:
+    """Return the column of the values: by its name, of several the last, which `predict` adds; or the only one beside
+    the id and the index of pandas.
+
+    >>> _find_value_column({"id": "1", "text": "a", "prediction": "x", "prediction_2": "y"}, PREDICTION_KEYS)
+    'prediction_2'
+    >>> _find_value_column({"id": "1", "Unnamed: 0": "0", "label": "y"}, PREDICTION_KEYS)
+    'label'
+    """
+    named = [name for name in fields if re.sub("(_2)+$", "", name) in keys]
+    others = [name for name in fields if name.lower() != "id" and not name.startswith(INDEX_NAMES)]
+    return named[-1] if named else others[0] if len(others) == 1 else None
+
+
+def _read_pairs(window: JsonWindow, path: Path, keys: Sequence[str]) -> Iterator[tuple[str | None, JsonValue]]:
+    """Yield (id or None, value) of each entry; JSON lines are concatenated objects, so one loop reads all formats."""
     while start := window.peek():
         if start == "[":
             rows = (window.read_value() for _ in window.iter_indices())
@@ -99,7 +171,7 @@ def _read_pairs(window: JsonWindow, path: Path, keys: Sequence[str]) -> Iterator
                 continue
             if _is_skipped(dict(members)):
                 continue
-            is_row = "id" in names and any(key in names for key in keys)
+            is_row = any(key in names for key in keys)
             if is_row and len(set(names)) < len(names):
                 raise DataError(
                     f"{path}: {quote_value(dict(members))} has a duplicate key. Keys must be unique. Remove one."
@@ -117,13 +189,18 @@ def _is_skipped(row: JsonValue) -> bool:
     return isinstance(row, dict) and bool(row.get("skipped"))
 
 
-def _parse_row(row: JsonValue, path: Path, keys: Sequence[str]) -> tuple[str, JsonValue]:
+def _parse_row(row: JsonValue, path: Path, keys: Sequence[str]) -> tuple[str | None, JsonValue]:
+    if type(row) is str:
+        return None, row
     table = row if isinstance(row, dict) else {}
     present = [key for key in keys if key in table]
-    if not present or table.get("id") is None:
-        raise DataError(f"{path}: {quote_value(row)} has no id or no {keys[0]}. {_describe_expected(keys)}")
-    return str(table["id"]), table[present[0]]
+    if not present:
+        raise DataError(f"{path}: {quote_value(row)} has no {keys[0]}. {_describe_expected(keys)}")
+    return None if table.get("id") is None else str(table["id"]), table[present[0]]
 
 
 def _describe_expected(keys: Sequence[str]) -> str:
-    return f'Allowed is one JSON object {{id: value}}, or lines {{"id": ..., "{keys[0]}": ...}}.'
+    return (
+        f"Allowed is one JSON object {{id: value}}; JSON lines, CSV, TSV or Parquet with id and {keys[0]}, as predict "
+        "writes them; or one row or line of text per record, in the order of the references."
+    )

@@ -35,7 +35,7 @@ from fivetune.evaluation.answer_log import PATTERN as ANSWERS
 from fivetune.evaluation.answer_log import AnswerLog, AnswerWriter
 from fivetune.evaluation.batch_size import AutoBatchSize
 from fivetune.evaluation.evaluator import Evaluator
-from fivetune.evaluation.inputs import iter_input_rows
+from fivetune.evaluation.inputs import choose_header, iter_input_rows
 from fivetune.evaluation.predicted_file import PredictedFile
 from fivetune.evaluation.requests import answer_requests, list_inputs, name_texts, read_requests
 from fivetune.model.adapters import FOLDER, attach_exported, find_adapter
@@ -284,7 +284,7 @@ class LoadedRun:
             task=task,
             limits=build_length_limits(self.config),
             columns=dict(columns),
-            header=self.config.data.header,
+            header=choose_header(path, task, columns, self.config.data.header),
             on_bad_record="skip",
             labelled=False,
         )

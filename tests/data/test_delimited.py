@@ -198,3 +198,12 @@ def test_records_that_are_lists(tmp_path, read, name, content):
     assert read(name, content, ("text", "label"))[0][0] == ("Go", "x")
     with pytest.raises(DataError, match=r"no header: .*--header a,b"):
         list(read_records(str(tmp_path / name)))
+
+
+def test_files_of_lines_are_refused_with_the_command_that_joins_them(tmp_path):
+    for name in ("train.en", "train.de"):
+        (tmp_path / name).write_text("Gus hat: Hut, rot.\n" * 5)
+        with pytest.raises(DataError, match=r"paste A\.en A\.de > A\.tsv, with --header en,de"):
+            list(read_records(str(tmp_path / name)))
+    with pytest.raises(DataError, match=r"paste .*train\.en .*train\.de > train\.tsv, with --header en,de"):
+        list(read_records(f"{tmp_path}/train.en,{tmp_path}/train.de"))
