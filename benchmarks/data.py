@@ -1,4 +1,4 @@
-"""Batch assembly: FiveTune's memory-mapped store against transformers' DataCollatorForSeq2Seq over a list of lists.
+"""Batch assembly: FiveTune's store against transformers' DataCollatorForSeq2Seq over a list of lists.
 
 Same examples in the same order, one core, windows interleaved A B B A: flat batches as training takes them, and padded
 ones as transformers' collator makes them.

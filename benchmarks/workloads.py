@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from fivetune.config import load_config
-from fivetune.data.arrays import map_arrays, write_arrays
+from fivetune.data.arrays import read_arrays, write_arrays
 from fivetune.data.ragged import Ragged
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.model.save import save_model
@@ -82,7 +82,7 @@ class Examples:
 
     def __init__(self, folder: Path) -> None:
         self.lengths_from = (folder / "lengths_from.txt").read_text()
-        arrays = map_arrays(folder / "examples.safetensors")
+        arrays = read_arrays(folder / "examples.safetensors")
         self.inputs, self.labels = (
             Ragged(arrays[f"{name}.values"], arrays[f"{name}.offsets"]) for name in ("inputs", "labels")
         )

@@ -12,7 +12,7 @@ import re
 import shlex
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fivetune.commands import print_json, print_text
 
@@ -23,6 +23,8 @@ TAKES_SETTINGS = True
 COUNTS = ("num_read", "num_skipped", "num_examples", "num_input_tokens", "num_target_tokens")
 
 Prepared = dict[str, dict[str, Any]]
+Built: TypeAlias = "tuple[JsonTable, bool, str]"
+"""The summary of a split, whether it was there, and a sentence about the damage for which it was made anew."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,11 +91,11 @@ def _prepare_splits(config: Any, output: str | None, progress: Any) -> Prepared:
     found: Prepared = {}
     for split in ("train", "eval"):
 
-        def prepare(on_progress: Any, split: str = split) -> tuple[JsonTable | None, None]:
-            store = prepare_split(config, tokenizer, split, on_progress=on_progress)
-            return None if store is None else store.summary, None
+        def prepare(split: str = split) -> Built | None:
+            store = prepare_split(config, tokenizer, split, on_progress=progress.update)
+            return store and (store.summary, not store.is_new, store.rebuilt)
 
-        if facts := _measure_build(split, prepare, progress):
+        if facts := _measure_build(split, prepare):
             found[split] = facts
     return found
 
@@ -118,40 +120,32 @@ def _write_splits(config: Any, tokenizer: Any, output: str, progress: Any) -> Pr
                 raise ConfigError(f"data.{split}: {again} is prepared data already. Name the files it was made of.")
             location = join_location(output, *filter(None, (name, split)))
 
-            def prepare(on_progress: Any, location: str = location, source: Any = source) -> tuple[JsonTable, bool]:
+            def prepare(location: str = location, source: Any = source) -> Built:
                 index, was_there = write_prepared(
-                    location, source, tokenizer, num_processes=config.data.num_processes, on_progress=on_progress
+                    location, source, tokenizer, num_processes=config.data.num_processes, on_progress=progress.update
                 )
                 shards = index["shards"]
                 facts = {"num_shards": len(shards), "num_bytes": sum(entry["size"] for entry in shards)}
-                return {**index["summary"], **facts, "location": location}, was_there
+                return {**index["summary"], **facts, "location": location}, was_there, ""
 
             title = f"{name} {split}".strip()
-            if facts := _measure_build(title, prepare, progress, ("num_shards", "num_bytes", "location")):
+            if facts := _measure_build(title, prepare, ("num_shards", "num_bytes", "location")):
                 found[title] = facts
     return found
 
 
-def _measure_build(
-    name: str, prepare: Callable[[Any], tuple[JsonTable | None, bool | None]], progress: Any, also: tuple[str, ...] = ()
-) -> dict[str, Any] | None:
+def _measure_build(name: str, prepare: Callable[[], Built | None], also: tuple[str, ...] = ()) -> dict[str, Any] | None:
     """Return the counts of a build, its seconds, and whether nothing was tokenised; None without data."""
     from fivetune.training.data_checks import iter_record_notes
 
-    tokenised: list[int] = []
-
-    def report(what: str, done: int, total: int | None = None) -> None:
-        tokenised.append(done)
-        progress.update(what, done, total)
-
     started = time.perf_counter()
-    summary, was_there = prepare(report)
-    if summary is None:
+    built = prepare()
+    if built is None:
         return None
+    summary, was_there, rebuilt = built
     seconds = time.perf_counter() - started
-    notes = [f"{name}: {note}" for note in iter_record_notes(summary)]
+    notes = [*filter(None, [rebuilt]), *(f"{name}: {note}" for note in iter_record_notes(summary))]
     facts = {key: summary[key] for key in (*COUNTS, *also)}
-    was_there = not tokenised if was_there is None else was_there
     return {**facts, "notes": notes, "seconds": seconds, "was_there": was_there}
 
 

@@ -1,19 +1,22 @@
 """Named arrays in one file, in the layout of safetensors, with a checksum.
 
-In: arrays of one dimension. Out: the file, its size and CRC-32; memory-mapped arrays.
+In: arrays of one dimension. Out: the file, its size and CRC-32; arrays in memory, or pieces of them from the open file.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import weakref
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fivetune.errors import FiveTuneEnvironmentError
 from fivetune.rundir import replace_file
 from fivetune.rundir.checksums import compute_crc32
 from fivetune.types import JsonTable
@@ -22,7 +25,13 @@ Array = NDArray[Any]
 
 DTYPES = {"U8": np.uint8, "U16": np.uint16, "I32": np.int32, "U32": np.uint32, "I64": np.int64, "U64": np.uint64}
 _NAMES = {np.dtype(kind).name: name for name, kind in DTYPES.items()}
+HEAD_BYTES = 2**12  # of a file, which its header fits into
+MISSING = "is missing"
 ALIGNMENT = 64  # of the first array; those with larger items precede, so that all are aligned
+
+
+class DamagedStoreError(FiveTuneEnvironmentError):
+    """Raised for a folder that is not complete prepared data, or no longer."""
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Array]) -> JsonTable:
@@ -47,19 +56,87 @@ def write_arrays(path: Path, arrays: Mapping[str, Array]) -> JsonTable:
     return {"size": len(head) + end, "crc32": crc32}
 
 
-def map_arrays(path: Path) -> dict[str, Array]:
-    """Memory-map the arrays of a file. Raises OSError; ValueError or KeyError for a file that is not one of these."""
-    whole = np.memmap(path, dtype=np.uint8, mode="r")
-    plain = np.asarray(whole)  # the same pages as a plain array, which slices far faster
-    start = 8 + int.from_bytes(plain[:8].tobytes(), "little")
-    if start > len(plain):
+def read_arrays(path: Path, entry: Mapping[str, Any] | None = None) -> dict[str, Array]:
+    """Read the arrays of a file into memory, and compare it with its entry in an index (size, crc32), if one is given.
+
+    Raises OSError; ValueError or KeyError for another file.
+    """
+    content = path.read_bytes()
+    if entry and (fault := _describe_fault(len(content), entry, zlib.crc32(content))):
+        raise ValueError(f"{path.name} {fault}")
+    return {
+        name: np.frombuffer(content, kind, (stop - start) // kind.itemsize, start)
+        for name, (kind, start, stop) in _parse_header(content, len(content)).items()
+    }
+
+
+class Place(NamedTuple):
+    """The type of an array, and its first byte and end in a file."""
+
+    dtype: np.dtype[Any]
+    start: int
+    stop: int
+
+
+class ArrayFile:
+    """A file of arrays that stays open, of which pieces are read.
+
+    It is not memory-mapped: a mapped file that is cut off while a process uses it ends that process by SIGBUS, without
+    a word. A piece that cannot be read is an error instead, and a file that was deleted stays readable.
+
+    Args:
+        in_memory: read the whole file now, so that nothing that happens to it later matters.
+
+    Raises OSError; ValueError or KeyError for a file that is not one of these.
+    """
+
+    def __init__(self, path: Path, *, in_memory: bool = False) -> None:
+        self.path = path
+        self._content = b""
+        if in_memory:
+            self._content = path.read_bytes()
+            self.places = _parse_header(self._content, len(self._content))
+            return
+        self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._handle)
+        head = os.pread(self._handle, HEAD_BYTES, 0)
+        self.places = _parse_header(head, os.fstat(self._handle).st_size)
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Read the bytes [start, stop) of the file. Raises DamagedStoreError if it ends before."""
+        if self._content:
+            return self._content[start:stop]
+        try:
+            content = os.pread(self._handle, stop - start, start)
+        except (OSError, ValueError, OverflowError, MemoryError) as error:
+            raise self.build_error(f"cannot be read ({error})") from None
+        if len(content) != stop - start:
+            raise self.build_error("ends too early")
+        return content
+
+    def build_error(self, fault: str) -> DamagedStoreError:
+        return build_lost_error(self.path, fault)
+
+
+def build_lost_error(path: Path, fault: str) -> DamagedStoreError:
+    """Return the error for a file of tokenised data that was whole when the process began to read it."""
+    return DamagedStoreError(
+        f"{path}: {fault}: the tokenised data were changed or removed while they were in use. Run the same command "
+        "again, a run with --resume: they are checked and made anew."
+    )
+
+
+def _parse_header(head: bytes, size: int) -> dict[str, Place]:
+    """Return where the arrays are in a file of `size` bytes that begins with `head`."""
+    start = 8 + int.from_bytes(head[:8], "little")
+    if not 8 < start <= min(len(head), size):
         raise ValueError("the header is cut off")
-    found: dict[str, Array] = {}
-    for name, entry in json.loads(plain[8:start].tobytes()).items():
+    found: dict[str, Place] = {}
+    for name, entry in json.loads(head[8:start]).items():
         low, high = (start + offset for offset in entry["data_offsets"])
-        if high > len(plain):
+        if high > size:
             raise ValueError(f"{name} is cut off")
-        found[name] = plain[low:high].view(DTYPES[entry["dtype"]])
+        found[name] = Place(np.dtype(DTYPES[entry["dtype"]]), low, high)
     return found
 
 
@@ -71,11 +148,15 @@ def find_fault(path: Path, entry: Mapping[str, Any], *, whole: bool = True) -> s
     """
     try:
         size = path.stat().st_size
-        if size != entry["size"]:
-            return f"holds {size:,} bytes instead of {entry['size']:,}"
-        if not whole:
-            return None
-        value = compute_crc32(path)
+        fault = _describe_fault(size, entry)
+        return fault if fault or not whole else _describe_fault(size, entry, compute_crc32(path))
     except FileNotFoundError:
-        return "is missing"
-    return None if value == entry["crc32"] else f"has the checksum {value:08x} instead of {entry['crc32']:08x}"
+        return MISSING
+
+
+def _describe_fault(size: int, entry: Mapping[str, Any], crc32: int | None = None) -> str | None:
+    if size != entry["size"]:
+        return f"holds {size:,} bytes instead of {entry['size']:,}"
+    if crc32 in (None, entry["crc32"]):
+        return None
+    return f"has the checksum {crc32:08x} instead of {entry['crc32']:08x}"

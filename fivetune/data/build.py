@@ -4,7 +4,7 @@ In: a Source, a tokenizer and a target, a local folder or a URL. Out: these file
 
     shard-00000.safetensors ...   values and offsets of inputs, labels, ids and texts of consecutive rows
     rows.safetensors              facts of every row: lengths, group, clipped tokens
-    index.json                    settings, counts, and size and CRC-32 of the files above
+    index.json                    settings, counts, size and CRC-32 of the files above, and its own
 
 The files are the same for every number of processes. An interrupted build continues after the last shard that was
 written; progress-*.npz, one per shard, are deleted at the end.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import zlib
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
@@ -24,18 +25,20 @@ from typing import Any, Protocol, TypeGuard, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fivetune.data.arrays import write_arrays
+from fivetune.data.arrays import find_fault, write_arrays
 from fivetune.data.blocks import BlockReader, SeenIds
 from fivetune.data.convert import FACT_DTYPES, KINDS, ConvertedRows, Converter, GroupNumbers, RecordBlock
 from fivetune.data.encode import LengthLimits
 from fivetune.data.examples import ReadCounts, Source, describe_empty_store
+from fivetune.data.guard import ChangedSourceError, SourceGuard
 from fivetune.data.partial import load_progress, name_progress, remove_progress, save_progress
 from fivetune.data.worker import ConverterPool
 from fivetune.errors import DataError
-from fivetune.rundir.storage import is_url, join_location, list_objects, put_file, put_object
+from fivetune.rundir.storage import delete_object, is_url, join_location, list_objects, put_file, put_object
 from fivetune.types import JsonTable
 
-FORMAT, FORMAT_VERSION = "fivetune prepared data", 1
+FORMAT, FORMAT_VERSION = "fivetune prepared data", 2
+WITHOUT_CHECKSUM = 1  # the format version of an index that is otherwise the same
 INDEX, ROWS = "index.json", "rows.safetensors"
 BLOCK = 1_000  # records converted at once
 SHARD_ROWS, SHARD_BYTES = 50_000, 32 * 2**20  # a shard ends with the block that reaches one of them
@@ -49,10 +52,23 @@ def is_index(content: object) -> TypeGuard[JsonTable]:
 
 def describe_other_version(index: JsonTable) -> str | None:
     """Return what is wrong with the format version of an index; None if this version of FiveTune reads it."""
-    version = index["format_version"]
-    if version == FORMAT_VERSION:
+    version = index.get("format_version")
+    if version in (FORMAT_VERSION, WITHOUT_CHECKSUM):
         return None
-    return f"is of format {version}, this version of FiveTune reads {FORMAT_VERSION}"
+    return f"is of format {version}, this version of FiveTune reads up to {FORMAT_VERSION}"
+
+
+def find_index_fault(index: JsonTable) -> str | None:
+    """Describe why an index cannot be used: its version, or content that is not what was written; None if it can."""
+    other = describe_other_version(index)
+    if other or index["format_version"] == WITHOUT_CHECKSUM:
+        return other
+    return None if index.get("crc32") == _compute_index_crc32(index) else "is damaged: its checksum differs"
+
+
+def _compute_index_crc32(index: JsonTable) -> int:
+    content = {name: value for name, value in index.items() if name != "crc32"}
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
 class BuildProgressCallback(Protocol):
@@ -104,10 +120,11 @@ class _ShardWriter:
 
     Args:
         header: settings and tokenizer for the index.
+        guard: of the source, which must not have changed when a shard of its records is written.
     """
 
-    def __init__(self, target: str, header: JsonTable, state: _State) -> None:
-        self._target, self._header, self._state = target, header, state
+    def __init__(self, target: str, header: JsonTable, guard: SourceGuard, state: _State) -> None:
+        self._target, self._header, self._guard, self._state = target, header, guard, state
         self._waiting: list[ConvertedRows] = []
         self._groups: list[NDArray[np.int32]] = []
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="upload") if is_url(target) else None
@@ -129,6 +146,7 @@ class _ShardWriter:
         state, number = self._state, len(self._state.shards)
         if not any(one.num_rows for one in self._waiting):
             return
+        self._guard.refuse_change()  # a killed build continues after this shard
         columns: Columns = {
             name: np.concatenate([piece for one in self._waiting for piece in one.arrays[name]])
             for name in self._waiting[0].arrays
@@ -194,6 +212,7 @@ def build_prepared_data(
     target: str,
     converter: Converter,
     header: JsonTable,
+    guard: SourceGuard,
     *,
     num_processes: int = 1,
     on_progress: BuildProgressCallback = lambda what, done, total=None: None,
@@ -202,11 +221,35 @@ def build_prepared_data(
 
     Args:
         header: {"fingerprint", "settings", "tokenizer"}, copied into the index.
+        guard: of the source, taken with the fingerprint; if the source changes until the end, all shards are removed.
     """
-    source, state = converter.source, _load_state(target, header["fingerprint"])
+    state = _load_state(target, header["fingerprint"])
+    try:
+        with guard.explain_errors():
+            _write_shards(target, converter, header, guard, state, num_processes, on_progress)
+        guard.refuse_change(whole=True)
+    except ChangedSourceError:
+        for name in list_objects(target):
+            if name.startswith(("shard-", "progress-")):
+                delete_object(join_location(target, name))
+        raise
+    _write_index(target, converter.source, header, state)
+
+
+def _write_shards(
+    target: str,
+    converter: Converter,
+    header: JsonTable,
+    guard: SourceGuard,
+    state: _State,
+    num_processes: int,
+    on_progress: BuildProgressCallback,
+) -> None:
+    """Convert what the state lacks of a source."""
+    source = converter.source
     named = ", ".join(source.paths)
     on_progress(f"resuming {named}" if state.shards else f"reading {named}", state.num_items)
-    writer = _ShardWriter(target, header, state)
+    writer = _ShardWriter(target, header, guard, state)
     try:
         with closing(ConverterPool(converter, num_processes)) as pool:
             reader = BlockReader(source, state.num_items)
@@ -236,14 +279,19 @@ def build_prepared_data(
         raise DataError(describe_empty_store(source, state.counts))
     if converter.divided and source.split:
         state.counts.split = converter.divided.as_dict(source.split)
-    _write_index(target, source, header, state)
 
 
 def _load_state(target: str, fingerprint: str) -> _State:
     """Return the state after the last complete shard of an interrupted build of the same data."""
     state, names = _State(), set(list_objects(target))
     while {name_progress(len(state.shards)), name_shard(len(state.shards))} <= names:
-        facts, columns = load_progress(target, len(state.shards))
+        number = len(state.shards)
+        found = load_progress(target, number)
+        if found is None:
+            break
+        facts, columns = found
+        if not is_url(target) and find_fault(Path(target, name_shard(number)), facts["shard"]):
+            break
         if facts["fingerprint"] != fingerprint:
             raise DataError(
                 f"{target}: holds an unfinished preparation of other data or settings. Delete its files, or give "
@@ -283,7 +331,7 @@ def _write_index(target: str, source: Source, header: JsonTable, state: _State) 
         **state.counts.as_dict(),
         "source": list(source.paths),
     }
-    index = {
+    index: JsonTable = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         **header,
@@ -291,6 +339,7 @@ def _write_index(target: str, source: Source, header: JsonTable, state: _State) 
         "rows": {"file": ROWS, **_write_to(target, ROWS, {name: columns[name] for name in kept})},
         "shards": state.shards,
     }
+    index["crc32"] = _compute_index_crc32(index)
     put_object(join_location(target, INDEX), json.dumps(index, ensure_ascii=False, indent=1).encode())
     remove_progress(target, len(state.shards))
 

@@ -1,32 +1,42 @@
 """Targets that a teacher wrote, on disk: parts of rows in order, and a store that has them in place of its own.
 
-In: a store, labels of its rows. Out: files part-00000.safetensors ... in a folder, each written atomically, so that an
-interrupted generation continues after the last one; a DistilledStore.
+In: a store, labels of its rows. Out: files part-00000.safetensors ... in a folder, each with its size and CRC-32 in
+part-00000.json, which is written after it, so that an interrupted generation continues after the last one and a damaged
+part is generated again; a DistilledStore.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
 
-from fivetune.data.arrays import Array, map_arrays, write_arrays
+from fivetune.data.arrays import Array, find_fault, read_arrays, write_arrays
 from fivetune.data.ragged import Ragged, ShardedRagged
 from fivetune.data.store import DamagedStoreError, TokenStore
+from fivetune.rundir.files import write_json
 
 ROWS_PER_PART = 1024
 
 
 def list_missing_parts(folder: Path, num_rows: int) -> list[range]:
-    """The rows of each part that a folder lacks for a store of `num_rows`."""
-    starts = [start for start in range(0, num_rows, ROWS_PER_PART) if not _locate_part(folder, start).is_file()]
+    """The rows of each part that a folder lacks for a store of `num_rows`, or has damaged."""
+    starts = [start for start in range(0, num_rows, ROWS_PER_PART) if not _is_whole(_locate_part(folder, start))]
     return [range(start, min(start + ROWS_PER_PART, num_rows)) for start in starts]
 
 
 def _locate_part(folder: Path, start: int) -> Path:
     return folder / f"part-{start // ROWS_PER_PART:05}.safetensors"
+
+
+def _is_whole(part: Path) -> bool:
+    try:
+        return find_fault(part, json.loads(part.with_suffix(".json").read_bytes())) is None
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def write_part(folder: Path, start: int, labels: Sequence[Sequence[int]], is_cut: Sequence[bool]) -> None:
@@ -35,9 +45,9 @@ def write_part(folder: Path, start: int, labels: Sequence[Sequence[int]], is_cut
     Args:
         start: first row of the part.
     """
-    rows = Ragged.from_rows(labels, np.uint32)
+    rows, path = Ragged.from_rows(labels, np.uint32), _locate_part(folder, start)
     arrays: dict[str, Array] = {"values": rows.values, "offsets": rows.offsets, "is_cut": np.array(is_cut, np.uint8)}
-    write_arrays(_locate_part(folder, start), arrays)
+    write_json(path.with_suffix(".json"), write_arrays(path, arrays))
 
 
 class DistilledStore(TokenStore):
@@ -51,8 +61,9 @@ class DistilledStore(TokenStore):
 
     def __init__(self, store: TokenStore, folder: Path) -> None:
         super().__init__(store.folder, store.shards)
+        self.rebuilt = store.rebuilt
         try:
-            parts = [map_arrays(path) for path in sorted(folder.glob("part-*.safetensors"))]
+            parts = [read_arrays(path) for path in sorted(folder.glob("part-*.safetensors"))]
             labels = [Ragged(part["values"], part["offsets"]) for part in parts]
             ends = np.cumsum([len(part) for part in labels], dtype=np.int64)
             if ends[-1] != len(store):

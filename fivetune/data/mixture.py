@@ -116,6 +116,8 @@ class ConcatStore(TokenStore):
         hashes = [store.input_hashes for store in stores if store.input_hashes is not None]
         self.input_hashes = np.concatenate(hashes) if len(hashes) == len(stores) else None
         self.answer_clipped = np.concatenate([store.answer_clipped for store in stores])
+        self.is_new = any(store.is_new for store in stores)
+        self.rebuilt = " ".join(store.rebuilt for store in stores if store.rebuilt)
         self.summary = merge_summaries({name: store.summary for name, store in self.parts.items()})
 
     def get_id(self, row: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import zlib
 from pathlib import Path
 from typing import IO, Any
 
@@ -49,14 +50,18 @@ def name_progress(number: int) -> str:
 
 def save_progress(location: str, number: int, facts: JsonTable, arrays: dict[str, NDArray[Any]]) -> None:
     """Save the progress after a part atomically. The data that it describes must be there before."""
-    content = io.BytesIO()
-    np.savez(content, facts=np.array(json.dumps(facts)), **arrays)  # pyright: ignore[reportArgumentType]
-    put_object(join_location(location, name_progress(number)), content.getvalue())
+    held = io.BytesIO()
+    np.savez(held, facts=np.array(json.dumps(facts)), **arrays)  # pyright: ignore[reportArgumentType]
+    content = held.getvalue()
+    put_object(join_location(location, name_progress(number)), zlib.crc32(content).to_bytes(4, "little") + content)
 
 
-def load_progress(location: str, number: int) -> tuple[JsonTable, dict[str, NDArray[Any]]]:
-    """Return the facts and arrays of a part."""
-    with np.load(io.BytesIO(get_object(join_location(location, name_progress(number))))) as noted:
+def load_progress(location: str, number: int) -> tuple[JsonTable, dict[str, NDArray[Any]]] | None:
+    """Return the facts and arrays of a part; None if the file is damaged."""
+    content = get_object(join_location(location, name_progress(number)))
+    if zlib.crc32(content[4:]).to_bytes(4, "little") != content[:4]:
+        return None
+    with np.load(io.BytesIO(content[4:])) as noted:
         arrays = {name: noted[name] for name in noted.files}
     return json.loads(str(arrays.pop("facts"))), arrays
 

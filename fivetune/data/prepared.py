@@ -16,12 +16,12 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from fivetune.data.arrays import find_fault
+from fivetune.data.arrays import MISSING, find_fault
 from fivetune.data.build import (
     INDEX,
     BuildProgressCallback,
     build_prepared_data,
-    describe_other_version,
+    find_index_fault,
     is_index,
     name_progress,
 )
@@ -90,8 +90,8 @@ def read_prepared_index(location: str) -> JsonTable:
         raise DataError(f"{name}: damaged: {error}. {PREPARE_AGAIN}.") from None
     if not is_index(index):
         raise DataError(f"{name}: not the index of prepared data. Name a folder that fivetune prepare wrote.")
-    if other := describe_other_version(index):
-        raise DataError(f"{name}: {other}. {PREPARE_AGAIN}, or use the version of FiveTune that wrote it.")
+    if fault := find_index_fault(index):
+        raise DataError(f"{name}: {fault}. {PREPARE_AGAIN}, or use the version of FiveTune that wrote it.")
     for entry in (index["rows"], *index["shards"]):  # a copy is written under the name that the index gives
         if not is_file_name(entry["file"]):
             raise DataError(f"{name}: {entry['file']!r} is not the name of a file of this folder. {PREPARE_AGAIN}.")
@@ -110,7 +110,7 @@ def write_prepared(
 
     Raises DataError if other data is there; FiveTuneEnvironmentError if another process writes there, or for the disk.
     """
-    header = describe_data(source, tokenizer)
+    header, guard = describe_data(source, tokenizer)
     if has_object(join_location(location, INDEX)):
         index = read_prepared_index(location)
         if index["fingerprint"] != header["fingerprint"]:
@@ -119,7 +119,8 @@ def write_prepared(
             )
         return index, True
     num = num_processes or choose_num_processes(source)
-    converter = Converter(source, tokenizer, split_source(source))
+    with guard.explain_errors():
+        converter = Converter(source, tokenizer, split_source(source))
     with ExitStack() as stack:
         if is_url(location):  # before hours of work: may this machine write there?
             probe_location(location)
@@ -131,7 +132,7 @@ def write_prepared(
                 raise FiveTuneEnvironmentError(f"{location}: another process prepares data there. Wait for it.")
             stack.callback((Path(location) / LOCK).unlink, missing_ok=True)
             stack.enter_context(lock)
-        build_prepared_data(location, converter, header, num_processes=num, on_progress=on_progress)
+        build_prepared_data(location, converter, header, guard, num_processes=num, on_progress=on_progress)
     return read_prepared_index(location), False
 
 
@@ -164,8 +165,10 @@ def open_prepared(
         if window_shards is None:
             shards.fetch_all(on_progress)
         store = TokenStore(folder, shards)
+        store.rebuilt = shards.describe_damage()
     else:
         folder = Path(location).expanduser()
+        _refuse_damage(folder / index["rows"]["file"], index["rows"])
         store = TokenStore(folder, CheckedShardFolder(folder, index))
     store.summary["source"] = [location]
     store.window_shards = window_shards
@@ -229,10 +232,14 @@ class CheckedShardFolder(ShardFolder):
     def locate(self, number: int) -> Path:
         path = super().locate(number)
         if number not in self._checked:
-            if fault := find_fault(path, self._index["shards"][number]):
-                raise DataError(f"{path}: {fault}. {PREPARE_AGAIN}, or copy this one again.")
+            _refuse_damage(path, self._index["shards"][number])
             self._checked.add(number)
         return path
+
+
+def _refuse_damage(path: Path, entry: JsonTable) -> None:
+    if fault := find_fault(path, entry):
+        raise DataError(f"{path}: {fault}. {PREPARE_AGAIN}, or copy this one again.")
 
 
 class ShardCache:
@@ -247,6 +254,8 @@ class ShardCache:
         self._threads = ThreadPoolExecutor(NUM_FETCHED_AT_ONCE, thread_name_prefix="shards")
         self._fetching: dict[int, Future[None]] = {}
         self._kept: tuple[frozenset[int], frozenset[int]] | None = None
+        self._checked: set[str] = set()  # files that this process has compared with their checksums
+        self._damaged: set[str] = set()
         self._lock = Lock()
 
     def fetch_index(self) -> None:
@@ -295,8 +304,20 @@ class ShardCache:
             if not self._has(self._index["shards"][number]):
                 self._begin(number)
 
+    def describe_damage(self) -> str:
+        """Return a sentence about damaged copies, which were copied again; "" if there were none."""
+        if not self._damaged:
+            return ""
+        return f"{self._folder}: damaged copies of {', '.join(sorted(self._damaged))} were copied again."
+
     def _has(self, entry: Mapping[str, Any]) -> bool:
-        return find_fault(self._folder / entry["file"], entry, whole=False) is None
+        name = entry["file"]
+        fault = find_fault(self._folder / name, entry, whole=name not in self._checked)
+        if fault is None:
+            self._checked.add(name)
+        elif fault != MISSING:
+            self._damaged.add(name)
+        return fault is None
 
     def _begin(self, number: int) -> Future[None]:
         """Begin to copy a shard, unless that is under way."""

@@ -5,12 +5,16 @@ rows [[7, 8], [9]]  ->  values 7 8 9,  offsets 0 2 3
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fivetune.data.arrays import ArrayFile
+
+OFFSETS = struct.Struct("<qq")  # of a row and of the next
 Values = NDArray[Any]
 
 
@@ -41,17 +45,45 @@ class Ragged:
 
     def gather(self, rows: Sequence[int] | NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Concatenate the given rows as in `concatenate_rows`."""
-        return concatenate_rows(self.select(np.asarray(rows, dtype=np.int64)))
-
-    def select(self, rows: NDArray[np.int64]) -> list[Values]:
-        """Return the given rows."""
-        starts, ends = self.offsets[rows].tolist(), self.offsets[rows + 1].tolist()
-        return [self.values[start:end] for start, end in zip(starts, ends, strict=True)]
+        chosen = np.asarray(rows, dtype=np.int64)
+        starts, ends = self.offsets[chosen].tolist(), self.offsets[chosen + 1].tolist()
+        return concatenate_rows([self.values[start:end] for start, end in zip(starts, ends, strict=True)])
 
     @property
     def lengths(self) -> NDArray[np.int64]:
         """Length of every row."""
         return np.diff(self.offsets)
+
+
+class FileRagged:
+    """The rows of one ragged array in an open file, each read from there. Raises KeyError for an array that it lacks.
+
+    Args:
+        kind: the file holds the arrays `kind.values` and `kind.offsets`.
+    """
+
+    def __init__(self, file: ArrayFile, kind: str) -> None:
+        values, offsets = file.places[f"{kind}.values"], file.places[f"{kind}.offsets"]
+        self._file, self._values, self._first_offset = file, values, offsets.start
+        self._num_values = (values.stop - values.start) // values.dtype.itemsize
+
+    def __getitem__(self, row: int) -> Values:
+        return np.frombuffer(self.read(row), self._values.dtype)
+
+    def read(self, row: int) -> bytes:
+        """Return the bytes of a row. Raises DamagedStoreError."""
+        place = self._first_offset + 8 * row
+        start, stop = OFFSETS.unpack(self._file.read(place, place + OFFSETS.size))
+        if not 0 <= start <= stop <= self._num_values:
+            raise self._file.build_error("is damaged")
+        size, first = self._values.dtype.itemsize, self._values.start
+        return self._file.read(first + size * start, first + size * stop)
+
+    def gather(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Concatenate the given rows as in `concatenate_rows`."""
+        pieces = [self.read(row) for row in rows.tolist()]
+        ends = np.cumsum([0, *map(len, pieces)]) // self._values.dtype.itemsize
+        return np.frombuffer(b"".join(pieces), self._values.dtype).astype(np.int64), ends
 
 
 class ShardedRagged:
@@ -64,7 +96,10 @@ class ShardedRagged:
     """
 
     def __init__(
-        self, ends: NDArray[np.int64], open_part: Callable[[int], Ragged], lengths: NDArray[np.integer[Any]]
+        self,
+        ends: NDArray[np.int64],
+        open_part: Callable[[int], Ragged | FileRagged],
+        lengths: NDArray[np.integer[Any]],
     ) -> None:
         self.lengths = lengths
         self._ends = ends

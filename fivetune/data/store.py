@@ -1,8 +1,9 @@
-"""Prepared data as rows of token ids: shards on disk, memory-mapped, cached under a fingerprint.
+"""Prepared data as rows of token ids: shards on disk, read row by row, cached under a fingerprint.
 
-In: sources, a task, a tokenizer; or a folder that `fivetune/data/build.py` wrote. Out: a TokenStore; in memory are the
-pages that were read last. A store in the cache is built in a staging folder and renamed when it is complete; a damaged
-one is rebuilt. An interrupted build continues after the last complete shard.
+In: sources, a task, a tokenizer; or a folder that `fivetune/data/build.py` wrote. Out: a TokenStore, which has the
+facts of all rows in memory. A store in the cache is built in a staging folder and renamed when it is complete; one of
+an earlier process is compared with its checksums, and set aside and built again if it is damaged. An interrupted
+build continues after the last complete shard.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import json
 import os
 import shutil
 from collections import OrderedDict
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
 from hashlib import blake2b
@@ -24,20 +26,21 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fivetune.data.arrays import Array, find_fault, map_arrays
+from fivetune.data.arrays import ArrayFile, DamagedStoreError, build_lost_error, find_fault, read_arrays
 from fivetune.data.build import (
     INDEX,
     NUM_BINS,
     BuildProgressCallback,
     build_prepared_data,
-    describe_other_version,
+    find_index_fault,
     is_index,
     name_progress,
 )
 from fivetune.data.convert import KINDS, Converter, choose_dtype
 from fivetune.data.examples import Source, describe_bad_record, split_source
+from fivetune.data.guard import SourceGuard
 from fivetune.data.partial import LOCK, lock_build_folder
-from fivetune.data.ragged import Ragged, ShardedRagged, find_part
+from fivetune.data.ragged import FileRagged, ShardedRagged, find_part
 from fivetune.data.records import is_hub_name, list_source_files
 from fivetune.data.split import SPLIT_VERSION
 from fivetune.errors import DataError, FiveTuneEnvironmentError
@@ -50,13 +53,11 @@ if TYPE_CHECKING:
 __all__ = ["NUM_BINS", "DamagedStoreError", "TokenStore", "load_or_build_store"]
 
 ENCODING_VERSION = 3  # increase when the same input would be encoded differently
-LAYOUT_VERSION = 9  # increase when the files of a store or the keys of its summary change
-MAX_OPEN_SHARDS = 64  # memory-mapped at once
+LAYOUT_VERSION = 10  # increase when the files of a store or the keys of its summary change
+MAX_OPEN_SHARDS = 64  # of one store; each takes a file handle
+MEMORY_BYTES = 64 * 2**20  # of a store's shards, up to which they are kept in memory: reading them row by row is slower
+NUM_CHECKED_AT_ONCE = 4  # files; zlib and the disk leave Python's lock free
 LARGE_BYTES = 32 * 2**20  # of a source's files, from which on several processes convert them
-
-
-class DamagedStoreError(FiveTuneEnvironmentError):
-    """Raised for a folder that is not complete prepared data."""
 
 
 class Shards(Protocol):
@@ -93,13 +94,18 @@ class TokenStore:
     source gave its question, 0 for none and for ids of a few characters, which are equal by chance; `input_hashes[i]`
     is that of its inputs, case and white space aside, None in data that an earlier version prepared. `shard_ends` has
     the number of rows up to the end of each shard; `window_shards` the most of them on the disk at once, None for all.
+    `is_new` tells that this process built the store, and `rebuilt` is a sentence about the damage for which it did.
 
     Args:
         folder: holds index.json and rows.safetensors.
         shards: where the shards are; default: in the folder.
 
-    Raises DamagedStoreError if a file is missing or has another size than the index says.
+    Raises DamagedStoreError if a file is missing or has another size than the index says; the content of shards is
+    compared by `verify`, or by `shards`.
     """
+
+    is_new: bool = False
+    rebuilt: str = ""
 
     def __init__(self, folder: Path, shards: Shards | None = None) -> None:
         try:
@@ -107,13 +113,12 @@ class TokenStore:
             self.index = index
             self.summary: JsonTable = index["summary"]
             self.shard_ends = np.cumsum([entry["num_rows"] for entry in index["shards"]], dtype=np.int64)
-            facts = map_arrays(folder / index["rows"]["file"])
+            facts = read_arrays(folder / index["rows"]["file"], index["rows"])
             self.groups, self.num_clipped, self.answer_clipped, self.given_ids = (
                 facts[name] for name in ("groups", "num_clipped", "answer_clipped", "given_ids")
             )
             self.input_hashes = facts.get("input_hashes")
-            entries = [index["rows"], *([] if shards else index["shards"])]
-            for entry in entries:
+            for entry in [] if shards else index["shards"]:
                 if fault := find_fault(folder / entry["file"], entry, whole=False):
                     raise ValueError(f"{entry['file']} {fault}")
             if {len(rows) for rows in facts.values()} != {self.summary["num_examples"]}:
@@ -123,7 +128,8 @@ class TokenStore:
         self.folder = folder
         self.shards: Shards = shards or ShardFolder(folder, index)
         self.window_shards: int | None = None
-        self._open: OrderedDict[int, dict[str, Ragged]] = OrderedDict()
+        self._in_memory = sum(entry["size"] for entry in index["shards"]) <= MEMORY_BYTES
+        self._open: OrderedDict[int, dict[str, FileRagged]] = OrderedDict()
         self._lock = Lock()
         self.inputs = ShardedRagged(self.shard_ends, lambda n: self._open_shard(n)["inputs"], facts["input_lengths"])
         self.labels = ShardedRagged(self.shard_ends, lambda n: self._open_shard(n)["labels"], facts["label_lengths"])
@@ -131,29 +137,39 @@ class TokenStore:
     def __len__(self) -> int:
         return len(self.groups)
 
-    def _open_shard(self, number: int) -> dict[str, Ragged]:
-        """Return the ragged arrays of a shard, memory-mapped; of the shards read last, MAX_OPEN_SHARDS stay open."""
+    def verify(self, on_progress: BuildProgressCallback) -> None:
+        """Compare every shard with its checksum: each is read once. Raises DamagedStoreError."""
+        entries: Sequence[JsonTable] = self.index["shards"]
+        with ThreadPoolExecutor(NUM_CHECKED_AT_ONCE, thread_name_prefix="check") as threads:
+            pending = [threads.submit(find_fault, self.folder / entry["file"], entry) for entry in entries]
+            for done, (entry, found) in enumerate(zip(entries, pending, strict=True), start=1):
+                if fault := found.result():
+                    threads.shutdown(wait=False, cancel_futures=True)
+                    raise DamagedStoreError(f"{self.folder / entry['file']}: {fault}. Delete that folder.")
+                on_progress("checking the tokenised data", done, len(entries))
+
+    def _open_shard(self, number: int) -> dict[str, FileRagged]:
+        """Return the ragged arrays of a shard; of the shards read last, MAX_OPEN_SHARDS stay open."""
         with self._lock:
             if number in self._open:
                 self._open.move_to_end(number)
                 return self._open[number]
             try:
-                arrays = self._map_shard(number)
-                found = {kind: Ragged(arrays[f"{kind}.values"], arrays[f"{kind}.offsets"]) for kind in KINDS}
+                file = self._open_file(number)
+                found = {kind: FileRagged(file, kind) for kind in KINDS}
             except (OSError, ValueError, KeyError, TypeError) as error:
-                raise DamagedStoreError(
-                    f"{self.folder}: damaged tokenised data: {error}. Delete that folder."
-                ) from None
+                reason = error.strerror if isinstance(error, OSError) else str(error)
+                raise build_lost_error(self.folder / self.index["shards"][number]["file"], str(reason)) from None
             self._open[number] = found
             while len(self._open) > MAX_OPEN_SHARDS:
                 self._open.popitem(last=False)
             return found
 
-    def _map_shard(self, number: int) -> dict[str, Array]:
+    def _open_file(self, number: int) -> ArrayFile:
         try:
-            return map_arrays(self.shards.locate(number))
+            return ArrayFile(self.shards.locate(number), in_memory=self._in_memory)
         except FileNotFoundError:  # another process of the node has just deleted it, because it is behind its window
-            return map_arrays(self.shards.locate(number))
+            return ArrayFile(self.shards.locate(number), in_memory=self._in_memory)
 
     def iter_windows(self, rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
         """Yield the rows in pieces, each of few shards if not all are on the disk; as many pieces on every rank."""
@@ -178,7 +194,7 @@ class TokenStore:
     def _read_bytes(self, kind: str, row: int) -> bytes:
         number = find_part(self.shard_ends, row)
         first = int(self.shard_ends[number - 1]) if number else 0
-        return self._open_shard(number)[kind][row - first].tobytes()
+        return self._open_shard(number)[kind].read(row - first)
 
     @property
     def num_groups(self) -> int:
@@ -205,8 +221,8 @@ def read_index(folder: Path) -> JsonTable:
     index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
     if not is_index(index):
         raise ValueError(f"{INDEX} is not that of prepared data")
-    if other := describe_other_version(index):
-        raise ValueError(f"{INDEX} {other}")
+    if fault := find_index_fault(index):
+        raise ValueError(f"{INDEX} {fault}")
     return index
 
 
@@ -225,16 +241,18 @@ def load_or_build_store(
         cache_setting: which an error names for a cache that cannot be written.
         num_processes: that convert records; None: one per core if the source has LARGE_BYTES, else one.
 
-    Raises DataError for bad data or a source without examples, FiveTuneEnvironmentError for a read-only cache.
+    A damaged store is set aside and built again, which its `rebuilt` tells. Raises DataError for bad data, a source
+    without examples or one that changes meanwhile, FiveTuneEnvironmentError for a read-only cache.
     """
-    header = describe_data(source, tokenizer)
+    header, guard = describe_data(source, tokenizer)
     folder = cache / _compute_cache_key(header["fingerprint"], source.task, tokenizer)
-    store = _load_cached_store(folder, cache_setting)
+    store, damage = _load_cached_store(folder, cache_setting, on_progress)
     if store is None:
         num = num_processes or choose_num_processes(source)
-        with translate_disk_errors(cache, cache_setting):
-            _build_store(folder, source, tokenizer, header, num, on_progress)
+        with translate_disk_errors(cache, cache_setting), guard.explain_errors():
+            _build_store(folder, source, tokenizer, header, guard, num, on_progress)
         store = TokenStore(folder)
+        store.is_new, store.rebuilt = True, damage
     store.summary["source"] = list(source.paths)  # the cached store may have been built from a copy elsewhere
     refuse_skipped_records(store.summary, source.on_bad_record)
     return store
@@ -255,16 +273,23 @@ def choose_num_processes(source: Source) -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _load_cached_store(folder: Path, cache_setting: str) -> TokenStore | None:
-    """Return the cached store, None if there is none; a damaged one is deleted."""
+def _load_cached_store(
+    folder: Path, cache_setting: str, on_progress: BuildProgressCallback
+) -> tuple[TokenStore | None, str]:
+    """Return the cached store, None if there is none; a damaged one is set aside, as the sentence tells."""
     if not folder.is_dir():
-        return None
+        return None, ""
     try:
-        return TokenStore(folder)
-    except DamagedStoreError:
+        store = TokenStore(folder)
+        store.verify(on_progress)
+        return store, ""
+    except DamagedStoreError as error:
+        aside = folder.with_name(f"{folder.name}.damaged")
         with translate_disk_errors(folder.parent, cache_setting):
-            shutil.rmtree(folder)
-        return None
+            shutil.rmtree(aside, ignore_errors=True)
+            folder.rename(aside)
+        damage = str(error).removesuffix(" Delete that folder.")
+        return None, f"{damage} It is set aside as {aside.name}, and the data are tokenised again."
 
 
 def get_cache_folder(configured: str | None) -> Path:
@@ -273,8 +298,8 @@ def get_cache_folder(configured: str | None) -> Path:
     return Path(configured) if configured else Path(root) / "fivetune"
 
 
-def describe_data(source: Source, tokenizer: PreTrainedTokenizerBase) -> JsonTable:
-    """Return the settings, the tokenizer and the fingerprint of prepared data: the header of its index.
+def describe_data(source: Source, tokenizer: PreTrainedTokenizerBase) -> tuple[JsonTable, SourceGuard]:
+    """Return the settings, the tokenizer and the fingerprint of prepared data: the header of its index; and its guard.
 
     The fingerprint is the hash of content, tokenizer, task and template, limits; resuming requires the same.
     `on_bad_record` is not part of it: without bad records the store is the same for both values, and
@@ -293,22 +318,13 @@ def describe_data(source: Source, tokenizer: PreTrainedTokenizerBase) -> JsonTab
         settings["header"] = list(source.header)
     if source.split:
         settings["split"] = {**asdict(source.split), "version": SPLIT_VERSION}
+    guard = SourceGuard.take(source.paths, json.dumps(settings, sort_keys=True))
     return {
-        "fingerprint": _compute_hash(settings, source),
+        "fingerprint": guard.fingerprint,
         "settings": settings,
         "tokenizer": {"num_pieces": len(tokenizer), "name": Path(str(tokenizer.name_or_path)).name},
         "dtype": np.dtype(choose_dtype(tokenizer)).name,
-    }
-
-
-def _compute_hash(settings: JsonTable, source: Source) -> str:
-    digest = blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=16)
-    for path in source.paths:
-        for file in list_source_files(path):
-            with file.open("rb") as stream:
-                while block := stream.read(1 << 20):
-                    digest.update(block)
-    return digest.hexdigest()
+    }, guard
 
 
 def _compute_cache_key(fingerprint: str, task: Task, tokenizer: PreTrainedTokenizerBase) -> str:
@@ -336,13 +352,16 @@ def _build_store(
     source: Source,
     tokenizer: PreTrainedTokenizerBase,
     header: JsonTable,
+    guard: SourceGuard,
     num_processes: int,
     on_progress: BuildProgressCallback,
 ) -> None:
     staging, lock = _make_staging_folder(folder)
     try:
         converter = Converter(source, tokenizer, split_source(source))
-        build_prepared_data(str(staging), converter, header, num_processes=num_processes, on_progress=on_progress)
+        build_prepared_data(
+            str(staging), converter, header, guard, num_processes=num_processes, on_progress=on_progress
+        )
         fsync_folder(staging)
         try:
             staging.rename(folder)

@@ -1,13 +1,15 @@
 """The answers to a file's questions while they are computed: JSON lines in a folder, one file per rank.
 
 In: numbers and Predictions of questions, in any order. Out: the numbers that are answered, also after a kill, and the
-Prediction of a question by its id. Memory holds 32 bytes per question, the texts stay on the disk.
+Prediction of a question by its id. Memory holds 32 bytes per question, the texts stay on the disk. Each line ends with
+the CRC-32 of what stands before it.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import zlib
 from array import array
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -19,12 +21,15 @@ from typing import IO
 import numpy as np
 
 from fivetune.errors import DataError, FiveTuneEnvironmentError
-from fivetune.rundir.lines import JsonlFile
+from fivetune.rundir.lines import JsonlFile, format_json_line
 from fivetune.rundir.parse import parse_record
 from fivetune.rundir.records import Prediction
 
+FORMAT = 2  # of the lines
 PATTERN = "answers-*.jsonl"
 START = re.compile(rb'\{"question": (\d+), "id": ("(?:[^"\\]|\\.)*")[,}]')  # of a line of AnswerWriter
+END = re.compile(rb', "crc32": (\d+)\}\n')
+MAX_END = 24  # bytes that END matches
 DAMAGED = "damaged. Delete the folder {folder}, and answer the file again."
 
 
@@ -44,7 +49,9 @@ class AnswerWriter:
     def append(self, question: int, prediction: Prediction) -> None:
         """Append an answer. Raises FiveTuneEnvironmentError where it cannot be written."""
         try:
-            self._file.append({"question": question, **prediction.as_dict()})
+            line = {"question": question, **prediction.as_dict()}
+            content = format_json_line(line).encode().removesuffix(b"}\n")
+            self._file.append({**line, "crc32": zlib.crc32(content)})
         except OSError as error:
             raise FiveTuneEnvironmentError(
                 f"{self._path}: cannot be written: {error.strerror}. The answers so far are kept: free space and run "
@@ -93,10 +100,7 @@ class AnswerLog:
                 break
             file = self._files[int(self._files_of[place])]
             file.seek(int(self._offsets[place]))
-            try:
-                found = parse_record(Prediction, json.loads(file.readline()))
-            except ValueError:
-                raise self._build_error(file) from None
+            found = parse_record(Prediction, json.loads(self._check(file.readline(), file)))
             if found and found.id == own_id:
                 return found
         raise DataError(f"{self._folder}: no answer to {own_id!r}: {DAMAGED.format(folder=self._folder)}")
@@ -107,16 +111,19 @@ class AnswerLog:
         for line in file:
             if not line.endswith(b"\n"):
                 return
-            start = START.match(line)
-            try:
-                question, own_id = (json.loads(part) for part in (start.groups() if start else ()))
-            except ValueError:
-                raise self._build_error(file) from None
+            start = START.match(self._check(line, file))
+            if start is None:
+                raise DataError(f"{file.name}: {DAMAGED.format(folder=self._folder)}")
+            question, own_id = (json.loads(part) for part in start.groups())
             yield offset, question, own_id
             offset += len(line)
 
-    def _build_error(self, file: IO[bytes]) -> DataError:
-        return DataError(f"{file.name}: {DAMAGED.format(folder=self._folder)}")
+    def _check(self, line: bytes, file: IO[bytes]) -> bytes:
+        """Return the line. Raises DataError if it is not what was written."""
+        end = END.search(line, max(0, len(line) - MAX_END))
+        if end is None or end.end() != len(line) or zlib.crc32(line[: end.start()]) != int(end[1]):
+            raise DataError(f"{file.name}: {DAMAGED.format(folder=self._folder)}")
+        return line
 
 
 def _hash(text: str) -> int:

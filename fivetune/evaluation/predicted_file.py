@@ -6,13 +6,18 @@ import shutil
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from fivetune.data.guard import SourceGuard
 from fivetune.evaluation.answer_log import AnswerLog
 from fivetune.evaluation.inputs import InputRow, iter_input_rows
 from fivetune.rundir.records import Prediction
 from fivetune.types import Task
+
+ANSWERED = "answered"  # what was done with a source, if it changes before its predictions are written
+ROWS_AT_ONCE = 1_000  # are read before the file is looked at again
 
 
 class PredictedRow(NamedTuple):
@@ -26,8 +31,12 @@ class PredictedRow(NamedTuple):
 class PredictedFile:
     """Yields a PredictedRow for every record of a source, in its order, as often as it is iterated.
 
+    The records are read again, and joined to the answers by their ids: iterating raises DataError, before it yields a
+    record of other content, if the source is no longer what was answered.
+
     Args:
         folder: holds the answers (`AnswerLog`).
+        guard: of the source when it was answered.
         temporary: delete the folder with this object.
     """
 
@@ -35,6 +44,7 @@ class PredictedFile:
     task: Task
     columns: Mapping[str, str]
     folder: Path
+    guard: SourceGuard
     temporary: bool = False
     header: tuple[str, ...] = ()
 
@@ -44,7 +54,14 @@ class PredictedFile:
 
     def iter_records(self) -> Iterator[InputRow]:
         """Yield every record without its prediction; the answers are not read."""
-        return iter_input_rows(self.source, self.task, self.columns, self.header)
+        rows = iter_input_rows(self.source, self.task, self.columns, self.header)
+        while True:
+            with self.guard.explain_errors(ANSWERED):
+                block = list(islice(rows, ROWS_AT_ONCE))
+            self.guard.refuse_change(ANSWERED, whole=not block)
+            if not block:
+                return
+            yield from block
 
     def __iter__(self) -> Iterator[PredictedRow]:
         with AnswerLog(self.folder) as answers:

@@ -268,7 +268,7 @@ def _prepare(
     choices = read_choices(run.path) if resume else {}
     setup = set_up(config, on_progress=progress.update, world=world, **choices)
     plan, is_half = setup.plan, setup.learner.compute.precision == "fp16"
-    warnings = [*setup.loaded.warnings, *describe_few_evals(config.checkpoint.average_best, plan)]
+    warnings = [*setup.warnings, *describe_few_evals(config.checkpoint.average_best, plan)]
     owner = describe_owner(run.path, setup)
     if resume:
         plan = _restore_plan(setup, run, progress, warnings, owner)

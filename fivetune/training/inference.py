@@ -27,16 +27,17 @@ from fivetune.config.data import NO_SPLIT
 from fivetune.config.paths import resolve_adapter
 from fivetune.data.examples import Source
 from fivetune.data.source_files import quote_value
-from fivetune.data.store import TokenStore, load_or_build_store
+from fivetune.data.store import TokenStore, describe_data, load_or_build_store
 from fivetune.decode import GenerateAnswers, generate
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import ConfigError, DataError, RunDirError
+from fivetune.evaluation.answer_log import FORMAT as ANSWERS_FORMAT
 from fivetune.evaluation.answer_log import PATTERN as ANSWERS
 from fivetune.evaluation.answer_log import AnswerLog, AnswerWriter
 from fivetune.evaluation.batch_size import AutoBatchSize
 from fivetune.evaluation.evaluator import Evaluator
-from fivetune.evaluation.inputs import choose_header, iter_input_rows
-from fivetune.evaluation.predicted_file import PredictedFile
+from fivetune.evaluation.inputs import choose_header
+from fivetune.evaluation.predicted_file import ANSWERED, PredictedFile
 from fivetune.evaluation.requests import answer_requests, list_inputs, name_texts, read_requests
 from fivetune.model.adapters import FOLDER, attach_exported, find_adapter
 from fivetune.model.load import LoadedModel, load_model_and_tokenizer, load_without_weights
@@ -115,11 +116,22 @@ class LoadedRun:
     def __repr__(self) -> str:
         return f"LoadedRun({str(self.folder)!r}, {self.config.task.plugin_name()}, step {self.step})"
 
-    def build_evaluator(self, *, on_progress: ProgressCallback = ignore_progress) -> Evaluator:
-        """Build the evaluator of the run's task on config.data.eval. Raises DataError if that is empty."""
+    def build_evaluator(
+        self,
+        *,
+        on_progress: ProgressCallback = ignore_progress,
+        on_damage: Callable[[str], object] = warnings.warn,
+    ) -> Evaluator:
+        """Build the evaluator of the run's task on config.data.eval. Raises DataError if that is empty.
+
+        Args:
+            on_damage: called with a sentence if the tokenised data were damaged, and made anew.
+        """
         store = prepare_split(self.config, self.tokenizer, "eval", on_progress=on_progress)
         if store is None:
             raise DataError("data.eval: no data to evaluate on. Add --data.eval FILE.")
+        if store.rebuilt:
+            on_damage(store.rebuilt)
         return self._make_evaluator(store)
 
     def predict(
@@ -226,16 +238,19 @@ class LoadedRun:
         """Answer the questions of a source that the folder has no answer to."""
         require_single_part(self.config)
         task, columns = self.config.task, self.config.data.columns
-        header = self.config.data.header
-        found = PredictedFile(source, task, dict(columns), folder, header=header)
-        if all(row.skipped for row in iter_input_rows(source, task, columns, header)):
-            return found
         described = self._describe_source(source, task, columns)
+        _, guard = describe_data(described, self.tokenizer)
+        found = PredictedFile(source, task, dict(columns), folder, guard, header=self.config.data.header)
+        if all(row.skipped for row in found.iter_records()):
+            return found
         with translate_oom_errors():
-            with world.run_rank_zero_first(f"answers in {folder}"):
+            with world.run_rank_zero_first(f"answers in {folder}"), guard.explain_errors(ANSWERED):
                 store = load_or_build_store(
                     described, self.tokenizer, cache=folder / "data", cache_setting="--output", on_progress=on_progress
                 )
+                guard.refuse_change(ANSWERED)
+                if store.rebuilt:
+                    on_note(store.rebuilt)
                 if world.is_first:
                     self._discard_other_answers(folder, store, on_note)
             evaluator = self._make_predictor(store)
@@ -263,6 +278,7 @@ class LoadedRun:
             **select_scored_settings(self.config),
             "task": self.config.task.model_dump(mode="json"),
             "data": store.fingerprint,
+            "format": ANSWERS_FORMAT,
             "precision": self.compute.precision,
             "weights": weights.hexdigest(),
         }

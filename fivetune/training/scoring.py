@@ -40,7 +40,7 @@ def record_evaluation(
         on_note: called with a sentence when the number of CPU threads changes.
     """
     folder = trained.folder
-    evaluator = trained.build_evaluator(on_progress=on_progress)
+    evaluator = trained.build_evaluator(on_progress=on_progress, on_damage=on_damage)
     own = rundir.read_data(folder, on_damage=on_damage).eval
     is_own = has_own_settings and own is not None and own.fingerprint == evaluator.store.fingerprint
     name = choose_split_name(split, evaluator.store.summary["source"][0], is_own=is_own)

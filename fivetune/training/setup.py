@@ -93,6 +93,11 @@ class Setup:
     unfreezing: Unfreezing | None = None
 
     @property
+    def warnings(self) -> list[str]:
+        """Sentences from loading the model, and about tokenised data that were damaged."""
+        return [*self.loaded.warnings, *(store.rebuilt for _, store in self.data.stores if store.rebuilt)]
+
+    @property
     def metric(self) -> str:
         """Name of the score that selects the best checkpoint."""
         return self.config.eval.metric or self.config.task.main_metric

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fivetune.data.arrays import map_arrays, write_arrays
+from fivetune.data.arrays import read_arrays, write_arrays
 from fivetune.data.batch import IGNORE_INDEX, PaddedBatch, collate, pad
 from fivetune.data.ragged import Ragged
 from fivetune.types import Batch
@@ -86,7 +86,7 @@ def test_ragged_rows_read_back(tmp_path, rows):
     write_arrays(
         tmp_path / "x", {"values": (made := Ragged.from_rows(rows, np.uint16)).values, "offsets": made.offsets}
     )
-    arrays = map_arrays(tmp_path / "x")
+    arrays = read_arrays(tmp_path / "x")
     read = Ragged(arrays["values"], arrays["offsets"])
     assert [row.tolist() for row in map(read.__getitem__, range(len(read)))] == rows
     assert read.lengths.tolist() == [len(row) for row in rows]

@@ -75,7 +75,7 @@ def test_two_processes_do_not_build_in_one_folder(tmp_path, tokenizer_folder, sm
     source, tokenizer = _source(tmp_path), AutoTokenizer.from_pretrained(tokenizer_folder)
     cache = tmp_path / "cache"
     folder = cache / store_module._compute_cache_key(
-        store_module.describe_data(source, tokenizer)["fingerprint"], source.task, tokenizer
+        store_module.describe_data(source, tokenizer)[1].fingerprint, source.task, tokenizer
     )
     other = folder.with_name(f".{folder.name}.partial")
     other.mkdir(parents=True)

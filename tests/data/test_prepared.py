@@ -497,7 +497,9 @@ def corrupt(location: str, name: str) -> None:
 
 def change_index(location: str, **changes: Any) -> None:
     index = json.loads(get_object(join_location(location, "index.json")))
-    put_object(join_location(location, "index.json"), json.dumps({**index, **changes}).encode())
+    index |= changes
+    index["crc32"] = build._compute_index_crc32(index)
+    put_object(join_location(location, "index.json"), json.dumps(index).encode())
 
 
 def test_a_shard_with_a_wrong_checksum(source, tokenizer, place, tmp_path):
@@ -560,8 +562,10 @@ def test_an_index_that_leads_elsewhere_is_refused(source, tokenizer, place, tmp_
 
 def test_an_index_of_another_version(source, tokenizer, place, tmp_path):
     write_prepared(place, source, tokenizer)
-    change_index(place, format_version=2)
-    with pytest.raises(DataError, match=r"index\.json: is of format 2, this version of FiveTune reads 1\. Prepare"):
+    change_index(place, format_version=3)
+    with pytest.raises(
+        DataError, match=r"index\.json: is of format 3, this version of FiveTune reads up to 2\. Prepare"
+    ):
         open_prepared(place, source, tokenizer, cache=tmp_path / "cache")
 
 

@@ -252,7 +252,7 @@ def test_the_fingerprint_sees_everything_that_decides(tokenizer, squad, tmp_path
     (tmp_path / "other" / "tokenizer.json").write_text(json.dumps(settings))
 
     def compute_fingerprint(*data: Any) -> str:
-        return describe_data(*data)["fingerprint"]
+        return describe_data(*data)[1].fingerprint
 
     same = compute_fingerprint(squad, tokenizer)
     changed = [

@@ -206,15 +206,22 @@ def test_answers_are_generated_once_and_continued(tmp_path, model_folder, teache
     again = set_up(config).data.stream.store
     assert asked == [] and again.fingerprint == first.fingerprint
     [folder] = (tmp_path / "cache").glob("distilled-*")
-    parts = sorted(folder.iterdir())
+    parts = sorted(folder.glob("*.safetensors"))
     assert len(parts) == 3
     parts[1].unlink()
     third = set_up(config).data.stream.store
     assert asked == [[*range(10, 20)]]
     assert all(np.array_equal(first.labels[row], third.labels[row]) for row in range(24))
-    parts[0].write_bytes(b"{}")
+    content = bytearray(parts[0].read_bytes())
+    content[-30] ^= 2
+    parts[0].write_bytes(content)
+    set_up(config)
+    assert asked[1:] == [[*range(10)]]
+    extra = folder / "part-00003.safetensors"
+    extra.write_bytes(b"{}")
     with pytest.raises(DamagedStoreError, match=r"damaged targets of a teacher: .*Delete that folder"):
         set_up(config)
+    extra.unlink()
     other = load_config(distilling(tmp_path, model_folder, teacher_run, num_beams=2))
     assert set_up(other).data.stream.store.fingerprint != first.fingerprint
 

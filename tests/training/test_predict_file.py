@@ -160,6 +160,45 @@ def test_answers_of_other_settings_are_computed_again(
     assert "answered already" not in told and len(found) == 12
 
 
+@pytest.mark.parametrize("moment", [(AnswerWriter, "append"), (output, "_list_table_columns")])
+def test_answers_are_not_joined_to_other_records(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], moment: Any
+) -> None:
+    """An export that is written again under a prediction, with the same ids: while it is answered, or written."""
+    source, target = tmp_path / "input.csv", tmp_path / "out.csv"
+    words = ["predict", str(run), "--input", str(source), "--output", str(target)]
+
+    def write(person: str) -> None:
+        source.write_text("id,question,context\n" + f"1,Who has a hat?,{person} has a hat.\n" * 3)
+
+    def change_and_go_on(*args: Any) -> Any:
+        write("Bob")
+        return whole(*args)
+
+    write("Ann")
+    whole = getattr(*moment)
+    with monkeypatch.context() as patch:
+        patch.setattr(*moment, change_and_go_on)
+        assert main(words) == 3
+    assert "input.csv: changed while it was answered" in capsys.readouterr().err
+    assert not target.exists() and (tmp_path / "out.csv.partial").exists()
+    assert main(words) == 0
+    assert "its answers are of other weights, settings or data" in capsys.readouterr().err
+    with target.open(newline="") as file:
+        assert {row["context"] for row in csv.DictReader(file)} == {"Bob has a hat."}
+
+
+def test_records_of_another_content_are_not_read(run: Path, tmp_path: Path) -> None:
+    """Through the Python interface: the result reads the file again whenever it is iterated."""
+    source = tmp_path / "input.csv"
+    source.write_text("question,context\nWho?,Ann has a hat.\n")
+    found = fivetune.open_run(run).predict_file(source)
+    assert [one.row.fields["context"] for one in found] == ["Ann has a hat."]
+    source.write_text("question,context\nWho?,Bob has a hat.\nWho?,A cut")
+    with pytest.raises(DataError, match=r"input\.csv: changed while it was answered"):
+        next(iter(found))
+
+
 @pytest.mark.release
 def test_a_killed_process_is_continued_by_two(run: Path, tmp_path: Path) -> None:
     kit.squad_file(tmp_path / "many.json", num_questions=800)
@@ -382,9 +421,14 @@ def test_answers_are_found_by_id_and_a_damaged_line_is_named(tmp_path: Path) -> 
         file.write("{}\n")
     with pytest.raises(DataError, match=r"answers-1\.jsonl: damaged\. Delete the folder"), AnswerLog(tmp_path):
         pass
-    (tmp_path / "answers-1.jsonl").write_text('{"question": 2, "id": "b", "inputs":\n')
-    with AnswerLog(tmp_path) as log, pytest.raises(DataError, match=r"answers-1\.jsonl: damaged\. Delete the folder"):
-        log.find("b")
+    whole = (tmp_path / "answers-1.jsonl").read_text().replace("{}\n", "")
+    for edited in (whole.replace('"prediction": ""', '"prediction": "y"'), whole.replace('"b"', '"d"'), "{}\n"):
+        (tmp_path / "answers-1.jsonl").write_text(edited)
+        with pytest.raises(DataError, match=r"answers-1\.jsonl: damaged\. Delete the folder"), AnswerLog(tmp_path):
+            pass
+    (tmp_path / "answers-1.jsonl").write_text(whole)
+    with AnswerLog(tmp_path) as log:
+        assert log.find("b").id == "b"
 
 
 def test_each_answer_is_parsed_once(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
