@@ -134,7 +134,7 @@ def _needs_transformers(model: T5Model, device: str) -> bool:
     if not get_family(settings).t5_blocks or find_prefix(model) or settings.dense_act_fn not in ACTIVATIONS:
         return True
     kind = get_matmul_dtype(torch.device(device))
-    return device.startswith("cuda") and bool(explain_unsupported_kernel(settings.d_kv, kind))
+    return device.startswith("cuda") and bool(explain_unsupported_kernel(settings.d_kv, kind, device))
 
 
 def _find_max_steps(store: TokenStore, rows: np.ndarray, decoding: Decoding) -> int:

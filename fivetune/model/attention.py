@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from fivetune.model.cuda.dispatch import needs_attention_kernel
+from fivetune.model.cuda.kernel_trial import find_kernel_fault
+from fivetune.model.cuda.tiles import LARGEST_HEAD
 from fivetune.model.dropout import compute_keep_scale, draw_dropout, split_dropout, zero_dropped_
 from fivetune.model.precision import suppress_autocast
 
@@ -176,15 +178,18 @@ def _build_bucket_table(
     return compute_relative_buckets(size, **rule).to(device)
 
 
-def explain_unsupported_kernel(head_size: int, kind: torch.dtype) -> str:
-    """Explain why `attend` cannot run on CUDA with this head size and matmul dtype; empty if it can."""
+def explain_unsupported_kernel(head_size: int, kind: torch.dtype, device: str) -> str:
+    """Explain why `attend` cannot run on a CUDA device with this head size and matmul dtype; empty if it can.
+
+    Kernels that could run are tested on the device, by `find_kernel_fault`.
+    """
     if find_spec("triton") is None:
         return "Triton is not installed"
-    from fivetune.model.cuda.attention import LARGEST_HEAD
-
     if head_size & (head_size - 1) or head_size > LARGEST_HEAD:
         return f"its heads have {head_size} columns, Triton's kernel has powers of two up to {LARGEST_HEAD}"
-    return "" if kind in (torch.float32, torch.bfloat16) else "Triton's kernel computes in fp32 and bf16 only"
+    if kind not in (torch.float32, torch.bfloat16):
+        return "Triton's kernel computes in fp32 and bf16 only"
+    return find_kernel_fault(head_size, kind, device)
 
 
 def attend(

@@ -123,11 +123,12 @@ def test_forwards_are_timed_as_they_train_and_leave_no_trace(setup, monkeypatch)
 
 def test_on_cuda_flat_needs_its_kernel(setup, monkeypatch):
     pytest.importorskip("triton")
-    assert explain_unsupported_kernel(64, torch.bfloat16) == ""
-    assert explain_unsupported_kernel(48, torch.bfloat16).startswith(
+    monkeypatch.setattr("fivetune.model.attention.find_kernel_fault", lambda *request: f"tested {request[0]}")
+    assert explain_unsupported_kernel(64, torch.bfloat16, "cuda") == "tested 64"
+    assert explain_unsupported_kernel(48, torch.bfloat16, "cuda").startswith(
         "its heads have 48 columns, Triton's kernel has powers of"
     )
-    assert explain_unsupported_kernel(64, torch.float16) == "Triton's kernel computes in fp32 and bf16 only"
+    assert explain_unsupported_kernel(64, torch.float16, "cuda") == "Triton's kernel computes in fp32 and bf16 only"
     monkeypatch.setattr("fivetune.model.attention.find_spec", lambda name: None)
     chosen = choose_forward("auto", setup.learner.model, "cuda", [], autocast=nullcontext)
     assert chosen == Forward("padded", "flat tokens cannot run: Triton is not installed")

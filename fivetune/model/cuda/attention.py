@@ -19,7 +19,7 @@ from torch import Tensor
 from fivetune.errors import ModelError
 from fivetune.model.cuda import attention_kernels as kernels
 from fivetune.model.cuda.random import choose_seed, round_dropout_rate
-from fivetune.model.cuda.tiles import choose_attention_tile, divide_up, launch
+from fivetune.model.cuda.tiles import LARGEST_HEAD, choose_attention_tile, divide_up, launch
 
 if TYPE_CHECKING:
     from fivetune.model.modules import AutogradContext
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 FEWEST_SEQUENCES, MOST_PROGRAMS = 8, 2**15  # of the bias gradient; the programs write 16 MiB
-SMALLEST_HEAD, LARGEST_HEAD = 16, 128  # tensor cores multiply 16 columns at a time
+SMALLEST_HEAD = 16  # tensor cores multiply 16 columns at a time
 
 
 def compute_attention(

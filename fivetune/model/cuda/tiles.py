@@ -8,6 +8,8 @@ compiler's report for sm_90 (registers, spills, shared memory: `python -m benchm
 - A tile of 64x64 fp32 takes 32 registers per thread with 4 warps; masks, random bits and bias take as many.
   The gradient of keys and values also holds two sums of cols x head size: half the rows prevent spilling.
 - Heads of 128 columns need 8 warps for the same reason; fp32 has no tensor cores here and needs small tiles.
+- Heads of 32 columns and fewer have tiles of 32 rows, which the compiler multiplies without wgmma: with it, Triton 3.6
+  and later may read shared memory out of bounds there on Hopper (triton#10486).
 - Two stages overlap the loads of the next tile with the products of this one; loops of 3 to 8 iterations gain nothing
   from more.
 - Pointwise kernels: 1024 divides T5's feed-forward sizes and gives each thread 16-byte loads; logits have long rows.
@@ -40,16 +42,22 @@ class Tile:
     stages: int = 1
 
 
+LARGEST_HEAD = 128  # columns of a head, which the attention kernels hold in registers
+
 TILES = {
+    ("forward", "bf16, 32"): Tile(32, 32, 4, 2),
     ("forward", "bf16, 64"): Tile(64, 64, 4, 2),
     ("forward", "bf16, 128"): Tile(64, 64, 8, 2),
     ("forward", "fp32"): Tile(32, 32, 4),
+    ("grad_q", "bf16, 32"): Tile(32, 32, 4, 2),
     ("grad_q", "bf16, 64"): Tile(64, 64, 4, 2),
     ("grad_q", "bf16, 128"): Tile(64, 32, 8, 2),
     ("grad_q", "fp32"): Tile(32, 32, 8),
+    ("grad_kv", "bf16, 32"): Tile(32, 32, 4, 2),
     ("grad_kv", "bf16, 64"): Tile(32, 64, 4, 2),
     ("grad_kv", "bf16, 128"): Tile(32, 64, 8, 2),
     ("grad_kv", "fp32"): Tile(32, 32, 8),
+    ("grad_bias", "bf16, 32"): Tile(32, 32, 4),
     ("grad_bias", "bf16, 64"): Tile(64, 64, 4),
     ("grad_bias", "bf16, 128"): Tile(64, 64, 8),
     ("grad_bias", "fp32"): Tile(32, 32, 8),
@@ -65,7 +73,8 @@ def choose_attention_tile(kernel: str, head_size: int, *, num_bytes: int) -> Til
     """Choose the tile of an attention kernel by head size (up to 128) and bytes per element."""
     if num_bytes == 4:
         return TILES[kernel, "fp32"]
-    return TILES[kernel, "bf16, 64" if head_size <= 64 else "bf16, 128"]
+    width = next(width for width in (32, 64, LARGEST_HEAD) if head_size <= width)
+    return TILES[kernel, f"bf16, {width}"]
 
 
 def divide_up(size: int, block: int) -> int:

@@ -183,4 +183,4 @@ def _explain_unsupported_device(model: T5Model, device: str, autocast: Autocast)
     if not device.startswith("cuda"):
         return ""
     with autocast():
-        return explain_unsupported_kernel(model.config.d_kv, get_matmul_dtype(torch.device(device)))
+        return explain_unsupported_kernel(model.config.d_kv, get_matmul_dtype(torch.device(device)), device)
