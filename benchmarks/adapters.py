@@ -24,7 +24,7 @@ def main() -> int:
     args = parse_arguments([*DEFAULTS, *sys.argv[1:]])
     torch.set_num_threads(args.threads or count_cores())
     torch.manual_seed(args.seed)
-    result = measure_models(args)
+    *_, result = measure_models(args)
     result |= {"name": f"adapters-{result['name']}", "expected": EXPECTED}
     report(result)
     publish_result(args, result["name"], result)

@@ -1,6 +1,7 @@
 """What the stages of `benchmarks.gpu_day` share: their findings, clocks, plans, steps, and a CPU that acts as a GPU.
 
-In: the device, cuda or cpu. Out: Findings of a stage as JSON; a Plan of benchmarks/train.py; the steps of a set-up.
+In: the device, cuda or cpu. Out: Findings of a stage, a JSON line each; a Plan of benchmarks/train.py; the steps of a
+set-up.
 """
 
 from __future__ import annotations
@@ -9,16 +10,16 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
-from benchmarks.plan import LR, MAX_STEPS, Plan
+from benchmarks.plan import LR, Plan
 from benchmarks.sides import own_setup
-from benchmarks.workloads import MODELS, WORKLOADS, Examples, Law, make_model, write_examples
+from benchmarks.workloads import MODELS, WORKLOADS, Examples, Law, share_model, write_examples
 from fivetune.model.cuda import dispatch, tiles
 from fivetune.training.autotune import graphs
 from fivetune.training.setup import Setup
@@ -30,31 +31,24 @@ SMALL_MODEL = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads
 
 @dataclass(slots=True)
 class Findings:
-    """What a stage found.
+    """What a stage found, told at once: a stage that is killed has told what it knew.
 
     Args:
-        checks: name, what was found, the most that is allowed.
-        facts: figures without a limit.
+        tell: receives a JSON object, {"check": [name, found, allowed]} or {"facts": {name: value}}.
     """
 
-    checks: list[tuple[str, float, float]] = field(default_factory=list)
-    facts: dict[str, Any] = field(default_factory=dict)
+    tell: Callable[[dict[str, Any]], None]
 
     def check(self, name: str, found: float, allowed: float = 0.0) -> None:
-        self.checks.append((name, float(found), allowed))
+        """Tell what was found and the most that is allowed; NaN is never allowed."""
+        self.tell({"check": [name, float(found), allowed]})
 
     def require(self, name: str, holds: bool) -> None:
         self.check(name, float(not holds))
 
-    def to_json(self) -> dict[str, Any]:
-        """Wrong is what is above its limit, and NaN."""
-        wrong = [
-            f"{name}: {found:.3g}, allowed {allowed:.3g}"
-            for name, found, allowed in self.checks
-            if not found <= allowed
-        ]
-        state = "failed" if wrong else "passed"
-        return {"state": state, "wrong": wrong, "num_checks": len(self.checks), "checks": self.checks, **self.facts}
+    def note(self, name: str, value: Any) -> None:
+        """Tell a figure without a limit."""
+        self.tell({"facts": {name: value}})
 
 
 @contextmanager
@@ -66,7 +60,7 @@ def act_as_cuda() -> Iterator[None]:
         patch.dict(MODELS, {"t5-tiny": {**MODELS["t5-tiny"], **SMALL_MODEL}}),
         patch.dict(WORKLOADS, {"translation": (Law(8, 3, 12), Law(4, 1, 6))}),
         patch.object(dispatch, "DEVICES", ("cuda", "cpu")),
-        patch.object(graphs, "MAX_GRAPHS", 2),
+        patch.object(graphs, "MAX_GRAPHS", 1),
         patch.object(graphs, "supports_graphs", lambda device: True),
         patch.object(graphs, "make_graph_recorder", lambda: lambda function: function),
     ):
@@ -91,13 +85,12 @@ def wait(device: str) -> None:
 def prepare_plan(device: str, *, model: str = "t5-small", batch_size: int = 16, num_steps: int = 60) -> Iterator[Plan]:
     """A plan of benchmarks/train.py in a temporary folder; on a CPU of a tiny model and a few short examples."""
     if device == "cpu":
-        model, batch_size, num_steps = "t5-tiny", 2, 3
+        model, batch_size, num_steps = "t5-tiny", 1, 2
     with tempfile.TemporaryDirectory(prefix="fivetune-gpu-") as name:
         folder = Path(name)
-        make_model(model, folder)
         workload = "translation" if device == "cpu" else "squad"
         write_examples(folder, workload, num_steps * batch_size, vocab_size=MODELS[model]["vocab_size"])
-        yield Plan(folder / model, Examples(folder), workload, batch_size, device, folder)
+        yield Plan(share_model(model), Examples(folder), workload, batch_size, device, folder)
 
 
 def set_up_graphs(plan: Plan, **options: Any) -> Setup:
@@ -111,7 +104,7 @@ class Steps:
 
     def __init__(self, setup: Setup) -> None:
         self.setup, self.flag = setup, make_nonfinite_flag(setup.learner)
-        self.groups = setup.data.stream.iter_micro_batches(0, MAX_STEPS)
+        self.groups = setup.data.stream.iter_micro_batches(0, setup.plan.num_steps)
         self.taken = 0
 
     def __enter__(self) -> Steps:

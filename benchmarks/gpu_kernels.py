@@ -1,4 +1,4 @@
-"""Stages of `benchmarks.gpu_day right` below a training step: what the device reaches, its kernels, whole models."""
+"""Stages of `benchmarks.gpu_day` below a training step: what the device reaches, its kernels, whole models."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,16 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu_checks import Findings, measure_seconds
-from benchmarks.harness import facts, matmul_peak
-from benchmarks.kernel_checks import Sizes, run_checks
+from benchmarks.gpu_day import DEVICE_WORKS
+from benchmarks.harness import facts
+from benchmarks.kernel_checks import KINDS, Sizes, run_checks
 from benchmarks.workloads import COMMON
 from fivetune.data.batch import IGNORE_INDEX, pad
 from fivetune.model.cuda.buckets import Buckets, describe_batch, plan_buckets
+from fivetune.model.cuda.kernel_trial import find_kernel_fault
 from fivetune.model.flat import compute_flat_losses
 from fivetune.model.forward import compute_padded_losses
+from fivetune.telemetry.devices import measure_product_flops, restore_fp32_products, set_fp32_products
 from fivetune.training.autotune import graphs
 from fivetune.types import Batch
 
@@ -31,23 +33,29 @@ from fivetune.types import Batch
 
 def measure_facts(findings: Findings, device: str) -> None:
     """Names and versions, and what the device reaches: products, copies, nodes of a graph."""
-    findings.facts |= facts(device)
+    for name, value in facts(device).items():
+        findings.note(name, value)
     if device == "cpu":
-        findings.facts["bytes_copied_per_second"] = _measure_copy(device, 2**20)
+        findings.note("bytes_copied_per_second", _measure_copy(device, 2**20))
         return
+    findings.note("cuda", torch.version.cuda)
+    free, total = torch.cuda.mem_get_info()
+    findings.note("free_bytes", free)
+    findings.note("total_bytes", total)
+    findings.note("bytes_copied_per_second", _measure_copy(device, 2**30))
+    findings.note(DEVICE_WORKS, True)
+    findings.note("capability", torch.cuda.get_device_capability())
+    findings.note("cudnn", torch.backends.cudnn.version())
+    for precision in ("bf16", "fp16", "fp32", "tf32"):
+        with restore_fp32_products():
+            set_fp32_products(precision)
+            findings.note(f"flops_{precision}", measure_product_flops(device, precision))
+    findings.note("seconds_per_graph_node", _measure_node())
     import triton
 
-    findings.facts |= {
-        "cudnn": torch.backends.cudnn.version(),
-        "cuda": torch.version.cuda,
-        "triton": triton.__version__,
-        "capability": torch.cuda.get_device_capability(),
-        "bytes_copied_per_second": _measure_copy(device, 2**30),
-        "flops_bf16": matmul_peak(device),
-        "flops_fp32": _measure_products("highest"),
-        "flops_tf32": _measure_products("high"),
-        "seconds_per_graph_node": _measure_node(),
-    }
+    findings.note("triton", triton.__version__)
+    for head_size in (64, 32):
+        findings.note(f"fault of heads of {head_size}", find_kernel_fault(head_size, torch.bfloat16, device))
 
 
 def _measure_copy(device: str, num_bytes: int) -> float:
@@ -55,15 +63,6 @@ def _measure_copy(device: str, num_bytes: int) -> float:
     source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * num_bytes / min(measure_seconds(lambda: target.copy_(source), device) for _ in range(5))
-
-
-def _measure_products(precision: str) -> float:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    a, b = (torch.randn(8192, 8192, device="cuda") for _ in range(2))
-    seconds = min(measure_seconds(lambda: a @ b, "cuda") for _ in range(4))
-    torch.set_float32_matmul_precision(before)
-    return 2 * 8192**3 / seconds
 
 
 def _measure_node(num_nodes: int = 1000) -> float:
@@ -80,39 +79,27 @@ def _measure_node(num_nodes: int = 1000) -> float:
 # --- kernels ---
 
 
-def compile_kernels(findings: Findings, device: str) -> None:
-    """Registers, spilled bytes and shared memory of every kernel on this device; spills are no failure."""
-    from triton.backends.compiler import GPUTarget
+def check_kernels(findings: Findings, device: str, *, head_size: int, kind: str = "", others: bool = False) -> None:
+    """Each kernel against its definition in fp64.
 
-    from benchmarks.kernel_compile import HOPPER, cases, compiled
-
-    target = HOPPER
-    if device == "cuda":
-        major, minor = torch.cuda.get_device_capability()
-        target = GPUTarget("cuda", 10 * major + minor, 32)
-    rows = []
-    for name, kernel, kind, constants, tile in cases():
-        if device == "cpu" and name != "norm forward":
-            continue
-        started = time.perf_counter()
-        used = compiled(kernel, kind.partition(",")[0], constants, tile, target)
-        rows.append([name, kind, *map(int, used), round(time.perf_counter() - started, 2)])
-    findings.facts["registers_spills_shared_seconds"] = rows
-    findings.require("every kernel compiles", bool(rows))
-
-
-def check_kernels(findings: Findings, device: str) -> None:
-    """Each kernel against its definition in fp64."""
-    small = Sizes("cpu", head_sizes=(8,), num_heads=1, longest=63, rows=12, width=48, num_weights=5000)
-    for check in run_checks(small if device == "cpu" else Sizes(device)):
+    Args:
+        head_size: of attention. kind: bfloat16 or float32; "" for both. others: the other kernels too.
+    """
+    sizes = Sizes(device, head_sizes=(head_size,))
+    if device == "cpu":
+        sizes = Sizes("cpu", head_sizes=(8,), num_heads=1, longest=1, rows=12, width=48, num_weights=5000)
+    for check in run_checks(sizes, kinds=(kind,) if kind else KINDS, others=others):
         findings.check(check.name, check.error, check.allowed)
 
 
 def check_memory(findings: Findings, device: str) -> None:
-    """One small forward and backward per kernel under NVIDIA's compute-sanitizer: no access outside, no race."""
+    """One small forward and backward per kernel under NVIDIA's compute-sanitizer: no access outside.
+
+    Its racecheck reports hazards in Triton's own reductions (triton#7264), so it is not run.
+    """
     program = shutil.which("compute-sanitizer")
     if device == "cpu" or program is None:
-        findings.facts["left_out"] = "there is no GPU, or no compute-sanitizer on the PATH"
+        findings.note("left_out", "there is no GPU, or no compute-sanitizer on the PATH")
         return
     code = (
         "from benchmarks.kernel_checks import *;"
@@ -120,13 +107,10 @@ def check_memory(findings: Findings, device: str) -> None:
         "assert all(check.is_right for check in run_checks(sizes))"
     )
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # else an access outside meets torch's cache
-    for tool in ("memcheck", "racecheck"):
-        command = [program, "--tool", tool, "--error-exitcode", "9", sys.executable, "-c", code]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=110, cwd=Path(__file__).parents[1], env=environment
-        )
-        findings.facts[tool] = [*done.stdout.strip().splitlines()[-3:], *done.stderr.strip().splitlines()[-1:]]
-        findings.require(tool, done.returncode == 0)
+    command = [program, "--tool", "memcheck", "--error-exitcode", "9", sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1], env=environment)
+    findings.note("memcheck", [*done.stdout.strip().splitlines()[-3:], *done.stderr.strip().splitlines()[-1:]])
+    findings.require("memcheck", done.returncode == 0)
 
 
 # --- models ---
@@ -162,8 +146,10 @@ def check_models(findings: Findings, device: str) -> None:
         again = _compute_flat(model, batch, fused=True, recompute=True)[1]
         findings.check(f"{family}, recomputed", _compare(again, _compute_flat(model, batch, fused=True)[1]))
         loss, ours = _compute_flat(model, batch, fused=True, bf16=True)
+        theirs = _compare(_compute_padded(model, batch, device, bf16=True)[1], gradients)
+        findings.note(f"{family}, bf16, error of transformers' gradients", theirs)
         findings.check(f"{family}, bf16, loss", abs(loss / exact - 1), 2e-2)
-        findings.check(f"{family}, bf16, gradients", _compare(ours, gradients), 5e-2)
+        findings.check(f"{family}, bf16, gradients", _compare(ours, gradients), 1.3 * theirs + 0.01)
 
 
 def build_model(family: str, device: str) -> Any:
@@ -193,9 +179,11 @@ def make_batch(lengths: list[tuple[int, int]]) -> Batch:
     return Batch(inputs, labels, ends[:, 0].contiguous(), ends[:, 1].contiguous(), tuple(map(str, range(len(lengths)))))
 
 
-def _compute_padded(model: Any, batch: Batch, device: str) -> tuple[float, dict[str, Tensor]]:
+def _compute_padded(model: Any, batch: Batch, device: str, *, bf16: bool = False) -> tuple[float, dict[str, Tensor]]:
     padded = pad(batch, pad_id=0).to(device)
-    return _backward(model, compute_padded_losses(model, padded)[padded.labels != IGNORE_INDEX].mean())
+    with torch.autocast(model.device.type, torch.bfloat16, enabled=bf16):
+        loss = compute_padded_losses(model, padded)[padded.labels != IGNORE_INDEX].mean()
+    return _backward(model, loss)
 
 
 def _compute_flat(

@@ -28,30 +28,42 @@ from fivetune.training.setup import Setup
 from fivetune.training.update import refuse_nonfinite, train_step
 
 NUM_DRAWS = 60
-SPARE_BYTES = 3 * 2**29
+SPARE_BYTES = 3 * 2**30
 
 # --- graphs ---
 
 
+CLOSENESS = {"fp32": (1e-4, 0.02), "bf16": (1e-2, 0.3)}
+"""Of replayed and launched steps: largest relative difference of losses, largest distance of weights as a share of
+their way. Stand-ins for graphs on a CPU, 60 steps: 1e-5 and 0.002 in fp32, 2e-4 and 0.025 in bf16 after 16."""
+
+
 def check_capture(findings: Findings, device: str) -> None:
-    """Replayed steps without dropout against launched ones, and a step that is not finite."""
+    """Replayed steps without dropout against launched ones, in fp32 and bf16, and a step that is not finite."""
     with prepare_plan(device) as plan:
-        num_steps = len(plan.examples) // plan.batch_size
-        with Steps(own_setup(plan, dropout=0.0, capture="off")) as launched:
-            before = _list_weights(launched.setup)
-            losses = [update.loss for update in launched.finish(num_steps)]
-            reached = _list_weights(launched.setup)
-        with Steps(own_setup(plan, dropout=0.0, capture="on")) as replayed:
-            ours = [update.loss for update in replayed.finish(num_steps)]
-            findings.check("losses", max(abs(a / b - 1) for a, b in zip(ours, losses, strict=True)), 1e-2)
-            away, way = _measure_distance(_list_weights(replayed.setup), reached), _measure_distance(before, reached)
-            findings.check("weights, as a share of their way", away / way, 0.3)
-            findings.facts["replayed_and_launched"] = replayed.count_calls()
-            findings.require("all steps are replayed", replayed.count_calls() == (num_steps, 0))
-            _check_not_finite(findings, replayed)
+        for precision in CLOSENESS if device == "cuda" else ("fp32",):
+            _check_replayed(findings, plan, precision)
         if device == "cuda":
             _check_accumulation(findings, plan)
-            findings.facts["peak_bytes"] = torch.cuda.max_memory_allocated()
+            findings.note("peak_bytes", torch.cuda.max_memory_allocated())
+
+
+def _check_replayed(findings: Findings, plan: Plan, precision: str) -> None:
+    num_steps = len(plan.examples) // plan.batch_size
+    with Steps(own_setup(plan, dropout=0.0, capture="off", precision=precision)) as launched:
+        before = _list_weights(launched.setup)
+        losses = [update.loss for update in launched.finish(num_steps)]
+        reached = _list_weights(launched.setup)
+    with Steps(own_setup(plan, dropout=0.0, capture="on", precision=precision)) as replayed:
+        ours = [update.loss for update in replayed.finish(num_steps)]
+        of_losses, of_weights = CLOSENESS[precision]
+        difference = max(abs(a / b - 1) for a, b in zip(ours, losses, strict=True))
+        findings.check(f"{precision}, losses", difference, of_losses)
+        away, way = _measure_distance(_list_weights(replayed.setup), reached), _measure_distance(before, reached)
+        findings.check(f"{precision}, weights, as a share of their way", away / way, of_weights)
+        findings.note(f"{precision}, replayed_and_launched", replayed.count_calls())
+        findings.require(f"{precision}, all steps are replayed", replayed.count_calls() == (num_steps, 0))
+        _check_not_finite(findings, replayed)
 
 
 def check_randomness(findings: Findings, device: str) -> None:
@@ -113,13 +125,29 @@ def _check_accumulation(findings: Findings, plan: Plan) -> None:
     findings.check("gradient norm of four micro-batches", abs(norms[1] / norms[0] - 1), 2e-2)
 
 
+def check_fp16(findings: Findings, device: str) -> None:
+    """Steps in fp16, as on GPUs without bf16 (T4, V100), beside those in fp32: losses, and steps that were skipped."""
+    with prepare_plan(device, num_steps=30) as plan:
+        num_steps = len(plan.examples) // plan.batch_size
+        losses = {}
+        for precision in ("fp32", "fp16"):
+            with Steps(own_setup(plan, dropout=0.0, capture="off", precision=precision)) as steps:
+                updates = steps.finish(num_steps)
+                losses[precision] = [update.loss for update in updates]
+                skipped = sum(not math.isfinite(update.grad_norm) for update in updates)
+                findings.note(f"{precision}, forward", str(steps.setup.learner.forward))
+        findings.note("skipped steps", skipped)
+        pairs = zip(losses["fp16"], losses["fp32"], strict=True)
+        findings.check("losses, relative to fp32", max(abs(a / b - 1) for a, b in pairs), 2e-2)
+
+
 # --- failures ---
 
 
 def check_out_of_memory(findings: Findings, device: str) -> None:
     """With little memory left, a launched step is halved until it fits."""
     if device == "cpu":
-        findings.facts["left_out"] = "memory of a GPU is filled up"
+        findings.note("left_out", "memory of a GPU is filled up")
         return
     with prepare_plan(device, num_steps=16) as plan:
         big = replace(plan, batch_size=len(plan.examples))
@@ -128,7 +156,7 @@ def check_out_of_memory(findings: Findings, device: str) -> None:
             ballast = torch.empty(torch.cuda.mem_get_info()[0] - SPARE_BYTES, dtype=torch.uint8, device=device)
             (update,) = steps.finish()
             del ballast
-        findings.facts["batch_size"] = update.batch_size
+        findings.note("batch_size", update.batch_size)
         findings.require("the batch is smaller", update.batch_size < big.batch_size)
         findings.require("its loss is a number", math.isfinite(update.loss))
 
@@ -171,7 +199,7 @@ def check_failed_capture(findings: Findings, device: str) -> None:
             try:
                 _check_launched(findings, plan, "after a failed capture")
             except FiveTuneEnvironmentError as error:
-                findings.facts["refused"] = str(error)
+                findings.note("refused", str(error))
                 findings.require("the error says what helps", "--train.capture off" in str(error))
 
 
@@ -194,24 +222,23 @@ def check_syncs(findings: Findings, device: str) -> None:
                     findings.require(f"capture {capture}", steps.taken == 2)
                     continue
                 torch.cuda.set_sync_debug_mode("error")
+                waited = ""
                 try:
                     steps.run(20)
                 except RuntimeError as error:
-                    findings.facts[f"wait with capture {capture}"] = str(error).splitlines()[0]
+                    waited = f": {str(error).splitlines()[0]}"
                 finally:
                     torch.cuda.set_sync_debug_mode("default")
-                findings.require(
-                    f"no wait with capture {capture}", f"wait with capture {capture}" not in findings.facts
-                )
+                findings.require(f"no wait with capture {capture}{waited}", not waited)
                 seconds = measure_seconds(lambda steps=steps: steps.run(20), device) / 20
-                findings.facts[f"seconds per step, capture {capture}"] = seconds
-                findings.facts[f"kernels per step, capture {capture}"] = len(_trace_kernels(steps.run))
+                findings.note(f"seconds per step, capture {capture}", seconds)
+                findings.note(f"kernels per step, capture {capture}", len(_trace_kernels(steps.run)))
 
 
 def profile_steps(findings: Findings, device: str) -> None:
     """Where the time of a replayed step of t5-base goes: by class of kernel, and the kernels that take most."""
     if device == "cpu":
-        findings.facts["left_out"] = "kernels of a GPU are traced"
+        findings.note("left_out", "kernels of a GPU are traced")
         return
     for batch_size in (16, 128):
         with (
@@ -225,12 +252,13 @@ def profile_steps(findings: Findings, device: str) -> None:
         for name, length in kernels:
             nanoseconds[name[:80]] += length
             classes[classify_kernel(name)] += length
-        findings.facts[f"batch {batch_size}"] = {
+        found: dict[str, Any] = {
             "seconds": seconds,
             "num_kernels": len(kernels),
             "nanoseconds_by_class": dict(classes.most_common()),
             "nanoseconds_by_kernel": dict(nanoseconds.most_common(25)),
         }
+        findings.note(f"batch {batch_size}", found)
 
 
 def _trace_kernels(run: Callable[[], Any]) -> list[tuple[str, int]]:

@@ -71,7 +71,10 @@ def abba(names: Sequence[str], num_windows: int) -> list[str]:
 
 
 def timed_window(side: Side, num_units: int, *, device: str = "cpu") -> Window:
-    """One window with the garbage collector off; on a GPU until the device has finished."""
+    """One window with the garbage collector off; on a GPU until the device has finished.
+
+    Raises UnequalWork if the side did another number of units than it was asked for.
+    """
     gc.collect()
     gc.disable()
     try:
@@ -79,25 +82,22 @@ def timed_window(side: Side, num_units: int, *, device: str = "cpu") -> Window:
         started = time.perf_counter()
         work = side.work(num_units)
         _finish(device)
-        return Window(work, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
     finally:
         gc.enable()
+    if work.num_units != num_units:
+        raise UnequalWork(f"{side.name}: did {work.num_units} units, {num_units} were asked for.")
+    return Window(work, seconds)
 
 
 def interleaved(
     sides: Sequence[Side], num_units: int, num_windows: int, *, device: str = "cpu"
 ) -> dict[str, list[Window]]:
-    """`num_windows` windows of `num_units` of each side, in ABBA order.
-
-    Raises UnequalWork if one side did another number of units than it was asked for.
-    """
+    """`num_windows` windows of `num_units` of each side, in ABBA order."""
     by_name = {side.name: side for side in sides}
     windows: dict[str, list[Window]] = {name: [] for name in by_name}
     for name in abba(list(by_name), num_windows):
-        window = timed_window(by_name[name], num_units, device=device)
-        if window.work.num_units != num_units:
-            raise UnequalWork(f"{name}: did {window.work.num_units} units, {num_units} were asked for.")
-        windows[name].append(window)
+        windows[name].append(timed_window(by_name[name], num_units, device=device))
     return windows
 
 
@@ -151,20 +151,6 @@ def ratio(ours: Sequence[Window], theirs: Sequence[Window], name: str) -> Spread
     """
     pairs = [a.rate(name) / b.rate(name) for a, b in zip(ours, theirs, strict=True)]
     return Spread(rates(ours, name).median / rates(theirs, name).median, min(pairs), max(pairs))
-
-
-def matmul_peak(device: str) -> float:
-    """Operations per second of the fastest of ten large matrix products: what this machine can reach."""
-    size, dtype = (8192, torch.bfloat16) if device.startswith("cuda") else (2048, torch.float32)
-    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    best = math.inf
-    for _ in range(10):
-        _finish(device)
-        started = time.perf_counter()
-        torch.mm(a, b)
-        _finish(device)
-        best = min(best, time.perf_counter() - started)
-    return 2 * size**3 / best
 
 
 def peak_resident() -> int | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import chain
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from fivetune.model.cuda.attention import compute_attention
 from fivetune.model.cuda.cross_entropy import compute_nats, compute_nats_gradient
+from fivetune.model.cuda.kernel_trial import attend_eagerly
 from fivetune.model.cuda.norm import compute_branch_norm, compute_rms_norm
 from fivetune.model.cuda.optimizer import FlatAdamW
 from fivetune.model.cuda.pointwise import add_dropout, compute_activation_dropout, compute_dropout
@@ -28,6 +29,7 @@ from fivetune.model.cuda.random import round_dropout_rate
 from fivetune.model.cuda.rows import add_rows_
 
 ALLOWED = {torch.float32: 1e-5, torch.bfloat16: 2e-2}  # largest error relative to the largest value or 1
+KINDS = ("bfloat16", "float32")
 LENGTHS = (0, 1, 63, 64, 65, 127, 129, 511, 2048, 4096)  # at the edges of tiles
 DROPOUT = 0.1
 
@@ -63,16 +65,21 @@ class Check:
         return self.error <= self.allowed
 
 
-def run_checks(sizes: Sizes) -> Iterator[Check]:
-    """Every kernel in both types, but the optimizer's, which are in fp32; then the masks."""
+def run_checks(sizes: Sizes, *, kinds: Sequence[str] = KINDS, others: bool = True) -> Iterator[Check]:
+    """The attention kernels in these dtypes, each check as soon as it is made.
+
+    Args:
+        others: then norms, dropout, activations, tables and losses too; with fp32 also the optimizer, and the masks.
+    """
     torch.manual_seed(0)
-    for dtype, allowed in ALLOWED.items():
-        kind = str(dtype).removeprefix("torch.")
-        for name, error in [*check_attention(sizes, dtype), *check_pointwise(sizes, dtype)]:
-            yield Check(f"{name}, {kind}", error, 0.0 if name.endswith("again") else allowed)
-    yield Check("adamw, float32", _check_optimizer(sizes), ALLOWED[torch.float32])
-    yield Check("masks of dropout", check_dropout_mask(sizes), 0.0)
-    yield Check("masks of attention", check_attention_mask(sizes), 0.0)
+    for kind in kinds:
+        dtype = getattr(torch, kind)
+        for name, error in chain(check_attention(sizes, dtype), check_pointwise(sizes, dtype) if others else ()):
+            yield Check(f"{name}, {kind}", error, 0.0 if name.endswith("again") else ALLOWED[dtype])
+    if others and "float32" in kinds:
+        yield Check("adamw, float32", _check_optimizer(sizes), ALLOWED[torch.float32])
+        yield Check("masks of dropout", check_dropout_mask(sizes), 0.0)
+        yield Check("masks of attention", check_attention_mask(sizes), 0.0)
 
 
 # --- attention ---
@@ -106,22 +113,6 @@ def _check_part(sizes: Sizes, part: str, head_size: int, dtype: torch.dtype) -> 
         return attend_eagerly(q, k, v, bias, cu_q, cu_k, causal)
 
     return _measure_error(ours, leaves, definition), _measure_change(partial(ours, dropout=DROPOUT), leaves)
-
-
-def attend_eagerly(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, cu_q: Tensor, cu_k: Tensor, causal: bool
-) -> Tensor:
-    """Attention of one sequence after the other, all scores at hand; a query without keys gives 0."""
-    outs = []
-    for (start_q, end_q), (start_k, end_k) in zip(pairwise(cu_q.tolist()), pairwise(cu_k.tolist()), strict=True):
-        scores = torch.einsum("ihd,jhd->hij", q[start_q:end_q], k[start_k:end_k])
-        rows, cols = (torch.arange(n, device=q.device) for n in (end_q - start_q, end_k - start_k))
-        distance = cols - rows[:, None]
-        if bias is not None:
-            scores = scores + bias[:, distance + bias.shape[1] // 2]
-        weights = (scores.masked_fill(distance > 0, -torch.inf) if causal else scores).softmax(-1)
-        outs.append(torch.einsum("hij,jhd->ihd", weights, v[start_k:end_k]))
-    return torch.cat(outs)
 
 
 def _check_dropout(sizes: Sizes, head_size: int, dtype: torch.dtype) -> float:

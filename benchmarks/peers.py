@@ -28,7 +28,7 @@ from transformers import (
 from transformers.trainer_pt_utils import LengthGroupedSampler, get_length_grouped_indices
 
 from benchmarks.harness import Work
-from benchmarks.plan import LR, MAX_GRAD_NORM, MAX_STEPS, Done, Plan, counted
+from benchmarks.plan import LR, MAX_GRAD_NORM, Done, Plan, counted
 from benchmarks.workloads import WORKLOADS, Examples
 from fivetune.data.batch import IGNORE_INDEX
 from fivetune.model.adapters import list_targets, shorten_names
@@ -66,7 +66,7 @@ class Peer:
         common: dict[str, Any] = {
             "output_dir": str(plan.folder / name),
             "per_device_train_batch_size": plan.batch_size,
-            "max_steps": MAX_STEPS,
+            "max_steps": plan.max_steps,
             "learning_rate": LR,
             "lr_scheduler_type": "constant",
             "max_grad_norm": MAX_GRAD_NORM,

@@ -19,7 +19,7 @@ from benchmarks.harness import Work
 from benchmarks.workloads import Examples
 from fivetune.model.flops import count_train_flops
 
-LR, MAX_GRAD_NORM, MAX_STEPS = 1e-4, 1.0, 100_000
+LR, MAX_GRAD_NORM = 1e-4, 1.0
 PEERS = {
     "default": "Seq2SeqTrainer as users run it: random batches, dynamic padding",
     "tuned": "Seq2SeqTrainer with length grouping, best attention, fused AdamW, NaN filter off, workers",
@@ -48,6 +48,7 @@ class Plan:
         adapter: name of the adapter that all train, with its default options; "" trains all weights.
         precision: auto (FiveTune's own choice; peers bf16 on a GPU, else fp32), or what all compute in: fp32, tf32.
         optimizer: adamw or adafactor.
+        max_steps: of the run whose steps are measured; its order is planned at the start.
     """
 
     model: Path
@@ -59,6 +60,7 @@ class Plan:
     adapter: str = ""
     precision: str = "auto"
     optimizer: str = "adamw"
+    max_steps: int = 2_000
 
     @cached_property
     def config(self) -> Any:

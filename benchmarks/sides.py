@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks.harness import Work
-from benchmarks.plan import LR, MAX_GRAD_NORM, MAX_STEPS, OWN, Done, Plan, counted
+from benchmarks.plan import LR, MAX_GRAD_NORM, OWN, Done, Plan, counted
 from fivetune.config import load_config
 from fivetune.data.stream import TrainingStream
 from fivetune.progress import Progress
@@ -43,14 +43,14 @@ def own_setup(plan: Plan, *, dropout: float = 0.1, **train: str | int) -> Setup:
                 "data": {"train": str(lines), "cache_dir": str(plan.folder / "cache")},
                 "optimizer": {"name": plan.optimizer, "lr": LR},
                 "train": {
-                    "num_steps": MAX_STEPS,
+                    "num_steps": plan.max_steps,
                     "batch_size": plan.batch_size,
                     "max_grad_norm": MAX_GRAD_NORM,
                     "num_threads": torch.get_num_threads(),
                     "precision": plan.precision,
                     **train,
                 },
-                "eval": {"every_steps": MAX_STEPS},
+                "eval": {"every_steps": plan.max_steps},
                 "device": plan.device,
             }
         )
@@ -84,7 +84,7 @@ class FiveTune:
             nonfinite_flag=make_nonfinite_flag(setup.learner),
             sinks=[self],
         )
-        self._groups = setup.data.stream.iter_micro_batches(0, MAX_STEPS)
+        self._groups = setup.data.stream.iter_micro_batches(0, plan.max_steps)
         self._records: list[StepRecord] = []
         self._sampler.start()
 

@@ -51,6 +51,7 @@ from fivetune.types import PhaseTimer, ignore_phase
 BAR = 0.015  # of a step's time that recording may take
 EVERY_SECONDS = 1.0  # between two looks of the sampler, as in a run
 NUM_WINDOWS, WARM_UP, NUM_EXAMPLES = 12, 3, 2000
+MAX_STEPS = 120_000  # of NUM_WINDOWS windows
 NUM_ALONE, SECONDS_ALONE = 1000, 5.0
 
 
@@ -172,7 +173,9 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     for kind in (Bare, Recorded):
         own = folder / kind.name
         own.mkdir()
-        sides.append(kind(Plan(model, Examples(folder), args.workload, args.batch_size, args.device, own)))
+        sides.append(
+            kind(Plan(model, Examples(folder), args.workload, args.batch_size, args.device, own, max_steps=MAX_STEPS))
+        )
     warm = [timed_window(side, WARM_UP, device=args.device).seconds / WARM_UP for _ in range(2) for side in sides][-2:]
     num_units = num_units_in(60 * args.minutes, warm, NUM_WINDOWS, most=10_000)
     print(f"{NUM_WINDOWS} windows of {num_units} steps each", flush=True)

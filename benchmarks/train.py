@@ -4,12 +4,16 @@ Same weights, examples, updates, optimizer and dropout. Each side lives in a pro
 memory is in another's way; windows of optimizer steps are interleaved A B B A, one process working at a time.
 Every side goes once through the same examples, in an order of its own: so the ratio of the seconds is that of the same
 work. Windows differ in length where a side sorts (the Trainer's length grouping goes from long to short), so the spread
-is told in tokens. On a GPU every side first goes through all examples once: what is compiled, recorded and allocated is
+is told in tokens. The result is written after each round of windows; of a side that dies, it has the reason.
+
+On a CPU the sides start one after the other, and first steps decide how long the windows are. On a GPU they start
+together, are built once, and go through all examples before the windows: what is compiled, recorded and allocated is
 there, and the peaks of memory are those of the windows.
 
 Peers run as their users start them; FiveTune's sides have what `import fivetune` sets in the environment. Where
 FiveTune computes in bf16 on a CPU, its own fp32 takes part too.
     python -m benchmarks.train --device cpu --model t5-small --workload squad --peers default,tuned,tuned-bf16 --json
+    python -m benchmarks.train --device cuda --model t5-base --batch-size 128,16 --peers tuned,default
 """
 
 from __future__ import annotations
@@ -20,11 +24,14 @@ import gc
 import json
 import os
 import platform
+import queue
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +43,7 @@ from benchmarks.harness import (
     Window,
     Work,
     facts,
-    interleaved,
     make_parser,
-    matmul_peak,
     num_units_in,
     peak_resident,
     publish_result,
@@ -52,13 +57,16 @@ from benchmarks.plan import OWN, PEERS, Plan
 from benchmarks.sides import make_side
 from benchmarks.workloads import MODELS, WORKLOADS, Examples, make_model, write_examples
 from fivetune import ENVIRONMENT
+from fivetune.errors import is_out_of_memory
 from fivetune.model.load import count_parameters
-from fivetune.telemetry.devices import count_cores
+from fivetune.telemetry.devices import count_cores, get_device_peak_flops, measure_product_flops
 
-NUM_WINDOWS = 6
-WARM_UP, MOST_STEPS = {"cpu": 2, "cuda": 20}, {"cpu": 5, "cuda": 50}
-NUM_UNTIMED = {"cpu": 0, "cuda": 1}  # times that all examples are gone through before the windows
+NUM_WINDOWS = {False: 6, True: 4}  # as on a CPU, as on a GPU
+WARM_UP = 2  # steps on a CPU that decide how many a window has
+MOST_STEPS = {"cpu": 5, "cuda": 25}  # of a window
+GPU_EXAMPLES = 1280  # of a window
 SHARE_OF_WINDOWS = 0.65  # of --minutes; the rest is start-up and warm-up
+LONGEST_ANSWER = 900.0  # seconds; a side that takes longer has died
 
 
 def main() -> None:
@@ -68,17 +76,22 @@ def main() -> None:
     if args.side:
         serve(args)
         return
-    result = measure_models(args)
-    report(result)
-    publish_result(args, result["name"], result)
+    results: dict[str, dict[str, Any]] = {}
+    for result in measure_models(args):
+        results[result["name"]] = result
+        publish_result(args, result["name"], result)
+    for result in results.values():
+        report(result)
+    if args.json and results:
+        print(json.dumps(result))
 
 
-def measure_models(args: argparse.Namespace) -> dict[str, Any]:
-    """The result of all sides, on a model in a temporary folder."""
+def measure_models(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The results of all sides, on a model in a temporary folder, as `measure` yields them."""
     with tempfile.TemporaryDirectory(prefix="fivetune-bench-") as folder:
         args.folder = Path(folder)
         make_model(args.model, args.folder, seed=args.seed)
-        return measure(args)
+        yield from measure(args)
 
 
 def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -91,108 +104,230 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--precision", default="auto", choices=("auto", "fp32", "tf32"), help="of all sides")
     parser.add_argument("--optimizer", default="adamw", choices=("adamw", "adafactor"))
     parser.add_argument("--adapter", default="", help="name of the adapter that all sides train; default: all weights")
-    parser.add_argument("--batch-size", type=int, help="examples per step; default 16 (mt5-small on a CPU: 8), GPU 32")
-    parser.add_argument("--minutes", type=float, default=9, help="about how long all of it may take")
+    parser.add_argument(
+        "--batch-size",
+        help="examples per step, or several numbers with commas; default 16 (mt5-small on a CPU: 8), GPU 32",
+    )
+    parser.add_argument("--minutes", type=float, default=9, help="about how long all of it may take on a CPU")
     parser.add_argument("--threads", type=int, help="CPU threads; default: physical cores")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--as-on-gpu", action="store_true", help="the protocol of a GPU on a CPU, with short windows")
     parser.add_argument("--side", help=argparse.SUPPRESS)  # be the process of this side
-    parser.add_argument("--attention", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args(words)
     unknown = [name for name in args.peers.split(",") if name not in known]
     if unknown:
         parser.error(f"--peers: there is no {', '.join(unknown)}. Allowed: {', '.join(known)}.")
     args.kind = args.device.partition(":")[0]
-    if args.batch_size is None:
-        args.batch_size = 32 if args.kind == "cuda" else {"mt5-small": 8}.get(args.model, 16)
+    args.as_on_gpu |= args.kind == "cuda"
+    default = "32" if args.kind == "cuda" else {"mt5-small": "8"}.get(args.model, "16")
+    sizes = (args.batch_size or default).split(",")
+    if not all(size.isdecimal() and int(size) for size in sizes):
+        parser.error(f"--batch-size: {args.batch_size} is no number. Allowed: 16, or 16,128.")
+    args.batch_sizes = [int(size) for size in sizes]
     return args
 
 
-def prepare(args: argparse.Namespace, name: str, num_steps: int) -> None:
-    """Write the examples of so many steps, which all sides, in whatever process, go through once."""
+def prepare(args: argparse.Namespace, name: str, num_examples: int) -> None:
+    """Write so many examples, which all sides, in whatever process, go through once."""
     folder = args.folder / name
     folder.mkdir(parents=True, exist_ok=True)
     vocab_size = MODELS[args.model]["vocab_size"]
-    write_examples(folder, args.workload, num_steps * args.batch_size, vocab_size=vocab_size, seed=args.seed)
+    write_examples(folder, args.workload, num_examples, vocab_size=vocab_size, seed=args.seed)
 
 
-def make_plan(args: argparse.Namespace, name: str, examples: str) -> Plan:
+def make_plan(args: argparse.Namespace, name: str, examples: str, batch_size: int) -> Plan:
     """The plan of the model and the examples that were written, with a folder for the side `name`."""
     own = args.folder / examples / name
     own.mkdir(parents=True, exist_ok=True)
     model = args.folder / args.model
     lines = Examples(args.folder / examples)
-    return Plan(
-        model, lines, args.workload, args.batch_size, args.device, own, args.adapter, args.precision, args.optimizer
-    )
+    return Plan(model, lines, args.workload, batch_size, args.device, own, args.adapter, args.precision, args.optimizer)
 
 
-def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Start all sides, warm them up, and let them take turns."""
-    queue = ["fivetune", *args.peers.split(",")]
-    prepare(args, "warm-up", WARM_UP[args.kind])
-    attention = _choose_attentions(args, queue)
-    peak = matmul_peak(args.device)
-    print(f"start-up and warm-up: {WARM_UP[args.kind]} steps of each side", flush=True)
-    sides: list[Remote] = []
-    starts: dict[str, Any] = {}
+def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Start all sides, and let them take turns, one batch size after the other. Yields a result after every round."""
+    product = measure_product_flops(args.device, "bf16" if args.kind == "cuda" else "fp32")
+    if args.kind == "cuda":
+        torch.cuda.empty_cache()
+    sides = Sides(args)
     try:
-        for name in queue:
-            sides.append(Remote(args, name, attention.get(name)))
-            starts[name] = sides[-1].ask("warm-up", WARM_UP[args.kind])
-            if name == "fivetune" and _adds_fp32(args, starts[name]):
-                queue.append("fivetune-fp32")
-        last = [start["last_step_seconds"] * (1 + NUM_UNTIMED[args.kind]) for start in starts.values()]
-        num_steps = num_units_in(60 * args.minutes * SHARE_OF_WINDOWS, last, NUM_WINDOWS, most=MOST_STEPS[args.kind])
-        prepare(args, "measured", NUM_WINDOWS * num_steps)
-        same_weights({side.name: side.ask("measured", 0)["weights"] for side in sides})
-        for side in sides * NUM_UNTIMED[args.kind]:
-            side.ask("untimed", NUM_WINDOWS * num_steps)
-        print(f"{NUM_WINDOWS} windows of {num_steps} steps each", flush=True)
-        windows = interleaved(sides, num_steps, NUM_WINDOWS)
-        ends = {side.name: side.ask("end", 0) for side in sides}
+        for name in ("fivetune", *args.peers.split(",")):
+            sides.start(name)
+        for batch_size in args.batch_sizes:
+            yield from _measure_batch_size(args, sides, batch_size, product)
     finally:
-        for side in sides:
-            side.close()
-    same_totals(windows, "examples")
-    same_totals(windows, "tokens")
-    plan = make_plan(args, "facts", "measured")
-    return {
-        "name": f"{args.adapter or 'train'}-{args.device}-{args.model}-{args.workload}-{args.batch_size}",
-        "adapter": args.adapter,
-        "model": args.model,
-        "workload": args.workload,
-        "lengths": plan.examples.lengths_from,
-        "num_examples": len(plan.examples),
-        "batch_size": args.batch_size,
-        "precision": args.precision,
-        "optimizer": args.optimizer,
-        "attention_of_tuned": attention,
-        "steps_per_window": num_steps,
-        "num_windows": NUM_WINDOWS,
-        "warm_up_steps": WARM_UP[args.kind],
-        "matmul_peak_flops": peak,
-        "machine": facts(args.device),
-        "sides": {name: side_figures(windows[name], peak) | starts[name] | ends[name] for name in queue},
-        "ratios": {name: peer_figures(windows, name) for name in queue[1:]},
-    }
+        sides.close()
 
 
-def _adds_fp32(args: argparse.Namespace, start: dict[str, Any]) -> bool:
-    """Whether FiveTune's fp32 takes part although nobody asked for it: where its own choice on a CPU is bf16."""
-    return args.kind == "cpu" and start["precision"] == "bf16" and "fivetune-fp32" not in args.peers.split(",")
+def _measure_batch_size(
+    args: argparse.Namespace, sides: Sides, batch_size: int, product: float | None
+) -> Iterator[dict[str, Any]]:
+    num_windows, examples = NUM_WINDOWS[args.as_on_gpu], f"measured-{batch_size}"
+    starts: dict[str, Any] = {}
+    if args.kind == "cuda":
+        num_steps = min(MOST_STEPS["cuda"], max(5, GPU_EXAMPLES // batch_size))
+    elif args.as_on_gpu:
+        num_steps = WARM_UP
+    else:
+        starts, num_steps = _warm_up_cpu(args, sides, batch_size)
+    prepare(args, examples, num_windows * num_steps * batch_size)
+    built = sides.build(examples, batch_size)
+    if args.as_on_gpu:
+        starts = sides.warm_up(built, num_windows * num_steps)
+    same_weights({name: built[name]["weights"] for name in sides.names})
+    print(f"batch {batch_size}: {num_windows} windows of {num_steps} steps each", flush=True)
+    windows: dict[str, list[Window]] = {name: [] for name in starts}
+    for number in range(num_windows):
+        for name in sides.names[:: -1 if number % 2 else 1]:
+            if window := sides.time(name, num_steps):
+                windows[name].append(window)
+        is_last = number == num_windows - 1
+        ends = sides.ask_each("end") if is_last else {}
+        alive = {name: windows[name] for name in sides.names}
+        if is_last:
+            same_totals(alive, "examples")
+            same_totals(alive, "tokens")
+        figures = {
+            name: starts[name]
+            | side_figures(found, get_device_peak_flops(args.device, starts[name]["precision"]), product)
+            | ends.get(name, {"peak_bytes": None})
+            for name, found in alive.items()
+        }
+        plan = make_plan(args, "facts", examples, batch_size)
+        yield {
+            "name": f"{args.adapter or 'train'}-{args.device}-{args.model}-{args.workload}-{batch_size}",
+            "adapter": args.adapter,
+            "model": args.model,
+            "workload": args.workload,
+            "lengths": plan.examples.lengths_from,
+            "num_examples": len(plan.examples),
+            "batch_size": batch_size,
+            "precision": args.precision,
+            "optimizer": args.optimizer,
+            "attention_of_tuned": sides.attention,
+            "steps_per_window": num_steps,
+            "num_windows": num_windows,
+            "num_rounds": number + 1,
+            "warm_up_steps": num_windows * num_steps if args.as_on_gpu else WARM_UP,
+            "product_flops": product,
+            "machine": facts(args.device),
+            "died": sides.died,
+            "sides": figures,
+            "ratios": {name: peer_figures(alive, name) for name in alive if name != "fivetune"}
+            if "fivetune" in alive
+            else {},
+        }
 
 
-def _choose_attentions(args: argparse.Namespace, names: list[str]) -> dict[str, str]:
-    """The faster attention of every tuned side, in the precision of that side."""
-    tuned = [name for name in names if name.startswith(("tuned", "compiled"))]
-    if not tuned:
-        return {}
-    from benchmarks.peers import best_attention
+def _warm_up_cpu(args: argparse.Namespace, sides: Sides, batch_size: int) -> tuple[dict[str, Any], int]:
+    """First steps of each side, one after the other: what they say of its start, and the steps of a window."""
+    print(f"start-up and warm-up: {WARM_UP} steps of each side", flush=True)
+    prepare(args, "warm-up", WARM_UP * batch_size)
+    starts = sides.warm_up(sides.build("warm-up", batch_size), WARM_UP)
+    last = [start["last_step_seconds"] for start in starts.values()]
+    seconds = 60 * args.minutes * SHARE_OF_WINDOWS / len(args.batch_sizes)
+    return starts, num_units_in(seconds, last, NUM_WINDOWS[False], most=MOST_STEPS["cpu"])
 
-    plan = make_plan(args, "choice", "warm-up")
-    found = {bf16: best_attention(plan, bf16=bf16) for bf16 in sorted({name == "tuned-bf16" for name in tuned})}
-    return {name: found[name == "tuned-bf16"] for name in tuned}
+
+class SideDiedError(Exception):
+    """The process of a side has ended, or does not answer; the text says why."""
+
+
+class Sides:
+    """The sides of a comparison. One that dies takes no further part, and `died` has the reason.
+
+    Attributes:
+        attention: the faster attention of the tuned peers, by name, in the precision of each.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
+        self._remotes: dict[str, Remote] = {}
+        self.died: dict[str, str] = {}
+        self.attention: dict[str, str] = {}
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._remotes)
+
+    def start(self, name: str) -> None:
+        """Add a side; on a GPU its process starts now and imports what it needs, on a CPU when it is asked first."""
+        self._remotes[name] = Remote(self._args, name)
+        if self._args.as_on_gpu:
+            self._remotes[name].start()
+
+    def build(self, examples: str, batch_size: int) -> dict[str, Any]:
+        """Build every side on these examples: on a GPU all at once, on a CPU one after the other."""
+        self._choose_attentions(examples, batch_size)
+        request = {"examples": examples, "batch_size": batch_size}
+        found = self.ask_each("build", **request, together=self._args.as_on_gpu)
+        if self._args.kind == "cpu" and found.get("fivetune", {}).get("precision") == "bf16":
+            found |= self._add_fp32(request)
+        return found
+
+    def _add_fp32(self, request: dict[str, Any]) -> dict[str, Any]:
+        """FiveTune's fp32 takes part although nobody asked for it: where its own choice on a CPU is bf16."""
+        if "fivetune-fp32" in self._remotes or "fivetune-fp32" in self.died:
+            return {}
+        self.start("fivetune-fp32")
+        answer = self._try("fivetune-fp32", lambda remote: remote.ask("build", **request))
+        return {} if answer is None else {"fivetune-fp32": answer}
+
+    def warm_up(self, built: dict[str, Any], num_steps: int) -> dict[str, Any]:
+        """First steps of every side, one after the other. Returns: what is known of its start."""
+        starts = {name: built[name] | each for name, each in self.ask_each("warm-up", num_steps=num_steps).items()}
+        for start in starts.values():
+            start["warmed_up_seconds"] = start["start_up_seconds"] + start.pop("warm_up_seconds")
+        return starts
+
+    def _choose_attentions(self, examples: str, batch_size: int) -> None:
+        """The faster attention of every tuned side, measured by the first of its precision while the others wait."""
+        chosen: dict[bool, str] = {}
+        for name in [name for name in self.names if name.startswith(("tuned", "compiled"))]:
+            kind = name == "tuned-bf16"
+            if kind not in chosen and name not in self.attention:
+                request = {"examples": examples, "batch_size": batch_size}
+                answer = self._try(name, lambda remote, request=request: remote.ask("choose", **request))
+                if answer is None:
+                    continue
+                chosen[kind] = answer["attention"]
+            self.attention.setdefault(name, chosen.get(kind, ""))
+
+    def ask_each(self, what: str, *, together: bool = False, **values: Any) -> dict[str, Any]:
+        """The answers of all sides that give one."""
+
+        def word(name: str) -> dict[str, Any]:
+            return values | ({"attention": self.attention.get(name)} if what == "build" else {})
+
+        if together:
+            for name in self.names:
+                self._try(name, lambda remote, name=name: remote.send(what, **word(name)))
+        answers = {}
+        for name in self.names:
+            ask: Callable[[Remote], Any] = lambda remote, name=name: (  # noqa: E731
+                remote.receive() if together else remote.ask(what, **word(name))
+            )
+            if (answer := self._try(name, ask)) is not None:
+                answers[name] = answer
+        return answers
+
+    def time(self, name: str, num_steps: int) -> Window | None:
+        """A window of a side; None if it died."""
+        return self._try(name, lambda remote: timed_window(remote, num_steps))
+
+    def _try(self, name: str, ask: Callable[[Remote], Any]) -> Any:
+        try:
+            return ask(self._remotes[name])
+        except SideDiedError as error:
+            self.died[name] = str(error)
+            print(f"{name}: {error}", flush=True)
+            self._remotes.pop(name).close()
+            return None
+
+    def close(self) -> None:
+        for remote in self._remotes.values():
+            remote.close()
 
 
 def make_environment(name: str) -> dict[str, str]:
@@ -205,115 +340,145 @@ def make_environment(name: str) -> dict[str, str]:
 class Remote:
     """A side in a process of its own, which does what it is asked for and waits in between."""
 
-    def __init__(self, args: argparse.Namespace, name: str, attention: str | None) -> None:
+    def __init__(self, args: argparse.Namespace, name: str) -> None:
         self.name = name
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.train",
-            "--side",
-            name,
-            "--device",
-            args.device,
-            "--model",
-            args.model,
-            "--workload",
-            args.workload,
-            "--folder",
-            str(args.folder),
-            "--batch-size",
-            str(args.batch_size),
-            "--threads",
-            str(torch.get_num_threads()),
-            "--seed",
-            str(args.seed),
-            *("--precision", args.precision, "--optimizer", args.optimizer),
-            *(["--attention", attention] if attention else []),
-            *(["--adapter", args.adapter] if args.adapter else []),
-        ]
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parents[1],
-            env=make_environment(name),
-        )
+        settings = {
+            "side": name,
+            "device": args.device,
+            "model": args.model,
+            "workload": args.workload,
+            "folder": args.folder,
+            "threads": torch.get_num_threads(),
+            "seed": args.seed,
+            "precision": args.precision,
+            "optimizer": args.optimizer,
+            "adapter": args.adapter,
+        }
+        words = [f"--{key}={value}" for key, value in settings.items()]
+        self._command = [sys.executable, "-m", "benchmarks.train", *words]
+        self._log = args.folder / f"{name}.log"
+        self._process: subprocess.Popen[str] | None = None
+        self._answers: queue.Queue[str] = queue.Queue()
 
-    def ask(self, what: str, num_steps: int) -> dict[str, Any]:
-        """The process's answer. Raises RuntimeError if it has died."""
-        assert self._process.stdin and self._process.stdout
-        self._process.stdin.write(json.dumps([what, num_steps]) + "\n")
-        self._process.stdin.flush()
-        if not (line := self._process.stdout.readline()):
-            raise RuntimeError(f"{self.name}: its process ended with code {self._process.wait()}; see above.")
+    def start(self) -> subprocess.Popen[str]:
+        """Start the process unless it runs."""
+        if self._process is None:
+            with self._log.open("w", encoding="utf-8") as log:
+                self._process = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                    cwd=Path(__file__).parents[1],
+                    env=make_environment(self.name),
+                )
+            threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True).start()
+        return self._process
+
+    def _read(self, lines: Iterable[str]) -> None:
+        """Hand on the lines of the process; an empty one when it has ended."""
+        for line in lines:
+            self._answers.put(line)
+        self._answers.put("")
+
+    def send(self, what: str, **values: Any) -> None:
+        """Ask, without waiting for the answer. Raises SideDiedError."""
+        stdin = self.start().stdin
+        assert stdin
+        try:
+            stdin.write(json.dumps([what, values]) + "\n")
+            stdin.flush()
+        except OSError:
+            raise SideDiedError(self._explain_death()) from None
+
+    def receive(self) -> dict[str, Any]:
+        """The answer to what was asked. Raises SideDiedError."""
+        try:
+            line = self._answers.get(timeout=LONGEST_ANSWER)
+        except queue.Empty:
+            raise SideDiedError(f"no answer within {LONGEST_ANSWER:.0f} s") from None
+        if not line:
+            raise SideDiedError(self._explain_death())
         return json.loads(line)
 
+    def ask(self, what: str, **values: Any) -> dict[str, Any]:
+        self.send(what, **values)
+        return self.receive()
+
     def work(self, num_units: int) -> Work:
-        return Work(**self.ask("work", num_units))
+        return Work(**self.ask("work", num_steps=num_units))
+
+    def _explain_death(self) -> str:
+        code = self.start().wait()
+        lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        last = lines[-1][:300] if lines else f"it ended with code {code}"
+        return f"out of memory: {last}" if is_out_of_memory(RuntimeError(last)) else last
 
     def close(self) -> None:
-        with self._process as process:  # closes the pipes and waits
-            process.terminate()
+        if self._process is not None:
+            with suppress(OSError), self._process as process:  # closes the pipes and waits
+                process.terminate()
 
 
 def serve(args: argparse.Namespace) -> None:
     """The process of a side: answers the questions of `Remote.ask`, one per line."""
     answers, sys.stdout = sys.stdout, sys.stderr
+    import_seconds = time.time() - psutil.Process().create_time()
     gc.disable()
     side = None
     for line in sys.stdin:
-        what, num_steps = json.loads(line)
+        what, values = json.loads(line)
         gc.collect()
-        if what in ("warm-up", "measured"):
+        started = time.time()
+        if what == "choose":
+            from benchmarks.peers import best_attention
+
+            plan = make_plan(args, "choice", values["examples"], values["batch_size"])
+            answer = {"attention": best_attention(plan, bf16=args.side == "tuned-bf16")}
+        elif what == "build":
             if side is not None:
                 side.close()
                 side = None
                 gc.collect()
-            side = make_side(args.side, make_plan(args, args.side, what), attention=args.attention)
-        assert side is not None
-        answers_of = {"warm-up": _warmed_up, "measured": _weights, "untimed": _untimed, "work": _worked, "end": _ended}
-        answer = answers_of[what]
-        print(json.dumps(answer(side, num_steps, args)), file=answers, flush=True)
+            plan = make_plan(args, args.side, values["examples"], values["batch_size"])
+            side = make_side(args.side, plan, attention=values["attention"] or None)
+            answer = {
+                "start_up_seconds": import_seconds + time.time() - started,
+                "precision": side.precision,
+                "wait_policy": psutil.Process().environ().get("OMP_WAIT_POLICY"),
+                "weights": _weights(side, args.adapter),
+            }
+        else:
+            assert side is not None
+            answer = ANSWERS[what](side, args, **values)
+        print(json.dumps(answer), file=answers, flush=True)
         if platform.libc_ver()[0] == "glibc":  # which keeps what was freed: five sides of t5-small would fill 24 GiB
             ctypes.CDLL("libc.so.6").malloc_trim(0)
     if side is not None:
         side.close()
 
 
-def _warmed_up(side: Any, num_steps: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Seconds since the process began until the side was ready, and until it had done its first steps."""
-    started = psutil.Process().create_time()
-    ready = time.time() - started
-    timed_window(side, num_steps - 1, device=args.device)
-    last = timed_window(side, 1, device=args.device).seconds
-    return {
-        "start_up_seconds": ready,
-        "warmed_up_seconds": time.time() - started,
-        "last_step_seconds": last,
-        "precision": side.precision,
-        "wait_policy": psutil.Process().environ().get("OMP_WAIT_POLICY"),
-    }
-
-
-def _weights(side: Any, num_steps: int, args: argparse.Namespace) -> dict[str, Any]:
+def _weights(side: Any, adapter: str) -> list[float]:
     """What tells one set of weights from another: how many, and their mean sizes together, without an adapter's."""
-    sizes = sum(
-        float(p.detach().abs().mean()) for p in side.model.parameters() if p.requires_grad != bool(args.adapter)
-    )
-    return {"weights": [count_parameters(side.model), round(sizes, 4)]}
+    sizes = sum(float(p.detach().abs().mean()) for p in side.model.parameters() if p.requires_grad != bool(adapter))
+    return [count_parameters(side.model), round(sizes, 4)]
 
 
-def _untimed(side: Any, num_steps: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Steps before the windows; then peaks of memory begin again."""
-    _worked(side, num_steps, args)
+def _warm_up(side: Any, args: argparse.Namespace, *, num_steps: int) -> dict[str, Any]:
+    """Steps before the windows, after which peaks of memory begin again; the seconds of all and of the last one."""
+    started = time.perf_counter()
+    if num_steps > 1:
+        _work(side, args, num_steps=num_steps - 1)
+    last = timed_window(side, 1, device=args.device).seconds
+    found = {"warm_up_seconds": time.perf_counter() - started, "last_step_seconds": last}
     gc.collect()
     if args.kind == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    return {}
+    return found
 
 
-def _worked(side: Any, num_steps: int, args: argparse.Namespace) -> dict[str, Any]:
+def _work(side: Any, args: argparse.Namespace, *, num_steps: int) -> dict[str, Any]:
     """What was done, with the CPU seconds of this process, which other programs change little (workers apart)."""
     before = time.process_time()
     work = side.work(num_steps)
@@ -323,10 +488,13 @@ def _worked(side: Any, num_steps: int, args: argparse.Namespace) -> dict[str, An
     return {"num_units": work.num_units, "counts": work.counts}
 
 
-def _ended(side: Any, num_steps: int, args: argparse.Namespace) -> dict[str, Any]:
+def _end(side: Any, args: argparse.Namespace) -> dict[str, Any]:
     """Most memory in use at once: on a GPU during the windows, on a CPU since the process began."""
     peak = torch.cuda.max_memory_allocated() if args.kind == "cuda" else peak_resident()
     return {"peak_bytes": peak, **side.facts()}
+
+
+ANSWERS: dict[str, Callable[..., dict[str, Any]]] = {"warm-up": _warm_up, "work": _work, "end": _end}
 
 
 def same_weights(found: dict[str, Any]) -> None:
@@ -335,8 +503,13 @@ def same_weights(found: dict[str, Any]) -> None:
         raise UnequalWork(f"the sides do not start from the same weights (number, mean sizes): {found}.")
 
 
-def side_figures(windows: list[Window], peak: float) -> dict[str, Any]:
-    """What one side did: median, least and most over its windows, and over all of them together."""
+def side_figures(windows: list[Window], peak: float | None, product: float | None) -> dict[str, Any]:
+    """What one side did: median, least and most over its windows, and over all of them together.
+
+    Args:
+        peak: dense operations per second by the data sheet, which MFU is a share of; None if unknown.
+        product: those of a large matrix product, measured on this machine.
+    """
     seconds = sum(w.seconds for w in windows)
     total = {name: sum(w.work.counts[name] for w in windows) for name in windows[0].work.counts}
     num_steps = sum(w.work.num_units for w in windows)
@@ -347,7 +520,8 @@ def side_figures(windows: list[Window], peak: float) -> dict[str, Any]:
         "examples_per_second_overall": total["examples"] / seconds,
         "seconds_per_step": seconds / num_steps,
         "padding_fraction": 1 - total["tokens"] / total["positions"],
-        "mfu": total["flops"] / seconds / peak,
+        "mfu": None if peak is None else total["flops"] / seconds / peak,
+        "product_share": None if product is None else total["flops"] / seconds / product,
         "mean_loss": total["nats"] / num_steps,
         "windows": [{"seconds": w.seconds, **w.work.counts} for w in windows],
     }
@@ -376,6 +550,7 @@ def report(result: dict[str, Any]) -> None:
         "s/step",
         "padding",
         "MFU",
+        "of a product",
         "loss",
         "start-up s",
         f"s to {result['warm_up_steps']} steps",
@@ -393,7 +568,8 @@ def report(result: dict[str, Any]) -> None:
                 f"{side['examples_per_second_overall']:.2f}",
                 f"{side['seconds_per_step']:.3g}",
                 f"{side['padding_fraction']:.0%}",
-                f"{side['mfu']:.1%}",
+                _format_share(side["mfu"]),
+                _format_share(side["product_share"]),
                 f"{side['mean_loss']:.3f}",
                 f"{side['start_up_seconds']:.1f}",
                 f"{side['warmed_up_seconds']:.1f}",
@@ -405,6 +581,10 @@ def report(result: dict[str, Any]) -> None:
         f"{result['num_examples']} of {result['lengths']}; {result['machine']['num_threads']} threads\n"
     )
     print(table(rows), "\n")
+    for name, reason in result.get("died", {}).items():
+        print(f"{name} died: {reason}\n")
+    if not result["ratios"]:
+        return
     ours = sides["fivetune"]
     rows = [
         [
@@ -427,13 +607,15 @@ def report(result: dict[str, Any]) -> None:
                 f"{speed[0]:.2f}x",
                 f"{speed[1]:.2f} to {speed[2]:.2f}",
                 f"{sides[name]['warmed_up_seconds'] / ours['warmed_up_seconds']:.2f}x",
-                f"{ours['peak_bytes'] / sides[name]['peak_bytes']:.2f}x" if ours["peak_bytes"] else "?",
+                f"{ours['peak_bytes'] / sides[name]['peak_bytes']:.2f}x" if ours["peak_bytes"] else "n/a",
             ]
         )
     print(table(rows), "\n")
+    product = result["product_flops"]
+    measured = "not measured" if product is None else f"{product / 1e9:,.0f} GFLOP/s"
     print(
-        f"MFU: against a matrix product of {result['matmul_peak_flops'] / 1e9:,.0f} GFLOP/s on this machine. "
-        "tokens: without padding, source and target."
+        "MFU: of the dense peak by the device's data sheet; beside it of a matrix product measured here, "
+        f"{measured}. tokens: without padding, source and target."
     )
 
 
@@ -443,7 +625,11 @@ def _name_precision(result: dict[str, Any], side: str) -> str:
 
 
 def _gigabytes(num_bytes: int | None) -> str:
-    return "?" if num_bytes is None else f"{num_bytes / 1e9:.2f}"
+    return "n/a" if num_bytes is None else f"{num_bytes / 1e9:.2f}"
+
+
+def _format_share(share: float | None) -> str:
+    return "n/a" if share is None else f"{share:.1%}"
 
 
 if __name__ == "__main__":

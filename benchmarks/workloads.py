@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import tempfile
+import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +33,7 @@ from fivetune.training.sources import prepare_split
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 SQUAD, SQUAD_TOKENIZER = SHARED / "squad_v1.1" / "dev-v1.1.json.gz", SHARED / "tokenizers" / "t5-small"
+MODELS_VARIABLE = "FIVETUNE_BENCH_MODELS"
 FIRST_ID = 3  # pad, end and unknown stand before it
 
 _TINY = {
@@ -121,6 +126,17 @@ def _squad_lengths() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     store = prepare_split(config, load_tokenizer(None, SQUAD_TOKENIZER), "train", on_progress=ignore_progress)
     assert store is not None
     return store.inputs.lengths.astype(np.int64), store.labels.lengths.astype(np.int64)
+
+
+def share_model(name: str) -> Path:
+    """The folder of `make_model` that several programs share: in FIVETUNE_BENCH_MODELS, or in a temporary folder."""
+    root = Path(os.environ.get(MODELS_VARIABLE) or tempfile.gettempdir()) / "fivetune-models"
+    place = root / f"{name}-{zlib.crc32(json.dumps(MODELS[name]).encode()):08x}"
+    if not place.is_dir():
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=root) as folder, suppress(OSError):  # another program was faster
+            make_model(name, Path(folder)).rename(place)
+    return place
 
 
 def make_model(name: str, folder: Path, *, seed: int = 0) -> Path:

@@ -228,7 +228,7 @@ def compute_padding_share(steps: Sequence[StepRecord]) -> float | None:
 
 
 def compute_mfu(steps: Sequence[StepRecord]) -> float | None:
-    """Mean share (0-1) of the devices' peak over the steady steps; None where the peak is unknown."""
+    """Mean share (0-1) of the peak of the devices' data sheets over the steady steps; None where it is unknown."""
     known = [step.mfu for step in select_steady_steps(steps) if step.mfu is not None]
     return fmean(known) if known else None
 

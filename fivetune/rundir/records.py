@@ -21,7 +21,8 @@ class StepRecord:
     rate that the optimizer applied (parameter scaling included). `padding_fraction` is the share of padded positions
     (0-1). `step_seconds` is the whole step, `data_seconds` its wait for the batch, `phase_seconds` its PHASES.
     `warm_up` marks steps that timings exclude, `starved` a step that waited for its batch. `encoder_flops` and
-    `decoder_flops` count real tokens only (`model/flops.py`); `mfu` is their share of the devices' peak.
+    `decoder_flops` count real tokens only (`model/flops.py`); `mfu` is their share of what the devices' data sheets
+    name as the peak of dense products in the run's precision.
     """
 
     step: int
@@ -286,7 +287,8 @@ class MachineRecord:
     attention: str | None = None
     num_threads: int | None = None
     num_threads_why: str = ""
-    peak_flops: float | None = None
+    peak_flops: float | None = None  # dense, by the data sheet: what mfu is a share of
+    product_flops: float | None = None  # of a large matrix product, measured at the start of the run on a GPU
     num_parameters: int | None = None
     num_trained_parameters: int | None = None
     vocab_size: int | None = None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -24,6 +26,7 @@ from fivetune.types import JsonTable
 CPU_INFO = Path("/proc/cpuinfo")
 BF16_UNITS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "bf16": "BF16"}  # by their flag on Linux
 TF32_CAPABILITY = (8, 0)  # of A100
+PRODUCT_BYTES = 2 * 2**30  # free memory for the measured product, whose matrices take half of it in fp32
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "datasets", "torchax", "jax")
 
 
@@ -166,6 +169,27 @@ def count_cores() -> int:
 def get_device_peak_flops(device: str, precision: str) -> float | None:
     """`find_peak_flops` of a torch device; None for devices other than CUDA."""
     return find_peak_flops(torch.cuda.get_device_name(device), precision) if device.startswith("cuda") else None
+
+
+def measure_product_flops(device: str, precision: str) -> float | None:
+    """Operations per second of the fastest of ten large matrix products: what a device reaches of its peak.
+
+    tf32 is measured where `set_fp32_products` has allowed it. None where less than PRODUCT_BYTES of memory are free.
+    """
+    on_cuda = device.startswith("cuda")
+    if on_cuda and torch.cuda.mem_get_info(device)[0] < PRODUCT_BYTES:
+        return None
+    size = 8192 if on_cuda else 2048
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    product, best = torch.empty_like(a), math.inf
+    for _ in range(10):
+        started = time.perf_counter()
+        torch.mm(a, b, out=product)
+        if on_cuda:
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - started)
+    return 2 * size**3 / best
 
 
 def get_peak_memory_bytes(device: str) -> int | None:

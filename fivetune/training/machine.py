@@ -17,7 +17,7 @@ from fivetune.model.files import find_weight_files
 from fivetune.model.load import count_parameters, describe_parameters
 from fivetune.rundir import MACHINE, RunDir
 from fivetune.rundir.reader import read_json, read_machine
-from fivetune.telemetry.devices import collect_machine_info, get_device_peak_flops
+from fivetune.telemetry.devices import collect_machine_info, get_device_peak_flops, measure_product_flops
 from fivetune.training.distill import describe_distillation
 from fivetune.training.objective import describe_loss
 
@@ -42,6 +42,7 @@ def describe_machine(setup: Setup, command: str | None) -> JsonTable:
         "num_threads": torch.get_num_threads(),
         "num_threads_why": compute.threads_why,
         "peak_flops": get_device_peak_flops(compute.device, compute.precision),
+        "product_flops": measure_product_flops(compute.device, compute.precision) if compute.kind == "cuda" else None,
         "model": compute_weights_fingerprint(setup.config.model),
         "num_parameters": count_parameters(learner.model),
         "num_trained_parameters": count_parameters(learner.model, trained=True),

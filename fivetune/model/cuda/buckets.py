@@ -39,8 +39,12 @@ class Bucket:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Elements of input_ids, decoder_ids, labels, weights, cu_seqlens_src, cu_seqlens_tgt."""
-        return self.num_inputs, *[self.num_targets] * 3, *[self.num_sequences + 1] * 2
+        """Elements of input_ids, decoder_ids, labels, weights, cu_seqlens_src, cu_seqlens_tgt.
+
+        The bounds are even in number, by an empty sequence more: each buffer then begins at a multiple of 16 bytes, and
+        a kernel is not compiled again for another alignment.
+        """
+        return self.num_inputs, *[self.num_targets] * 3, *[round_up(self.num_sequences + 1, 2)] * 2
 
     @property
     def num_positions(self) -> int:

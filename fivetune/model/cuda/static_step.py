@@ -40,7 +40,7 @@ class StaticBatch:
 
     Attributes, all tensors being views of the block:
         input_ids: [num_inputs] int64. decoder_ids, labels: [num_targets] int64; 0 at filler.
-        cu_seqlens_src, cu_seqlens_tgt: [num_sequences + 1] int64; unused sequences are empty.
+        cu_seqlens_src, cu_seqlens_tgt: [num_sequences + 1, rounded up to even] int64; unused sequences are empty.
         weights: [num_targets] fp64, weight of each token loss in the loss; 0 at filler.
         longest_input, longest_target: numbers on the host, constant over all steps.
     """

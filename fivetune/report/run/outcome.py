@@ -185,8 +185,18 @@ def build_figures_section(run: Run) -> Section:
         ),
     ]
     if (mfu := compute_mfu(steps)) is not None:
-        figures.append(Figure("MFU", format_percent(mfu), "of the device's peak"))
+        figures.append(Figure("MFU", format_percent(mfu), _describe_peaks(run.machine, mfu)))
     return Section("Key figures", tuple(figures))
+
+
+def _describe_peaks(machine: MachineRecord, mfu: float) -> str:
+    """What MFU is a share of, and the share of the product that was measured."""
+    peak, product = machine.peak_flops, machine.product_flops
+    words = "of the dense peak by the data sheet"
+    if peak is None:
+        return words
+    words = f"{words}, {peak / 1e12:,.0f} TFLOP/s"
+    return words if product is None else f"{words}; {format_percent(mfu * peak / product)} of a product measured here"
 
 
 def _format_if_known(words: str, value: str) -> str:

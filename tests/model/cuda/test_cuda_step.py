@@ -52,6 +52,14 @@ def test_a_batch_is_written_with_sequences_behind_it_that_score_nothing():
     assert static.cu_seqlens_tgt.tolist() == [0, 4, 7, 8, 8, 8]
 
 
+def test_every_buffer_is_aligned_alike():
+    """Triton compiles a kernel for pointers that are multiples of 16 bytes, and again for others."""
+    for num_sequences in (4, 5):
+        static = StaticBatch(replace(BUCKETS.find_bucket(batch_of([5], [4])), num_sequences=num_sequences), "cpu")
+        buffers = (static.input_ids, static.weights, static.labels, static.cu_seqlens_src, static.cu_seqlens_tgt)
+        assert [each.data_ptr() % 16 for each in buffers] == [0] * 5
+
+
 @pytest.mark.parametrize("lengths", [[1], [6, 6, 6], [6, 6], [2, 2, 2]])
 def test_every_token_has_a_sequence_that_is_not_too_long(lengths):
     batch = batch_of(lengths, [1] * len(lengths))
