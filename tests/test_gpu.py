@@ -1,12 +1,15 @@
-"""The stages of `benchmarks.gpu_day`, each in its own process: on a GPU (-m gpu), and in a reduced form on a CPU."""
+"""The leases of `benchmarks.gpu_day`: stages on a GPU (-m gpu), in a reduced form on a CPU, and what may go wrong."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+import tarfile
 import time
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -15,104 +18,242 @@ import torch
 pytest.importorskip("triton", reason="the package triton is not installed; it exists for Linux only")
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import gpu_day, gpu_right
-from benchmarks.gpu_day import CALLS, Stage, run_process, run_stage
+from benchmarks import gpu_day
+from benchmarks.gpu_day import DEVICE_WORKS, LEASES, Lease, Stage, run_group
 
-RIGHT = CALLS["right"]
-SIMILAR = ("randomness", "syncs")  # on a CPU the steps of "capture", which take the interpreter 10 s each
-ON_CPU = [stage for stage in RIGHT if stage.name not in SIMILAR]
-OTHERS = [stage for stage in CALLS["rest"] if stage.module in ("gpu_decode", "gpu_tiles")]  # benchmarks.train has tests
+STAGES = [stage for groups in LEASES.values() for group in groups for stage in group]
+CHECKS = list({stage.name: stage for stage in STAGES if stage.words.startswith("benchmarks.gpu_right")}.values())
 
 
-def check(stage: Stage, device: str) -> None:
-    """Run a stage; on a CPU in this process, which has imported torch, unless it compiles kernels."""
-    is_here = device == "cpu" and stage.module == "gpu_right" and stage.name != "compile"
-    found = gpu_right.run_stage(stage.name, device) if is_here else run_stage(stage, device, seconds_left=600)
-    assert found["state"] == "passed", json.dumps(found, indent=1)
+@pytest.fixture
+def lease(tmp_path):
+    """A lease of a CPU before its first stage."""
+    (tmp_path / "work" / "logs").mkdir(parents=True)
+    environment = gpu_day.make_environment(tmp_path / "work", tmp_path)  # where the programs of `make_stage` are
+    return Lease("1", "cpu", tmp_path / "out", tmp_path / "work", {"remarks": []}, environment)
+
+
+def run(lease: Lease, *stages: Stage, seconds: float = 60.0) -> dict[str, dict[str, Any]]:
+    return {stage.name: found for stage, found in run_group(lease, stages, end=time.monotonic() + seconds, jobs=8)}
+
+
+def make_stage(folder: Path, name: str, code: str) -> Stage:
+    """A stage that runs this code; its line of facts comes first."""
+    path = folder / f"program_{name}.py"
+    path.write_text(f'import json, os, sys, time\nprint(\'{{"facts": {{"begun": true}}}}\', flush=True)\n{code}\n')
+    return Stage(name, 100, path.stem)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
-@pytest.mark.parametrize("stage", RIGHT, ids=[stage.name for stage in RIGHT])
-def test_the_cuda_path_is_right(stage):
-    check(stage, "cuda")
+@pytest.mark.parametrize("stage", CHECKS, ids=lambda stage: stage.name)
+def test_the_cuda_path_is_right(stage, lease):
+    lease.device = "cuda"
+    found = run(lease, stage, seconds=600)[stage.name]
+    assert found["state"] == "passed", json.dumps(found, indent=1)
 
 
 @pytest.mark.release
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of steps that are not finite on purpose
-@pytest.mark.parametrize("stage", [*ON_CPU, *OTHERS[:2]], ids=lambda stage: stage.name)
-def test_a_stage_runs_on_a_cpu(stage):
-    check(stage, "cpu")
+@pytest.mark.parametrize("number", list(LEASES))
+def test_a_lease_runs_to_its_end_on_a_cpu(number, tmp_path, monkeypatch, capsys):
+    words = ["lease", number, "--device", "cpu", "--minutes", "15", "--out", str(tmp_path)]
+    assert run_main(words, monkeypatch) == 0, capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert len(printed) < 12_000
+    with tarfile.open(tmp_path / f"lease-{number}.tgz") as archive:
+        content = json.load(archive.extractfile(f"lease-{number}.json"))  # type: ignore[arg-type]
+        names = archive.getnames()
+    states = {found["state"] for found in content["stages"].values()}
+    assert states <= {"passed", "left out"} and len(content["stages"]) == sum(map(len, LEASES[number]))
+    assert ("run-report.html" in names) == (number == "2")
 
 
-def run_main(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def run_main(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(sys, "argv", ["gpu_day", *words])
-    gpu_day.main()
+    with pytest.raises(SystemExit) as ended:
+        gpu_day.main()
+    return int(ended.value.code or 0)
 
 
-@pytest.mark.release
-def test_a_stage_that_fails_costs_only_itself(tmp_path, monkeypatch, capsys):
-    stages = (Stage("bad", 30, "data", "--nonsense"), RIGHT[0])
-    monkeypatch.setitem(CALLS, "right", stages)
-    with pytest.raises(SystemExit, match="1"):
-        run_main(["right", "--device", "cpu", "--out", str(tmp_path), "--minutes", "2", "--json"], monkeypatch)
-    (path,) = tmp_path.iterdir()
-    found = json.loads(path.read_text())
-    assert path.name == "gpu-day-right-cpu.json" and json.loads(capsys.readouterr().out.splitlines()[-1]) == found
-    bad, good = found["stages"]["bad"], found["stages"]["facts"]
-    assert bad["state"] == "ended with code 2" and "--nonsense" in bad["end"]
-    assert good["state"] == "passed" and good["host"]["num_cores"] and good["bytes_copied_per_second"] > 0
+def test_a_stage_costs_only_itself(lease, tmp_path):
+    """One passes, one fails, one crashes, one hangs, one is killed; each keeps the lines that it had printed."""
+    check = "print(json.dumps({'check': ['loss', 0.2, 0.1]}), flush=True)"
+    stages = (
+        make_stage(tmp_path, "good", "print(json.dumps({'name': 'x', 'answers': 3}))"),
+        make_stage(tmp_path, "wrong", check),
+        make_stage(tmp_path, "crash", "raise RuntimeError('CUDA error: the GPU is lost')"),
+        make_stage(tmp_path, "hang", f"{check}\ntime.sleep(99)"),
+        make_stage(tmp_path, "killed", "os.kill(os.getpid(), 9)"),
+    )
+    found = run(lease, *stages, seconds=8)
+    states = {name: each["state"] for name, each in found.items()}
+    assert states["good"] == "passed" and found["good"]["results"] == {"x": {"name": "x", "answers": 3}}
+    assert states["wrong"] == "failed" and found["wrong"]["wrong"] == ["loss: 0.2, allowed 0.1"]
+    assert states["crash"] == "ended with code 1" and found["crash"]["end"].endswith("the GPU is lost\n")
+    assert states["hang"].startswith("more than ") and found["hang"]["checks"] == [["loss", 0.2, 0.1]]
+    assert states["killed"] == "ended with code -9"
+    assert all(each["facts"] == {"begun": True} for each in found.values())
+    lease.results = found
+    printed = gpu_day.summarize(lease)
+    assert "1 of 1 checks failed: loss: 0.2, allowed 0.1" in printed and "the GPU is lost" in printed
 
 
-def test_what_was_measured_is_in_the_file_when_a_call_is_cut_off(tmp_path, monkeypatch):
-    def cut_off(stage: Stage, device: str, *, seconds_left: float) -> dict[str, str]:
-        if stage.name == "kernels":
-            raise KeyboardInterrupt
-        return {"state": "passed"}
+def test_a_stage_that_fills_the_disk_is_ended_and_its_files_are_gone(lease, tmp_path, monkeypatch):
+    usage = gpu_day.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(gpu_day.shutil, "disk_usage", lambda path: usage._replace(free=0))
+    stage = make_stage(tmp_path, "full", "time.sleep(99)")
+    assert run(lease, stage)["full"]["state"] == "ended, because it had filled the disk"
+    assert not (lease.work / "full").exists()
 
-    monkeypatch.setattr(gpu_day, "run_stage", cut_off)
-    with pytest.raises(KeyboardInterrupt):
-        run_main(["right", "--device", "cpu", "--out", str(tmp_path)], monkeypatch)
-    states = json.loads((tmp_path / "gpu-day-right-cpu.json").read_text())["stages"]
-    assert {name: found["state"] for name, found in states.items()} == {
-        "facts": "passed",
-        "models": "passed",
-        "kernels": "began, and was cut off",
-    }
+    def refuse(*args, **named):
+        raise OSError(28, "No space left on device")
+
+    lease.write()
+    before = lease.archive.read_bytes()
+    monkeypatch.setattr(gpu_day.tarfile, "open", refuse)
+    lease.write()
+    assert lease.archive.read_bytes() == before and [path.name for path in lease.out.iterdir()] == ["lease-1.tgz"]
 
 
-def test_a_process_that_hangs_ends_with_all_that_it_started():
-    hang = "import time; print('ready', flush=True); time.sleep(99)"
-    code = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {hang!r}]); print(p.pid); p.wait()"
-    state, output, _ = run_process([sys.executable, "-u", "-c", code], dict(os.environ), 2.0)
-    child = int(next(line for line in output.splitlines() if line.isdecimal()))
+def test_all_that_a_stage_started_ends_with_it(lease, tmp_path):
+    hang = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)'])"
+    code = f"import subprocess\nchild = {hang}\nprint(json.dumps({{'facts': {{'pid': child.pid}}}}), flush=True)"
+    found = run(lease, make_stage(tmp_path, "parent", code))["parent"]
     end = time.monotonic() + 5
-    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+    while psutil.pid_exists(found["facts"]["pid"]) and _is_running(found["facts"]["pid"]):
         assert time.monotonic() < end
         time.sleep(0.01)
-    assert state is None
+    assert found["state"] == "passed"
 
 
-def test_a_check_that_is_no_number_is_wrong():
+def _is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_what_was_found_is_in_the_archive_when_a_lease_is_cut_off(lease, tmp_path, monkeypatch):
+    good, bad = make_stage(tmp_path, "good", ""), make_stage(tmp_path, "bad", "")
+    started = gpu_day.start_stage
+
+    def cut_off(lease: Lease, stage: Stage, *, end: float):
+        if stage is bad:
+            raise SystemExit(143)
+        return started(lease, stage, end=end)
+
+    monkeypatch.setattr(gpu_day, "start_stage", cut_off)
+    with pytest.raises(SystemExit):
+        gpu_day.run_lease(lease, [[good], [bad]], end=time.monotonic() + 60, jobs=1)
+    with tarfile.open(lease.archive) as archive:
+        content = json.load(archive.extractfile("lease-1.json"))  # type: ignore[arg-type]
+    assert content["stages"]["good"]["state"] == "passed"
+
+
+@pytest.mark.parametrize("gone", ["the device does not work", "nvidia-smi finds the card no more"])
+def test_a_lease_ends_where_the_card_is_of_no_use(lease, tmp_path, monkeypatch, gone):
+    """A driver that is too old, or a card that is taken away in the middle of a stage."""
+    works = {DEVICE_WORKS: True} if "nvidia" in gone else {}
+    code = f"print(json.dumps({{'facts': {works!r}}}))\nraise SystemExit(1)"
+    lease.device, lease.card = "cuda", {"gpu": ["H100"], "remarks": []}
+    monkeypatch.setattr(gpu_day, "is_card_gone", lambda card: "nvidia" in gone)
+    groups = [[make_stage(tmp_path, "facts", code)], [make_stage(tmp_path, "later", "")]]
+    gpu_day.run_lease(lease, groups, end=time.monotonic() + 60, jobs=1)
+    assert list(lease.results) == ["facts"] and gone in gpu_day.summarize(lease)
+
+
+def test_the_card_and_who_else_uses_it(tmp_path, monkeypatch):
+    assert gpu_day.describe_card("cpu") == {"remarks": []}
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (remark,) = gpu_day.describe_card("cuda")["remarks"]
+    assert remark.startswith("nvidia-smi cannot be run: ")
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        f"#!{sys.executable}\nimport sys\n"
+        "print('NVIDIA H100, 580.1, Enabled' if '--query-gpu' in sys.argv[1] else '17, python3, 900 MiB')\n"
+    )
+    program.chmod(0o755)
+    card = gpu_day.describe_card("cuda")
+    assert card["remarks"] == [
+        "NVIDIA H100, 580.1, Enabled",
+        "MIG is enabled: the figures are those of a part of the card",
+        "other processes use the card: 17, python3, 900 MiB",
+    ]
+    assert not gpu_day.is_card_gone(card)
+    program.write_text(f"#!{sys.executable}\nraise SystemExit(9)\n")
+    assert gpu_day.is_card_gone(card) and not gpu_day.is_card_gone({"remarks": []})
+
+
+def test_wheels_are_unpacked_and_what_is_missing_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with zipfile.ZipFile(tmp_path / "one-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("package_of_a_wheel/__init__.py", "")
+    (tmp_path / "two-1.0-py3-none-any.whl").write_text("cut off")
+    site = gpu_day.unpack_wheels(tmp_path, tmp_path / "site")
+    assert site == tmp_path / "site" and "two-1.0-py3-none-any.whl: cannot be unpacked" in capsys.readouterr().out
+    monkeypatch.setattr(gpu_day, "PACKAGES", ("json", "package_of_a_wheel", "no_such_package"))
+    assert gpu_day.find_missing_packages(site) == ["no_such_package"]
+    assert gpu_day.make_environment(tmp_path, site)["PYTHONPATH"].split(os.pathsep)[0] == str(site)
+    assert gpu_day.unpack_wheels(tmp_path / "absent", tmp_path / "site") is None
+
+
+def test_a_lease_needs_python_alone():
+    """The machine may lack what `import fivetune` and torch need until the wheels are there."""
+    source = Path(gpu_day.__file__).read_text(encoding="utf-8")
+    imported = {
+        line.split()[1].partition(".")[0] for line in source.splitlines() if line.startswith(("import", "from"))
+    }
+    assert imported <= sys.stdlib_module_names
+
+
+def test_no_time_left_and_unknown_stages(lease, monkeypatch, capsys):
+    assert run(lease, STAGES[0], seconds=1) == {"facts": {"state": "no time left"}}
+    assert run_main(["lease", "1", "--only", "facts,nonsense", "--device", "cpu"], monkeypatch) == 2
+    assert "--only: there is no nonsense. Allowed: base, capture, " in capsys.readouterr().err
+    names = [[stage.name for stage in group] for group in gpu_day.select_stages("2", ["profile", "capture", "warm"])]
+    assert names == [["warm"], ["profile"], ["capture"]]
+
+
+def test_a_check_is_told_at_once_and_what_is_no_number_is_wrong(capsys):
     from benchmarks.gpu_checks import Findings
 
-    findings = Findings()
+    lines: list[Any] = []
+    findings = Findings(lines.append)
     findings.check("loss", 0.5, 1.0)
     findings.require("it goes on", True)
-    assert findings.to_json()["state"] == "passed"
     findings.check("norm", float("nan"), 1.0)
-    assert findings.to_json()["wrong"] == ["norm: nan, allowed 1"]
+    findings.note("seconds", 2)
+    assert [list(line) for line in lines] == [["check"]] * 3 + [["facts"]]
+    found = gpu_day.read_lines("\n".join(map(json.dumps, lines)) + '\n{"check": ["cut o')
+    assert found["wrong"] == ["norm: nan, allowed 1"] and len(found["checks"]) == 3 and found["facts"] == {"seconds": 2}
 
 
-def test_no_time_left_and_unknown_stages(tmp_path, monkeypatch, capsys):
-    assert run_stage(RIGHT[0], "cpu", seconds_left=10) == {"state": "no time left"}
-    with pytest.raises(SystemExit):
-        run_main(["right", "--only", "facts,tiles", "--device", "cpu"], monkeypatch)
-    assert "--only: right has no tiles. Allowed: facts, models, " in capsys.readouterr().err
+def test_a_stage_that_crashes_has_told_its_checks(monkeypatch):
+    from benchmarks import gpu_right
+
+    def crash(findings, device):
+        findings.check("loss", 0.5, 1.0)
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
+
+    monkeypatch.setitem(gpu_right.STAGES, "models", (crash, {}))
+    lines: list[Any] = []
+    gpu_right.run_stage("models", "cuda", lines.append)
+    found = gpu_day.read_lines("\n".join(map(json.dumps, lines)))
+    assert found["wrong"] == ["RuntimeError: CUDA error: an illegal memory access was encountered: 1, allowed 0"]
+    assert len(found["checks"]) == 2 and "Traceback" in found["facts"]["error"]
 
 
-def test_a_result_in_a_few_words():
-    speed = {"precision": "bf16", "tokens_per_second": [1234.5, 1, 2], "mfu": 0.3, "peak_bytes": 2e9}
-    found = {"sides": {"fivetune": speed}, "ratios": {"tuned": {"same_examples": 1.76}}}
-    assert gpu_day.describe_result(found) == "bf16, 1,234 tokens/s, MFU 30.0%, 1.76 x tuned, peak 2.0 GB"
-    assert gpu_day.describe_result({"end": "a\nValueError: b\n"}) == "ValueError: b"
+def test_a_training_in_a_few_words():
+    side = {"precision": "bf16", "seconds_per_step": 0.0495, "mfu": 0.29, "product_share": 0.36, "peak_bytes": 12e9}
+    result = {
+        "batch_size": 128,
+        "sides": {"fivetune": side, "tuned": {"peak_bytes": 24e9}},
+        "ratios": {"tuned": {"same_examples": 2.08}},
+        "died": {"default": "out of memory: CUDA out of memory."},
+        "num_rounds": 2,
+        "num_windows": 4,
+    }
+    assert gpu_day.describe_training(result) == (
+        "batch 128, bf16, 49.5 ms a step, MFU 29.0%, of a measured product 36.0%, peak 12.0 GB, "
+        "2.08 x tuned (memory 0.50 x), default died: out of memory: CUDA out of memory., only 2 of 4 rounds"
+    )
