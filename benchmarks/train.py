@@ -178,6 +178,7 @@ def _measure_batch_size(
     same_weights({name: built[name]["weights"] for name in sides.names})
     print(f"batch {batch_size}: {num_windows} windows of {num_steps} steps each", flush=True)
     windows: dict[str, list[Window]] = {name: [] for name in starts}
+    machine = facts(args.device)
     for number in range(num_windows):
         for name in sides.names[:: -1 if number % 2 else 1]:
             if window := sides.time(name, num_steps):
@@ -211,7 +212,7 @@ def _measure_batch_size(
             "num_rounds": number + 1,
             "warm_up_steps": num_windows * num_steps if args.as_on_gpu else WARM_UP,
             "product_flops": product,
-            "machine": facts(args.device),
+            "machine": machine,
             "died": sides.died,
             "sides": figures,
             "ratios": {name: peer_figures(alive, name) for name in alive if name != "fivetune"}
@@ -262,7 +263,7 @@ class Sides:
         self._choose_attentions(examples, batch_size)
         request = {"examples": examples, "batch_size": batch_size}
         found = self.ask_each("build", **request, together=self._args.as_on_gpu)
-        if self._args.kind == "cpu" and found.get("fivetune", {}).get("precision") == "bf16":
+        if not self._args.as_on_gpu and found.get("fivetune", {}).get("precision") == "bf16":
             found |= self._add_fp32(request)
         return found
 
@@ -412,6 +413,8 @@ class Remote:
     def _explain_death(self) -> str:
         code = self.start().wait()
         lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        if code < 0:
+            return f"it was killed by signal {-code}"
         last = lines[-1][:300] if lines else f"it ended with code {code}"
         return f"out of memory: {last}" if is_out_of_memory(RuntimeError(last)) else last
 

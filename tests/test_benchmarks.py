@@ -8,6 +8,7 @@ import sys
 from argparse import Namespace
 from graphlib import TopologicalSorter
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import psutil
@@ -102,19 +103,10 @@ def test_lengths_stay_in_their_bounds():
 
 @pytest.fixture(scope="module")
 def args(tmp_path_factory):
-    found = Namespace(
-        folder=tmp_path_factory.mktemp("bench"),
-        model="t5-tiny",
-        workload="translation",
-        batch_size=4,
-        device="cpu",
-        seed=0,
-        adapter="",
-        precision="auto",
-        optimizer="adamw",
-    )
+    found = train.parse_arguments(["--model", "t5-tiny", "--workload", "translation", "--batch-size", "4"])
+    found.folder = tmp_path_factory.mktemp("bench")
     train.make_model(found.model, found.folder, seed=0)
-    train.prepare(found, "few", 4)
+    train.prepare(found, "few", 16)
     return found
 
 
@@ -122,15 +114,16 @@ def args(tmp_path_factory):
 @pytest.mark.parametrize("peer", ["default", "tuned-bf16", "padded", "plain"])
 def test_a_peer_does_the_same_updates_on_the_same_weights(args, peer):
     pytest.importorskip("accelerate")
-    sides = [make_side(name, train.make_plan(args, name, "few"), attention="sdpa") for name in ("fivetune", peer)]
+    sides = [make_side(name, train.make_plan(args, name, "few", 4), attention="sdpa") for name in ("fivetune", peer)]
     try:
-        weights = {side.name: train._weights(side, 0, args)["weights"] for side in sides}
+        weights = {side.name: train._weights(side, "") for side in sides}
         train.same_weights(weights)
         found = harness.interleaved(sides, 2, 2)
         harness.same_totals(found, "tokens")  # each went once through all examples
-        figures = train.side_figures(found[peer], 1e12)
-        assert figures["mean_loss"] == pytest.approx(train.side_figures(found["fivetune"], 1e12)["mean_loss"], rel=0.1)
-        assert 0 < figures["padding_fraction"] < 0.8 and figures["mfu"] > 0
+        figures, ours = (train.side_figures(found[name], 1e12, 5e11) for name in (peer, "fivetune"))
+        assert figures["mean_loss"] == pytest.approx(ours["mean_loss"], rel=0.1)
+        assert 0 < figures["padding_fraction"] < 0.8
+        assert figures["product_share"] == pytest.approx(2 * figures["mfu"]) and figures["mfu"] > 0
         assert [side.precision for side in sides] == ["fp32", "bf16" if peer == "tuned-bf16" else "fp32"]
     finally:
         for side in sides:
@@ -162,11 +155,86 @@ def test_a_peer_computes_umt5_without_the_forced_tie_flag(tmp_path, monkeypatch)
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
-def test_own_fp32_takes_part_where_the_choice_is_bf16():
-    args = Namespace(kind="cpu", peers="default")
-    assert train._adds_fp32(args, {"precision": "bf16"}) and not train._adds_fp32(args, {"precision": "fp32"})
-    args.peers = "fivetune-fp32"
-    assert not train._adds_fp32(args, {"precision": "bf16"})
+class FakeRemote:
+    """A side that answers at once, in the precision of its kind, and dies when it is asked for `dies_at`."""
+
+    dies_at: ClassVar[dict[str, str]] = {}
+
+    def __init__(self, args: Namespace, name: str) -> None:
+        self.name, self.asked = name, list[str]()
+
+    def start(self) -> None:
+        pass
+
+    def send(self, what: str, **values: Any) -> None:
+        if self.dies_at.get(self.name) == what:
+            raise train.SideDiedError("out of memory: CUDA out of memory.")
+        self.asked.append(what)
+
+    def receive(self) -> dict[str, Any]:
+        kind = "fp32" if self.name.endswith("fp32") else "bf16"
+        start = {"precision": kind, "start_up_seconds": 1.0, "warm_up_seconds": 2.0, "last_step_seconds": 0.1}
+        return {"attention": "sdpa", "weights": [1, 0.5], "peak_bytes": 1, **start}
+
+    def ask(self, what: str, **values: Any) -> dict[str, Any]:
+        self.send(what)
+        return self.receive()
+
+    def work(self, num_units: int) -> Work:
+        self.send("work")
+        counts = ("examples", "tokens", "positions", "flops", "nats", "cpu_seconds")
+        return Work(num_units, dict.fromkeys(counts, float(num_units)))
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("peers", ["default", "fivetune-fp32"])
+def test_own_fp32_takes_part_where_the_choice_is_bf16(monkeypatch, peers):
+    monkeypatch.setattr(train, "Remote", FakeRemote)
+    sides = train.Sides(train.parse_arguments(["--peers", peers]))
+    for name in ("fivetune", peers):
+        sides.start(name)
+    assert list(sides.build("few", 4)) == list(dict.fromkeys(["fivetune", peers, "fivetune-fp32"]))
+    sides.build("few", 4)
+    assert len(sides.names) == len(set(sides.names))
+
+
+@pytest.mark.parametrize("dead", ["tuned", "fivetune"])
+@pytest.mark.parametrize("dies_at", ["build", "warm-up", "work"])
+def test_a_side_that_dies_is_a_result(tmp_path, monkeypatch, capsys, dead, dies_at):
+    monkeypatch.setattr(train, "Remote", FakeRemote)
+    monkeypatch.setattr(FakeRemote, "dies_at", {dead: dies_at})
+    monkeypatch.setattr(train, "measure_product_flops", lambda *_: 1e12)
+    monkeypatch.setattr(train, "facts", lambda device: {"num_threads": 1})
+    monkeypatch.setattr(train, "timed_window", lambda side, num_units: Window(side.work(num_units), 1.0))
+    words = ["--model", "t5-tiny", "--workload", "translation", "--batch-size", "4,2", "--as-on-gpu"]
+    given = train.parse_arguments([*words, "--peers", "tuned,default"])
+    given.folder = tmp_path
+    results = list(train.measure(given))
+    assert [result["batch_size"] for result in results] == [4] * 4 + [2] * 4
+    assert [result["num_rounds"] for result in results] == [1, 2, 3, 4] * 2
+    alive = {"fivetune", "tuned", "default"} - {dead}
+    for result in results:
+        assert result["died"] == {dead: "out of memory: CUDA out of memory."} and set(result["sides"]) == alive
+        assert set(result["ratios"]) == ({"default"} if dead == "tuned" else set())
+    train.report(results[-1])
+    assert f"{dead} died: out of memory" in capsys.readouterr().out
+
+
+def test_why_a_process_died(tmp_path, monkeypatch):
+    given = train.parse_arguments(["--model", "t5-tiny"])
+    given.folder = tmp_path
+    for code, why in (
+        ("raise RuntimeError('CUDA out of memory. Tried')", "out of memory: RuntimeError: CUDA out of memory. Tried"),
+        ("import os; os.kill(os.getpid(), 9)", "it was killed by signal 9"),
+        ("raise SystemExit(3)", "it ended with code 3"),
+    ):
+        remote = train.Remote(given, "tuned")
+        monkeypatch.setattr(remote, "_command", [sys.executable, "-c", code])
+        with pytest.raises(train.SideDiedError, match=re.escape(why)):
+            remote.ask("build")
+        remote.close()
 
 
 def test_every_program_takes_json():
@@ -183,7 +251,9 @@ def test_adapters_are_compared_in_fp32_unless_another_precision_is_given(monkeyp
 
     seen = []
     result = {"name": "x", "ratios": {"default": {"same_examples": 2}}}
-    monkeypatch.setattr(adapters, "measure_models", lambda args: seen.append((args.adapter, args.precision)) or result)
+    monkeypatch.setattr(
+        adapters, "measure_models", lambda args: seen.append((args.adapter, args.precision)) or [result]
+    )
     monkeypatch.setattr(adapters, "report", lambda result: None)
     monkeypatch.setattr(adapters, "publish_result", lambda *args: None)
     for words in ([], ["--precision", "auto"], ["--adapter", "dora"]):
