@@ -145,12 +145,14 @@ class InterruptedRunError(FiveTuneError):
     Args:
         signum: number of the signal; the exit code is 128 + signum.
         can_resume: whether `fivetune.train` continues the run; the message has the command that does.
+        reason: the message without that command, for status.json.
     """
 
-    def __init__(self, message: str, *, signum: int, can_resume: bool = False) -> None:
+    def __init__(self, message: str, *, signum: int, can_resume: bool = False, reason: str = "") -> None:
         super().__init__(message)
         self.exit_code = 128 + signum
         self.can_resume = can_resume
+        self.reason = reason or message
 
 
 class ReportedByOtherRankError(FiveTuneError):

@@ -7,10 +7,8 @@ verdicts, most important first, and the rules that were not checked. --verify me
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from fivetune.diagnosis.rules import diagnose, list_missing_data
 from fivetune.diagnosis.stats import RunStats, collect_log_stats, collect_run_stats
 from fivetune.diagnosis.verify import Verification, can_verify, verify_change
 from fivetune.errors import ConfigError, RunDirError
+from fivetune.report.page.wording import format_flags
 from fivetune.rundir import read_run
 from fivetune.types import Verdict
 
@@ -85,17 +84,6 @@ def format_diagnosis(name: str, stats: RunStats, verdicts: tuple[Verdict, ...]) 
         lines += ["", f"Note: {note}"]
     missing = [f"   {data}: {', '.join(rules)}" for data, rules in list_missing_data(stats).items()]
     return [*lines, *(["", "Not checked (missing data):", *missing] if missing else [])]
-
-
-def format_flags(change: Mapping[str, Any]) -> str:
-    """Format a change as flags of `fivetune train`.
-
-    >>> format_flags({"strategy.name": "ddp", "report.sinks": []})
-    '--strategy.name ddp --report.sinks []'
-    """
-    return " ".join(
-        f"--{key} {value if isinstance(value, str) else json.dumps(value)}" for key, value in change.items()
-    )
 
 
 def format_verification(verification: Verification) -> list[str]:

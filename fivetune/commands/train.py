@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Mapping
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
     from fivetune.types import Adapter
 
 TAKES_SETTINGS = True
+REPORT_SECONDS = 10.0  # after a signal: SLURM kills a job 30 seconds after it, and the checkpoint comes first
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,14 +67,15 @@ def run(args: argparse.Namespace) -> int:
         )
     from fivetune.training import train
 
-    done = train(
-        config,
-        resume=args.resume,
-        overwrite=args.overwrite,
-        preflight=not args.no_preflight,
-        quiet=args.quiet,
-        command=shlex.join(["fivetune", *_rebuild_words(args)]),
-    )
+    with _report_bad_ending(config.run.dir) if world.is_first else nullcontext():
+        done = train(
+            config,
+            resume=args.resume,
+            overwrite=args.overwrite,
+            preflight=not args.no_preflight,
+            quiet=args.quiet,
+            command=shlex.join(["fivetune", *_rebuild_words(args)]),
+        )
     if not world.is_first:
         return 0
     page = _write_report(config.run.dir)
@@ -146,6 +152,59 @@ def _write_report(folder: str) -> Path:
         raise
     except Exception as error:
         raise IncompleteError(f"{folder}: the report failed: {describe_error(error)} T{advice[1:]}") from error
+
+
+@contextmanager
+def _report_bad_ending(folder: str) -> Iterator[None]:
+    """Write the report of a run that this process ends in an error after a step or more, and print its path.
+
+    The state is saved by then. After a signal the report has REPORT_SECONDS, because a scheduler kills the process
+    soon; another signal ends it at once. Whatever happens here, the error of the run is the one that is raised.
+    """
+    from fivetune.errors import InterruptedRunError
+    from fivetune.rundir import STATUS, STEPS
+
+    status, steps = Path(folder, STATUS), Path(folder, STEPS)
+    before = _read_change_time(status)
+    try:
+        yield
+    except Exception as error:  # a second signal is none: its user does not wait
+        if _read_change_time(status) != before and steps.is_file() and steps.stat().st_size > 0:
+            line = _try_report(folder, REPORT_SECONDS if isinstance(error, InterruptedRunError) else None)
+            with suppress(OSError):  # a closed terminal
+                print(line, file=sys.stderr)
+        raise
+
+
+def _read_change_time(path: Path) -> int | None:
+    """Return the time of a file's last change in nanoseconds; None without the file."""
+    return path.stat().st_mtime_ns if path.is_file() else None
+
+
+def _try_report(folder: str, seconds: float | None) -> str:
+    """Write report.html in some seconds, if they are limited; returns the line to print."""
+    from fivetune.launch.signals import ALL_SIGNALS, handle_signals, raise_interrupt
+    from fivetune.report import write_report
+
+    try:
+        with handle_signals((*ALL_SIGNALS, signal.SIGALRM), raise_interrupt), _set_alarm(seconds):
+            return f"report  {write_report(folder)}"
+    except (KeyboardInterrupt, Exception) as error:
+        why = f": {str(error).rstrip('.')}" if isinstance(error, Exception) else ""
+        return f"The report is not written{why}. Write it with: fivetune report {folder}"
+
+
+@contextmanager
+def _set_alarm(seconds: float | None) -> Iterator[None]:
+    """Send SIGALRM to this process if the block takes longer; only the main thread can handle it."""
+    if seconds is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _rebuild_words(args: argparse.Namespace) -> list[str]:

@@ -61,7 +61,7 @@ def check_not_finite(stats: RunStats) -> Verdict | None:
         figure=float(step),
         threshold=None,
         confidence=1.0,
-        change={"train.precision": _choose_wide_precision(stats)} if in_fp16 else scale_lr(stats, 0.1),
+        change={"train.precision": _choose_wide_precision(stats)} if in_fp16 else suggest_lower_lr(stats),
         advice="T5's feed-forward outputs exceed fp16: train in bf16 or fp32."
         if in_fp16
         else "Lower the learning rate or add warm-up steps, and inspect the examples that the error names.",
@@ -313,6 +313,14 @@ def scale_lr(stats: RunStats, factor: float) -> Mapping[str, Any]:
     """Return the change of optimizer.lr by a factor; {} if the run sets no rate."""
     rate = stats.get_setting("optimizer.lr")
     return {"optimizer.lr": float(f"{factor * rate:.2g}")} if isinstance(rate, int | float) and rate else {}
+
+
+def suggest_lower_lr(stats: RunStats) -> Mapping[str, Any]:
+    """Return a tenth of optimizer.lr, or the typical rate of the optimizer if that is even lower."""
+    tenth, typical = scale_lr(stats, 0.1), suggest_typical_lr(stats)
+    if tenth and typical is not None:
+        return {"optimizer.lr": min(tenth["optimizer.lr"], typical)}
+    return tenth
 
 
 def _choose_wide_precision(stats: RunStats) -> str:

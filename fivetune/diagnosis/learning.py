@@ -6,12 +6,18 @@ In: RunStats. Out: a Verdict, or None if nothing is wrong or data is missing.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from fivetune.diagnosis.faults import scale_lr, suggest_typical_lr
+from fivetune.diagnosis.faults import suggest_lower_lr
 from fivetune.diagnosis.stats import RunStats, compute_eval_interval, format_share
-from fivetune.rundir.figures import DIVERGED_RATIO, Divergence, find_divergence, list_eval_losses
+from fivetune.rundir.figures import (
+    DIVERGED_NATS,
+    DIVERGED_RATIO,
+    FROZEN_STEPS,
+    Divergence,
+    find_divergence,
+    list_eval_losses,
+)
 from fivetune.rundir.records import EvalRecord
 from fivetune.types import Verdict
 
@@ -41,19 +47,46 @@ def check_diverged(stats: RunStats) -> Verdict | None:
         vocab_size=stats.vocab_size,
         eval_losses=list_eval_losses(stats.evals),
     )
-    if found is None:
+    if found is not None:
+        message = (
+            f"The training diverged after step {found.step:,}: the loss rose from {found.lowest_loss:.3g} to "
+            f"{found.last_loss:.3g} at the end{_describe_divergence(found)}."
+        )
+        figure = found.last_loss / found.lowest_loss if found.lowest_loss > 0 else found.last_loss
+    elif ruin := _find_ruin(stats):
+        message, figure = ruin
+    else:
         return None
     return Verdict(
         rule="diverged",
-        message=f"The training diverged after step {found.step:,}: the loss rose from {found.lowest_loss:.3g} to "
-        f"{found.last_loss:.3g} at the end{_describe_divergence(found)}.",
-        figure=found.last_loss / found.lowest_loss if found.lowest_loss > 0 else found.last_loss,
+        message=message,
+        figure=figure,
         threshold=DIVERGED_RATIO,
         confidence=0.95,
-        change=_suggest_lower_lr(stats),
-        advice="Start a new run with a lower optimizer.lr or more warm-up steps: resuming repeats the divergence. "
-        "model/ holds the weights of the best evaluation.",
+        change=suggest_lower_lr(stats),
+        advice="Start a new run with a lower optimizer.lr or more warm-up steps: resuming repeats the divergence."
+        f"{_describe_model(stats)}",
     )
+
+
+def _find_ruin(stats: RunStats) -> tuple[str, float] | None:
+    """Find a loss that exploded and then stays at one value: the weights answer the same to every input."""
+    length, first = stats.freeze or (0, 0)
+    before = [loss for step, loss in stats.train_loss.items() if step < first]
+    if length < FROZEN_STEPS or not before or max(before) < DIVERGED_RATIO * (before[0] + DIVERGED_NATS):
+        return None
+    message = (
+        f"The training diverged: the loss rose from {before[0]:.3g} to {max(before):.3g}, and from step {first:,} on "
+        f"it is exactly {stats.train_loss.get(first, 0.0):.3g}, because the weights are ruined."
+    )
+    return message, max(before) / max(before[0], 1e-9)
+
+
+def _describe_model(stats: RunStats) -> str:
+    """Describe which weights model/ holds; "" while the run is not finished, because there is none yet."""
+    if not stats.has_model:
+        return ""
+    return f" model/ holds the weights of the {'best evaluation' if stats.best_eval else 'last step'}."
 
 
 def _describe_divergence(found: Divergence) -> str:
@@ -62,14 +95,6 @@ def _describe_divergence(found: Divergence) -> str:
     if found.norm_ratio is not None and found.norm_ratio >= 10:
         words += f", and the gradient norm grew {found.norm_ratio:,.0f}-fold"
     return words
-
-
-def _suggest_lower_lr(stats: RunStats) -> Mapping[str, Any]:
-    """Return a tenth of optimizer.lr, or the typical rate of the optimizer if that is even lower."""
-    tenth, typical = scale_lr(stats, 0.1), suggest_typical_lr(stats)
-    if tenth and typical is not None:
-        return {"optimizer.lr": min(tenth["optimizer.lr"], typical)}
-    return tenth
 
 
 def check_majority_label(stats: RunStats) -> Verdict | None:
@@ -114,8 +139,8 @@ def check_over_fitting(stats: RunStats) -> Verdict | None:
         threshold=LOSS_RISE,
         confidence=min(0.95, 0.6 + 0.1 * len(later)),
         change={"train.num_steps": turn.step, "train.num_epochs": None} if turn.step else {},
-        advice="Train up to this step: model/ holds the weights of the best score, not the last. More data or dropout "
-        "(model.dropout) moves the minimum; a lower learning rate delays it.",
+        advice=f"Train up to this step.{_describe_model(stats)} More data or dropout (model.dropout) moves the "
+        "minimum; a lower learning rate delays it.",
     )
 
 

@@ -141,9 +141,66 @@ RULES = (
 )
 
 
+TITLES = {
+    "not_finite": "The loss or the gradient was not finite",
+    "overflow": "Updates were skipped",
+    "world_size": "Another number of processes trained than was requested",
+    "idle_device": "A device was idle",
+    "updates_below_precision": "The updates are too small to change the weights",
+    "frozen": "The weights do not change",
+    "padded_labels": "The loss counts padding",
+    "diverged": "The training diverged",
+    "truncated_targets": "Targets are cut",
+    "lost_answers": "Answers are cut out of the inputs",
+    "truncated_inputs": "Inputs are cut",
+    "majority_label": "One label is always predicted",
+    "abstention": "The model does not answer",
+    "over_fitting": "The model over-fits",
+    "memory_full": "The memory is nearly full",
+    "shared_cores": "Other programs used the cores",
+    "input_bound": "Steps wait for data",
+    "host_bound": "The device waits for the host",
+    "launch_bound": "Passes are too small for the device",
+    "padding_bound": "Padding takes much of the time",
+    "communication_bound": "Steps wait for other processes",
+    "evaluation_bound": "Evaluations take much of the time",
+    "checkpoint_bound": "Checkpoints take much of the time",
+    "throttled": "The device lowers its clocks",
+    "memory_bandwidth_bound": "The device waits for its memory",
+    "memory_empty": "Memory is unused",
+}
+"""Plain words for each rule, for headings."""
+
+CAUSES = ("diverged", "updates_below_precision", "frozen", "truncated_targets", "lost_answers", "truncated_inputs")
+"""Rules that explain why nothing was learnt, the first being the cause."""
+
+SEVERE = {rule.check.__name__.removeprefix("check_") for rule in RULES if rule.kind in (WRONG, LEARNT)}
+
+CONSEQUENCES = {
+    "not_finite": {"diverged", "majority_label", "abstention", "over_fitting"},
+    "diverged": {"frozen", "majority_label", "abstention", "over_fitting"},
+}
+"""Verdicts that another one explains, which is the one to act on."""
+
+
+def is_severe(verdict: Verdict) -> bool:
+    """Return whether results are invalid, or the goal of the training was missed."""
+    return verdict.rule in SEVERE
+
+
 def diagnose(stats: RunStats) -> tuple[Verdict, ...]:
-    """Return all verdicts, most important first: by kind, then by gain, then in the order of RULES."""
+    """Return all verdicts, most important first: by kind, then by gain, then in the order of RULES.
+
+    Without what another verdict explains, and without verdicts on speed where other programs distorted the times.
+    """
     found = [(rule.kind, verdict) for rule in RULES if (verdict := rule.check(stats)) is not None]
+    explained = {rule for _, verdict in found for rule in CONSEQUENCES.get(verdict.rule, ())}
+    is_distorted = any(kind == DISTURBED for kind, _ in found)
+    found = [
+        (kind, verdict)
+        for kind, verdict in found
+        if verdict.rule not in explained and not (is_distorted and kind == SLOW)
+    ]
     ranked = (verdict for _, verdict in sorted(found, key=lambda pair: (pair[0], -(pair[1].gain or 0.0))))
     if not stats.is_log:
         return tuple(ranked)

@@ -290,7 +290,7 @@ def check_shared_cores(stats: RunStats) -> Verdict | None:
         confidence=compute_confidence(1 - share, 1 - OWN_CORES_SHARE),
         change={"train.num_threads": fewer} if fewer < threads else {},
         advice="Stop the other programs, or use fewer threads: threads that wait for each other on busy cores can be "
-        "many times slower than one. Do not compare these times with other runs.",
+        "many times slower than one. Its speed is not judged: do not compare these times with other runs.",
     )
 
 

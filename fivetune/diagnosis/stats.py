@@ -136,6 +136,7 @@ class RunStats:
         devices: accelerators; () for a CPU run.
         ranks: mean number of busy cores by rank, of ranks with MIN_SAMPLES samples.
         host_load: busy cores of the host, the run's own and others'.
+        has_model: the run is finished, so that model/ was written.
         splits: counts of the data by name, "train" first.
         extractive: answers are parts of the inputs.
     """
@@ -177,6 +178,7 @@ class RunStats:
     devices: Sequence[DeviceUse] = ()
     ranks: Mapping[int, float] = field(default_factory=dict[int, float])
     host_load: HostLoad | None = None
+    has_model: bool = False
     splits: Mapping[str, SplitSummary] = field(default_factory=dict[str, SplitSummary])
     extractive: bool = False
 
@@ -231,7 +233,7 @@ def collect_run_stats(run: Run, *, devices_requested: int | None = None) -> RunS
     if status.nonfinite_step is not None:
         nonfinite.append(status.nonfinite_step)
     norms = {step.step: step.grad_norm for step in steps if step.grad_norm is not None}
-    task, splits = load_run_task(run.config), {"train": run.data.train, "eval": run.data.eval}
+    task, splits = load_run_task(run.config or {}), {"train": run.data.train, "eval": run.data.eval}
     return RunStats(
         config=run.config,
         state=": ".join(filter(None, (status.state, status.why))) or None,
@@ -269,6 +271,7 @@ def collect_run_stats(run: Run, *, devices_requested: int | None = None) -> RunS
         devices=() if kind == "cpu" else summarise_devices(run.telemetry),
         ranks=_measure_busy_cores(run.telemetry),
         host_load=_measure_host_load(run.telemetry),
+        has_model=status.state == "finished",
         splits={name: facts for name, facts in splits.items() if facts},
         extractive=task is not None and task.extractive,
     )

@@ -6,7 +6,7 @@ In: the counts of data.json by split. Out: Verdicts with the limit that fits. Pr
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import NamedTuple
 
 from fivetune.diagnosis.stats import RunStats
 from fivetune.rundir.records import SplitSummary
@@ -28,76 +28,61 @@ def find_cuts(splits: Mapping[str, SplitSummary], *, extractive: bool) -> Iterat
         splits: counts by name, "train" first.
         extractive: answers are parts of the inputs, so a shortened input that holds its answer is enough.
     """
-    lost = {name: one.num_answers_lost for name, one in splits.items()}
-    clipped = {name: one.num_examples_clipped for name, one in splits.items()}
-    limit = next((one.max_input_tokens for one in splits.values()), None)
-    if _find_largest_share(lost, splits) > LOST_SHARE:
-        windows = "read contexts in windows (data.overlong: windows)"
-        way = windows if extractive else "keep both ends (data.overlong: head_tail)"
-        yield _build_verdict(
-            "lost_answers",
-            f"The limit of {limit:,} input tokens cuts the answer out of the input: {_list_shares(lost, splits)}.",
-            _find_largest_share(lost, splits),
-            LOST_SHARE,
-            _suggest_limit(splits, "input"),
-            f" T5 has no fixed limit. Where memory does not allow it, {way}.",
-        )
-    elif not extractive and _find_largest_share(clipped, splits) > INPUT_SHARE:
-        yield _build_verdict(
-            "truncated_inputs",
-            f"Inputs are cut at {limit:,} tokens: {_list_shares(clipped, splits)}.",
-            _find_largest_share(clipped, splits),
-            INPUT_SHARE,
-            _suggest_limit(splits, "input"),
-            " T5 has no fixed limit. Where memory does not allow it, keep both ends (data.overlong: head_tail).",
-        )
-    cut = {name: one.num_clipped_targets for name, one in splits.items()}
-    if _find_largest_share(cut, splits) > LOST_SHARE:
-        limit = next((one.max_target_tokens for one in splits.values()), None)
-        yield _build_verdict(
-            "truncated_targets",
-            f"Targets are cut at {limit:,} tokens, and the model learns the cut: {_list_shares(cut, splits)}.",
-            _find_largest_share(cut, splits),
-            LOST_SHARE,
-            _suggest_limit(splits, "target"),
-            "",
-        )
+    memory = " T5 has no fixed limit. Where memory does not allow it,"
+    windows, both_ends = (
+        "read contexts in windows (data.overlong: windows)",
+        "keep both ends (data.overlong: head_tail)",
+    )
+    lost = _describe_shares({name: one.num_answers_lost for name, one in splits.items()}, splits, LOST_SHARE)
+    clipped = _describe_shares({name: one.num_examples_clipped for name, one in splits.items()}, splits, INPUT_SHARE)
+    cut = _describe_shares({name: one.num_clipped_targets for name, one in splits.items()}, splits, LOST_SHARE)
+    if lost:
+        message = f"The limit of the inputs cuts the answer out of {lost.words}."
+        way = f"{memory} {windows if extractive else both_ends}."
+        yield _build_verdict("lost_answers", message, lost, "input", splits, way)
+    elif clipped and not extractive:
+        message = f"The limit of the inputs cuts {clipped.words}."
+        yield _build_verdict("truncated_inputs", message, clipped, "input", splits, f"{memory} {both_ends}.")
+    if cut:
+        message = f"The limit of the targets cuts {cut.words}, and the model learns the cut."
+        yield _build_verdict("truncated_targets", message, cut, "target", splits, "")
+
+
+class _Cut(NamedTuple):
+    words: str
+    share: float
+    threshold: float
+
+
+def _describe_shares(
+    counts: Mapping[str, int | None], splits: Mapping[str, SplitSummary], threshold: float
+) -> _Cut | None:
+    """Describe by split what is cut: 640 of 716 in train (89.4 %), 12 of 80 in eval (15.0 %); None if little is."""
+    totals = {name: max(splits[name].num_examples or 0, num or 0) for name, num in counts.items()}
+    shares = {name: num / totals[name] for name, num in counts.items() if num}
+    if max(shares.values(), default=0.0) <= threshold:
+        return None
+    words = ", ".join(f"{counts[n]:,} of {totals[n]:,} in {n} ({100 * share:.1f} %)" for n, share in shares.items())
+    return _Cut(words, max(shares.values()), threshold)
 
 
 def _build_verdict(
-    rule: str, message: str, figure: float, threshold: float, change: Mapping[str, Any], more: str
+    rule: str, message: str, cut: _Cut, kind: str, splits: Mapping[str, SplitSummary], more: str
 ) -> Verdict:
-    key, limit = next(iter(change.items()))
-    fits = "" if limit is None else f" to {limit:,}, which keeps {FITTING_SHARE} whole"
+    """Build a verdict with the limit that fits all splits, if their lengths before clipping are known."""
+    whole = [one.whole_input_p99 if kind == "input" else one.whole_target_p99 for one in splits.values()]
+    known = [length for length in whole if length is not None]
+    limit = -(-max(known) // BLOCK) * BLOCK if len(known) == len(whole) else None
+    now = next((one.max_input_tokens if kind == "input" else one.max_target_tokens for one in splits.values()), None)
+    key, fits = f"data.max_{kind}_tokens", f" to {limit:,}, which keeps {FITTING_SHARE} whole" if limit else ""
     return Verdict(
         rule=rule,
         message=message,
-        figure=figure,
-        threshold=threshold,
+        figure=cut.share,
+        threshold=cut.threshold,
         confidence=0.95,
-        change={} if limit is None else change,
-        advice=f"Raise {key}{fits}.{more}",
-    )
-
-
-def _suggest_limit(splits: Mapping[str, SplitSummary], kind: str) -> dict[str, int | None]:
-    """Return the setting with the limit that fits all splits; None for data that an earlier version converted."""
-    whole = [one.whole_input_p99 if kind == "input" else one.whole_target_p99 for one in splits.values()]
-    known = [length for length in whole if length is not None]
-    blocks = -(-max(known) // BLOCK) if len(known) == len(whole) else None
-    return {f"data.max_{kind}_tokens": blocks and blocks * BLOCK}
-
-
-def _find_largest_share(counts: Mapping[str, int | None], splits: Mapping[str, SplitSummary]) -> float:
-    return max(((num or 0) / max(splits[name].num_examples or 0, 1) for name, num in counts.items()), default=0.0)
-
-
-def _list_shares(counts: Mapping[str, int | None], splits: Mapping[str, SplitSummary]) -> str:
-    """List by split: 640 of 716 in train (89.4 %), 12 of 80 in eval (15.0 %)."""
-    return ", ".join(
-        f"{num:,} of {total:,} in {name} ({100 * num / total:.1f} %)"
-        for name, num in counts.items()
-        if num and (total := splits[name].num_examples)
+        change={key: limit} if limit else {},
+        advice=f"Raise {key}{f' from {now:,}' if now else ''}{fits}.{more}",
     )
 
 

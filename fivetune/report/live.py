@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
@@ -64,7 +64,7 @@ class View:
         losses: evenly spaced losses of the whole run, oldest first.
         utilisation: 0-1, of the run's accelerators, or of the host's cores without one (`on_gpu`).
         seconds_left: of the remaining steps and evaluations.
-        verdict: message of the first verdict of the diagnosis.
+        verdict: message of the first verdict of the diagnosis; is_bad: it says that the training failed its goal.
     """
 
     name: str
@@ -83,6 +83,7 @@ class View:
     seconds_left: float | None = None
     seconds: float | None = None
     verdict: str = ""
+    is_bad: bool = False
 
 
 @dataclass(slots=True)
@@ -93,7 +94,9 @@ class Watcher:
     _views: dict[Path, tuple[tuple[float, ...], View]] = field(
         default_factory=dict[Path, tuple[tuple[float, ...], View]]
     )
-    _verdicts: dict[Path, tuple[float, str]] = field(default_factory=dict[Path, tuple[float, str]])
+    _verdicts: dict[Path, tuple[float, tuple[str, bool]]] = field(
+        default_factory=dict[Path, tuple[float, tuple[str, bool]]]
+    )
 
     def read_views(self) -> list[View]:
         """Return the views of all runs: active ones first, then the others, each by name."""
@@ -109,16 +112,17 @@ class Watcher:
                 return known[1]
         name = str(path.relative_to(self.folder)) if path != self.folder else path.resolve().name
         try:
-            view = read_view(path, name=name, verdict=self._read_verdict(path))
+            verdict, is_bad = self._read_verdict(path)
+            view = replace(read_view(path, name=name), verdict=verdict, is_bad=is_bad)
         except (FiveTuneError, OSError) as error:
             view = View(name, "unreadable", why=str(error))
         self._views[path] = (mark, view)
         return view
 
-    def _read_verdict(self, path: Path) -> str:
-        made, verdict = self._verdicts.get(path, (float("-inf"), ""))
+    def _read_verdict(self, path: Path) -> tuple[str, bool]:
+        made, verdict = self._verdicts.get(path, (float("-inf"), ("", False)))
         if time.monotonic() - made > VERDICT_INTERVAL_SECONDS:
-            verdict = find_verdict_message(path)
+            verdict = find_first_verdict(path)
             self._verdicts[path] = (time.monotonic(), verdict)
         return verdict
 
@@ -138,7 +142,7 @@ def _iter_run_folders(folder: Path, depth: int) -> Iterator[Path]:
                 yield from _iter_run_folders(one, depth - 1)
 
 
-def read_view(path: Path, *, name: str, verdict: str = "") -> View:
+def read_view(path: Path, *, name: str) -> View:
     """Read the View of one run. Raises RunDirError for a damaged config.yaml."""
     damage: list[str] = []
     status = rundir.read_status(path, on_damage=damage.append)
@@ -170,7 +174,6 @@ def read_view(path: Path, *, name: str, verdict: str = "") -> View:
         tokens_per_second=tokens / seconds if seconds and tokens else None,
         seconds_left=_estimate_seconds_left(plan, evals, step, seconds) if state in ACTIVE else None,
         seconds=status.seconds,
-        verdict=verdict,
     )
 
 
@@ -256,9 +259,9 @@ def _read_telemetry(path: Path) -> list[TelemetryRecord]:
     return sorted(parse_records(TelemetryRecord, tables), key=lambda record: record.seconds)
 
 
-def find_verdict_message(path: Path) -> str:
-    """Return the damage of a run's files, else the first verdict on its last part; "" if there is neither."""
-    from fivetune.diagnosis.rules import diagnose_run
+def find_first_verdict(path: Path) -> tuple[str, bool]:
+    """Return the damage of a run's files, else the first verdict on its last part, "" without; and whether it is bad."""
+    from fivetune.diagnosis.rules import diagnose_run, is_severe
 
     damage: list[str] = []
     try:
@@ -277,8 +280,10 @@ def find_verdict_message(path: Path) -> str:
             )
         )
     except FiveTuneError as error:
-        return str(error)
-    return damage[0] if damage else found[0].message if found else ""
+        return str(error), True
+    if damage or not found:
+        return damage[0] if damage else "", False
+    return found[0].message, is_severe(found[0])
 
 
 def render_frame(views: Sequence[View], *, width: int, height: int | None = None) -> RenderableType:
@@ -311,7 +316,7 @@ def _format_run_lines(view: View, width: int, *, folded: bool = True) -> list[Te
             f"{format_count(view.step)}/{format_count(view.num_steps)}",
             f"{100 * view.step // view.num_steps} %",
         )
-    style = STYLES.get(view.state, "red")
+    style = "red" if view.is_bad else STYLES.get(view.state, "red")
     name = Text(name_invisible(view.name), style="bold")
     name.truncate(min(max(width - 52, 8), MAX_NAME), overflow="ellipsis", pad=True)
     lines = [Text.assemble(name, " ", (f"{view.state:<11}", style), f"{steps:>17}{done:>6}{end:>17}", no_wrap=True)]
@@ -319,7 +324,7 @@ def _format_run_lines(view: View, width: int, *, folded: bool = True) -> list[Te
         lines.append(_format_figures(view, width))
     failed = view.state not in ("finished", *ACTIVE)
     if reason := view.why if failed else view.verdict:
-        shown = Text(f"  {name_invisible(reason)}", style=style if failed else "yellow")
+        shown = Text(f"  {name_invisible(reason)}", style=style if failed or view.is_bad else "yellow")
         shown.no_wrap, shown.overflow = folded, "ellipsis"
         lines.append(shown)
     return lines

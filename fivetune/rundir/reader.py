@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -148,6 +150,7 @@ def read_run(folder: str | Path) -> Run:
     if status.state == "finished" and (missing := describe_missing_steps([one.step for one in steps], status.step)):
         damage.append(f"{folder / STEPS}: {missing}")
     telemetry, plan = read_telemetry(folder, on_damage=damage.append), read_plan(folder, on_damage=damage.append)
+    status = _complete_status(status, steps, telemetry)
     trace, found = _read_table(TraceSummary, folder / TRACE, damage.append), _read_finders(folder, damage.append)
     damage += find_changes(folder, listed := read_checksums(folder, on_damage=damage.append), known=damage)
     warnings = [*dict.fromkeys([*(one.message for one in status.warnings), *damage])]  # a resume recorded what it met
@@ -177,6 +180,18 @@ def read_run(folder: str | Path) -> Run:
         plan=plan,
         found=found,
     )
+
+
+def _complete_status(status: RunStatus, steps: Sequence[StepRecord], telemetry: Sequence[TelemetryRecord]) -> RunStatus:
+    """Fill in what a killed or active process has not written: the last step, and the time until the last record."""
+    seconds = status.seconds
+    if seconds is None:
+        seconds = sum(status.seconds_by_phase.values()) or None  # until the last checkpoint
+    if status.seconds is None and status.started and telemetry and not status.num_resumes:
+        with suppress(ValueError):  # a damaged date
+            started = datetime.strptime(status.started, "%Y-%m-%dT%H:%M:%S%z").timestamp()
+            seconds = max(telemetry[-1].seconds - started, 0.0)
+    return replace(status, step=max([status.step, *(one.step for one in steps)]), seconds=seconds)
 
 
 def read_checksums(folder: Path, *, on_damage: OnDamage = lambda text: None) -> JsonTable:

@@ -190,7 +190,10 @@ def load_task(name: str, options: Mapping[str, object]) -> Task:
 
 def load_run_task(config: Mapping[str, Any]) -> Task | None:
     """The task of a run with its options, from its config.yaml; None if this version does not understand them."""
-    table: dict[str, Any] = dict(config.get("task") or {})
+    section = config.get("task")
+    if not isinstance(section, Mapping):
+        return None
+    table: dict[str, Any] = {**section}
     try:
         return load_plugin("tasks", table.pop("name", "")).model_validate(table)
     except (ValueError, ConfigError):

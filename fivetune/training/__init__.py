@@ -378,6 +378,10 @@ def _train_and_export(training: Training, url: str | None) -> None:
             missing = export_model(training)
         with measure_phase(training, "checkpoint"):
             missing += filter(None, [uploader.upload_results(warn)])
+    except BaseException:
+        with contextlib.suppress(RunDirError):  # the error that ends the run is told, not that its times are unknown
+            run.update_status(seconds_by_phase=state.seconds, seconds=sum(state.seconds.values()))
+        raise
     finally:
         uploader.stop()
         for sink in training.sinks:
@@ -408,7 +412,10 @@ def _find_evaluated_steps(run: RunDir, world: World, state: TrainingProgress, ba
 def _write_initial_status(config: RunConfig, run: RunDir) -> None:
     run.write_config(config.as_redacted_yaml())
     run.update_status(
-        state="preparing", why="", started=run.get_status_value("started", time.strftime("%Y-%m-%dT%H:%M:%S%z"))
+        state="preparing",
+        why="",
+        seconds=None,
+        started=run.get_status_value("started", time.strftime("%Y-%m-%dT%H:%M:%S%z")),
     )
 
 

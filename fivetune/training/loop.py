@@ -143,7 +143,7 @@ def run_training_loop(training: Training) -> None:
                 with measure_phase(training, "checkpoint"):
                     finish_save(training)
             if stopping and (state.step < plan.num_steps or is_evaluation_due(training)):
-                raise InterruptedRunError(_format_stop_message(training), signum=stop.signum or 0, can_resume=True)
+                raise _build_stop_error(training)
             if is_done:
                 return
             with measure_phase(training, "train"):
@@ -324,7 +324,7 @@ def evaluate_model(training: Training) -> None:
     if last and record.loss is not None and record.loss == last.loss and record.split == last.split:
         warn_once(
             training,
-            f"evaluation loss is exactly the same ({record.loss}) at steps {last.step} and {state.step}: "
+            f"evaluation loss is exactly the same ({record.loss:.4g}) at steps {last.step} and {state.step}: "
             "the weights do not move. Check optimizer.lr and train.precision.",
             kind="frozen_loss",
         )
@@ -487,12 +487,14 @@ def measure_phase(training: Training, phase: str) -> Iterator[None]:
         seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - started
 
 
-def _format_stop_message(training: Training) -> str:
-    steps = f"step {training.state.step} of {training.plan.num_steps}"
+def _build_stop_error(training: Training) -> InterruptedRunError:
+    stop, steps = training.stop, f"step {training.state.step} of {training.plan.num_steps}"
     saved = "saved" if training.state.step else "nothing to save yet"
-    return (
-        f"stopped by {training.stop.name} after {steps}; {saved}. Resume with: "
-        f"{format_resume_command(training.run.path)}"
+    return InterruptedRunError(
+        f"stopped by {stop.name} after {steps}; {saved}. Resume with: {format_resume_command(training.run.path)}",
+        signum=stop.signum or 0,
+        can_resume=True,
+        reason=f"stopped by {stop.name}; {saved}",
     )
 
 

@@ -27,7 +27,8 @@ def name_python_call(folder: str, command: str | None) -> Iterator[None]:
     except InterruptedRunError as error:
         if command is None and error.can_resume:
             call = f"In Python: fivetune.train({folder!r}, resume=True)"
-            raise InterruptedRunError(f"{error}. {call}", signum=error.exit_code - 128, can_resume=True) from None
+            signum = error.exit_code - 128
+            raise InterruptedRunError(f"{error}. {call}", signum=signum, can_resume=True, reason=error.reason) from None
         raise
 
 
@@ -44,14 +45,14 @@ def record_outcome(run: RunDir, progress: Progress, stop: StopRequest, world: Wo
         with world.translate_disconnects():
             yield
     except InterruptedRunError as error:
-        write_end("interrupted", str(error))
+        write_end("interrupted", error.reason)
         raise
     except StopNowError:
         begun = run.get_status_value("begun", False)
         if reason := world.find_peer_error():
             write_end("failed", reason)
         stopped = _build_stop_error(stop, run.path, begun=begun)
-        write_end("interrupted", str(stopped))
+        write_end("interrupted", stopped.reason)
         raise stopped from None
     except KeyboardInterrupt:
         write_end("interrupted", "stopped by a second signal; the last checkpoint is whole")
@@ -81,4 +82,5 @@ def report_stop(stop: StopRequest, folder: Path, has_begun: Callable[[], bool]) 
 
 def _build_stop_error(stop: StopRequest, folder: Path, *, begun: bool) -> InterruptedRunError:
     rest = f"Resume with: {format_resume_command(folder)}" if begun else "Nothing was trained, nothing is kept."
-    return InterruptedRunError(f"stopped by {stop.name}. {rest}", signum=stop.signum or 0, can_resume=begun)
+    reason = f"stopped by {stop.name}"
+    return InterruptedRunError(f"{reason}. {rest}", signum=stop.signum or 0, can_resume=begun, reason=reason)

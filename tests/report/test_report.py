@@ -38,6 +38,7 @@ from fake_run import (
 from fivetune import plugins
 from fivetune.analysis.bootstrap import compute_wilson_interval
 from fivetune.config import load_config
+from fivetune.diagnosis.rules import diagnose_run
 from fivetune.errors import RunDirError
 from fivetune.publish.card import CardRequest, build_model_card
 from fivetune.publish.usage import Place
@@ -63,8 +64,8 @@ from fivetune.report.run.confidence import build_confidence_section
 from fivetune.report.run.learning import _list_points, build_learning_section
 from fivetune.report.run.load_charts import build_run_load_section
 from fivetune.report.run.outcome import describe_blank_golds, describe_verdict
+from fivetune.report.run.problems import find_warnings, list_problems, select_own_warnings
 from fivetune.report.run.scores import build_run_summary, choose_best_eval, find_baseline_eval, find_main_score_key
-from fivetune.report.run.warnings import find_warnings, select_own_warnings
 from fivetune.rundir import write_json
 from fivetune.rundir.figures import find_exported_eval, find_own_eval
 from fivetune.rundir.records import Histogram, Run
@@ -236,7 +237,7 @@ def test_a_mixture_shows_its_mains_no_counts_and_each_part_s_own_calibration() -
     assert {row[0] for row in part(page, "Verdict", Table).rows} == tiles | {"q other"}
     confidence = next(s for s in page.sections if s.title == "Confidence")
     assert [p.body for p in confidence.parts if isinstance(p, Text) and p.kind == "heading"] == ["q", "t"]
-    rates = {row[0]: row[1] for row in part(page, "Warnings", Table).rows}
+    rates = {row[0]: row[1] for row in part(page, "Evidence", Table).rows}
     assert rates == {"target exact, teacher-forced": "100.0 %", "target exact, free-running": "50.0 %"}
     assert part(page, "Examples", Example).references == ("a (2 times)",)
 
@@ -362,13 +363,13 @@ def test_predictions_can_be_chosen_by_what_they_differ_in() -> None:
 def test_what_the_data_lost_is_warned_of_and_equal_warnings_are_counted() -> None:
     data = {"train": {"num_read": 9, "num_kept": 8, "num_skipped_bad": 1, "num_answers_lost": 2}}
     assert find_warnings(make_run(data=data)) == [
-        "train: in 2 examples (25.0 %) truncation cut the answer out of the input. Raise data.max_input_tokens.",
         "train: 1 of 9 records could not be used and were left out.",
     ]
     counted = "truncation: train: 2 gold answers lost"
     status = {"warnings": [{"message": counted, "kind": "truncation"}]}
     run = make_run(data=data, status=status, warnings=[counted, "b", "b"])
-    assert select_own_warnings(run) == ["b (2 times)"]
+    assert select_own_warnings(run, {"lost_answers"}) == ["b (2 times)"]
+    assert select_own_warnings(run) == [counted, "b (2 times)"]
 
 
 def test_unknown_tokens_are_warned_of() -> None:
@@ -379,7 +380,8 @@ def test_unknown_tokens_are_warned_of() -> None:
 def test_shares_and_epochs_count_the_examples_not_the_records() -> None:
     """Training on all answers makes several examples of a record."""
     data = {"train": {"num_read": 8, "num_kept": 8, "num_examples": 16, "num_answers_lost": 2}}
-    assert "in 2 examples (12.5 %) truncation" in find_warnings(make_run(data=data))[0]
+    run = make_run(data=data)
+    assert "2 of 16 in train (12.5 %)" in list_problems(run, diagnose_run(run))[0].message
     page = build_page(fake_run(data={"train": {"num_kept": 100, "num_examples": 6400}}))
     figures = [p for s in page.sections for p in s.parts if isinstance(p, Figure)]
     assert next(f for f in figures if f.label == "Examples seen").remark == "3.00 epochs"
@@ -452,7 +454,10 @@ def test_a_diverged_run_says_so_before_its_scores() -> None:
     evals = [make_eval(step, {"f1": f1}, num_examples=104) for step, f1 in ((0, 0.0), (20, 1.92))]
     run = make_run(evals=evals, steps=steps, status=make_best(20))
     sentences = describe_verdict(run, [])
-    assert sentences[0] == "The training diverged after step 1: the loss rose from 11.3 to 435 at the end."
+    assert sentences[0] == "The training diverged."
+    (problem,) = list_problems(run, diagnose_run(run))
+    assert problem.message == "The training diverged after step 1: the loss rose from 11.3 to 435 at the end."
+    assert problem.kind == "bad" and "bad" in {badge.kind for badge in build_page(run).badges}
     assert sentences[1] == (
         "F1 is 1.9 after fine-tuning and 0.0 before, measured at step 20 on 104 examples: not distinguishable, because "
         "the 95 % intervals overlap."

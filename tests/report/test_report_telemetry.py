@@ -9,11 +9,11 @@ from fake_comparison import PHASES, START, loaded_run, measured, telemetry
 from fake_run import change_run, fake_run, make_run, make_step
 
 from fivetune.report import build_page
-from fivetune.report.page.parts import Chart, Section, Table, Text
+from fivetune.report.page.parts import Chart, Section, Table
 from fivetune.report.page.render import render_html
-from fivetune.report.run.limits import build_limits_section
 from fivetune.report.run.load import DEVICE_GAUGES, HOST_GAUGES, Load, PhaseInterval
 from fivetune.report.run.load_charts import Lane, build_run_load_section, compute_point_budget, draw_lanes_chart
+from fivetune.report.run.problems import build_evidence_section
 from fivetune.report.run.speed import build_step_time_section, compute_step_breakdown, select_measured_steps
 from fivetune.types import Verdict
 
@@ -118,18 +118,19 @@ def test_verdicts_say_what_to_change_and_what_it_gives() -> None:
     verdict = Verdict(
         "input_bound", "Waiting for data takes 31 %.", 0.31, 0.1, 0.9, "Use two workers.", {"a.b": 2}, 1.4
     )
-    warning, table = build_limits_section(fake_run(), [verdict]).parts
+    _, table = build_evidence_section(fake_run(), [verdict]).parts
     assert isinstance(table, Table)
-    assert warning == Text("Waiting for data takes 31 %. Use two workers. Predicted: 1.40 times as fast.", "warning")
     assert table.rows == (("input bound", "0.310", "0.100", "90 %", "a.b 2", "1.40 x"),)
-    (healthy,) = build_limits_section(fake_run(), []).parts
-    assert isinstance(healthy, Text) and healthy.kind == "good"
-    assert build_limits_section(change_run(fake_run(), steps=[]), []).parts == ()
+    assert build_evidence_section(change_run(fake_run(), steps=[], evals=[]), []).parts == ()
 
 
 def test_a_single_run_s_page_has_the_sections() -> None:
     page = build_page(loaded_run())
     titles = [section.title for section in page.sections]
-    assert [title for title in titles if title in ("Limits", "Step time", "Load")] == ["Limits", "Step time", "Load"]
+    assert [title for title in titles if title in ("Evidence", "Step time", "Load")] == [
+        "Evidence",
+        "Step time",
+        "Load",
+    ]
     html = render_html(page)
     assert 'data-group="load"' in html and "GPU time spent accessing memory" in html

@@ -58,7 +58,7 @@ def test_lost_records_are_named_once(finished):
     (finished / "data.json").unlink()
     (finished / STEPS).unlink()
     data, steps = sorted(read_run(finished).damage)
-    assert data == f"{finished / 'data.json'}: missing: the run wrote 2,967 bytes. Restore the file."
+    assert data == f"{finished / 'data.json'}: missing: the run wrote 3,069 bytes. Restore the file."
     assert steps.startswith(f"{finished / STEPS}: 300 of 300 steps are missing")
 
 

@@ -134,19 +134,17 @@ def test_unknown_characters_are_named(tmp_path, model_folder):
 def test_long_answers_and_contexts_are_counted(tmp_path, model_folder):
     check = _checks(tmp_path, model_folder, data__max_input_tokens=16, data__max_target_tokens=2)["truncation"]
     assert check.state == "warn"
-    assert (
-        "The limit of 16 input tokens cuts the answer out" in check.detail and "data.overlong: windows" in check.detail
-    )
-    assert "Targets are cut at 2 tokens" in check.detail
-    assert check.detail.endswith("Raise data.max_target_tokens to 8, which keeps 99 % whole.")
+    assert "The limit of the inputs cuts the answer out of" in check.detail and "data.overlong: windows" in check.detail
+    assert "The limit of the targets cuts" in check.detail
+    assert check.detail.endswith("Raise data.max_target_tokens from 2 to 8, which keeps 99 % whole.")
 
 
 def test_inputs_that_are_the_evidence_are_not_cut_silently(tmp_path, model_folder):
     """95.8 % of the inputs were cut, and the check passed; now it names the limit that fits."""
     task = {"name": "jsonl", "inputs": "{question} {context}", "targets": "{question}"}
     check = _checks(tmp_path, model_folder, task=task, data__max_input_tokens=16)["truncation"]
-    assert check.state == "warn" and "Inputs are cut at 16 tokens: 5 of 24 in train (20.8 %)" in check.detail
-    [fits] = re.findall(r"Raise data.max_input_tokens to (\d+), which keeps 99 %", check.detail)
+    assert check.state == "warn" and "The limit of the inputs cuts 5 of 24 in train (20.8 %)" in check.detail
+    [fits] = re.findall(r"Raise data.max_input_tokens from 16 to (\d+), which keeps 99 %", check.detail)
     assert _checks(tmp_path, model_folder, task=task, data__max_input_tokens=int(fits))["truncation"].state == "pass"
 
 

@@ -30,9 +30,9 @@ from fivetune.report.comparison.variants import (
 from fivetune.report.page.parts import Page, Part, Section, Table, Text
 from fivetune.report.page.render import render_html
 from fivetune.report.page.wording import UNKNOWN, format_decimal, format_percent, format_plural, format_significant
-from fivetune.report.run.limits import build_verdicts_table
 from fivetune.report.run.load import DEVICE_GAUGES, HOST_GAUGES, Gauge, Load
 from fivetune.report.run.load_charts import Lane, choose_line_style, describe_line_styles, draw_lanes_chart
+from fivetune.report.run.problems import build_verdicts_table
 from fivetune.report.run.scores import get_score_label
 from fivetune.report.run.speed import MEANINGS, compute_step_breakdown, draw_step_time_chart, select_measured_steps
 from fivetune.rundir import write_text

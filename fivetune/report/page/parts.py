@@ -16,6 +16,19 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
+class Problem:
+    """What is wrong, what to do about it, and the flags that do it; `kind` is bad or warning.
+
+    Neighbouring problems are one numbered list, the most important first.
+    """
+
+    message: str
+    advice: str = ""
+    flags: str = ""
+    kind: str = "warning"
+
+
+@dataclass(frozen=True, slots=True)
 class Figure:
     """One key figure: label, printed value, remark."""
 
@@ -74,7 +87,7 @@ class Example:
     before: str | None = None
 
 
-Part = Text | Figure | Table | Chart | Example
+Part = Text | Problem | Figure | Table | Chart | Example
 
 
 @dataclass(frozen=True, slots=True)

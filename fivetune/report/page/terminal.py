@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fivetune.report.page.parts import Chart, Example, Figure, Page, Table, Text
+from fivetune.report.page.parts import Chart, Example, Figure, Page, Problem, Table, Text
 from fivetune.report.page.render import choose_column_classes
 from fivetune.report.page.wording import escape_hidden
 
@@ -21,6 +21,8 @@ def format_page_lines(page: Page) -> Iterator[str]:
         for part in section.parts:
             if isinstance(part, Text):
                 yield from ("", _format_paragraph(part))
+            elif isinstance(part, Problem):
+                yield from ("", escape_hidden(f"warning: {part.message} {part.advice}".rstrip()))
             elif isinstance(part, Table):
                 yield from ("", escape_hidden(part.caption), *_format_table_lines(part))
             else:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -122,3 +123,14 @@ def format_setting(key: str, value: Any) -> str:
     if value is None:
         return "null"
     return HIDDEN if is_secret_name(key) else shorten_home(redact_secrets(format_plain(value)))
+
+
+def format_flags(change: Mapping[str, Any]) -> str:
+    """Format a change as flags of `fivetune train`.
+
+    >>> format_flags({"strategy.name": "ddp", "report.sinks": []})
+    '--strategy.name ddp --report.sinks []'
+    """
+    return " ".join(
+        f"--{key} {value if isinstance(value, str) else json.dumps(value)}" for key, value in change.items()
+    )

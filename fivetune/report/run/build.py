@@ -12,7 +12,7 @@ from pathlib import Path
 from fivetune.config.paths import find_typed_path
 from fivetune.diagnosis.rules import diagnose_run
 from fivetune.errors import FiveTuneError
-from fivetune.report.page.parts import Page, Text
+from fivetune.report.page.parts import Page, Problem, Text
 from fivetune.report.page.render import render_html
 from fivetune.report.page.wording import (
     UNKNOWN,
@@ -23,9 +23,9 @@ from fivetune.report.run.data import build_data_section
 from fivetune.report.run.examples import build_run_examples_section
 from fivetune.report.run.finders import build_finder_sections
 from fivetune.report.run.learning import build_learning_section
-from fivetune.report.run.limits import build_limits_section
 from fivetune.report.run.load_charts import build_run_load_section
 from fivetune.report.run.outcome import build_figures_section, build_verdict_section
+from fivetune.report.run.problems import build_evidence_section, list_problems
 from fivetune.report.run.scores import (
     choose_best_eval,
     find_baseline_eval,
@@ -42,12 +42,11 @@ from fivetune.report.run.settings import (
 from fivetune.report.run.slices import build_labels_section, build_slices_section
 from fivetune.report.run.speed import build_speed_section, build_step_time_section
 from fivetune.report.run.trace import build_trace_section
-from fivetune.report.run.warnings import build_warnings_section, find_warnings, select_own_warnings
 from fivetune.rundir import read_run, write_text
 from fivetune.rundir.records import Run
 from fivetune.values import get_nested
 
-STATE_KINDS = {"finished": "good", "interrupted": "warning", "failed": "warning"}  # any other: a note
+STATE_KINDS = {"finished": "good", "interrupted": "warning", "failed": "bad"}  # any other: a note
 
 
 def build_page(run: Run, *, reference_runs: Sequence[Run] = (), notes: Sequence[str] = ()) -> Page:
@@ -55,17 +54,17 @@ def build_page(run: Run, *, reference_runs: Sequence[Run] = (), notes: Sequence[
 
     Args:
         reference_runs: other runs, whose best scores serve as baselines.
-        notes: problems found while reading, listed among the warnings.
+        notes: problems found while reading, listed among the others.
     """
     lines = run.read_predictions(choose_best_eval(run))
-    run.read_predictions(find_baseline_eval(run))  # before the warnings are listed, so that they name its damage
-    doubts = [*notes, *find_warnings(run, reference_runs), *select_own_warnings(run)]
+    run.read_predictions(find_baseline_eval(run))  # before the problems are listed, so that they name its damage
+    verdicts = diagnose_run(run)
+    problems = list_problems(run, verdicts, reference_runs, notes)
     key = find_line_score_key(run, lines)
     sections = (
-        build_verdict_section(run, reference_runs),
+        build_verdict_section(run, reference_runs, problems),
         build_figures_section(run),
-        build_warnings_section(run, doubts),
-        build_limits_section(run, diagnose_run(run)),
+        build_evidence_section(run, verdicts),
         build_learning_section(run, reference_runs),
         build_speed_section(run),
         build_trace_section(run.trace),
@@ -85,18 +84,22 @@ def build_page(run: Run, *, reference_runs: Sequence[Run] = (), notes: Sequence[
         title=str(get_nested(run.config, "report", "title") or run.name),
         sections=tuple(section for section in sections if section.parts),
         subtitle=describe_run(run),
-        badges=_build_badges(run, len(doubts)),
+        badges=_build_badges(run, problems, has_diverged=any(one.rule == "diverged" for one in verdicts)),
     )
 
 
-def _build_badges(run: Run, num_warnings: int) -> tuple[Text, ...]:
-    badges = [Text(run.status.state or UNKNOWN, STATE_KINDS.get(run.status.state, "note"))]
+def _build_badges(run: Run, problems: Sequence[Problem], *, has_diverged: bool) -> tuple[Text, ...]:
+    is_bad = any(problem.kind == "bad" for problem in problems)
+    state, kind = run.status.state, STATE_KINDS.get(run.status.state, "note")
+    badges = [Text(state or UNKNOWN, "note" if is_bad and kind == "good" else kind)]
+    if has_diverged:
+        badges.append(Text("diverged", "bad"))
     if run.status.num_resumes:
         badges.append(Text(f"resumed {format_plural(run.status.num_resumes, 'time')}", "note"))
     badges.append(
         Text(
-            format_plural(num_warnings, "warning") if num_warnings else "no warnings",
-            "warning" if num_warnings else "good",
+            format_plural(len(problems), "problem") if problems else "no problems",
+            "bad" if is_bad else "warning" if problems else "good",
         )
     )
     return tuple(badges)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
-from fivetune.diagnosis.learning import MIN_ANSWERED, MIN_SILENT, check_diverged
-from fivetune.diagnosis.stats import collect_run_stats
+from fivetune.diagnosis.learning import MIN_ANSWERED, MIN_SILENT
+from fivetune.diagnosis.rules import CAUSES, TITLES, diagnose_run
 from fivetune.report.page import charts
-from fivetune.report.page.parts import Chart, Figure, Part, Section, Table, Text
+from fivetune.report.page.parts import Chart, Figure, Part, Problem, Section, Table, Text
 from fivetune.report.page.series import (
     Series,
     choose_smoothing_span,
@@ -32,6 +32,7 @@ from fivetune.report.page.wording import (
     format_significant,
 )
 from fivetune.report.run.data import count_examples
+from fivetune.report.run.problems import describe_resume
 from fivetune.report.run.rates import read_majority_score
 from fivetune.report.run.scores import (
     EvalRecord,
@@ -51,15 +52,23 @@ from fivetune.rundir.figures import compute_mfu, compute_peak_bytes, compute_tok
 from fivetune.rundir.records import MachineRecord, Prediction, Run
 from fivetune.values import divide, get_nested, select_finite, select_numbers
 
+NOTHING_LEARNT = "Nothing was learnt"
 BASELINE = "before fine-tuning"
 MAJORITY = "most frequent label"
 PUBLISHED = "published"
 
 
-def build_verdict_section(run: Run, reference_runs: Sequence[Run]) -> Section:
-    """Build the section: the verdict in sentences, the main scores, and all scores beside their baselines."""
+def build_verdict_section(run: Run, reference_runs: Sequence[Run], problems: Sequence[Problem]) -> Section:
+    """Build the section: the verdict in sentences, the problems, the main scores, all scores beside their baselines."""
     best, baseline = choose_best_eval(run), find_baseline_eval(run)
     parts: list[Part] = [Text(" ".join(describe_verdict(run, reference_runs)), "lead")]
+    if command := describe_resume(run):
+        parts.append(Text(command, "code"))
+    parts += problems
+    if not problems:
+        parts.append(
+            Text("No problem found with the data, the losses, the predictions, the devices or the speed.", "good")
+        )
     if best is None:
         return Section("Verdict", tuple(parts))
     keys = list_score_keys([best])
@@ -205,9 +214,13 @@ def _format_if_known(words: str, value: str) -> str:
 
 def describe_verdict(run: Run, reference_runs: Sequence[Run]) -> list[str]:
     """Describe the result, its comparison with the reference runs, and the end of the run, a sentence each."""
-    diverged = check_diverged(collect_run_stats(run))
-    first = [diverged.message] if diverged else []
-    return [*first, *_describe_outcome(run), *_describe_comparison(run, reference_runs), _describe_ending(run)]
+    cause = next((verdict.rule for verdict in diagnose_run(run) if verdict.rule in CAUSES), None)
+    outcome = _describe_outcome(run)
+    if cause == "diverged":
+        outcome.insert(0, f"{TITLES[cause]}.")
+    elif cause and outcome[0].startswith(NOTHING_LEARNT):
+        outcome.append(f"The likely cause: {TITLES[cause][0].lower()}{TITLES[cause][1:]}.")
+    return [*outcome, *_describe_comparison(run, reference_runs), _describe_ending(run)]
 
 
 def _describe_outcome(run: Run) -> list[str]:
@@ -220,27 +233,27 @@ def _describe_outcome(run: Run) -> list[str]:
     if best.step == 0 and len(select_main_evals(run)) == 1:
         return [f"Only the model before fine-tuning was evaluated: {name} {then}."]
     if best.step == 0:
-        return [f"Nothing was learnt: no evaluation is better than the one before fine-tuning ({name} {then})."]
+        return [f"{NOTHING_LEARNT}: no evaluation is better than the one before fine-tuning ({name} {then})."]
     if reached == 0:
-        return [f"Nothing was learnt: {name} is {now}, measured at {measured}.", *_describe_loss(best, baseline)]
+        return [f"{NOTHING_LEARNT}: {name} is {now}, measured at {measured}.", *_describe_loss(best, baseline)]
     majority = read_majority_score(best, key)
     if reached is not None and majority is not None and reached <= majority:
         return [
-            f"Nothing was learnt: {name} is {now}, measured at {measured}; always giving the most frequent label "
+            f"{NOTHING_LEARNT}: {name} is {now}, measured at {measured}; always giving the most frequent label "
             f"reaches {format_points(majority, 1)}."
         ]
     abstaining = _read_abstention_score(best, key)
     if reached is not None and abstaining is not None and reached <= abstaining:
         silent = (read_score(best, f"NoAns_{key}") or 0.0) > MIN_SILENT
         return [
-            f"Nothing was learnt{' but to abstain' if silent else ''}: {name} is {now}, measured at {measured}, with "
+            f"{NOTHING_LEARNT}{' but to abstain' if silent else ''}: {name} is {now}, measured at {measured}, with "
             f"{format_points(best.scores[f'HasAns_{key}'], 1)} on answerable questions; never answering reaches "
             f"{format_points(abstaining, 1)}."
         ]
     if before is None or reached is None:
         return [f"Fine-tuning reached {name} {now} at {measured}; the score before it is not known."]
     if reached == before:
-        words = f"Nothing was learnt: {name} is {now}, as before fine-tuning, measured at {measured}."
+        words = f"{NOTHING_LEARNT}: {name} is {now}, as before fine-tuning, measured at {measured}."
         return [words, *_describe_loss(best, baseline)]
     if baseline is not None and _is_within_chance(best, baseline, key):
         return [
@@ -299,10 +312,11 @@ def _describe_ending(run: Run) -> str:
     )
     reason = f": {format_plain(why).rstrip('.')}" if why else ""
     seconds = format_duration(run.status.seconds)
+    took = "" if run.status.seconds is None else f" in {seconds}"
     ends = {
         "finished": f"The run finished after {done} in {seconds}{reason}.",
-        "failed": f"The run failed after {done}{reason}.",
-        "interrupted": f"The run was interrupted after {done}{reason}; it can be resumed.",
+        "failed": f"The run failed after {done}{took}; no model was saved.",
+        "interrupted": f"The run was interrupted after {done}{took}{reason}.",
         "pruned": f"The search pruned the run after {done}{reason}.",
         "preparing": "The state is preparing: the run has no step yet, or was killed.",
         "running": f"The state is running, after {done}: the run is active, or was killed.",

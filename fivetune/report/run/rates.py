@@ -5,7 +5,7 @@ In: evaluations. Out: a Table of their rates, and sentences.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -98,15 +98,22 @@ def recompute_written_rates(record: EvalRecord | None, lines: Sequence[Predictio
     return replace(record, rates=rates)
 
 
-def find_rate_warnings(best: EvalRecord | None) -> list[str]:
-    """Return the warnings of the best evaluation's rates; none for the model before fine-tuning."""
+def find_rate_warnings(best: EvalRecord | None, rules: Collection[str] = ()) -> list[str]:
+    """Return the warnings of the best evaluation's rates; none for the model before fine-tuning.
+
+    Args:
+        rules: of verdicts; one on labels says more than the rate.
+    """
     if best is None or best.step == 0:
         return []
     cap = format_plural(best.max_new_tokens, "token")
     over = {
         name: value
         for name, known in RATES.items()
-        if known.limit is not None and (value := read_rate(best, name)) is not None and value > known.limit
+        if known.limit is not None
+        and not (name == "one_label" and "majority_label" in rules)
+        and (value := read_rate(best, name)) is not None
+        and value > known.limit
     }
     sentences = [RATES[name].warning.format(share=format_percent(value), cap=cap) for name, value in over.items()]
     if gap := describe_lenient_gap(best.scores):
