@@ -260,7 +260,7 @@ def _read_telemetry(path: Path) -> list[TelemetryRecord]:
 
 
 def find_first_verdict(path: Path) -> tuple[str, bool]:
-    """Return the damage of a run's files, else the first verdict on its last part, "" without; and whether it is bad."""
+    """Return the damage of a run's files, else the first verdict on its last part or "", and whether it is bad."""
     from fivetune.diagnosis.rules import diagnose_run, is_severe
 
     damage: list[str] = []
