@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from functools import partial
 from ipaddress import ip_address
 
@@ -108,8 +109,11 @@ def run(args: argparse.Namespace) -> int:
             build_app(service), drain_seconds=args.drain_seconds, on_listening=partial(_print_address, address)
         )
         run_until_stopped(server, bound)
-        batcher.close(timeout=0)
+        has_ended = batcher.close(timeout=0)
     print("stopped", flush=True)
+    if not has_ended:  # torch still computes a batch: it would abort the process if the interpreter ended under it
+        sys.stderr.flush()
+        os._exit(0)
     return 0
 
 

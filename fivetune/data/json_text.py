@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -20,6 +21,7 @@ from fivetune.errors import DataError
 from fivetune.types import JsonTable
 
 WINDOW_BYTES = 2**18
+TOO_MANY_DIGITS = f"a whole number of more than {sys.get_int_max_str_digits():,} digits, which Python does not read"
 
 _WHITE = re.compile(r"[ \t\r\n]*")
 _KINDS = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
@@ -63,7 +65,7 @@ def describe_value(value: object) -> str:
     """Return the JSON type and the value, as messages name them.
 
     >>> describe_value([1]), describe_value(None)
-    ("a list: '[1]'", 'null')
+    ('a list: [1]', 'null')
     """
     return "null" if value is None else f"{describe_kind(value)}: {quote_value(value)}"
 
@@ -132,8 +134,8 @@ def decode_line(text: str) -> tuple[Any, str]:
         return None, f"malformed JSON at column {error.pos + 1}: {error.msg.removesuffix(' at')}, near {near}"
     except RecursionError:
         return None, "malformed JSON: nested too deeply"
-    except ValueError as error:  # a whole number of more than 4300 digits
-        return None, f"malformed JSON: {error}"
+    except ValueError:
+        return None, f"malformed JSON: {TOO_MANY_DIGITS}"
 
 
 class JsonTooLongError(DataError):
@@ -184,8 +186,8 @@ class JsonWindow:
                     raise self.make_error(error.msg, at=error.pos) from error
             except RecursionError as error:
                 raise self.make_error("nested too deeply") from error
-            except ValueError as error:  # a whole number of more than 4300 digits
-                raise self.make_error(str(error)) from error
+            except ValueError as error:
+                raise self.make_error(TOO_MANY_DIGITS) from error
             if len(self._text) - self._at > MAX_RECORD_BYTES:
                 line, column = self._locate(self._at)
                 raise JsonTooLongError(f"{self._path}:{line}:{column}: {format_too_long_message('this value')}")

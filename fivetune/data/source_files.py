@@ -7,6 +7,7 @@ FiveTuneEnvironmentError and name the file.
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import shlex
 import zlib
@@ -76,17 +77,18 @@ class BadRecord:
 
 
 def quote_value(value: object, *, limit: int = 60) -> str:
-    """Format a value for messages: on one line, quoted, truncated to `limit` characters; None is null.
+    """Format a value for messages: on one line, truncated to `limit` characters; texts are quoted, others are as JSON
+    has them.
 
     >>> quote_value("two\\nlines")
     "'two\\\\nlines'"
-    >>> quote_value("abcdef", limit=4)
-    "'abcd...'"
+    >>> quote_value("abcdef", limit=4), quote_value({"a": [True, None]})
+    ("'abcd...'", '{"a": [true, null]}')
     """
-    if value is None:
-        return "null"
-    text = value if isinstance(value, str) else str(value)
-    return repr(text if len(text) <= limit else text[:limit] + "...")
+    is_json = value is None or isinstance(value, bool | int | float | list | dict)
+    text = json.dumps(value, ensure_ascii=False, default=str) if is_json else str(value)
+    shown = text if len(text) <= limit else text[:limit] + "..."
+    return shown.encode(errors="backslashreplace").decode() if is_json else repr(shown)
 
 
 def get_data_suffix(path: Path) -> str:

@@ -28,7 +28,7 @@ from fivetune.rundir.records import Prediction
 from fivetune.serving.batching import Batcher, Inputs, QueueFullError, ServerStoppingError
 from fivetune.serving.body import RequestError, choose_model, parse_json, read_inputs, read_prompts, read_query
 from fivetune.serving.demo import describe_models, render_demo
-from fivetune.serving.guard import Guard
+from fivetune.serving.guard import BROWSER_ROUTES, Guard
 from fivetune.serving.measures import ServerMeasures
 from fivetune.serving.schema import RunFacts, build_openapi, render_docs
 
@@ -41,6 +41,7 @@ SECURITY_HEADERS = {
     "Cache-Control": "no-store",
 }
 KINDS = {404: "not_found", 405: "method_not_allowed"}
+PASSWORD_CHALLENGE = 'Basic realm="FiveTune: any name, and the token as password", charset="UTF-8"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,11 +238,11 @@ def _add_security(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, b
     return list((added | dict(headers)).items())
 
 
-def _build_refusal(error: RequestError) -> Response:
+def _build_refusal(error: RequestError, path: str) -> Response:
     headers = {"Retry-After": str(error.retry_seconds)} if error.retry_seconds else {}
-    if error.code == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    if error.code in (403, 408, 413, 415):  # the rest of the body is not read
+    if error.code == 401:  # a browser asks for a password only where it may send one
+        headers["WWW-Authenticate"] = PASSWORD_CHALLENGE if path in BROWSER_ROUTES else "Bearer"
+    if error.code in (401, 403, 408, 413, 415) or error.kind == "invalid_http":  # the rest of the body is not read
         headers["Connection"] = "close"
     return _build_error(error.code, error.kind, str(error), headers)
 
@@ -283,7 +284,7 @@ class GuardedApp:
             async with asyncio.timeout(self.service.limits.seconds) as limit:
                 await self.app(scope, receive, send)
         except RequestError as error:
-            return _build_refusal(error)
+            return _build_refusal(error, scope["path"])
         except HTTPException as error:
             kind, phrase = KINDS[error.status_code], HTTPStatus(error.status_code).phrase
             message = f"{scope['method']} {scope['path'][:100]}: {phrase}. See /docs."
@@ -291,10 +292,11 @@ class GuardedApp:
         except ClientDisconnect:
             return None
         except asyncio.CancelledError:  # the time to drain is over
-            return _build_refusal(_make_stopping_error())
+            return _build_refusal(_make_stopping_error(), scope["path"])
         except Exception as error:
             if isinstance(error, TimeoutError) and limit.expired():
-                return _build_refusal(self._describe_timeout(has_body=scope.get("fivetune.has_body", False)))
+                timeout = self._describe_timeout(has_body=scope.get("fivetune.has_body", False))
+                return _build_refusal(timeout, scope["path"])
             LOG.exception("%s %s failed", scope["method"], scope["path"][:100])
             if is_out_of_memory(error) or is_out_of_memory(error.__cause__ or error):
                 return _build_error(503, "out_of_memory", "the device has too little memory for it. Send less at once.")

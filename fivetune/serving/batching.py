@@ -86,19 +86,29 @@ class Batcher:
             if not self.is_ready:
                 raise ServerStoppingError
             if len(self._waiting) >= self._max_queue:
-                self._waiting = deque(one for one in self._waiting if not one.future.cancelled())
-            if len(self._waiting) >= self._max_queue:
                 raise QueueFullError
             self._waiting.append(request)
             self._changed.notify()
+        request.future.add_done_callback(self._drop_cancelled)
         return request.future
 
-    def close(self, timeout: float | None = None) -> None:
-        """Take no more requests, and wait until those in the queue are answered or `timeout` seconds have passed."""
+    def close(self, timeout: float | None = None) -> bool:
+        """Take no more requests, and wait until those in the queue are answered or `timeout` seconds have passed.
+
+        Returns whether the model's thread has ended.
+        """
         with self._changed:
             self._is_closing = True
             self._changed.notify()
         self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _drop_cancelled(self, future: Future[Sequence[Prediction]]) -> None:
+        """Take a cancelled request out of the queue at once: its place is for one whose client waits."""
+        if future.cancelled():
+            with self._changed:
+                self._waiting = deque(one for one in self._waiting if one.future is not future)
+                self._changed.notify()
 
     def _run(self) -> None:
         while (batch := self._take_batch()) is not None:
@@ -108,17 +118,18 @@ class Batcher:
     def _take_batch(self) -> list[WaitingRequest] | None:
         """Wait for the requests of the next batch; None when the queue is empty and closed."""
         with self._changed:
-            while not self._waiting:
-                if self._is_closing:
-                    return None
-                self._changed.wait()
-            oldest = self._waiting[0]
-            while not self._is_closing and self._count_records(oldest.model) < self._max_batch:
-                until = min(oldest.arrived + self._max_wait, self._waiting[-1].arrived + GAP_SHARE * self._max_wait)
-                if (left := until - time.monotonic()) <= 0:
-                    break
+            while True:
+                if not self._waiting:
+                    if self._is_closing:
+                        return None
+                    self._changed.wait()
+                    continue
+                oldest, newest = self._waiting[0], self._waiting[-1]  # other ones after each wait: clients may go
+                until = min(oldest.arrived + self._max_wait, newest.arrived + GAP_SHARE * self._max_wait)
+                left = until - time.monotonic()
+                if self._is_closing or left <= 0 or self._count_records(oldest.model) >= self._max_batch:
+                    return self._take_requests(oldest.model)
                 self._changed.wait(left)
-            return self._take_requests(oldest.model)
 
     def _count_records(self, model: str) -> int:
         return sum(len(one.inputs) for one in self._waiting if one.model == model)

@@ -154,12 +154,11 @@ def read_prompts(value: Any, *, max_records: int, max_new_tokens: int | None) ->
         if name not in names:
             raise _refuse(f"{name!r}: no option of completions. {suggest_names(name, names)}")
         if name in COMPLETION_OPTIONS and not _is_among(given, COMPLETION_OPTIONS[name]):
-            raise _refuse(
-                f"{name}: {quote_value(given)} is not offered: the server returns the most probable answer, whole. "
-                "Leave it out."
-            )
+            wrong = "is not offered: the server returns the most probable answer, whole"
+            raise _refuse(f"{name}: {quote_value(given)} {wrong}. {_advise_value(COMPLETION_OPTIONS[name][0])}")
         if name in NEUTRAL and not _is_among(given, (NEUTRAL[name], None)):
-            raise _refuse(f"{name}: {quote_value(given)} is not offered: the server does not sample. Leave it out.")
+            wrong = "is not offered: the server does not sample"
+            raise _refuse(f"{name}: {quote_value(given)} {wrong}. {_advise_value(NEUTRAL[name])}")
     asked = table.get("max_tokens")
     if asked is not None and (type(asked) is not int or asked < 1):
         raise _refuse(f"max_tokens: {describe_value(asked)}. Allowed is a whole number, 1 or more.")
@@ -173,6 +172,11 @@ def read_prompts(value: Any, *, max_records: int, max_new_tokens: int | None) ->
     if not all(isinstance(one, str) for one in found):
         raise _refuse("prompt: Allowed is a text, or a list of texts.")
     return check_inputs(found, "prompt", max_records=max_records)
+
+
+def _advise_value(neutral: object) -> str:
+    """Name the value that changes nothing: clients may send an option that their user cannot leave out."""
+    return "Leave it out." if neutral is None else f"Allowed is {quote_value(neutral)}. Send it, or leave it out."
 
 
 def _is_among(given: Any, values: Iterable[object]) -> bool:

@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn with the protocol h11, connections that time out, and a shutdown that drains.
+"""The HTTP server: uvicorn with the protocol h11, connections that time out or give way, a shutdown that drains.
 
 In: an ASGI application and a bound socket. Out: when a signal came and the requests in progress are answered.
 """
@@ -9,6 +9,7 @@ import asyncio
 import json
 import resource
 import socket
+from collections import Counter
 from collections.abc import Callable
 
 import h11
@@ -20,23 +21,60 @@ from fivetune.errors import FiveTuneEnvironmentError
 from fivetune.launch.signals import STOP_SIGNALS, handle_signals
 
 MAX_CONNECTIONS = 512
+LINGER_SECONDS = 1.0  # within which a refused client reads why
 FREE_FILES = 256  # beside connections: weights, libraries, inputs
 
 
 class TimedProtocol(H11Protocol):
     """Closes a connection on which no request arrives or no answer is read: uvicorn has no time limit for them, so that
-    slow clients could hold all connections. Refuses one beyond MAX_CONNECTIONS. Reports what is not HTTP as JSON, as
-    all errors.
+    slow clients could hold all connections. Beyond MAX_CONNECTIONS a new one takes the place of the one that has waited
+    longest for its client, of the client that holds most of them, so that nobody can lock others out by opening
+    connections; if all have requests in progress, it is refused. Reports what is not HTTP as JSON, as all errors.
     """
+
+    is_refused = False
+    waiting_since = 0.0  # seconds of the loop's clock: when it was opened, or its last answer was complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
+        self.waiting_since = self.loop.time()
+        if len(self.connections) > MAX_CONNECTIONS and not self._take_place():
             self._refuse(
                 503, b"Service Unavailable", "too_many_connections", "too many connections. Send it again later."
             )
         else:
             self._watch(None)
+
+    def data_received(self, data: bytes) -> None:
+        if not self.is_refused:
+            super().data_received(data)
+
+    def on_response_complete(self) -> None:
+        self.waiting_since = self.loop.time()
+        super().on_response_complete()
+
+    def waits_for_client(self) -> bool:
+        """Whether it has no request in progress, or its client does not read the answer."""
+        is_idle = self.cycle is None or self.cycle.response_complete
+        return is_idle or self.transport.get_write_buffer_size() > 0
+
+    def _take_place(self) -> bool:
+        """Close the connection that has waited longest for its client, of the client that holds most; False if none
+        waits.
+        """
+        others = [one for one in self.connections if isinstance(one, TimedProtocol) and one is not self]
+        waiting = [one for one in others if one.waits_for_client()]
+        if not waiting:
+            return False
+        held = Counter(one.get_host() for one in waiting)
+        chosen = max(waiting, key=lambda one: (held[one.get_host()], -one.waiting_since))
+        self.connections.discard(chosen)  # the next new one looks for another, also before the loop has closed this
+        chosen.transport.abort()
+        return True
+
+    def get_host(self) -> str:
+        """The address of its client, or of the proxy before it."""
+        return self.client[0] if self.client else ""
 
     def _watch(self, before: tuple[object, int] | None) -> None:
         """Close the connection if it has no request now and had none since the last call, or its client has read
@@ -45,8 +83,7 @@ class TimedProtocol(H11Protocol):
         unsent = self.transport.get_write_buffer_size()
         if self.transport.is_closing() and not unsent:
             return
-        is_waiting = self.cycle is None or self.cycle.response_complete or unsent > 0
-        now = (self.cycle, unsent) if is_waiting else None
+        now = (self.cycle, unsent) if self.waits_for_client() else None
         if now is None or now != before:
             self.loop.call_later(self.timeout_keep_alive, self._watch, now)
         elif unsent:
@@ -73,7 +110,12 @@ class TimedProtocol(H11Protocol):
                 self.transport.write(self.conn.send(event) or b"")
         except h11.LocalProtocolError:  # an answer has begun
             pass
-        self.transport.close()
+        # A socket that is closed with unread bytes resets the connection, and the client might not get the answer.
+        self.is_refused = True
+        self.connections.discard(self)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
 
 def bind_socket(host: str, port: int) -> socket.socket:

@@ -98,7 +98,7 @@ def test_requests_name_the_model(runs: dict[str, Path]) -> None:
             ("/predict?modle=red", RECORDS[0], 422, "'modle': no parameter of this route. Allowed is model."),
             ("/predict?model=red&model=red", RECORDS[0], 422, "model: given twice. Name one."),
             ("/v1/completions", {"prompt": "a", "model": "grey"}, 404, "model: 'grey': not served here. Known: red, "),
-            ("/v1/completions", {"prompt": "a", "model": 1}, 404, "model: a number: '1': not served here."),
+            ("/v1/completions", {"prompt": "a", "model": 1}, 404, "model: a number: 1: not served here."),
         ):
             found = server.post(path, json=body)
             assert found[0] == code and found[1]["error"]["message"].startswith(message)

@@ -6,12 +6,13 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from starlette.responses import PlainTextResponse
 from fivetune.cli import main
 from fivetune.errors import NumericError
 from fivetune.rundir.records import Prediction
-from fivetune.serving.batching import Batcher
+from fivetune.serving.batching import Batcher, QueueFullError
 from fivetune.serving.body import RequestError, parse_json, read_inputs, read_prompts
 from fivetune.serving.guard import Guard
 from fivetune.serving.schema import list_fields
@@ -34,6 +35,7 @@ from fivetune.training.inference import LoadedRun
 from reliability.requests import CUT, RECORDS, build_request, open_slow_clients, send_fuzzed
 from reliability.warm import WarmProcess, start_command
 
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 NUM_FUZZED = int(os.environ.get("FIVETUNE_FUZZ", "300"))
 
 
@@ -176,6 +178,40 @@ def test_a_batch_waits_while_requests_keep_coming_and_not_longer() -> None:
     batcher.close()
 
 
+@contextmanager
+def queueing(model: Slow, **options: Any) -> Iterator[tuple[Batcher, list[int]]]:
+    """A batcher whose model is busy with a first request; also the sizes of its batches, of which that is the first."""
+    sizes: list[int] = []
+    limits = {"max_batch": 1, "max_wait_seconds": 0, "max_queue": 9} | options
+    batcher = Batcher({"run": model}, **limits, on_batch=lambda num_records, seconds: sizes.append(num_records))
+    batcher.submit("run", ["first"])
+    assert model.begun.wait(10)
+    try:
+        yield batcher, sizes
+        assert not batcher.close(0)
+    finally:
+        model.may_answer.set()
+        assert batcher.close(20)
+
+
+def test_a_cancelled_request_leaves_the_queue_at_once() -> None:
+    model = Slow()
+    with queueing(model, max_queue=2) as (batcher, _):
+        gone = [batcher.submit("run", ["gone"]) for _ in range(2)]
+        with pytest.raises(QueueFullError):
+            batcher.submit("run", ["refused"])
+        assert all(one.cancel() for one in gone) and len(batcher) == 0
+        batcher.submit("run", ["next"])
+    assert [one[0] for one in model.asked] == ["first", "next"]
+
+
+def test_a_batch_has_no_more_records_than_it_may() -> None:
+    with queueing(Slow(), max_batch=4) as (batcher, sizes):
+        for size in (3, 3, 1, 2, 5, 1):
+            batcher.submit("run", ["a"] * size)
+    assert sizes == [1, 3, 4, 2, 5, 1]
+
+
 def test_one_request_cannot_fail_the_others_of_its_batch() -> None:
     def answer(requests: Any) -> Any:
         if any("bad" in one for one in requests):
@@ -196,16 +232,32 @@ def test_all_origins_count() -> None:
         assert answer.status_code == 403 and "evil.example" in answer.text
 
 
-def test_connections_beyond_the_limit_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_open_connections_give_way_to_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fivetune.serving.server.MAX_CONNECTIONS", 3)
     with serving(Slow()) as server:
-        held = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(3)]
-        while b"too_many_connections" not in (answer := server.send(b"")):
-            pass
-        assert answer.startswith(b"HTTP/1.1 503 Service Unavailable")
+        held = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(8)]
+        for one in held:
+            with suppress(OSError):  # the first ones are closed
+                one.sendall(b"GET /health HTTP/1.1\r\nHost: loc")
+        assert server.send(HEALTH).startswith(b"HTTP/1.1 200")
+        held[0].settimeout(5)
+        with suppress(ConnectionResetError):
+            assert held[0].recv(1) == b""
         for one in held:
             one.close()
-        assert server.client.get("/health").status_code == 200
+
+
+def test_connections_beyond_the_limit_of_requests_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fivetune.serving.server.MAX_CONNECTIONS", 3)
+    model = Slow()
+    with serving(model, max_batch=1) as server, ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(server.send, build_request(b'{"inputs": ["a"]}', Connection="close")) for _ in range(3)]
+        while not model.begun.is_set() or len(server.batcher) < 2:
+            time.sleep(0.01)
+        answer = server.send(HEALTH)
+        assert answer.startswith(b"HTTP/1.1 503 Service Unavailable") and b"too_many_connections" in answer
+        model.may_answer.set()
+        assert [one.result()[:12] for one in waiting] == [b"HTTP/1.1 200"] * 3
 
 
 def test_a_client_that_does_not_read_is_dropped() -> None:
@@ -251,7 +303,7 @@ def test_idle_connections_are_closed() -> None:
         ("/predict", {"json": ["a"]}, 422, 'body: a list. Allowed is one record, or {"inputs"'),
         ("/predict", {"json": {"inputs": []}}, 422, "inputs: an empty list. Give at least one."),
         ("/predict", {"json": {"inputs": ["a", {}]}}, 422, "inputs: texts and records are mixed."),
-        ("/predict", {"json": {"inputs": [1]}}, 422, "inputs[0]: a number: '1'. Allowed are records and texts."),
+        ("/predict", {"json": {"inputs": [1]}}, 422, "inputs[0]: a number: 1. Allowed are records and texts."),
         ("/predict", {"json": {"inputs": ["a"], "beams": 9}}, 422, "body: 'beams' beside the list 'inputs'."),
         (
             "/predict",
@@ -267,17 +319,21 @@ def test_idle_connections_are_closed() -> None:
             "/v1/completions",
             {"json": {"prompt": "a", "temperature": 0.7}},
             422,
-            "temperature: '0.7' is not offered: the",
+            "temperature: 0.7 is not offered: the server returns the most probable answer, whole. Allowed is 0.",
         ),
         (
             "/v1/completions",
             {"json": {"prompt": "a", "top_p": 0.9}},
             422,
-            "top_p: '0.9' is not offered: the server does not",
+            "top_p: 0.9 is not offered: the server does not sample. Allowed is 1.",
         ),
-        ("/v1/completions", {"json": {"prompt": "a", "n": True}}, 422, "n: 'True' is not offered: the server returns"),
+        ("/v1/completions", {"json": {"prompt": "a", "n": True}}, 422, "n: true is not offered: the server returns"),
+        ("/v1/completions", {"json": {"prompt": "a", "n": "2"}}, 422, "n: '2' is not offered"),
+        ("/v1/completions", {"json": {"prompt": "a", "stream": True}}, 422, "stream: true is not offered"),
+        ("/v1/completions", {"json": {"prompt": "a", "logprobs": 1}}, 422, "logprobs: 1 is not offered: the server"),
+        ("/predict", {"content": b"[" + b"1" * 5000 + b"]"}, 400, "a whole number of more than 4,300 digits"),
         ("/v1/completions", {"json": {"prompt": "a", "max_tokens": 3}}, 422, "max_tokens: 3, and answers of this run"),
-        ("/v1/completions", {"json": {"prompt": "a", "max_tokens": 0}}, 422, "max_tokens: a number: '0'. Allowed is"),
+        ("/v1/completions", {"json": {"prompt": "a", "max_tokens": 0}}, 422, "max_tokens: a number: 0. Allowed is"),
         ("/v1/completions", {"json": {"prompt": "a", "tempreature": 0}}, 422, "Did you mean temperature?"),
         ("/nothing", {"json": {}}, 404, "POST /nothing: Not Found. See /docs."),
         ("/predict/", {"json": {}}, 404, "POST /predict/: Not Found."),
@@ -304,6 +360,12 @@ def test_faulty_requests_are_refused_by_code(
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
 
 
+@pytest.mark.parametrize("origin", ["http://localhost:9", "http://localhost:1.evil.example", "http://localhost"])
+def test_pages_of_names_and_ports_beside_the_own_may_not_send(server: Server, origin: str) -> None:
+    answer = server.client.get("/health", headers={"Host": "localhost:1", "Origin": origin})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (403, "forbidden_origin")
+
+
 def test_own_names_and_origins_pass(server: Server) -> None:
     for host in ("localhost:1", "127.0.0.1", "[::1]:8000"):
         headers = {"Host": host, "Origin": f"http://{host}"}
@@ -322,6 +384,47 @@ def test_a_token_is_needed_but_for_probes() -> None:
             assert answer.json()["error"]["type"] == "unauthorized"
             assert guarded.client.get("/metrics", headers={"Authorization": given.encode()}).status_code == 401
         assert guarded.client.get("/ready", headers={"Authorization": ""}).status_code == 200
+
+
+@pytest.mark.parametrize("given", ["Bearer", "Bearer ", "Bearer 0", "Bearer 0123456789abcde", "0123456789abcdef"])
+def test_a_part_of_the_token_is_none(given: str) -> None:
+    guard = Guard(token="0123456789abcdef")
+    for path in ("/predict", "/docs"):
+        with pytest.raises(RequestError, match="missing or wrong"):
+            guard.check(path, {"host": "localhost", "authorization": given})
+    for wrong in ("0123456789abcdef0", "00123456789abcdef"):
+        with pytest.raises(RequestError, match="missing or wrong"):
+            guard.check("/predict", {"host": "localhost", "authorization": f"Bearer {wrong}"})
+
+
+def test_a_browser_reads_the_docs_by_password_and_may_send_it_nowhere_else() -> None:
+    """A password is sent again with every request of the browser, also with one that another site's page starts."""
+    token = "0123456789abcdef"
+    with serving(Slow(), token=token) as guarded:
+        for path in ("/docs", "/openapi.json"):
+            answer = guarded.client.get(path, headers={"Authorization": ""})
+            assert answer.status_code == 401 and answer.headers["WWW-Authenticate"].startswith("Basic ")
+            assert guarded.client.get(path).status_code == 200
+            assert guarded.client.get(path, headers={"Authorization": ""}, auth=("me", token)).status_code == 200
+            for wrong in ("", token[:-1], f"{token}x"):
+                assert guarded.client.get(path, auth=("me", wrong)).status_code == 401
+        for path in ("/metrics", "/v1/models", "/demo.json"):
+            assert guarded.client.get(path, auth=("me", token)).status_code == 401
+        assert guarded.client.post("/predict", json={}, auth=("me", token)).status_code == 401
+
+
+def test_a_body_with_two_lengths_ends_the_connection() -> None:
+    """A proxy that believes Content-Length would take the second request for the body of the first (RFC 9112, 6.1)."""
+    second = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    for names in (
+        ["Content-Length: 2", "Transfer-Encoding: chunked"],
+        ["Transfer-Encoding: chunked", "content-length: 2"],
+    ):
+        head = "\r\n".join(["POST /predict HTTP/1.1", "Host: localhost", "Content-Type: application/json", *names])
+        with serving(Slow()) as server:
+            answer = server.send(head.encode() + b"\r\n\r\n2\r\n{}\r\n0\r\n\r\n" + second)
+        assert answer.startswith(b"HTTP/1.1 400") and answer.count(b"HTTP/1.1") == 1
+        assert b'"invalid_http"' in answer and b"connection: close" in answer.lower()
 
 
 def test_ready_ends_with_the_queue_and_requests_are_503() -> None:
@@ -466,6 +569,39 @@ def test_a_stop_signal_drains(trained: LoadedRun, signum: signal.Signals) -> Non
         assert (done.returncode, done.stderr) == (0, "") and done.stdout.endswith("stopped\n")
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{address}/health")
+
+
+SLOW_SERVER = """
+import sys, time, torch
+from pathlib import Path
+from fivetune.cli import main
+from fivetune.serving import models, schema
+
+def compute(requests):
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        torch.ones(500, 500) @ torch.ones(500, 500)
+
+facts = schema.RunFacts("run", "squad_v2", 6, ())
+models.open_models = lambda *args, **options: {"run": models.ServedModel(facts, compute, Path())}
+sys.exit(main(["serve", "run", "--port", "0", "--drain-seconds", "0"]))
+"""
+
+
+@pytest.mark.release
+def test_a_batch_that_outlasts_the_drain_does_not_abort_the_process() -> None:
+    """An interpreter that ends while a thread computes with torch is killed by an exception of C++."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", SLOW_SERVER], **pipes) as process, ThreadPoolExecutor(1) as pool:
+        assert process.stdout
+        lines = iter(process.stdout.readline, "")
+        address = next(found[1] for line in lines if (found := re.search(r"serving on (http://\S+)", line)))
+        waiting = pool.submit(httpx.post, f"{address}/predict", json={"inputs": ["a"]}, timeout=60)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGTERM)
+        said, wrong = process.communicate(timeout=30)
+        assert process.returncode == 0 and said.endswith("stopped\n") and "terminate" not in wrong
+        assert waiting.result().status_code == 503
 
 
 def test_bodies_are_read_as_they_are() -> None:
