@@ -95,14 +95,16 @@ def _print_error(text: str) -> None:
 
 
 def wrap_message(text: str, width: int) -> str:
-    """Wrap each line of a message at words; paths and commands are not divided.
+    """Wrap each line of a message at words; paths are not divided, nor a command on a line of its own.
 
     >>> print(wrap_message("fivetune: a.csv: the file is empty.", 20))
     fivetune: a.csv: the
       file is empty.
     """
     return "\n".join(
-        textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        line
+        if line.startswith("  fivetune ")
+        else textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
         for line in text.splitlines()
     )
 

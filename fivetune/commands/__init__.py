@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import sys
 import textwrap
 import uuid
@@ -16,7 +17,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fivetune.redaction import name_invisible
 
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
     from fivetune.config import RunConfig
     from fivetune.experiments.sweep import Sweep
     from fivetune.launchers import JobPlan, JobRun, Launcher
+    from fivetune.start.choose import DoubtError
+    from fivetune.start.columns import RawTable
     from fivetune.start.files import Started
+    from fivetune.start.readings import Reading
     from fivetune.training.preflight import Check
 
 WIDTH = 160  # characters of a table that is not printed to a terminal
@@ -177,8 +181,14 @@ def write_finder_result(name: str, found: dict[str, Any], *, run: str, out: Path
 # --- a recipe from data ---
 
 
-def start_from_data(source: str, *, columns: Sequence[str] = (), **options: Any) -> Started:
-    """Write the recipe of a data file (`fivetune.start.files.start_recipe`); `columns` are the words of --column."""
+def start_from_data(source: str, *, columns: Sequence[str] = (), header: object = (), **options: Any) -> Started:
+    """Write the recipe of a data file (`fivetune.start.files.start_recipe`).
+
+    Args:
+        columns: the words of --column.
+        header: the names of --header, also as one text.
+    """
+    from fivetune.config.layers import parse_listed_names
     from fivetune.start.files import start_recipe
     from fivetune.start.roles import parse_columns
 
@@ -186,7 +196,9 @@ def start_from_data(source: str, *, columns: Sequence[str] = (), **options: Any)
         from fivetune.errors import ConfigError
 
         raise ConfigError(f"--seed {seed}: is negative. Allowed: 0 and more.")
-    return start_recipe(source, given=parse_columns(columns), load_tokenizer=_load_local_tokenizer, **options)
+    names = cast("Sequence[str]", parse_listed_names(header or ()))
+    given = parse_columns(columns)
+    return start_recipe(source, given=given, header=names, load_tokenizer=_load_local_tokenizer, **options)
 
 
 def _load_local_tokenizer(model: str) -> Any:
@@ -201,22 +213,18 @@ def _load_local_tokenizer(model: str) -> Any:
 
 def describe_start(started: Started) -> dict[str, Any]:
     """Describe a recipe that was written from data, as --json prints it."""
-    from fivetune.start.roles import split_names
-
     plan = started.plan
-    guess = plan.guess
+    reading = plan.reading
     return {
         "recipe": str(started.recipe),
         "files": {name: str(path) for name, path in started.files.items()},
         "sizes": dict(plan.sizes),
-        "task": guess.task,
-        "kind": guess.kind,
-        "reason": guess.reason,
-        "rejected": [[*pair] for pair in guess.rejected],  # `list` is a module of this package
-        "roles": {role: split_names(role, names) for role, names in guess.roles.items()},
-        "options": guess.options,
+        **_describe_reading(plan.table, reading),
+        "others": [_describe_reading(plan.table, one) for one in plan.choice.others],
+        "unread": [*plan.choice.unread],  # `list` is a module of this package
+        "options": reading.options,
         "model": plan.model,
-        "group": guess.group_column,
+        "group": reading.group_column,
         "labels": dict(plan.label_counts),
         "columns": [column.as_dict() for column in plan.table.columns.values()],
         "warnings": plan.warnings,
@@ -224,12 +232,72 @@ def describe_start(started: Started) -> dict[str, Any]:
     }
 
 
-def print_start(started: Started) -> None:
-    """Print what was read, the task with its reasons and the flags that change it, the sets, and the next commands."""
+def describe_doubt(doubt: DoubtError) -> dict[str, Any]:
+    """Describe the readings among which the user must choose, as --json prints them."""
+    return {"error": str(doubt), "readings": [_describe_reading(doubt.table, one) for one in doubt.readings]}
+
+
+def _describe_reading(table: RawTable, reading: Reading) -> dict[str, Any]:
+    from fivetune.start.choose import build_command
     from fivetune.start.roles import split_names
 
+    return {
+        "task": reading.task,
+        "kind": reading.kind,
+        "reason": reading.reason,
+        "roles": {role: split_names(role, names) for role, names in reading.roles.items()},
+        "evidence": [[*one] for one in reading.evidence],
+        "points": reading.points,
+        "doubts": [*reading.doubts],
+        "command": build_command(table, reading),
+    }
+
+
+def print_start(started: Started) -> None:
+    """Print what was read, the task with its reasons and the flags that change it, the sets, and the next commands."""
+    from fivetune.start.choose import describe_reading, list_flags
+
     plan = started.plan
-    guess = plan.guess
+    reading = plan.reading
+    _print_columns(started)
+    kind = reading.task if reading.kind == reading.task else f"{reading.task} ({reading.kind})"
+    fields: list[tuple[str, str]] = [("task", f"{kind}: {reading.reason}")]
+    if plan.choice.unread:
+        fields.append(("", f"not read: {', '.join(plan.choice.unread[:MAX_COLUMNS])}"))
+    for other in plan.choice.others:
+        fields.append(("", f"or {describe_reading(other)}: {shlex.join(list_flags(other))}"))
+    flags = shlex.join(list_flags(reading))
+    fields.append(("", f"these flags change it: {flags}"))
+    fields.append(("model", f"{plan.model}: {plan.model_reason}; another one: --model NAME"))
+    sizes = ", ".join(f"{size:,} {name}" for name, size in plan.sizes.items())
+    how = f"in {plan.split.num_groups:,} groups of records with equal inputs, contexts or questions"
+    how += (
+        f" or {reading.group_column}; another group: --column group=NAME or none"
+        if reading.group_column
+        else ("; --column group=NAME keeps more together")
+    )
+    fields.append(("sets", f"{sizes}, {how}"))
+    width = min(CHECK_WIDTH, shutil.get_terminal_size().columns) if sys.stdout.isatty() else CHECK_WIDTH
+    for head, text in fields:
+        print_text(
+            textwrap.fill(
+                text,
+                width,
+                initial_indent=f"{head:<8}",
+                subsequent_indent=" " * 10,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        )
+    for warning in plan.warnings:
+        print_warning(warning)
+    print_text(f"recipe  {started.recipe}")
+    print_text("\n".join(f"next    {words}" for words in started.list_commands()))
+
+
+def _print_columns(started: Started) -> None:
+    """Print the columns of the data; of many the first, and those that the task reads."""
+    plan = started.plan
     rows = [
         [
             column.name,
@@ -244,33 +312,12 @@ def print_start(started: Started) -> None:
     ]
     num_columns = len(rows)
     if num_columns > MAX_COLUMNS:
-        read = {name for _, names in guess.roles.items() for name in names.split("\n")}
+        read = {*plan.reading.list_columns()}
         rows = [row for number, row in enumerate(rows) if number < MAX_COLUMNS - 1 or row[0] in read]
         rows.append([f"... {num_columns - len(rows):,} others", *[""] * 6])
     shown = f"the first {plan.table.num_records:,} records" if plan.split.num_records > plan.table.num_records else ""
     print_text(f"{plan.source}: {shown or f'{plan.table.num_records:,} records'}, {num_columns} columns")
     print_table(["column", "kind", "filled", "distinct", "mean chars", "longest", "first value"], rows)
-    kind = guess.task if guess.kind == guess.task else f"{guess.task} ({guess.kind})"
-    fields: list[tuple[str, str]] = [("task", f"{kind}: {guess.reason}")]
-    fields += [("", f"not {kind}: {reason}") for kind, reason in guess.rejected]
-    columns = [(role, name) for role, names in guess.roles.items() for name in split_names(role, names)]
-    flags = [f"--column {shlex.quote(f'{role}={name}')}" for role, name in columns]
-    fields.append(("", f"another one: --task NAME{', or change ' if flags else ''}{' '.join(flags)}"))
-    fields.append(("model", f"{plan.model}: {plan.model_reason}; another one: --model NAME"))
-    sizes = ", ".join(f"{size:,} {name}" for name, size in plan.sizes.items())
-    how = f"in {plan.split.num_groups:,} groups of records with equal inputs, contexts or questions"
-    how += (
-        f" or {guess.group_column}; another group: --column group=NAME or none"
-        if guess.group_column
-        else ("; --column group=NAME keeps more together")
-    )
-    fields.append(("sets", f"{sizes}, {how}"))
-    for head, text in fields:
-        print_text(textwrap.fill(text, CHECK_WIDTH, initial_indent=f"{head:<8}", subsequent_indent=" " * 10))
-    for warning in plan.warnings:
-        print_warning(warning)
-    print_text(f"recipe  {started.recipe}")
-    print_text("\n".join(f"next    {words}" for words in started.list_commands()))
 
 
 # --- jobs of a cluster ---

@@ -1,15 +1,15 @@
-"""Start from a data file: guess the task and say why, split off a test set, and write a commented recipe."""
+"""Start from a data file: find the task and say why, or ask; split off a test set, and write a commented recipe."""
 
 from __future__ import annotations
 
 import argparse
 
-from fivetune.commands import describe_start, print_json, print_start, start_from_data
+from fivetune.commands import describe_doubt, describe_start, print_json, print_start, start_from_data
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data", metavar="DATA", help="data file, folder or hub name")
-    parser.add_argument("--task", help="the task, if the guess is wrong (fivetune list tasks)")
+    parser.add_argument("--task", help="the task, if another one is meant (fivetune list tasks)")
     parser.add_argument("--model", help="folder or hub name of the model; default: google-t5/t5-small")
     parser.add_argument(
         "--output", metavar="DIR|RECIPE", help="folder or recipe to write; default: DATA's name with .yaml, here"
@@ -19,24 +19,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ROLE=NAME",
         action="append",
         default=[],
-        help="what a column is: text, label, question, context, answer, choices, inputs, targets, id or group; "
-        "repeatable, and text and inputs may be several columns",
+        help="what a column is: text, label, tags, question, context, answer, choices, inputs, targets, id or group; "
+        "repeatable, and text, inputs and tags may be several columns",
     )
+    parser.add_argument("--header", metavar="NAMES", help="names of the columns of a table without a header: en,de")
     parser.add_argument("--seed", type=int, default=0, help="seed of the split; default: 0")
     parser.add_argument("--overwrite", action="store_true", help="write the recipe and its sets again")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
 
 
 def run(args: argparse.Namespace) -> int:
-    started = start_from_data(
-        args.data,
-        output=args.output,
-        task=args.task,
-        model=args.model,
-        columns=args.column,
-        seed=args.seed,
-        overwrite=args.overwrite,
-    )
+    from fivetune.start.choose import DoubtError
+
+    try:
+        started = start_from_data(
+            args.data,
+            output=args.output,
+            task=args.task,
+            model=args.model,
+            columns=args.column,
+            header=args.header,
+            seed=args.seed,
+            overwrite=args.overwrite,
+        )
+    except DoubtError as doubt:
+        if args.json:
+            print_json(describe_doubt(doubt))
+        raise
     if args.json:
         print_json(describe_start(started))
     else:

@@ -124,7 +124,8 @@ def _find_recipe(args: argparse.Namespace, settings: Mapping[str, Any]) -> str:
     if World.from_environment().size > 1:
         raise ConfigError(f"{args.recipe}: is data, and several processes are started. Run fivetune new first.")
     task, model = settings.get("task.name"), settings.get("model.path")
-    started = start_from_data(args.recipe, task=task, model=model, overwrite=args.overwrite)
+    header = settings.get("data.header")
+    started = start_from_data(args.recipe, task=task, model=model, header=header, overwrite=args.overwrite)
     if not args.quiet and not args.json:
         print_start(started)
     return str(started.recipe)

@@ -1,1 +1,3 @@
-"""From a data file to a recipe: columns.py -> guess.py (the task, with reasons) -> plan.py -> recipe.py, files.py."""
+"""From a data file to a recipe: columns.py (values), roles.py (names) -> survey.py (evidence) -> readings.py ->
+choose.py (the best reading, or a doubt) -> plan.py (sets, model, lengths) -> recipe.py, files.py.
+"""

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
-from fivetune.data.source_files import BadRecord, quote_value
+from fivetune.data.records import find_column
+from fivetune.data.source_files import BadRecord
 from fivetune.data.tables import replace_empty_cell
 from fivetune.errors import DataError
 from fivetune.tasks import is_missing_label
@@ -23,13 +24,21 @@ from fivetune.types import JsonTable, RawRecord
 Kind = Literal["text", "number", "date", "link", "list", "object", "empty"]
 
 MIN_RECORDS = 10  # fewer leave no validation or test set
-MAX_RECORDS = 20_000  # records that the guesses are based on
+MAX_RECORDS = 20_000  # records that the readings are based on
 MAX_LABELS = 200  # a column with more distinct values is not taken for labels
 MAX_LABEL_CHARS = 60
+MIN_WORDS = 3  # mean words from which on texts are running text
 
-_NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)?(?:[eE][-+]?\d+)?")
-_DATE = re.compile(r"(?:\d{4}-\d\d-\d\d|\d{1,2}[./]\d{1,2}[./]\d{2,4})(?:[T ].*)?")
-_LINK = re.compile(r"(?:https?://|www\.)\S+|\S+@\S+\.\w+")
+NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)?(?:[eE][-+]?\d+)?")
+FORMS: Mapping[Kind, re.Pattern[str]] = {
+    "number": NUMBER,
+    "date": re.compile(r"(?:\d{4}-\d\d-\d\d|\d{1,2}[./]\d{1,2}[./]\d{2,4})(?:[T ].*)?"),
+    "link": re.compile(r"(?:https?://|www\.)\S+|\S+@\S+\.\w+"),
+}
+FRACTION = re.compile(r".*[.,]0*[1-9]\d*")  # 2.5, but not 2.0
+CODE = re.compile(
+    r"select\s.+\sfrom\s|[;{}]\s*$|\w\(.*\)\s*[;{:.]?$|[=!<>]=|</\w+>|\b[A-Za-z_]\w* ?= ?\S|->", re.I | re.M | re.S
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +50,8 @@ class Column:
         num_distinct: distinct values.
         values: value -> records, of a column with few and short values; else empty.
         mean_words, mean_chars, max_chars: of the filled values as text.
+        code_share: share of the values that look like code, SQL or a formula.
+        has_codes: nearly all values differ, and they are single words with digits, as those of an id are.
     """
 
     name: str
@@ -52,16 +63,23 @@ class Column:
     mean_chars: float = 0.0
     max_chars: int = 0
     example: str = ""
+    code_share: float = 0.0
+    has_codes: bool = False
 
     @property
     def has_labels(self) -> bool:
-        """Whether the values may be labels: few, short, and each of several records on average."""
-        return len(self.values) >= 2 and self.num_filled >= 3 * self.num_distinct and self.mean_words <= 5
+        """Whether the values may be labels: few, short, whole numbers if numbers, each of three records on average."""
+        is_few = len(self.values) >= 2 and self.num_filled >= 3 * self.num_distinct and self.mean_words <= 5
+        return is_few and not (self.kind == "number" and any(map(FRACTION.fullmatch, self.values)))
 
     @property
-    def has_names(self) -> bool:
-        """Whether nearly all values differ and none is more than a word, as those of an id."""
-        return self.mean_words <= 1.2 and self.num_distinct > 0.9 * self.num_filled
+    def has_text(self) -> bool:
+        """Whether the values are free text: not those of labels or ids."""
+        return self.kind == "text" and self.num_distinct > 1 and not self.has_labels and not self.has_codes
+
+    @property
+    def has_code(self) -> bool:
+        return self.kind == "text" and self.code_share > 0.7
 
     def as_dict(self) -> JsonTable:
         return {
@@ -77,18 +95,25 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class RawTable:
-    """The first records of a source and their columns, in the order of the file."""
+    """The first records of a source and their columns, in the order of the file; `header`: the names of --header."""
 
     source: str
     records: Sequence[RawRecord]
     columns: Mapping[str, Column]
+    header: Sequence[str] = ()
 
     @property
     def num_records(self) -> int:
         return len(self.records)
 
+    def list_values(self, name: str) -> list[object]:
+        """List the values of a column, None where a record has none."""
+        return [find_value(record.fields, name) for record in self.records]
 
-def build_table(source: str, records: Iterable[RawRecord], bad: Sequence[BadRecord] = ()) -> RawTable:
+
+def build_table(
+    source: str, records: Iterable[RawRecord], bad: Sequence[BadRecord] = (), header: Sequence[str] = ()
+) -> RawTable:
     """Describe the first MAX_RECORDS records. Raises DataError for data that no task can be learned from.
 
     Args:
@@ -103,18 +128,15 @@ def build_table(source: str, records: Iterable[RawRecord], bad: Sequence[BadReco
         for name in _list_names(key, value)
     )
     columns = {name: describe_column(name, [find_value(record.fields, name) for record in first]) for name in names}
-    table = RawTable(source, first, columns)
+    table = RawTable(source, first, columns, header)
     _refuse_hopeless(table, bad)
     return table
 
 
 def find_value(fields: Mapping[str, object], name: str) -> object:
-    """Return the value of a column, dotted for that of an object (`translation.en`); None without one."""
-    if name in fields:
-        return fields[name]
-    outer, _, inner = name.partition(".")
-    value = fields.get(outer)
-    return value.get(inner) if isinstance(value, Mapping) else None
+    """Return the value of a column, dotted for a part of an object or list (`translation.en`); None without one."""
+    found = find_column(fields, name)
+    return found[0] if found else None
 
 
 def describe_column(name: str, values: Sequence[object]) -> Column:
@@ -132,16 +154,21 @@ def describe_column(name: str, values: Sequence[object]) -> Column:
     kind = _find_kind(filled, texts)
     lengths = [len(text) for text in texts]
     is_short = len(counts) <= MAX_LABELS and max(lengths) <= MAX_LABEL_CHARS and kind in ("text", "number")
+    mean_words = statistics.fmean(len(text.split()) for text in texts)
+    num_with_digits = sum(any(map(str.isdigit, text)) for text in texts)
+    is_unique = mean_words <= 1.2 and len(counts) > 0.9 * len(texts)
     return Column(
         name,
         kind,
         len(filled),
         len(counts),
         dict(counts.most_common()) if is_short else {},
-        statistics.fmean(len(text.split()) for text in texts),
+        mean_words,
         statistics.fmean(lengths),
         max(lengths),
         texts[0],
+        code_share=statistics.fmean(bool(CODE.search(text[:2_000])) for text in texts[:200]),
+        has_codes=is_unique and num_with_digits > 0.5 * len(texts),
     )
 
 
@@ -171,8 +198,8 @@ def is_empty_cell(value: object) -> bool:
 
 
 def _list_names(key: str, value: object) -> list[str]:
-    """List the columns of a value: those of an object of texts are named with a dot."""
-    if isinstance(value, Mapping) and value and all(isinstance(part, str) for part in value.values()):
+    """List the columns of a value: an object that holds a text has one, dotted, for each of its members."""
+    if isinstance(value, Mapping) and any(isinstance(part, str) for part in value.values()):
         return [f"{key}.{name}" for name in value]
     return [key]
 
@@ -182,15 +209,14 @@ def _find_kind(values: Sequence[object], texts: Sequence[str]) -> Kind:
         return "list"
     if any(isinstance(value, list | Mapping) for value in values):
         return "object"
-    forms: dict[Kind, re.Pattern[str]] = {"number": _NUMBER, "date": _DATE, "link": _LINK}
-    for kind, form in forms.items():
+    for kind, form in FORMS.items():
         if all(form.fullmatch(text) for text in texts):
             return kind
     return "text"
 
 
 def _refuse_hopeless(table: RawTable, bad: Sequence[BadRecord]) -> None:
-    """Raise DataError for too few records, or one column."""
+    """Raise DataError for too few records."""
     if table.num_records < MIN_RECORDS:
         noun = "record" if table.num_records == 1 else "records"
         unread = f", and {len(bad):,} that cannot be read; the first: {bad[0].where}: {bad[0].reason}" if bad else ""
@@ -198,15 +224,4 @@ def _refuse_hopeless(table: RawTable, bad: Sequence[BadRecord]) -> None:
         raise DataError(
             f"{table.source}: holds {table.num_records} {noun}{unread or '.'} At least {MIN_RECORDS} are needed to "
             f"train on some and score on others; some hundred give a useful model. {remedy}"
-        )
-    filled = [name for name, column in table.columns.items() if column.kind != "empty"]
-    if len(filled) == 1 and "|" in filled[0]:
-        raise DataError(
-            f"{table.source}: the columns {quote_value(filled[0])} are separated by |. Allowed are commas, semicolons "
-            "and tabs. Write it again with one of them."
-        )
-    if len(filled) < 2:
-        raise DataError(
-            f"{table.source}: has one column with values, {', '.join(filled) or 'none'}. Training needs inputs and "
-            "what is to be learned for them, such as text,label or question,answer. Add the other column."
         )

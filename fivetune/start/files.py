@@ -9,7 +9,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +76,7 @@ def start_recipe(
     given: Mapping[str, str],
     seed: int = SEED,
     overwrite: bool = False,
+    header: Sequence[str] = (),
     load_tokenizer: Callable[[str], object | None],
 ) -> Started:
     """Plan a recipe and write it with its three sets; an error in the data or the plan leaves nothing behind.
@@ -83,6 +84,7 @@ def start_recipe(
     If the disk fails, some of the sets may be there, each of them whole; the recipe is there only with all of them.
 
     Args:
+        header: names of the columns of a table without a header.
         output: folder, or path of the recipe; default: a recipe in the working directory, named after the source.
 
     Raises ConfigError if a file exists and not `overwrite`, and for files among those of the source,
@@ -91,7 +93,8 @@ def start_recipe(
     recipe = choose_recipe_path(source, output)
     files = {one: recipe.with_name(f"{recipe.stem}-{one}.jsonl") for one in SETS}
     _refuse_conflicts(source, [recipe, *files.values()], overwrite=overwrite)
-    plan = build_plan(source, task=task, model=model, given=given, load_tokenizer=load_tokenizer, seed=seed)
+    named = {"task": task, "model": model, "given": given, "header": header}
+    plan = build_plan(source, load_tokenizer=load_tokenizer, seed=seed, **named)
     names = {one: shorten_path(file) for one, file in files.items()}
     text = build_recipe(plan, names)
     load_config(build_settings(plan, names))  # refuses what a recipe cannot hold, before anything is written

@@ -20,8 +20,9 @@ from fivetune.data.source_files import BadRecord
 from fivetune.data.split import EvalSplit, ThreeWaySplit, split_in_three
 from fivetune.data.tables import replace_empty_cell
 from fivetune.errors import DataError
+from fivetune.start.choose import Choice, infer_task
 from fivetune.start.columns import RawTable, build_table, find_foreign_share, find_value, is_empty_cell
-from fivetune.start.guess import Guess, infer_task
+from fivetune.start.readings import FOREIGN, Reading
 from fivetune.tasks import load_task, normalize_label
 from fivetune.types import JsonTable, RawRecord, Task, TextExample
 
@@ -34,7 +35,6 @@ INPUT_LIMIT, TARGET_LIMIT = 512, 512
 SAMPLE = 2_000  # examples whose tokens and characters are counted
 MIN_STEPS, MAX_EPOCHS, MIN_EPOCHS = 300, 20, 3
 RARE, MISSPELT = 10, 0.8  # records of a rare label; similarity of a misspelling
-FOREIGN = 0.1  # share of letters or texts from which on T5's vocabulary does not suit
 
 T5_LETTERS = "ÉÎÜßàáâäçèéêîóôöùûüăşţșț"  # beside ASCII: English, German, French, Romanian
 
@@ -56,7 +56,7 @@ class StartPlan:
 
     source: str
     table: RawTable
-    guess: Guess
+    choice: Choice
     task: Task
     model: str
     model_reason: str
@@ -67,23 +67,28 @@ class StartPlan:
     warnings: list[str] = field(default_factory=list)
     num_left_out: int = 0
 
+    @property
+    def reading(self) -> Reading:
+        return self.choice.reading
+
 
 class RecordSource:
     """Reads the records of a source that the task can use, always the same ones; counts the others."""
 
-    def __init__(self, source: str, guess: Guess, task: Task) -> None:
-        self.source, self.guess, self.task = source, guess, task
+    def __init__(self, table: RawTable, reading: Reading, task: Task) -> None:
+        self.table, self.reading, self.task = table, reading, task
         self.bad: list[BadRecord] = []
         self.num_skipped = 0
 
     def read(self) -> Iterator[tuple[RawRecord, RawRecord, Sequence[TextExample]]]:
         """Yield (record with the source's columns and a unique id, the task's record, its examples)."""
         self.bad, self.num_skipped = [], 0
-        ids, columns = UniqueIds(), {"id": self.guess.id_column} if self.guess.id_column else {}
-        for read in read_records(self.source, columns=columns, on_bad=self.bad.append):
+        ids, columns = UniqueIds(), {"id": self.reading.id_column} if self.reading.id_column else {}
+        source, header = self.table.source, self.table.header
+        for read in read_records(source, columns=columns, header=header, on_bad=self.bad.append):
             record = ids.number(read)
             try:
-                named = rename_columns(record, self.guess.columns)
+                named = rename_columns(record, self.reading.columns)
                 converted = self.task.to_text(named)
             except DataError as error:
                 self.bad.append(as_bad_record(error, record))
@@ -136,6 +141,7 @@ def build_plan(
     given: Mapping[str, str],
     load_tokenizer: Callable[[str], object | None],
     seed: int = SEED,
+    header: Sequence[str] = (),
 ) -> StartPlan:
     """Plan the recipe of a source. Raises DataError for data without a task, ConfigError for a wrong name.
 
@@ -143,10 +149,11 @@ def build_plan(
         load_tokenizer: returns the tokenizer of a model that is on this machine, else None.
     """
     bad: list[BadRecord] = []
-    table = build_table(source, read_records(source, on_bad=bad.append), bad)
-    guess = infer_task(table, task=task, given=given)
-    loaded = load_task(guess.task, guess.options)
-    reader = RecordSource(source, guess, loaded)
+    table = build_table(source, read_records(source, header=header, on_bad=bad.append), bad, header)
+    choice = infer_task(table, task=task, given=given)
+    reading = choice.reading
+    loaded = load_task(reading.task, reading.options)
+    reader = RecordSource(table, reading, loaded)
     sample = ExampleSample(seed)
     labels: Counter[str] = Counter()
     ids: list[RawRecord] = []
@@ -158,13 +165,13 @@ def build_plan(
             if loaded.labels is not None and examples[0].references:
                 labels[examples[0].references[0]] += 1
             own_id, fields = record.fields["id"], dict(named.fields)
-            if (name := guess.group_column) is not None:
+            if (name := reading.group_column) is not None:
                 value = find_value(record.fields, name)
                 fields[name] = f"id {own_id}" if is_empty_cell(value) else value  # a blank cell relates no records
             yield RawRecord({**fields, "id": own_id}, record.where), examples
 
-    num_total = sum(1 for _ in read_records(source, on_bad=lambda bad: None))
-    division = EvalSplit("eval", choose_set_share(num_total), seed, guess.group_column)
+    num_total = sum(1 for _ in read_records(source, header=header, on_bad=lambda bad: None))
+    division = EvalSplit("eval", choose_set_share(num_total), seed, reading.group_column)
     try:
         split = split_in_three(convert(), division, by_label=loaded.labels is not None)
     except DataError as error:
@@ -173,11 +180,11 @@ def build_plan(
     sampled = sample.list_examples()
     name, reason, tokenizer = _choose_model(model, sampled, load_tokenizer)
     plan = StartPlan(
-        *(source, table, guess, loaded, name, reason, split, {one: sizes[one] for one in SETS}, labels),
+        *(source, table, choice, loaded, name, reason, split, {one: sizes[one] for one in SETS}, labels),
         lengths=count_lengths(sampled, tokenizer),
         num_left_out=len(reader.bad),
     )
-    plan.warnings = [*guess.warnings, *_list_warnings(plan, reader, sampled, tokenizer)]
+    plan.warnings = [*reading.warnings, *_list_warnings(plan, reader, sampled, tokenizer)]
     return plan
 
 
@@ -312,5 +319,5 @@ def find_misspelt_labels(counts: Mapping[str, int]) -> dict[str, str]:
 
 def read_sets(plan: StartPlan) -> Iterator[tuple[str, JsonTable]]:
     """Yield (set, record) of all usable records, in the order of the source."""
-    for record, _, _ in RecordSource(plan.source, plan.guess, plan.task).read():
+    for record, _, _ in RecordSource(plan.table, plan.reading, plan.task).read():
         yield plan.split.find_set(record), {name: replace_empty_cell(value) for name, value in record.fields.items()}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from fivetune.config.layers import as_yaml
@@ -22,9 +22,17 @@ from fivetune.start.plan import (
 )
 from fivetune.types import JsonTable
 
+METRICS: Mapping[str, str] = {
+    "exact_match": "short answers, numbers and code are right or wrong as a whole",
+    "rougeL_f1": "words in common with the target, as of free texts many are right",
+    "chrf": "letters and words in common with the target: chrF and BLEU",
+}
+"""Main score -> why its metric is chosen."""
+
 MANY_CUT = 0.02  # share of inputs over the limit from which on the way of cutting matters
 WIDTH = 110  # characters of a comment
 NANO = "t5-nano"
+PATIENCE = 3  # evaluations
 
 
 class Line(NamedTuple):
@@ -40,7 +48,7 @@ def build_recipe(plan: StartPlan, files: Mapping[str, str]) -> str:
     """Build the recipe. `files`: set -> path, as the recipe names it."""
     lines = [*_list_task_lines(plan), *_list_data_lines(plan, files), *_list_training_lines(plan)]
     head = (
-        f"{plan.guess.kind} from {plan.source} ({plan.split.num_records:,} usable records), written by fivetune new. "
+        f"{plan.reading.kind} from {plan.source} ({plan.split.num_records:,} usable records), written by fivetune new. "
         f"The test set, {files['test']}, is for the end: fivetune evaluate. Every line can be changed; all settings: "
         "fivetune config --help."
     )
@@ -67,9 +75,9 @@ def _format_comment(text: str, indent: str) -> str:
 
 
 def _list_task_lines(plan: StartPlan) -> Iterator[Line]:
-    guess = plan.guess
+    reading = plan.reading
     yield Line("model", "path", plan.model, plan.model_reason)
-    yield Line("task", "name", guess.task, guess.reason)
+    yield Line("task", "name", reading.task, reading.reason)
     reasons = {
         "inputs": "what the model reads; the text outside the braces is in all inputs",
         "targets": "what the model learns to write",
@@ -78,39 +86,45 @@ def _list_task_lines(plan: StartPlan) -> Iterator[Line]:
         "template": "what the model reads, without a context",
         "format": "the form of the questions",
         "lower_case": "texts keep their case; true for UnifiedQA's own models",
-        "metrics": "scores for free text",
+        "references": "the column with all right answers",
+        "tags": "the columns of the labels",
+        "separator": "what separates several labels, in the data and in what the model writes",
+        "metrics": METRICS.get(str(reading.options.get("main_metric")), ""),
         "main_metric": "the score that selects the best weights",
     }
-    for key, value in guess.options.items():
+    for key, value in reading.options.items():
         yield Line("task", key, value, reasons[key])
 
 
 def _list_data_lines(plan: StartPlan, files: Mapping[str, str]) -> Iterator[Line]:
     sizes = plan.sizes
-    bound = f" or {plan.guess.group_column}" if plan.guess.group_column else ""
+    bound = f" or {plan.reading.group_column}" if plan.reading.group_column else ""
     how = f"drawn at random, records with equal inputs{bound} on one side"
     if plan.task.labels is not None:
         how += ", with the same shares of the labels"
     yield Line("data", "train", files["train"], f"{sizes['train']:,} records; {how}")
     reason = f"{sizes['validation']:,} records that select the best weights; {sizes['test']:,} others are the test set"
     yield Line("data", "eval", files["validation"], reason)
-    if plan.guess.columns:
-        yield Line("data", "columns", dict(plan.guess.columns), "the name that the task reads: the column of the file")
+    if plan.reading.columns:
+        yield Line(
+            "data", "columns", dict(plan.reading.columns), "the name that the task reads: the column of the file"
+        )
     inputs, targets = plan.lengths.inputs, plan.lengths.targets
     how = "" if plan.lengths.is_measured else ", estimated at 3 characters per token as the tokenizer is not here yet"
     limit = choose_limit(find_percentile(inputs, 0.99), INPUT_LIMIT, 32)
     num_cut = sum(length > limit for length in inputs)
     reason = f"half of the inputs have up to {find_percentile(inputs, 0.5):,} tokens, 99 % up to "
-    share = f"{100 * num_cut / max(1, len(inputs)):.1f} %" if num_cut else "none"
-    reason += f"{find_percentile(inputs, 0.99):,}{how}; {share} of them exceed this limit"
+    reason += f"{find_percentile(inputs, 0.99):,}{how}; {describe_cut(inputs, limit)}"
     yield Line("data", "max_input_tokens", limit, reason)
     if num_cut > MANY_CUT * len(inputs) and (plan.task.extractive or plan.task.labels is not None):
         way, reason = ("windows", "contexts are read in several parts, so that no answer is lost")
         if not plan.task.extractive:
             way, reason = ("head_tail", "the middle of a longer text is cut, as beginning and end say most")
         yield Line("data", "overlong", way, reason)
-    reason = f"the longest target has {targets[-1] if targets else 0:,} tokens{how}"
-    yield Line("data", "max_target_tokens", choose_limit(targets[-1] if targets else 0, TARGET_LIMIT, 16), reason)
+    longest = targets[-1] if targets else 0
+    limit = choose_limit(longest, TARGET_LIMIT, 16)
+    reason = f"the longest target has {longest:,} tokens{how}; {describe_cut(targets, limit)}"
+    yield Line("data", "max_target_tokens", limit, reason)
 
 
 def _list_training_lines(plan: StartPlan) -> Iterator[Line]:
@@ -129,8 +143,21 @@ def _list_training_lines(plan: StartPlan) -> Iterator[Line]:
     yield Line("train", "batch_size", 8, "examples that are in memory at once; fivetune find-batch measures what fits")
     reason = f"examples per step: {num_train:,} examples give {math.ceil(num_train / batch):,} steps per epoch"
     yield Line("train", "global_batch_size", batch, reason)
-    reason = f"about {math.ceil(num_train * epochs / batch):,} steps; ten evaluations select the best weights"
+    reason = f"about {math.ceil(num_train * epochs / batch):,} steps at most; ten evaluations select the best weights"
     yield Line("train", "num_epochs", epochs, reason)
+    reason = "evaluations in a row without a better score, after which the training ends"
+    yield Line("train", "early_stopping", PATIENCE, reason)
+
+
+def describe_cut(lengths: Sequence[int], limit: int) -> str:
+    """Describe how many of the sorted lengths exceed a limit.
+
+    >>> describe_cut([10, 20, 600], 512), describe_cut([1], 512)
+    ('this limit cuts 33.3 % of them', 'this limit cuts none of them')
+    """
+    num_cut = sum(length > limit for length in lengths)
+    share = f"{100 * num_cut / len(lengths):.1f} %" if num_cut else "none"
+    return f"this limit cuts {share} of them"
 
 
 def choose_limit(length: int, longest: int, multiple: int) -> int:

@@ -1,98 +1,188 @@
-"""Which column is what: the names by which data sets call questions, labels, ids ..., and the choice among columns.
+"""Which column is what by its name: the words by which data sets call questions, labels, ids ..., in some languages.
 
-In: a RawTable and the columns that the user named. Out: role -> column.
+In: names of columns, and those that the user gave. Out: how clearly a name says a role.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from fivetune.data.source_files import quote_value
-from fivetune.errors import ConfigError, DataError, suggest_names
-from fivetune.start.columns import Column, RawTable, describe_column
+from fivetune.errors import ConfigError, suggest_names
+from fivetune.start.columns import RawTable, find_value
 
-ROLES: Mapping[str, tuple[str, ...]] = {
-    "question": ("question", "query", "frage", "pregunta", "domanda", "question_text", "question_stem", "problem", "q"),
+CLEAR, USUAL = 4, 3  # points of a whole name; as the last word of a longer one it has one less, elsewhere two less
+
+WORDS: Mapping[str, tuple[str, str]] = {
+    "question": (
+        "question questions question_text question_stem stem problem frage fragen pregunta domanda pergunta vraag 问题",
+        "query q goal math_problem word_problem ctx",
+    ),
     "context": (
-        *("context", "passage", "paragraph", "kontext", "contexto", "contexte", "document", "text", "article"),
-        *("snippet", "evidence", "abstract"),
+        "context contexts passage passages paragraph paragraphs kontext contexto contexte contesto support",
+        "document documents text article snippet snippets evidence abstract background story facts numbers table "
+        "schema history persona search_results supporting_facts",
     ),
     "answer": (
-        *(
-            "answers",
-            "answer",
-            "antwort",
-            "antworten",
-            "respuesta",
-            "respuestas",
-            "reponse",
-            "exact_answer",
-            "solution",
-        ),
-        *("answer_text", "answerkey", "response", "reply", "a"),
+        "answer answers answer_text answer_key answerkey correct_answer exact_answer gold_answer final_answer correct "
+        "antwort antworten respuesta respuestas reponse réponse risposta resposta antwoord 答案",
+        "solution solutions response reply a long_answer short_answer ideal_answer best_answer spans doctor",
     ),
-    "choices": ("choices", "options", "candidates", "alternatives", "endings"),
+    "choices": ("choices options candidates alternatives endings", "option choice ending distractor"),
     "label": (
-        *("label", "labels", "class", "category", "kategorie", "categoria", "y", "target", "intent", "sentiment"),
-        *("topic", "rating", "stars", "score", "tag", "type", "status", "priority", "gold", "klasse", "etikett"),
+        "label labels class klasse classe category kategorie categoria categoría catégorie categorie intent intents "
+        "sentiment sentimiento emotion gold_label label_text label_name class_name class_index y etikett etiqueta "
+        "intencion intención spam toxic",
+        "target targets target_names topic thema tema rating stars star score tag type typ tipo status priority "
+        "priorität prioridad queue genre polarity stance judgment judgement quality overall severity department "
+        "abteilung section verdict grade mood hate hate_speech duplicate sarcastic relation correct act gold language "
+        "lang gender dialect",
+    ),
+    "flag": ("spam toxic hate hate_speech duplicate sarcastic offensive", ""),  # labels that are yes or no
+    "tags": (
+        "labels tags keyphrases keywords categories topics genres emotions themes",
+        "keyphrase keyword tag etiketten schlagwörter schlagworte stichwörter etiquetas label",
     ),
     "text": (
-        *("text", "body", "content", "message", "sentence", "subject", "title", "description", "review", "comment"),
-        *("nachricht", "betreff", "texto", "tweet", "post", "utterance"),
+        "text texts texto texte testo comment review tweet message nachricht sentence satz utterance body content "
+        "description beschreibung bewertung post phrase premise hypothesis anfrage comentario mensaje "
+        "short_description",
+        "subject betreff überschrift title titel título titre headline claim email mail note notes notiz "
+        "transcript statement document documents article question frage goal abstract aspect aspect_term string "
+        "dialogue feedback opinion opinión",
     ),
     "inputs": (
-        *("inputs", "input", "source", "src", "prompt", "instruction", "article", "document", "dialogue", "text"),
-        *("long", "original"),
+        "inputs input source src input_text source_text prompt article document documents dialogue dialog original "
+        "meaning_representation mr",
+        "text sentence body content description question query story transcript conversation patient long noisy "
+        "incorrect complex normal passage context abstract input_sequence diff rewritten_intent chapter",
     ),
     "targets": (
-        *("targets", "target", "output", "outputs", "summary", "highlights", "abstract", "headline", "title"),
-        *("translation", "tgt", "completion", "response", "reply", "answer", "reference", "short", "corrected"),
+        "targets target output outputs target_text output_text summary highlights translation tgt trg completion "
+        "response tldr zusammenfassung resumen résumé riassunto übersetzung traducción",
+        "abstract headline headlines title titel titre reply answer answers reference references ref human_reference "
+        "short corrected correction corrections correct simple simplification simplifications simplified paraphrase "
+        "paraphrases query sql sparql code snippet equation equations formula linear_formula annotated_formula "
+        "program rationale explanation exp reason reasoning resolution solution dst msg commit_message docstring "
+        "doctor slots entities keyphrases keywords regex bash cmd command target_sequence chosen gold",
     ),
-    "id": ("id", "nr", "no", "uid", "uuid", "guid", "key", "index", "unnamed_0", "row", "nummer", "ticket_id"),
+    "instruction": ("instruction instructions anweisung instrucción system_prompt", "prefix system task_prefix"),
+    "number": ("score similarity relatedness", "rating value gold target label relevance grade"),
+    # those that are read only if the user names them
+    "id": (
+        "id ids nr no uid uuid guid key idx index row nummer pid qid rowid unnamed lfd_nr",
+        "hash sha number fips asin isbn",
+    ),
+    "date": ("date dates datum fecha time timestamp datetime year month day at created published zeit uhrzeit", ""),
+    "link": ("url urls link links href image avatar photo permalink", "website read_more mail_address"),
+    "person": (
+        "author authors autor user users username user_name screen_name sender receiver speaker journalist reporter "
+        "annotator worker rater name names customer kunde reviewer client",
+        "",
+    ),
+    "place": ("location city country place state region timezone coord", ""),
+    "fact": (
+        "language lang languages license split publication publisher source_lang target_lang version confidence count "
+        "likes retweets votes ups downs parse flag filename",
+        "package package_name domain website helpful upvotes gender age answer_start is_impossible plausible_answers "
+        "tokens toks",
+    ),
     "group": (
-        *("group", "group_id", "user", "user_id", "author", "author_id", "customer", "customer_id", "kunde"),
-        *("document_id", "doc_id", "article_id", "thread_id", "conversation_id", "session_id", "patient_id"),
+        "group group_id user user_id author author_id customer customer_id kunde document_id doc_id article_id "
+        "thread_id conversation_id session_id patient_id db_id",
+        "",
     ),
 }
-"""Role -> usual names, the clearest first, as `_normalize_name` writes them."""
+"""Role -> words that leave no doubt, and words that are usual."""
 
-SUMMARIES = frozenset(("summary", "highlights", "abstract", "headline", "title", "zusammenfassung", "resumen"))
+ROLES = ("question", "context", "answer", "choices", "label", "tags", "text", "inputs", "targets", "id", "group")
+"""What --column may name."""
+
+SEVERAL = ("text", "inputs", "tags")  # roles that may have several columns
+SUMMARIES = (
+    "summary",
+    "highlights",
+    "abstract",
+    "headline",
+    "headlines",
+    "title",
+    "tldr",
+    "zusammenfassung",
+    "resumen",
+)
 LANGUAGES: Mapping[str, str] = {
-    "en": "English", "english": "English", "de": "German", "german": "German", "deutsch": "German", "fr": "French",
-    "french": "French", "es": "Spanish", "spanish": "Spanish", "ro": "Romanian", "it": "Italian", "pt": "Portuguese",
-    "nl": "Dutch", "pl": "Polish", "ru": "Russian", "zh": "Chinese", "ja": "Japanese", "ar": "Arabic", "cs": "Czech",
+    "en": "English", "eng": "English", "english": "English", "de": "German", "deu": "German", "ger": "German",
+    "german": "German", "deutsch": "German", "fr": "French", "fra": "French", "french": "French", "es": "Spanish",
+    "spa": "Spanish", "spanish": "Spanish", "ro": "Romanian", "it": "Italian", "ita": "Italian", "pt": "Portuguese",
+    "por": "Portuguese", "nl": "Dutch", "pl": "Polish", "ru": "Russian", "rus": "Russian", "russian": "Russian",
+    "zh": "Chinese", "chinese": "Chinese", "ja": "Japanese", "japanese": "Japanese", "ar": "Arabic", "cs": "Czech",
     "tr": "Turkish", "uk": "Ukrainian", "sv": "Swedish", "hi": "Hindi", "vi": "Vietnamese", "ko": "Korean",
+    "fi": "Finnish", "da": "Danish", "hu": "Hungarian", "el": "Greek", "bg": "Bulgarian",
 }  # fmt: skip
 """Names of columns that hold one language of a translation -> the language, as T5's prefixes write it."""
+
+INNER = frozenset(["text", "texts", "value", "stem", "content", "human_readable", "spans", "body_text"])
+"""Members of an object that say nothing of their own: `answer.value` is an answer."""
+
+NO_GROUP = "none"
+MIN_GROUPS = 20  # fewer cannot be divided into three sets of the wanted sizes
 
 Given = Mapping[str, str]
 
 
-def check_header(table: RawTable) -> None:
-    """Raise DataError if the first line seems to be a record: a name is a number, a date, a sentence, or a value of its
-    column, unless another column has a usual name (`spam,message` with the values spam and ham).
+def split_name(name: str) -> list[str]:
+    """Split the name of a column into the words that WORDS has; numbers, and letters that number, are left out.
+
+    >>> split_name("answerKey"), split_name("sentence_B"), split_name("question.stem"), split_name("info.title")
+    (['answer', 'key'], ['sentence'], ['question'], ['title'])
     """
-    values = [name for name, column in table.columns.items() if name in column.values]
-    usual = {name for names in ROLES.values() for name in names}
-    if any(normalize_name(name) in usual for name in table.columns if name not in values):
-        values = []
-    for name in table.columns:
-        is_value = describe_column(name, [name]).kind in ("number", "date") or len(name.split()) > 12
-        if name in values or is_value:
-            raise DataError(
-                f"{table.source}: the first line has {quote_value(name)} where the name of a column is expected, so it "
-                "seems to be a record. Write a first line with the names of the columns, such as text,label."
-            )
+    parts = [part for part in name.split(".") if not part.isdecimal()] or [name]
+    if len(parts) > 1 and parts[-1].casefold() in INNER:
+        parts.pop()
+    words = re.split(r"[\W_]+", re.sub(r"(?<=[^\W\d_A-Z])(?=[A-Z])", "_", parts[-1].strip()).casefold())
+    words = [word for word in (word.rstrip("0123456789") for word in words) if word]
+    return [word for word in words if len(word) > 1 or not word.isascii()] or words
+
+
+def rate_name(role: str, name: str) -> int:
+    """Rate how clearly the name of a column says a role, 0 to CLEAR.
+
+    >>> rate_name("label", "Category"), rate_name("label", "ticket_type"), rate_name("label", "is_duplicate")
+    (4, 2, 2)
+    >>> rate_name("text", "sentence2"), rate_name("text", "comment_text"), rate_name("text", "price")
+    (4, 3, 0)
+    """
+    words = split_name(name)
+    if not words:
+        return 0
+    if role == "label" and words[0] in ("is", "has") and len(words) > 1:
+        return USUAL - 1
+    whole = "_".join(words)
+    for points, usual in zip((CLEAR, USUAL), WORDS[role], strict=True):
+        listed = usual.split()
+        if whole in listed or "".join(words) in listed:
+            return points
+        if words[-1] in listed:
+            return points - 1
+        if any(word in listed for word in words):
+            return points - 2
+    return 0
+
+
+def find_language(name: str) -> str | None:
+    """Find the language that a column is named after (`translation.de`, `text_en`)."""
+    words = split_name(name)
+    return next((LANGUAGES[word] for word in (words[-1:] + words[:1]) if word in LANGUAGES), None)
 
 
 def check_given(given: Given, table: RawTable) -> None:
-    """Raise ConfigError for a role or a column that does not exist; those of `text` may be several, one a line."""
+    """Raise ConfigError for a role or a column that does not exist; those of SEVERAL may be several, one a line."""
     for role, names in given.items():
         if role not in ROLES:
             raise ConfigError(f"--column {role}={names}: there is no {role!r}. {suggest_names(role, ROLES)}")
         for name in split_names(role, names):
-            if name not in table.columns and (role, name) != ("group", NO_GROUP):
+            is_there = name in table.columns or any(find_value(one.fields, name) for one in table.records[:100])
+            if not is_there and (role, name) != ("group", NO_GROUP):
                 raise ConfigError(
                     f"--column {role}={names}: {table.source} has no column {name!r}. "
                     f"{suggest_names(name, table.columns)}"
@@ -110,50 +200,18 @@ def parse_columns(words: Sequence[str]) -> dict[str, str]:
         role, sign, name = word.partition("=")
         if not sign or not role or not name:
             raise ConfigError(f"--column {word}: is not ROLE=NAME. Roles: {', '.join(ROLES)}. Write --column label=Y.")
-        joins = role in given and role in ("text", "inputs")
+        joins = role in given and role in SEVERAL
         given[role] = f"{given[role]}\n{name}" if joins else name
     return given
 
 
 def split_names(role: str, names: str) -> list[str]:
-    """Return the columns of a role: only `text` and `inputs` may have several, one a line.
+    """Return the columns of a role: only those of SEVERAL may have several, one a line.
 
     >>> split_names("text", "subject\\nbody"), split_names("label", "a,b")
     (['subject', 'body'], ['a,b'])
     """
-    return names.split("\n") if role in ("text", "inputs") else [names]
-
-
-def normalize_name(name: str) -> str:
-    """Write the name of a column as ROLES does.
-
-    >>> normalize_name(" Question-Text "), normalize_name("answerKey")
-    ('question_text', 'answerkey')
-    """
-    return re.sub(r"\W+", "_", name.strip().casefold()).strip("_")
-
-
-def find_role(
-    role: str, table: RawTable, given: Given, taken: Sequence[str] = (), *, fits: Callable[[Column], bool] | None = None
-) -> str | None:
-    """Find the column of a role: the one given, else the one with the clearest name that is not `taken`."""
-    if role in given:
-        return given[role]
-    used = {*taken, *(name for other, names in given.items() for name in split_names(other, names))}
-    named = {normalize_name(name): name for name in reversed(list(table.columns))}
-    for usual in ROLES[role]:
-        name = named.get(usual)
-        if name is not None and name not in used and (fits is None or fits(table.columns[name])):
-            return name
-    return None
-
-
-def is_id(name: str, column: Column) -> bool:
-    """Whether a column numbers the records: by its name, or by values that all differ and are no text."""
-    plain = normalize_name(name)
-    return ((plain in ROLES["id"] or plain.endswith("_id")) and column.mean_words <= 1.2) or (
-        column.kind == "number" and column.has_names
-    )
+    return names.split("\n") if role in SEVERAL else [names]
 
 
 def find_group(table: RawTable, given: Given, taken: Sequence[str]) -> str | None:
@@ -161,19 +219,12 @@ def find_group(table: RawTable, given: Given, taken: Sequence[str]) -> str | Non
 
     A question's title names the article that its context is from.
     """
-
-    def is_shared(column: Column) -> bool:
-        return MIN_GROUPS <= column.num_distinct <= 0.9 * column.num_filled
-
-    if given.get("group") == NO_GROUP:
-        return None
-    if found := find_role("group", table, given, taken, fits=is_shared):
-        return found
-    numbered = [name for name in table.columns if re.search("_(id|nr|no)$", normalize_name(name))]
-    title = ["title"] if {"question", "context"} <= table.columns.keys() and "title" in table.columns else []
-    usable = (name for name in (*numbered, *title) if name not in taken and is_shared(table.columns[name]))
-    return next(usable, None)
-
-
-NO_GROUP = "none"
-MIN_GROUPS = 20  # fewer cannot be divided into three sets of the wanted sizes
+    if "group" in given:
+        return None if given["group"] == NO_GROUP else given["group"]
+    is_article = {"question", "context"} <= table.columns.keys()
+    for name, column in table.columns.items():
+        is_named = rate_name("group", name) == CLEAR or split_name(name)[-1:] in (["id"], ["nr"], ["no"])
+        is_shared = MIN_GROUPS <= column.num_distinct <= 0.9 * column.num_filled
+        if (is_named or (is_article and name == "title")) and is_shared and name not in taken:
+            return name
+    return None

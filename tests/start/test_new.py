@@ -44,7 +44,7 @@ def write_tickets(path: Path, num: int = 120) -> Path:
         for i in range(num):
             label = draw.choice(list(THINGS))
             owner = draw.choice(kit.OWNERS)
-            rows.writerow([f"T{i}", f"{owner} has a {THINGS[label]} {i // 2}", "What has Bob?", label])
+            rows.writerow([f"T{i}", f"{owner} has a {THINGS[label]} {i // 2}", f"What has Bob {i // 2}?", label])
     return path
 
 
@@ -116,6 +116,7 @@ def test_a_spreadsheet_becomes_a_recipe_and_three_sets(folder, capsys):
     assert code == 0, err
     assert "classification: Kategorie has 3 values that repeat" in " ".join(out.split())
     assert "--column 'text=Frage Text' --column 'text=Überschrift' --column label=Kategorie" in " ".join(out.split())
+    assert "not read: Nr" not in out  # it is the id
     assert "another one: --model NAME" in " ".join(out.split())
     assert out.splitlines()[-2:] == [
         "next    fivetune train Meine-Tickets.yaml",
@@ -147,7 +148,7 @@ def test_the_command_prints_json(folder, capsys):
     assert facts["recipe"] == "made/here.yaml" and (folder / "made" / "here-test.jsonl").is_file()
     assert facts["task"] == "classification" and facts["roles"]["label"] == ["Kategorie"]
     assert sum(facts["sizes"].values()) == 120 and facts["model"] == "google-t5/t5-small"
-    assert ["text to text"] not in facts["rejected"] and facts["rejected"]
+    assert facts["unread"] == [] and facts["points"] > 5 and facts["command"].startswith("fivetune new t.csv --task")
     assert "estimated at 3 characters per token" in (folder / "made" / "here.yaml").read_text()
 
 
@@ -332,10 +333,14 @@ def test_misspelt_labels_are_named(folder, capsys) -> None:
 @pytest.mark.parametrize(
     ("header", "rows", "words", "message"),
     [
-        ("text|label", ["a|b"] * 12, [], "'text|label' are separated by |. Allowed are commas, semicolons and tabs."),
         ('{"a": 1}', ["7", '"x"'], [], "holds 1 record, and 2 that cannot be read; the first: a.txt:2: "),
         ("text,label", ["late,a", "soon,b"] * 9, ["--task", "mixture"], "--task mixture: its parts are data sets of"),
-        ("text,label", [f"t {i},x" for i in range(12)], [], "not text to text: 1 column holds text (text), and none"),
+        (
+            "text,label",
+            [f"t {i},x" for i in range(12)],
+            [],
+            "all values of label are 'x', and a classification needs two labels",
+        ),
     ],
 )
 def test_a_source_without_a_recipe_says_why(folder, capsys, header, rows, words, message) -> None:

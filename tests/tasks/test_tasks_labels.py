@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from fivetune.data.labels import read_label_set
 from fivetune.data.records import read_records
 from fivetune.data.store import load_or_build_store
 from fivetune.errors import ConfigError, DataError, MissingLabelError
+from fivetune.metrics import load_metric
 from fivetune.metrics.classification import compute_label_rates, describe_majority
 from fivetune.tasks._posts import strip_markup
 from fivetune.tasks.bioasq_yesno import BioASQYesNo
@@ -28,6 +30,7 @@ from fivetune.tasks.jsonl import JSONL
 from fivetune.tasks.pubmedqa import PubMedQA
 from fivetune.tasks.stackoverflow_quality import StackOverflowQuality
 from fivetune.tasks.stackoverflow_tags import StackOverflowTags
+from fivetune.tasks.tags import Tags
 from fivetune.types import RawRecord, TextExample
 
 DATA = kit.SHARED / "data"
@@ -249,3 +252,49 @@ def test_a_model_that_says_one_label_is_described():
     words = describe_majority({"accuracy": 200 / 3}, rates, {"no": 1, "yes": 2})
     assert words == "accuracy 66.67 is as good as always predicting yes (66.67)"
     assert describe_majority({"accuracy": 70.0}, rates, {"no": 1, "yes": 2}) == ""
+
+
+# --- several labels ---
+
+
+@pytest.mark.parametrize(
+    ("task", "fields", "targets", "references"),
+    [
+        (Tags(separator=";"), {"tags": "login; billing;login"}, "login; billing", "login; billing"),
+        (Tags(separator="|"), {"tags": ["login", "a, b"]}, "login| a, b", "login| a, b"),
+        (Tags(), {"tags": [3, 7]}, "3, 7", "3, 7"),
+        (Tags(), {"tags": []}, "none", ""),
+        (Tags(no_tags="nothing"), {"tags": None}, "nothing", ""),
+        (Tags(tags=("late", "paid")), {"late": 1, "paid": "false"}, "late", "late"),
+        (Tags(tags=("late", "paid")), {"late": 0.0, "paid": ""}, "none", ""),
+    ],
+)
+def test_several_labels_are_one_text(task: Tags, fields: dict[str, Any], targets: str, references: str) -> None:
+    example = _example(task, {"id": "1", "text": "a text", **fields})
+    assert (example.targets, example.references) == (targets, (references,))
+    assert task.from_text(example.targets) == references
+    (metric,) = task.metrics
+    scores = load_metric(metric).score([task.from_text(targets)], [example.references])
+    assert scores.corpus["exact_set"] == 100
+
+
+def test_several_labels_may_be_absent_where_they_are_asked_for() -> None:
+    example = _example(Tags(tags=("late", "paid")), {"id": "1", "text": "a text"}, labelled=False)
+    assert (example.targets, example.references) == ("", ())
+
+
+@pytest.mark.parametrize(
+    ("task", "fields", "message"),
+    [
+        (Tags(), {"tags": 3.5}, "tags is 3.5. It must be a list of labels, or a text."),
+        (Tags(), {"tags": [["a"]]}, "tags holds ['a']. Each label must be text or a number."),
+        (
+            Tags(tags=("late", "paid")),
+            {"late": 2, "paid": 0},
+            "late is 2. A column that stands for one label holds 1 or 0",
+        ),
+    ],
+)
+def test_values_that_are_no_labels_are_refused(task: Tags, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=re.escape(message)):
+        task.to_text(RawRecord({"id": "1", "text": "a text", **fields}, "a.csv:2"))

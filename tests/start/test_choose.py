@@ -1,4 +1,4 @@
-"""Which task a table is taken for, by which columns, and why."""
+"""Which task a table is taken for, by which columns, and why; tests/start/test_layouts.py has whole layouts."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pytest
 
 from fivetune.data.records import read_records
 from fivetune.errors import ConfigError, DataError
+from fivetune.start.choose import DoubtError, infer_task
 from fivetune.start.columns import build_table, describe_column
-from fivetune.start.guess import infer_task
 from fivetune.tasks import load_task
 from fivetune.types import RawRecord
 
@@ -109,7 +109,7 @@ CASES = {
     ),
     "pair": (
         lambda i: {"source": text(i), "target": f"{text(i)} please"},
-        ("text to text", "jsonl", {"inputs": "{source}", "targets": "{target}"}, {}, "hold free text"),
+        ("text to text", "jsonl", {"inputs": "{source}", "targets": "{target}"}, {}, "source holds what is read"),
     ),
 }
 
@@ -117,7 +117,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_table_is_taken_for_its_task_and_the_task_reads_it(name):
     fields, (kind, task, options, columns, reason) = CASES[name]
-    found = infer_task(table(fields))
+    found = infer_task(table(fields)).reading
     assert (found.kind, found.task) == (kind, task)
     assert options.items() <= found.options.items()
     assert columns is None or found.columns == columns
@@ -125,36 +125,73 @@ def test_a_table_is_taken_for_its_task_and_the_task_reads_it(name):
     assert load_task(found.task, found.options)
 
 
-def test_a_flag_corrects_a_wrong_guess():
+def test_a_flag_chooses_another_reading():
     both = table(lambda i: {"text": text(i), "label": LABELS[i % 3], "tone": ("good", "bad")[i % 2], "note": text(-i)})
-    assert infer_task(both).options["label"] == "label"
-    assert infer_task(both, given={"label": "tone"}).options["label"] == "tone"
-    assert infer_task(both, given={"text": "note"}).options["inputs"] == "{note}"
-    pair = infer_task(both, given={"inputs": "text", "targets": "note"})
+
+    def choose(**more):
+        return infer_task(both, **more).reading
+
+    assert choose().options["label"] == "label"
+    assert choose(given={"label": "tone"}).options["label"] == "tone"
+    assert choose(given={"text": "note"}).options["inputs"] == "{note}"
+    pair = choose(given={"inputs": "text", "targets": "note"})
     assert (pair.task, pair.options["targets"]) == ("jsonl", "{note}")
-    assert ("classification", "it reads no inputs, which --column names") in pair.rejected
-    assert infer_task(both, task="jsonl", given={"inputs": "text", "targets": "label"}).options["targets"] == "{label}"
-    assert infer_task(table(CASES["extractive"][0]), task="squad_v2").task == "squad_v2"
+    assert choose(task="jsonl", given={"inputs": "text", "targets": "label"}).options["targets"] == "{label}"
+    assert choose(given={"inputs": "text\nnote", "targets": "label"}).options["inputs"] == "text: {text} note: {note}"
+    assert infer_task(table(CASES["extractive"][0]), task="squad_v2").reading.task == "squad_v2"
 
 
-def test_rejected_candidates_have_their_reasons():
-    rejected = dict(infer_task(table(CASES["pair"][0])).rejected)
-    assert rejected["classification"].startswith("source and target are named as a pair of texts")
-    assert any(reason == "there is no column of questions" for reason in rejected.values())
-    ids = infer_task(
-        table(lambda i: {"text": text(i), "label": f"case {i}", "more": f"other words {i}"}, 60),
-        task="jsonl",
-        given={"inputs": "text", "targets": "label"},
-    )
-    assert ids.task == "jsonl"
+def test_a_doubt_lists_readings_with_their_commands():
+    """Two columns of labels with names that are equally usual: nothing is guessed."""
+    fields = {"Subject": lambda i: f"No {i} is late", "queue": lambda i: LABELS[i % 3], "status": lambda i: "ab"[i % 2]}
+    with pytest.raises(DoubtError) as caught:
+        infer_task(table(lambda i: {name: make(i) for name, make in fields.items()}))
+    assert [one.target for one in caught.value.readings] == ["queue", "status"]
+    assert "  fivetune new a.csv --task classification --column text=Subject --column label=queue" in str(caught.value)
+    assert caught.value.exit_code == 3
+
+
+def test_equal_texts_with_different_labels_are_a_doubt():
+    """Each sentence occurs with several aspects, which are not among the inputs."""
+    rows = table(lambda i: {"sentence": text(i // 3), "position": i, "label": LABELS[i % 3]})
+    with pytest.raises(DoubtError, match="60 records have the texts of others and another label"):
+        infer_task(rows)
+    assert infer_task(rows, given={"label": "label"}).reading.warnings
+
+
+def test_of_two_labels_that_say_the_same_the_words_are_learned():
+    found = infer_task(table(lambda i: {"text": text(i), "label": i % 3, "label_text": LABELS[i % 3]})).reading
+    assert found.options["label"] == "label_text"
+
+
+@pytest.mark.parametrize(
+    ("target", "metrics", "main"),
+    [
+        (lambda i: f"SELECT a FROM t WHERE b < {i}", ["exact_match", "rouge"], "exact_match"),
+        (lambda i: f"Town {i}", ["exact_match"], "exact_match"),
+        (lambda i: f"they live in the town of {i} now", ["rouge"], "rougeL_f1"),
+        (lambda i: f"они живут в городе {i} сейчас", [{"name": "rouge", "words": "unicode"}], "rougeL_f1"),
+    ],
+)
+def test_the_metric_sees_the_text(target, metrics, main):
+    options = infer_task(table(lambda i: {"input": text(i), "output": target(i)})).reading.options
+    assert (options["metrics"], options["main_metric"]) == (metrics, main)
+
+
+def test_the_first_exchange_of_longer_chats_is_read_and_the_rest_told():
+    turns = [{"role": role, "content": text(0)} for role in ("user", "assistant")]
+    found = infer_task(table(lambda i: {"messages": turns * (1 + i % 2)})).reading
+    assert found.columns == {"messages_0_content": "messages.0.content", "messages_1_content": "messages.1.content"}
+    assert found.warnings == ["30 of 60 chats go on after the first answer, which is not read"]
 
 
 def test_ids_and_groups_are_found():
     found = infer_task(
         table(lambda i: {"Nr": f"T{i}", "customer_id": f"C{i // 3}", "text": text(i), "label": LABELS[i % 3]}, 90)
     )
-    assert (found.id_column, found.group_column, found.options["inputs"]) == ("Nr", "customer_id", "{text}")
-    assert infer_task(table(CASES["classification"][0]), given={"group": "none"}).group_column is None
+    reading = found.reading
+    assert (reading.id_column, reading.group_column, reading.options["inputs"]) == ("Nr", "customer_id", "{text}")
+    assert infer_task(table(CASES["classification"][0]), given={"group": "none"}).reading.group_column is None
 
 
 @pytest.mark.parametrize(
@@ -165,10 +202,8 @@ def test_ids_and_groups_are_found():
         (
             lambda i: {"id_a": i, "id_b": i + 7},
             60,
-            r"no task fits the columns id_a, id_b: .*not text to text: 0 columns",
+            r"no task fits the columns id_a, id_b: no column holds text",
         ),
-        (lambda i: {"a text": text(i), "late": LABELS[i % 3]}, 60, r"the first line has 'late' where the name of a"),
-        (lambda i: {"3": text(i), "late": LABELS[i % 3]}, 60, r"the first line has '3' where the name of a column"),
         (
             lambda i: {"text": text(i), "label": f"n{i}"},
             60,
@@ -188,7 +223,7 @@ def test_hopeless_tables_are_refused_with_advice(fields, num, message):
 
 def test_a_label_may_be_the_name_of_its_column():
     found = infer_task(table(lambda i: {"spam": ("spam", "ham")[i % 2], "message": text(i)}, 60))
-    assert (found.task, found.options["label"]) == ("classification", "spam")
+    assert (found.reading.task, found.reading.options["label"]) == ("classification", "spam")
 
 
 def test_wrong_names_of_columns_are_refused():
@@ -223,4 +258,4 @@ SHARED = {
 @pytest.mark.parametrize("name", SHARED)
 def test_real_data_sets_are_recognised(name):
     path = str(kit.SHARED / "data" / name)
-    assert infer_task(build_table(path, read_records(path))).task == SHARED[name]
+    assert infer_task(build_table(path, read_records(path))).reading.task == SHARED[name]

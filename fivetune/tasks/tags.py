@@ -1,0 +1,133 @@
+"""Several labels for one text, from any table: a list, a separated text, or a column of 0 and 1 for each label.
+
+Source: the user's own table. Licence: the file's. A record:
+
+    {"id": "7", "text": "I cannot log in, and was billed twice.", "tags": "login; billing"}
+
+With other columns: task: {name: tags, inputs: "{title} {body}", tags: [topics], separator: "|"}. A record with a column
+for each label, as in Jigsaw's comments: tags: [toxic, threat, insult]; the names of those that are 1 or true are its
+labels. The target is the labels in the order of the data, written as one text; a record without any has the target
+`none`, which the metric counts as no label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, ClassVar
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from fivetune.errors import RecordError
+from fivetune.tasks import (
+    TaskOptions,
+    check_template,
+    fill_from_record,
+    get_column,
+    get_record_id,
+    is_missing_label,
+    parse_template,
+    shorten_repr,
+)
+from fivetune.types import MetricSpec, RawRecord, TextExample
+
+FLAGS: Mapping[str, bool] = {
+    **dict.fromkeys(("1", "1.0", "true", "yes"), True),
+    **dict.fromkeys(("0", "0.0", "false", "no", ""), False),
+}
+"""Values of a column that stands for one label -> whether a record has it."""
+
+
+def _parse_names(value: object) -> object:
+    """A single column may be given without a list."""
+    return [value] if isinstance(value, str) else value
+
+
+class Tags(TaskOptions):
+    """Several labels per text, from a list, a separated text, or a column for each label."""
+
+    version: ClassVar[int] = 1
+    main_metric: ClassVar[str] = "micro_f1"
+
+    inputs: Annotated[str, AfterValidator(check_template)] = Field(
+        default="{text}", description="template of the inputs, over any columns"
+    )
+    tags: Annotated[tuple[str, ...], BeforeValidator(_parse_names)] = Field(
+        default=("tags",),
+        min_length=1,
+        description="column of the labels; of several columns each is one label, 0 or 1",
+    )
+    separator: str = Field(
+        default=",", min_length=1, description="what separates labels, in a column of text and in the targets"
+    )
+    no_tags: str = Field(default="none", min_length=1, description="target of a record without labels")
+
+    @property
+    def metrics(self) -> tuple[MetricSpec, ...]:
+        return ({"name": "tags", "separator": self.separator},)
+
+    def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample:
+        """Return an example. Raises RecordError for empty inputs and for values that are no labels."""
+        inputs, _ = fill_from_record(record, self.inputs)
+        clippable = (len(parse_template(self.inputs)[0][0]), len(inputs))
+        if not labelled and not all(name in record.fields for name in self.tags):
+            return TextExample(get_record_id(record), inputs, "", (), clippable)
+        tags = self._read_tags(record)
+        written = f"{self.separator.rstrip()} ".join(tags)
+        return TextExample(get_record_id(record), inputs, written or self.no_tags, (written,), clippable)
+
+    def from_text(self, text: str) -> str:
+        """Return the labels that the model wrote as one text, "" for none.
+
+        >>> Tags().from_text(" None "), Tags().from_text("login, billing")
+        ('', 'login, billing')
+        """
+        plain = text.strip()
+        return "" if plain.casefold() == self.no_tags.casefold() else plain
+
+    def _read_tags(self, record: RawRecord) -> list[str]:
+        """Return the distinct labels of a record."""
+        if len(self.tags) == 1:
+            return split_tags(record, self.tags[0], self.separator)
+        found: list[str] = []
+        for name in self.tags:
+            value = get_column(record, name)
+            word = "" if value is None else str(value).strip().casefold()
+            if word not in FLAGS:
+                raise RecordError(
+                    record.where,
+                    f"{name} is {shorten_repr(value)}. A column that stands for one label holds 1 or 0, true or false. "
+                    "Correct it, or name one column of labels in task.tags.",
+                )
+            found += [name] if FLAGS[word] else []
+        return found
+
+
+def split_tags(record: RawRecord, name: str, separator: str) -> list[str]:
+    """Return the distinct labels in a column of a record: of a list, or of a text at the separators.
+
+    >>> split_tags(RawRecord({"tags": "login; billing;login"}, "a.csv:2"), "tags", ";")
+    ['login', 'billing']
+
+    Raises RecordError for other values.
+    """
+    value = get_column(record, name)
+    parts: Sequence[object] = value if isinstance(value, list | tuple) else []
+    if isinstance(value, str) and not is_missing_label(value):
+        parts = value.split(separator)
+    elif not isinstance(value, list | tuple | str | None):
+        raise RecordError(record.where, f"{name} is {shorten_repr(value)}. It must be a list of labels, or a text.")
+    if wrong := [part for part in parts if not isinstance(part, str | int)]:
+        raise RecordError(record.where, f"{name} holds {shorten_repr(wrong[0])}. Each label must be text or a number.")
+    return list(dict.fromkeys(text for part in parts if (text := " ".join(str(part).split()))))
+
+
+SAMPLE = (
+    RawRecord({"id": "7", "text": "I cannot log in, and was billed twice.", "tags": "login, billing"}, where="a.csv:2"),
+    TextExample(
+        id="7",
+        inputs="I cannot log in, and was billed twice.",
+        targets="login, billing",
+        references=("login, billing",),
+        clippable=(0, 38),
+    ),
+)

@@ -1,0 +1,241 @@
+"""Layouts of widely published data sets: headers and kinds of values as they are, all texts invented.
+
+A layout is "column=KIND | column=KIND", a dotted column is a member of an object. Expected is "task: target < inputs",
+"?" for a doubt, "!" for data that are refused.
+"""
+
+# ruff: noqa: E501
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+WHO = ["Ada", "Bea", "Cid", "Dov", "Eli", "Fay", "Gus", "Hal", "Ida", "Jon", "Kim", "Lou", "Max", "Ned", "Ona", "Pia"]
+WHAT = ["hat", "coat", "shoe", "lamp", "book", "cup", "key", "bag", "pen", "car", "ring", "boat", "desk", "drum", "fork", "gate"]
+HOW = ["red", "blue", "green", "white", "black", "small", "large", "old", "new", "round"]
+
+Draw = random.Random
+
+
+def sentence(draw: Draw, row: int) -> str:
+    return f"{draw.choice(WHO)} has a {draw.choice(HOW)} {draw.choice(WHAT)} for person {row}"
+
+
+def paragraph(draw: Draw, row: int) -> str:
+    return ". ".join(sentence(draw, row) for _ in range(6)) + "."
+
+
+def question(draw: Draw, row: int) -> str:
+    return f"What does {draw.choice(WHO)} have for person {row}?"
+
+
+def reply(draw: Draw, row: int) -> str:
+    return f"They are kept by {draw.choice(WHO)} and nobody else, because of case {row + 7}"
+
+
+def choose(*words: object) -> Callable[[Draw, int], object]:
+    return lambda draw, row: draw.choice(words)
+
+
+def sample(*words: object) -> Callable[[Draw, int], list[object]]:
+    return lambda draw, row: draw.sample(words, draw.randint(1, 3))
+
+
+def chat(*turns: str, who: str = "role", said: str = "content") -> Callable[[Draw, int], object]:
+    return lambda draw, row: [{who: turn, said: sentence(draw, row)} for turn in turns]
+
+
+KINDS: dict[str, Callable[[Draw, int], object]] = {
+    "sentence": sentence,
+    "paragraph": paragraph,
+    "long": lambda draw, row: " ".join(paragraph(draw, row) for _ in range(3)),
+    "question": question,
+    "part": lambda draw, row: f"person {row}",  # of each text
+    "reply": reply,
+    "title": lambda draw, row: f"{draw.choice(HOW)} {draw.choice(WHAT)} {row}",
+    "maybe": lambda draw, row: sentence(draw, row) if row % 3 else "",
+    "twin": lambda draw, row: row % 3,
+    "twin in words": lambda draw, row: ("low", "middle", "high")[row % 3],
+    "two": choose("late", "soon"),
+    "three": choose("late", "refund", "login"),
+    "ten": choose(*HOW),
+    "flag": choose(0, 0, 0, 1),
+    "class": choose(0, 1, 2, 3),
+    "four": choose(0, 4),
+    "stars": choose(1, 2, 3, 4, 5),
+    "bool": choose(True, False),
+    "yes": choose("yes", "no"),
+    "letter": choose("A", "B", "C", "D"),
+    "nli": choose("entailment", "neutral", "contradiction"),
+    "score": lambda draw, row: draw.randint(0, 25) / 5,
+    "share": lambda draw, row: round(draw.random(), 4),
+    "number": lambda draw, row: draw.randint(1, 90),
+    "decimal": lambda draw, row: float(draw.randint(1, 90)),
+    "count": lambda draw, row: draw.randint(0, 900),
+    "id": lambda draw, row: f"q{row:05}",
+    "hex": lambda draw, row: f"{draw.getrandbits(64):016x}",
+    "row": lambda draw, row: row,
+    "long id": lambda draw, row: 1234567890123456789 + row,
+    "group": lambda draw, row: f"g{row // 4}",
+    "date": lambda draw, row: f"2024-{row % 12 + 1:02}-{row % 28 + 1:02}",
+    "time": lambda draw, row: f"2024-{row % 12 + 1:02}-{row % 28 + 1:02} 10:00:00",
+    "url": lambda draw, row: f"https://example.org/{row}",
+    "who": choose(*WHO),
+    "place": choose("Berlin", "Paris", "New York", "Oslo", "Rome"),
+    "constant": choose("NO_QUERY"),
+    "empty": choose(""),
+    "options": lambda draw, row: draw.sample(WHAT, 4),
+    "texts": lambda draw, row: [sentence(draw, row) for _ in range(3)],
+    "words": lambda draw, row: sentence(draw, row).split(),
+    "pieces": lambda draw, row: [{"is_selected": 1, "passage_text": sentence(draw, row)}],
+    "nested": lambda draw, row: [["Title", [sentence(draw, row)]]],
+    "names": lambda draw, row: draw.sample(WHO, 2),
+    "labels": sample("joy", "anger", "fear", "pride"),
+    "ints": sample(0, 3, 5, 27),
+    "semicolons": lambda draw, row: ";".join(draw.sample(["billing", "login", "delivery"], draw.randint(1, 3))),
+    "phrases": lambda draw, row: "; ".join(f"{draw.choice(HOW)} {word}" for word in draw.sample(WHAT, 3)),
+    "sql": lambda draw, row: f"SELECT name FROM t WHERE price {draw.choice('<>=')} {row}",
+    "code": lambda draw, row: f"def f{row}(x):\n    return x + {row}",
+    "python": lambda draw, row: f"sorted(x, key=lambda a: a[{row}])",
+    "equation": lambda draw, row: f"( {draw.randint(1, 99)} {draw.choice('+-*')} {row} )",
+    "marked": lambda draw, row: f"{row} + 1 = {row + 1}\n#### {row + 1}",
+    "tree": lambda draw, row: f"( ( {sentence(draw, row)} ) . )",
+    "german": lambda draw, row: f"{draw.choice(WHO)} hat für Person {row} etwas Neues",
+    "spans": lambda draw, row: f"person {row}: PER; {draw.choice(WHAT)}: OBJ",
+    "answers": lambda draw, row: [{"text": reply(draw, row), "tokens": ["They"]}],
+    "few numbers": lambda draw, row: f"{draw.randint(1, 9)} {draw.randint(1, 9)}",
+    "squad": lambda draw, row: {"text": [f"person {row}"], "answer_start": [5]},
+    "squad or none": lambda draw, row: {"text": [f"person {row}"] * (row % 3 > 0), "answer_start": [5] * (row % 3 > 0)},
+    "labelled": lambda draw, row: {"text": draw.sample(WHAT, 4), "label": ["A", "B", "C", "D"]},
+    "object": lambda draw, row: {"sel": 1, "agg": row},
+    "turns": chat("user", "assistant"),
+    "turns with system": chat("system", "user", "assistant"),
+    "shared turns": chat("human", "gpt", who="from", said="value"),
+}
+
+
+def make_rows(layout: str, num: int = 90) -> list[dict[str, object]]:
+    """Make the records of a layout."""
+    draw = random.Random(7)
+    columns = [part.strip().rpartition("=") for part in layout.split(" | ")]
+    rows: list[dict[str, object]] = []
+    for row in range(num):
+        fields: dict[str, object] = {}
+        for name, _, kind in columns:
+            outer, _, inner = name.partition(".") if not name.startswith("#") else (name, "", "")
+            value = KINDS[kind](draw, row)
+            if inner:
+                fields.setdefault(outer, {})[inner] = value  # pyright: ignore
+            else:
+                fields[outer] = value
+        rows.append(fields)
+    return rows
+
+
+LAYOUTS: dict[str, tuple[str, str]] = {
+    # questions
+    "SQuAD": ("id=id | title=group | context=paragraph | question=question | answers=squad", "squad: answers < question context"),
+    "SQuAD v2": ("id=id | title=group | context=paragraph | question=question | is_impossible=bool | answers=squad or none | plausible_answers=empty", "squad_v2: answers < question context"),
+    "SQuAD as a table": ("context=paragraph | question=question | answer=part", "squad: answer < question context"),
+    "BoolQ": ("question=question | title=title | answer=bool | passage=paragraph", "unifiedqa yes_no: answer < question passage"),
+    "NQ-open": ("question=question | answer=names", "squad: answer < question"),
+    "TriviaQA": ("question=question | question_id=id | answer.value=title | answer.aliases=names | answer.type=constant", "squad: answer.value < question"),
+    "MS MARCO": ("query_id=row | query=question | passages=pieces | answers=names | query_type=three", "?"),
+    "HotpotQA": ("id=hex | question=question | answer=title | type=two | level=three | context=nested", "?"),
+    "DROP": ("section_id=group | query_id=hex | passage=paragraph | question=question | answers_spans.spans=names | answers_spans.note=constant", "unifiedqa abstractive: answers_spans.spans < question passage"),
+    "NarrativeQA": ("document.id=group | document.text=long | question.text=question | answers=answers", "unifiedqa abstractive: answers < question.text document.text"),
+    "MedQuAD": ("question=question | answer=long | source=three | focus_area=title", "unifiedqa abstractive: answer < question"),
+    "FiQA answers": ("qid=row | question=question | answer=reply", "unifiedqa abstractive: answer < question"),
+    "QASC yes/no": ("question=question | context=paragraph | answer=yes", "unifiedqa yes_no: answer < question context"),
+    "CommonsenseQA of the hub": ("id=hex | question=question | question_concept=title | choices=labelled | answerKey=letter", "unifiedqa multiple_choice: answerKey < question choices"),
+    "CommonsenseQA's own": ("answerKey=letter | id=hex | question.stem=question | question.question_concept=title | question.choices=labelled", "unifiedqa multiple_choice: answerKey < question.stem question.choices"),
+    "ARC": ("id=id | question=question | choices=labelled | answerKey=letter", "unifiedqa multiple_choice: answerKey < question choices"),
+    "OpenBookQA": ("id=id | question_stem=question | choices=labelled | answerKey=letter", "unifiedqa multiple_choice: answerKey < question_stem choices"),
+    "RACE": ("example_id=group | article=long | answer=letter | question=question | options=options", "unifiedqa multiple_choice: answer < question options article"),
+    "SciQ": ("question=question | distractor3=title | distractor1=title | distractor2=title | correct_answer=title | support=paragraph", "?"),
+    "PIQA": ("goal=sentence | sol1=sentence | sol2=sentence | label=flag", "classification: label < goal sol1 sol2"),
+    "COPA": ("premise=sentence | choice1=sentence | choice2=sentence | question=two | idx=row | label=flag", "classification: label < premise choice1 choice2 question"),
+    "WinoGrande": ("sentence=sentence | option1=title | option2=title | answer=stars", "classification: answer < sentence option1 option2"),
+    "GSM8K": ("question=question | answer=marked", "gsm8k: answer < question"),
+    "SVAMP": ("ID=id | Body=sentence | Question=question | Equation=equation | Answer=decimal | Type=three", "jsonl: Answer < Body Question"),
+    "MAWPS": ("iIndex=row | sQuestion=question | lEquations=equation | lSolutions=number", "?"),
+    "MAWPS of numbers": ("Question=question | Numbers=few numbers | Equation=equation | Answer=decimal", "jsonl: Answer < Question Numbers"),
+    "MathQA": ("Problem=question | Rationale=reply | options=spans | correct=letter | annotated_formula=equation | linear_formula=equation | category=three", "?"),
+    # labels
+    "SST-2": ("sentence=sentence | label=flag", "classification: label < sentence"),
+    "CoLA with a header": ("source=two | label=flag | mark=empty | sentence=sentence", "classification: label < sentence"),
+    "MRPC": ("Quality=flag | #1 ID=long id | #2 ID=long id | #1 String=sentence | #2 String=sentence", "classification: Quality < #1 String #2 String"),
+    "QQP": ("id=row | qid1=row | qid2=row | question1=question | question2=question | is_duplicate=flag", "classification: is_duplicate < question1 question2"),
+    "MNLI": ("index=row | promptID=id | pairID=id | genre=three | sentence1_parse=tree | sentence2_parse=tree | sentence1=sentence | sentence2=sentence | gold_label=nli", "classification: gold_label < sentence1 sentence2"),
+    "NLI of the hub": ("premise=sentence | hypothesis=sentence | label=class | idx=row", "classification: label < premise hypothesis"),
+    "ANLI": ("uid=hex | premise=paragraph | hypothesis=sentence | label=class | reason=reply", "classification: label < premise hypothesis"),
+    "RTE, WNLI": ("index=row | sentence1=sentence | sentence2=sentence | label=flag", "classification: label < sentence1 sentence2"),
+    "QNLI": ("index=row | question=question | sentence=sentence | label=nli", "classification: label < question sentence"),
+    "PAWS": ("id=row | sentence1=sentence | sentence2=sentence | label=flag", "classification: label < sentence1 sentence2"),
+    "STS-B": ("index=row | genre=two | filename=three | year=group | old_index=row | source1=constant | source2=constant | sentence1=sentence | sentence2=sentence | score=score", "?"),
+    "SICK": ("pair_ID=row | sentence_A=sentence | sentence_B=sentence | relatedness_score=score | entailment_judgment=nli", "?"),
+    "SICK without scores": ("pair_ID=row | sentence_A=sentence | sentence_B=sentence | entailment_judgment=nli", "classification: entailment_judgment < sentence_A sentence_B"),
+    "AG News": ("Class Index=class | Title=title | Description=paragraph", "classification: Class Index < Title Description"),
+    "AG News of the hub": ("text=paragraph | label=class", "classification: label < text"),
+    "Amazon polarity": ("label=flag | title=title | content=paragraph", "classification: label < title content"),
+    "IMDB": ("review=long | sentiment=two", "classification: sentiment < review"),
+    "Yelp": ("review_id=hex | user_id=group | business_id=hex | stars=stars | useful=class | funny=class | cool=flag | text=paragraph | date=time", "classification: stars < text"),
+    "Amazon reviews": ("reviewerID=hex | asin=group | reviewerName=who | reviewText=paragraph | overall=stars | summary=title | unixReviewTime=count", "?"),
+    "TREC": ("text=question | coarse_label=three | fine_label=ten", "?"),
+    "Banking77": ("text=sentence | category=ten", "classification: category < text"),
+    "SNIPS": ("text=sentence | intent=ten", "classification: intent < text"),
+    "ATIS": ("id=row | intent=three | query=sentence | slots=tree", "classification: intent < query"),
+    "emotion": ("text=sentence | label=class", "classification: label < text"),
+    "SetFit": ("text=sentence | label=twin | label_text=twin in words", "classification: label_text < text"),
+    "GoEmotions": ("text=sentence | labels=ints | id=id", "tags: labels < text"),
+    "GoEmotions, raw": ("text=sentence | id=id | author=who | subreddit=ten | created_utc=count | rater_id=stars | admiration=flag | anger=flag | joy=flag | neutral=flag", "tags: admiration anger joy neutral < text"),
+    "Jigsaw": ("id=hex | comment_text=sentence | toxic=flag | severe_toxic=flag | obscene=flag | threat=flag | insult=flag | identity_hate=flag", "tags: toxic severe_toxic obscene threat insult identity_hate < comment_text"),
+    "Davidson": ("count=class | hate_speech=class | offensive_language=class | neither=class | class=class | tweet=sentence", "classification: class < tweet"),
+    "tickets with several labels": ("text=sentence | labels=semicolons", "tags: labels < text"),
+    "keyphrases": ("id=id | title=title | abstract=paragraph | keyphrases=phrases", "tags: keyphrases < title abstract"),
+    "Sentiment140": ("target=four | ids=long id | date=time | flag=constant | user=who | text=sentence", "classification: target < text"),
+    "airlines": ("tweet_id=long id | airline_sentiment=three | airline_sentiment_confidence=share | negativereason=ten | airline=who | airline_sentiment_gold=empty | name=who | retweet_count=class | text=sentence | tweet_created=time | tweet_location=place | user_timezone=place", "classification: airline_sentiment < text"),
+    "disaster tweets": ("id=row | keyword=ten | location=place | text=sentence | target=flag", "classification: target < text"),
+    "app reviews": ("reviewId=hex | userName=who | userImage=url | content=sentence | score=stars | thumbsUpCount=class | reviewCreatedVersion=id | at=time | replyContent=maybe | repliedAt=time", "classification: score < content"),
+    "app reviews of the hub": ("package_name=group | review=sentence | date=date | star=stars", "classification: star < review"),
+    "support tickets": ("subject=title | body=paragraph | answer=reply | type=three | queue=ten | priority=three | language=two", "?"),
+    "tickets of one label": ("Nr=id | Betreff=title | Beschreibung=sentence | Kategorie=three", "classification: Kategorie < Betreff Beschreibung"),
+    "aspects": ("id=row | Sentence=sentence | Aspect Term=title | polarity=three", "classification: polarity < Sentence Aspect Term"),
+    "stance": ("Tweet=sentence | Target=ten | Stance=three", "?"),
+    "spam": ("v1=two | v2=sentence", "classification: v1 < v2"),
+    "fake news": ("id=row | title=sentence | author=who | text=long | label=flag", "classification: label < title text"),
+    "news categories": ("link=url | headline=sentence | category=ten | short_description=sentence | authors=who | date=date", "classification: category < headline short_description"),
+    "true news": ("title=sentence | text=long | subject=ten | date=date", "?"),
+    "language": ("Text=sentence | language=ten", "classification: language < Text"),
+    # texts
+    "XSum": ("document=long | summary=sentence | id=row", "jsonl: summary < document"),
+    "CNN/DailyMail": ("id=hex | article=long | highlights=paragraph", "jsonl: highlights < article"),
+    "SAMSum": ("id=row | dialogue=paragraph | summary=sentence", "jsonl: summary < dialogue"),
+    "DialogSum": ("id=id | dialogue=long | summary=sentence | topic=title", "jsonl: summary < dialogue"),
+    "Reddit TIFU": ("ups=count | num_comments=count | upvote_ratio=share | score=count | documents=long | tldr=sentence | title=sentence", "?"),
+    "XL-Sum": ("id=row | url=url | title=sentence | summary=sentence | text=long", "jsonl: summary < text"),
+    "Kaggle news": ("author=who | date=date | headlines=title | read_more=url | text=paragraph | ctext=long", "?"),
+    "Tatoeba": ("id=row | en=sentence | de=german", "jsonl: de < en"),
+    "WMT": ("translation.de=german | translation.en=sentence", "jsonl: translation.en < translation.de"),
+    "Spider": ("db_id=group | question=question | query=sql", "jsonl: query < question"),
+    "text to SQL with a category": ("question=question | query=sql | db_name=place | query_category=three | instructions=empty", "jsonl: query < question"),
+    "WikiSQL": ("phase=stars | question=question | sql.human_readable=sql | sql.sel=class | sql.conds=object", "jsonl: sql.human_readable < question"),
+    "CoNaLa": ("question_id=row | intent=sentence | rewritten_intent=sentence | snippet=python", "jsonl: snippet < rewritten_intent"),
+    "Alpaca": ("instruction=sentence | input=maybe | output=reply", "jsonl: output < instruction input"),
+    "Dolly": ("instruction=sentence | context=maybe | response=reply | category=three", "jsonl: response < instruction context"),
+    "OpenOrca": ("id=hex | system_prompt=two | question=question | response=reply", "jsonl: response < system_prompt question"),
+    "ShareGPT": ("id=hex | conversations=shared turns", "jsonl: conversations.1.value < conversations.0.value"),
+    "messages": ("messages=turns with system", "jsonl: messages.2.content < messages.0.content messages.1.content"),
+    "messages without system": ("messages=turns", "jsonl: messages.1.content < messages.0.content"),
+    "simpletransformers": ("prefix=two | input_text=sentence | target_text=reply", "jsonl: target_text < prefix input_text"),
+    "simpleT5": ("source_text=sentence | target_text=reply", "jsonl: target_text < source_text"),
+    "JFLEG": ("sentence=sentence | corrections=texts", "jsonl: corrections < sentence"),
+    "C4_200M": ("input=sentence | output=sentence", "jsonl: output < input"),
+    "paraphrases with scores": ("text1=sentence | text2=sentence | score=share", "?"),
+    "medical dialogues": ("Description=question | Patient=paragraph | Doctor=paragraph", "?"),
+    "two texts without known names": ("Anfang=sentence | Ende=german", "?"),
+    "entities as text": ("text=sentence | entities=spans", "jsonl: entities < text"),
+    "CoNLL": ("id=row | tokens=words | ner_tags=ints", "!"),
+    "numbers alone": ("age=number | weight=number | label=flag", "!"),
+    "one text": ("text=sentence", "!"),
+}  # fmt: skip

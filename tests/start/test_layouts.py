@@ -1,0 +1,56 @@
+"""Which reading of a table is taken: the layouts of published data sets, doubts, and the commands that settle them."""
+
+from __future__ import annotations
+
+import pytest
+
+from fivetune.errors import DataError
+from fivetune.start.choose import TARGET_ROLES, Choice, DoubtError, infer_task
+from fivetune.start.columns import RawTable, build_table
+from fivetune.start.readings import Reading
+from fivetune.start.roles import split_names
+from fivetune.types import RawRecord
+from tests.start.layouts import LAYOUTS, make_rows
+
+
+def make_table(layout: str) -> RawTable:
+    records = [
+        RawRecord({**row, "id": str(row.get("id", f"a-{number}"))}, f"a.csv:{number + 2}", "id" in row)
+        for number, row in enumerate(make_rows(layout))
+    ]
+    return build_table("a.csv", records)
+
+
+def describe(reading: Reading) -> str:
+    inputs = [name for role, names in reading.roles.items() for name in split_names(role, names)]
+    read = [name for name in inputs if name not in reading.target.split("\n")]
+    task = " ".join(filter(None, (reading.task, str(reading.options.get("format", "")))))
+    return f"{task}: {' '.join(reading.target.split())} < {' '.join(read)}"
+
+
+def find(table: RawTable) -> Choice | DoubtError | DataError:
+    try:
+        return infer_task(table)
+    except DataError as error:
+        return error
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_layout_is_read_as_its_users_mean_it_or_doubted(name: str) -> None:
+    layout, expected = LAYOUTS[name]
+    table = make_table(layout)
+    found = find(table)
+    if isinstance(found, DoubtError):
+        assert expected == "?", str(found)
+        readings = list(found.readings)
+    elif isinstance(found, DataError):
+        assert expected == "!", str(found)
+        readings = []
+    else:
+        assert describe(found.reading) == expected
+        readings = [found.reading, *found.others]
+    for reading in readings:  # the flags that are printed for a reading give it
+        if reading.roles.keys() & set(TARGET_ROLES):
+            settled = infer_task(table, task=reading.task, given=reading.roles).reading
+            assert describe(settled) == describe(reading)
+            assert settled.options == reading.options
