@@ -243,12 +243,15 @@ def _select_majority_verdicts(runs: Sequence[Run]) -> tuple[Verdict, ...]:
 
 
 def find_pareto_front(variants: Sequence[Variant], *, higher_is_better: bool) -> set[str]:
-    """Return the names of the variants that no other dominates in score and time; none if all scores are 0."""
+    """Return the names of the variants that no other dominates in score and time; none if all scores are 0.
+
+    Variants that learnt silence or one label are left out.
+    """
     sign = 1 if higher_is_better else -1
     points: dict[str, tuple[float, float]] = {}
     for variant in variants:
         score, seconds = (variant.measures[name].value for name in ("score_best", "seconds"))
-        if score is not None and seconds is not None:
+        if score is not None and seconds is not None and not variant.constant:
             points[variant.name] = (sign * score, -seconds)
     if higher_is_better and not any(score for score, _ in points.values()):
         return set()

@@ -85,6 +85,8 @@ def compute_measures(run: Run, *, metric: str, price_per_hour: float | None = No
     """
     evals = select_comparable_evals(run.evals)
     best, last = find_best_metric_eval(run, metric), evals[-1] if evals else None
+    if best and last and last.num_examples != best.num_examples:  # their difference would be that of the examples
+        last = None
     score, seconds = get_score(best, metric), run.status.seconds
     energy = figures.compute_energy_joules(run.telemetry)
     cost = None if price_per_hour is None or seconds is None else price_per_hour * seconds / 3600
@@ -93,7 +95,7 @@ def compute_measures(run: Run, *, metric: str, price_per_hour: float | None = No
         "score_best": score,
         "score_last": get_score(last, metric),
         "loss_best": min((one.loss for one in evals if one.loss is not None), default=None),
-        "loss_last": last.loss if last else None,
+        "loss_last": evals[-1].loss if evals else None,
         "seconds": seconds,
         **_compute_step_measures(run.steps),
         **_compute_device_measures(run.telemetry),

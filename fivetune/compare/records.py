@@ -9,14 +9,17 @@ from typing import Any
 from fivetune.rundir.records import Run
 from fivetune.types import Verdict
 
+CONSTANT_RULES = ("abstention", "majority_label")
+
 
 @dataclass(frozen=True, slots=True)
 class Measure:
     """Value and spread of one figure over a variant's runs, or of its difference to the baseline's.
 
     Args:
-        low, high: by `spread`: the 95 % interval of a score over "seeds", or over the "examples" of one run; the
-            "range" (minimum, maximum) of other measures; None if `num` runs are too few.
+        low, high: by `spread`: the 95 % interval of a score over "seeds", or over the "examples" of one run; the two
+            "values" of two runs, which are too few for an interval; the "range" (minimum, maximum) of other measures;
+            None if `num` runs are too few.
         p_value: two-sided, of a difference over examples.
     """
 
@@ -54,6 +57,11 @@ class Variant:
     failures: tuple[str, ...] = ()
     over_examples: Measure | None = None
     scaling_losses: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    @property
+    def constant(self) -> Verdict | None:
+        """The verdict that its score comes from silence or from one label, so that it has learnt no task."""
+        return next((verdict for verdict in self.verdicts if verdict.rule in CONSTANT_RULES), None)
 
 
 @dataclass(frozen=True, slots=True)

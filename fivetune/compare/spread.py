@@ -1,6 +1,7 @@
 """Summary statistics of a variant over its runs, and its difference to the baseline.
 
 In: values by seed. Out: Measures: for scores and losses mean and 95 % interval over seeds, else median and range.
+Of fewer than MIN_SEEDS values there is no interval: Student's t of two is so wide that it only says they are two.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from fivetune.compare.measures import MEASURES
 from fivetune.compare.records import Measure
 
 SCORES = ("score", "loss")  # kinds that are summarised by mean and interval
+MIN_SEEDS = 3
 
 # 97.5th percentile of Student's t distribution with 1, 2, ... degrees of freedom (Student 1908; any table has them).
 T_QUANTILES = (
@@ -43,7 +45,7 @@ def summarise_values(name: str, values: Sequence[float | None]) -> Measure:
 
 
 def compute_mean_interval(values: Sequence[float]) -> Measure:
-    """Compute the mean with its 95 % interval, mean -+ t s / sqrt(n); no interval below two values.
+    """Compute the mean with its 95 % interval, mean -+ t s / sqrt(n); with the two values if there are no more.
 
     >>> compute_mean_interval([1.0, 3.0, 2.0])  # doctest: +ELLIPSIS
     Measure(value=2.0, low=-0.484..., high=4.484..., num=3, spread='seeds', p_value=None)
@@ -51,6 +53,8 @@ def compute_mean_interval(values: Sequence[float]) -> Measure:
     if len(values) < 2:
         return Measure(values[0] if values else None, num=len(values))
     mean = statistics.fmean(values)
+    if len(values) < MIN_SEEDS:
+        return Measure(mean, min(values), max(values), len(values), spread="values")
     reach = compute_t_quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
     return Measure(mean, mean - reach, mean + reach, len(values), spread="seeds")
 

@@ -130,6 +130,9 @@ def make_run(
     )
 
 
+LEFT, RIGHT = "\u201c", "\u201d"
+
+
 def of(*runs: Run, **options: Any) -> Comparison:
     variants, varied = group_runs(runs)
     return compare(variants, **{"title": "t", "varied": varied, **options})
@@ -220,9 +223,10 @@ def test_repeats_give_intervals_and_ratios_by_seed():
     a, b = of(*runs).variants
     assert (a.name, b.name, b.settings) == ("a", "b", {"optimizer.lr": 0.2})
     score = a.measures["score_best"]
-    assert (score.value, score.num, score.spread) == (55.0, 2, "seeds")
-    assert (score.low, score.high) == (0.0, 100.0)  # 55 -+ 63.5, cut to the scale
-    assert compute_mean_interval([50.0, 60.0]).high == pytest.approx(55 + 12.7062 * 7.0711 / 2**0.5, rel=1e-4)
+    assert (score.value, score.num, score.spread) == (55.0, 2, "values")
+    assert (score.low, score.high) == (50.0, 60.0)  # Student's t would give -8.5 to 118.5: too few seeds
+    third = compute_mean_interval([50.0, 55.0, 60.0])
+    assert third.spread == "seeds" and third.high == pytest.approx(55 + 4.3027 * 5 / 3**0.5, rel=1e-4)
     assert (a.measures["step_seconds"].low, a.measures["step_seconds"].high) == (2.0, 4.0)
     assert b.against["score_best"].value == 6.0  # +5 and +7, seed by seed
     speed = b.against["examples_per_second"]
@@ -459,6 +463,33 @@ def test_no_claim_about_speed_where_times_are_not_the_runs_own():
     assert "fastest" in " ".join(describe_outcome(own)) and "fastest" not in said and "quicker" not in said
     assert "Speeds are not compared: other work used the machine beside 1 run" in said
     assert "Pareto front" not in [section.title for section in build_comparison_page(disturbed).sections]
+
+
+@pytest.mark.parametrize("rule", ["abstention", "majority_label"])
+def test_a_variant_that_learnt_silence_or_one_label_wins_nothing(rule):
+    """A random model that answers nothing was "best, significant" and on the Pareto front of a shipped page."""
+    silent = make_run("silent", scores=(10.0, 99.0), step_seconds=0.5, optimizer__lr=0.2)
+    if rule == "abstention":
+        names = {"HasAns_exact": 0.0, "NoAns_exact": 100.0, "exact": 99.0, "HasAns_total": 8.0}
+        evals = [replace(one, scores=one.scores | names) for one in silent.evals]
+    else:
+        evals = [replace(one, rates={"one_label": 1.0, "majority_label": 0.5}) for one in silent.evals]
+    silent = replace(silent, evals=evals)
+    found = of(make_run("a"), silent)
+    said = " ".join(describe_outcome(found))
+    assert f"No variant has a better F1 than the baseline {LEFT}a{RIGHT}" in said
+    assert f"{LEFT}silent{RIGHT} (F1 99.00) is left out: learnt to give" in said or "left out: learnt one label" in said
+    assert not found.variants[1].pareto and found.variants[0].pareto
+    alone = of(silent, replace(silent, name="other", config=make_run("other", optimizer__lr=0.3).config))
+    assert "No variant is the best, because none has learnt the task." in " ".join(describe_outcome(alone))
+
+
+def test_the_last_score_is_only_beside_the_best_of_the_same_examples():
+    """The best score was of 600 examples, the last one of 200; their difference was called over-fitting."""
+    run = make_run(scores=(10.0, 50.0, 40.0))
+    last = replace(run.evals[-1], num_examples=run.evals[-1].num_examples + 1)
+    found = compute_measures(replace(run, evals=[*run.evals[:-1], last]), metric="f1")
+    assert (found["score_best"], found["score_last"]) == (50.0, None)
 
 
 def test_equal_scores_are_decided_by_the_evaluation_loss():

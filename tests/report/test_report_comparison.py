@@ -60,7 +60,7 @@ def test_what_wins_is_said_with_its_interval_and_its_doubt(found: Comparison) ->
     base, other = found.variants[0], found.variants[1]
     pair = replace(found, variants=(base, other))
     assert describe_outcome(pair)[1].startswith(
-        "“lr 0.003, nproc 1” has the best F1: 92.15 (87.07 to 97.23), +0.80 against"
+        "“lr 0.003, nproc 1” has the best F1: 92.15 (91.75 and 92.55), +0.80 against"
     )
     doubts = {
         (0.1, 1.5): "that is significant, because the interval over seeds",
@@ -72,7 +72,7 @@ def test_what_wins_is_said_with_its_interval_and_its_doubt(found: Comparison) ->
     worse = replace(pair, baseline=other.name, variants=(other, base))
     assert (
         describe_outcome(worse)[1]
-        == "No variant has a better F1 than the baseline “lr 0.003, nproc 1”: 92.15 (87.07 to 97.23)."
+        == "No variant has a better F1 than the baseline “lr 0.003, nproc 1”: 92.15 (91.75 and 92.55)."
     )
     losses = replace(pair, higher_is_better=False)
     assert describe_outcome(losses)[1].startswith(
@@ -112,7 +112,7 @@ def test_the_table_sorts_by_values_and_shows_best_and_last(page: Page, found: Co
     table = part(page, "Variants", Table)
     assert table.header[:6] == ("variant", "optimizer.lr", "launch.nproc", "runs", "best F1", "last F1")
     assert table.rows[0][0] == "lr 0.001, nproc 1\nbaseline"
-    assert table.rows[0][4] == "91.35\n86.27 to 96.43"
+    assert table.rows[0][4] == "91.35\n90.95 and 91.75"
     assert table.values[1][:5] == (None, 0.003, 1, 2, pytest.approx(92.15))
     assert choose_column_classes(table)[:2] == ["", "num"]
     against = next(p for p in page.sections[2].parts if isinstance(p, Table) and p.caption.startswith("Against"))

@@ -90,7 +90,7 @@ def build_outcome_section(comparison: Comparison) -> Section:
         comparison.variants,
         comparison.metric,
         f"{get_score_label(comparison.metric)} of each variant: the mean of the runs' best evaluations with its "
-        "95 % interval, "
+        "95 % interval, if the runs are one or three and more, "
         "the mean of their last evaluations, and the best of each single run.",
     )
     scored = has_nonzero_scores(comparison)
@@ -269,13 +269,14 @@ def build_variant_verdicts_section(variants: Sequence[Variant]) -> Section:
 def build_terms_section() -> Section:
     """Build the section with the definitions of terms."""
     rows = (
-        ("95 % interval", "Of a score: its variation with other seeds; of a single run, with other examples."),
+        ("95 % interval", "Of a score: its variation with other seeds, from three on; of a single run, and by example, "
+         "with other examples for the same trained models."),
         ("range", "Of times, speeds and other figures: minimum and maximum of the variant's runs."),
         ("against the baseline", "Scores, losses and shares: the variant's minus the baseline's, of runs with the "
          "same seed. Other figures: the variant's divided by the baseline's."),
         ("best, last", "The evaluation that chose a run's weights, and the one after its last step. The best is "
          "chosen on the same examples, so it is biased upwards; the last is not. Where eval.max_examples limits "
-         "evaluations, the best one is repeated on all examples, the last one is not."),
+         "evaluations, the best one is repeated on all examples; the last one is then not shown beside it."),
         ("examples per second", "Examples processed / seconds of the training steps, without padding and warm-up."),
         ("Pareto front", "Variants that no other dominates, as at least as good and as fast, and better in one."),
     )  # fmt: skip

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -84,7 +85,8 @@ def build_variant_scores_chart(variants: Sequence[Variant], name: str, caption: 
 
 def _build_error_bars(found: Sequence[Measure], color: str = MUTED) -> dict[str, Any]:
     """Build error bars from value to `low` and `high`; none where these are unknown."""
-    given = [(one.value or 0.0, one.low, one.high) for one in found]
+    known = [one if one.spread != "values" else replace(one, low=None, high=None) for one in found]
+    given = [(one.value or 0.0, one.low, one.high) for one in known]
     return {
         "type": "data",
         "symmetric": False,

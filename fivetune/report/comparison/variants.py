@@ -31,6 +31,7 @@ COSTS = ("seconds", "energy_joules", "cost")
 MAIN_MEASURES = (SCORE, LAST, LOSS, "seconds", "seconds_to_score", SPEED, *COSTS[1:])
 MAX_SETTINGS = 3  # maximum number of varied keys with their own column
 UNKNOWN_MEASURE = Measure(None)
+CONSTANTS = {"abstention": "learnt to give no answer", "majority_label": "learnt one label"}
 
 MEASURE_FORMATTERS: dict[str, Callable[[float], str]] = {
     "score": format_decimal,
@@ -72,17 +73,16 @@ def format_measure_difference(kind: MeasureSpec, value: float | None) -> str:
 
 
 def format_with_range(format_value: Callable[[MeasureSpec, float | None], str], kind: MeasureSpec, one: Measure) -> str:
-    """Format a value, with its range in a second line if there is one."""
-    low, high = format_value(kind, one.low), format_value(kind, one.high)
-    known = one.value is not None and one.low is not None and one.high is not None
-    return (
-        f"{format_value(kind, one.value)}\n{low} to {high}" if known and low != high else format_value(kind, one.value)
-    )
+    """Format a value, with its range in a second line if there is one, or with the two values of two runs."""
+    value, low, high = (format_value(kind, edge) for edge in (one.value, one.low, one.high))
+    if one.value is None or one.low is None or one.high is None or low == high:
+        return value
+    return f"{value}\n{low} {'and' if one.spread == 'values' else 'to'} {high}"
 
 
 def is_significant(kind: MeasureSpec, one: Measure) -> bool | None:
-    """Whether the range of a difference excludes "no difference"; None without a range."""
-    if one.low is None or one.high is None:
+    """Whether the range of a difference excludes "no difference"; None without a range, or with two values."""
+    if one.low is None or one.high is None or one.spread == "values":
         return None
     nothing = 0.0 if kind.compared == "minus" else 1.0
     return not one.low <= nothing <= one.high
@@ -105,8 +105,9 @@ def build_variants_tables(comparison: Comparison) -> list[Table]:
     tables = [variant.measures for variant in comparison.variants]
     first, rest = (_select_known_measures(tables, main=main) for main in (True, False))
     caption = (
-        "Every variant over its runs: scores and losses as mean with 95 % interval, other measures as median with "
-        "minimum and maximum. Click a column's name to sort by it."
+        "Every variant over its runs: scores and losses as mean with 95 % interval, of two runs with both values, "
+        "which are too few seeds for an interval; other measures as median with minimum and maximum. Click a column's "
+        "name to sort by it."
     )
     more = "The other measures of every variant."
     return [
@@ -136,6 +137,7 @@ def _format_variant_name(comparison: Comparison, variant: Variant) -> str:
     marks = (
         "baseline" if variant.name == comparison.baseline else "",
         "Pareto front" if variant.pareto else "",
+        CONSTANTS[variant.constant.rule] if variant.constant else "",
         failed,
     )
     remark = ", ".join(filter(None, marks))
@@ -148,7 +150,8 @@ def build_baseline_tables(comparison: Comparison) -> list[Table]:
     first, rest = (_select_known_measures([variant.against for variant in others], main=main) for main in (True, False))
     caption = (
         f"Against the baseline {comparison.baseline}: scores and losses as differences, seed by seed; other measures "
-        "as multiples of the baseline's. A difference whose range contains 0 or 1.00 x may be chance."
+        "as multiples of the baseline's. A difference whose range contains 0 or 1.00 x may be chance. The column "
+        "by example has the interval over the examples for these trained models, the next one that over the seeds."
     )
     more = "The other measures against the baseline; shares as differences in per cent of the whole."
     tables = [_build_baseline_table(comparison, others, first, caption)] if first else []
@@ -216,18 +219,32 @@ def _describe_best(comparison: Comparison) -> list[str]:
 
     No variant is the best if their scores cannot be compared.
     """
-    ranked = _rank_variants(comparison.variants, SCORE, higher=comparison.higher_is_better)
+    every = _rank_variants(comparison.variants, SCORE, higher=comparison.higher_is_better)
     if comparison.incomparable:
         return [comparison.incomparable]
-    if not ranked:
+    if not every:
         return ["No variant has a score, so their quality is unknown."]
+    ranked = [variant for variant in every if not variant.constant]
+    hollow = [_describe_constant(comparison, variant) for variant in every if variant.constant]
+    if not ranked:
+        return ["No variant is the best, because none has learnt the task.", *hollow]
     name = get_score_label(comparison.metric)
     scores = {format_decimal(get_measure(variant, SCORE).value) for variant in ranked}  # means of equal scores round
     by_loss = _rank_variants(ranked, LOSS, higher=False)
     if len(ranked) > 1 and len(scores) == 1 and len(by_loss) == len(ranked):
         same = f"All variants have the same {name}, {next(iter(scores))}; the evaluation loss decides."
-        return [same, _describe_leader(comparison, by_loss[0], LOSS, "evaluation loss", "lower")]
-    return [_describe_leader(comparison, ranked[0], SCORE, name, "better")]
+        return [same, _describe_leader(comparison, by_loss[0], LOSS, "evaluation loss", "lower"), *hollow]
+    return [_describe_leader(comparison, ranked[0], SCORE, name, "better"), *hollow]
+
+
+def _describe_constant(comparison: Comparison, variant: Variant) -> str:
+    """Describe why the score of a variant does not count."""
+    reached = format_measure(MEASURES[SCORE], get_measure(variant, SCORE).value)
+    assert variant.constant
+    return (
+        f"{quote_name(variant)} ({get_score_label(comparison.metric)} {reached}) is left out: "
+        f"{CONSTANTS[variant.constant.rule]}. {variant.constant.message}"
+    )
 
 
 def _describe_leader(comparison: Comparison, best: Variant, measure: str, name: str, better: str) -> str:
@@ -241,10 +258,11 @@ def _describe_leader(comparison: Comparison, best: Variant, measure: str, name: 
     if gap.value is None:
         return f"{leads}."
     over = {"seeds": " over seeds", "examples": " over the examples"}.get(gap.spread, "")
+    trained = " for these trained models; other seeds may differ" if gap.spread == "examples" else ""
     doubt = {
-        True: f"that is significant, because the interval{over} excludes 0",
+        True: f"that is significant, because the interval{over} excludes 0{trained}",
         False: f"that may be chance, because the interval{over} contains 0",
-        None: "there are too few runs for an interval",
+        None: "there are too few seeds for an interval",
     }[is_significant(kind, gap)]
     return (
         f"{leads}, {_format_inline(format_with_range(format_measure_difference, kind, gap))} against the "
@@ -255,7 +273,7 @@ def _describe_leader(comparison: Comparison, best: Variant, measure: str, name: 
 def _get_score_difference(variant: Variant) -> Measure:
     """Return the difference to the baseline's score with its interval over seeds, else over examples."""
     seeds = variant.against.get(SCORE, UNKNOWN_MEASURE)
-    return seeds if seeds.low is not None else variant.over_examples or seeds
+    return seeds if seeds.spread == "seeds" else variant.over_examples or seeds
 
 
 def _describe_speed(comparison: Comparison) -> list[str]:
