@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fivetune.data.letters import tokenize
+from fivetune.data.letters import LITERALS, NO_LITERALS, Spans, tokenize
 from fivetune.data.spans import find_answer_span, find_token_span
 from fivetune.data.words import find_word_table
 from fivetune.tasks import Head, find_text
@@ -158,7 +158,8 @@ def tokenize_inputs(
         return
     table = None if max_tokens == 0 else find_word_table(tokenizer)
     for batch in _iter_batches(examples):
-        plain = table.encode([e.inputs for e in batch]) if table else [None] * len(batch)
+        literals = [e.meta.get(LITERALS, NO_LITERALS) for e in batch]
+        plain = table.encode([e.inputs for e in batch], literals) if table else [None] * len(batch)
         is_short = [ids is not None and (max_tokens is None or len(ids) <= max_tokens) for ids in plain]
         longer = _tokenize_with_offsets(tokenizer, [e for e, short in zip(batch, is_short, strict=True) if not short])
         for ids, short in zip(plain, is_short, strict=True):
@@ -168,7 +169,8 @@ def tokenize_inputs(
 def _tokenize_with_offsets(
     tokenizer: PreTrainedTokenizerBase, examples: Sequence[TextExample]
 ) -> Iterator[TokenizedInput]:
-    encoded = tokenize(tokenizer, [example.inputs for example in examples], with_offsets=True)
+    literals = [example.meta.get(LITERALS, NO_LITERALS) for example in examples]
+    encoded = tokenize(tokenizer, [example.inputs for example in examples], literals=literals, with_offsets=True)
     for example, (ids, pairs) in zip(examples, encoded, strict=True):
         offsets = np.array(pairs, dtype=np.int32).reshape(-1, 2)
         low, high = example.clippable
@@ -195,13 +197,25 @@ def _tokenize_by_parts(tokenizer: PreTrainedTokenizerBase, example: TextExample)
     """Tokenise without the tokenizer's offsets (ByT5, MyT5): encode the text before, inside and after the span."""
     low, high = example.clippable
     texts = example.inputs[:low], example.inputs[low:high], example.inputs[high:]
-    before, inside, after = (one.ids for one in tokenize(tokenizer, texts))
+    parts = [(0, low), (low, high), (high, len(example.inputs))]
+    literals = [_clip_spans(example.meta.get(LITERALS, NO_LITERALS), *part) for part in parts]
+    before, inside, after = (one.ids for one in tokenize(tokenizer, texts, literals=literals))
     ids = [*before, *inside, *after]
     offsets = [(i, i + 1) for i, char in enumerate(example.inputs) for _ in char.encode("utf-8", "surrogatepass")]
     # Not if the text holds a sentinel; MyT5 writes other bytes than those of the text.
     is_bytes = type(tokenizer).__name__ == "ByT5Tokenizer" and len(offsets) == len(ids)
     known = np.array(offsets, dtype=np.int32).reshape(-1, 2) if is_bytes else None
     return TokenizedInput(ids, len(before), len(before) + len(inside), known)
+
+
+def _clip_spans(spans: Spans, start: int, end: int) -> list[tuple[int, int]]:
+    """Return spans of a text as those of its part [start, end).
+
+    >>> _clip_spans([(2, 6), (8, 9)], 4, 8)
+    [(0, 2)]
+    """
+    clipped = [(max(low, start) - start, min(high, end) - start) for low, high in spans]
+    return [(low, high) for low, high in clipped if low < high]
 
 
 def _encode_generative(

@@ -54,7 +54,7 @@ class ReadCounts:
         self.num_blank_golds = 0  # records whose gold answers, a blank one among them, reward an empty prediction
         self.num_blank_synonyms = 0  # records whose blank synonyms were dropped
         self.label_counts: dict[str, int] = {}  # label tasks: records per gold label
-        self.label_forms: dict[str, int] = {}  # records per form of a label, if its case or white space differs
+        self.label_forms: dict[str, int] = {}  # records per form of a label, if it differs from the label
         self.placeholder_counts: dict[str, int] = {}  # records per gold answer that stands for an empty cell
         self.split: JsonTable | None = None  # the split of the training records by data.eval_share
         self.num_kept = 0  # examples of the kept records
@@ -130,8 +130,8 @@ class ReadCounts:
             self.label_counts[golds[0]] = self.label_counts.get(golds[0], 0) + 1
             if form != golds[0]:
                 self.label_forms[form] = self.label_forms.get(form, 0) + 1
-        if form in PLACEHOLDERS and not task.extractive:
-            self.placeholder_counts[form] = self.placeholder_counts.get(form, 0) + 1
+        if (blank := form.strip()) in PLACEHOLDERS and not task.extractive:
+            self.placeholder_counts[blank] = self.placeholder_counts.get(blank, 0) + 1
 
     def add_windows(self, examples: Sequence[TextExample]) -> None:
         """Count the windows among the examples, and the examples that were split into windows."""

@@ -36,8 +36,8 @@ def read_label_set(
 ) -> dict[str, str]:
     """Return the labels of some files in sorted order, each with itself as target word.
 
-    Of spellings that differ in case or white space the most frequent one counts. Raises ConfigError for fewer than two
-    labels, or for more than MAX_LABELS: such a column is no label.
+    Of spellings that differ in case, white space or invisible characters the most frequent one counts. Raises
+    ConfigError for fewer than two labels, or for more than MAX_LABELS: such a column is no label.
     """
     writings: dict[str, Counter[str]] = defaultdict(Counter)
     num_read = 0
@@ -87,7 +87,7 @@ def merge_label_forms(sets: Sequence[Sequence[TextExample]]) -> list[list[TextEx
     def merge(example: TextExample) -> TextExample:
         if not example.references or (form := example.references[0]) == (label := labels[normalize_label(form)]):
             return example
-        return replace(example, targets=label, references=(label,), meta={**example.meta, LABEL_FORM: form})
+        return replace(example, targets=label, references=(label,), meta={LABEL_FORM: form, **example.meta})
 
     return [list(map(merge, examples)) for examples in sets]
 
@@ -111,10 +111,11 @@ def describe_merged_forms(counts: Mapping[str, int], forms: Mapping[str, int]) -
 
     Args:
         counts: records by label.
-        forms: records by the form in the data, as far as it differs from the label in case or white space.
+        forms: records by the form in the data, as far as it differs from the label.
 
-    >>> describe_merged_forms({"yes": 50, "no": 40}, {"Yes": 12})
-    "forms that differ only in case or white space count as one label: 'yes' (38 records), 'Yes' (12)"
+    >>> print(describe_merged_forms({"yes": 50, "no": 40}, {"Yes": 8, "yes\u200b": 4}).replace(": ", "\\n", 1))
+    forms that differ only in case, white space or invisible characters count as one label
+    'yes' (38 records), 'Yes' (8), 'yes\\u200b' (4); rename those that are another label
     >>> describe_merged_forms({"yes": 50}, {"YES": 50})
     ''
     """
@@ -130,7 +131,10 @@ def describe_merged_forms(counts: Mapping[str, int], forms: Mapping[str, int]) -
         return ""
     told = "; ".join(_list_counts(own) for own in several[:MAX_TOLD])
     more = f"; and {len(several) - MAX_TOLD:,} more labels" if len(several) > MAX_TOLD else ""
-    return f"forms that differ only in case or white space count as one label: {told}{more}"
+    return (
+        f"forms that differ only in case, white space or invisible characters count as one label: {told}{more}; rename "
+        "those that are another label"
+    )
 
 
 def describe_placeholders(counts: Mapping[str, int], *, what: str) -> str:

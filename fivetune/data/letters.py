@@ -1,7 +1,8 @@
 """Encode special tokens that a text spells out as letters: `</s>` in a user's text does not end the text.
 
-In: a tokenizer and texts. Out: ids and offsets, those of the tokenizer for all texts that spell out none. Tokens that
-were added for use in texts, as <extra_id_0> or <hl>, stay tokens.
+In: a tokenizer and texts. Out: ids and offsets, those of the tokenizer for all texts that spell out none. Tokens stay
+tokens that were added for use in texts, as <extra_id_0> or <hl>, and those that the template of a task holds, as
+`{Title}</s>{Body}`: its literals are known by their places.
 
 The option `split_special_tokens` of transformers does not do it: it also divides the sentinels, and a unigram
 vocabulary holds `</s>` as a piece, which the model then finds in the letters.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 STRUCTURAL = ("eos_token", "pad_token", "unk_token", "bos_token", "cls_token", "sep_token")
 UNMATCHED = "\uffff"  # no character, so no text has it
+LITERALS = "literals"  # key of `meta`: places [start, end) of the template's own texts in the inputs, if they hold "<"
+Spans = Sequence[Sequence[int]]
+NO_LITERALS: Spans = ()
 
 
 class EncodedText(NamedTuple):
@@ -36,12 +40,34 @@ def list_structural_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...
     return tuple(dict.fromkeys(str(token) for token in named if token))
 
 
+def find_literals(inputs: str, literals: Sequence[str]) -> list[list[int]]:
+    """Find the places of a template's own texts that hold "<" in a text that was made by it.
+
+    >>> find_literals("tags: Why?</s>So.", ["tags: ", "</s>"])
+    [[10, 14]]
+    """
+    found: list[list[int]] = []
+    position = 0
+    for literal in literals:
+        start = inputs.find(literal, position)
+        if start < 0:
+            break
+        position = start + len(literal)
+        found += [[start, position]] if "<" in literal else []
+    return found
+
+
 def tokenize(
-    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, with_offsets: bool = False
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    *,
+    literals: Sequence[Spans] = (),
+    with_offsets: bool = False,
 ) -> list[EncodedText]:
     """Tokenise texts without special tokens, those that they spell out as letters.
 
     Args:
+        literals: of each text the places where a structural token is a token.
         with_offsets: only fast tokenizers have them.
     """
     if not texts:
@@ -50,24 +76,44 @@ def tokenize(
     encoded = tokenizer(list(texts), add_special_tokens=False, verbose=False, **options)
     found = encoded["input_ids"]
     offsets = encoded["offset_mapping"] if with_offsets else [None] * len(found)
-    rows = map(EncodedText, found, offsets)
-    return [spell_out(tokenizer, text, row.ids) or row for text, row in zip(texts, rows, strict=True)]
+    places = literals or [NO_LITERALS] * len(texts)
+    return [
+        spell_out(tokenizer, text, ids, literals=own) or EncodedText(ids, pairs)
+        for text, ids, pairs, own in zip(texts, found, offsets, places, strict=True)
+    ]
 
 
-def spell_out(tokenizer: PreTrainedTokenizerBase, text: str, ids: Sequence[int]) -> EncodedText | None:
+def spell_out(
+    tokenizer: PreTrainedTokenizerBase, text: str, ids: Sequence[int], *, literals: Spans = NO_LITERALS
+) -> EncodedText | None:
     """Return the letters of a text that spells out a structural token, None for any other text.
 
     Args:
         ids: of the text, as the tokenizer gives them. They show tokens that only its normaliser makes, of full-width
             characters for example; but an unknown token stands for characters, too.
+        literals: places where a structural token is a token.
     """
     structural, unknown = _find_structural_ids(tokenizer)
     if structural.isdisjoint(ids) and not (unknown and unknown in text):
         return None
+    hidden = _name_hidden_tokens(tokenizer)
+    num_meant = 0
+    for start, end in literals:
+        for token, name in hidden.items():  # of the same length
+            num_meant += text.count(token, start, end)
+            text = text[:start] + text[start:end].replace(token, name) + text[end:]
+    if num_meant and num_meant == sum(number in structural for number in ids) and not (unknown and unknown in text):
+        return None
     if not tokenizer.is_fast:
-        return EncodedText(_encode_without_trie(tokenizer, text), None)
-    found = _find_letter_backend(tokenizer).encode(text, add_special_tokens=False)
+        return EncodedText(_encode_without_trie(tokenizer, text, hidden), None)
+    found = _find_letter_backend(tokenizer, hidden).encode(text, add_special_tokens=False)
     return EncodedText(found.ids, found.offsets)
+
+
+def _name_hidden_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
+    """Return structural token -> its name where it is meant: of the same length, and in no text."""
+    tokens = list_structural_tokens(tokenizer)
+    return {token: UNMATCHED * (len(token) - 1) + chr(ord("0") + number) for number, token in enumerate(tokens)}
 
 
 def _find_structural_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[frozenset[int], str]:
@@ -81,13 +127,13 @@ def _find_structural_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[frozenset[
     return known, unknown
 
 
-def _encode_without_trie(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Encode with a tokenizer in Python (ByT5, MyT5): other added tokens stay tokens."""
-    structural = list_structural_tokens(tokenizer)
-    others = {token: number for token, number in tokenizer.get_added_vocab().items() if token not in structural}
+def _encode_without_trie(tokenizer: PreTrainedTokenizerBase, text: str, hidden: Mapping[str, str]) -> list[int]:
+    """Encode with a tokenizer in Python (ByT5, MyT5): tokens are other added ones, and hidden ones by their names."""
+    others = {token: number for token, number in tokenizer.get_added_vocab().items() if token not in hidden}
+    others |= {name: int(tokenizer.convert_tokens_to_ids(token)) for token, name in hidden.items()}
     pattern = "|".join(map(re.escape, sorted(others, key=len, reverse=True)))
     ids: list[int] = []
-    for part in re.split(f"({pattern})", text) if others else [text]:
+    for part in re.split(f"({pattern})", text):
         if part in others:
             ids.append(others[part])
         elif part:
@@ -95,25 +141,28 @@ def _encode_without_trie(tokenizer: PreTrainedTokenizerBase, text: str) -> list[
     return ids
 
 
-def _find_letter_backend(tokenizer: PreTrainedTokenizerBase) -> Any:
-    """Return a copy of a fast tokenizer that does not know the structural tokens, made at the first text with one."""
+def _find_letter_backend(tokenizer: PreTrainedTokenizerBase, hidden: Mapping[str, str]) -> Any:
+    """Return a copy of a fast tokenizer that knows structural tokens by other names, made at the first such text."""
     known = vars(tokenizer).get("_fivetune_letters")
     if known is None or known[0] != len(tokenizer):
-        known = len(tokenizer), _build_letter_backend(tokenizer)
+        known = len(tokenizer), _build_letter_backend(tokenizer, hidden)
         vars(tokenizer)["_fivetune_letters"] = known
     return known[1]
 
 
-def _build_letter_backend(tokenizer: PreTrainedTokenizerBase) -> Any:
+def _build_letter_backend(tokenizer: PreTrainedTokenizerBase, hidden: Mapping[str, str]) -> Any:
     from tokenizers import Tokenizer
 
     pipeline: JsonTable = json.loads(tokenizer.backend_tokenizer.to_str())  # pyright: ignore
-    structural, model = list_structural_tokens(tokenizer), pipeline["model"]
-    hidden = {token: f"{UNMATCHED}{number}" for number, token in enumerate(structural)}
+    model, unknown = pipeline["model"], str(pipeline["model"].get("unk_token"))  # BPE looks that up by its name
+    hidden = {token: name for token, name in hidden.items() if token != unknown}
     if isinstance(model["vocab"], list):  # Unigram: pairs of piece and score
         model["vocab"] = [[hidden.get(piece, piece), score] for piece, score in model["vocab"]]
     else:
-        hidden.pop(str(model.get("unk_token")), None)  # the model looks it up by its name
         model["vocab"] = {hidden.get(piece, piece): number for piece, number in model["vocab"].items()}
-    pipeline["added_tokens"] = [one for one in pipeline["added_tokens"] if one["content"] not in structural]
+    pipeline["added_tokens"] = [
+        {**one, "content": hidden.get(one["content"], one["content"])}
+        for one in pipeline["added_tokens"]
+        if one["content"] != unknown
+    ]
     return Tokenizer.from_str(json.dumps({**pipeline, "post_processor": None, "truncation": None, "padding": None}))

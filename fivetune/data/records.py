@@ -28,6 +28,7 @@ from fivetune.data.delimited import (
 )
 from fivetune.data.json_records import RECORD_LISTS, SPLIT_NAMES, RawLine, read_json_records, read_jsonl_lines
 from fivetune.data.json_text import decode_line, describe_value, find_json_error
+from fivetune.data.letters import LITERALS, find_literals
 from fivetune.data.source_files import (
     FORMATS,
     HEAD_BYTES,
@@ -49,6 +50,7 @@ from fivetune.data.table_records import (
     read_saved_records,
 )
 from fivetune.errors import DataError, FiveTuneError, RecordError
+from fivetune.tasks import parse_template
 from fivetune.types import ConversionResult, JsonTable, RawRecord, Task
 
 __all__ = [
@@ -197,7 +199,7 @@ def apply_task(task: Task, record: RawRecord, *, labelled: bool = True) -> Conve
     Raises DataError as `to_text` does, MemoryError: it is no fault of the record, which must not be skipped for it.
     """
     try:
-        return task.to_text(record, labelled=labelled)
+        return _mark_literals(task, task.to_text(record, labelled=labelled))
     except (FiveTuneError, MemoryError):
         raise
     except Exception as error:
@@ -206,6 +208,20 @@ def apply_task(task: Task, record: RawRecord, *, labelled: bool = True) -> Conve
         raise RecordError(
             record.where, f"task {task.plugin_name()} fails on this record: {what}. Correct the task."
         ) from error
+
+
+def _mark_literals(task: Task, converted: ConversionResult) -> ConversionResult:
+    """Note in `meta` where inputs hold a template's own texts, whose special tokens are meant."""
+    template = getattr(task, "template", None) or getattr(task, "inputs", None)
+    if not converted or not isinstance(template, str) or "<" not in template:
+        return converted
+    literals = [literal for literal, _ in parse_template(template)]
+    examples = converted if isinstance(converted, tuple) else (converted,)
+    marked = (
+        replace(one, meta={**one.meta, LITERALS: places}) if (places := find_literals(one.inputs, literals)) else one
+        for one in examples
+    )
+    return tuple(marked) if isinstance(converted, tuple) else next(marked)
 
 
 def as_bad_record(error: DataError, record: RawRecord) -> BadRecord:

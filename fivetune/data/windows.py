@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fivetune.data.encode import LengthLimits, TokenizedInput, compute_input_room, tokenize_inputs
+from fivetune.data.letters import LITERALS
 from fivetune.tasks import find_text
 from fivetune.types import Task, TextExample
 
@@ -76,6 +77,9 @@ def _cut_window(example: TextExample, low: int, high: int, number: int, count: i
     low = max(low, start)
     low += len(example.inputs[low:high]) - len(example.inputs[low:high].lstrip())
     meta = {**example.meta, "window": [number, count]}
+    if LITERALS in example.meta:
+        shift = high - low - (end - start)
+        meta[LITERALS] = [[a + shift, b + shift] if a >= end else [a, b] for a, b in example.meta[LITERALS]]
     if example.meta.get("answer_span"):
         a, b = example.meta["answer_span"]
         meta["answer_span"] = [a - low + start, b - low + start] if low <= a and b <= high else None

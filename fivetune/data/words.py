@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from fivetune.data.letters import spell_out
+from fivetune.data.letters import NO_LITERALS, Spans, spell_out
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -38,21 +38,30 @@ class WordTable:
         self._backend: Any = tokenizer.backend_tokenizer  # pyright: ignore
         self._ids: dict[str, list[int]] = {}
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of texts, without end token."""
+    def encode(self, texts: Sequence[str], literals: Sequence[Spans] = ()) -> list[list[int]]:
+        """Return the ids of texts, without end token.
+
+        Args:
+            literals: of each text the places where a structural token is a token.
+        """
         words = [text.split() if _PLAIN_TEXT.fullmatch(text) else None for text in texts]
         if len(self._ids) > MAX_WORDS:
             self._ids.clear()
         unseen = [*set(chain.from_iterable(filter(None, words))).difference(self._ids)]
-        others = [text for text, parts in zip(texts, words, strict=True) if parts is None]
+        places = [place for place, parts in enumerate(words) if parts is None]
+        others = [texts[place] for place in places]
+        of_others = [literals[place] for place in places] if literals else [NO_LITERALS] * len(others)
         encoded = self._backend.encode_batch_fast([*unseen, *others], add_special_tokens=False)
         self._ids.update((word, one.ids) for word, one in zip(unseen, encoded, strict=False))
-        of_others = iter(self._spell_out(others, [one.ids for one in encoded[len(unseen) :]]))
+        rest = iter(self._spell_out(others, [one.ids for one in encoded[len(unseen) :]], of_others))
         look_up = self._ids.__getitem__
-        return [next(of_others) if parts is None else list(chain.from_iterable(map(look_up, parts))) for parts in words]
+        return [next(rest) if parts is None else list(chain.from_iterable(map(look_up, parts))) for parts in words]
 
-    def _spell_out(self, texts: Sequence[str], encoded: Sequence[list[int]]) -> list[list[int]]:
-        spelt = (spell_out(self._tokenizer, text, ids) for text, ids in zip(texts, encoded, strict=True))
+    def _spell_out(
+        self, texts: Sequence[str], encoded: Sequence[list[int]], literals: Sequence[Spans]
+    ) -> list[list[int]]:
+        rows = zip(texts, encoded, literals, strict=True)
+        spelt = (spell_out(self._tokenizer, text, ids, literals=own) for text, ids, own in rows)
         return [letters.ids if letters else ids for letters, ids in zip(spelt, encoded, strict=True)]
 
 

@@ -54,6 +54,12 @@ class ReadRequest:
     converted: Sequence[ConvertedRows]
 
 
+class WholeInputs(JSONL):
+    """Texts as the model reads them; the template shows which of their special tokens are its own."""
+
+    template: str = ""
+
+
 def list_inputs(inputs: object) -> list[Given]:
     """List records or texts; of a table its rows. Raises DataError for one record or text alone, which iterate by name
     or letter, for a table of another library, for anything else, and for records and texts mixed.
@@ -117,7 +123,8 @@ def read_requests(
             texts = [one for one in given if isinstance(one, str)]
             records = [one for one in given if not isinstance(one, str)]
             written = write_texts(path, texts) if texts else write_records(path, records, columns)
-            kind: tuple[Task, Mapping[str, str]] = (JSONL(), {}) if texts else (task, columns)
+            whole = WholeInputs(template=str(getattr(task, "template", None) or getattr(task, "inputs", "")))
+            kind: tuple[Task, Mapping[str, str]] = (whole, {}) if texts else (task, columns)
             with name_tables({path: "inputs"}):
                 rows = list(iter_input_rows(str(path), *kind)) if given else []
                 if records:

@@ -397,7 +397,7 @@ class SplitSummary:
         num_answers_lost: examples whose answer was clipped from the inputs.
         input_p99, target_p99: 99th percentile of lengths, in tokens; whole_...: of the lengths before clipping.
         num_unlabelled: records excluded because they have no label; label_counts: records of each gold label;
-            label_forms: records of each form of a label, as far as its case or white space differs from the label.
+            label_forms: records of each form of a label, as far as it differs from the label.
         placeholder_counts: records of each gold answer that programs write for an empty cell, such as None.
         num_blank_golds: records with a blank gold answer beside others, which an empty prediction matches;
             num_blank_synonyms: records whose blank synonyms were dropped.

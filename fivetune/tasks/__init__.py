@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from string import Formatter
 from typing import Annotated, Any, ClassVar, Literal
@@ -43,7 +44,10 @@ from fivetune.types import ConversionResult, Merging, MetricSpec, RawRecord, Tas
 
 Head = Literal["generate", "extractive"]
 DROPPED_SYNONYMS = "num_blank_synonyms"  # key of `meta`: number of blank synonyms dropped from the gold answers
-LABEL_FORM = "label_form"  # key of `meta`: the label as the record has it, if its case or white space differs
+LABEL_FORM = "label_form"  # key of `meta`: the label as the record has it, if it differs from the label
+INVISIBLE_IN_LABELS = re.compile(  # soft hyphen, joiners, marks of direction, byte order mark, variation selectors
+    "[\u00ad\u034f\u061c\u180b-\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufe00-\ufe0f\ufeff]"
+)
 
 
 class _DefaultOptions(Options):
@@ -105,8 +109,13 @@ def check_labels(labels: dict[str, str]) -> dict[str, str]:
 
 
 def normalize_label(text: str) -> str:
-    """Casefold a label and collapse its white space, so that its spellings compare equal."""
-    return " ".join(text.split()).casefold()
+    """Casefold a label, collapse its white space and remove invisible characters, so that its spellings compare equal.
+
+    >>> normalize_label("New\u00a0 York\u200b"), normalize_label("Cafe\u0301") == normalize_label("CAF\u00c9")
+    ('new york', True)
+    """
+    visible = INVISIBLE_IN_LABELS.sub("", unicodedata.normalize("NFC", text))
+    return " ".join((visible if visible.strip() else text).split()).casefold()
 
 
 def is_missing_label(text: str) -> bool:
@@ -159,7 +168,7 @@ class LabelOptions(_DefaultOptions):
         given = "" if value is None else str(value).strip()
         label = self._find_label(given)
         if label is not None:
-            meta |= {LABEL_FORM: given} if given != label else {}
+            meta |= {LABEL_FORM: str(value)} if str(value) != label else {}
             return TextExample(get_record_id(record), inputs, self.labels[label], (label,), clippable, meta)
         if not labelled:
             return TextExample(get_record_id(record), inputs, "", (), clippable, meta)

@@ -19,6 +19,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from fivetune.config.layers import parse_table
 from fivetune.errors import MissingLabelError
 from fivetune.tasks import (
+    LABEL_FORM,
     LabelOptions,
     check_labels,
     check_template,
@@ -59,7 +60,9 @@ class Classification(LabelOptions):
         label = self.read_label(record) if labelled or self.label in record.fields else None
         if label is None and labelled:
             raise self._make_missing_label_error(record)
-        return TextExample(get_record_id(record), inputs, label or "", (label,) if label else (), clippable)
+        form = record.fields.get(self.label)
+        meta = {LABEL_FORM: str(form)} if label and isinstance(form, str) and form != label else {}
+        return TextExample(get_record_id(record), inputs, label or "", (label,) if label else (), clippable, meta)
 
     def to_score(self, record: RawRecord) -> ConversionResult:
         """Return the gold label without inputs, which scoring does not need."""

@@ -163,8 +163,7 @@ def test_labels_in_several_forms_and_placeholders_of_empty_cells_are_named(tmp_p
     assert main(words) == 0
     printed = " ".join(capsys.readouterr().out.split())
     told = (
-        "train: forms that differ only in case or white space count as one label: 'late' (2 records), 'Late' (1); "
-        "'None' (2 records), 'none' (1).",
+        "count as one label: 'late' (2 records), 'Late' (1); 'None' (2 records), 'none' (1); rename",
         "train: 3 records have a label that programs write for an empty cell: 'None' (2 records), 'N/A' (1); it counts "
         "as a label.",
     )

@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fivetune.data.encode import LengthLimits, encode, encode_labels
+from fivetune.data.encode import LengthLimits, encode, encode_labels, find_frame
 from fivetune.data.letters import list_structural_tokens, tokenize
+from fivetune.data.records import apply_task
 from fivetune.model.tokenizer import load_tokenizer
 from fivetune.nano import CHECKPOINT
-from fivetune.types import TextExample
+from fivetune.tasks import load_task
+from fivetune.types import RawRecord, TextExample
 
 SHARED = [kit.SHARED / "data" / "tokenizers" / name for name in ("t5-small", "ptt5-portuguese")]
 FAMILIES = ["gemma", "roberta", "madlad", "bytes", "morphemes"]
@@ -75,3 +77,17 @@ def test_bytes_of_a_special_token_are_its_letters(tmp_path):
     own = load_tokenizer(None, family_kit.make_family_tokenizer(tmp_path / "own", "bytes"))
     (found,) = tokenize(own, ["</s>"])
     assert bytes(number - 3 for number in found.ids) == b"</s>"
+
+
+@pytest.mark.parametrize("title", ["Why?", "Why</s>?"])
+@pytest.mark.parametrize("body", ["So.", "<p>So</p></s> it <pad> is.", "＜/s＞"])
+def test_tokens_of_a_template_are_tokens_beside_letters_in_its_values(tokenizer, title, body):
+    end = str(tokenizer.eos_token)
+    task = load_task("jsonl", {"inputs": "quality: {Body}" + end + "{Title}"})
+    example: Any = apply_task(task, RawRecord({"id": "1", "Title": title, "Body": body}, "a:1"), labelled=False)
+    (tokens,) = encode(tokenizer, [example], [""], limits=LengthLimits())
+    ids = [*tokens.input_ids]
+    num_added = find_frame(tokenizer).after.count(tokenizer.eos_token_id)
+    assert ids.count(tokenizer.eos_token_id) == 1 + num_added
+    if title == "Why?" and body == "So.":
+        assert ids == tokenizer(example.inputs)["input_ids"]

@@ -180,8 +180,8 @@ def test_what_is_odd_about_the_data_is_told(
     lines = capsys.readouterr().out.splitlines()
     assert lines[1:4] == [
         "warning: train: records left out because they have no label (blank, or nan): 1",
-        "warning: train: forms that differ only in case or white space count as one label: 'late' (2 records), "
-        "'Late' (1)",
+        "warning: train: forms that differ only in case, white space or invisible characters count as one label: "
+        "'late' (2 records), 'Late' (1); rename those that are another label",
         "warning: train: 1 record has a label that programs write for an empty cell: 'None' (1 record); it counts as "
         "a label",
     ]

@@ -123,7 +123,7 @@ def test_preflight_names_merged_forms_and_placeholders_once(tmp_path, model_fold
     facts = setup.data.stream.store.summary
     assert (facts["label_counts"], facts["label_forms"]) == (counts, {"Red": 1, **other_forms})
     [detail] = [check.detail for check in run_checks(setup) if check.name == "records"]
-    forms = "train: forms that differ only in case or white space count as one label: "
+    forms = "train: forms that differ only in case, white space or invisible characters count as one label: "
     assert detail.count(forms) == detail.count("'red' (2 records), 'Red' (1)") == 1
     assert detail.count("2 records have a label that programs write for an empty cell: 'None' (2 records)") == 1
 

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 from fivetune.data.encode import LengthLimits, encode
 from fivetune.data.examples import Source
 from fivetune.data.labels import read_label_set
-from fivetune.data.records import read_records
+from fivetune.data.records import apply_task, read_records
 from fivetune.data.store import load_or_build_store
 from fivetune.errors import ConfigError, DataError, MissingLabelError
 from fivetune.metrics import load_metric
@@ -87,7 +87,7 @@ def test_labels_are_an_option():
     assert (example.targets, example.references, example.meta) == (
         "low",
         ("LQ",),
-        {"labels": ["HQ", "LQ"], "label_form": "lq"},
+        {"labels": ["HQ", "LQ"], "label_form": " lq "},
     )
     assert (TWO.from_text(" High"), TWO.from_text("higher")) == ("HQ", "higher")
 
@@ -149,7 +149,8 @@ def test_forms_of_tags(tags):
 def test_head_sentinel_and_tail(tmp_path):
     """512 tokens are 255 of the head, <extra_id_1>, and 256 of the tail, of which the last is the end token."""
     tokenizer = AutoTokenizer.from_pretrained(kit.make_tokenizer(tmp_path))
-    example = _example(TWO, {**POST, "Title": "red hat", "Body": " ".join(kit.WORDS * 60)})
+    post = {**POST, "Title": "red hat", "Body": " ".join(kit.WORDS * 60)}
+    example: Any = apply_task(TWO, RawRecord(post, "train.csv:17"))
     (cut,) = encode(tokenizer, [example], [example.targets], limits=LengthLimits(512, 8, "head_tail"))
     whole = [*tokenizer("quality: red hat")["input_ids"], *tokenizer(" ".join(kit.WORDS * 60))["input_ids"]]
     gap = tokenizer.convert_tokens_to_ids("<extra_id_1>")
