@@ -122,7 +122,7 @@ def _dispatch(words: list[str], *, show_traceback: bool) -> int:
         return 0
     if words[0] not in names:
         known = SYNONYMS.get(words[0].replace("_", "-"), words[0])
-        _print_error(f"there is no command {words[0]!r}. {suggest_names(known, names)}")
+        _print_error(f"there is no command {words[0]!r}. {suggest_names(known, names, listing='fivetune --help')}")
         return 2
     command = import_module(f"fivetune.commands.{words[0].replace('-', '_')}")
     parser = _Parser(

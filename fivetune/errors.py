@@ -167,19 +167,24 @@ class ReportedByOtherRankError(FiveTuneError):
         self.exit_code = exit_code
 
 
-def suggest_names(name: str, allowed: Iterable[str]) -> str:
+def suggest_names(name: str, allowed: Iterable[str], *, listing: str = "") -> str:
     """Return a sentence with the allowed names, after the nearest one if any is similar.
+
+    Args:
+        listing: the command that lists the names, which stands in place of many of them.
 
     >>> suggest_names("lrr", ["lr", "weight_decay"])
     'Did you mean lr? Allowed: lr, weight_decay.'
     >>> suggest_names("zzz", ["lr", "weight_decay"])
     'Allowed: lr, weight_decay.'
+    >>> suggest_names("squad_v3", ["squad_v2", "gsm8k"], listing="fivetune list recipes")
+    'Did you mean squad_v2? All names: fivetune list recipes.'
     """
     options = sorted(allowed)
     cutoff = 0.6 if len(name) > 2 else 0.5  # `rl` for `lr`
     close = get_close_matches(name, options, n=2, cutoff=cutoff)
     hint = f"Did you mean {' or '.join(close)}? " if close else ""
-    return f"{hint}Allowed: {', '.join(options) or 'none'}."
+    return f"{hint}All names: {listing}." if listing else f"{hint}Allowed: {', '.join(options) or 'none'}."
 
 
 def format_size(num_bytes: float) -> str:

@@ -226,7 +226,7 @@ MISTAKES = (
     Mistake(
         "A misspelt name of the hub",
         f"{TRAIN} --model.path google/t5-smal",
-        ("no local folder of that name", "give the folder in place of the name"),
+        ("no local folder of that name", "--model.path t5-nano", "give its folder in place of the name"),
         code=4,
     ),
     Mistake("A file of a model", f"{TRAIN} --model.path tiny/config.json", ("is a file", "config.json"), code=4),

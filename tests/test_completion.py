@@ -69,6 +69,5 @@ def test_scripts_name_commands_settings_and_recipes(scripts, shell):
 def test_without_shtab_the_command_names_it(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert main(["completion", "bash"]) == 4
-    assert capsys.readouterr().err == (
-        "fivetune: completion: the package shtab is not installed. Install it: pip install 'fivetune[completion]'\n"
-    )
+    message = "fivetune: completion: the package shtab is not installed. Install it: pip install "
+    assert capsys.readouterr().err.startswith(message)

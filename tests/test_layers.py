@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).parents[1] / "fivetune"
 
 # From the bottom up; a module imports from rows below its own, or from what stands left of it in its row.
 ROWS = (
-    ("redaction", "errors", "distributed", "types", "plugins", "values"),
+    ("redaction", "installation", "errors", "distributed", "types", "plugins", "values"),
     ("config", "rundir", "nano"),
     ("metrics", "tasks", "optimizers", "schedules", "strategies", "adapters", "sinks"),
     ("data", "model"),

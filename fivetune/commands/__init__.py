@@ -189,6 +189,7 @@ def start_from_data(source: str, *, columns: Sequence[str] = (), header: object 
         header: the names of --header, also as one text.
     """
     from fivetune.config.layers import parse_listed_names
+    from fivetune.model.tokenizer import load_local_tokenizer
     from fivetune.start.files import start_recipe
     from fivetune.start.roles import parse_columns
 
@@ -198,17 +199,7 @@ def start_from_data(source: str, *, columns: Sequence[str] = (), header: object 
         raise ConfigError(f"--seed {seed}: is negative. Allowed: 0 and more.")
     names = cast("Sequence[str]", parse_listed_names(header or ()))
     given = parse_columns(columns)
-    return start_recipe(source, given=given, header=names, load_tokenizer=_load_local_tokenizer, **options)
-
-
-def _load_local_tokenizer(model: str) -> Any:
-    """Load the tokenizer of a model that is on this machine; None for one of the hub that is not in its cache."""
-    from fivetune.model.download import find_cached_snapshot
-    from fivetune.model.files import find_local_folder
-    from fivetune.model.tokenizer import load_tokenizer
-
-    folder = find_local_folder(model) or find_cached_snapshot(model)
-    return load_tokenizer(None, folder, key=None) if folder else None
+    return start_recipe(source, given=given, header=names, load_tokenizer=load_local_tokenizer, **options)
 
 
 def describe_start(started: Started) -> dict[str, Any]:

@@ -43,12 +43,13 @@ def build_script(shell: str) -> str:
     """Build the script. Raises FiveTuneEnvironmentError without shtab."""
     from fivetune.config.recipes import list_recipe_names
     from fivetune.errors import FiveTuneEnvironmentError
+    from fivetune.installation import name_install
 
     try:
         import shtab
     except ImportError:
         raise FiveTuneEnvironmentError(
-            "completion: the package shtab is not installed. Install it: pip install 'fivetune[completion]'"
+            f"completion: the package shtab is not installed. Install it: {name_install('completion')}"
         ) from None
     recipes = " ".join(list_recipe_names())
     preamble = {name: text.replace("@RECIPES@", recipes) for name, text in PREAMBLE.items()}

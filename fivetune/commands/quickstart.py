@@ -43,10 +43,11 @@ def run(args: argparse.Namespace) -> int:
         "eval.at_start": False,
         "report.beside": [],
     }
-    blind = train("quickstart", blind_settings, overwrite=True, preflight=False)
+    blind = train("quickstart", blind_settings, overwrite=True, preflight=False, command="fivetune quickstart")
     print("fine-tuning on questions with their contexts")
     settings = {**data, "run.dir": str(run_folder), "report.beside": [str(blind_folder)]}
-    done = train("quickstart", {**settings, **({"train.num_steps": args.steps} if args.steps else {})}, overwrite=True)
+    steps = {"train.num_steps": args.steps} if args.steps else {}
+    done = train("quickstart", {**settings, **steps}, overwrite=True, command="fivetune quickstart")
     page = write_report(run_folder)
     best = find_exported_eval(done)
     assert best is not None  # the recipe evaluates, so the best step has its record

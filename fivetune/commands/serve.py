@@ -67,9 +67,10 @@ def run(args: argparse.Namespace) -> int:
         from fivetune.serving.server import bind_socket, build_server, run_until_stopped
     except ModuleNotFoundError as error:
         from fivetune.errors import FiveTuneEnvironmentError
+        from fivetune.installation import name_install
 
         raise FiveTuneEnvironmentError(
-            f"serve: the package {error.name} is missing. Install it: pip install 'fivetune[serve]'"
+            f"serve: the package {error.name} is missing. Install it: {name_install('serve')}"
         ) from None
     from fivetune.serving.batching import Batcher
     from fivetune.serving.guard import Guard

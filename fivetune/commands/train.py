@@ -60,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
         proposed = add_strategy(args.recipe, settings, quiet=args.quiet or not world.is_first)
         args.settings += format_settings(proposed)  # for the processes that this one starts
         config = load_config(args.recipe, {**settings, **proposed})
+        if world.is_first and not args.resume and config.model.path:
+            _refuse_absent_model(config.model.path, config.model.revision)
     section = config.launch
     if launch.is_needed(section.nproc, section.nnodes):
         return launch.start_processes(
@@ -103,6 +105,15 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _refuse_absent_model(name: str, revision: str | None = None) -> None:
+    """Raise an error for a model that is neither here nor given by the hub: at once, before torch is imported."""
+    from fivetune.model.download import find_cached_snapshot
+    from fivetune.model.files import find_folder, find_local_folder
+
+    if not find_local_folder(name) and not find_cached_snapshot(name, revision):
+        find_folder(name, revision=revision)
+
+
 def _find_recipe(args: argparse.Namespace, settings: Mapping[str, Any]) -> str:
     """Return the recipe of the command; that of a data file is written first, with the task and model of the settings.
 
@@ -112,6 +123,7 @@ def _find_recipe(args: argparse.Namespace, settings: Mapping[str, Any]) -> str:
     from fivetune.distributed.world import World
     from fivetune.errors import ConfigError
     from fivetune.start.files import choose_recipe_path, is_data
+    from fivetune.start.plan import MODEL
 
     is_source = is_data(args.recipe) and find_shipped_recipe(args.recipe) is None
     if args.resume:
@@ -125,6 +137,7 @@ def _find_recipe(args: argparse.Namespace, settings: Mapping[str, Any]) -> str:
         raise ConfigError(f"{args.recipe}: is data, and several processes are started. Run fivetune new first.")
     task, model = settings.get("task.name"), settings.get("model.path")
     header = settings.get("data.header")
+    _refuse_absent_model(str(model or MODEL))  # before a recipe is written that cannot be trained
     started = start_from_data(args.recipe, task=task, model=model, header=header, overwrite=args.overwrite)
     if not args.quiet and not args.json:
         print_start(started)

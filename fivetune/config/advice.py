@@ -25,11 +25,15 @@ def advise_on_value(kind: str, key: str, value: object) -> str:
 
     >>> advise_on_value("float_parsing", "optimizer.lr", "0,001")
     ' Write a decimal point: 0.001.'
+    >>> advise_on_value("float_parsing", "train.num_epochs", "none")
+    ' An empty value is written null.'
     >>> advise_on_value("dict_type", "data.columns", ["{question:", "Frage}"])
     " The shell has divided it into words: put it into quotes: --data.columns '{question: Frage}'."
     """
     if kind == "missing":
         return f" {REQUIRED[key]}." if key in REQUIRED else ""
+    if isinstance(value, str) and value.lower() in ("none", "nil") and kind != "literal_error":
+        return " An empty value is written null."
     if kind in ("float_parsing", "int_parsing") and isinstance(value, str):
         is_comma = re.fullmatch(r"-?\d+,\d+", value) is not None
         return (

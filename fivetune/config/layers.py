@@ -211,7 +211,7 @@ def _find_base(base: Setting, *, folder: Path) -> Path:
     found = next((path for path in (folder / name, Path(name)) if path.is_file()), None) or find_shipped_recipe(name)
     if found is None:
         siblings = [path.name for path in folder.glob("*.y*ml") if path != Path(base.where.rpartition(":")[0])]
-        near = suggest_names(name, [*siblings, *list_recipe_names()])
+        near = suggest_names(name, [*siblings, *list_recipe_names()], listing="fivetune list recipes")
         raise ConfigError(f"{base.where}: base {name!r} is neither a file nor a shipped recipe. {near}")
     return found
 

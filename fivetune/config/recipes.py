@@ -83,4 +83,5 @@ def find_recipe(source: str | Path) -> Path:
             f"--model.path {shlex.quote(str(source))} --data.train FILE (fivetune list recipes)."
         )
     name = path.name if get_close_matches(path.name, siblings) else re.sub(r"^recipes/|\.ya?ml$", "", str(source))
-    raise ConfigError(f"{source}: no such recipe. {suggest_names(name, [*siblings, *list_recipe_names()])}")
+    near = suggest_names(name, [*siblings, *list_recipe_names()], listing="fivetune list recipes")
+    raise ConfigError(f"{source}: no such recipe. {near}")

@@ -115,7 +115,8 @@ def read_sweep(source: str | Path, overrides: Mapping[str, Any] | None = None) -
 def find_sweep(source: str | Path) -> Path:
     """Find a sweep file by path or shipped name. Raises ConfigError with the nearest names."""
     shipped = find_recipes_folder() / SWEEPS
-    for candidate in (Path(source), shipped / f"{source}.yaml"):
+    name = str(source).removeprefix("recipes/").removeprefix(f"{SWEEPS}/").removesuffix(".yaml")
+    for candidate in (Path(source), shipped / f"{name}.yaml"):
         if candidate.is_file():
             return candidate
     names = [path.stem for path in shipped.glob("*.yaml")]

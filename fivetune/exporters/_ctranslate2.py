@@ -19,6 +19,7 @@ from fivetune.data.store import TokenStore
 from fivetune.decode import Decoding, GeneratedAnswer, group_by_length
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import FiveTuneEnvironmentError
+from fivetune.installation import name_install
 from fivetune.model.family import compute_output_scale
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.model.tokenizer import suppress_output
@@ -38,7 +39,7 @@ def import_ctranslate2() -> Any:
         import ctranslate2
     except ImportError:
         raise FiveTuneEnvironmentError(
-            "format ctranslate2: the package ctranslate2 is not installed. Install it: pip install 'fivetune[export]'"
+            f"format ctranslate2: the package ctranslate2 is not installed. Install it: {name_install('export')}"
         ) from None
     return ctranslate2
 

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from fivetune.adapters import has_virtual_tokens
 from fivetune.distributed.sharding import iter_held
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError, ModelError
+from fivetune.installation import name_install
 from fivetune.model import virtual_tokens
 from fivetune.model.freeze import select_names
 from fivetune.model.save import write_folder
@@ -164,7 +165,7 @@ def import_peft() -> None:
             import peft  # noqa: F401
     except ImportError:
         raise FiveTuneEnvironmentError(
-            "model.adapter: peft is not installed. Install it with: pip install 'fivetune[adapters]'."
+            f"model.adapter: peft is not installed. Install it with: {name_install('adapters')}."
         ) from None
 
 
@@ -229,8 +230,8 @@ def convert_to_nf4(model: nn.Module, targets: Sequence[str], device: str) -> str
             library: Any = import_module("bitsandbytes.nn")  # its types are not those of torch
     except ImportError:
         raise FiveTuneEnvironmentError(
-            "model.adapter with a base in 4 bits (qlora): bitsandbytes is not installed. Install it with: pip install "
-            "'fivetune[adapters]'."
+            "model.adapter with a base in 4 bits (qlora): bitsandbytes is not installed. Install it with: "
+            f"{name_install('adapters')}."
         ) from None
     squares = errors = 0.0
     for name in targets:

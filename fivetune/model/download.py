@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt"]
 OFFLINE = (
-    "Download it where there is a network and give the folder in place of the name; HF_HOME sets the cache folder, "
-    "HF_HUB_OFFLINE=1 disables the hub."
+    "A first try without a network: --model.path t5-nano, which is part of FiveTune. Or download "
+    "the model where there is a network and give its folder in place of the name; HF_HOME sets the cache folder."
 )
 
 

@@ -64,10 +64,26 @@ def _suggest_name(path: Path) -> str:
     return f" Did you mean {close[0]}?" if close else ""
 
 
+def _refuse_adapter(folder: Path) -> None:
+    """Raise ModelError for a folder of peft, which holds an adapter beside the weights of another model."""
+    path = folder / "adapter_config.json"
+    if not path.is_file():
+        return
+    try:
+        base = json.loads(path.read_bytes()).get("base_model_name_or_path")
+    except (ValueError, AttributeError):
+        base = None
+    raise ModelError(
+        f"{folder}: an adapter, not a model. Set model.adapter.path: {folder}, and its base in model.path: "
+        f"{base or 'MODEL'}."
+    )
+
+
 def read_model_config(folder: Path) -> JsonTable:
     """Read config.json of a folder, or a config.json itself. Raises ModelError if it is missing or damaged."""
     path = folder if folder.is_file() else folder / "config.json"
     if not path.is_file():
+        _refuse_adapter(folder)
         raise ModelError(f"{folder}: has no config.json. Give a folder that save_pretrained wrote.")
     refuse_pointer(path)
     try:

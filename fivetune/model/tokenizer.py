@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fivetune.errors import FiveTuneEnvironmentError, ModelError
+from fivetune.model.download import find_cached_snapshot
 from fivetune.model.family import SENTINEL
-from fivetune.model.files import find_folder, refuse_pointer
+from fivetune.model.files import find_folder, find_local_folder, refuse_pointer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,6 +30,12 @@ BYTE_CLASSES = ("ByT5Tokenizer", "MyT5Tokenizer")
 OTHER_VOCABULARIES = (("vocab.json", "merges.txt"), ("sentencepiece.bpe.model",), ("tokenizer.model",))
 """Files of byte-level BPE (CodeT5, Bart) and of other SentencePiece models, which transformers converts."""
 WORD_START = "\u2581"  # SentencePiece's mark of a space, which is not a piece of text by itself
+
+
+def load_local_tokenizer(model: str) -> PreTrainedTokenizerBase | None:
+    """Load the tokenizer of a model that is on this machine; None for one of the hub that is not in its cache."""
+    folder = find_local_folder(model) or find_cached_snapshot(model)
+    return load_tokenizer(None, folder, key=None) if folder else None
 
 
 def load_tokenizer(tokenizer: str | None, source: Path, *, key: str | None = KEY) -> PreTrainedTokenizerBase:

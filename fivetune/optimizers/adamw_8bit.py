@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field
 
 from fivetune.errors import FiveTuneEnvironmentError
+from fivetune.installation import name_install
 from fivetune.plugins import Options
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class AdamW8bit(Options):
         if find_spec("bitsandbytes") is None:
             raise FiveTuneEnvironmentError(
                 "optimizer.name adamw_8bit: needs the package bitsandbytes, which is not installed. Install it: "
-                "pip install 'fivetune[bitsandbytes]'. Without it: adafactor, whose state is smaller still"
+                f"{name_install('bitsandbytes')}. Without it: adafactor, whose state is smaller still"
             )
 
     def build(self, groups: list[TorchState]) -> Optimizer:

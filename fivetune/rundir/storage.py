@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError
+from fivetune.installation import name_install
 from fivetune.rundir.files import fsync_file, fsync_folder, replace_file
 
 T = TypeVar("T")
@@ -102,7 +103,7 @@ def open_file_system(location: str) -> tuple[FileSystem, str]:
         opened = cast(Any, url_to_fs)(location, **SERVER_OPTIONS.get(protocol, {}))
     except ImportError as error:
         extra = EXTRAS.get(protocol)
-        install = f"pip install 'fivetune[{extra}]'" if extra else "Install it"
+        install = name_install(extra) if extra else "Install it"
         raise FiveTuneEnvironmentError(f"{location}: {protocol}:// needs a package: {error}. {install}.") from None
     except ValueError as error:
         raise ConfigError(

@@ -29,6 +29,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from string import Formatter
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -375,12 +376,14 @@ def get_record_id(record: RawRecord) -> str:
 
 def describe_absent_column(record: RawRecord, name: str) -> str:
     """Return the error for an absent column, with the existing ones."""
-    names = (str(key).replace("\n", "\\n") for key in record.fields if key != "id" or record.has_own_id)
+    names = [str(key).replace("\n", "\\n") for key in record.fields if key != "id" or record.has_own_id]
     existing = ", ".join(names) or "none"
+    near = get_close_matches(name, names, n=1)
+    hint = f"Did you mean {near[0]}? " if near else ""
     return (
-        f"there is no column {name!r}. Columns: {existing}. "
-        f"If one of them is meant, name it: data.columns: {{{name}: ITS NAME}}. If the file is for another task, "
-        "choose that one: fivetune list tasks."
+        f"there is no column {name!r}. {hint}Columns: {existing}. If one of them is meant, name it: data.columns: "
+        f"{{{name}: {near[0] if near else 'ITS NAME'}}}. If the file is for another task, choose that one: fivetune "
+        "list tasks."
     )
 
 

@@ -20,6 +20,7 @@ import psutil
 import torch
 
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError, is_out_of_memory
+from fivetune.installation import name_install
 from fivetune.telemetry.accelerators import find_peak_flops
 from fivetune.types import JsonTable
 
@@ -57,7 +58,7 @@ def count_tpu_chips() -> int:
     if find_spec("jax") is None or find_spec("torchax") is None:
         raise FiveTuneEnvironmentError(
             "device: tpu needs torchax and jax, which are not installed. On a TPU machine: "
-            "pip install 'fivetune[tpu]' 'jax[tpu]'. Elsewhere use device auto."
+            f"{name_install('tpu')} 'jax[tpu]'. Elsewhere use device auto."
         )
     import jax
 

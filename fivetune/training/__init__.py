@@ -11,13 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from fivetune import plugins, rundir
 from fivetune.config import RunConfig
-from fivetune.config.recipes import refuse_missing_run
+from fivetune.config.layers import parse_listed_names
+from fivetune.config.recipes import find_shipped_recipe, refuse_missing_run
 from fivetune.data.tables import name_tables
 from fivetune.distributed.world import (
     World,
@@ -25,6 +26,7 @@ from fivetune.distributed.world import (
     refuse_wrong_world_size,
 )
 from fivetune.errors import ConfigError, InterruptedRunError, NumericError, RunDirError
+from fivetune.model.tokenizer import load_local_tokenizer
 from fivetune.progress import Progress
 from fivetune.rundir import (
     DATA,
@@ -40,6 +42,7 @@ from fivetune.rundir.figures import select_evals_by_step
 from fivetune.rundir.layout import PLAN
 from fivetune.rundir.plan import Plan, read_plan
 from fivetune.sinks import refuse_missing_sinks
+from fivetune.start.files import choose_recipe_path, is_data, start_recipe
 from fivetune.telemetry.devices import get_device_peak_flops
 from fivetune.telemetry.meter import Meter
 from fivetune.telemetry.sampler import Sampler
@@ -109,7 +112,8 @@ def train(
     """Fine-tune by a recipe. Under torchrun every rank calls it; rank 0 writes and prints.
 
     Args:
-        recipe: YAML file, name of a shipped recipe, run directory, nested dict, or a RunConfig, which is complete.
+        recipe: YAML file, name of a shipped recipe, run directory, nested dict, or a RunConfig, which is complete; or
+            a data file, whose recipe is written first, as by `fivetune new`: fivetune.train("tickets.csv").
         overrides: dotted settings that override the recipe: {"optimizer.lr": 1e-3}. data.train and data.eval may be
             pandas DataFrames, data sets of `datasets` or lists of records, here and in a nested dict; each is written
             to a file beside the run directory, tables/train-<hash of its content>.jsonl, which the run names.
@@ -130,7 +134,7 @@ def train(
     >>> run.status.state, run.config["data"]["train"]
     ('finished', ['runs/tables/train-1c489e1b8bfe.jsonl'])
     """
-    config, tables = _load_recipe(recipe, overrides, resume=resume)
+    config, tables = _load_recipe(recipe, overrides, resume=resume, overwrite=overwrite)
     with name_tables(tables), name_python_call(config.run.dir, command):
         return _train(config, resume=resume, overwrite=overwrite, preflight=preflight, quiet=quiet, command=command)
 
@@ -190,16 +194,42 @@ def _train(
 
 
 def _load_recipe(
-    recipe: str | Path | Mapping[str, object] | RunConfig, overrides: Mapping[str, object] | None, *, resume: bool
+    recipe: str | Path | Mapping[str, object] | RunConfig,
+    overrides: Mapping[str, object] | None,
+    *,
+    resume: bool,
+    overwrite: bool,
 ) -> tuple[RunConfig, TableFiles]:
     if isinstance(recipe, RunConfig):
         if overrides:
             advice = "Give them to load_config, with the recipe."
             raise ConfigError(f"overrides: not allowed with a RunConfig, which is complete. {advice}")
         return recipe, {}
-    if resume and isinstance(recipe, str | Path):
-        refuse_missing_run(recipe)
+    if isinstance(recipe, str | Path):
+        recipe = _write_recipe_of_data(str(recipe), overrides or {}, resume=resume, overwrite=overwrite)
+        if resume:
+            refuse_missing_run(recipe)
     return load_config_of_tables(recipe, overrides)
+
+
+def _write_recipe_of_data(source: str, overrides: Mapping[str, object], *, resume: bool, overwrite: bool) -> str:
+    """Write the recipe of a data file, as `fivetune new` does, and return its path; another source stays as it is."""
+    if not is_data(source) or find_shipped_recipe(source) is not None:
+        return source
+    written = choose_recipe_path(source, None)
+    if resume and written.is_file():
+        return str(written)
+    task, model = (overrides.get(name) for name in ("task.name", "model.path"))
+    started = start_recipe(
+        source,
+        task=None if task is None else str(task),
+        model=None if model is None else str(model),
+        given={},
+        header=cast("Sequence[str]", parse_listed_names(overrides.get("data.header") or ())),
+        overwrite=overwrite,
+        load_tokenizer=load_local_tokenizer,
+    )
+    return str(started.recipe)
 
 
 def _open_run_outputs(

@@ -23,6 +23,7 @@ import torch
 from fivetune.config import load_config
 from fivetune.data.store import get_cache_folder
 from fivetune.errors import FiveTuneEnvironmentError, FiveTuneError, format_size
+from fivetune.installation import list_extras, name_install
 from fivetune.model.flops import count_train_flops
 from fivetune.model.shapes import KNOWN_SHAPES, build_model_config
 from fivetune.nano import CHECKPOINT
@@ -48,7 +49,7 @@ SMALL_MEMORY, SMALL_DISK = 4 * 2**30, 10 * 2**30
 WRITTEN_BYTES = 32 * 2**20
 CHECKPOINT_BYTES = 12  # per weight: fp32 and both moments of AdamW
 HUB_SECONDS = 5.0
-PACKAGE, EXTRAS_OF_DEVELOPERS = "fivetune", ("test", "bench")
+EXTRAS_OF_DEVELOPERS = ("test", "bench", "docs", "release")
 VECTOR_FLAGS = {"avx2": "AVX2", "avx512f": "AVX-512", "amx_tile": "AMX", "asimd": "NEON", "sve": "SVE"}
 PROBED, LARGER = "t5-small", "t5-base"
 TOKENS = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
@@ -91,24 +92,18 @@ def _check_packages() -> Outcome:
 
 def _check_extras() -> Outcome:
     """Name the extras of which all packages are installed, and the others."""
-    packages: dict[str, list[str]] = {}
-    try:
-        lines = metadata.requires(PACKAGE) or []
-    except metadata.PackageNotFoundError:  # a checkout that is only on PYTHONPATH
+    packages = {extra: names for extra, names in list_extras().items() if extra not in EXTRAS_OF_DEVELOPERS}
+    if not packages:
         return "pass", "not installed as a package: extras unknown"
-    for line in lines:
-        name, extra = re.match(r"[\w.-]+", line), re.search(r"extra == ['\"]([\w-]+)", line)
-        if name and extra and extra[1] not in EXTRAS_OF_DEVELOPERS:
-            packages.setdefault(extra[1], []).append(name[0])
-    there = [extra for extra, names in packages.items() if all(_is_installed(name) for name in names)]
+    there = [extra for extra, names in packages.items() if all(map(_is_installed, names))]
     missing = [extra for extra in packages if extra not in there]
     text = f"installed: {', '.join(there) or 'none'}"
-    return "pass", f"{text}; not: {', '.join(missing)} (pip install 'fivetune[NAME]')" if missing else text
+    return "pass", f"{text}; not: {', '.join(missing)} (such as: {name_install(missing[0])})" if missing else text
 
 
-def _is_installed(name: str) -> bool:
+def _is_installed(requirement: str) -> bool:
     try:
-        metadata.version(name)
+        metadata.version(re.split(r"[^\w.-]", requirement)[0])
     except metadata.PackageNotFoundError:
         return False
     return True

@@ -326,7 +326,7 @@ def test_unknown_plugins_name_the_nearest(section, kind):
 
 
 def test_unknown_recipe_names_the_nearest():
-    with pytest.raises(ConfigError, match=r"^squad_v3: no such recipe\. Did you mean squad_v2.*\? Allowed: base, "):
+    with pytest.raises(ConfigError, match=r"^squad_v3: no such recipe\. Did you mean squad_v2.*\? All names: fivetune list recipes"):
         load_config("squad_v3")
 
 

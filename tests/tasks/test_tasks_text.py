@@ -142,7 +142,7 @@ def test_causalqa_columns_and_answers():
     assert example.inputs[slice(*example.clippable)] == "a front."
     assert example.references == task.train_targets(example) == ("cold air", "warm air")
     assert _example(CausalQA(form="plain", causal_only=True), **{**fields, "question": "Who?"}) is None
-    _refused(CausalQA(), "there is no column 'question_processed'. Columns: id, question, context, answer.", **fields)
+    _refused(CausalQA(), "there is no column 'question_processed'. Did you mean question? Columns: id, ", **fields)
     _refused(task, "answer is empty.", **{**fields, "answer": " "})
     _refused(task, "context is 7. It must be text, empty if there is none.", **{**fields, "context": 7})
 

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from fivetune import installation
 from fivetune.cli import main
 from fivetune.model.shapes import KNOWN_SHAPES
 from fivetune.training import machine_checks
@@ -39,7 +40,7 @@ def test_the_command_names_every_part_and_leaves_nothing(
 
 
 def test_a_checkout_that_is_not_installed_has_unknown_extras(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(machine_checks, "PACKAGE", "not-a-package-of-this-environment")
+    monkeypatch.setattr(installation, "PACKAGE", "not-a-package-of-this-environment")
     found = {one.name: one for one in run_machine_checks(tmp_path, device="cpu", seconds=0)}["extras"]
     assert (found.state, found.detail) == ("pass", "not installed as a package: extras unknown")
 

@@ -345,3 +345,17 @@ def test_public_names_are_documented_and_typed(name: str) -> None:
 
 def test_public_types_resolve() -> None:
     assert get_type_hints(fivetune.train)["return"] is fivetune.TrainedRun
+
+
+def test_a_data_file_is_trained_and_errors_name_arguments_of_python(tmp_path, monkeypatch):
+    """Once with the recipe that is written for it; a second call names `resume` and `overwrite`, not flags."""
+    monkeypatch.chdir(tmp_path)
+    rows = [f"parcel {i} is late,delivery\nmoney back {i},refund\n" for i in range(20)]
+    (tmp_path / "tickets.csv").write_text("text,label\n" + "".join(rows))
+    settings = {"model.path": "t5-nano", "train.num_steps": 1, "train.num_epochs": None, "device": "cpu"}
+    settings |= {"eval.at_start": False, "data.cache_dir": "cache", "train.batch_size": 2, "eval.max_examples": 2}
+    settings |= {"eval.final": "subset", "train.precision": "fp32", "train.num_threads": 1}
+    run = fivetune.train("tickets.csv", settings, preflight=False, quiet=True)
+    assert run.status.state == "finished" and (tmp_path / "tickets.yaml").is_file()
+    with pytest.raises(RunDirError, match="Add resume=True to continue it, overwrite=True"):
+        fivetune.train("tickets.yaml", settings, preflight=False, quiet=True)
