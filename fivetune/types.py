@@ -330,7 +330,12 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """The state of a study: its trials by number, and the importance of each setting (shares of 1; {} if unknown)."""
+    """The state of a study: its trials by number, and the importance of each setting (shares of 1; {} if unknown).
+
+    Args:
+        log_settings: searched settings that are drawn log-uniformly.
+        starts_from_recipe: trial 0 has the recipe's own values.
+    """
 
     name: str
     metric: str
@@ -338,3 +343,5 @@ class Search:
     trials: tuple[Trial, ...]
     best: Trial | None
     importances: Mapping[str, float] = field(default_factory=dict[str, float])
+    log_settings: tuple[str, ...] = ()
+    starts_from_recipe: bool = False

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.json:
         _print_table(found)
         if best:
-            print_text(f"recipe  {folder}/best.yaml")
+            print_text(f"recipe  {folder}/best.yaml (train it with: fivetune train {folder}/best.yaml)")
         print_text(f"page    {folder}/search.html")
     else:
         print_json(

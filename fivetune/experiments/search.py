@@ -18,8 +18,10 @@ from fivetune.experiments.space import build_trial_config
 from fivetune.experiments.study import Heartbeat, Study
 from fivetune.launch.jobs import PERMANENT_ERROR_CODES, Job
 from fivetune.launch.signals import report_interrupts
+from fivetune.report.live import find_first_verdict
 from fivetune.report.page.render import render_html
 from fivetune.report.page.wording import format_setting
+from fivetune.report.run.build import write_report
 from fivetune.report.search import build_search_page
 from fivetune.rundir.figures import find_chosen_eval, select_evals_by_step
 from fivetune.rundir.plan import read_plan
@@ -84,6 +86,8 @@ def _run_trial(study: Study, trial: optuna.Trial, heartbeat: Heartbeat) -> None:
         # The run's process has ended, so that nothing else writes its status; it may have finished just before.
         (run / rundir.CHECKSUMS).unlink(missing_ok=True)
         rundir.write_json(run / rundir.STATUS, {**read_json(run / rundir.STATUS), "state": "pruned", "why": why})
+        if (run / "report.html").is_file():  # the stopped process has called the run interrupted
+            write_report(run)
         study.finish(trial, seconds=seconds)
     elif job.code in (0, IncompleteError.exit_code):
         study.finish(trial, score=read_best_score(run, study.metric), seconds=seconds)
@@ -169,4 +173,6 @@ def _write_results(found: Search, config: RunConfig, folder: Path) -> None:
         recipe = build_trial_config(config, found.best.settings, f"{config.run.dir}-best").as_redacted_yaml()
         title = f"# Trial {found.best.number} of {folder.name}: {found.metric} {found.best.score:.2f}, the best so far."
         rundir.write_text(folder / "best.yaml", f"{title}\n{recipe}")
-    rundir.write_text(folder / "search.html", render_html(build_search_page(found)))
+    doubt, is_bad = find_first_verdict(folder / found.best.run) if found.best and found.best.run else ("", False)
+    page = build_search_page(found, recipe=str(folder / "best.yaml"), doubt=doubt if is_bad else "")
+    rundir.write_text(folder / "search.html", render_html(page))

@@ -188,8 +188,16 @@ class Study:
             (sign * one.score, -one.number, one) for one in shown if one.state == "finished" and one.score is not None
         ]
         best = max(scored)[2] if scored else None
+        section = self.config.search
         return Search(
-            self.folder.name, self.metric, self.higher_is_better, shown, best, self._compute_importances(shown)
+            self.folder.name,
+            self.metric,
+            self.higher_is_better,
+            shown,
+            best,
+            self._compute_importances(shown),
+            tuple(key for key, searched in section.over.items() if searched.log),
+            section.sampler != "grid" and bool(select_recipe_values(self.config)),
         )
 
     def _build_trial(self, one: FrozenTrial, *, retried_as: int | None) -> Trial:

@@ -5,12 +5,13 @@ In: a Search. Out: a Page for `render_html`.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
 from fivetune.report.page.charts import COLORS, MUTED, build_layout, build_line_trace, escape_label
-from fivetune.report.page.parts import Chart, Figure, Page, Part, Section, Table, Text
+from fivetune.report.page.parts import Chart, Figure, Page, Part, Problem, Section, Table, Text
 from fivetune.report.page.wording import format_decimal, format_duration, format_percent, format_plural, format_setting
 from fivetune.report.run.scores import get_score_label as score_label
 from fivetune.types import Search, Trial
@@ -20,10 +21,15 @@ ENDED_STATES = ("finished", "pruned", "failed")
 MAX_CURVES = 40
 
 
-def build_search_page(found: Search) -> Page:
-    """Build the page of a study, finished or not."""
+def build_search_page(found: Search, *, recipe: str = "", doubt: str = "") -> Page:
+    """Build the page of a study, finished or not.
+
+    Args:
+        recipe: path of the file with the best settings.
+        doubt: the reason why the score of the best trial does not count; "" without one.
+    """
     sections = (
-        _build_result_section(found),
+        _build_result_section(found, recipe, doubt),
         _build_history_section(found),
         _build_settings_section(found),
         _build_trials_section(found),
@@ -40,30 +46,42 @@ def build_search_page(found: Search) -> Page:
     )
 
 
-def _build_result_section(found: Search) -> Section:
+def _build_result_section(found: Search, recipe: str, doubt: str) -> Section:
     best = found.best
     if best is None:
         return Section("Result", (Text("No trial has finished yet.", "lead"),))
     seconds = [one.seconds for one in found.trials if one.seconds is not None]
-    first = next((one for one in found.trials if one.score is not None), None)
-    gain = ""
-    if first is not None and first is not best and best.score is not None and first.score is not None:
-        gain = f" The first trial had {format_decimal(first.score)}."
-    words = (
-        f"Trial {best.number} is the best of {format_plural(len(found.trials), 'trial')}: "
-        f"{format_decimal(best.score)}.{gain}"
-    )
+    of_all = f"the best of {format_plural(len(found.trials), 'trial')}: {format_decimal(best.score)}"
+    if found.starts_from_recipe and best.number == 0:
+        others = "" if len(found.trials) == 1 else " No trial beat the recipe."
+        words = f"Trial 0, the recipe's own values, is {of_all}.{others}"
+    else:
+        words = f"Trial {best.number} is {of_all}.{_describe_first(found)}"
     rows = tuple((key, format_setting(key, value)) for key, value in best.settings.items())
     return Section(
         "Result",
         (
             Text(words, "lead"),
+            *(
+                [Problem(doubt, "Other values of these settings may not help: correct this first.", kind="bad")]
+                if doubt
+                else ()
+            ),
+            *([Text(f"fivetune train {shlex.quote(recipe)}", "code")] if recipe else ()),
             Figure(score_label(found.metric), format_decimal(best.score), f"trial {best.number}, {best.run}"),
             Figure("Trials", str(len(found.trials)), f"{sum(one.state == 'pruned' for one in found.trials)} pruned"),
             Figure("Time of all trials", format_duration(sum(seconds) if seconds else None), "sum over the trials"),
             Table("The best settings; best.yaml holds the whole recipe.", ("setting", "value"), rows),
         ),
     )
+
+
+def _describe_first(found: Search) -> str:
+    first = next((one for one in found.trials if one.score is not None), None)
+    if first is None or first is found.best:
+        return ""
+    name = "The recipe's own values" if found.starts_from_recipe and first.number == 0 else "The first trial"
+    return f" {name} had {format_decimal(first.score)}."
 
 
 def _build_history_section(found: Search) -> Section:
@@ -81,12 +99,16 @@ def _draw_history_chart(found: Search, scored: Sequence[Trial]) -> Chart:
     traces: list[dict[str, Any]] = []
     if finished:
         steps = {"mode": "lines", "line": {"shape": "hv", "dash": "dot"}}
-        traces.append(build_line_trace("best so far", [one.number for one in finished], list(best), MUTED, **steps))
+        numbers = [one.number for one in finished]
+        if numbers[-1] < found.trials[-1].number:  # it is the best of the later trials too
+            numbers, best = [*numbers, found.trials[-1].number], [*best, best[-1]]
+        traces.append(build_line_trace("best so far", numbers, list(best), MUTED, **steps))
     for state, symbol in (("finished", "circle"), ("pruned", "circle-open"), ("running", "triangle-up-open")):
         chosen = [one for one in scored if one.state == state]
         if chosen:
             traces.append(_build_dots_trace(state, [one.number for one in chosen], chosen, symbol=symbol))
-    look = build_layout("trial", score_label(found.metric), hovermode="closest", height=320)
+    axis = {"dtick": max(1, len(found.trials) // 12), "tick0": 0}
+    look = build_layout("trial", score_label(found.metric), hovermode="closest", height=320, xaxis=axis)
     caption = "Score of each trial; of a pruned one, the best score before it was stopped."
     return Chart(caption, tuple(traces), look)
 
@@ -137,7 +159,7 @@ def _build_settings_section(found: Search) -> Section:
         parts.append(Table(caption, ("setting", "importance"), rows, folded=True))
     else:
         parts.append(Text("Importance of the settings is not known: it needs four finished trials.", "note"))
-    scored = [one for one in found.trials if one.state == "finished" and one.score is not None]
+    scored = [one for one in found.trials if one.state in ("finished", "pruned") and one.score is not None]
     keys = dict.fromkeys(key for one in scored for key in one.settings)
     parts += [_draw_slice_chart(found, scored, key) for key in keys]
     return Section("Importance of settings", tuple(parts))
@@ -171,18 +193,24 @@ def _draw_importance_chart(found: Search) -> Chart:
 
 
 def _draw_slice_chart(found: Search, scored: Sequence[Trial], key: str) -> Chart:
-    """Draw one dot per finished trial: the setting's value against the score."""
+    """Draw one dot per trial, hollow for a pruned one: the setting's value against the score."""
     chosen = [one for one in scored if key in one.settings]
     values = [one.settings[key] for one in chosen]
     numbers = [as_finite_number(value) for value in values]
     axis: dict[str, Any] = {"type": "category"}
     if None not in numbers:
-        low, high = min(filter(None, numbers), default=0), max(filter(None, numbers), default=0)
-        axis = {"type": "log"} if 0 not in numbers and low > 0 and high / low > 20 else {"type": "linear"}
+        axis = {"type": "log" if key in found.log_settings else "linear"}
     else:
         values = [format_setting(key, value) for value in values]
+    pairs = list(zip(values, chosen, strict=True))
+    traces: list[dict[str, Any]] = []
+    for state, symbol in (("finished", "circle"), ("pruned", "circle-open")):
+        own = [(value, one) for value, one in pairs if one.state == state]
+        if own:
+            traces.append(_build_dots_trace(state, [value for value, _ in own], [one for _, one in own], symbol=symbol))
     look = build_layout(key, score_label(found.metric), hovermode="closest", showlegend=False, xaxis=axis)
-    return Chart(f"Score by {key}.", (_build_dots_trace(key, values, chosen),), look, wide=False)
+    hollow = " Hollow: pruned, the best score before that." if len(traces) > 1 else ""
+    return Chart(f"Score by {key}.{hollow}", tuple(traces), look, wide=False)
 
 
 def _build_trials_section(found: Search) -> Section:

@@ -25,6 +25,7 @@ from fivetune.experiments import study as study_module
 from fivetune.experiments.space import build_grid, build_trial_config, load_search, select_recipe_values
 from fivetune.experiments.study import Study, record_heartbeat
 from fivetune.launch import jobs
+from fivetune.report.page.parts import Chart, Problem, Text
 from fivetune.report.page.render import render_html
 from fivetune.report.search import build_search_page
 from fivetune.rundir import CHECKSUMS, EVALS, STATUS, read_status, write_json
@@ -443,8 +444,31 @@ def test_the_page_shows_history_importance_and_every_trial():
     assert "Trial 4 is the best of 5 trials: 40.00." in html and "stopped early" in html
     history = next(part for part in page.sections[1].parts if hasattr(part, "data"))
     assert [trace["name"] for trace in history.data] == ["best so far", "finished", "pruned"]
+    [rates] = [
+        part for part in page.sections[2].parts if isinstance(part, Chart) and part.caption.startswith("Score by")
+    ]
+    assert [trace["name"] for trace in rates.data] == ["finished", "pruned"] and rates.layout["xaxis"][
+        "type"
+    ] == "linear"
+    log = build_search_page(Search("s", "f1", True, trials, trials[4], {}, ("optimizer.lr",)))
+    [rates] = [part for part in log.sections[2].parts if isinstance(part, Chart)]
+    assert rates.layout["xaxis"]["type"] == "log"
     empty = build_search_page(Search("s", "f1", True, (), None))
     assert "No trial has finished yet" in render_html(empty)
+
+
+def test_a_search_that_found_nothing_better_says_so_and_what_to_do_next():
+    states = {0: "finished", 1: "finished", 2: "pruned", 3: "pruned"}
+    trials = tuple(Trial(number=i, state=state, settings={}, score=9.0 - i) for i, state in states.items())
+    found = Search("s", "f1", True, trials, trials[0], starts_from_recipe=True)
+    page = build_search_page(found, recipe="runs/s/best.yaml", doubt="The score comes from silence.")
+    lead, problem, command = page.sections[0].parts[:3]
+    assert isinstance(lead, Text) and "the recipe's own values" in lead.body
+    assert lead.body.endswith("No trial beat the recipe.")
+    assert isinstance(problem, Problem) and problem.message == "The score comes from silence."
+    assert command == Text("fivetune train runs/s/best.yaml", "code")
+    history = next(part for part in page.sections[1].parts if isinstance(part, Chart))
+    assert history.data[0]["name"] == "best so far" and history.data[0]["x"][-1] == 3  # until the last trial
 
 
 # --- real trainings ---
