@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ from typing import Any
 from fivetune.commands import print_json, print_text, print_warning
 from fivetune.diagnosis import faults, speed
 from fivetune.diagnosis.logs import read_log
-from fivetune.diagnosis.rules import diagnose, list_missing_data
+from fivetune.diagnosis.rules import TITLES, diagnose, list_missing_data
 from fivetune.diagnosis.stats import RunStats, collect_log_stats, collect_run_stats
 from fivetune.diagnosis.verify import Verification, can_verify, verify_change
 from fivetune.errors import ConfigError, RunDirError
+from fivetune.redaction import name_invisible
 from fivetune.report.page.wording import format_flags
 from fivetune.rundir import read_run
 from fivetune.types import Verdict
@@ -33,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="measure the first change with a predicted gain, in short runs of a few dozen steps",
     )
+    parser.add_argument("--verbose", action="store_true", help="list the rules that lack data, with that data")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
 
 
@@ -44,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     if args.verify and not args.source.is_dir():
         raise ConfigError(f"--verify: {args.source} is a log; there is no recipe to run again. Give a run directory.")
     if not args.json:
-        print_text("\n".join(format_diagnosis(str(args.source), stats, verdicts)))
+        _print_lines(format_diagnosis(str(args.source), stats, verdicts, verbose=args.verbose))
     verification = _verify_first_change(args.source, stats, verdicts) if args.verify else None
     if args.json:
         print_json(build_diagnosis_result(str(args.source), stats, verdicts, verification))
@@ -68,12 +71,19 @@ def read_source_stats(source: Path, *, devices_requested: int | None) -> RunStat
     return collect_log_stats(read_log(source), devices_requested=devices_requested)
 
 
-def format_diagnosis(name: str, stats: RunStats, verdicts: tuple[Verdict, ...]) -> list[str]:
-    """Format lines for the terminal: each verdict with figures, change and gain, then the rules not checked."""
+def format_diagnosis(
+    name: str, stats: RunStats, verdicts: tuple[Verdict, ...], *, verbose: bool = False
+) -> list[tuple[str, str]]:
+    """Format lines for the terminal, each with a remark in grey: verdicts with figures, change and gain; missing data.
+
+    Args:
+        verbose: list the rules that lack data.
+    """
     lines = [f"{name}: {stats.state}" if stats.state else name]
+    remarks: dict[int, str] = {}
     for number, verdict in enumerate(verdicts, start=1):
-        lines += ["", f"{number}. {verdict.rule} (confidence {verdict.confidence:.2f})", f"   {verdict.message}"]
-        lines += [f"   {verdict.advice}"]
+        lines += ["", f"{number}. {TITLES[verdict.rule]}", f"   {verdict.message}", f"   {verdict.advice}"]
+        remarks[len(lines) - 3] = f"  ({verdict.rule}, confidence {verdict.confidence:.2f})"
         if verdict.change:
             lines.append(f"   change:    {format_flags(verdict.change)}")
         if verdict.gain is not None:
@@ -82,8 +92,25 @@ def format_diagnosis(name: str, stats: RunStats, verdicts: tuple[Verdict, ...]) 
         lines += ["No problem found.", f"Time: {speed.describe_time_use(stats)}."]
     if note := faults.describe_idle_devices(stats):
         lines += ["", f"Note: {note}"]
-    missing = [f"   {data}: {', '.join(rules)}" for data, rules in list_missing_data(stats).items()]
-    return [*lines, *(["", "Not checked (missing data):", *missing] if missing else [])]
+    missing = list_missing_data(stats)
+    if missing and verbose:
+        lines += ["", "Not checked, because data is missing:"]
+        lines += [f"   {data}: {', '.join(TITLES[rule] for rule in rules)}" for data, rules in missing.items()]
+    elif num := len({rule for rules in missing.values() for rule in rules}):
+        what = "1 rule needs" if num == 1 else f"{num} rules need"
+        lines += ["", f"{what} {'a run and its records' if stats.is_log else 'records that are missing'} (--verbose)."]
+    return [(line, remarks.get(at, "")) for at, line in enumerate(lines)]
+
+
+def _print_lines(lines: Sequence[tuple[str, str]]) -> None:
+    """Print lines with their remarks, wrapped at words in a terminal."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    for line, remark in lines:
+        text = Text.assemble(name_invisible(line), (name_invisible(remark), "dim"))
+        console.print(text, soft_wrap=not console.is_terminal)
 
 
 def format_verification(verification: Verification) -> list[str]:

@@ -31,6 +31,7 @@ from fivetune.report.page.wording import (
     format_duration,
     format_large_count,
     format_percent,
+    format_significant,
 )
 from fivetune.report.run.scores import choose_best_eval, find_main_score_key, read_score
 from fivetune.rundir.figures import count_tokens, list_device_series
@@ -49,6 +50,7 @@ RECENT_SECONDS = 30.0  # window of the mean utilisation
 VERDICT_INTERVAL_SECONDS = 10.0
 STALE_SECONDS = 5.0  # time without a new record after which the process of a run is checked
 ACTIVE = ("preparing", "running")
+MAX_PLAIN_LOSS = 1000.0  # nats: a larger one is of a training that diverges, and its decimals say nothing
 STYLES = {
     "finished": "green", "preparing": "cyan", "running": "cyan", "pruned": "dim", "interrupted": "yellow",
     "failed": "red",
@@ -334,11 +336,11 @@ def _format_figures(view: View, width: int) -> Text:
     where = "gpu" if view.on_gpu else "cpu"
     score = f"{view.metric or 'score'} {format_decimal(view.score)} at step {format_count(view.score_step)}"
     facts = [f"{format_large_count(view.tokens_per_second)} tok/s"]
+    is_small = view.loss is None or view.loss < MAX_PLAIN_LOSS
+    loss = format_decimal(view.loss, 3) if is_small else format_significant(view.loss)
     if view.state in ACTIVE:
         facts.append(f"{where} {format_percent(view.utilisation, 0)}")
-    figures = "  ".join(
-        [f"loss {format_decimal(view.loss, 3)}", score if view.score is not None else "no score yet", *facts]
-    )
+    figures = "  ".join([f"loss {loss}", score if view.score is not None else "no score yet", *facts])
     curve = draw_sparkline(view.losses, num=max(8, min(40, width - len(figures) - 6)))
     return Text.assemble("  ", (curve, "cyan"), f"  {figures}", no_wrap=True, overflow="ellipsis")
 

@@ -448,6 +448,17 @@ def test_the_first_sentence_reports_that_nothing_was_learnt(scores: dict, rates:
     assert words.startswith("Nothing was learnt: ") and sentence in words
 
 
+def test_what_was_cut_is_the_likely_cause_of_nothing_learnt() -> None:
+    """95.8 % of the inputs were cut, and the verdict said only that nothing was learnt."""
+    evals = [make_eval(step, {"accuracy": 20.0}, num_examples=40, rates={"majority_label": 0.3}) for step in (0, 5)]
+    facts = {"num_examples": 10, "num_examples_clipped": 9, "whole_input_p99": 48, "max_input_tokens": 32}
+    run = make_run(evals=evals, status=make_best(5, "accuracy"), data={"train": facts})
+    said = " ".join(describe_verdict(run, []))
+    assert said.startswith("Nothing was learnt: ") and "The likely cause: inputs are cut." in said
+    (problem,) = list_problems(run, diagnose_run(run))
+    assert problem.flags == "--data.max_input_tokens 48" and "keeps 99 % whole" in problem.advice
+
+
 def test_a_diverged_run_says_so_before_its_scores() -> None:
     losses = [11.3, *(400.0 + 10 * (i % 7) for i in range(29))]
     steps = [make_step(i, loss=loss) for i, loss in enumerate(losses, start=1)]
