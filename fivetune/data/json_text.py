@@ -41,9 +41,9 @@ def _build_object(pairs: list[tuple[str, object]]) -> JsonTable:
     fields = dict(pairs)
     if len(fields) == len(pairs):
         return fields
-    keys = [key for key, _ in pairs]
+    times = Counter(key for key, _ in pairs)
     repeated = DuplicateKeyObject(fields)
-    repeated.key = next(key for key in keys if keys.count(key) > 1)
+    repeated.key = next(key for key in times if times[key] > 1)
     return repeated
 
 

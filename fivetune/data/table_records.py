@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, NamedTuple
 
+from fivetune.data.class_labels import find_class_labels, name_row_labels, read_class_labels
 from fivetune.data.delimited import describe_missing_column
 from fivetune.data.hub import DATASETS, describe_limit, get_max_wait_seconds, query_hub, restrict_waits
 from fivetune.data.source_files import HEAD_BYTES, quote_value
@@ -53,7 +54,8 @@ class ArrowBatch:
     def get_row(self, index: int) -> dict[str, Any]:
         if not self._rows:
             with _translate_parquet_errors(self.path):
-                self._rows = self._batch.to_pylist()
+                labels = read_class_labels(self._batch.schema.metadata)
+                self._rows = [name_row_labels(row, labels) for row in self._batch.to_pylist()]
         return self._rows[index]
 
     def __reduce__(self) -> tuple[Callable[[Path, bytes], ArrowBatch], tuple[Path, bytes]]:
@@ -204,9 +206,10 @@ def _import_datasets(source: str) -> ModuleType:
 def _read_dataset_rows(dataset: Any, source: str, columns: Mapping[str, str]) -> Iterator[RawRecord]:
     if wrong := describe_missing_column(dataset.column_names, columns):
         raise DataError(f"{source}: {wrong}")
-    number = 0
+    number, labels = 0, find_class_labels(dataset.features.to_dict())
     for batch in dataset.with_format(None).iter(BATCH_ROWS):
         names = list(batch)
         for values in zip(*batch.values(), strict=True):
             number += 1
-            yield RawRecord(dict(zip(names, values, strict=True)), f"{source}: row {number}")
+            row = name_row_labels(dict(zip(names, values, strict=True)), labels)
+            yield RawRecord(row, f"{source}: row {number}")

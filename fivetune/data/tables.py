@@ -10,6 +10,7 @@ import json
 import re
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
@@ -19,6 +20,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from fivetune.data.class_labels import find_class_labels, name_row_labels
 from fivetune.data.source_files import quote_value
 from fivetune.errors import ConfigError, DataError, FiveTuneEnvironmentError, FiveTuneError
 from fivetune.rundir.files import replace_file
@@ -111,14 +113,16 @@ def _iter_raw_rows(table: Any, where: str) -> Iterator[object]:
             f"{where}: the column {quote_value(str(wrong[0]))} is a {type(wrong[0]).__name__}. Allowed are names. Set "
             "table.columns."
         )
-    if twice := [name for name in names if names.count(name) > 1]:
+    if twice := [name for name, times in Counter(names).items() if times > 1]:
         raise DataError(f"{where}: two columns are named {twice[0]!r}. Rename one.")
+    labels = find_class_labels(table.features.to_dict()) if kind == "dataset" else {}
     for first in range(0, len(table), ROWS_AT_ONCE):
         if kind == "frame":
             yield from table.iloc[first : first + ROWS_AT_ONCE].to_dict("records")
         else:
             columns = table.with_format(None)[first : first + ROWS_AT_ONCE]
-            yield from (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+            rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+            yield from (name_row_labels(row, labels) for row in rows)
 
 
 def save_table(table: object, folder: Path, where: str) -> Path:
