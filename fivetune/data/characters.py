@@ -5,9 +5,12 @@ In: a tokenizer and texts. Out: the lossy characters, the replacement of each, a
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
+
+from fivetune.data.letters import list_structural_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -42,6 +45,42 @@ def find_lossy_characters(tokenizer: PreTrainedTokenizerBase, characters: Iterab
         if tokenizer.decode(ids, skip_special_tokens=True) != f"a{character}a":
             lossy[character] = str(tokenizer.decode(ids)).removeprefix("a").removesuffix("a")
     return lossy
+
+
+def describe_odd_targets(tokenizer: PreTrainedTokenizerBase, targets: Sequence[str]) -> list[str]:
+    """Return sentences on what no answer of the model can hold: special tokens, spelt in the data, and line ends.
+
+    Args:
+        targets: of the examples with an answer.
+    """
+    end, total = str(tokenizer.eos_token), f"of {len(targets):,} targets"
+    notes: list[str] = []
+    if num := sum(target.rstrip().endswith(end) for target in targets):
+        notes.append(
+            f"{num:,} {total} end in {end}, which FiveTune adds itself; in the data it is letters, and part of the "
+            "answer. Remove it from the data"
+        )
+    bare = [target.rstrip().removesuffix(end) for target in targets]
+    for token in list_structural_tokens(tokenizer):
+        if num := sum(token in text for text in bare):
+            notes.append(
+                f"{num:,} {total} hold {token}, a special token of the tokenizer: it is read as letters, not as the "
+                "token. Remove it, unless the letters are meant"
+            )
+    sentinels = [match[0] for text in bare if (match := re.search(r"<extra_id_\d+>", text))]
+    if sentinels:
+        notes.append(
+            f"{len(sentinels):,} {total} hold {sentinels[0]}, a token of pre-training, which answers leave out. "
+            "Remove it, or write another mark"
+        )
+    if "\n" in find_lossy_characters(tokenizer, "\n"):
+        num = sum(len(target.strip().splitlines()) > 1 for target in targets)
+        if num:
+            notes.append(
+                f"{num:,} {total} hold line ends, which the tokenizer turns into spaces: no answer can equal them. "
+                "Write another mark, such as ' | ', or use a model that keeps them (ByT5)"
+            )
+    return notes
 
 
 def measure_coverage(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> CharacterCoverage:

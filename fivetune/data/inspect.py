@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from fivetune.data.characters import measure_coverage
+from fivetune.data.characters import describe_odd_targets, measure_coverage
 from fivetune.data.convert import MIN_ID_CHARS
 from fivetune.data.duplicates import find_near_duplicates, normalize_text
 from fivetune.data.encode import LengthLimits, encode, tokenize_inputs
@@ -200,6 +200,7 @@ def inspect_datasets(
             "offsets": _summarise_offsets(found),
             "golds": _summarise_golds(found.examples, task),
             "characters": _summarise_characters(tokenizer, texts),
+            "odd_targets": describe_odd_targets(tokenizer, [one.targets for one in found.examples if one.targets]),
         }
     if len(sets) > 1:
         on_progress("leakage", len(sets["eval"].examples))

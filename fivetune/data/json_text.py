@@ -12,6 +12,7 @@ import codecs
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any

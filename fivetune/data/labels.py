@@ -12,7 +12,7 @@ from dataclasses import replace
 from fivetune.data.records import read_records
 from fivetune.data.source_files import quote_value
 from fivetune.errors import ConfigError
-from fivetune.tasks import LABEL_FORM, normalize_label
+from fivetune.tasks import INVISIBLE_IN_LABELS, LABEL_FORM, normalize_label
 from fivetune.tasks.classification import Classification
 from fivetune.types import JsonTable, TextExample
 
@@ -63,12 +63,12 @@ def read_label_set(
 
 
 def choose_form(counts: Mapping[str, int]) -> str:
-    """Choose the form of a label that counts as the label: the most frequent one.
+    """Choose the form of a label that counts as the label: the most frequent one, without invisible characters.
 
-    >>> choose_form({"yes": 5, "Yes": 10})
-    'Yes'
+    >>> choose_form({"yes": 5, "Yes": 10}), choose_form({"yes": 5, "y\u200bes": 10})
+    ('Yes', 'yes')
     """
-    return min(counts, key=lambda text: (-counts[text], text))
+    return min(counts, key=lambda text: (bool(INVISIBLE_IN_LABELS.search(text)), -counts[text], text))
 
 
 def merge_label_forms(sets: Sequence[Sequence[TextExample]]) -> list[list[TextExample]]:

@@ -152,6 +152,7 @@ def _iter_set_findings(name: str, one: Facts, limits: Facts) -> Iterator[str]:
     if one["answers"] and one["answers"]["num_questions"]:
         num = one["answers"]["num_questions"]
         yield f"{name}: no context holds an answer to {format_plural(num, 'question')}."
+    yield from (f"{name}: {note}." for note in one["odd_targets"])
     hit = one["characters"]["num"]
     if hit:
         part = format_percent(divide(hit, one["characters"]["of"]))

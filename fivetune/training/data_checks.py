@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from fivetune.data.characters import find_lossy_characters
+from fivetune.data.characters import describe_odd_targets, find_lossy_characters
 from fivetune.data.labels import describe_imbalance, describe_merged_forms, describe_placeholders
 from fivetune.data.prepared import is_prepared
 from fivetune.data.records import is_hub_name, list_source_files
@@ -154,11 +154,14 @@ def check_characters(setup: Setup) -> Outcome:
 
     Raises ModelError if most characters are lost: the vocabulary does not cover this text, or is incomplete.
     """
-    parts, state, num_probed, spaces = [], "pass", 0, ""
+    parts, notes, state, num_probed, spaces = [], list[str](), "pass", 0, ""
     for name, store in setup.data.stores:
         num = store.count_near_rows()
         step = max(1, num // NUM_PROBED)
-        texts = [e.inputs + " " + e.targets for e in map(store.read_example, range(0, num, step))]
+        probed = [store.read_example(row) for row in range(0, num, step)]
+        texts = [f"{one.inputs} {one.targets}" for one in probed]
+        odd = describe_odd_targets(setup.loaded.tokenizer, [one.targets for one in probed if one.targets])
+        notes += [f"{name}: {note}" for note in odd]
         num_probed += len(texts)
         found = find_lossy_characters(setup.loaded.tokenizer, "".join(texts))
         lossy = {character for character, becomes in found.items() if not character.isspace() or becomes != " "}
@@ -180,10 +183,13 @@ def check_characters(setup: Setup) -> Outcome:
         shown = ", ".join(f"{c!r} ({n})" for c, n in top)
         parts.append(f"{name}: {share:.1%} of examples hold characters that the tokenizer does not keep: {shown}")
         state = "warn" if share > UNKNOWN_SHARE else state
-    if not parts:
-        return "pass", f"all characters of {num_probed} examples survive the tokenizer{spaces}"
-    advice = "Replace them, or use a model whose vocabulary has them (ByT5 has all)"
-    return state, f"{'; '.join(parts)}. {advice}"
+    if parts:
+        notes.append(f"{'; '.join(parts)}. Replace them, or use a model whose vocabulary has them (ByT5 has all)")
+    if len(notes) > bool(parts):
+        state = "warn"
+    if notes:
+        return state, ". ".join(notes)
+    return "pass", f"all characters of {num_probed} examples survive the tokenizer{spaces}"
 
 
 def check_truncation(setup: Setup) -> Outcome:

@@ -131,6 +131,15 @@ def test_unknown_characters_are_named(tmp_path, model_folder):
     assert "'漢' (12)" in check.detail and "ByT5 has all" in check.detail
 
 
+def test_targets_that_no_answer_can_equal_are_named(tmp_path, model_folder):
+    def change(number, question, paragraph):
+        paragraph["context"] = paragraph["context"].replace(" ", "\n", 1) + " end </s>"
+        question["answers"] = [{"text": "end </s>", "answer_start": paragraph["context"].index("end </s>")}]
+
+    check = _checks(tmp_path, model_folder, data__train=_changed_train(tmp_path, change))["characters"]
+    assert check.state == "warn" and "targets end in </s>, which FiveTune adds itself" in check.detail
+
+
 def test_long_answers_and_contexts_are_counted(tmp_path, model_folder):
     check = _checks(tmp_path, model_folder, data__max_input_tokens=16, data__max_target_tokens=2)["truncation"]
     assert check.state == "warn"
