@@ -133,7 +133,8 @@ def test_unknown_characters_are_named(tmp_path, model_folder):
 
 def test_targets_that_no_answer_can_equal_are_named(tmp_path, model_folder):
     def change(number, question, paragraph):
-        paragraph["context"] = paragraph["context"].replace(" ", "\n", 1) + " end </s>"
+        paragraph["context"] += " end </s>"
+        question["is_impossible"] = False
         question["answers"] = [{"text": "end </s>", "answer_start": paragraph["context"].index("end </s>")}]
 
     check = _checks(tmp_path, model_folder, data__train=_changed_train(tmp_path, change))["characters"]
