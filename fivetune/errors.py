@@ -28,10 +28,11 @@ OUT_OF_MEMORY = (
     "out of memory",
     "not enough memory",
     "can't allocate memory",
+    "cannot allocate memory",
     "resource_exhausted",
     "status_alloc_failed",  # for workspaces
 )
-"""Texts of CUDA and MPS, of the CPU (two), of XLA, and of cuBLAS and cuDNN."""
+"""Texts of CUDA and MPS, of the CPU (two), of the system (a file that is mapped), of XLA, and of cuBLAS and cuDNN."""
 BROKEN_CONTEXT = ("illegal memory access", "device-side assert", "unspecified launch failure", "misaligned address")
 """Texts of CUDA after which every later call of the process fails."""
 

@@ -18,11 +18,12 @@ Sources: Raffel et al. 2020 (T5), Shazeer 2020 (gated GELU), Xue et al. 2021 (mT
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from fivetune.errors import ModelError
 from fivetune.types import JsonTable
@@ -130,21 +131,24 @@ def find_family(raw: JsonTable, where: Path | str, *, any_seq2seq: bool | None =
     Raises ModelError for any other model.
     """
     kind = raw.get("model_type")
+    if not isinstance(kind, str):
+        wrong = "has no model_type" if kind is None else f"model_type {json.dumps(kind)[:60]} is no name"
+        raise ModelError(f"{where}: config.json: {wrong}. Allowed: {', '.join(FAMILIES)}. Copy the file again.")
     if kind in FAMILIES:
-        return FAMILIES[str(kind)]
+        return FAMILIES[kind]
     others = _list_other_classes()
     if kind in others and any_seq2seq:
-        return Family(str(kind), others[str(kind)])
+        return Family(kind, others[kind])
     allowed = f"Allowed: {', '.join(FAMILIES)}."
     if kind in others and any_seq2seq is not None:
         raise ModelError(
             f"{where}: model_type {kind!r} is not of the T5 family. {allowed} model.any_seq2seq: true trains "
             "it with transformers' own forward, at your own risk."
         )
-    near = get_close_matches(str(kind), FAMILIES, n=3, cutoff=0.6)
+    near = get_close_matches(kind, FAMILIES, n=3, cutoff=0.6)
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
     raise ModelError(
-        f"{where}: model_type {kind!r} is not of the T5 family{_describe_kind(str(kind))}.{hint} {allowed} "
+        f"{where}: model_type {kind!r} is not of the T5 family{_describe_kind(kind)}.{hint} {allowed} "
         "Take one of them: fivetune list models."
     )
 
@@ -192,7 +196,8 @@ def has_span_head(raw: JsonTable) -> bool:
     >>> has_span_head({"architectures": ["T5ForQuestionAnswering"]}), has_span_head({})
     (True, False)
     """
-    return any(name in SPAN_CLASSES for name in raw.get("architectures") or ())
+    names = raw.get("architectures")
+    return isinstance(names, list) and any(name in SPAN_CLASSES for name in cast("list[object]", names))
 
 
 def has_own_head(raw: JsonTable) -> bool:

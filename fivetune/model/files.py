@@ -108,6 +108,23 @@ def find_weight_files(folder: Path) -> list[Path]:
     return files
 
 
+def refuse_missing_layers(config: JsonTable, files: list[Path], where: Path) -> None:
+    """Raise ModelError for a config.json of more layers than the files have tensors: building them could take hours."""
+    num_tensors = sum(len(_read_header(path)[1]) for path in files)
+    tables = [config, *(part for part in config.values() if isinstance(part, dict))]
+    for name, value in (entry for table in tables for entry in table.items()):
+        if name.endswith("layers") and isinstance(value, int) and value > num_tensors:
+            raise ModelError(
+                f"{where}: config.json has {name} {value:,}, the files hold {num_tensors} tensors. Use the config.json "
+                "that belongs to the weights."
+            )
+
+
+def read_shapes(files: list[Path]) -> dict[str, list[int]]:
+    """Read the shape of every tensor of the files, by name."""
+    return {name: tensor["shape"] for path in files for name, tensor in _read_header(path)[1].items()}
+
+
 def _describe_other_weights(folder: Path) -> str:
     """What a folder has in place of safetensors, and what to do."""
     if pickles := sorted(path.name for path in folder.glob("*.bin")):
@@ -138,16 +155,24 @@ def refuse_pointer(path: Path) -> None:
 def _refuse_truncated(path: Path) -> None:
     """Raise ModelError unless the size is 8 bytes of header length, the header, and the data that it describes."""
     size = path.stat().st_size
-    with path.open("rb") as file:
-        header_bytes = int.from_bytes(file.read(8), "little")
-        header = file.read(header_bytes) if header_bytes < size else b""
+    header_bytes, tensors = _read_header(path)
     try:
-        tensors = json.loads(header)
-        end = max((t["data_offsets"][1] for k, t in tensors.items() if k != "__metadata__"), default=0)
-    except (ValueError, KeyError, TypeError):
+        end = max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0)
+    except (KeyError, TypeError):
         raise ModelError(f"{path}: damaged: its header cannot be read. Copy the file again.") from None
     if size != 8 + header_bytes + end:
         raise ModelError(f"{path}: truncated: {size} bytes of {8 + header_bytes + end}. Copy the file again.")
+
+
+def _read_header(path: Path) -> tuple[int, JsonTable]:
+    """Read the number of bytes of a header, and what it says of each tensor. Raises ModelError if it is damaged."""
+    with path.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        header = file.read(header_bytes) if header_bytes < path.stat().st_size else b""
+    try:
+        return header_bytes, {name: tensor for name, tensor in json.loads(header).items() if name != "__metadata__"}
+    except (ValueError, AttributeError):
+        raise ModelError(f"{path}: damaged: its header cannot be read. Copy the file again.") from None
 
 
 def iter_tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:

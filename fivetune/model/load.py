@@ -17,7 +17,8 @@ from fivetune.errors import ModelError
 from fivetune.model import selfcheck, span_head
 from fivetune.model.adapters import find_adapter
 from fivetune.model.family import Family, find_family, get_family, has_own_head, has_span_head
-from fivetune.model.files import find_folder, find_weight_files, read_model_config
+from fivetune.model.files import find_folder, find_weight_files, read_model_config, refuse_missing_layers
+from fivetune.model.misfit import explain_misfit
 from fivetune.model.shards import find_tensors, is_untied
 from fivetune.model.tokenizer import KEY, load_tokenizer, refuse_other_vocabulary, suppress_output
 from fivetune.rundir.checksums import MANIFEST, verify_checksums
@@ -83,6 +84,8 @@ def load_model_and_tokenizer(
         raise ModelError(f"{source}: model_type {family.model_type!r} has no span head. Set task.head: generate.")
     if init == "pretrained" and tokenizer:
         refuse_other_vocabulary(words, tokenizer, source, key=tokenizer_key)
+    if init == "pretrained":
+        refuse_missing_layers(raw, find_weight_files(source), source)
     if init == "pretrained" and has_span_head(raw):
         span_head.refuse_other_head(head, source)
         return LoadedModel(span_head.load_span_model(source, settings), words)
@@ -202,15 +205,12 @@ def _load_pretrained(folder: Path, settings: T5Settings, raw: JsonTable) -> T5Mo
     from transformers import AutoModelForSeq2SeqLM
 
     files = find_weight_files(folder)
-    with suppress_output():
-        try:
-            model = AutoModelForSeq2SeqLM.from_pretrained(
-                folder, config=settings, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
-            )
-        except RuntimeError as error:
-            raise ModelError(f"{folder}: the weights do not fit config.json: {str(error).splitlines()[0]}") from None
-    _freeze_vision(model)
-    return selfcheck.verify_model(_set_generation_ids(model, settings), files, raw, where=str(folder))
+    with suppress_output(), explain_misfit(folder, files, settings, AutoModelForSeq2SeqLM.from_config):
+        model = AutoModelForSeq2SeqLM.from_pretrained(
+            folder, config=settings, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
+        )
+        _freeze_vision(model)
+        return selfcheck.verify_model(_set_generation_ids(model, settings), files, raw, where=str(folder))
 
 
 def _build_random(settings: T5Settings, raw: JsonTable) -> T5Model:

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from fivetune.data.batch import PaddedBatch
 from fivetune.errors import ModelError
 from fivetune.model.family import FAMILIES
+from fivetune.model.files import find_weight_files
+from fivetune.model.misfit import explain_misfit
 from fivetune.model.tokenizer import suppress_output
 
 if TYPE_CHECKING:
@@ -51,7 +53,8 @@ def load_span_model(folder: Path, settings: T5Settings) -> T5Model:
     import transformers
 
     kind = getattr(transformers, str(FAMILIES[settings.model_type].span_class))
-    with suppress_output():
+    files = find_weight_files(folder)
+    with suppress_output(), explain_misfit(folder, files, settings, kind):
         model, told = kind.from_pretrained(
             folder, config=settings, dtype=torch.float32, use_safetensors=True, output_loading_info=True
         )

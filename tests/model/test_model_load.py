@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from fivetune.errors import ModelError
+from fivetune.errors import FiveTuneEnvironmentError, ModelError
 from fivetune.model.family import infer_output_scale
 from fivetune.model.load import count_parameters, load_model_and_tokenizer
 from fivetune.model.save import save_model
@@ -153,11 +153,40 @@ def test_leftover_of_old_t5_files_is_no_error(copy_of):
 
 def test_weights_of_another_shape(copy_of):
     folder = kit.changed_config(copy_of("t5"), d_ff=64)
-    with pytest.raises(ModelError, match=r"the weights do not fit config.json: "):
+    with pytest.raises(
+        ModelError, match=r"fit config.json: .*block.0.*wi.* is \[\d+, 32\] in the file, and \[64, 32\]"
+    ):
         load_model_and_tokenizer(str(folder))
 
 
-@pytest.mark.parametrize("kind", ["bert", "gemma2", None])
+def test_a_config_of_more_layers_than_weights_is_refused_before_they_are_built(copy_of):
+    folder = kit.changed_config(copy_of("t5"), num_layers=10_000_000)
+    with pytest.raises(ModelError, match=r"config.json has num_layers 10,000,000, the files hold \d+ tensors"):
+        load_model_and_tokenizer(str(folder))
+
+
+@pytest.mark.parametrize("sizes", [{"d_model": 2**62}, {"d_kv": -1}, {"num_heads": 0}, {"d_ff": 0}])
+def test_a_config_of_which_no_model_can_be_built(copy_of, sizes):
+    with pytest.raises(ModelError, match=r"the weights do not fit config.json: "):
+        load_model_and_tokenizer(str(kit.changed_config(copy_of("t5"), **sizes)))
+
+
+def test_too_little_memory_is_said_as_memory(copy_of, monkeypatch):
+    def refuse(*args: object, **options: object) -> None:
+        raise RuntimeError("unable to mmap 3682544 bytes from file <model.safetensors>: Cannot allocate memory (12)")
+
+    monkeypatch.setattr("transformers.AutoModelForSeq2SeqLM.from_pretrained", refuse)
+    with pytest.raises(FiveTuneEnvironmentError, match=r"too little memory to load weights of [\d.]+ KiB"):
+        load_model_and_tokenizer(str(copy_of("t5")))
+
+
+@pytest.mark.parametrize("kind", [["t5"], {}, 5, None])
+def test_a_model_type_that_is_no_name(copy_of, kind):
+    with pytest.raises(ModelError, match=r"config.json: .*model_type.* Allowed: t5, mt5, umt5,"):
+        load_model_and_tokenizer(str(kit.changed_config(copy_of("t5"), model_type=kind)))
+
+
+@pytest.mark.parametrize("kind", ["bert", "gemma2"])
 def test_foreign_family_is_refused(copy_of, kind):
     folder = kit.changed_config(copy_of("t5"), model_type=kind)
     with pytest.raises(ModelError, match=rf"model_type {kind!r} is not of the T5 family. .*Allowed: t5, mt5, umt5,"):
