@@ -69,8 +69,10 @@ _PUBLIC_MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC_MODULES:
         raise AttributeError(f"module 'fivetune' has no attribute {name!r}")
-    import_module("fivetune.notebook").prepare_imports()
-    return getattr(import_module(_PUBLIC_MODULES[name]), name)
+    import_module("fivetune.errors").refuse_stripped_python()
+    with import_module("fivetune.launch.signals").delay_interrupts():
+        import_module("fivetune.notebook").prepare_imports()
+        return getattr(import_module(_PUBLIC_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

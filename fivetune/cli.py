@@ -22,6 +22,7 @@ from fivetune.errors import (
     FiveTuneError,
     ReportedByOtherRankError,
     describe_error,
+    refuse_stripped_python,
     suggest_names,
 )
 from fivetune.redaction import name_invisible, redact_secrets
@@ -124,6 +125,7 @@ def _dispatch(words: list[str], *, show_traceback: bool) -> int:
         known = SYNONYMS.get(words[0].replace("_", "-"), words[0])
         _print_error(f"there is no command {words[0]!r}. {suggest_names(known, names, listing='fivetune --help')}")
         return 2
+    refuse_stripped_python()
     command = import_module(f"fivetune.commands.{words[0].replace('-', '_')}")
     parser = _Parser(
         prog=f"fivetune {words[0]}",

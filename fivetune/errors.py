@@ -19,6 +19,7 @@ Every message has the form *where: what is wrong, with which value. What is allo
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -212,6 +213,15 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, RuntimeError):
         return any(words in str(error).lower() for words in OUT_OF_MEMORY)
     return isinstance(error, MemoryError)
+
+
+def refuse_stripped_python() -> None:
+    """Raise FiveTuneEnvironmentError if Python runs without docstrings, which transformers reads."""
+    if sys.flags.optimize > 1:
+        raise FiveTuneEnvironmentError(
+            "python -OO (PYTHONOPTIMIZE=2): removes docstrings, which transformers reads when it is imported. Run it "
+            "again without -OO; -O is allowed."
+        )
 
 
 def refuse_broken_context(error: BaseException, remedy: str) -> None:

@@ -61,9 +61,7 @@ def import_plugin(kind: str, name: str) -> ModuleType:
             f"{error.filename}:{error.lineno}: not valid Python: {error.msg}. Correct the plugin."
         ) from None
     except Exception as error:
-        lines = [
-            frame for frame in traceback.extract_tb(error.__traceback__) if _is_own_file(frame.filename, kind, name)
-        ]
+        lines = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own_file(frame.filename)]
         if not lines or isinstance(error, FiveTuneError):
             raise
         raise ConfigError(
@@ -88,10 +86,10 @@ def load_plugin(kind: str, name: str) -> Any:
     return found[0]
 
 
-def _is_own_file(filename: str, kind: str, name: str) -> bool:
-    """Whether a file is the source of this plugin in a folder of FIVETUNE_PLUGINS."""
+def is_own_file(filename: str) -> bool:
+    """Whether a file is in a folder of FIVETUNE_PLUGINS."""
     folders = filter(None, os.environ.get("FIVETUNE_PLUGINS", "").split(os.pathsep))
-    return any(Path(filename) == Path(folder) / kind / f"{name}.py" for folder in folders)
+    return any(Path(filename).resolve().is_relative_to(Path(folder).resolve()) for folder in folders)
 
 
 def _build_search_path(kind: str) -> list[str]:

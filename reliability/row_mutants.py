@@ -34,7 +34,7 @@ ROW_MUTANTS: dict[str, Mutant] = {
     "R3": NAMED["a resumed run has lost its moments"],
     "R4": NAMED["a signal's exit code is that of success or of another error"],
     "R5": NAMED["a second Ctrl-C is not heard"],
-    "R7a": Mutant("the space that a checkpoint needs is not said", "training/checkpoint.py",
+    "R7a": Mutant("the space that a checkpoint needs is not said", "rundir/files.py",
         'return f"It needs {format_size(needed)}, {format_size(free)} are free. {advice}"', "return advice"),
     "R7b": Mutant("earlier checkpoints are removed before the next one is whole", "training/checkpoint.py",
         "    _remove(staging)\n    staging.mkdir(parents=True)\n",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from pydantic import ValidationError
 import fivetune.metrics
 import fivetune.schedules
 from fivetune import plugins
+from fivetune.cli import main
 from fivetune.config import RunConfig, load_config
 from fivetune.config.layers import NESTED_PLUGINS, PLUGIN_SECTIONS
 from fivetune.errors import ConfigError, UnknownPluginError
@@ -167,6 +169,19 @@ def test_options_are_frozen():
     options = plugins.load_plugin("schedules", "linear")()
     with pytest.raises(ValidationError, match="frozen"):
         options.final_fraction = 0.5
+
+
+def test_a_fault_of_a_plugin_in_a_relative_folder_is_named_and_listed(tmp_path, monkeypatch, capsys):
+    (tmp_path / "own" / "metrics").mkdir(parents=True)
+    path = tmp_path / "own" / "metrics" / "own_bad.py"
+    path.write_text('"""Bad."""\nfrom fivetune.metrics import Scores, Optionz\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FIVETUNE_PLUGINS", "own")
+    monkeypatch.setattr(fivetune.metrics, "__path__", list(fivetune.metrics.__path__))
+    with pytest.raises(ConfigError, match=r"own_bad.py:2: ImportError: .*'Optionz'.* Correct the plugin"):
+        plugins.load_plugin("metrics", "own_bad")
+    assert main(["list", "metrics"]) == 0
+    assert re.search(r"own_bad +\(broken: .*own_bad.py:2:", capsys.readouterr().out)
 
 
 def test_a_plugin_that_cannot_be_imported_is_named_with_its_line(tmp_path, monkeypatch):

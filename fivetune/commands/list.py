@@ -67,7 +67,24 @@ def _list_plugins(kind: str) -> dict[str, str]:
         spec = find_spec(f"fivetune.{kind}.{name}")
         text = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
         found[name] = _parse_docstring_line(text, where=str(spec.origin if spec else name))
+        if spec and spec.origin and plugins.is_own_file(spec.origin):
+            found[name] = _find_fault(kind, name) or found[name]
     return found
+
+
+def _find_fault(kind: str, name: str) -> str:
+    """Return why a plugin of the user cannot be loaded; "" if it can."""
+    from fivetune import plugins
+    from fivetune.errors import FiveTuneError
+
+    try:
+        if kind == "commands":
+            plugins.import_plugin(kind, name)
+        else:
+            plugins.load_plugin(kind, name)
+    except FiveTuneError as error:
+        return f"(broken: {error})"
+    return ""
 
 
 def _parse_docstring_line(text: str, *, where: str) -> str:

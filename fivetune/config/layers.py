@@ -100,6 +100,11 @@ def parse_sources(value: object) -> object:
     ('dev.json',)
     """
     is_listed = isinstance(value, list | tuple)
+    if not is_listed and not isinstance(value, str | int | float | dict | Path | None):
+        raise ValueError(
+            f"is a {type(value).__module__.partition('.')[0]} {type(value).__name__}. Allowed are files, folders, hub "
+            "names, DataFrames of pandas or polars, data sets of `datasets`, and lists of records"
+        )
     sources = cast("Sequence[object]", value) if is_listed else (value,)
     if None in sources or "" in sources:
         raise ValueError(

@@ -37,7 +37,7 @@ NUMBERS: tuple[type[Any], ...] = (float, np.bool_, np.integer, np.floating)
 
 
 def is_table(value: object) -> bool:
-    """Return whether a value is a DataFrame, a data set of `datasets`, or a list of records.
+    """Return whether a value is a DataFrame of pandas or polars, a data set of `datasets`, or a list of records.
 
     >>> is_table([{"question": "Why?"}]), is_table(["train.json"]), is_table([])
     (True, False, False)
@@ -49,11 +49,12 @@ def is_table(value: object) -> bool:
 
 
 def _find_kind(value: object) -> str:
-    """Return "frame", "dataset" or "splits" for an object of pandas or datasets, else ""."""
+    """Return "frame", "dataset", "splits" or "polars" for an object of pandas, datasets or polars, else ""."""
     kinds = {
         "frame": ("pandas", "DataFrame"),
         "dataset": ("datasets", "Dataset"),
         "splits": ("datasets", "DatasetDict"),
+        "polars": ("polars", "DataFrame"),
     }
     for kind, (module, name) in kinds.items():
         own = getattr(sys.modules.get(module), name, None)
@@ -106,6 +107,9 @@ def _iter_raw_rows(table: Any, where: str) -> Iterator[object]:
     kind = _find_kind(table)
     if not kind:
         yield from table
+        return
+    if kind == "polars":
+        yield from table.iter_rows(named=True)
         return
     names = list(table.columns if kind == "frame" else table.column_names)
     if wrong := [name for name in names if not isinstance(name, str)]:

@@ -71,8 +71,8 @@ def list_inputs(inputs: object) -> list[Given]:
         raise DataError(f"predict: the inputs are one {kind}. Allowed is a list of them. Put it into a list.")
     if hasattr(cast("object", inputs), "columns"):
         raise DataError(
-            f"predict: the inputs are a {kind}. Allowed are a list of records or texts, a pandas DataFrame and a "
-            "datasets.Dataset. Give its rows: with polars table.to_dicts()."
+            f"predict: the inputs are a {kind}. Allowed are a list of records or texts, a DataFrame of pandas or "
+            "polars, and a datasets.Dataset. Give its rows as a list of records."
         )
     if not isinstance(inputs, Iterable):
         raise DataError(f"predict: the inputs are {kind}. Allowed is a list of records or texts. A file: predict_file.")

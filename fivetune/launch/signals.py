@@ -103,5 +103,31 @@ def get_signum(stop: KeyboardInterrupt) -> int:
 
 
 def raise_interrupt(signum: int, frame: FrameType | None) -> None:
-    """Raise a KeyboardInterrupt that knows its signal: a handler of signals."""
+    """Raise a KeyboardInterrupt that knows its signal: a handler of signals. While a module is imported the signal is
+    sent again a little later: torch and transformers cannot be imported a second time after a broken import.
+    """
+    if _is_importing(frame):
+        _thread.start_new_thread(_send_again, (signum, signal.getsignal(signum)))
+        return
     raise KeyboardInterrupt(signum)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Whether an import is under way that FiveTune's own functions began: a user's module may train when imported."""
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        if frame.f_globals.get("__name__", "").startswith("fivetune.") and frame.f_code.co_name != "<module>":
+            return False
+        frame = frame.f_back
+    return False
+
+
+@contextmanager
+def delay_interrupts() -> Generator[None]:
+    """Raise KeyboardInterrupt for a Ctrl-C, or the interrupt of a notebook's kernel, when the block has ended."""
+    came: list[int] = []
+    with handle_signals((signal.SIGINT,), lambda signum, frame: came.append(signum)):
+        yield
+    if came:
+        raise KeyboardInterrupt(came[0])

@@ -23,6 +23,7 @@ from fivetune.model.modules import iter_saved_buffers
 from fivetune.model.tokenizer import save_tokenizer, suppress_output
 from fivetune.rundir import fsync_folder
 from fivetune.rundir.checksums import write_checksums
+from fivetune.rundir.files import advise_on_space
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -87,9 +88,9 @@ def write_folder(folder: Path, what: str, *, run_id: str | None) -> Generator[Pa
         apply_umask(staging)
         replace_folder(staging, folder)
     except (OSError, RunDirError, SafetensorError) as error:
-        raise FiveTuneEnvironmentError(
-            f"{folder}: the {what} cannot be written: {error}. Free disk space, then resume."
-        ) from None
+        reason = str(error).rstrip(".")
+        advice = f" {advise_on_space(folder.parent)}" if not isinstance(error, RunDirError) else ""  # which has its own
+        raise FiveTuneEnvironmentError(f"{folder}: the {what} cannot be written: {reason}.{advice}") from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, cast
 
 from fivetune.errors import RunDirError
-from fivetune.rundir.files import fsync_folder, write_json
+from fivetune.rundir.files import fsync_folder, open_regular, read_regular, write_json
 from fivetune.rundir.layout import CARD
 from fivetune.values import get_nested, is_file_name
 
@@ -79,7 +79,7 @@ def find_damage(folder: Path, *, names: Collection[str] | None = None) -> str | 
         names: files to check; None for all files of the manifest.
     """
     try:
-        listed = parse_manifest((folder / MANIFEST).read_bytes()).files
+        listed = parse_manifest(read_regular(folder / MANIFEST)).files
         for name in sorted(listed if names is None else names):
             path = folder / name
             if not path.is_file():
@@ -144,7 +144,7 @@ def verify_checksums(folder: Path, *, advice: str = "Copy its files again.") -> 
 def read_owner(folder: Path) -> str | None:
     """Read the id of the run that wrote a folder; None if manifest.json has none or is damaged (`find_damage`)."""
     try:
-        return parse_manifest((folder / MANIFEST).read_bytes()).run_id
+        return parse_manifest(read_regular(folder / MANIFEST)).run_id
     except (OSError, ManifestError):
         return None
 
@@ -152,7 +152,7 @@ def read_owner(folder: Path) -> str | None:
 def compute_crc32(path: Path, size: int | None = None) -> int:
     """Compute the CRC-32 of the first `size` bytes of a file, by default of all, read in pieces. Raises OSError."""
     rest, value = path.stat().st_size if size is None else size, 0
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while block := file.read(min(rest, BLOCK_BYTES)):
             value = zlib.crc32(block, value)
             rest -= len(block)

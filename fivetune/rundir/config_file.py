@@ -13,6 +13,7 @@ import re
 import zlib
 from pathlib import Path
 
+from fivetune.rundir.files import read_regular
 from fivetune.rundir.layout import CONFIG
 
 _FIRST_LINE = re.compile(rb"# checksum ([0-9a-f]{8}) of the lines below\n")
@@ -36,7 +37,7 @@ def find_config_change(folder: Path) -> str:
     """
     path = folder / CONFIG
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
     except OSError:
         return ""  # whoever reads the settings reports it
     first = _FIRST_LINE.match(content)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
+import stat
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 from uuid import uuid4
 
 from fivetune.errors import RunDirError, format_size
@@ -62,13 +62,31 @@ def _advise_on_write(path: Path, error: OSError, needed: int) -> str:
         return "Choose a shorter name."
     if error.errno == errno.EISDIR:
         return "Rename the folder of that name."
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return "Choose another run.dir."
+    return f"{advise_on_space(path.parent, needed)} Or choose another run.dir."
+
+
+def advise_on_space(folder: Path, needed: int | None = None) -> str:
+    """Return what to do about a write that found no space: bytes, inodes or a limit may be at an end.
+
+    Args:
+        folder: may be missing. needed: bytes of the write; None if they are unknown.
+    """
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    limits = "look at the quota and at the limit of a file's size (ulimit -f)."
     try:
-        free = f", {format_size(shutil.disk_usage(path.parent).free)} are free"
+        system = os.statvfs(folder)
     except OSError:
-        free = ""
-    return f"Free space or choose another run.dir: {format_size(needed)} are needed{free}."
+        return f"Free disk space, or {limits}"
+    if system.f_files and not system.f_favail:
+        return "No more files can be created there (the file system has no free inodes). Remove files."
+    free = system.f_bavail * system.f_frsize
+    if needed is None:
+        return f"{format_size(free)} are free. Free disk space, or {limits}"
+    advice = "Free disk space." if free < 2 * needed else limits.capitalize()
+    return f"It needs {format_size(needed)}, {format_size(free)} are free. {advice}"
 
 
 def write_text(path: Path, text: str) -> None:
@@ -84,6 +102,21 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading. Raises OSError for a pipe, a device or a folder: reading it might never end."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(handle, "rb")
+
+
+def read_regular(path: Path) -> bytes:
+    """Read a file. Raises OSError, also for what is no regular file (`open_regular`)."""
+    with open_regular(path) as file:
+        return file.read()
 
 
 def fsync_file(path: Path) -> None:

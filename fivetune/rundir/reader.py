@@ -19,7 +19,7 @@ import yaml
 from fivetune.errors import RunDirError
 from fivetune.rundir.config_file import find_config_change
 from fivetune.rundir.figures import find_chosen_eval
-from fivetune.rundir.files import lock_file
+from fivetune.rundir.files import lock_file, open_regular
 from fivetune.rundir.finders import BatchTest, RangeTest
 from fivetune.rundir.layout import (
     CHECKSUMS,
@@ -506,7 +506,11 @@ def _find_dead_owner(path: Path) -> str | None:
     A copy of a live run has the lock file but not the lock, so it counts as killed.
     """
     try:
-        with (path / LOCK).open() as file:
-            return (file.read().strip() or "its process") if lock_file(file, shared=True) else None
+        with open_regular(path / LOCK) as file:
+            return (
+                (file.read().decode(errors="replace").strip() or "its process")
+                if lock_file(file, shared=True)
+                else None
+            )
     except OSError:
         return None

@@ -58,8 +58,10 @@ def describe_change(folder: Path, name: str, listed: Mapping[str, JsonValue]) ->
         found = compute_record_checksum(path, size if is_growing else None)
     except FileNotFoundError:
         return f"{path}: missing: the run wrote {size:,} bytes. Restore the file."
-    except OSError:
-        return ""  # who reads the records reports it
+    except OSError as error:
+        if path.is_file():
+            return ""  # who reads the records reports it
+        return f"{path}: cannot be read: {error.strerror}. Restore the file."
     if found == expected:
         return ""
     return f"{path}: differs from what the run wrote (its checksum differs). Unless you edited it, restore the file."

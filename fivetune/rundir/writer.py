@@ -21,7 +21,7 @@ import psutil
 from fivetune.errors import RunDirError
 from fivetune.redaction import redact_json
 from fivetune.rundir.config_file import find_config_change, stamp_config
-from fivetune.rundir.files import lock_file, replace_file, write_json, write_text
+from fivetune.rundir.files import advise_on_space, lock_file, replace_file, write_json, write_text
 from fivetune.rundir.layout import (
     CHECKSUMS,
     CONFIG,
@@ -64,8 +64,10 @@ def _translate_disk_errors(path: Path) -> Generator[None]:
     try:
         yield
     except OSError as error:
+        can_resume = any((path.parent / "checkpoints").glob("[0-9]*"))
         raise RunDirError(
-            f"{path}: cannot be written: {error.strerror}. Free space and resume from the last checkpoint."
+            f"{path}: cannot be written: {error.strerror}. {advise_on_space(path.parent)}"
+            f"{' Then resume from the last checkpoint.' if can_resume else ''}"
         ) from None
 
 

@@ -1,24 +1,53 @@
-"""Memory of the host that this process may use, without torch: a container's limit counts where it is lower.
+"""Memory of the host that this process may use, without torch: the limit of a container or a job counts if it is lower.
 
-In: the control group of the container (cgroup v2), the host's counters. Out: bytes.
+In: the control groups of the process (cgroup v1 and v2), the host's counters. Out: bytes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
 CGROUP_DIR = Path("/sys/fs/cgroup")
+OWN_GROUPS = Path("/proc/self/cgroup")
+V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file ")
+V2 = ("memory.max", "memory.current", "inactive_file ")
+"""Files of the limit and the use, and the line of memory.stat with the cache that the system gives back."""
 
 
 def get_host_memory() -> tuple[int, int]:
-    """Bytes of the host's memory, and those that can still be allocated, by the machine or by the container's limit."""
+    """Bytes of the host's memory, and those that can still be allocated, by the machine or by the lowest limit."""
     host = psutil.virtual_memory()
+    total, available = host.total, host.available
+    for folder, names in _iter_groups():
+        try:
+            limit, used = (int((folder / name).read_text()) for name in names[:2])
+            cached = int(("\n" + (folder / "memory.stat").read_text()).partition("\n" + names[2])[2].split()[0])
+        except (OSError, ValueError, IndexError):  # no such group here, or no limit
+            continue
+        total, available = min(total, limit), min(available, max(0, limit - used + cached))
+    return total, available
+
+
+def _iter_groups() -> Iterator[tuple[Path, tuple[str, str, str]]]:
+    """Yield the folder of each control group that the process belongs to, outermost first, with the names in it.
+
+    In a container the outermost group is the container's own; jobs of a cluster are groups below it.
+    """
+    yield CGROUP_DIR, V2
+    yield CGROUP_DIR / "memory", V1
     try:
-        limit = int((CGROUP_DIR / "memory.max").read_text())
-        used = int((CGROUP_DIR / "memory.current").read_text())
-        cached = int((CGROUP_DIR / "memory.stat").read_text().partition("\ninactive_file ")[2].split()[0])
-    except (OSError, ValueError, IndexError):  # no container, or no limit
-        return host.total, host.available
-    return min(host.total, limit), min(host.available, limit - used + cached)
+        lines = OWN_GROUPS.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        is_v1 = "memory" in controllers.split(",")
+        if controllers and not is_v1:
+            continue
+        folder = CGROUP_DIR / "memory" if is_v1 else CGROUP_DIR
+        for part in path.strip("/").split("/"):
+            folder = folder / part
+            yield folder, V1 if is_v1 else V2

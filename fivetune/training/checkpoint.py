@@ -37,11 +37,12 @@ from torch import Tensor, nn
 
 from fivetune.distributed.sharding import get_local, iter_held, release_gathered, shard_like
 from fivetune.distributed.world import SINGLE_PROCESS, World
-from fivetune.errors import RunDirError, format_size
+from fivetune.errors import RunDirError
 from fivetune.model.adapters import select_own_weights
 from fivetune.model.save import apply_umask, replace_folder
 from fivetune.rundir import write_json
 from fivetune.rundir.checksums import Checksum, compute_checksum, find_damage, write_checksums
+from fivetune.rundir.files import advise_on_space
 from fivetune.rundir.records import BestEval
 from fivetune.training.averaging import Averages
 from fivetune.training.snapshot import ShardedSnapshot, Snapshot, load_optimizer, map_tensors, set_random_states
@@ -183,7 +184,7 @@ def _build_write_error(target: Path, error: Exception, num_bytes: int) -> RunDir
     kept = "Earlier checkpoints are whole." if list_steps(folder) else "There is no earlier checkpoint."
     return RunDirError(
         f"{target}: the checkpoint cannot be written: {_get_first_line(error).rstrip('.')}. "
-        f"{_describe_space(folder, num_bytes)} {kept}"
+        f"{advise_on_space(folder, num_bytes)} {kept}"
     )
 
 
@@ -191,18 +192,6 @@ def _count_bytes(tree: object) -> int:
     tensors: list[Tensor] = []
     map_tensors(tree, tensors.append)
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def _describe_space(folder: Path, needed: int) -> str:
-    """What to do about a failed write, by the needed and the free disk space."""
-    try:
-        free = shutil.disk_usage(folder if folder.exists() else folder.parent).free  # before the first checkpoint
-    except OSError:
-        return "Free disk space."
-    advice = (
-        "Free disk space." if free < 2 * needed else "Look at the quota and the limit of a file's size (ulimit -f)."
-    )
-    return f"It needs {format_size(needed)}, {format_size(free)} are free. {advice}"
 
 
 def list_steps(folder: Path) -> list[int]:

@@ -413,6 +413,31 @@ def test_the_limit_of_a_container_is_the_memory_of_a_cpu(monkeypatch, tmp_path):
     assert limits.get_host_memory()[0] > 2**28
 
 
+@pytest.mark.parametrize(
+    ("group", "folder", "names"),
+    [
+        ("4:memory:/docker/a1\n", "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")),
+        (
+            "4:cpu,memory:/a/b\n0::/\n",
+            "memory/a",
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ),
+        ("0::/system.slice/job_1/step_0\n", "system.slice/job_1", ("memory.max", "memory.current", "inactive_file")),
+    ],
+)
+def test_the_limit_of_a_job_or_of_an_older_system_counts(monkeypatch, tmp_path, group, folder, names):
+    (tmp_path / "own").write_text(group)
+    limited = tmp_path / folder
+    limited.mkdir(parents=True)
+    for name, text in zip(
+        (*names[:2], "memory.stat"), ("1000000", "600000", f"{names[2]} 50000\nanon 1\n"), strict=True
+    ):
+        (limited / name).write_text(text)
+    monkeypatch.setattr(limits, "CGROUP_DIR", tmp_path)
+    monkeypatch.setattr(limits, "OWN_GROUPS", tmp_path / "own")
+    assert limits.get_host_memory() == (1_000_000, 450_000)
+
+
 # --- the command ---
 
 

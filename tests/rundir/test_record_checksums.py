@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from fivetune.rundir import CHECKSUMS, EVALS, STEPS, TELEMETRY, RunDir, read_run
+from fivetune.rundir import CHECKSUMS, EVALS, LOCK, STEPS, TELEMETRY, RunDir, read_run
 from fivetune.rundir.config_file import stamp_config
 from fivetune.rundir.reader import read_checksums
 from fivetune.rundir.record_checksums import describe_change
@@ -60,6 +61,18 @@ def test_lost_records_are_named_once(finished):
     data, steps = sorted(read_run(finished).damage)
     assert data == f"{finished / 'data.json'}: missing: the run wrote 3,069 bytes. Restore the file."
     assert steps.startswith(f"{finished / STEPS}: 300 of 300 steps are missing")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+@pytest.mark.parametrize(
+    "name", ["status.json", "machine.json", "data.json", "plan.json", STEPS, EVALS, CHECKSUMS, LOCK]
+)
+def test_a_record_that_is_no_file_is_set_aside(finished, name, make):
+    """A pipe would keep every command that reads the run waiting for ever."""
+    (finished / name).unlink(missing_ok=True)
+    make(finished / name)
+    found = read_run(finished)
+    assert name in (CHECKSUMS, LOCK) or any(name in text for text in found.damage)
 
 
 def test_the_settings_of_another_run_are_named(finished):

@@ -65,9 +65,9 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full_disk)
     message = refusal(rundir.write_json, path, {"who": "Ann"})
-    expected = f"{path}: cannot be written: No space left on device. Free space or choose another run.dir: "
+    expected = f"{path}: cannot be written: No space left on device. It needs "
     assert message.startswith(expected)
-    assert " B are needed, " in message and message.endswith(" are free.")
+    assert " are free. " in message and message.endswith("Or choose another run.dir.")
     assert json.loads(path.read_text(encoding="utf-8")) == {"who": "Zoë"}
     assert [p.name for p in path.parent.iterdir()] == ["status.json"]
 

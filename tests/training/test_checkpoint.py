@@ -451,7 +451,7 @@ def test_real_full_disk(tmp_path, setup, small_disk):
     with pytest.raises(
         RunDirError,
         match=r"checkpoints/1: the checkpoint cannot be written: .*File too large.* It needs .* are free. "
-        r"Look at the quota and the limit of a file's size \(ulimit -f\). There is no earlier",
+        r"Look at the quota and at the limit of a file's size \(ulimit -f\). There is no earlier",
     ):
         _save(tmp_path / "checkpoints", setup)
     assert list((tmp_path / "checkpoints").iterdir()) == []
@@ -460,7 +460,7 @@ def test_real_full_disk(tmp_path, setup, small_disk):
 def test_model_that_cannot_be_written(tmp_path, model_folder, small_disk):
     loaded = load_model_and_tokenizer(str(model_folder))
     with pytest.raises(
-        FiveTuneEnvironmentError, match=r"out: the model cannot be written: .*Free disk space, then resume."
+        FiveTuneEnvironmentError, match=r"out: the model cannot be written: .*Free disk space, or look at .*ulimit -f"
     ):
         save_model(loaded.model, loaded.tokenizer, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

@@ -198,7 +198,7 @@ def test_an_open_run_predicts_records_and_texts(run: Path) -> None:
     [
         ({"question": "a", "context": "b"}, "the inputs are one dict. Allowed is a list of them"),
         ("question: a", "the inputs are one str. Allowed is a list of them"),
-        (SimpleNamespace(columns=["question"]), "with polars table.to_dicts()"),
+        (SimpleNamespace(columns=["question"]), "Give its rows as a list of records."),
         (None, "the inputs are NoneType. Allowed is a list of records or texts"),
         ([{"question": "a"}, 3], "inputs[1] is '3' (int). Allowed are records"),
         ([None], "inputs[0] is 'None' (NoneType)"),
