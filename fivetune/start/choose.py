@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 from fivetune.data.records import parse_item
 from fivetune.errors import ConfigError, DataError
 from fivetune.start.columns import RawTable
-from fivetune.start.readings import FORMS, SIGNATURES, TASKS, Reading
+from fivetune.start.readings import FORMS, SIGNATURES, TARGET_ROLES, TASKS, Reading
 from fivetune.start.roles import Given, check_given, find_group, rate_name, split_names
 from fivetune.start.survey import ENOUGH, MARGIN, Survey, make_survey
 from fivetune.tasks import load_task
 from fivetune.types import RawRecord
 
-TARGET_ROLES = ("label", "targets", "answer", "tags")
 NUM_TRIED = 20  # first records, one of which a reading's task must convert
 NUM_SHOWN = 3  # readings that a doubt lists
 
@@ -75,7 +74,7 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
     survey = make_survey(table, given)
     wanted = {role: names for role, names in given.items() if role not in ("id", "group")}
     if task is not None and task not in TASKS:
-        own = Reading(task, task, wanted, "", "--task names it", columns=wanted)
+        own = Reading(task, task, wanted, "--task names it", columns=wanted)
         return _complete(own, [], survey)
     found = [
         reading
@@ -84,14 +83,17 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
     ]
     if not found:
         raise DataError(f"{table.source}: {explain_none(survey, task)}")
-    ranked = sorted(found, key=_get_points, reverse=True)
-    best, *others = ranked
-    if given.keys() & set(TARGET_ROLES):  # the user has said what is learned
+    distinct: dict[str, Reading] = {}
+    for reading in sorted(found, key=_get_points, reverse=True):
+        distinct.setdefault(shlex.join(list_flags(reading)), reading)
+    best, *others = distinct.values()
+    if given.keys() & TARGET_ROLES.keys():  # the user has said what is learned
         return _complete(replace(best, warnings=(*best.warnings, *best.doubts)), [], survey)
     rivals = [one for one in others if is_rival(one, best)]
     is_close = bool(rivals) and rivals[0].points > best.points - MARGIN
     if best.doubts or best.points < ENOUGH or is_close:
-        likely = [one for one in rivals if one.points >= best.points - 2 * MARGIN]
+        known = [one for one in others if one in rivals or (one.task, one.target) == (best.task, best.target)]
+        likely = [one for one in known if one.points >= best.points - 2 * MARGIN]
         raise DoubtError(table, [best, *likely[: NUM_SHOWN - 1]])
     near = [one for one in rivals if one.points >= max(ENOUGH, best.points - 2 * MARGIN) and not one.doubts]
     return _complete(best, near, survey)
@@ -99,7 +101,7 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
 
 def list_readings(survey: Survey) -> list[Reading]:
     """List the readings of all forms whose task converts one of the first records."""
-    return [reading for form in FORMS.values() for reading in form(survey) if _can_convert(reading, survey.table)]
+    return [reading for form in FORMS for reading in form(survey) if _can_convert(reading, survey.table)]
 
 
 def is_rival(other: Reading, best: Reading) -> bool:
@@ -159,16 +161,10 @@ def build_command(table: RawTable, reading: Reading) -> str:
 def describe_reading(reading: Reading) -> str:
     """Describe a reading in words.
 
-    >>> describe_reading(Reading("classification", "classification", {"text": "a\\nb", "label": "y"}, "y", ""))
+    >>> describe_reading(Reading("classification", "classification", {"text": "a\\nb", "label": "y"}, ""))
     'classification: y from a, b'
     """
-    inputs = [
-        name
-        for role, names in reading.roles.items()
-        if role not in TARGET_ROLES
-        for name in split_names(role, names)
-        if name not in reading.target.split("\n")
-    ]
+    inputs = reading.list_inputs()
     source = f" from {', '.join(inputs)}" if inputs else ""
     return f"{reading.kind}: {', '.join(reading.target.split(chr(10))[:4])}{source}"
 

@@ -198,8 +198,11 @@ def is_empty_cell(value: object) -> bool:
 
 
 def _list_names(key: str, value: object) -> list[str]:
-    """List the columns of a value: an object that holds a text has one, dotted, for each of its members."""
-    if isinstance(value, Mapping) and any(isinstance(part, str) for part in value.values()):
+    """List the columns of a value: an object that holds a text has one, dotted, for each of its members, but {A: text}
+    is a list of choices.
+    """
+    has_text = isinstance(value, Mapping) and any(isinstance(part, str) for part in value.values())
+    if isinstance(value, Mapping) and has_text and any(len(name) > 1 for name in value):
         return [f"{key}.{name}" for name in value]
     return [key]
 

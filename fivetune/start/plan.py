@@ -22,7 +22,7 @@ from fivetune.data.tables import replace_empty_cell
 from fivetune.errors import DataError
 from fivetune.start.choose import Choice, infer_task
 from fivetune.start.columns import RawTable, build_table, find_foreign_share, find_value, is_empty_cell
-from fivetune.start.readings import FOREIGN, Reading
+from fivetune.start.readings import Reading
 from fivetune.tasks import load_task, normalize_label
 from fivetune.types import JsonTable, RawRecord, Task, TextExample
 
@@ -34,6 +34,7 @@ CHARS_PER_TOKEN = 3  # T5's tokenizer has about 4 characters of English text per
 INPUT_LIMIT, TARGET_LIMIT = 512, 512
 SAMPLE = 2_000  # examples whose tokens and characters are counted
 MIN_STEPS, MAX_EPOCHS, MIN_EPOCHS = 300, 20, 3
+FOREIGN = 0.1  # share of letters or texts from which on T5's vocabulary does not suit
 RARE, MISSPELT = 10, 0.8  # records of a rare label; similarity of a misspelling
 
 T5_LETTERS = "ÉÎÜßàáâäçèéêîóôöùûüăşţșț"  # beside ASCII: English, German, French, Romanian

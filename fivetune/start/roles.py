@@ -21,35 +21,38 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "context": (
         "context contexts passage passages paragraph paragraphs kontext contexto contexte contesto support",
         "document documents text article snippet snippets evidence abstract background story facts numbers table "
-        "schema history persona search_results supporting_facts",
+        "schema theory rules history persona search_results supporting_facts",
     ),
     "answer": (
-        "answer answers answer_text answer_key answerkey correct_answer exact_answer gold_answer final_answer correct "
+        "answer answers answer_text answer_key answerkey answer_idx correct_answer exact_answer "
+        "gold_answer final_answer correct "
         "antwort antworten respuesta respuestas reponse réponse risposta resposta antwoord 答案",
         "solution solutions response reply a long_answer short_answer ideal_answer best_answer spans doctor",
     ),
     "choices": ("choices options candidates alternatives endings", "option choice ending distractor"),
     "label": (
         "label labels class klasse classe category kategorie categoria categoría catégorie categorie intent intents "
-        "sentiment sentimiento emotion gold_label label_text label_name class_name class_index y etikett etiqueta "
+        "sentiment sentimiento emotion gold_label label_text class_index y etikett etiqueta "
         "intencion intención spam toxic",
-        "target targets target_names topic thema tema rating stars star score tag type typ tipo status priority "
+        "target targets target_names label_name class_name topic thema tema rating stars star score tag type "
+        "typ tipo status priority "
         "priorität prioridad queue genre polarity stance judgment judgement quality overall severity department "
         "abteilung section verdict grade mood hate hate_speech duplicate sarcastic relation correct act gold language "
         "lang gender dialect",
     ),
     "flag": ("spam toxic hate hate_speech duplicate sarcastic offensive", ""),  # labels that are yes or no
     "tags": (
-        "labels tags keyphrases keywords categories topics genres emotions themes",
+        "labels tags keyphrases keywords categories topics genres emotions themes intents",
         "keyphrase keyword tag etiketten schlagwörter schlagworte stichwörter etiquetas label",
     ),
     "text": (
         "text texts texto texte testo comment review tweet message nachricht sentence satz utterance body content "
         "description beschreibung bewertung post phrase premise hypothesis anfrage comentario mensaje "
         "short_description",
-        "subject betreff überschrift title titel título titre headline claim email mail note notes notiz "
+        "remark remarks subject betreff überschrift title titel título titre headline claim email mail note "
+        "notes notiz "
         "transcript statement document documents article question frage goal abstract aspect aspect_term string "
-        "dialogue feedback opinion opinión",
+        "comments dialogue feedback opinion opinión",
     ),
     "inputs": (
         "inputs input source src input_text source_text prompt article document documents dialogue dialog original "
@@ -63,7 +66,7 @@ WORDS: Mapping[str, tuple[str, str]] = {
         "abstract headline headlines title titel titre reply answer answers reference references ref human_reference "
         "short corrected correction corrections correct simple simplification simplifications simplified paraphrase "
         "paraphrases query sql sparql code snippet equation equations formula linear_formula annotated_formula "
-        "program rationale explanation exp reason reasoning resolution solution dst msg commit_message docstring "
+        "program resolution solution dst msg commit_message docstring "
         "doctor slots entities keyphrases keywords regex bash cmd command target_sequence chosen gold",
     ),
     "instruction": ("instruction instructions anweisung instrucción system_prompt", "prefix system task_prefix"),
@@ -71,7 +74,7 @@ WORDS: Mapping[str, tuple[str, str]] = {
     # those that are read only if the user names them
     "id": (
         "id ids nr no uid uuid guid key idx index row nummer pid qid rowid unnamed lfd_nr",
-        "hash sha number fips asin isbn",
+        "hash sha number fips asin isbn zip zip_code phone",
     ),
     "date": ("date dates datum fecha time timestamp datetime year month day at created published zeit uhrzeit", ""),
     "link": ("url urls link links href image avatar photo permalink", "website read_more mail_address"),
@@ -84,7 +87,8 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "fact": (
         "language lang languages license split publication publisher source_lang target_lang version confidence count "
         "likes retweets votes ups downs parse flag filename",
-        "package package_name domain website helpful upvotes gender age answer_start is_impossible plausible_answers "
+        "explanation exp rationale reason reasoning package package_name domain website helpful upvotes "
+        "gender age answer_start is_impossible plausible_answers "
         "tokens toks",
     ),
     "group": (
@@ -124,6 +128,20 @@ LANGUAGES: Mapping[str, str] = {
 INNER = frozenset(["text", "texts", "value", "stem", "content", "human_readable", "spans", "body_text"])
 """Members of an object that say nothing of their own: `answer.value` is an answer."""
 
+COPIES = (
+    "clean",
+    "cleaned",
+    "processed",
+    "preprocessed",
+    "tokenized",
+    "normalized",
+    "lemmatized",
+    "lower",
+    "tok",
+    "parse",
+)
+"""Words for another form of a text that is there, too: `text_clean` beside `text`."""
+
 NO_GROUP = "none"
 MIN_GROUPS = 20  # fewer cannot be divided into three sets of the wanted sizes
 
@@ -137,7 +155,7 @@ def split_name(name: str) -> list[str]:
     (['answer', 'key'], ['sentence'], ['question'], ['title'])
     """
     parts = [part for part in name.split(".") if not part.isdecimal()] or [name]
-    if len(parts) > 1 and parts[-1].casefold() in INNER:
+    if len(parts) > 1 and (parts[-1].casefold() in INNER or len(parts[-1]) == 1):
         parts.pop()
     words = re.split(r"[\W_]+", re.sub(r"(?<=[^\W\d_A-Z])(?=[A-Z])", "_", parts[-1].strip()).casefold())
     words = [word for word in (word.rstrip("0123456789") for word in words) if word]
@@ -172,6 +190,8 @@ def rate_name(role: str, name: str) -> int:
 def find_language(name: str) -> str | None:
     """Find the language that a column is named after (`translation.de`, `text_en`)."""
     words = split_name(name)
+    if name.startswith("translation.") and words:  # the form of the hub's translations: all members are languages
+        return LANGUAGES.get(words[0], words[0].capitalize())
     return next((LANGUAGES[word] for word in (words[-1:] + words[:1]) if word in LANGUAGES), None)
 
 

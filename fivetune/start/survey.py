@@ -5,12 +5,12 @@ In: a RawTable, and the columns that the user named. Out: the columns that may h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from fivetune.start.columns import MIN_WORDS, Column, RawTable, as_text, describe_column, find_value
-from fivetune.start.roles import CLEAR, USUAL, Given, rate_name, split_name, split_names
+from fivetune.start.roles import CLEAR, COPIES, USUAL, Given, rate_name, split_name, split_names
 
 # Points of evidence, beside the 1 to CLEAR of a name (roles.py). Names that leave no doubt on both sides, and values
 # that fit them, are 4 + 4 + 2 = 10. A reading is taken with ENOUGH points and a lead of MARGIN: values alone are none.
@@ -65,20 +65,21 @@ class Survey:
         aside = max(rate_name(role, name) for role in ASIDE)
         return aside >= USUAL and aside > self.rate(name, *READ, *LEARNED)
 
-    def list_columns(self, *roles: str, minimum: int, fits: Callable[[Column], bool]) -> list[str]:
+    def list_columns(self, *roles: str, minimum: int) -> list[str]:
         """List the columns with a role, the clearest name first; those that the user gave the first role, if any."""
         if roles[0] in self.given:
             return split_names(roles[0], self.given[roles[0]])
         taken = {name for role, names in self.given.items() for name in split_names(role, names)}
-        rated = [
-            (-self.rate(name, *roles), name)
-            for name, column in self.columns.items()
-            if name not in taken and fits(column) and not self.is_aside(name)
-        ]
-        return [name for points, name in sorted(rated, key=_get_points) if -points >= minimum]
+        free = [name for name in self.columns if name not in taken and not self.is_aside(name)]
+        rated = [(-self.rate(name, *roles), len(name), name) for name in free]  # the plainer first: ctx before ctx_a
+        return [name for points, _, name in sorted(rated) if -points >= minimum]
 
-    def list_texts(self, target: str) -> list[str]:
-        """List the texts that a label is given for, in the order of the file; not what is learned by its name."""
+    def list_texts(self, target: str, *, only_known: bool = False) -> list[str]:
+        """List the texts that a label is given for, in the order of the file; not what is learned by its name.
+
+        Args:
+            only_known: leave out those whose names say nothing.
+        """
         if "text" in self.given:
             return split_names("text", self.given["text"])
         texts = [
@@ -94,8 +95,11 @@ class Survey:
             for name in texts
             if read[name] < 2 and learned[name] == 0 and self.columns[name].has_text and is_running(self.columns[name])
         ]
-        if found := known + unknown:
-            return [name for name in texts if name in found]
+        found = known if only_known else known + unknown
+        if found:
+            copies = [name for name in found if any(word in COPIES for word in split_name(name))]
+            kept = [name for name in found if name not in copies] or copies
+            return [name for name in texts if name in kept]
         if self.rate(target, "label") >= USUAL:  # code or answers that are classified
             return [name for name in texts if not self.columns[name].has_labels]
         return []
@@ -110,7 +114,7 @@ class Survey:
     def weigh(
         self,
         target: str,
-        role: str,
+        roles: Sequence[str],
         inputs: Sequence[str],
         *,
         form: str = "",
@@ -122,14 +126,14 @@ class Survey:
 
         Args:
             target: the column that is learned.
-            role: what its name should say.
+            roles: what its name should say, one of them.
             inputs: the columns that the model reads.
             form: why no other layout has these columns.
             values: what the values say for it, worth `points`.
             read: further columns that the reading uses.
         """
         used = {target, *inputs, *read}
-        found = [Evidence(self.rate(target, role), f"{target} is named as {role}")]
+        found = [Evidence(self.rate(target, *roles), f"{target} is named as {roles[0]}")]
         found.append(Evidence(max((self.rate(name, *READ) for name in inputs), default=0), "names of the inputs"))
         if form:
             found.append(Evidence(FORM, form))
@@ -138,23 +142,36 @@ class Survey:
         words = [split_name(name) for name in inputs]
         if len(inputs) > 1 and any(words.count(one) > 1 for one in words):
             found.append(Evidence(PAIRED, "inputs with the same name"))
-        unread = [name for name in self.columns if name not in used and not self.is_aside(name)]
-        if not any(self._is_learnable(name) for name in unread):
+        unread = self.list_unread(used)
+        if not any(self.is_learnable(name) for name in unread):
             found.append(Evidence(ONLY, "no other column could be learned"))
         doubts: list[str] = []
+        is_guess = self.rate(target, *roles) <= 2 and not form
+        if is_guess and (nested := [name for name in unread if self._has_unknown_parts(name)]):
+            doubts.append(f"{nested[0]} holds {self.columns[nested[0]].kind}s and is not read")
         for name in unread:
             is_certain = bool(form or self.given.keys() & {"text", "inputs", "context"})
             evidence, doubt = self._weigh_unread(name, is_certain=is_certain)
             found += [evidence] if evidence.points else []
             doubts += [doubt] if doubt else []
         unknown = [name for name in inputs if self.rate(name, *READ) < 2]
-        if unknown and len(inputs) > 1:
+        if 0 < len(unknown) < len(inputs):
             found.append(Evidence(UNKNOWN // 2, f"{unknown[0]} has no known name"))
+            if words.count(split_name(unknown[0])) == 1:  # not one of several alike, as choices are
+                doubts.append(f"{unknown[0]} holds text without a known name, and may be read or not")
         return tuple(found), tuple(doubts)
 
-    def _is_learnable(self, name: str) -> bool:
+    def _has_unknown_parts(self, name: str) -> bool:
+        is_nested = self.columns[name].kind in ("list", "object")
+        return is_nested and self.columns[name].example[1:2] in ("{", "[") and self.rate(name, *READ, *LEARNED) < 2
+
+    def list_unread(self, used: Collection[str]) -> list[str]:
+        """List the columns that a reading leaves out, those aside not counted."""
+        return [name for name in self.columns if name not in used and not self.is_aside(name)]
+
+    def is_learnable(self, name: str) -> bool:
         column = self.columns[name]
-        return column.has_labels or column.has_text or self.rate(name, *LEARNED) >= 2
+        return column.has_labels or column.has_text or column.kind == "number" or self.rate(name, *LEARNED) >= 2
 
     def _weigh_unread(self, name: str, *, is_certain: bool) -> tuple[Evidence, str]:
         """Weigh a column that a reading leaves out: one that is named as a target speaks for another reading.
@@ -166,7 +183,8 @@ class Survey:
         if learned <= self.rate(name, "text") and not column.has_labels:  # a title is a text, too
             learned = 0
         read = self.rate(name, "context", "choices", "instruction")
-        if read >= USUAL and learned < read and (column.kind in ("list", "object") or is_running(column)):
+        is_choice = self.rate(name, "choices") >= USUAL
+        if read >= USUAL > learned and (column.kind in ("list", "object") or is_running(column) or is_choice):
             holds = f"holds {column.kind}s" if column.kind in ("list", "object") else "is named as a text to be read"
             is_doubtful = column.kind in ("list", "object") or not is_certain
             doubt = f"{name} {holds} and is not read" if is_doubtful else ""
@@ -212,7 +230,3 @@ def iter_same(survey: Survey, names: Sequence[str]) -> Iterator[tuple[str, str]]
             both = {(as_text(a), as_text(b)) for a, b in zip(pairs[name], pairs[earlier], strict=True)}
             if len(both) == len({a for a, _ in both}) == len({b for _, b in both}):
                 yield name, earlier
-
-
-def _get_points(rated: tuple[int, str]) -> int:
-    return rated[0]

@@ -6,8 +6,9 @@ inputs are the lower-cased question, choices and context, separated by a backsla
     extractive       {"question": "Who?", "context": "Rollo came.", "answers": {"text": ["Rollo"]}}, or no answers
     abstractive      {"question": "Why?", "context": "...", "answers": ["he was bold", "out of courage"]}
     multiple_choice  {"question": "Where?", "choices": ["Seine", "Rhine"], "answer": "Rhine"}; choices also as
-                     {"text": [...], "label": [...]}, the right one also in answerKey or label (its letter, or its
-                     index from 0), or in the choice itself: {"text": "Rhine", "type": "correct answer"}
+                     {"text": [...], "label": [...]} or {"A": "Seine", "B": "Rhine"}, the right one also in answerKey
+                     or label (its letter, or its index from 0), or in the choice itself:
+                     {"text": "Rhine", "type": "correct answer"}
     yes_no           {"question": "Is rust iron?", "passage": "...", "answer": true}
 
 OpenBookQA's question_stem is read if there is no question. As in UnifiedQA's training, the first and the last single
@@ -186,7 +187,9 @@ def _read_choices(record: RawRecord) -> tuple[list[str], list[str], int | None]:
     """Return the texts and names of the choices, and the index of the one marked as right, or None."""
     given = get_column(record, "choices")
     names: Sequence[object] = list(_LETTERS)
-    if isinstance(given, Mapping):
+    if isinstance(given, Mapping) and "text" not in given:
+        names, given = list(given), list(given.values())
+    elif isinstance(given, Mapping):
         names = given.get("label") or names
         given = given.get("text")
     items = given if isinstance(given, list | tuple) else []

@@ -35,13 +35,13 @@ CASES = {
         ("classification", "classification", {"inputs": "{text}", "label": "label"}, {}, "3 values that repeat"),
     ),
     "several texts, names that no template can hold": (
-        lambda i: {"Nr": i, "Betreff": f"Frage {i} dazu", "was: {jetzt}": text(i), "Kategorie": LABELS[i % 3]},
+        lambda i: {"Nr": i, "Betreff": f"Frage {i} dazu", "text: {jetzt}": text(i), "Kategorie": LABELS[i % 3]},
         (
             "classification",
             "classification",
-            {"inputs": "Betreff: {Betreff} was___jetzt: {was___jetzt}", "label": "Kategorie"},
-            {"was___jetzt": "was: {jetzt}"},
-            "Betreff and was: {jetzt} hold text",
+            {"inputs": "Betreff: {Betreff} text___jetzt: {text___jetzt}", "label": "Kategorie"},
+            {"text___jetzt": "text: {jetzt}"},
+            "Betreff and text: {jetzt} hold text",
         ),
     ),
     "unnamed label": (

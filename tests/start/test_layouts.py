@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from fivetune.errors import DataError
-from fivetune.start.choose import TARGET_ROLES, Choice, DoubtError, infer_task
+from fivetune.start.choose import Choice, DoubtError, infer_task
 from fivetune.start.columns import RawTable, build_table
-from fivetune.start.readings import Reading
-from fivetune.start.roles import split_names
+from fivetune.start.readings import TARGET_ROLES, Reading
 from fivetune.types import RawRecord
 from tests.start.layouts import LAYOUTS, make_rows
 
@@ -22,10 +21,8 @@ def make_table(layout: str) -> RawTable:
 
 
 def describe(reading: Reading) -> str:
-    inputs = [name for role, names in reading.roles.items() for name in split_names(role, names)]
-    read = [name for name in inputs if name not in reading.target.split("\n")]
     task = " ".join(filter(None, (reading.task, str(reading.options.get("format", "")))))
-    return f"{task}: {' '.join(reading.target.split())} < {' '.join(read)}"
+    return f"{task}: {' '.join(reading.target.split())} < {' '.join(reading.list_inputs())}"
 
 
 def find(table: RawTable) -> Choice | DoubtError | DataError:
@@ -50,7 +47,7 @@ def test_a_layout_is_read_as_its_users_mean_it_or_doubted(name: str) -> None:
         assert describe(found.reading) == expected
         readings = [found.reading, *found.others]
     for reading in readings:  # the flags that are printed for a reading give it
-        if reading.roles.keys() & set(TARGET_ROLES):
+        if reading.roles.keys() & TARGET_ROLES.keys():
             settled = infer_task(table, task=reading.task, given=reading.roles).reading
             assert describe(settled) == describe(reading)
             assert settled.options == reading.options

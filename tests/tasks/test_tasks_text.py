@@ -161,6 +161,7 @@ CHOICES = ["The Rhine", "The Seine"]
         {"choices": CHOICES, "label": 1},
         {"choices": CHOICES, "label": "1"},
         {"choices": {"text": CHOICES, "label": ["1", "2"]}, "answerKey": "2"},
+        {"choices": {"X": CHOICES[0], "Y": CHOICES[1]}, "answerKey": "Y"},
         {"choices": [{"label": "X", "text": CHOICES[0]}, {"label": "Y", "text": CHOICES[1]}], "answerKey": "Y"},
         {"choices": [{"text": CHOICES[0], "type": "distractor"}, {"text": CHOICES[1], "type": "correct answer"}]},
     ],
