@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 HUNG_RANK_SECONDS = 30.0  # for the other ranks to end after rank 0
 SHUTDOWN_TIMEOUT_SECONDS = 24 * 3600  # for a step and a checkpoint after a signal
 TORCH_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
-HANDLED_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
+HANDLED_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2,SIGXCPU,SIGALRM"
 
 
 def run_node(nnodes: int, nproc: int, timeout_seconds: float, words: list[str]) -> int:

@@ -18,7 +18,8 @@ from types import FrameType
 from fivetune.errors import InterruptedRunError
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-SAVE_SIGNALS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # a closed terminal; a scheduler's warning
+# A closed terminal; a scheduler's warning; the soft limit of CPU time, each second until the hard one; a timer.
+SAVE_SIGNALS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU, signal.SIGALRM)
 ALL_SIGNALS = (*STOP_SIGNALS, *SAVE_SIGNALS)
 REPEAT_SECONDS = 0.005
 
@@ -32,8 +33,9 @@ def handle_signals(
     """Call `handler` for these signals inside the block. No-op outside the main thread, where Python allows none.
 
     An ignored signal, such as SIGHUP under nohup, stays ignored; SIGINT does not, because shells ignore it in
-    background jobs. A handler that raises KeyboardInterrupt gives it the number of the signal: while Python runs a
-    finalizer or a callback of the garbage collector it drops every error, and the signal is then sent again.
+    background jobs. SIGALRM stays with a program around that has set a handler: it is that one's timer. A handler
+    that raises KeyboardInterrupt gives it the number of the signal: while Python runs a finalizer or a callback of the
+    garbage collector it drops every error, and the signal is then sent again.
 
     Args:
         forget: takes back what `handler` noted of a signal that is sent again.
@@ -41,8 +43,7 @@ def handle_signals(
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    wanted = [n for n in numbers if n == signal.SIGINT or signal.getsignal(n) != signal.SIG_IGN]
-    before = {number: signal.signal(number, handler) for number in wanted}
+    before = {number: signal.signal(number, handler) for number in filter(_is_free, numbers)}
     report_dropped = sys.unraisablehook
 
     def repeat_dropped(dropped: sys.UnraisableHookArgs) -> None:
@@ -64,6 +65,13 @@ def handle_signals(
         sys.unraisablehook = report_dropped
         for number, handler_before in before.items():
             signal.signal(number, handler_before)
+
+
+def _is_free(number: signal.Signals) -> bool:
+    before = signal.getsignal(number)
+    if number == signal.SIGALRM:
+        return before == signal.SIG_DFL or getattr(before, "__module__", "").startswith("fivetune.")
+    return number == signal.SIGINT or before != signal.SIG_IGN
 
 
 def _send_again(signum: int, handler: object) -> None:

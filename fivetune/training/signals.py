@@ -1,7 +1,7 @@
 """Signals that stop a run: outside the loop they act at once; inside it they set a flag that each step boundary reads.
 
-Ctrl-C, SIGTERM, SIGHUP (terminal closed), and SIGUSR1 and SIGUSR2 (a scheduler's warning before its time limit) all
-save a checkpoint first.
+Ctrl-C, SIGTERM, SIGHUP (terminal closed), SIGUSR1 and SIGUSR2 (a scheduler's warning before its time limit), SIGXCPU
+(limit of CPU time) and SIGALRM all save a checkpoint first.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class StopRequest:
     """Records the first signal in `signum` while entered; a second Ctrl-C or SIGTERM ends the process at once.
 
     The first signal raises StopNowError, except in a `defer_signals` block, whose code reads `signum`.
-    SIGHUP, SIGUSR1 and SIGUSR2 count only as first signals: a scheduler may send them to every process of a job, and
+    All others count only as first signals: a scheduler may send them to every process of a job, and
     to some of them twice. SIGTERM too may reach a rank of torchrun twice, from the scheduler and from torchrun, which
     passes its own one on: repeated within DUPLICATE_SECONDS it counts once. Outside the main thread this class handles
     nothing, because Python allows no handlers there.

@@ -86,6 +86,25 @@ def test_nohup_stays_in_force(monkeypatch):
         signal.signal(signal.SIGHUP, before)
 
 
+def test_the_timer_of_a_program_around_stays_its_own():
+    rung: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda signum, frame: rung.append(signum))
+    try:
+        with StopRequest() as stop, stop.defer_signals():
+            send(signal.SIGALRM)
+        assert stop.signum is None and rung == [signal.SIGALRM]
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_limit_of_cpu_time_is_repeated_while_the_run_saves(capfd):
+    """The system sends SIGXCPU once a second from the soft limit to the hard one."""
+    with StopRequest() as stop, stop.defer_signals():
+        for _ in range(3):
+            send(signal.SIGXCPU)
+        assert stop.name == "SIGXCPU"
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_during_the_report_is_reported(signum):
     before = signal.getsignal(signum)
