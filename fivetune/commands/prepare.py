@@ -93,7 +93,7 @@ def _prepare_splits(config: Any, output: str | None, progress: Any) -> Prepared:
 
         def prepare(split: str = split) -> Built | None:
             store = prepare_split(config, tokenizer, split, on_progress=progress.update)
-            return store and (store.summary, not store.is_new, store.rebuilt)
+            return None if store is None else (store.summary, not store.is_new, store.rebuilt)
 
         if facts := _measure_build(split, prepare):
             found[split] = facts

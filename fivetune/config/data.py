@@ -70,7 +70,8 @@ class DataSection(BaseModel):
     max_eval_examples: PositiveInt | None = Field(default=None, description="read only the first N records")
     bucket_pool: PositiveInt = Field(
         default=8,
-        description="number of global batches per pool, which is sorted by length; 1 draws each batch at random",
+        description="number of global batches per pool, which is sorted by length, at most a quarter of the epoch; 1 "
+        "draws each batch at random",
     )
     cache_dir: str | None = Field(default=None, description="folder of the tokenised data; default ~/.cache/fivetune")
     num_processes: PositiveInt | None = Field(

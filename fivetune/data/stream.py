@@ -1,10 +1,11 @@
 """The training order: the examples of each optimizer step, as a function of (seed, step) alone.
 
 An epoch is a seeded permutation; with a window, the shards are in a seeded order, and rows are permuted among a few
-shards that follow one another, so that few are on the disk at once. Pools of `bucket_pool` global batches are sorted
-by length and split into global batches, which are shuffled; each is split into micro-batches of similar lengths. So a
-batch is a random sample of examples of similar length, every example occurs once per epoch, and the position in the
-data is the step number: resuming needs no other state.
+shards that follow one another, so that few are on the disk at once. Pools of `bucket_pool` global batches, at most a
+quarter of the epoch, are sorted by length and split into global batches, which are shuffled; each is split into
+micro-batches of similar lengths. What the number of examples leaves over is a smaller batch at a random place, or two
+of half the size. So a batch is a random sample of examples of similar length, another one in each epoch, every example
+occurs once per epoch, and the position in the data is the step number: resuming needs no other state.
 
 All ranks compute the same global batches. Of K copies of the model, each takes every K-th example in order of length,
 so that their work is about equal; a copy without examples for a micro-batch runs a filler batch with zero loss weight,
@@ -28,6 +29,11 @@ from fivetune.types import Batch
 
 Rows = NDArray[np.int64]
 
+LAWS = 2
+"""Version of what seed, step and settings decide: the order of the data, the questions of a subset, the steps of a
+warm-up. A run goes on under the laws that it began with."""
+FIRST_LAWS = 1  # whole pools however small the set, the rest cut from the long end
+
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
@@ -39,6 +45,7 @@ class BatchPlan:
         bucket_pool: global batches sorted by length together.
         seed: of the permutations.
         window_shards: the most shards on the disk at once; None: all.
+        laws: version of the order.
     """
 
     examples_per_step: int
@@ -46,6 +53,7 @@ class BatchPlan:
     bucket_pool: int
     seed: int
     window_shards: int | None = None
+    laws: int = LAWS
 
     @property
     def shards_together(self) -> int | None:
@@ -54,6 +62,37 @@ class BatchPlan:
 
     def count_steps_per_epoch(self, num_examples: int) -> int:
         return -(-num_examples // self.examples_per_step)
+
+    def count_pool_steps(self, num_examples: int) -> int:
+        """Return the number of global batches that are sorted by length together.
+
+        A set of one pool would be cut into the same batches in every epoch.
+        """
+        if self.laws == FIRST_LAWS:
+            return self.bucket_pool
+        return min(self.bucket_pool, max(1, self.count_steps_per_epoch(num_examples) // 4))
+
+    def draw_sizes(self, num_examples: int, random: np.random.Generator) -> list[int]:
+        """Return the size of each global batch of an epoch.
+
+        No batch is smaller than half a global batch, unless there are no more examples: a few that train alone would
+        move the weights as far as a whole batch.
+
+        >>> sorted(BatchPlan(32, 32, 8, seed=0).draw_sizes(97, np.random.default_rng(0)))
+        [16, 17, 32, 32]
+        """
+        whole = self.examples_per_step
+        num_whole, rest = divmod(num_examples, whole)
+        if self.laws == FIRST_LAWS or not rest:
+            return [whole] * num_whole + [rest] * (rest > 0)
+        short = [rest]
+        if num_whole and 2 * rest < whole:
+            num_whole, both = num_whole - 1, whole + rest
+            short = [both // 2, both - both // 2]
+        sizes = [whole] * (num_whole + len(short))
+        for place, size in zip(random.choice(len(sizes), len(short), replace=False), short, strict=True):
+            sizes[place] = size
+        return sizes
 
 
 class TrainingStream:
@@ -132,12 +171,13 @@ class TrainingStream:
     def _keep_shards(self, step: int, together: int) -> None:
         """Keep the shards of a step's pool on the disk, and have those copied that follow; the others may go."""
         epoch, index = divmod(step, self.steps_per_epoch)
-        pool = index // self.plan.bucket_pool
+        pool_steps = self.plan.count_pool_steps(self.num_rows)
+        pool = index // pool_steps
         if self._pool == (epoch, pool):
             return
         self._pool = epoch, pool
-        first = pool * self.plan.bucket_pool
-        rows = np.concatenate(self._epoch(epoch)[first : first + self.plan.bucket_pool])
+        first = pool * pool_steps
+        rows = np.concatenate(self._epoch(epoch)[first : first + pool_steps])
         ends = self.store.shard_ends
         walk = draw_shard_order(self.plan, epoch, len(ends))
         places = np.argsort(walk)[np.unique(np.searchsorted(ends, rows, side="right"))]
@@ -200,11 +240,14 @@ def make_length_bucketed_batches(
     """
     random = np.random.default_rng([plan.seed, epoch])
     permutation = random.permutation(len(lengths) if rows is None else rows) if order is None else order
-    pool_size = plan.examples_per_step * plan.bucket_pool
+    sizes, pool_steps = plan.draw_sizes(len(permutation), random), plan.count_pool_steps(len(permutation))
     batches: list[Rows] = []
-    for start in range(0, len(permutation), pool_size):
-        pool = permutation[start : start + pool_size]
+    start = 0
+    for first in range(0, len(sizes), pool_steps):
+        ends = np.cumsum(sizes[first : first + pool_steps])
+        pool = permutation[start : start + int(ends[-1])]
+        start += len(pool)
         pool = pool[np.argsort(lengths[pool], kind="stable")]
-        cut = [pool[i : i + plan.examples_per_step] for i in range(0, len(pool), plan.examples_per_step)]
+        cut = np.split(pool, ends[:-1])
         batches.extend(cut[i] for i in random.permutation(len(cut)))
     return batches

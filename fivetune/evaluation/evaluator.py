@@ -7,6 +7,7 @@ the questions by number, all passages of a question on one rank; rank 0 scores a
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,7 @@ import numpy as np
 from fivetune.analysis.bootstrap import compute_intervals
 from fivetune.data.encode import LengthLimits
 from fivetune.data.store import TokenStore
+from fivetune.data.stream import FIRST_LAWS, LAWS
 from fivetune.decode import Decoding, GenerateAnswers, generate
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.evaluation.answer import answer_passages
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from fivetune.model.modules import T5Model
     from fivetune.types import Autocast
 
+SUBSET_SEED = 0  # of all runs: their scores of a subset are of the same questions
 PhaseCallback = Callable[[int, int], None]
 Answered = tuple[int, Prediction]
 """A question's number in the store, and its Prediction."""
@@ -194,12 +197,35 @@ def select_rows(
     return np.flatnonzero(selected & (store.groups % world.data_size == world.data_rank))
 
 
-def select_subset(num_questions: int, limit: int | None) -> list[int] | None:
-    """Select `limit` evenly spaced questions; None for all.
+def select_subset(store: TokenStore, limit: int | None, laws: int = LAWS) -> list[int] | None:
+    """Select `limit` questions of a store, the same in every run; None for all.
 
-    >>> select_subset(10, 4), select_subset(3, 4)
-    ([0, 2, 5, 7], None)
+    The questions are ordered by target, as far as a target is frequent enough to be in the sample, then as in the file,
+    and divided into `limit` parts, of each of which one question is drawn: labels, and passages with several questions,
+    occur as often as in the whole set, whatever the file's order is.
+
+    Args:
+        laws: of the run (`stream.LAWS`); by the first ones the questions are evenly spaced.
     """
-    if limit is None or limit >= num_questions:
+    num = store.num_groups
+    if limit is None or limit >= num:
         return None
-    return [i * num_questions // limit for i in range(limit)]
+    edges = np.arange(limit + 1) * num // limit
+    if laws == FIRST_LAWS:
+        return edges[:-1].tolist()
+    drawn = np.random.default_rng(SUBSET_SEED).integers(edges[:-1], edges[1:])
+    return sorted(_order_by_target(store, num / limit)[drawn].tolist())
+
+
+def _order_by_target(store: TokenStore, least: float) -> NDArray[np.intp]:
+    """Return the numbers of all questions, those whose targets occur `least` times together, in the order of the store.
+
+    A store of which only a window is on the disk keeps its order: its targets are not at hand.
+    """
+    if store.window_shards is not None:
+        return np.arange(store.num_groups)
+    _, rows = np.unique(store.groups, return_index=True)
+    targets = [store.labels[row].tobytes() for row in rows.tolist()]
+    frequent = [target for target, num in Counter(targets).items() if num >= least]
+    places = {target: place for place, target in enumerate(frequent, start=1)}
+    return np.argsort([places.get(target, 0) for target in targets], kind="stable")

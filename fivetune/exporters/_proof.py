@@ -57,14 +57,14 @@ def compare_export(
     """Compare an export with its run on a sample of the run's evaluation data.
 
     Args:
-        num_examples: questions of the sample, evenly spaced.
+        num_examples: questions of the sample.
         compares_speed: whether another engine answers, so that the speed may differ.
 
     Raises DataError if the run has no evaluation data.
     """
     sides = [Side(one, one.build_evaluator(on_progress=on_progress)) for one in (original, exported)]
     evaluator = sides[0].evaluator
-    questions = select_subset(evaluator.num_questions, num_examples)
+    questions = select_subset(evaluator.store, num_examples)
     answers, scores = zip(*(_answer(side, questions, on_progress) for side in sides), strict=True)
     same = [answers[0][question] == answers[1][question] for question in answers[0]]
     metric = original.config.eval.metric or evaluator.task.main_metric

@@ -6,11 +6,15 @@ optimizer's `lr` at optimizer step `step` (0-based) of `num_steps`.
 
 from __future__ import annotations
 
-from typing import Annotated
+import math
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, model_validator
 
 from fivetune.plugins import Options
+
+if TYPE_CHECKING:
+    from fivetune.types import Schedule
 
 
 class Warmup(Options):
@@ -18,7 +22,7 @@ class Warmup(Options):
 
     warmup_steps: Annotated[int, Field(ge=0)] | None = Field(None, description="steps of linear warm-up")
     warmup_fraction: Annotated[float, Field(ge=0, lt=1)] | None = Field(
-        None, description="warm-up as a share of the run; excludes warmup_steps"
+        None, description="warm-up as a share of the run, rounded up to whole steps; excludes warmup_steps"
     )
 
     @model_validator(mode="after")
@@ -30,7 +34,7 @@ class Warmup(Options):
     def count_warmup_steps(self, num_steps: int) -> int:
         if self.warmup_steps is not None:
             return self.warmup_steps
-        return round((self.warmup_fraction or 0.0) * num_steps)
+        return math.ceil((self.warmup_fraction or 0.0) * num_steps)  # as transformers rounds it
 
     def factor(self, step: int, num_steps: int) -> float:
         """Factor of the learning rate at a 0-based step: the warm-up, then `compute_decay`."""
@@ -42,3 +46,17 @@ class Warmup(Options):
     def compute_decay(self, progress: float) -> float:
         """Factor after the warm-up; `progress` runs from 0 to 1 (exclusive)."""
         raise NotImplementedError
+
+
+def round_warmup_to_nearest(schedule: Schedule, num_steps: int) -> Schedule:
+    """Return a schedule with the warm-up of runs that began before it was rounded up.
+
+    >>> from fivetune.schedules.linear import Linear
+    >>> schedule = Linear(warmup_fraction=0.1)
+    >>> schedule.count_warmup_steps(25), round_warmup_to_nearest(schedule, 25).warmup_steps
+    (3, 2)
+    """
+    if not isinstance(schedule, Warmup) or schedule.warmup_fraction is None:
+        return schedule
+    steps = round(schedule.warmup_fraction * num_steps)
+    return schedule.model_copy(update={"warmup_steps": steps, "warmup_fraction": None})

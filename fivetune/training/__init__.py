@@ -19,6 +19,7 @@ from fivetune import plugins, rundir
 from fivetune.config import RunConfig
 from fivetune.config.layers import parse_listed_names
 from fivetune.config.recipes import find_shipped_recipe, refuse_missing_run
+from fivetune.data.stream import LAWS
 from fivetune.data.tables import name_tables
 from fivetune.distributed.world import (
     World,
@@ -485,6 +486,11 @@ def _load_progress(
         best = asdict(state.best) if state.best else None
         run.update_status(num_resumes=run.get_status_value("num_resumes", 0) + 1, step=state.step, best=best)
         progress.log(f"resuming at step {state.step:,} of {setup.plan.num_steps:,}")
+        if setup.laws != LAWS:
+            progress.log(
+                "the run was begun by an earlier version of FiveTune: the order of its data, the questions of "
+                "eval.max_examples and the rounding of its warm-up stay as they were"
+            )
     return state
 
 

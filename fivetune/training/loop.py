@@ -335,7 +335,7 @@ def run_evaluation(training: Training, *, step: int, limit: int | None = None, s
     """Evaluate the model, recorded under `step` as `split`, or as "subset" if limited."""
     setup, evaluator = training.setup, training.setup.data.evaluator
     assert evaluator is not None
-    questions = select_subset(evaluator.num_questions, limit)
+    questions = select_subset(evaluator.store, limit, setup.laws)
     split = split if questions is None else "subset"
     if questions is None:
         world, usual, log = setup.learner.world, setup.config.eval.max_examples, training.progress.log

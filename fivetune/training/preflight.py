@@ -177,7 +177,7 @@ def _check_generation(setup: Setup) -> Outcome:
     if evaluator is None:
         return "warn", "no data.eval, nothing to generate for"
     predictions: list[Prediction] = []
-    questions = select_subset(evaluator.num_questions, NUM_GENERATED)
+    questions = select_subset(evaluator.store, NUM_GENERATED)
     with translate_oom_errors():
         record = evaluator.run(setup.learner.model, step=0, questions=questions, write=predictions.extend)
     if setup.metric not in record.scores:

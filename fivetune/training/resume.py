@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 from fivetune import rundir
 from fivetune.config import RunConfig
 from fivetune.config.layers import format_value
+from fivetune.data.stream import LAWS
 from fivetune.errors import ConfigError, RunDirError
-from fivetune.evaluation.evaluator import Evaluator, select_subset
+from fivetune.evaluation.evaluator import Evaluator
 from fivetune.model.adapters import find_adapter
 from fivetune.model.backend import Forward, ForwardKind, Parts
 from fivetune.rundir import CONFIG, DATA, EVALS, MACHINE, STEPS
@@ -77,7 +78,14 @@ def read_choices(folder: Path) -> JsonTable:
         "resumed_forward": read_forward(folder),
         "resumed_precision": machine.precision,
         "resumed_block_seconds": machine.strategy.block_seconds,
+        "resumed_laws": read_laws(folder),
     }
+
+
+def read_laws(folder: Path) -> int:
+    """Read the laws that a run began with from its newest checkpoint; without one it begins again, under these."""
+    laws = [owner.laws for _, owner in _iter_owners(folder)]
+    return laws[-1] if laws else LAWS
 
 
 def read_batch_size(folder: Path) -> int | None:
@@ -102,6 +110,7 @@ def describe_owner(folder: Path, setup: Setup) -> CheckpointOwner:
         data=setup.data.stream.store.fingerprint,
         forward=setup.learner.forward.as_facts(),
         base=adapter.base.checksum if adapter and adapter.base else "",
+        laws=setup.laws,
     )
     evaluator = setup.data.evaluator
     if evaluator is None:  # the best evaluation so far remains that of the earlier data and settings
@@ -114,7 +123,8 @@ def describe_owner(folder: Path, setup: Setup) -> CheckpointOwner:
 def with_evaluation(owner: CheckpointOwner, config: RunConfig, evaluator: Evaluator) -> CheckpointOwner:
     """Replace the evaluation data and settings of an owner record, which decide its eval_basis."""
     settings = select_scored_settings(config)
-    if select_subset(evaluator.num_questions, config.eval.max_examples) is None:
+    limit = config.eval.max_examples
+    if limit is None or limit >= evaluator.num_questions:
         settings["eval.max_examples"] = None
     return replace(owner, eval_data=evaluator.store.fingerprint, eval_settings=settings)
 

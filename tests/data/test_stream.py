@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fivetune.data.batch import pad
 from fivetune.data.ragged import Ragged
-from fivetune.data.stream import BatchPlan, TrainingStream, make_length_bucketed_batches
+from fivetune.data.stream import FIRST_LAWS, BatchPlan, TrainingStream, make_length_bucketed_batches
 from fivetune.distributed.world import World
 
 ORDERS = st.builds(
@@ -61,9 +61,44 @@ def test_every_example_comes_once_an_epoch(order, lengths, epoch):
     batches = make_length_bucketed_batches(np.array(lengths), order, epoch)
     assert sorted(np.concatenate(batches).tolist()) == list(range(len(lengths)))
     assert len(batches) == order.count_steps_per_epoch(len(lengths))
-    assert sorted(map(len, batches))[1:] == [order.examples_per_step] * (len(batches) - 1)
+    sizes = sorted(map(len, batches))
+    assert sizes[2:] == [order.examples_per_step] * (len(sizes) - 2) and sizes[-1] <= order.examples_per_step
+    assert sizes[0] >= min(len(lengths), order.examples_per_step / 2)  # nobody trains alone
     for batch in batches:
         assert np.all(np.diff(np.array(lengths)[batch]) >= 0)
+
+
+def list_batches(num: int, size: int, num_epochs: int, **changes: int) -> list[tuple[int, ...]]:
+    """The global batches of several epochs, each as a sorted tuple; row 7 is the longest example."""
+    lengths = np.random.default_rng(0).permutation(num) + 3
+    lengths[7] = 400
+    plan = BatchPlan(size, size, 8, seed=0, **changes)
+    epochs = [make_length_bucketed_batches(lengths, plan, epoch) for epoch in range(num_epochs)]
+    return [tuple(sorted(rows.tolist())) for batches in epochs for rows in batches]
+
+
+@pytest.mark.parametrize(("num", "size"), [(33, 32), (45, 6), (64, 32), (100, 32), (256, 32), (300, 32), (1000, 100)])
+def test_small_sets_get_new_batches_in_every_epoch(num, size):
+    batches = list_batches(num, size, 40)
+    assert len({*batches}) == len(batches)
+    assert min(map(len, batches)) >= size / 2
+    beside = {row for batch in batches if 7 in batch for row in batch}
+    assert len(beside) > num / 2  # the longest example meets most of the others
+
+
+def test_runs_of_the_first_laws_keep_their_order():
+    """What version 1 drew, computed as it did: whole pools, the rest from the long end."""
+    lengths, seed, size = np.random.default_rng(0).integers(3, 60, 77), 5, 8
+    for epoch in range(3):
+        random = np.random.default_rng([seed, epoch])
+        permutation, expected = random.permutation(77), []
+        for start in range(0, 77, 2 * size):
+            pool = permutation[start : start + 2 * size]
+            pool = pool[np.argsort(lengths[pool], kind="stable")]
+            cut = [pool[i : i + size].tolist() for i in range(0, len(pool), size)]
+            expected += [cut[i] for i in random.permutation(len(cut))]
+        plan = BatchPlan(size, size, 2, seed=seed, laws=FIRST_LAWS)
+        assert [rows.tolist() for rows in make_length_bucketed_batches(lengths, plan, epoch)] == expected
 
 
 @settings(max_examples=30)
@@ -99,7 +134,7 @@ def test_going_on_in_the_middle_gives_the_same_steps(store):
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_processes_share_every_global_batch(store, size):
-    """600 examples in steps of 54: the last one of an epoch has 6."""
+    """600 examples in steps of 54: two of an epoch have 30."""
     order = BatchPlan(examples_per_step=54, batch_size=4, bucket_pool=2, seed=0)
     alone = TrainingStream(store, order)
     shares = [TrainingStream(store, order, world=World(rank, size)) for rank in range(size)]
@@ -112,9 +147,8 @@ def test_processes_share_every_global_batch(store, size):
 
 
 def test_a_process_without_examples_runs_a_filler_batch(store):
-    order = BatchPlan(examples_per_step=599, batch_size=300, bucket_pool=1, seed=0)
-    streams = [TrainingStream(store, order, world=World(rank, 2)) for rank in (0, 1)]
-    step = next(step for step in (0, 1) if len(streams[1].select_rows(step)[0]) == 0)
+    order = BatchPlan(examples_per_step=1, batch_size=300, bucket_pool=1, seed=0)
+    streams, step = [TrainingStream(store, order, world=World(rank, 2)) for rank in (0, 1)], 3
     (own,), (filler,) = (each.build_micro_batches(step) for each in streams)
     assert (own.ids, own.is_filler, filler.is_filler) == (filler.ids, False, True)
     assert [len(lengths) for lengths in streams[1].get_lengths(step)] == [1, 1]

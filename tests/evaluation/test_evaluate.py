@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import kit
+import numpy as np
 import pytest
 import torch
 from decoding_kit import lively
@@ -16,7 +18,9 @@ from fivetune import cli, plugins, rundir
 from fivetune.data.batch import PaddedBatch
 from fivetune.data.encode import LengthLimits
 from fivetune.data.examples import Source
+from fivetune.data.ragged import Ragged
 from fivetune.data.store import load_or_build_store
+from fivetune.data.stream import FIRST_LAWS
 from fivetune.errors import ConfigError, NumericError
 from fivetune.evaluation.evaluator import select_subset
 from fivetune.metrics.squad_v2 import SQuADV2 as Metric
@@ -163,8 +167,41 @@ def test_subset_of_rows(setup):
     record, lines = _run(setup, questions=[2, 5])
     assert (record.num_examples, record.scores["total"]) == (2, 2)
     assert sorted(line["id"] for line in lines) == ["q102", "q105"]
-    assert select_subset(5, 5) is None and select_subset(4, None) is None
-    assert select_subset(100, 3) == [0, 33, 66]
+
+
+class Targets:
+    """What the choice of a subset needs of a store: a question for each target."""
+
+    def __init__(self, targets: Sequence[int], *, window_shards: int | None = None) -> None:
+        self.labels = Ragged.from_rows([[target, 1] for target in targets], np.uint16)
+        self.groups, self.num_groups = np.arange(len(targets)), len(targets)
+        self.window_shards = window_shards
+
+
+def test_a_subset_is_the_same_in_every_run_and_of_the_size_that_was_asked_for():
+    store = Targets(range(100))
+    chosen = select_subset(store, 30)
+    assert chosen == select_subset(Targets(range(100)), 30) == sorted({*chosen}) and len(chosen) == 30
+    assert select_subset(store, 100) is None and select_subset(store, None) is None
+    assert select_subset(store, 3, FIRST_LAWS) == [0, 33, 66]
+    assert len({*select_subset(Targets(range(100), window_shards=2), 30)}) == 30
+
+
+@pytest.mark.parametrize("limit", [10, 25, 40, 100])
+@pytest.mark.parametrize("period", [2, 4, 5])
+def test_a_subset_has_the_labels_of_the_set_whatever_their_order(period, limit):
+    """The share of the first label and of unanswerable questions, in files that alternate and in sorted ones."""
+    for rest in (7, None):  # other labels, or a target of its own for each
+        cycle = [9 if row % period == 0 else rest or 100 + row for row in range(400)]
+        for targets in (cycle, sorted(cycle)):
+            found = [targets[row] for row in select_subset(Targets(targets), limit)]
+            assert abs(found.count(9) - limit / period) <= 1
+
+
+def test_a_subset_asks_different_questions_of_each_passage():
+    """Five questions a passage, a stride of ten: not always the first."""
+    places = {row % 5 for row in select_subset(Targets(range(500)), 50)}
+    assert places == {0, 1, 2, 3, 4}
 
 
 def test_unlabelled_examples_are_answered_not_scored(setup, tmp_path):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from math import cos, pi
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from transformers import TrainingArguments
 
 from fivetune import plugins
 from fivetune.schedules.cosine import Cosine
@@ -29,6 +32,13 @@ def test_factors_are_shares_of_the_learning_rate(name, num_steps, share, data):
     step = data.draw(st.integers(0, num_steps - 1))
     assert 0 < schedule.factor(step, num_steps) <= 1
     assert schedule.factor(step, num_steps) == schedule.factor(step, num_steps)
+
+
+@pytest.mark.parametrize(("share", "num_steps"), [(0.1, 25), (0.1, 35), (0.1, 5), (0.06, 1000), (0.07, 100), (0.0, 9)])
+def test_a_share_is_rounded_up_as_transformers_does(share, num_steps):
+    asked: Any = SimpleNamespace(warmup_steps=share)  # a share below 1, as they take it
+    theirs = TrainingArguments.get_warmup_steps(asked, num_steps)
+    assert Linear(warmup_fraction=share).count_warmup_steps(num_steps) == theirs
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
