@@ -249,6 +249,18 @@ DATASETS = {  # names that the hub once had without their owner
     "samsum": "Samsung/samsum",
     "wmt14": "wmt/wmt14",
     "wmt16": "wmt/wmt16",
+    "billsum": "FiscalNote/billsum",
+    "opus_books": "Helsinki-NLP/opus_books",
+    "glue": "nyu-mll/glue",
+    "super_glue": "aps/super_glue",
+    "boolq": "google/boolq",
+    "imdb": "stanfordnlp/imdb",
+    "ag_news": "fancyzhx/ag_news",
+    "emotion": "dair-ai/emotion",
+    "wikisql": "Salesforce/wikisql",
+    "spider": "xlangai/spider",
+    "gsm8k": "openai/gsm8k",
+    "multi_news": "alexfabbri/multi_news",
 }
 _COMPOSED = {"dataset_name", "dataset_config_name"}
 _SWITCHES = {

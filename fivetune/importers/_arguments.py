@@ -5,6 +5,7 @@ In: arguments by name. Out: settings and findings in an ImportedRecipe; the rule
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, cast
@@ -48,6 +49,7 @@ ROUGE: JsonTable = {"name": "rouge", "types": ["rouge1", "rouge2", "rougeL", "ro
 NODES = ("nnodes", "num_machines", "num_nodes")
 PROCESSES = ("nproc_per_node", "nproc-per-node", "num_processes", "num_gpus")  # num_processes: of all nodes
 STRATEGIES = {"FSDP": "fsdp", "DEEPSPEED": "fsdp", "MULTI_GPU": "ddp", "MULTI_CPU": "ddp"}  # of accelerate
+EXAMPLE = re.compile(r"\brun_(seq2seq_qa|qa|summarization|translation)(_no_trainer)?\.py\b")  # of transformers
 TIMES = {"eval_steps": "eval.every_steps", "save_steps": "checkpoint.every_steps"}
 
 

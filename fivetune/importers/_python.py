@@ -121,6 +121,7 @@ class PythonSource:
     attributes: dict[str, list[ast.expr]] = field(default_factory=dict[str, list[ast.expr]])
     appended: dict[str, list[ast.expr]] = field(default_factory=dict[str, list[ast.expr]])
     options: dict[str, Argument] = field(default_factory=dict[str, Argument])
+    known: dict[ast.expr, object] = field(default_factory=dict[ast.expr, object])
     depth: int = 0
 
     def find_calls(self, pattern: str) -> list[ast.Call]:
@@ -185,15 +186,20 @@ class PythonSource:
         """Find what an expression is; Computed for one that is known only when the program runs."""
         if node is None:
             return None
+        if node in self.known:
+            return self.known[node]
         if self.depth > MAX_DEPTH:
             return Computed("...")
         self.depth += 1
+        self.known[node] = Computed("...")  # of an expression that depends on itself
         try:
-            return self._evaluate(node)
+            value = self._evaluate(node)
         except (ArithmeticError, TypeError, ValueError, AttributeError, LookupError, MemoryError, RecursionError):
-            return Computed(ast.unparse(node))
+            value = Computed(ast.unparse(node))
         finally:
             self.depth -= 1
+        self.known[node] = value
+        return value
 
     def _evaluate(self, node: ast.expr) -> object:
         match node:
@@ -357,9 +363,10 @@ class PythonSource:
             if given is not None:
                 found.append(given)
         if not found:
-            places = dict(zip(names[::-1], arguments.defaults[::-1], strict=False))
+            places: dict[str, ast.expr | None] = dict(zip(names[::-1], arguments.defaults[::-1], strict=False))
             places |= {one.arg: value for one, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)}
-            found = [places[name]] if places.get(name) else []
+            default = places.get(name)
+            found = [default] if default else []
         return found
 
     def _evaluate_attribute(self, node: ast.Attribute) -> object:
@@ -532,8 +539,7 @@ class PythonSource:
             fraction = self.evaluate(keywords.get("frac"))
             if name == "sample" and isinstance(fraction, float) and fraction < 1:
                 return owner._replace(half="train", share=round(1 - fraction, 6))
-            is_rest = name == "drop" and node.args and isinstance(node.args[0], ast.Attribute)
-            if is_rest and node.args[0].attr == "index":
+            if name == "drop" and node.args and get_last_name(node.args[0]) == "index":
                 return owner._replace(half="test")
             return owner if name in SAME_DATA | {"select", "sample", "batch", "repeat"} else None
         first = self.evaluate(node.args[0]) if node.args else None
@@ -735,12 +741,12 @@ class _Reader(ast.NodeVisitor):
                     self._bind(target, node.value, ())
             case ast.AnnAssign(value=ast.expr() as value):
                 self._bind(node.target, value, ())
-            case ast.AugAssign(target=ast.Name()):
-                added = ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, node.value)
+            case ast.AugAssign(target=ast.Name() as target):
+                added = ast.BinOp(ast.Name(target.id, ast.Load()), node.op, node.value)
                 ast.copy_location(added, node)
                 ast.copy_location(added.left, node)
                 self.found.scopes[added] = self.found.scopes[added.left] = self.scope
-                self._bind(node.target, added, ())
+                self._bind(target, added, ())
             case ast.For():
                 self._bind(node.target, node.iter, ("each",))
             case ast.Call():

@@ -65,7 +65,8 @@ def import_recipe(source: RawConfig, format_name: str | None, overrides: Mapping
         beside = (
             f" Or give these to a recipe: {flags}." if recipe.settings and "task.name" not in recipe.settings else ""
         )
-        raise ConfigError(f"{source.name}: names no model. Add --model.path MODEL.{beside}")
+        computed = next((f": {one.argument}" for one in recipe.findings if one.argument.startswith("model ")), "")
+        raise ConfigError(f"{source.name}: names no model{computed}. Add --model.path MODEL.{beside}")
     _choose_metric(recipe)
     _leave_out_refused(recipe, overrides)
     recipe.settings = redact_settings(recipe.settings)

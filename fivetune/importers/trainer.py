@@ -26,14 +26,14 @@ from fivetune.importers import (
     read_source_file,
     set_plain_task,
 )
-from fivetune.importers._arguments import ROUGE, ArgumentsImporter, complete_training, read_launcher
+from fivetune.importers._arguments import EXAMPLE, ROUGE, ArgumentsImporter, complete_training, read_launcher
 from fivetune.importers._python import Column, Data, PythonSource, Text, get_last_name, name_split, parse_python
 from fivetune.importers._shell import find_command, parse_flags
 from fivetune.types import JsonValue
 
 ARGUMENTS = "Seq2SeqTrainingArguments|TrainingArguments"
 TRAINERS = r"\w*Trainer"
-MODELS = r"AutoModel\w*|\w*ForConditionalGeneration|\w*T5\w*Model\w*|AutoModelWithLMHead|AutoPeftModel\w*"
+MODELS = r"AutoModelFor(Seq2SeqLM|ConditionalGeneration)|\w*ForConditionalGeneration|T5\w*Model|AutoModelWithLMHead"
 TOKENIZERS = r"\w*Tokenizer\w*"
 READABLE = re.compile(rf"TrainingArguments|({MODELS})\.from_pretrained|SimpleT5\(")
 TARGET_WORDS = re.compile(r"label|target|summar|answer|output|decoder|response|y_|sql|highlight|tgt", re.IGNORECASE)
@@ -86,6 +86,7 @@ OWN_RULES: dict[str, Entry] = {
     "model": Entry(setting="model.path"),
     "tokenizer": Entry(setting="model.tokenizer"),
     "train_dataset": Entry(setting="data.train"),
+    "names": Entry(setting="data.header", note="of a table without a header"),
     "eval_dataset": Entry(setting="data.eval"),
     "eval_share": Entry(setting="data.eval_share"),
     "max_source_length": Entry(setting="data.max_input_tokens"),
@@ -243,6 +244,8 @@ def _find_script(source: RawConfig) -> tuple[Path, list[str], list[str]] | None:
     """The file that a command line runs, the words before it, and its options."""
     if source.name.endswith((".py", ".ipynb", ".json", ".yaml", ".yml")) or not re.search(r"\.py\b", source.text):
         return None
+    if EXAMPLE.search(source.text):
+        return None
     try:
         words = find_command(source, r"\S+\.py\b", "a script")
     except ConfigError:  # told by the importer of transformers' scripts
@@ -379,6 +382,10 @@ def _read_data(script: Script) -> None:
     given: dict[str, ast.expr] = {}
     for call in python.find_calls(rf"{TRAINERS}|fit"):
         given |= {one.arg: one.value for one in call.keywords if one.arg in ("train_dataset", "eval_dataset")}
+    for call in python.find_calls("read_csv|read_table"):
+        names = next((python.read_value(one.value) for one in call.keywords if one.arg == "names"), None)
+        if names is not None:
+            script.add("names", names, call)
     for call in python.find_calls("load_dataset"):
         for one in call.keywords:
             if one.arg == "split" and "[" in str(python.evaluate(one.value)):
@@ -419,24 +426,30 @@ def _choose_part(read: list[Data], pattern: str) -> Data | None:
 
 def _add_data(script: Script, train: Data, held: object, given: Mapping[str, ast.expr]) -> None:
     place: ast.AST = given.get("train_dataset") or script.python.tree
-    hub = train.hub.partition(":")
-    train = train._replace(hub=":".join((DATASETS.get(hub[0], hub[0]), hub[2]))) if train.hub else train
+    train = _name_owner(train)
     is_divided = isinstance(held, Data) and held.half == "test"
     if train.hub and "/" not in train.hub.partition(":")[0]:
         script.add("train_dataset", Computed(f"{train.hub}, which has no owner (org/name)"), place)
+        held = None
     else:
         script.add("train_dataset", train, place)
     share = train.share if train.share is not None else getattr(held, "share", None)
     if (is_divided or (train.half and held is None)) and share:
         script.add("eval_share", share, given.get("eval_dataset", place))
     elif isinstance(held, Data):
-        held = held._replace(hub=train.hub) if held.hub.partition(":")[0] == hub[0] and held.hub else held
+        held = _name_owner(held)
         if name_split(held) != name_split(train):
             script.add("eval_dataset", held, given.get("eval_dataset", place))
         else:
             script.report(place, "trained and evaluated on the same records; give data.eval or data.eval_share")
     elif "eval_dataset" in given:
         script.add("eval_dataset", Computed(ast.unparse(given["eval_dataset"])), given["eval_dataset"])
+
+
+def _name_owner(data: Data) -> Data:
+    """Data of the hub by the name with its owner."""
+    name, _, config = data.hub.partition(":")
+    return data._replace(hub=f"{DATASETS.get(name, name)}:{config}") if data.hub else data
 
 
 def _read_changes(script: Script) -> None:
@@ -524,7 +537,7 @@ def format_text(text: Text) -> str:
     )
 
 
-def _resolve_changes(script: Script, text: Text, line: int) -> Text:
+def _resolve_changes(script: Script, text: Text) -> Text:
     """Replace columns that the script makes by the texts of which it makes them, the last change first."""
     for change in sorted(script.changes, reverse=True):
         parts: list[str | Column] = []
@@ -561,7 +574,10 @@ def _read_texts(script: Script) -> None:
 
 
 def _add_text(script: Script, role: str, text: Text, node: ast.AST, *, is_second: bool) -> None:
-    template = format_text(_resolve_changes(script, text, getattr(node, "lineno", 0)))
+    template = format_text(_resolve_changes(script, text))
+    if template.endswith("</s>"):
+        template = template.removesuffix("</s>").rstrip()
+        script.report(node, "the end token, which FiveTune adds by itself")
     if is_second and isinstance(before := script.arguments.get(role), Argument) and template != before.value:
         script.arguments[role] = before._replace(value=f"{before.value} {template}")
         reason = "two texts of one call: a space between them, where the tokenizer puts </s>"
@@ -594,7 +610,7 @@ def _find_role(
         return "targets"
     text = python.evaluate(call.args[0]) if call.args else None
     known = script.arguments.get("inputs")
-    if known and isinstance(text, Text) and format_text(_resolve_changes(script, text, 0)) != known.value:
+    if known and isinstance(text, Text) and format_text(_resolve_changes(script, text)) != known.value:
         return "targets"
     return "targets" if any(TARGET_WORDS.search(name) for name in names) and not known else "inputs"
 

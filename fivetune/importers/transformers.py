@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import ClassVar
 
 from fivetune.config.aliases import complete_argument
@@ -22,6 +23,7 @@ from fivetune.importers import (
     set_plain_task,
 )
 from fivetune.importers._arguments import (
+    EXAMPLE,
     ROUGE,
     RULES,
     ArgumentsImporter,
@@ -108,7 +110,11 @@ class TransformersScripts(ArgumentsImporter):
             return ACCELERATE.search(source.text) is not None
         if source.name.endswith((".py", ".ipynb")):
             return False
-        return bool(re.search(rf"\b({'|'.join(SCRIPTS)})\.py\b|--model_name_or_path\b", source.text))
+        if EXAMPLE.search(source.text):
+            return True
+        own = re.search(r"\S+\.py\b", source.text)  # a script of one's own, which the importer trainer reads
+        is_own = own is not None and (Path(source.name).parent / own[0]).is_file()
+        return "--model_name_or_path" in source.text and not is_own
 
     def read_arguments(self, source: RawConfig) -> dict[str, Argument]:
         if source.name.endswith(".json"):
@@ -184,11 +190,11 @@ def _complete_templates(recipe: ImportedRecipe, values: Mapping[str, JsonValue],
     """Set the two templates of the task jsonl, and the columns of a translation."""
     prefix = str(values.get("source_prefix") or "").replace("{", "{{").replace("}", "}}")
     reason = f"{script}.py reads pairs of texts"
-    metrics: list[JsonValue]
     if script.startswith("run_summarization"):
         usual = COLUMNS.get(str(values.get("dataset_name")).rpartition("/")[2], ("text", "summary"))
         text, summary = values.get("text_column", usual[0]), values.get("summary_column", usual[1])
-        inputs, targets, metrics, score = f"{prefix}{{{text}}}", f"{{{summary}}}", [ROUGE], "rougeLsum_f1"
+        inputs, targets, score = f"{prefix}{{{text}}}", f"{{{summary}}}", "rougeLsum_f1"
+        metric: JsonValue = ROUGE
     else:
         languages = {
             role: str(values.get(f"{role}_lang", default)).partition("_")[0]
@@ -196,5 +202,6 @@ def _complete_templates(recipe: ImportedRecipe, values: Mapping[str, JsonValue],
         }
         columns = {role: f"translation.{language}" for role, language in languages.items()}
         recipe.set("data.columns", columns, "the file has the pairs in a table `translation`")
-        inputs, targets, metrics, score = f"{prefix}{{source}}", "{target}", ["bleu"], "bleu"
-    set_plain_task(recipe, inputs, targets, metrics=metrics, score=score, reason=reason)
+        inputs, targets, score = f"{prefix}{{source}}", "{target}", "bleu"
+        metric = "bleu"
+    set_plain_task(recipe, inputs, targets, metrics=[metric], score=score, reason=reason)

@@ -326,7 +326,9 @@ def test_unknown_plugins_name_the_nearest(section, kind):
 
 
 def test_unknown_recipe_names_the_nearest():
-    with pytest.raises(ConfigError, match=r"^squad_v3: no such recipe\. Did you mean squad_v2.*\? All names: fivetune list recipes"):
+    with pytest.raises(
+        ConfigError, match=r"^squad_v3: no such recipe\. Did you mean squad_v2.*\? All names: fivetune list recipes"
+    ):
         load_config("squad_v3")
 
 
@@ -427,6 +429,11 @@ def test_transformers_arguments_arrive(arguments, settings):
     [
         ("--resume_from_checkpoint", "--resume_from_checkpoint: resume_from_checkpoint has no setting of its own here. "
          "Write fivetune train RUN --resume."),
+        ("--no_repeat_ngram_size 3", "eval.repetition_penalty"),
+        ("--do_sample", "greedily or by beam search"),
+        ("--top_p 0.9", "greedily or by beam search"),
+        ("--source_prefix x", "--task.inputs"),
+        ("--forced_bos_token ro_RO", "leave it out"),
         ("--eval_strategy epoch", "has no setting of its own here. By default a run evaluates ten times"),
         ("--save_strategy no", "has no setting of its own here. By default a checkpoint is written at each"),
         ("--use_ema true", "Set train.ema: 0.999, the decay of a moving average of the weights."),
@@ -708,3 +715,17 @@ def test_characters_that_a_terminal_obeys_are_escaped_in_yaml():
     table = {"title": "a\u202eb\u2069\x1b[2J", "other": "é"}
     text = as_yaml(table)
     assert not set(text) & set("\u202e\u2069\x1b") and yaml.safe_load(text) == table
+
+
+def test_generation_names_of_transformers_are_settings():
+    names = {"num_return_sequences": 2, "num_beams": 4, "min_length": 3, "no_repeat_ngram_size": 0, "do_sample": False}
+    found = load_config("squad_v2", {**names, "lr_scheduler_type": "polynomial", "optim": "paged_adamw_32bit"})
+    assert (found.eval.num_candidates, found.eval.num_beams, found.eval.min_new_tokens) == (2, 4, 3)
+    assert (found.schedule.plugin_name(), found.optimizer.plugin_name()) == ("linear", "adamw")
+    shared = load_config({"model": {"path": "m"}, "task": "jsonl"}, {"validation_split": 0.1})
+    assert shared.data.eval_share == 0.1
+
+
+def test_an_empty_value_is_named_by_its_word():
+    with pytest.raises(ConfigError, match="An empty value is written null"):
+        load_config("squad_v2", {"train.num_epochs": "none"})

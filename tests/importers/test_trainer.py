@@ -7,7 +7,9 @@ import json
 import pytest
 
 from fivetune.config import load_config
+from fivetune.errors import ConfigError
 from fivetune.importers import ImportedRecipe, RawConfig
+from fivetune.importers._python import Computed, parse_python
 from fivetune.importers._recipe import format_recipe, import_recipe
 
 SUMMARIES = """
@@ -374,9 +376,9 @@ CASES = {
             "model.path": "google-t5/t5-small", "task.inputs": "summarize: {text}", "task.targets": "{summary}",
             "data.max_input_tokens": 1024, "data.max_target_tokens": 128, "optimizer.lr": 2e-5,
             "train.num_epochs": 4, "train.batch_size": 16, "data.eval_share": 0.2, "checkpoint.keep": 3,
-            "task.main_metric": "rougeLsum_f1", "run.dir": "my_model",
+            "task.main_metric": "rougeLsum_f1", "run.dir": "my_model", "data.train": "FiscalNote/billsum::ca_test",
         },
-        ("eval_strategy epoch", "fp16", "push_to_hub", "billsum"),
+        ("eval_strategy epoch", "fp16", "push_to_hub"),
     ),
     "old_notebook": (
         OLD_NOTEBOOK,
@@ -526,3 +528,42 @@ def test_scripts_of_each_kind(tmp_path, name):
     assert not missing, left_out
     (tmp_path / "r.yaml").write_text(format_recipe(recipe), encoding="utf-8")
     load_config(tmp_path / "r.yaml")
+
+
+def test_a_command_line_gives_the_options_of_a_script(tmp_path):
+    (tmp_path / "train.py").write_text(ARGPARSE, encoding="utf-8")
+    text = "torchrun --nproc_per_node 2 train.py --lr 1e-3 --fp16 --train_path t.jsonl --model-name google/byt5-small"
+    settings = convert(text, str(tmp_path / "a.sh")).settings
+    assert (settings["model.path"], settings["optimizer.lr"]) == ("google/byt5-small", 1e-3)
+    assert (settings["data.train"], settings["train.global_batch_size"]) == ("t.jsonl", 8)
+    (tmp_path / "own.py").write_text(DATACLASSES, encoding="utf-8")
+    text = "python own.py --model_name_or_path m --learning_rate 2e-4 --train_file b.jsonl --num_train_epochs 9"
+    settings = convert(text, str(tmp_path / "b.sh")).settings
+    assert (settings["model.path"], settings["optimizer.lr"], settings["data.train"]) == ("m", 2e-4, "b.jsonl")
+    assert settings["train.num_epochs"] == 9
+
+
+def test_tables_without_a_header_and_end_tokens_of_old_tutorials():
+    recipe = convert(
+        "df = pd.read_csv('q.csv', delimiter='|', names=['question', 'answer'])\n"
+        "m = T5ForConditionalGeneration.from_pretrained('t5-small')\n"
+        "def encode(row):\n"
+        "    a = tokenizer('answer: ' + row['question'] + ' </s>', max_length=9)\n"
+        "    a['labels'] = tokenizer(row['answer'] + ' </s>', max_length=5)['input_ids']\n"
+        "    return a\n"
+        "Trainer(model=m, args=TrainingArguments('o'), train_dataset=Dataset.from_pandas(df).map(encode))\n"
+    )
+    settings = recipe.settings
+    assert (settings["data.header"], settings["task.inputs"]) == (["question", "answer"], "answer: {question}")
+    assert (settings["task.targets"], settings["data.max_target_tokens"]) == ("{answer}", 5)
+
+
+def test_a_script_whose_values_are_computed_names_them():
+    with pytest.raises(ConfigError, match=r"names no model: model pick\(\) \(line 1\)\. Add --model\.path"):
+        convert("m = T5ForConditionalGeneration.from_pretrained(pick())\nTrainer(model=m, args=TrainingArguments('o'))")
+
+
+def test_expressions_that_depend_on_themselves_end():
+    python = parse_python(RawConfig("a.py", "a = b\nb = a\ndef f(x):\n    return f(x) + f(x)\nc = f(1)\ng(a, b, c)\n"))
+    call = python.find_calls("g")[0]
+    assert all(isinstance(python.read_value(one), Computed) for one in call.args)
