@@ -42,8 +42,8 @@ def tune_threshold(lines: Sequence[Prediction], name: str) -> TunedThreshold | N
     Returns None unless both halves contain questions with and without answers.
     """
     usable = sorted((line for line in lines if _is_usable(line, name)), key=lambda line: line.id)
-    chosen = [line for line in usable if _is_drawn(line.id)]
-    others = [line for line in usable if not _is_drawn(line.id)]
+    chosen = [line for line in usable if is_drawn(line.id)]
+    others = [line for line in usable if not is_drawn(line.id)]
     if any(len({is_answerable(line) for line in half}) < 2 for half in (chosen, others)):
         return None
     tuned, threshold = find_best_threshold(
@@ -68,7 +68,8 @@ def _is_usable(line: Prediction, name: str) -> bool:
     return name in line.scores and line.no_answer_score is not None
 
 
-def _is_drawn(key: str) -> bool:
+def is_drawn(key: str) -> bool:
+    """Draw half of all ids by a hash."""
     return sha256(f"threshold:{key}".encode("utf-8", "surrogatepass")).digest()[0] % 2 == 0
 
 

@@ -33,12 +33,14 @@ class SpanAnswer:
 
     Args:
         row: of the store.
-        spans: (first position, last position, log-odds against no answer), best first.
+        spans: (first position, last position, log p), best first; log p of both positions together, in nats.
+        null_logprob: log p of position 0 as first and as last one, which represents no answer.
         target_loss: -log p of the first and of the last position of the gold answer, summed.
     """
 
     row: int
     spans: tuple[tuple[int, int, float], ...]
+    null_logprob: float
     target_loss: float
 
 
@@ -73,26 +75,30 @@ def extract_spans(
                 logits = compute_span_logits(model, batch.input_ids, batch.attention_mask)
             if positions is None:
                 continue
-            nats = _compute_target_losses(logits, batch)
-            for row, one, nat in zip(chosen, logits.cpu(), nats, strict=True):
-                yield SpanAnswer(row, find_best_spans(one, context_of(row), num_candidates), nat)
+            logp = logits.float().log_softmax(1)
+            nats = _compute_target_losses(logp, batch)
+            for row, one, nat in zip(chosen, logp.cpu(), nats, strict=True):
+                spans = find_best_spans(one, context_of(row), num_candidates)
+                yield SpanAnswer(row, spans, float(one[0].sum()), nat)
     finally:
         model.train(was_training)
 
 
-def find_best_spans(logits: Tensor, context: range, num: int) -> tuple[tuple[int, int, float], ...]:
-    """Find the best spans of one input, each with its log-odds against position 0, which represents no answer.
+def find_best_spans(logp: Tensor, context: range, num: int) -> tuple[tuple[int, int, float], ...]:
+    """Find the best spans of one input, each with its log p.
 
-    score = start[i] + end[j] - start[0] - end[0], i <= j < i + 60, both in the context
+    log p = log p_first[i] + log p_last[j], i <= j < i + 60, both in the context
 
-    >>> find_best_spans(torch.tensor([[0.0, 0.0], [3.0, 0.0], [0.0, 2.0]]), range(1, 3), 1)
-    ((1, 2, 5.0),)
+    Args:
+        logp: [S, 2] log p of each position as the first one and as the last one.
+
+    >>> find_best_spans(torch.tensor([[-4.0, -4.0], [-0.5, -4.0], [-4.0, -0.25]]), range(1, 3), 1)
+    ((1, 2, -0.75),)
     """
-    starts, ends = logits[:, 0].numpy(), logits[:, 1].numpy()
-    null = float(starts[0] + ends[0])
+    starts, ends = logp[:, 0].numpy(), logp[:, 1].numpy()
     inside = np.array(context, dtype=np.int64)
     found = [
-        (int(i), int(j), float(starts[i] + ends[j]) - null)
+        (int(i), int(j), float(starts[i] + ends[j]))
         for i in inside[np.argsort(-starts[inside])[:NUM_ENDS]]
         for j in inside[np.argsort(-ends[inside])[:NUM_ENDS]]
         if i <= j < i + MAX_SPAN_TOKENS
@@ -100,7 +106,6 @@ def find_best_spans(logits: Tensor, context: range, num: int) -> tuple[tuple[int
     return tuple(sorted(found, key=lambda span: -span[2])[:num])
 
 
-def _compute_target_losses(logits: Tensor, batch: PaddedBatch) -> list[float]:
-    logp = logits.log_softmax(1)
+def _compute_target_losses(logp: Tensor, batch: PaddedBatch) -> list[float]:
     chosen = logp.gather(1, batch.labels[:, None, :].clamp(min=0)).squeeze(1)
     return (-chosen.sum(1)).tolist()

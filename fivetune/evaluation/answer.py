@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from fivetune.model.modules import T5Model
     from fivetune.types import Autocast
 
-ABSTAIN_BELOW = 0.5  # probability of the best span, below which an extractive model gives no answer
-
 
 class AnswerSettings(Protocol):
     """Options of answering, without the model; `Evaluator` implements it."""
@@ -110,7 +108,7 @@ def _build_text_prediction(settings: AnswerSettings, one: GeneratedAnswer, loss:
     task, tokenizer = settings.task, settings.tokenizer
     example = settings.store.read_example(one.row)
     text = to_text(tokenizer, one.token_ids, keep_special=settings.keep_special)
-    prediction, confidence = task.from_text(text), exp(one.logprob / max(one.num_scored_tokens, 1))
+    prediction, confidence = task.from_text(text), compute_probability(one.logprob)
     candidates = ()
     if one.label_logprobs is not None:
         candidates = _rank_labels(task, one.label_logprobs)
@@ -134,7 +132,7 @@ def _build_text_prediction(settings: AnswerSettings, one: GeneratedAnswer, loss:
         hit_cap=one.hit_cap,
         sentinel=SENTINEL in text,
         unknown_chars=sum(token_id == tokenizer.unk_token_id for token_id in one.token_ids),
-        no_answer_score=None if one.phrase_loss is None else exp(-one.phrase_loss),
+        no_answer_score=None if one.phrase_loss is None else compute_probability(-one.phrase_loss),
         candidates=candidates,
         left_label_set=None if one.label_logprobs is None else one.left_label_set,
         teacher_forced_exact=teacher_forced,
@@ -152,15 +150,20 @@ def _rank_labels(task: Task, logprobs: Sequence[float]) -> tuple[Candidate, ...]
 
 
 def _decode_candidates(settings: AnswerSettings, one: GeneratedAnswer) -> tuple[Candidate, ...]:
-    """Decode the hypotheses of a beam search to texts, each with the score exp(log p per token)."""
-    cap = settings.decoding.max_new_tokens
-    return tuple(
+    """Decode the hypotheses of a beam search to texts, each with its probability, and no answer if they lack it.
+
+    Their order is that of the search, by log p / length^length_penalty.
+    """
+    found = [
         Candidate(
             settings.task.from_text(to_text(settings.tokenizer, ids, keep_special=settings.keep_special)),
-            exp(logprob / min(len(ids) + 1, cap)),
+            compute_probability(logprob),
         )
         for ids, logprob in one.candidates
-    )
+    ]
+    if one.phrase_loss is not None and all(candidate.text for candidate in found):
+        found.append(Candidate("", compute_probability(-one.phrase_loss)))
+    return tuple(found)
 
 
 def _answer_with_spans(
@@ -193,30 +196,30 @@ def _build_span_prediction(
 ) -> Prediction:
     """Build the Prediction of an extractive model; it abstains if the task allows that and no answer is likelier."""
     candidates = tuple(
-        Candidate(extract_span_text(example.inputs, offsets, first, last), expit(odds))
-        for first, last, odds in one.spans
+        Candidate(extract_span_text(example.inputs, offsets, first, last), compute_probability(logprob))
+        for first, last, logprob in one.spans
     )
     best = candidates[0] if candidates else Candidate("", 0.0)
-    can_abstain = settings.task.no_answer_text is not None
-    abstains = can_abstain and best.score < ABSTAIN_BELOW
+    can_abstain, no_answer = settings.task.no_answer_text is not None, compute_probability(one.null_logprob)
+    abstains = can_abstain and best.score < no_answer
     if example.references:
         loss.add(one.target_loss, 2)
     return replace(
         _start_prediction(settings, one.row, example, "" if abstains else best.text),
-        confidence=1 - best.score if abstains else best.score,
+        confidence=no_answer if abstains else best.score,
         candidates=candidates,
-        no_answer_score=1 - best.score if can_abstain else None,
+        no_answer_score=no_answer if can_abstain else None,
         answer=best.text if can_abstain else None,
     )
 
 
-def expit(odds: float) -> float:
-    """1 / (1 + exp(-odds)), the probability of log-odds.
+def compute_probability(logprob: float) -> float:
+    """Compute the probability (0-1) of a text from the sum of its tokens' log p, which rounding can take above 0.
 
-    >>> expit(0.0), expit(-1000.0)
-    (0.5, 0.0)
+    >>> compute_probability(1e-7), compute_probability(float("-inf"))
+    (1.0, 0.0)
     """
-    return 1 / (1 + exp(-odds)) if odds > -700 else 0.0
+    return exp(min(logprob, 0.0))
 
 
 def is_in_context(prediction: str, example: TextExample) -> bool:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fivetune.analysis.bootstrap import compute_intervals
+from fivetune.analysis.calibration import calibrate_prediction
 from fivetune.data.encode import LengthLimits
 from fivetune.data.store import TokenStore
 from fivetune.data.stream import FIRST_LAWS, LAWS
@@ -54,6 +55,7 @@ class Evaluator:
         autocast: returns a new autocast context.
         generate: searches for answers: `fivetune.decode.generate`, or the same on another device.
         parts: evaluators of the parts of a mixture, in the order of the store; empty for other tasks.
+        temperature: of the confidences; scores are computed before it.
     """
 
     task: Task
@@ -66,6 +68,7 @@ class Evaluator:
     autocast: Autocast = field(default=nullcontext)
     generate: GenerateAnswers = field(default=generate)
     parts: Mapping[str, Evaluator] = field(default_factory=dict[str, "Evaluator"])
+    temperature: float = 1.0
 
     @property
     def num_questions(self) -> int:
@@ -91,11 +94,11 @@ class Evaluator:
         """
         started = time.perf_counter()
         tally, loss = Tally(Scorer(self.task.metrics)), TargetLoss()
-        answered = self.predict(model, questions=questions, loss=loss, on_progress=on_progress, world=world)
+        answered = self._answer(model, questions, loss, on_progress, world)
         gathered = _gather_on_rank_zero(answered, loss, world)
 
         def score() -> EvalRecord:
-            write(tally.score_each(gathered))
+            write(calibrate_prediction(one, self.temperature) for one in tally.score_each(gathered))
             scores = tally.compute_scores()
             return EvalRecord(
                 step=step,
@@ -110,6 +113,7 @@ class Evaluator:
                 max_new_tokens=self.decoding.max_new_tokens,
                 seconds=time.perf_counter() - started,
                 intervals=compute_intervals(scores) if scores else {},
+                temperature=None if self.temperature == 1 else self.temperature,
             )
 
         return world.run_on_all(score)[0]  # only rank 0 has answers to score; an error there is raised on all
@@ -128,7 +132,18 @@ class Evaluator:
         Args:
             loss: accumulates the loss of the targets.
         """
-        loss = loss or TargetLoss()
+        for question, prediction in self._answer(model, questions, loss or TargetLoss(), on_progress, world):
+            yield question, calibrate_prediction(prediction, self.temperature)
+
+    def _answer(
+        self,
+        model: T5Model,
+        questions: Sequence[int] | NDArray[np.int64] | None,
+        loss: TargetLoss,
+        on_progress: PhaseCallback,
+        world: World,
+    ) -> Iterator[Answered]:
+        """Yield the predictions with the model's own probabilities."""
         if self.parts:
             yield from self._predict_parts(model, questions, loss, on_progress, world)
             return
@@ -167,7 +182,7 @@ class Evaluator:
             def report(done: int, _: int, before: int = before) -> None:
                 on_progress(before + done, total)
 
-            answered = part.predict(model, questions=selected[name], loss=loss, on_progress=report, world=world)
+            answered = part._answer(model, selected[name], loss, report, world)
             for question, one in answered:
                 named = replace(one, id=f"{name}/{one.id}", meta={**one.meta, "source_task": name})
                 yield first + question, named

@@ -46,8 +46,9 @@ def merge_passages(passages: Sequence[Prediction], *, question: str, ranked: boo
     """Merge the predictions of all passages of a question into one.
 
     The prediction is the most confident nonempty one; empty if all are. The question has the lowest no-answer score of
-    its passages, because one passage with the answer is enough. `ranked` also lists up to 5 different answers, each
-    with the confidence of its best passage; the first is the prediction. Empty answers are never ranked.
+    its passages, because one passage with the answer is enough; it is the confidence if there is no answer. `ranked`
+    also lists up to 5 different answers, each with the confidence of its best passage; the first is the prediction.
+    Empty answers are never ranked.
 
     >>> passages = [Prediction(id="q-1", prediction="", confidence=0.9, no_answer_score=0.8),
     ...             Prediction(id="q-2", prediction="Rollo", confidence=0.6, no_answer_score=0.1),
@@ -65,6 +66,8 @@ def merge_passages(passages: Sequence[Prediction], *, question: str, ranked: boo
         nearest = min(scored, key=lambda one: one.no_answer_score or 0.0)
         answer = merged.answer if nearest.answer is None else nearest.answer
         merged = replace(merged, no_answer_score=nearest.no_answer_score, answer=answer)
+        if not merged.prediction:
+            merged = replace(merged, confidence=nearest.no_answer_score)
     if ranked:
         candidates = rank_answers(passages)
         best = candidates[0] if candidates else Candidate("", 0.0)
@@ -73,7 +76,11 @@ def merge_passages(passages: Sequence[Prediction], *, question: str, ranked: boo
 
 
 def rank_answers(passages: Sequence[Prediction]) -> tuple[Candidate, ...]:
-    """Rank up to 5 answers that differ after SQuAD's normalisation, most confident first."""
+    """Rank up to 5 answers that differ after SQuAD's normalisation, most confident first.
+
+    Scores are shares of one whole: probabilities of different passages that add up to more than 1 are divided by their
+    sum, over all different answers.
+    """
     given = [
         candidate
         for one in passages
@@ -83,4 +90,5 @@ def rank_answers(passages: Sequence[Prediction]) -> tuple[Candidate, ...]:
     for candidate in sorted(given, key=lambda one: -one.score):
         if candidate.text:
             best.setdefault(normalize_answer(candidate.text) or candidate.text, candidate)
-    return tuple(best.values())[:NUM_RANKS]
+    whole = max(1.0, sum(one.score for one in best.values()))
+    return tuple(replace(one, score=one.score / whole) for one in list(best.values())[:NUM_RANKS])

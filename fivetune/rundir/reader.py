@@ -6,6 +6,7 @@ In: a folder. Out: a Run; damaged files raise RunDirError.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -433,12 +434,21 @@ def _read_predictions(path: Path, expected: int | None) -> tuple[list[Prediction
         if record is None:
             damaged.append(f"{path}:{number}: damaged line ({flaw}). It is left out.")
         else:
-            records.append(record)
+            records.append(_convert_old_confidence(record))
     if damaged:
         return records, damaged[0] + (f" Damaged lines in all: {len(damaged):,}." if damaged[1:] else "")
     if expected is not None and len(records) < expected:
         return records, f"{path}: damaged: it has {len(records):,} of {expected:,} predictions. Restore the file."
     return records, ""
+
+
+def _convert_old_confidence(line: Prediction) -> Prediction:
+    """Return a line of an earlier version with the probability of its text; its confidence was the mean per token."""
+    if line.logprob is None or line.confidence is None or line.left_label_set is not None or not line.num_tokens:
+        return line
+    per_token, whole = (math.exp(min(line.logprob / num, 0.0)) for num in (line.num_tokens, 1))
+    is_old = math.isclose(line.confidence, per_token, rel_tol=1e-9) and not math.isclose(per_token, whole)
+    return replace(line, confidence=whole) if is_old else line
 
 
 def refuse_foreign(folder: Path) -> None:

@@ -57,6 +57,7 @@ class EvalRecord:
     `loss` is in nats per target token of the first reference. `intervals` are 95 % bootstrap intervals of scores.
     `step` is the step of the weights, `run_step` the run's step at the evaluation; None outside a training run.
     `basis` identifies the evaluation data and the settings of generation: scores of another basis are not comparable.
+    `temperature` is that of the confidences in its predictions file; None: they are the model's own.
     """
 
     step: int
@@ -73,9 +74,11 @@ class EvalRecord:
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
     run_step: int | None = None
     basis: str = ""
+    temperature: float | None = None
 
     def as_dict(self) -> JsonTable:
-        return asdict(self)
+        """Return the line of evals.jsonl, without `temperature` if there is none."""
+        return {name: value for name, value in asdict(self).items() if name != "temperature" or value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +312,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One of several answers to a question, with its score (0-1)."""
+    """One of several answers to a question, with its score: the probability of the answer (0-1), as `confidence`."""
 
     text: str
     score: float
@@ -321,12 +324,14 @@ class Prediction:
 
     Args:
         references: all gold answers; () where none is known.
-        scores: of this example, by name. confidence: 0-1; logprob: of the generated tokens, in nats.
+        scores: of this example, by name. logprob: of the generated tokens, in nats. confidence: probability of the
+        prediction (0-1): of a label among the labels, else exp(logprob), or of both ends of a span; as calibrated by
+        the temperature of model/ where it has one. It and the scores of the other candidates add up to 1 at most.
         hit_cap: generation ended at max_new_tokens. sentinel: the text holds a sentinel token (<extra_id_0>);
         unknown_chars: number of unknown tokens in it. answer_clipped: every reference was clipped.
         num_clipped_tokens: input tokens beyond the length limit, at `clipped_spans` of inputs (not in files).
         in_context: the answer is a span of its context. candidates: the best answers, best first.
-        no_answer_score: probability of the no-answer text; answer: the best answer other than no answer.
+        no_answer_score: probability of no answer, on the scale of confidence; answer: the best one other than it.
         left_label_set: free generation leaves the set of labels.
         teacher_forced_exact, free_running_exact: the reference was reproduced with and without its own prefix.
         num_passages: passages or windows merged into the answer. skipped: why a record has no prediction.

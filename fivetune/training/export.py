@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fivetune import rundir
+from fivetune.analysis.calibration import FittedTemperature, calibrate_lines, choose_scored_name, restore_lines
 from fivetune.distributed.sharding import get_local, release_gathered
 from fivetune.distributed.world import ProcessGroupError
 from fivetune.errors import InterruptedRunError, describe_error
@@ -24,9 +25,11 @@ from fivetune.metrics import is_maximized
 from fivetune.model.adapters import select_own_weights
 from fivetune.publish.card import CardRequest, build_model_card
 from fivetune.publish.usage import Place
+from fivetune.rundir.confidence_file import write_confidence_file
 from fivetune.rundir.figures import build_best_eval, find_chosen_eval, find_own_eval, is_better_eval
 from fivetune.rundir.layout import AVERAGE, CARD
 from fivetune.rundir.plan import Plan
+from fivetune.rundir.records import BestEval
 from fivetune.training import checkpoint
 from fivetune.training.loop import Training, measure_phase, run_evaluation, warn_once
 from fivetune.training.past_evals import read_past_evals
@@ -59,6 +62,15 @@ def export_model(training: Training) -> list[str]:
     with _record_failure(training, "the mean of the best checkpoints (checkpoint.average_best)", missing):
         if average_best(training):
             _save_model(training)
+    with _record_failure(training, "the calibration of the confidence", missing):
+        if training.setup.learner.world.is_first:
+            found = calibrate_confidence(training.run.path, training.state.best, training.setup.metric)
+            if found and found.helps:
+                training.progress.write_log(
+                    f"confidence: temperature {found.temperature:.2f}, fitted on {found.num:,} predictions, changes "
+                    f"the calibration error from {found.error_before:.1%} to {found.error_after:.1%} on halves that "
+                    "it was not fitted on"
+                )
     with _record_failure(training, "the model card", missing), measure_phase(training, "checkpoint"):
         if training.setup.learner.world.is_first:
             rundir.write_text(training.run.path / "model" / CARD, _build_card(training))
@@ -79,6 +91,27 @@ def _save_model(training: Training) -> None:
             generation=decoding.as_generation_config(),
             run_id=training.owner.run_id,
         )
+
+
+def calibrate_confidence(folder: Path, best: BestEval | None, metric: str) -> FittedTemperature | None:
+    """Write the temperature of the confidences into model/ of a run, if it lowers their error.
+
+    It is fitted on the predictions of the exported weights on the evaluation data, by whether they are wholly right,
+    and judged on halves that it was not fitted on (`FittedTemperature.helps`).
+
+    Args:
+        best: the evaluation of the exported weights. metric: of a right answer, if each prediction has it.
+
+    Returns: what was fitted; None without enough right and wrong predictions.
+    """
+    run = rundir.read_run(folder)
+    record = find_chosen_eval(run.evals, best) if best else None
+    lines = restore_lines(run.read_predictions(record), record.temperature) if record else []
+    key = choose_scored_name(lines, metric)
+    found = calibrate_lines(lines, key) if key else None
+    if found and found.helps:
+        write_confidence_file(folder / "model", found._asdict())
+    return found
 
 
 @contextmanager

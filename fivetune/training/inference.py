@@ -43,6 +43,7 @@ from fivetune.model.adapters import FOLDER, attach_exported, find_adapter
 from fivetune.model.load import LoadedModel, load_model_and_tokenizer, load_without_weights
 from fivetune.progress import ProgressCallback, ignore_progress
 from fivetune.rundir.checksums import MANIFEST
+from fivetune.rundir.confidence_file import read_temperature
 from fivetune.rundir.config_file import find_config_change
 from fivetune.rundir.export_file import EXPORT
 from fivetune.rundir.files import replace_file
@@ -98,6 +99,7 @@ class LoadedRun:
         model: on torch's meta device if the engine of an export holds the weights.
         generate: searches for answers: torch, TPU chips, or the engine of an export.
         threads: chooses the number of CPU threads again while answers are computed; None on other devices.
+        temperature: of the confidences.
     """
 
     folder: Path
@@ -108,6 +110,7 @@ class LoadedRun:
     step: int
     generate: GenerateAnswers = field(default=generate)
     threads: ThreadControl | None = None
+    temperature: float = 1.0
 
     @property
     def is_export(self) -> bool:
@@ -310,9 +313,10 @@ class LoadedRun:
         return replace(evaluator, decoding=replace(evaluator.decoding, score_targets=False))
 
     def _make_evaluator(self, store: TokenStore) -> Evaluator:
-        return make_evaluator(
+        evaluator = make_evaluator(
             self.config, self.tokenizer, store, self.compute, target_p99=NO_TARGETS, generate=self.generate
         )
+        return replace(evaluator, temperature=self.temperature)
 
 
 def load_run(
@@ -370,6 +374,7 @@ def load_run(
         step=find_exported_step(folder, status),
         generate=answer,
         threads=threads,
+        temperature=read_temperature(rundir.find_model_folder(folder)),
     )
 
 

@@ -7,15 +7,25 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fivetune.analysis.bootstrap import Z, compare_paired, compute_intervals, compute_wilson_interval, format_p_value
-from fivetune.analysis.calibration import compute_calibration_error, compute_reliability, compute_risk_coverage
+from fivetune.analysis.calibration import (
+    apply_temperature,
+    calibrate_prediction,
+    compute_calibration_error,
+    compute_reliability,
+    compute_risk_coverage,
+    measure_temperature,
+    restore_lines,
+)
 from fivetune.analysis.slices import compute_slices, find_question_word
 from fivetune.analysis.threshold import tune_threshold
 from fivetune.metrics.classification import Classification
 from fivetune.metrics.squad_v2 import SQuADV2
 from fivetune.plugins import list_plugins, load_plugin
-from fivetune.rundir.records import Prediction
+from fivetune.rundir.records import Candidate, Prediction
 from fivetune.types import Scores
 
 
@@ -194,3 +204,61 @@ def test_slices_count_every_line_once_in_natural_order():
     assert (len(sources), sources[-1].value) == (13, "other")
     assert all(one.low - 1e-9 <= one.score <= one.high + 1e-9 for group in found.values() for one in group)
     assert found["language"] == []
+
+
+# --- temperature ---
+
+
+def draw_answers(num, temperature):
+    """Probabilities of a model, whose answers are right as often as it would say at this temperature."""
+    rng = np.random.default_rng(0)
+    known = 1 / (1 + np.exp(-rng.normal(1.5, 2, num)))
+    right = rng.random(num) < [apply_temperature(one, temperature) for one in known.tolist()]
+    return [f"q{i}" for i in range(num)], known.tolist(), right.tolist()
+
+
+@pytest.mark.parametrize("true", [0.5, 2.0, 4.0])
+def test_the_temperature_of_a_wrongly_sure_model_is_found_and_lowers_its_error(true):
+    found = measure_temperature(*draw_answers(2000, true))
+    assert found and found.helps and found.num == 2000
+    assert found.temperature == pytest.approx(true, rel=0.1)
+    assert found.error_after < 0.5 * found.error_before
+
+
+def test_a_temperature_is_kept_only_where_it_helps():
+    """At temperature 1 chance alone moves the fit; without right or wrong answers there is none."""
+    ids, known, right = draw_answers(2000, 1.0)
+    calibrated = measure_temperature(ids, known, right)
+    assert calibrated and calibrated.temperature == pytest.approx(1, rel=0.1)
+    assert calibrated.nats_after == pytest.approx(calibrated.nats_before, rel=0.01)
+    assert measure_temperature(ids, known, [True] * 2000) is None
+    assert measure_temperature(ids[:20], known[:20], right[:20]) is None
+
+
+shares = st.lists(st.floats(1e-6, 1), min_size=1, max_size=6).map(lambda parts: [one / sum(parts) for one in parts])
+
+
+@given(shares, st.floats(0.05, 20), st.booleans())
+def test_a_list_of_answers_adds_up_to_one_at_most_at_every_temperature(parts, temperature, abstains):
+    first, *others = [one * 0.999 for one in parts]
+    texts = ["" if abstains else "a", *(f"b{i}" for i in range(len(others)))]
+    before = Prediction(
+        id="q",
+        prediction=texts[0],
+        confidence=first,
+        candidates=tuple(map(Candidate, texts, [first, *others])),
+        no_answer_score=first if abstains else (1 - sum([first, *others])) / 2,
+    )
+    after = calibrate_prediction(before, temperature)
+    assert after.confidence == after.candidates[0].score
+    listed = [one.score for one in after.candidates]
+    assert sum(listed) + (0 if abstains else after.no_answer_score) <= 1 + 1e-9
+    assert sorted(listed[1:], reverse=True) == [
+        listed[1 + i] for i in sorted(range(len(others)), key=others.__getitem__, reverse=True)
+    ]
+    if abstains:
+        assert after.no_answer_score == after.confidence
+    [again] = restore_lines([after], temperature)
+    if 1e-9 < after.confidence < 1 - 1e-9:
+        assert again.confidence == pytest.approx(first, rel=1e-4)
+        assert again.no_answer_score == pytest.approx(before.no_answer_score, rel=1e-4)

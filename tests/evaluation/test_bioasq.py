@@ -10,6 +10,8 @@ import pytest
 from fivetune import cli, rundir
 from fivetune.data.records import read_records
 from fivetune.errors import DataError
+from fivetune.evaluation.merge import merge_passages
+from fivetune.rundir.records import Prediction
 from fivetune.tasks.bioasq_factoid import BioASQFactoid
 from fivetune.training import train
 from fivetune.types import RawRecord
@@ -131,6 +133,23 @@ def test_a_question_is_scored_once_whatever_its_snippets(form, tmp_path, capsys)
     assert found["intervals"]["strict_accuracy"] == [0, 100]
 
 
+def test_ranked_answers_of_several_passages_are_shares_of_one_whole():
+    """0.9 + 0.8 + 0.3 of three passages, of which two have the same answer: 0.9 / 1.2 and 0.3 / 1.2."""
+    passages = [
+        Prediction(id=f"q_{i}", prediction=text, confidence=sure)
+        for i, (text, sure) in enumerate([("Rolf", 0.3), ("Rollo", 0.8), ("rollo", 0.9), ("", 0.95)])
+    ]
+    merged = merge_passages(passages, question="q", ranked=True)
+    assert [(one.text, round(one.score, 9)) for one in merged.candidates] == [("rollo", 0.75), ("Rolf", 0.25)]
+    assert (merged.prediction, merged.confidence) == ("rollo", merged.candidates[0].score)
+
+
+def test_no_answer_in_any_window_is_as_sure_as_in_the_likeliest_one():
+    passages = [Prediction(id="q", confidence=sure, no_answer_score=sure) for sure in (0.9, 0.6, 0.7)]
+    merged = merge_passages(passages, question="q", ranked=False)
+    assert (merged.prediction, merged.confidence, merged.no_answer_score) == ("", 0.6, 0.6)
+
+
 @pytest.mark.skipif(not GOLDEN.exists(), reason=kit.NEEDS_SHARED)
 def test_all_golden_years_load_whole():
     """Year 4 holds a factoid question whose gold answer is a blank: it counts, nobody can be right."""
@@ -165,6 +184,7 @@ def test_ranked_answers_from_training_to_score(golden, tmp_path, model_folder, c
     assert {"strict_accuracy", "lenient_accuracy", "mrr", "f1"} <= set(run.evals[-1].scores)
     lines = rundir.read_run(tmp_path / "run").predictions["eval-6"]
     assert all(line.num_passages == 2 and len(line.candidates) <= 5 for line in lines)
+    assert all(sum(candidate.score for candidate in line.candidates) <= 1 + 1e-9 for line in lines)
     assert cli.main(["predict", str(tmp_path / "run"), "--input", str(golden)]) == 0
     assert [json.loads(line)["id"] for line in capsys.readouterr().out.splitlines()] == ["54f3", "54f4"]
 

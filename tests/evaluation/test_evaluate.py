@@ -378,3 +378,20 @@ def test_settings_of_decoding_change_the_answers(tmp_path, model_folder, monkeyp
     assert min(num for _, num in plain.values()) < 8
     assert answers(eval__repetition_penalty=1.9) != plain
     assert answers(eval__num_beams=4, eval__length_penalty=5.0) != beams
+
+
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+def test_answers_to_one_question_are_shares_of_one_whole(tmp_path, model_folder, temperature):
+    """confidence was a mean per token beside the probability of no answer: lists added up to 138 %."""
+    model = lively(model_folder)
+    options = {"eval__max_new_tokens": 12, "eval__num_beams": 4, "eval__num_candidates": 4}
+    evaluator = replace(kit.ready(tmp_path, model_folder, **options).data.evaluator, temperature=temperature)
+    found = [one for _, one in evaluator.predict(model)]
+    for one in found:
+        assert sum(candidate.score for candidate in one.candidates) <= 1 + 1e-6
+        assert one.candidates[0].text == one.prediction and one.candidates[0].score == one.confidence
+        [leaning] = [candidate.score for candidate in one.candidates if not candidate.text]
+        assert leaning == pytest.approx(one.no_answer_score, rel=1e-4)
+        if temperature == 1:
+            assert one.confidence == pytest.approx(math.exp(one.logprob))
+    assert len(found) == 12

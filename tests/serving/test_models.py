@@ -73,7 +73,7 @@ def test_adapters_answer_as_their_runs_on_one_copy_of_the_base(runs: dict[str, P
         expected = load_run(runs[name]).predict(RECORDS[:12])
         assert [one.prediction for one in found] == [one.prediction for one in expected]
         assert [one.confidence for one in found] == pytest.approx([one.confidence for one in expected], rel=1e-3)
-        answers.add(tuple(f"{one.confidence:.3f}" for one in found))
+        answers.add(tuple(f"{one.confidence:.3g}" for one in found))
     assert len(answers) == 3
     weights = [{one.data_ptr(): one.nbytes for one in run_of(model).model.parameters()} for model in models.values()]
     base = set(weights[0]) & set(weights[1]) & set(weights[2])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 
 import fivetune
 from fivetune import rundir
+from fivetune.analysis.calibration import apply_temperature, calibrate_prediction
 from fivetune.cli import main
 from fivetune.data.records import read_records
 from fivetune.errors import ConfigError, DataError, RunDirError
@@ -24,6 +26,7 @@ from fivetune.evaluation.inputs import write_records
 from fivetune.evaluation.output import PREDICTED
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.rundir.checksums import MANIFEST, write_checksums
+from fivetune.rundir.confidence_file import write_confidence_file
 from fivetune.rundir.figures import select_evals_by_step
 from fivetune.training.inference import load_run
 
@@ -179,6 +182,23 @@ def test_damage_that_prediction_does_not_need_is_a_warning(
 
 
 # --- from Python ---
+
+
+def test_the_temperature_of_model_reaches_every_answer_and_no_score(run: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "run"
+    shutil.copytree(run, copied)
+    write_confidence_file(copied / "model", {"temperature": 2.0})
+    record = {"question": "What has Ann?", "context": "Ann has a red hat."}
+    [own], [tempered] = (load_run(folder).predict([record]) for folder in (run, copied))
+    assert own.confidence is not None and own.logprob is not None
+    assert own.confidence == pytest.approx(math.exp(own.logprob), rel=1e-6)
+    assert tempered == calibrate_prediction(own, 2.0) and tempered.logprob == own.logprob != tempered.confidence
+    first, second = (fivetune.evaluate(folder) for folder in (run, copied))
+    assert first.scores == second.scores and (first.temperature, second.temperature) == (None, 2.0)
+    path = f"predictions/{second.split}-{second.step}.jsonl"
+    lines = [json.loads((folder / path).read_text().splitlines()[0]) for folder in (run, copied)]
+    assert lines[1]["confidence"] == apply_temperature(lines[0]["confidence"], 2.0) != lines[0]["confidence"]
+    assert rundir.read_evals(copied)[-1].temperature == 2.0
 
 
 def test_an_open_run_predicts_records_and_texts(run: Path) -> None:

@@ -56,7 +56,8 @@ def build_page(run: Run, *, reference_runs: Sequence[Run] = (), notes: Sequence[
         reference_runs: other runs, whose best scores serve as baselines.
         notes: problems found while reading, listed among the others.
     """
-    lines = run.read_predictions(choose_best_eval(run))
+    best = choose_best_eval(run)
+    lines = run.read_predictions(best)
     run.read_predictions(find_baseline_eval(run))  # before the problems are listed, so that they name its damage
     verdicts = diagnose_run(run)
     problems = list_problems(run, verdicts, reference_runs, notes)
@@ -72,7 +73,7 @@ def build_page(run: Run, *, reference_runs: Sequence[Run] = (), notes: Sequence[
         build_run_load_section(run),
         *build_finder_sections(run.found),
         build_data_section(run),
-        build_confidence_section(lines, key),
+        build_confidence_section(lines, key, temperature=best.temperature if best else None),
         build_slices_section(lines, key),
         build_labels_section(lines),
         build_run_examples_section(run, lines),

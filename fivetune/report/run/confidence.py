@@ -9,10 +9,14 @@ from collections.abc import Sequence
 
 from fivetune.analysis.bootstrap import Difference, format_p_value
 from fivetune.analysis.calibration import (
+    FittedTemperature,
     RiskCoverage,
+    calibrate_lines,
+    calibrate_prediction,
     compute_calibration_error,
     compute_reliability,
     compute_risk_coverage,
+    restore_lines,
 )
 from fivetune.analysis.threshold import TunedThreshold, tune_threshold
 from fivetune.report.page import charts
@@ -21,7 +25,6 @@ from fivetune.report.page.wording import (
     format_count,
     format_decimal,
     format_percent,
-    format_plain,
     format_plural,
     format_signed,
     format_significant,
@@ -32,44 +35,46 @@ from fivetune.rundir.records import Prediction
 CALIBRATED = 0.01  # difference of mean confidence and accuracy below which a model is neither over- nor underconfident
 COVERAGES = (0.5, 0.7, 0.8, 0.9, 0.95, 1.0)
 MEANING = (
-    "Confidence is the probability of the label for tasks with labels, and for written answers the mean probability "
-    "per token: exp(log-probability / number of tokens)."
+    "Confidence is the probability of the whole answer: of a label among the labels of the task, of a written answer "
+    "the product of the probabilities of its tokens, of a span that of its first and last token."
 )
 
 
-def build_confidence_section(lines: Sequence[Prediction], key: str | None) -> Section:
+def build_confidence_section(
+    lines: Sequence[Prediction], key: str | None, *, temperature: float | None = None
+) -> Section:
     """Build the section: calibration, score of the most confident answers, gain of a no-answer threshold.
 
     Args:
         key: name of the score of each line (0-1); 1 is right.
+        temperature: of the confidences of the lines; None if they are the model's own.
     """
     if not lines or key is None:
         return Section("Confidence", ())
-    kinds = {line.left_label_set is not None for line in lines if line.confidence is not None}
-    if len(kinds) > 1:  # a label's probability and a text's mean one per token cannot be pooled
-        parts = [
-            part
-            for name, own in _group_by_part(lines).items()
-            for part in (Text(name, "heading"), *_build_calibration(own, key))
-        ]
-    else:
-        parts = _build_calibration(lines, key)
-    return Section("Confidence", (*parts, *_build_threshold_parts(lines)))
-
-
-def _group_by_part(lines: Sequence[Prediction]) -> dict[str, list[Prediction]]:
-    """Group lines by part of a mixture, because the parts can have different kinds of confidence."""
-    parts: dict[str, list[Prediction]] = {}
-    for line in lines:
-        parts.setdefault(format_plain(line.meta.get("source_task")), []).append(line)
-    return parts
-
-
-def _build_calibration(lines: Sequence[Prediction], key: str) -> list[Part]:
+    own = restore_lines(lines, temperature)
+    fitted = calibrate_lines(own, key)
+    shown = [calibrate_prediction(line, fitted.temperature) for line in own] if fitted and fitted.helps else own
     pairs = [
-        (line.confidence, line.scores[key]) for line in lines if line.confidence is not None and key in line.scores
+        (line.confidence, line.scores[key]) for line in shown if line.confidence is not None and key in line.scores
     ]
-    return _build_calibration_parts(pairs, key) if pairs else [Text(_explain_no_calibration(lines, key))]
+    if not pairs:
+        return Section("Confidence", (Text(_explain_no_calibration(lines, key)), *_build_threshold_parts(shown)))
+    parts = _build_calibration_parts(pairs, key, fitted)
+    return Section("Confidence", (*parts, *_build_threshold_parts(shown)))
+
+
+def _describe_temperature(fitted: FittedTemperature | None) -> tuple[str, str]:
+    """Return the remark on the calibration error, and a sentence on the temperature; "" for what is unknown."""
+    if fitted is None:
+        return "", ""
+    before, after = (format_percent(error) for error in (fitted.error_before, fitted.error_after))
+    if not fitted.helps:
+        return "", f" No temperature makes it better: {before} without one, {after} on halves it was not fitted on."
+    return (
+        f"; {before} without temperature",
+        f" It is given at temperature {format_decimal(fitted.temperature)}, which model/ holds: on halves of the "
+        f"predictions that it was not fitted on, it changes the calibration error from {before} to {after}.",
+    )
 
 
 def _explain_no_calibration(lines: Sequence[Prediction], key: str) -> str:
@@ -79,7 +84,9 @@ def _explain_no_calibration(lines: Sequence[Prediction], key: str) -> str:
     return f"The prediction lines hold no {lacking}, so calibration is not known. Evaluate again to have it."
 
 
-def _build_calibration_parts(pairs: Sequence[tuple[float, float]], key: str) -> list[Part]:
+def _build_calibration_parts(
+    pairs: Sequence[tuple[float, float]], key: str, fitted: FittedTemperature | None
+) -> list[Part]:
     sure, values = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     right = [value >= 1 for value in values]
     bins, curve, ideal = (
@@ -88,8 +95,10 @@ def _build_calibration_parts(pairs: Sequence[tuple[float, float]], key: str) -> 
         compute_risk_coverage(values, values),
     )
     accuracy, mean = sum(right) / len(right), sum(sure) / len(sure)
+    remark, sentence = _describe_temperature(fitted)
+    error = fitted.error_after if fitted and fitted.helps else compute_calibration_error(bins)
     figures = (
-        Figure("Calibration error", format_percent(compute_calibration_error(bins)), "ECE, 10 bins; 0 is best"),
+        Figure("Calibration error", format_percent(error), f"ECE, 10 bins; 0 is best{remark}"),
         Figure(
             "Mean confidence",
             format_percent(mean),
@@ -101,7 +110,7 @@ def _build_calibration_parts(pairs: Sequence[tuple[float, float]], key: str) -> 
             f"{format_decimal(100 * ideal.area, 1)} if ranked perfectly",
         ),
     )
-    measured = f"{MEANING} Measured on {format_plural(len(pairs), 'prediction')}."
+    measured = f"{MEANING}{sentence} Measured on {format_plural(len(pairs), 'prediction')}."
     reliability = charts.build_reliability_chart(
         bins,
         "Share of right predictions by confidence. On the diagonal the model is calibrated; below it, it is "
