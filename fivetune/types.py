@@ -271,7 +271,7 @@ class Scores:
     `resample(rows)` returns the corpus scores of the examples `rows` ([n] ints, repeats allowed), for a bootstrap.
     Without it, a corpus score is 100 times the mean of the examples' scores of the same name.
 
-    `sizes` has the number of examples behind a score where that is not all of them (see `pool_sizes` in
+    `sizes` has the number of examples behind a score where that is not all of them (see `compute_pooled_size` in
     fivetune.metrics): an interval needs it if no resample differs from the others.
     """
 

@@ -246,13 +246,13 @@ def build_mean_resampler(scores: Scores) -> Resampler:
     return lambda rows: {name: 100 * average_array(column[rows]) for name, column in columns.items()}
 
 
-def pool_sizes(sizes: Iterable[float]) -> float:
+def compute_pooled_size(sizes: Iterable[float]) -> float:
     """Return the size of one group whose mean varies as the mean of the means of K groups of n_k examples does.
 
     If a right answer is as likely in each group, the variances p (1 - p) / n_k give p (1 - p) sum(1 / n_k) / K^2, that
     of K^2 / sum(1 / n_k) examples: all examples for equal groups, less for unequal ones.
 
-    >>> pool_sizes([45, 45]), round(pool_sizes([85, 5]), 1)
+    >>> compute_pooled_size([45, 45]), round(compute_pooled_size([85, 5]), 1)
     (90.0, 18.9)
     """
     found = [max(size, 1) for size in sizes]

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from fivetune.metrics import Case, Details, Scorer, list_score_names, pool_sizes
+from fivetune.metrics import Case, Details, Scorer, compute_pooled_size, list_score_names
 from fivetune.plugins import Options
 from fivetune.types import DrawnRows, MetricSpec, Scores
 
@@ -82,7 +82,7 @@ class ByPart(Options):
             for part, scores in found.items()
             for name in scores.corpus
         }
-        sizes["mean"] = pool_sizes(sizes[f"{part}_{self.mains[part]}"] for part in found)
+        sizes["mean"] = compute_pooled_size(sizes[f"{part}_{self.mains[part]}"] for part in found)
         return Scores({**corpus, "total": len(each)}, each, resample, sizes)
 
     def _merge_part_scores(self, scores: dict[str, dict[str, float]]) -> dict[str, float]:

@@ -22,7 +22,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from fivetune.metrics import Case, Details, compute_percent, pool_sizes
+from fivetune.metrics import Case, Details, compute_percent, compute_pooled_size
 from fivetune.plugins import Options
 from fivetune.types import DrawnRows, Resampler, Scores
 
@@ -106,7 +106,7 @@ class Classification(Options):
             "weighted_f1": compute_percent(weighted, max(sum(map(found.count_support, labels)), 1)),
             "total": len(each),
         }
-        sizes = {"macro_f1": pool_sizes(map(found.count_support, counted))} if counted else {}
+        sizes = {"macro_f1": compute_pooled_size(map(found.count_support, counted))} if counted else {}
         return Scores(corpus, each, _build_resampler(predictions, golds, labels, count_absent=self.count_absent), sizes)
 
 

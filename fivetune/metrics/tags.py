@@ -21,7 +21,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from fivetune.metrics import Case, Details, average_array, compute_percent, pool_sizes
+from fivetune.metrics import Case, Details, average_array, compute_percent, compute_pooled_size
 from fivetune.plugins import Options
 from fivetune.types import DrawnRows, Scores
 
@@ -104,7 +104,7 @@ class Tags(Options):
             "total": len(each),
         }
         shown = Counter(chain.from_iterable(gold for _, gold in pairs))
-        sizes = {"macro_f1": min(pool_sizes(shown.values()), len(each))} if shown else {}
+        sizes = {"macro_f1": min(compute_pooled_size(shown.values()), len(each))} if shown else {}
         return Scores(corpus, each, resample, sizes)
 
     def split(self, text: str, golds: Sequence[str] = ()) -> list[str]:
