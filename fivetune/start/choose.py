@@ -47,11 +47,9 @@ class DoubtError(DataError):
     def __init__(self, table: RawTable, readings: Sequence[Reading]) -> None:
         self.table, self.readings = table, readings
         self.commands = [build_command(table, one) for one in readings]
-        why = readings[0].doubts[0] if readings[0].doubts else ""
-        lines = [
-            f"{table.source}: it is not clear what is to be learned{f': {why}' if why else ''}. Nothing was written."
-        ]
-        lines[0] += " Choose one:"
+        why = readings[0].doubts[0] if readings[0].doubts else "several readings are about as likely"
+        head = f"{table.source}: it is not clear what is to be learned: {why}. Nothing was written."
+        lines = [f"{head} Run the command of the reading that is meant:"]
         for number, (reading, command) in enumerate(zip(readings, self.commands, strict=True), 1):
             doubts = f" ({reading.doubts[0]})" if reading.doubts and number > 1 else ""
             lines += [f"{number}. {describe_reading(reading)}{doubts}", f"  {command}"]

@@ -177,6 +177,8 @@ def build_plan(
         split = split_in_three(convert(), division, by_label=loaded.labels is not None)
     except DataError as error:
         raise DataError(f"{source}: {_explain_unusable(reader, ids) or error}") from None
+    if why := _explain_unusable(reader, ids):
+        raise DataError(f"{source}: {why}")
     sizes = Counter(split.find_set(record) for record in ids)
     sampled = sample.list_examples()
     name, reason, tokenizer = _choose_model(model, sampled, load_tokenizer)
@@ -251,8 +253,8 @@ def is_in_t5(letter: str) -> bool:
 
 
 def _explain_unusable(reader: RecordSource, usable: Sequence[RawRecord]) -> str:
-    """Return why hardly any record can be used, else ""."""
-    if len(usable) > len(reader.bad) + reader.num_skipped or not reader.bad:
+    """Return why most records cannot be used, else ""; those that the task leaves out on purpose do not count."""
+    if len(usable) >= len(reader.bad):
         return ""
     num_read = len(usable) + len(reader.bad) + reader.num_skipped
     first = reader.bad[0]

@@ -478,7 +478,8 @@ def _read_label(survey: Survey, label: str, texts: Sequence[str], same: Sequence
     shown = ", ".join(f"{value} ({count:,})" for value, count in list(column.values.items())[:4])
     num_more = len(column.values) - 4
     more = f" and {num_more} {'other' if num_more == 1 else 'others'}" if num_more > 0 else ""
-    reason = f"{label} has {len(column.values)} values that repeat, {shown}{more}, and {_join(texts)} {_choose_verb(texts)} text"
+    read = f"{_join(texts)} {_choose_verb(texts)} text"
+    reason = f"{label} has {len(column.values)} values that repeat, {shown}{more}, and {read}"
     names, columns = name_slots([*texts, label])
     options: JsonTable = {"inputs": build_template(names[:-1]), "label": names[-1]}
     roles = {"text": "\n".join(texts), "label": label}

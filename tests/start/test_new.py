@@ -152,6 +152,51 @@ def test_the_command_prints_json(folder, capsys):
     assert "estimated at 3 characters per token" in (folder / "made" / "here.yaml").read_text()
 
 
+def test_a_doubt_writes_nothing_and_its_commands_do(folder, capsys):
+    rows = [f"the parcel {i} is late,{'ab'[i % 2]},{'cd'[i % 2 ^ (i % 3 > 0)]}" for i in range(40)]
+    name = write_rows(folder / "t.csv", "Text,type,queue", rows)
+    code, out, err = run(capsys, "new", name, "--json")
+    readings = json.loads(out.splitlines()[-1])["readings"]
+    assert code == 3 and [one["roles"]["label"] for one in readings] == [["type"], ["queue"]]
+    assert sorted(path.name for path in folder.iterdir()) == ["t.csv"]
+    for one in readings:
+        assert f"  {one['command']}\n" in err
+        assert run(capsys, *one["command"].split()[1:], "--model", "t5-nano", "--overwrite")[0] == 0
+        assert f"label: {one['roles']['label'][0]}" in (folder / "t.yaml").read_text()
+
+
+def test_a_table_without_a_header_has_its_names_from_the_command_line(folder, capsys):
+    name = write_rows(
+        folder / "t.tsv", "Ann has a hat.\tAnna hat Hut 0.", [f"Bob is {i}.\tBob ist {i}." for i in range(30)]
+    )
+    assert run(capsys, "new", name, "--model", "t5-nano")[0] == 3
+    code, out, _ = run(capsys, "new", name, "--header", "en,de", "--model", "t5-nano")
+    assert code == 0 and "translation" in out
+    assert sum(len(rows) for rows in read_sets("t", folder).values()) == 31
+
+
+def test_the_recipe_says_what_its_limits_cut_and_stops_early(folder, capsys):
+    rows = [f"question {i}?,{'a word ' * (400 if i < 10 else 20)}{i}" for i in range(40)]
+    name = write_rows(folder / "t.csv", "question,answer", rows)
+    assert run(capsys, "new", name, "--model", "t5-nano")[0] == 0
+    text = (folder / "t.yaml").read_text()
+    assert "this limit cuts 25.0 % of them" in text and "this limit cuts none of them" in text
+    assert "early_stopping: 3" in text
+
+
+def test_data_of_which_most_records_cannot_be_read_have_no_recipe(folder, capsys):
+    rows = [{"id": f"{i}", "text": f"a text {i}", "labels": ["a", "b"]} for i in range(40)]
+    (folder / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("--task", "jsonl", "--column", "inputs=text", "--column", "targets=labels.0")
+    assert run(capsys, "new", "t.jsonl", *words, "--model", "t5-nano")[0] == 0
+    for row in rows[4:]:
+        row["labels"] = []
+    (folder / "u.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, _, err = run(capsys, "new", "u.jsonl", *words, "--model", "t5-nano")
+    assert code == 3 and "4 of 40 records can be used; the first that cannot: u.jsonl:5" in err
+    assert not (folder / "u.yaml").exists()
+
+
 def test_nothing_is_overwritten_unless_asked(folder, capsys):
     write_tickets(folder / "t.csv")
     (folder / "t.yaml").write_text("mine: 1\n")
