@@ -36,7 +36,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 INTERPRET = "TRITON_INTERPRET"
 INTERPRETED = {
-    *("warm", "models", "kernels-64-bf16", "kernels-64-fp32", "capture", "randomness", "failed-capture", "syncs"),
+    *("warm", "models", "kernels-64-bf16", "kernels-64-fp32", "capture-fp32", "randomness", "failed-capture", "syncs"),
     "tiles",
 }
 """Stages in which Triton's interpreter runs the kernels on a CPU."""
@@ -47,7 +47,7 @@ PACKAGES = (
 )
 MINUTES = {"cuda": 5.3, "cpu": 5.0}  # of 7, of which the start of the machine takes up to 1.5
 LEAST_SECONDS = {"cuda": 8.0, "cpu": 5.0}  # left, for a stage to begin
-SPARE_BYTES = 2**30  # of the disk: with less, the stages that run are ended
+SPARE_BYTES = 2**30  # of the disk, or a quarter of what is free at first: with less, the stages that run are ended
 WIDEST, LONGEST = 150, 11_000  # characters of a line and of the summary
 MOST_OUTPUT = 400_000  # bytes of a stage's output that are kept, the last ones
 
@@ -84,21 +84,22 @@ def make_training(
 
 TINY = "--model t5-tiny --batch-size 2 --workload translation --peers fivetune-launched --as-on-gpu --threads 1"
 PAGE = tuple(f"quickstart/{name}" for name in ("report.html", "machine.json", "steps.jsonl", "telemetry.jsonl"))
-WARM = make_right("warm", 75)
+WARM = make_right("warm", 80)
 LEASES: dict[str, tuple[tuple[Stage, ...], ...]] = {
     "1": (
         (make_right("facts", 60), WARM),
         (
-            make_right("models", 150),
-            make_right("kernels-64-bf16", 150),
-            make_right("kernels-64-fp32", 150),
-            make_right("capture", 150),
-            make_right("randomness", 130),
-            make_right("decode-right", 120),
-            make_right("kernels-128", 130, None),
-            make_right("kernels-32", 130, None),
-            make_right("kernels-16", 130, None),
-            make_right("kernels-8", 130, None),
+            make_right("models", 165),
+            make_right("kernels-64-bf16", 165),
+            make_right("kernels-64-fp32", 165),
+            make_right("capture-bf16", 165, None),
+            make_right("capture-fp32", 165),
+            make_right("randomness", 150),
+            make_right("decode-right", 150),
+            make_right("kernels-128", 150, None),
+            make_right("kernels-32", 150, None),
+            make_right("kernels-16", 150, None),
+            make_right("kernels-8", 150, None),
         ),
         (make_training("small-128", 110, "t5-small", "128", "tuned", TINY),),
         (make_right("syncs", 60),),
@@ -142,6 +143,7 @@ class Lease:
 
     Args:
         work: folder of this program, for what is not kept.
+        spare_bytes: of the disk, which stages must leave.
         results: what was found, by stage.
     """
 
@@ -151,6 +153,7 @@ class Lease:
     work: Path
     card: dict[str, Any]
     environment: dict[str, str]
+    spare_bytes: float = 0.0
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
@@ -183,7 +186,8 @@ def main() -> None:
         (work / "logs").mkdir()
         site = unpack_wheels(ROOT / ".whl", work / "site")
         card = describe_card(args.device)
-        lease = Lease(args.lease, args.device, args.out, work, card, make_environment(work, site))
+        spare_bytes = min(SPARE_BYTES, shutil.disk_usage(work).free / 4)
+        lease = Lease(args.lease, args.device, args.out, work, card, make_environment(work, site), spare_bytes)
         end = started + 60 * args.minutes
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the `finally` runs where this process is ended
         try:
@@ -349,7 +353,7 @@ def run_group(
                     yield stage, {"state": "no time left"}
                 else:
                     running.append(start_stage(lease, stage, end=end))
-            is_full = shutil.disk_usage(lease.work).free < SPARE_BYTES
+            is_full = shutil.disk_usage(lease.work).free < lease.spare_bytes
             for one in list(running):
                 code, state = one.process.poll(), ""
                 if code is None and is_full:
@@ -478,7 +482,7 @@ def _list_figures(results: dict[str, dict[str, Any]]) -> Iterator[str]:
             for line in result.get("lines", ()):  # of tiles
                 yield f"{name}: {line}"
         for fact, value in found.get("facts", {}).items():
-            if isinstance(value, int | float | str) or name in ("capture", "resume"):
+            if isinstance(value, int | float | str) or name.startswith(("capture", "resume")):
                 yield f"{name}: {fact} = {value:.5g}" if isinstance(value, float) else f"{name}: {fact} = {value}"[:300]
 
 

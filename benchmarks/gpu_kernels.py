@@ -21,7 +21,6 @@ from benchmarks.kernel_checks import KINDS, Sizes, run_checks
 from benchmarks.workloads import COMMON
 from fivetune.data.batch import IGNORE_INDEX, pad
 from fivetune.model.cuda.buckets import Buckets, describe_batch, plan_buckets
-from fivetune.model.cuda.kernel_trial import find_kernel_fault
 from fivetune.model.flat import compute_flat_losses
 from fivetune.model.forward import compute_padded_losses
 from fivetune.telemetry.devices import measure_product_flops, restore_fp32_products, set_fp32_products
@@ -54,8 +53,6 @@ def measure_facts(findings: Findings, device: str) -> None:
     import triton
 
     findings.note("triton", triton.__version__)
-    for head_size in (64, 32):
-        findings.note(f"fault of heads of {head_size}", find_kernel_fault(head_size, torch.bfloat16, device))
 
 
 def _measure_copy(device: str, num_bytes: int) -> float:

@@ -38,32 +38,27 @@ CLOSENESS = {"fp32": (1e-4, 0.02), "bf16": (1e-2, 0.3)}
 their way. Stand-ins for graphs on a CPU, 60 steps: 1e-5 and 0.002 in fp32, 2e-4 and 0.025 in bf16 after 16."""
 
 
-def check_capture(findings: Findings, device: str) -> None:
-    """Replayed steps without dropout against launched ones, in fp32 and bf16, and a step that is not finite."""
+def check_capture(findings: Findings, device: str, *, precision: str) -> None:
+    """Replayed steps without dropout against launched ones, accumulated gradients, and a step that is not finite."""
     with prepare_plan(device) as plan:
-        for precision in CLOSENESS if device == "cuda" else ("fp32",):
-            _check_replayed(findings, plan, precision)
+        num_steps = len(plan.examples) // plan.batch_size
+        with Steps(own_setup(plan, dropout=0.0, capture="off", precision=precision)) as launched:
+            before = _list_weights(launched.setup)
+            losses = [update.loss for update in launched.finish(num_steps)]
+            reached = _list_weights(launched.setup)
+        with Steps(own_setup(plan, dropout=0.0, capture="on", precision=precision)) as replayed:
+            ours = [update.loss for update in replayed.finish(num_steps)]
+            of_losses, of_weights = CLOSENESS[precision]
+            difference = max(abs(a / b - 1) for a, b in zip(ours, losses, strict=True))
+            findings.check("losses", difference, of_losses)
+            away, way = _measure_distance(_list_weights(replayed.setup), reached), _measure_distance(before, reached)
+            findings.check("weights, as a share of their way", away / way, of_weights)
+            findings.note("replayed_and_launched", replayed.count_calls())
+            findings.require("all steps are replayed", replayed.count_calls() == (num_steps, 0))
+            _check_not_finite(findings, replayed)
         if device == "cuda":
-            _check_accumulation(findings, plan)
+            _check_accumulation(findings, plan, precision)
             findings.note("peak_bytes", torch.cuda.max_memory_allocated())
-
-
-def _check_replayed(findings: Findings, plan: Plan, precision: str) -> None:
-    num_steps = len(plan.examples) // plan.batch_size
-    with Steps(own_setup(plan, dropout=0.0, capture="off", precision=precision)) as launched:
-        before = _list_weights(launched.setup)
-        losses = [update.loss for update in launched.finish(num_steps)]
-        reached = _list_weights(launched.setup)
-    with Steps(own_setup(plan, dropout=0.0, capture="on", precision=precision)) as replayed:
-        ours = [update.loss for update in replayed.finish(num_steps)]
-        of_losses, of_weights = CLOSENESS[precision]
-        difference = max(abs(a / b - 1) for a, b in zip(ours, losses, strict=True))
-        findings.check(f"{precision}, losses", difference, of_losses)
-        away, way = _measure_distance(_list_weights(replayed.setup), reached), _measure_distance(before, reached)
-        findings.check(f"{precision}, weights, as a share of their way", away / way, of_weights)
-        findings.note(f"{precision}, replayed_and_launched", replayed.count_calls())
-        findings.require(f"{precision}, all steps are replayed", replayed.count_calls() == (num_steps, 0))
-        _check_not_finite(findings, replayed)
 
 
 def check_randomness(findings: Findings, device: str) -> None:
@@ -115,11 +110,13 @@ def _check_not_finite(findings: Findings, steps: Steps) -> None:
     findings.require("it changes no weight", all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs))
 
 
-def _check_accumulation(findings: Findings, plan: Plan) -> None:
+def _check_accumulation(findings: Findings, plan: Plan, precision: str) -> None:
     """A step of four micro-batches is that of one batch."""
     norms = []
     for size in (plan.batch_size, plan.batch_size // 4):
-        setup = set_up_graphs(plan, dropout=0.0, batch_size=size, global_batch_size=plan.batch_size)
+        setup = set_up_graphs(
+            plan, dropout=0.0, batch_size=size, global_batch_size=plan.batch_size, precision=precision
+        )
         with Steps(setup) as steps:
             norms += [update.grad_norm for update in steps.finish()]
     findings.check("gradient norm of four micro-batches", abs(norms[1] / norms[0] - 1), 2e-2)

@@ -100,7 +100,8 @@ def test_a_stage_costs_only_itself(lease, tmp_path):
 
 def test_a_stage_that_fills_the_disk_is_ended_and_its_files_are_gone(lease, tmp_path, monkeypatch):
     usage = gpu_day.shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(gpu_day.shutil, "disk_usage", lambda path: usage._replace(free=0))
+    lease.spare_bytes = 2.0**30
+    monkeypatch.setattr(gpu_day.shutil, "disk_usage", lambda path: usage._replace(free=2**29))
     stage = make_stage(tmp_path, "full", "time.sleep(99)")
     assert run(lease, stage)["full"]["state"] == "ended, because it had filled the disk"
     assert not (lease.work / "full").exists()
@@ -209,9 +210,11 @@ def test_a_lease_needs_python_alone():
 def test_no_time_left_and_unknown_stages(lease, monkeypatch, capsys):
     assert run(lease, STAGES[0], seconds=1) == {"facts": {"state": "no time left"}}
     assert run_main(["lease", "1", "--only", "facts,nonsense", "--device", "cpu"], monkeypatch) == 2
-    assert "--only: there is no nonsense. Allowed: base, capture, " in capsys.readouterr().err
-    names = [[stage.name for stage in group] for group in gpu_day.select_stages("2", ["profile", "capture", "warm"])]
-    assert names == [["warm"], ["profile"], ["capture"]]
+    assert "--only: there is no nonsense. Allowed: base, capture-bf16, " in capsys.readouterr().err
+    names = [
+        [stage.name for stage in group] for group in gpu_day.select_stages("2", ["profile", "capture-fp32", "warm"])
+    ]
+    assert names == [["warm"], ["profile"], ["capture-fp32"]]
 
 
 def test_a_check_is_told_at_once_and_what_is_no_number_is_wrong(capsys):

@@ -174,6 +174,24 @@ def test_key_figures() -> None:
     assert figures["Model"] == ("3.15 M", "parameters")
 
 
+def test_mfu_says_what_it_is_a_share_of() -> None:
+    run = fake_run()
+    steps = [replace(step, mfu=0.29) for step in run.steps]
+    peaks = {"peak_flops": 989.4e12, "product_flops": 790e12}
+    expected = {
+        (
+            "peak_flops",
+            "product_flops",
+        ): "of the dense peak by the data sheet, 989 TFLOP/s; 36.3 % of a product measured here",
+        ("peak_flops",): "of the dense peak by the data sheet, 989 TFLOP/s",
+        (): "of the dense peak by the data sheet",  # a run of an earlier version
+    }
+    for known, remark in expected.items():
+        machine = replace(run.machine, **{name: peaks[name] for name in known})
+        found = {f.label: f for f in figures_of(build_page(replace(run, steps=steps, machine=machine)))}
+        assert (found["MFU"].value, found["MFU"].remark) == ("29.0 %", remark)
+
+
 def figures_of(page: Page) -> list[Figure]:
     found = next(s for s in page.sections if s.title == "Key figures")
     return [p for p in found.parts if isinstance(p, Figure)]

@@ -20,6 +20,7 @@ from fivetune.model.module_flops import ModelFlops
 from fivetune.progress import Progress
 from fivetune.rundir import RunDir
 from fivetune.telemetry.accelerators import find_peak_flops
+from fivetune.telemetry.devices import measure_product_flops
 from fivetune.telemetry.meter import WARM_UP_STEPS, EventClock, HostClock, Meter
 from fivetune.telemetry.sampler import Sampler
 from fivetune.training import loop, train
@@ -189,6 +190,13 @@ def test_share_of_the_peak(tmp_path, model_folder, monkeypatch):
     for step in train(kit.recipe(tmp_path, model_folder), preflight=False, quiet=True).steps:
         done = step.encoder_flops + step.decoder_flops
         assert step.mfu == pytest.approx(done / step.step_seconds / 1e12)
+
+
+def test_the_measured_product_stands_beside_the_peak(tmp_path, model_folder, monkeypatch):
+    """It is measured on a GPU alone, and not where memory is short."""
+    assert train(kit.recipe(tmp_path, model_folder), preflight=False, quiet=True).machine.product_flops is None
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**30, 80 * 2**30))
+    assert measure_product_flops("cuda", "bf16") is None
 
 
 def test_operations_of_a_step_are_those_of_its_examples(tmp_path, model_folder):

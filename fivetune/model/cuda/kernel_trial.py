@@ -45,9 +45,17 @@ def find_kernel_fault(head_size: int, kind: torch.dtype, device: str) -> str:
     if marker.is_file():
         return ""
     request = json.dumps([head_size, str(kind).removeprefix("torch."), device])
+    paths = [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")]  # sources that are not installed
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     try:
         done = subprocess.run(
-            COMMAND, input=request, capture_output=True, text=True, timeout=LONGEST_SECONDS, check=False
+            COMMAND,
+            input=request,
+            capture_output=True,
+            text=True,
+            timeout=LONGEST_SECONDS,
+            check=False,
+            env=environment,
         )
     except subprocess.TimeoutExpired:
         return f"the test of Triton's attention kernels took more than {LONGEST_SECONDS:.0f} s"
@@ -69,7 +77,8 @@ def _find_marker(head_size: int, kind: torch.dtype, device: str) -> Path:
         parts.append(version("triton"))
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(device)
-        parts += [properties.name, getattr(properties, "uuid", device), torch._C._cuda_getDriverVersion()]
+        driver = getattr(torch._C, "_cuda_getDriverVersion", lambda: 0)()
+        parts += [properties.name, getattr(properties, "uuid", device), driver]
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8)
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
@@ -118,19 +127,19 @@ def _find_wrong_part(
         names.append("gradient of the bias")
     leaves = [each.requires_grad_() for each in drawn]
     doubles = [each.detach().double().requires_grad_() for each in leaves]
-    starts = [torch.tensor([0, *n]).cumsum(0).int().to(device) for n in (lengths, keys)]
+    cu_q, cu_k = (torch.tensor([0, *n]).cumsum(0).int().to(device) for n in (lengths, keys))
     grad = torch.randn(shapes[0], generator=generator).to(device, kind)
     seed = torch.full((1,), 7, dtype=torch.int64, device=device)
     causal = part == "decoder"
 
     def run(dropout: float) -> list[Tensor]:
         q, k, v, *bias = leaves
-        longest = max(lengths)
-        out = compute_attention(q, k, v, *starts, longest, longest, *(bias or [None]), causal, dropout, seed)
+        longest, bias = max(lengths), bias[0] if bias else None
+        out = compute_attention(q, k, v, cu_q, cu_k, longest, longest, bias, causal, dropout, seed)
         return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
 
     q, k, v, *bias = doubles
-    exact = attend_eagerly(q, k, v, bias[0] if bias else None, starts[0], starts[1], causal)
+    exact = attend_eagerly(q, k, v, bias[0] if bias else None, cu_q, cu_k, causal)
     expected = [exact, *torch.autograd.grad(exact, doubles, grad.double())]
     for name, ours, theirs in zip(names, run(0.0), expected, strict=True):
         error = ((ours.double() - theirs).abs().max() / theirs.abs().max().clamp_min(1)).item()
