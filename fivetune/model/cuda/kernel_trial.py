@@ -14,6 +14,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -44,29 +45,36 @@ def find_kernel_fault(head_size: int, kind: torch.dtype, device: str) -> str:
     marker = _find_marker(head_size, kind, device)
     if marker.is_file():
         return ""
-    request = json.dumps([head_size, str(kind).removeprefix("torch."), device])
+    request = [head_size, str(kind).removeprefix("torch."), device]
+    output, failure = run_elsewhere(COMMAND, request, longest_seconds=LONGEST_SECONDS)
+    if failure:
+        return f"Triton's attention kernels failed their test on this device: {failure}"
+    if output.strip().endswith(PASSED):
+        with suppress(OSError):  # a full or read-only folder: the next start tests again
+            marker.parent.mkdir(parents=True, exist_ok=True)
+            marker.touch()
+    return ""
+
+
+def run_elsewhere(command: Sequence[str], request: object, *, longest_seconds: float) -> tuple[str, str]:
+    """Run a program with a request, as JSON on its standard input. Returns: output; why it failed, "" if not."""
     paths = [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")]  # sources that are not installed
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     try:
         done = subprocess.run(
-            COMMAND,
-            input=request,
+            command,
+            input=json.dumps(request),
             capture_output=True,
             text=True,
-            timeout=LONGEST_SECONDS,
+            timeout=longest_seconds,
             check=False,
             env=environment,
         )
     except subprocess.TimeoutExpired:
-        return f"the test of Triton's attention kernels took more than {LONGEST_SECONDS:.0f} s"
+        return "", f"it took more than {longest_seconds:.0f} s"
     if done.returncode == 0:
-        if done.stdout.strip().endswith(PASSED):
-            with suppress(OSError):  # a full or read-only folder: the next start tests again
-                marker.parent.mkdir(parents=True, exist_ok=True)
-                marker.touch()
-        return ""
-    last = next(iter(done.stderr.strip().splitlines()[::-1]), f"it ended with code {done.returncode}")
-    return f"Triton's attention kernels failed their test on this device: {last}"
+        return done.stdout, ""
+    return "", next(iter(done.stderr.strip().splitlines()[::-1]), f"it ended with code {done.returncode}")
 
 
 def _find_marker(head_size: int, kind: torch.dtype, device: str) -> Path:

@@ -8,7 +8,6 @@ generator in the state of a capture, and every later dropout fails; any version 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import astuple
@@ -18,6 +17,7 @@ import torch
 
 from fivetune.errors import FiveTuneEnvironmentError
 from fivetune.model.cuda.buckets import Bucket, Buckets
+from fivetune.model.cuda.kernel_trial import run_elsewhere
 from fivetune.model.cuda.static_step import GraphRecorder, make_graph_recorder
 from fivetune.training.autotune.probe import synchronize
 from fivetune.training.learner import ComputeConfig
@@ -40,16 +40,8 @@ def try_capture(config: JsonTable, bucket: Bucket, *, device: str, precision: st
         "precision": precision,
         "fused": fused,
     }
-    try:
-        done = subprocess.run(
-            COMMAND, input=json.dumps(request), capture_output=True, text=True, timeout=LONGEST_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return f"a first capture took more than {LONGEST_SECONDS:.0f} s"
-    if done.returncode == 0:
-        return ""
-    last = next(iter(done.stderr.strip().splitlines()[::-1]), f"it ended with code {done.returncode}")
-    return f"a first capture, in a process of its own, failed: {last}"
+    _, failure = run_elsewhere(COMMAND, request, longest_seconds=LONGEST_SECONDS)
+    return f"a first capture, in a process of its own, failed: {failure}" if failure else ""
 
 
 def run_request(request: Mapping[str, Any], recorder: GraphRecorder) -> None:
