@@ -55,7 +55,15 @@ from benchmarks.harness import (
 )
 from benchmarks.plan import OWN, PEERS, Plan
 from benchmarks.sides import make_side
-from benchmarks.workloads import MODELS, WORKLOADS, Examples, make_model, write_examples
+from benchmarks.workloads import (
+    MODELS,
+    MODELS_VARIABLE,
+    WORKLOADS,
+    Examples,
+    make_model,
+    share_model,
+    write_examples,
+)
 from fivetune import ENVIRONMENT
 from fivetune.errors import is_out_of_memory
 from fivetune.model.load import count_parameters
@@ -90,7 +98,10 @@ def measure_models(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The results of all sides, on a model in a temporary folder, as `measure` yields them."""
     with tempfile.TemporaryDirectory(prefix="fivetune-bench-") as folder:
         args.folder = Path(folder)
-        make_model(args.model, args.folder, seed=args.seed)
+        if os.environ.get(MODELS_VARIABLE) and not args.seed:
+            (args.folder / args.model).symlink_to(share_model(args.model))
+        else:
+            make_model(args.model, args.folder, seed=args.seed)
         yield from measure(args)
 
 
