@@ -84,7 +84,7 @@ def check_kernels(findings: Findings, device: str, *, head_size: int, kind: str 
     """
     sizes = Sizes(device, head_sizes=(head_size,))
     if device == "cpu":
-        sizes = Sizes("cpu", head_sizes=(8,), num_heads=1, longest=1, rows=12, width=48, num_weights=5000)
+        sizes = Sizes("cpu", head_sizes=(8,), num_heads=1, longest=63, rows=12, width=48, num_weights=5000)
     for check in run_checks(sizes, kinds=(kind,) if kind else KINDS, others=others):
         findings.check(check.name, check.error, check.allowed)
 
