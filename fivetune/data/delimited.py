@@ -177,7 +177,7 @@ def _has_quoted_cells(file: IO[bytes], separator: str) -> bool:
         plain_width = plain_width or len(split_plain(lines[0], separator))
         quoted_width = quoted_width or len(cells) or plain_width
         num_plain += sum(len(split_plain(one, separator)) == plain_width for one in lines)
-        if (cells or separator not in PROSE_SEPARATORS) and is_swallowed(lines, separator, plain_width):
+        if (cells or separator not in PROSE_SEPARATORS) and is_swallowed(lines, cells, separator, plain_width):
             num_swallowed += 1
         elif len(cells) == quoted_width:
             num_quoted += len(lines)
@@ -204,20 +204,31 @@ def _read_quoted_record(line: bytes, following: Iterator[bytes], separator: str)
         return lines, []
 
 
-def is_swallowed(lines: Sequence[str], separator: str, width: int) -> bool:
+def is_swallowed(lines: Sequence[str], cells: Sequence[str], separator: str, width: int) -> bool:
     """Return whether the lines of one quoted record are records by themselves: the quotes are part of the text.
 
-    >>> is_swallowed(['"Where? asked Ada.\\tWo?\\n', 'The size is 15"\\tDie Größe\\n'], "\\t", 2)
+    Args:
+        cells: of the quoted record.
+        width: number of cells of each record.
+
+    >>> is_swallowed(['"Where?\\tWo?\\n', 'It is 15"\\tEs\\n'], ["Where?\\tWo?\\nIt is 15", "Es"], "\\t", 2)
     True
-    >>> is_swallowed(['"Hello Ann,\\n', 'thanks",pos\\n'], ",", 2)
+    >>> is_swallowed(['"Hello Ann,\\n', 'thanks",pos\\n'], ["Hello Ann,\\nthanks", "pos"], ",", 2)
     False
     """
     if len(lines) < 2 or (width < 2 and separator in PROSE_SEPARATORS):
         return False
     rows = [split_plain(line, separator) for line in lines]
-    if separator in PROSE_SEPARATORS and any(not cell or cell.startswith(" ") for row in rows for cell in row):
+    if any(len(row) != width for row in rows):
         return False
-    return all(len(row) == width for row in rows)
+    # A program quotes all cells, or text that begins with a line end; code begins its lines with tabs.
+    quoted = separator.join('"{}"'.format(cell.replace('"', '""')) for cell in cells)
+    is_written = len(cells) == width and quoted == "".join(lines).removesuffix("\n").removesuffix("\r")
+    if is_written or rows[0][-1] == '"':
+        return False
+    if width > 1 and any(not row[0] for row in rows[1:]):
+        return False
+    return separator not in PROSE_SEPARATORS or all(cell and cell[0] != " " for row in rows for cell in row)
 
 
 # --- header ---
@@ -321,7 +332,7 @@ def read_csv_rows(
                 raise DataError(f"{path}:{number}: {wrong}")
             if not is_record:
                 continue
-        if swallowed and is_swallowed(swallowed, separator, len(names)):
+        if swallowed and is_swallowed(swallowed, cells, separator, len(names)):
             yield _describe_swallowed(path, number, swallowed)
         else:
             yield TableRow(path, number, names, cells)

@@ -31,7 +31,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from string import Formatter
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
@@ -46,6 +46,7 @@ from fivetune.types import ConversionResult, Merging, MetricSpec, RawRecord, Tas
 Head = Literal["generate", "extractive"]
 DROPPED_SYNONYMS = "num_blank_synonyms"  # key of `meta`: number of blank synonyms dropped from the gold answers
 LABEL_FORM = "label_form"  # key of `meta`: the label as the record has it, if it differs from the label
+MAX_NESTED_NAMES = 6  # that a message lists
 INVISIBLE_IN_LABELS = re.compile(  # soft hyphen, joiners, marks of direction, byte order mark, variation selectors
     "[\u00ad\u034f\u061c\u180b-\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufe00-\ufe0f\ufeff]"
 )
@@ -356,7 +357,8 @@ def get_text(record: RawRecord, name: str) -> str:
     """Return the text of a column. Raises RecordError if it is absent, not text, or blank."""
     value = get_column(record, name)
     if not isinstance(value, str):
-        raise RecordError(record.where, f"{name} is {shorten_repr(value)}. It must be text.")
+        inside = _describe_nested_names({name: value}, name)
+        raise RecordError(record.where, f"{name} is {shorten_repr(value)}. It must be text.{inside}")
     if not value.strip():
         raise RecordError(record.where, f"{name} is empty. Give it a text.")
     return value
@@ -380,11 +382,50 @@ def describe_absent_column(record: RawRecord, name: str) -> str:
     existing = ", ".join(names) or "none"
     near = get_close_matches(name, names, n=1)
     hint = f"Did you mean {near[0]}? " if near else ""
+    inside = _describe_nested_names(record.fields, name)
     return (
         f"there is no column {name!r}. {hint}Columns: {existing}. If one of them is meant, name it: data.columns: "
-        f"{{{name}: {near[0] if near else 'ITS NAME'}}}. If the file is for another task, choose that one: fivetune "
-        "list tasks."
+        f"{{{name}: {near[0] if near else 'ITS NAME'}}}.{inside} If the file is for another task, choose that one: "
+        "fivetune list tasks."
     )
+
+
+def _describe_nested_names(fields: Mapping[str, object], name: str) -> str:
+    found = list_nested_names(fields)[:MAX_NESTED_NAMES]
+    if not found:
+        return ""
+    shallow = [one for one in found if one.count(".") == min(map(str.count, found, "." * len(found)))]
+    chosen = shallow[0] if any(part.isdecimal() for part in shallow[0].split(".")) else shallow[-1]
+    return f" Values inside have dotted names, such as {', '.join(found)}: data.columns: {{{name}: {chosen}}}."
+
+
+def list_nested_names(fields: Mapping[str, object]) -> list[str]:
+    """List the dotted names of texts and numbers inside objects and lists, of a list its first two items; of messages
+    of a chat their contents.
+
+    >>> list_nested_names({"id": "1", "question": {"stem": "Who?", "choices": [{"text": "Ann"}, {"text": "Bob"}]}})
+    ['question.stem', 'question.choices.0.text', 'question.choices.1.text']
+    >>> list_nested_names({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]})
+    ['messages.0.content', 'messages.1.content']
+    """
+    found: list[str] = []
+
+    def collect(value: object, path: str) -> None:
+        if isinstance(value, Mapping):
+            members = cast("Mapping[str, object]", value)
+            speaker = next((key for key in ("role", "from") if key in members and len(members) > 1), None)
+            for key, inner in members.items():
+                if key != speaker:
+                    collect(inner, f"{path}.{key}")
+        elif isinstance(value, list | tuple):
+            for place, inner in enumerate(cast("Sequence[object]", value)[:2]):
+                collect(inner, f"{path}.{place}")
+        elif value is not None and "." in path:
+            found.append(path)
+
+    for name, value in fields.items():
+        collect(value, str(name))
+    return [name for name in found if name.partition(".")[0] in fields and name not in fields]
 
 
 def shorten_repr(value: object) -> str:

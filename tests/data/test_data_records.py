@@ -21,7 +21,7 @@ from fivetune.data.records import (
     refuse_duplicate_ids,
 )
 from fivetune.errors import DataError, FiveTuneEnvironmentError, FiveTuneError, RecordError
-from fivetune.tasks import load_task
+from fivetune.tasks import get_text, load_task
 from fivetune.types import RawRecord
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
@@ -439,7 +439,7 @@ def test_formats_that_are_not_recognised(put):
         ),
         ('{"data": [{"a": 1}], "data": []}', "the key 'data' occurs more than once"),
         ('{"n": %s}' % ("[" * 100_000), "malformed JSON: nested too deeply"),
-        ('{"n": %s}' % ("1" * 5000), "malformed JSON: Exceeds the limit (4300 digits)"),
+        ('{"n": %s}' % ("1" * 5000), "malformed JSON: a whole number of more than 4,300 digits"),
         (
             '{"version": 1,\n "items": []}',
             "a.json: no list of records: the keys are 'version', 'items'. Allowed: {'data'",
@@ -528,7 +528,7 @@ def test_wrong_schema_above_a_question(put, article, wrong):
         (r'{"a": "x\ud800y"}', r"field 'a': \ud800 at position 1 is half a surrogate pair"),
         (r'{"\udc00": 1}', r"half a surrogate pair"),
         ("[" * 100_000, "malformed JSON: nested too deeply."),
-        ('{"a": %s}' % ("1" * 5000), "malformed JSON: Exceeds the limit (4300 digits)"),
+        ('{"a": %s}' % ("1" * 5000), "malformed JSON: a whole number of more than 4,300 digits"),
     ],
     ids=range(12),
 )
@@ -786,3 +786,22 @@ def test_sets_in_one_document_are_told_with_the_command_that_divides_them(put, d
         pytest.skip("is one line, and so a record")
     message = complaint(put("a.json", json.dumps(document, indent=indent)))
     assert all(part in message for part in told), message
+
+
+@pytest.mark.parametrize(
+    ("record", "column", "way"),
+    [
+        ({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]}, "inputs",
+         "data.columns: {inputs: messages.0.content}"),
+        ({"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho"}]}, "inputs",
+         "conversations.0.value, conversations.1.value"),
+        ({"question": {"stem": "Who?", "choices": [{"label": "A", "text": "Ann"}]}}, "question",
+         "data.columns: {question: question.stem}"),
+        ({"translation": {"en": "Go", "de": "Geh"}}, "inputs", "translation.en, translation.de"),
+        ({"answers": [{"text": "Ann"}]}, "answer", "answers.0.text"),
+    ],
+)  # fmt: skip
+def test_values_inside_columns_are_named_by_dotted_paths(record, column, way):
+    with pytest.raises(DataError) as raised:
+        get_text(RawRecord({"id": "1", **record}, "a.jsonl:1"), column)
+    assert way in str(raised.value)

@@ -61,7 +61,14 @@ def test_quotes_of_tab_separated_texts_are_text(read, odd, start, end, packed):
 @pytest.mark.parametrize("separator", ["\t", ",", ";", "|"])
 @pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
 def test_quoted_tables_stay_quoted(read, separator, quoting):
-    rows = [*PAIRS, (f"two{separator}cells", 'a "word"'), ("line\nline", "Dear Ann,\nthanks"), ('"', "x")]
+    rows = [
+        *PAIRS,
+        ("q", "\n0" + separator),
+        ("code", "def f():\n\treturn 1"),
+        (f"two{separator}cells", 'a "word"'),
+        ("line\nline", "Dear Ann,\nthanks"),
+        ('"', "x"),
+    ]
     out = io.StringIO()
     csv.writer(out, delimiter=separator, quoting=quoting, lineterminator="\n").writerows([("en", "de"), *rows])
     assert read("a.tsv" if separator == "\t" else "a.csv", out.getvalue()) == (rows, [])
