@@ -7,6 +7,7 @@ Ctrl-C, SIGTERM, SIGHUP (terminal closed), SIGUSR1 and SIGUSR2 (a scheduler's wa
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
 from collections.abc import Iterator
@@ -71,6 +72,10 @@ class StopRequest:
 
     def _handle_signal(self, signum: int, frame: FrameType | None) -> None:
         first = self.signum is None
+        if signum == signal.SIGXCPU:  # at the soft limit, and each second after it: the hard one alone counts now
+            with suppress(OSError, ValueError):
+                _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+                resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))
         if signum in STOP_SIGNALS:  # from now on these two act at once
             signal.signal(signal.SIGINT, signal.default_int_handler)
             if signum == signal.SIGTERM and "LOCAL_RANK" in os.environ:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 import time
@@ -97,12 +98,17 @@ def test_the_timer_of_a_program_around_stays_its_own():
         signal.signal(signal.SIGALRM, before)
 
 
-def test_a_limit_of_cpu_time_is_repeated_while_the_run_saves(capfd):
-    """The system sends SIGXCPU once a second from the soft limit to the hard one."""
-    with StopRequest() as stop, stop.defer_signals():
-        for _ in range(3):
-            send(signal.SIGXCPU)
-        assert stop.name == "SIGXCPU"
+def test_a_limit_of_cpu_time_leaves_time_to_save_and_to_report(capfd):
+    """The system sends SIGXCPU once a second from the soft limit on, unless that is raised to the hard one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (10**6, hard))
+    try:
+        with StopRequest() as stop, stop.defer_signals():
+            for _ in range(3):
+                send(signal.SIGXCPU)
+            assert stop.name == "SIGXCPU" and resource.getrlimit(resource.RLIMIT_CPU) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
