@@ -24,7 +24,7 @@ from fivetune.errors import RecordError
 from fivetune.metrics.gsm8k import extract_final_number
 from fivetune.start.columns import FRACTION, MAX_LABELS, Column, as_text, describe_column, find_value
 from fivetune.start.roles import CLEAR, SUMMARIES, USUAL, find_language, split_name, split_names
-from fivetune.start.survey import CODE, IN_TEXT, ONLY, READ, SHORTER, VALUES, Evidence, Survey, iter_same
+from fivetune.start.survey import CODE, IN_TEXT, READ, SHORTER, VALUES, Evidence, Survey, iter_same
 from fivetune.tasks import find_text
 from fivetune.tasks._questions import read_gold_answers
 from fivetune.tasks.unifiedqa import YES_NO
@@ -486,8 +486,9 @@ def _read_label(survey: Survey, label: str, texts: Sequence[str], same: Sequence
     found = Reading("classification", "classification", roles, reason, options, columns)
     doubts = _describe_conflicts(survey, texts, label)
     found = add_evidence(survey, found, values="the values repeat", read=same, doubts=doubts)
-    is_only = any(one.points == ONLY for one in found.evidence)
-    if survey.rate(label, "label", "answer") == 0 and not (is_only and len(texts) == 1):
+    unread = survey.list_unread([label, *texts, *same])
+    is_only = len(texts) == 1 and not any(map(survey.is_learnable, unread))
+    if survey.rate(label, "label", "answer") == 0 and not is_only:
         found = replace(found, doubts=(*found.doubts, "no column is named as a label"))
     return found
 

@@ -232,6 +232,7 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "messages": ("messages=turns with system", "jsonl: messages.2.content < messages.0.content messages.1.content"),
     "messages without system": ("messages=turns", "jsonl: messages.1.content < messages.0.content"),
     "text to SQL with a schema": ("question=question | schema=paragraph | sql=sql", "jsonl: sql < question schema"),
+    "codes beside a reference": ("ID=row | Reference=ten | Reference sentence=sentence | Original sentence=sentence", "?"),
     "commits": ("repo=three | sha=hex | diff=long | message=sentence", "?"),
     "code and docstrings": ("func_name=id | code=code | docstring=sentence | url=url", "?"),
     "jobs": ("title=title | description=paragraph | salary=number", "?"),
