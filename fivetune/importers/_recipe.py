@@ -25,6 +25,7 @@ from fivetune.types import JsonTable, JsonValue
 
 WIDTH = 118
 SECTIONS = ("run", "model", "task", "data", "optimizer", "schedule", "train", "loss", "eval", "checkpoint", "report")
+BY_HAND = {"SimpleT5(": "simplet5", "base_model:": "autotrain", "INITIAL_CHECKPOINT_PATH": "t5x", "TRAIN_STEPS": "t5x"}
 HEADINGS = {
     "same": "Needs no setting",
     "no effect": "Changes no result",
@@ -129,7 +130,9 @@ def load_importer(source: RawConfig, format_name: str | None) -> Importer:
     found = [name for name in names if plugins.load_plugin("importers", name)().can_read(source)]
     if len(found) != 1:
         kind = f"can be read as {' and as '.join(found)}" if found else "is in no known format"
-        raise ConfigError(f"{source.name}: {kind}. Choose with --format. {suggest_names('', names)}")
+        page = next((page for words, page in BY_HAND.items() if words in source.text), "")
+        table = f" docs/migrating/{page}.md says what to set in place of each of its arguments." if page else ""
+        raise ConfigError(f"{source.name}: {kind}.{table} Choose with --format. {suggest_names('', names)}")
     return plugins.load_plugin("importers", found[0])()
 
 

@@ -23,7 +23,8 @@ from fivetune.importers import (
     set_batch,
     set_plain_task,
 )
-from fivetune.importers._python import parse_python
+from fivetune.importers._changes import Script, format_text, read_changes, resolve_changes
+from fivetune.importers._python import Column, PythonSource, Text, parse_python
 from fivetune.types import JsonTable, JsonValue
 
 ADAFACTOR_DEFAULTS: JsonTable = {"optimizer.lr": 1e-3, "schedule.name": "constant"}
@@ -179,21 +180,20 @@ class SimpleTransformers(Importer):
     def read_arguments(self, source: RawConfig) -> dict[str, Argument]:
         if source.name.endswith(".json"):
             return {name: Argument(value) for name, value in read_json_table(source).items()}
-        python = parse_python(source)
-        models = python.find_calls("T5Model")
-        if len(models) != 1:
-            raise ConfigError(
-                f"{source.name}: calls T5Model {len(models)} times, and one call is needed. Give a file with one."
-            )
-        found = python.read_call(models[0], ("model_type", "model_name", "args", "tokenizer", "use_cuda"))
-        tables = [one.value for one in models[0].keywords if one.arg == "args"] or models[0].args[2:3]
-        for node in tables:
-            found.pop("args", None)
-            found |= python.read_table(node)
-        trainings = python.find_calls("train_model")
-        for call in trainings[:1]:
-            found |= python.read_call(call, ("train_data", "output_dir", "show_running_loss", "args", "eval_data"))
-        return {name: one for name, one in found.items() if name not in ("show_running_loss",)}
+        return _read_calls(parse_python(source), source.name)
+
+    def convert(self, source: RawConfig) -> ImportedRecipe:
+        recipe = super().convert(source)
+        if source.name.endswith(".json") or "task.inputs" not in recipe.settings:
+            return recipe
+        script = Script(parse_python(source))
+        read_changes(script)
+        recipe.findings += script.findings
+        between = str(recipe.settings["task.inputs"]).removeprefix("{prefix}").removesuffix("{input_text}")
+        inputs = Text((Column("prefix"), between, Column("input_text")))
+        for name, text in (("inputs", inputs), ("targets", Text((Column("target_text"),)))):
+            recipe.settings[f"task.{name}"] = format_text(resolve_changes(script, text))
+        return recipe
 
     def complete(self, recipe: ImportedRecipe, values: Mapping[str, JsonValue]) -> None:
         recipe.set_defaults({**DEFAULTS, **ADAFACTOR_DEFAULTS}, "default of T5Args")
@@ -219,6 +219,22 @@ class SimpleTransformers(Importer):
         inputs = f"{{prefix}}{between}{{input_text}}"
         set_plain_task(recipe, inputs, "{target_text}", metrics=["rouge"], score="rougeL_f1", reason=reason)
         _complete_rest(recipe, values)
+
+
+def _read_calls(python: PythonSource, name: str) -> dict[str, Argument]:
+    """Read the arguments of T5Model and of train_model. Raises ConfigError unless T5Model is called once."""
+    models = python.find_calls("T5Model")
+    if len(models) != 1:
+        raise ConfigError(f"{name}: calls T5Model {len(models)} times, and one call is needed. Give a file with one.")
+    found = python.read_call(models[0], ("model_type", "model_name", "args", "tokenizer", "use_cuda"))
+    tables = [one.value for one in models[0].keywords if one.arg == "args"] or models[0].args[2:3]
+    for node in tables:
+        found.pop("args", None)
+        found |= python.read_table(node)
+    trainings = python.find_calls("train_model")
+    for call in trainings[:1]:
+        found |= python.read_call(call, ("train_data", "output_dir", "show_running_loss", "args", "eval_data"))
+    return {key: one for key, one in found.items() if key not in ("show_running_loss",)}
 
 
 def _complete_optimizer(recipe: ImportedRecipe, values: Mapping[str, JsonValue]) -> None:

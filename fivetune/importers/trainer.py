@@ -10,9 +10,8 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, NamedTuple, cast
+from typing import ClassVar, cast
 
 from fivetune.config.aliases import DATASETS
 from fivetune.errors import ConfigError
@@ -27,7 +26,8 @@ from fivetune.importers import (
     set_plain_task,
 )
 from fivetune.importers._arguments import EXAMPLE, ROUGE, ArgumentsImporter, complete_training, read_launcher
-from fivetune.importers._python import Column, Data, PythonSource, Text, get_last_name, name_split, parse_python
+from fivetune.importers._changes import Script, format_text, read_changes, resolve_changes
+from fivetune.importers._python import Data, PythonSource, Text, get_last_name, name_split, parse_python
 from fivetune.importers._shell import find_command, parse_flags
 from fivetune.types import JsonValue
 
@@ -35,7 +35,7 @@ ARGUMENTS = "Seq2SeqTrainingArguments|TrainingArguments"
 TRAINERS = r"\w*Trainer"
 MODELS = r"AutoModelFor(Seq2SeqLM|ConditionalGeneration)|\w*ForConditionalGeneration|T5\w*Model|AutoModelWithLMHead"
 TOKENIZERS = r"\w*Tokenizer\w*"
-READABLE = re.compile(rf"TrainingArguments|({MODELS})\.from_pretrained|SimpleT5\(")
+READABLE = re.compile(rf"TrainingArguments|({MODELS})\.from_pretrained")
 TARGET_WORDS = re.compile(r"label|target|summar|answer|output|decoder|response|y_|sql|highlight|tgt", re.IGNORECASE)
 TARGET_CODE = re.compile(r"sql|query|code|label", re.IGNORECASE)  # ROUGE does not see operators
 METRICS: dict[str, tuple[JsonValue, str]] = {  # of `evaluate`, datasets and scikit-learn
@@ -75,11 +75,6 @@ SCHEDULES = {
     "get_inverse_sqrt_schedule": "inverse_sqrt",
 }
 GENERATION = ("num_beams", "length_penalty", "repetition_penalty", "num_return_sequences", "min_length")
-CHANGES = {  # methods of data that change which records, or which columns, the training has
-    "rename", "rename_column", "rename_columns", "filter", "dropna", "drop_duplicates", "fillna", "select", "sample",
-    "head", "explode", "merge", "concat", "groupby", "apply",
-}  # fmt: skip
-FEATURES = re.compile(r"ids$|mask$|^labels$")  # what the model reads: the texts of these are read at the tokenizer
 MODEL_CHANGES = {"resize_token_embeddings", "add_tokens", "add_special_tokens"}
 UNREAD = "of the code, which is read and not executed"
 OWN_RULES: dict[str, Entry] = {
@@ -114,35 +109,6 @@ OWN_RULES: dict[str, Entry] = {
     "schedule": Entry(setting="schedule.name"),
     "num_warmup_steps": Entry(setting="schedule.warmup_steps", same=(0,)),
 }
-
-
-class Change(NamedTuple):
-    """A statement that changes the columns of the data: new column -> its text over the columns before."""
-
-    line: int
-    columns: dict[str, Text]
-
-
-@dataclass(slots=True)
-class Script:
-    """What is read of a script: arguments by name, findings about lines, and changes of columns."""
-
-    python: PythonSource
-    arguments: dict[str, Argument] = field(default_factory=dict[str, Argument])
-    findings: list[Finding] = field(default_factory=list[Finding])
-    changes: list[Change] = field(default_factory=list[Change])
-
-    def add(self, name: str, value: object, node: ast.AST) -> None:
-        """Add an argument; the first one of a name counts."""
-        known = value if not isinstance(value, Data) else name_split(value)
-        line = getattr(node, "lineno", 0)
-        self.arguments.setdefault(name, Argument(cast("JsonValue", known), f"line {line}" if line else ""))
-
-    def report(self, node: ast.AST, reason: str) -> None:
-        """Add a finding about a line that sets nothing."""
-        code = ast.unparse(node).replace("\n", " ")
-        code = code if len(code) <= 60 else f"{code[:57]}..."
-        self.findings.append(Finding(f"{code} (line {getattr(node, 'lineno', 0)})", "left out", (), reason))
 
 
 class TrainerScripts(ArgumentsImporter):
@@ -290,9 +256,9 @@ def _read_arguments(script: Script, given: Mapping[str, JsonValue | Computed]) -
     ]
     for call in calls[:1]:
         script.arguments |= python.read_call(call, ("output_dir",))
-        for name, target in _list_names(python, call):
-            if target is call:
-                script.arguments = python.read_table(ast.Name(name, ast.Load())) | script.arguments
+        for target in _list_targets(python, call):
+            if isinstance(target, ast.Name):  # what is assigned to its attributes afterwards wins
+                script.arguments |= python.read_table(target)
     for call in calls[1:]:
         script.report(call, "a second table of arguments; the first counts")
     for name in own:
@@ -305,15 +271,9 @@ def _read_arguments(script: Script, given: Mapping[str, JsonValue | Computed]) -
             script.report(built, "the command line gives these: fivetune import-config 'python SCRIPT.py --flags ...'")
     if not calls:
         _read_loop(script)
-    if limit := script.arguments.pop("args", None):
-        script.arguments["args"] = limit
-
-
-def _list_names(python: PythonSource, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
-    """Names that a call is assigned to."""
-    for scope in {id(one): one for one in python.scopes.values()}.values():
-        for name, bindings in scope.names.items():
-            yield from ((name, one.node) for one in bindings)
+    given_optimizers = any(one.arg == "optimizers" for call in python.find_calls(TRAINERS) for one in call.keywords)
+    if not calls or given_optimizers:
+        _read_optimizer(script)
 
 
 def _read_loop(script: Script) -> None:
@@ -329,15 +289,6 @@ def _read_loop(script: Script) -> None:
                 script.arguments["bf16" if "bf16" in str(one.value) else "fp16"] = one._replace(value=True)
             elif name not in LIGHTNING_ONLY:
                 script.findings.append(Finding(f"{name} ({one.where})", "left out", (), "of Lightning's Trainer"))
-    for call in python.find_calls("|".join(OPTIMIZERS))[:1]:
-        script.add("optim", OPTIMIZERS[get_last_name(call.func)], call)
-        for name, one in python.read_call(call, ("params", "lr")).items():
-            if name in OPTIMIZER_ARGUMENTS:
-                script.arguments.setdefault(OPTIMIZER_ARGUMENTS[name], one)
-    for call in python.find_calls("|".join(SCHEDULES))[:1]:
-        script.add("schedule", SCHEDULES[get_last_name(call.func)], call)
-        if warmup := python.read_call(call, ("optimizer", "num_warmup_steps")).get("num_warmup_steps"):
-            script.arguments["num_warmup_steps"] = warmup
     for call in (*python.find_calls("DataLoader"), *python.calls):
         given = python.read_call(call, ("dataset", "batch_size") if get_last_name(call.func) == "DataLoader" else ())
         if size := given.get("batch_size") or given.get("train_batch_size"):
@@ -354,6 +305,21 @@ def _read_loop(script: Script) -> None:
         for name, one in python.read_call(call).items():
             if name in (*GENERATION, "max_length", "max_new_tokens"):
                 script.arguments[f"generate: {name}"] = one
+
+
+def _read_optimizer(script: Script) -> None:
+    """Read an optimizer and a schedule that the code builds; they win over the arguments of the Trainer."""
+    python = script.python
+    for call in python.find_calls("|".join(OPTIMIZERS))[:1]:
+        script.arguments["optim"] = Argument(OPTIMIZERS[get_last_name(call.func)], f"line {call.lineno}")
+        for name, one in python.read_call(call, ("params", "lr")).items():
+            if name in OPTIMIZER_ARGUMENTS:
+                script.arguments[OPTIMIZER_ARGUMENTS[name]] = one
+    for call in python.find_calls("|".join(SCHEDULES))[:1]:
+        script.arguments.pop("lr_scheduler_type", None)
+        script.arguments["schedule"] = Argument(SCHEDULES[get_last_name(call.func)], f"line {call.lineno}")
+        if warmup := python.read_call(call, ("optimizer", "num_warmup_steps")).get("num_warmup_steps"):
+            script.arguments["num_warmup_steps"] = warmup
 
 
 def _read_model(script: Script) -> None:
@@ -412,7 +378,7 @@ def _read_data(script: Script) -> None:
             script.add("train_dataset", Computed(ast.unparse(node)), node)
         return
     _add_data(script, train, held, given)
-    _read_changes(script)
+    read_changes(script)
 
 
 def _choose_part(read: list[Data], pattern: str) -> Data | None:
@@ -452,102 +418,6 @@ def _name_owner(data: Data) -> Data:
     return data._replace(hub=f"{DATASETS.get(name, name)}:{config}") if data.hub else data
 
 
-def _read_changes(script: Script) -> None:
-    """Read what statements do to the columns and rows of the data."""
-    python = script.python
-    for node in ast.walk(python.tree):
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
-            target = node.targets[0]
-            key = python.evaluate(target.slice)
-            if isinstance(key, str) and isinstance(python.evaluate(target.value), Data):
-                value = python.evaluate(node.value)
-                _add_change(script, node, {key: value} if isinstance(value, Text) else {})
-        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
-            target = node.targets[0]
-            value = python.evaluate(node.value)
-            if not isinstance(python.evaluate(target.value), Data):
-                continue
-            if target.attr == "columns":
-                script.report(node, "the columns get other names here; the templates name those of the file")
-            elif isinstance(value, Text):
-                _add_change(script, node, {target.attr: value})
-    for call in python.calls:
-        name = get_last_name(call.func)
-        if not isinstance(call.func, ast.Attribute) or not isinstance(python.evaluate(call.func.value), Data):
-            continue
-        if name in ("rename", "rename_column", "rename_columns"):
-            keywords = {one.arg: one.value for one in call.keywords}
-            names = python.evaluate(keywords.get("columns") or (call.args[0] if len(call.args) == 1 else None))
-            if len(call.args) == 2:
-                names = {python.evaluate(call.args[0]): python.evaluate(call.args[1])}
-            table = cast("dict[object, object]", names if isinstance(names, dict) else {})
-            _add_change(script, call, {str(new): Text((Column(str(old)),)) for old, new in table.items()})
-        elif name == "map" and call.args:
-            columns = _read_mapped(python, call.args[0])
-            if made := [key for key, value in columns.items() if not isinstance(value, Text)]:
-                script.report(call, f"the column {', '.join(made)} is made by code; the file has none of that name")
-            if len(made) < len(columns):
-                _add_change(script, call, columns)
-        elif name in CHANGES and not getattr(python.evaluate(call), "half", ""):
-            script.report(call, "rows or values are changed here; FiveTune reads the file as it is")
-
-
-def _read_mapped(python: PythonSource, function: ast.expr) -> dict[str, object]:
-    """The columns that a function given to `map` writes: by a table that it returns, or by assignments."""
-    node = python.functions.get(get_last_name(function)) if not isinstance(function, ast.Lambda) else function
-    if node is None:
-        return {}
-    parameter = node.args.args[0].arg if node.args.args else ""
-    found: dict[object, object] = {}
-    returned = [node.body] if isinstance(node, ast.Lambda) else []
-    returned += [one.value for one in ast.walk(node) if isinstance(one, ast.Return) and one.value]
-    for one in returned:
-        table = python.evaluate(one)
-        found |= cast("dict[object, object]", table) if isinstance(table, dict) else {}
-    for one in ast.walk(node):
-        if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Subscript):
-            target = one.targets[0]
-            if ast.unparse(target.value) == parameter:
-                found[python.evaluate(target.slice)] = python.evaluate(one.value)
-    return {str(key): value for key, value in found.items() if not FEATURES.search(str(key))}
-
-
-def _add_change(script: Script, node: ast.AST, columns: Mapping[str, object]) -> None:
-    texts = {key: value for key, value in columns.items() if isinstance(value, Text)}
-    if not texts:
-        script.report(node, "columns are changed here by code; the templates name those of the file")
-        return
-    line = getattr(node, "lineno", 0)
-    script.changes.append(Change(line, texts))
-    code = ast.unparse(node).replace("\n", " ")
-    code = code if len(code) <= 60 else f"{code[:57]}..."
-    shown = ", ".join(f"{key} is {format_text(value)}" for key, value in texts.items())
-    script.findings.append(Finding(f"{code} (line {line})", "set", ("task.inputs", "task.targets"), shown))
-
-
-def format_text(text: Text) -> str:
-    """Format a text as a template.
-
-    >>> format_text(Text(("a{: ", Column("b"))))
-    'a{{: {b}'
-    """
-    return "".join(
-        f"{{{part.name}}}" if isinstance(part, Column) else part.replace("{", "{{").replace("}", "}}")
-        for part in text.parts
-    )
-
-
-def _resolve_changes(script: Script, text: Text) -> Text:
-    """Replace columns that the script makes by the texts of which it makes them, the last change first."""
-    for change in sorted(script.changes, reverse=True):
-        parts: list[str | Column] = []
-        for part in text.parts:
-            new = change.columns.get(part.name) if isinstance(part, Column) else None
-            parts += new.parts if new else [part]
-        text = Text(tuple(parts))
-    return text
-
-
 def _read_texts(script: Script) -> None:
     """Read the texts that are tokenised: which columns, with which prefix, up to which length."""
     python = script.python
@@ -574,7 +444,7 @@ def _read_texts(script: Script) -> None:
 
 
 def _add_text(script: Script, role: str, text: Text, node: ast.AST, *, is_second: bool) -> None:
-    template = format_text(_resolve_changes(script, text))
+    template = format_text(resolve_changes(script, text))
     if template.endswith("</s>"):
         template = template.removesuffix("</s>").rstrip()
         script.report(node, "the end token, which FiveTune adds by itself")
@@ -610,7 +480,7 @@ def _find_role(
         return "targets"
     text = python.evaluate(call.args[0]) if call.args else None
     known = script.arguments.get("inputs")
-    if known and isinstance(text, Text) and format_text(_resolve_changes(script, text)) != known.value:
+    if known and isinstance(text, Text) and format_text(resolve_changes(script, text)) != known.value:
         return "targets"
     return "targets" if any(TARGET_WORDS.search(name) for name in names) and not known else "inputs"
 
@@ -641,6 +511,13 @@ def _read_callbacks(script: Script) -> None:
         script.arguments["early_stopping_patience"] = patience
         if (threshold := given.get("early_stopping_threshold")) and threshold.value != 0:
             script.arguments["early_stopping_threshold"] = threshold
+    for call in python.find_calls(TRAINERS):
+        for one in call.keywords:
+            own = get_last_name(one.value) in {*python.classes, *python.functions}
+            if one.arg == "data_collator" and own:
+                script.report(one.value, f"a collator of one's own, {UNREAD}")
+            elif one.arg == "compute_metrics" and own and not any(_list_metrics(python)):
+                script.report(one.value, f"a metric of one's own, {UNREAD}: docs/tasks.md shows how to write one")
     for name, node in python.classes.items():
         bases = " ".join(ast.unparse(base) for base in node.bases)
         if re.search(r"Trainer\b", bases):
@@ -652,17 +529,23 @@ def _read_callbacks(script: Script) -> None:
             script.findings.append(Finding(f"class {name} (line {node.lineno})", "left out", (), reason))
 
 
-def _read_metrics(script: Script) -> None:
-    """Read the metric: the first that FiveTune has."""
-    python = script.python
+def _list_metrics(python: PythonSource) -> Iterator[tuple[ast.Call, str]]:
+    """Calls that load a metric, or compute one of scikit-learn and others, with its name."""
     for call in python.calls:
         name = get_last_name(call.func)
         owner = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
-        loads = name == "load_metric" or (name == "load" and owner == "evaluate")
-        metric = python.evaluate(call.args[0]) if loads and call.args else name
-        if str(metric) in METRICS and "metrics" not in script.arguments:
-            script.add("metrics", str(metric), call)
-        elif loads:
+        if (name == "load_metric" or (name == "load" and owner == "evaluate")) and call.args:
+            yield call, str(python.evaluate(call.args[0]))
+        elif name in METRICS:
+            yield call, name
+
+
+def _read_metrics(script: Script) -> None:
+    """Read the metric: the first that FiveTune has."""
+    for call, name in _list_metrics(script.python):
+        if name in METRICS and "metrics" not in script.arguments:
+            script.add("metrics", name, call)
+        elif name != getattr(script.arguments.get("metrics"), "value", None):
             script.report(call, "FiveTune takes the first metric that it has; fivetune list metrics names all")
 
 

@@ -441,3 +441,8 @@ def test_a_run_that_still_runs_is_left_alone(sweep_file, stand_in):
         f"lr-0.01-seed0: still running, in process {os.getpid()} on {socket.gethostname()}.",
     )
     run.close()
+
+
+def test_a_shipped_sweep_has_its_path_as_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where an installed package has no recipes/
+    assert find_sweep("recipes/compare/quick.yaml") == find_sweep("quick")

@@ -404,6 +404,20 @@ def test_metrics_are_those_of_the_script():
     assert settings["task.main_metric"] == "rougeLsum_f1"
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "page"),
+    [
+        ("a.py", "model = SimpleT5()\nmodel.train(df)", "simplet5"),
+        ("a.yml", "task: seq2seq\nbase_model: t5-small\n", "autotrain"),
+        ("a.gin", "TRAIN_STEPS = 1_010_000\n", "t5x"),
+    ],
+)
+def test_a_source_that_is_not_read_names_its_page(name, text, page):
+    with pytest.raises(ConfigError, match=rf"is in no known format\. docs/migrating/{page}\.md"):
+        convert(text, name)
+    assert (ROOT / "docs" / "migrating" / f"{page}.md").is_file()
+
+
 # --- the command ---
 
 

@@ -558,6 +558,25 @@ def test_tables_without_a_header_and_end_tokens_of_old_tutorials():
     assert (settings["task.targets"], settings["data.max_target_tokens"]) == ("{answer}", 5)
 
 
+def test_what_code_builds_wins_over_arguments_and_the_rest_is_reported():
+    recipe = convert(
+        "m = T5ForConditionalGeneration.from_pretrained('t5-small')\n"
+        "args = Seq2SeqTrainingArguments('o', learning_rate=1e-5, lr_scheduler_type='cosine', warmup_steps=3)\n"
+        "args.warmup_steps = 9\n"
+        "optimizer = Adafactor(m.parameters(), lr=1e-3, relative_step=False)\n"
+        "schedule = get_constant_schedule(optimizer)\n"
+        "def collate(rows): return rows\n"
+        "def score(p): return {'my': 1}\n"
+        "Seq2SeqTrainer(model=m, args=args, optimizers=(optimizer, schedule), data_collator=collate,\n"
+        "    compute_metrics=score, train_dataset=load_dataset('csv', data_files='a.csv', split='train'))\n"
+    )
+    settings = recipe.settings
+    assert (settings["optimizer.name"], settings["optimizer.lr"]) == ("adafactor", 1e-3)
+    assert (settings["schedule.name"], settings["schedule.warmup_steps"]) == ("constant", 9)
+    left_out = " ".join(one.argument for one in recipe.findings if one.state == "left out")
+    assert "collate (line 8)" in left_out and "score (line 9)" in left_out
+
+
 def test_a_script_whose_values_are_computed_names_them():
     with pytest.raises(ConfigError, match=r"names no model: model pick\(\) \(line 1\)\. Add --model\.path"):
         convert("m = T5ForConditionalGeneration.from_pretrained(pick())\nTrainer(model=m, args=TrainingArguments('o'))")
@@ -567,3 +586,20 @@ def test_expressions_that_depend_on_themselves_end():
     python = parse_python(RawConfig("a.py", "a = b\nb = a\ndef f(x):\n    return f(x) + f(x)\nc = f(1)\ng(a, b, c)\n"))
     call = python.find_calls("g")[0]
     assert all(isinstance(python.read_value(one), Computed) for one in call.args)
+
+
+def test_columns_that_a_data_frame_makes_are_those_of_the_file():
+    recipe = convert(
+        "df = pd.read_csv('t.csv')\n"
+        "df['prefix'] = 'ask a question'\n"
+        "df = df.rename(columns={'question': 'target_text'})\n"
+        "df['input_text'] = df['answer'] + ' </s> ' + df['context']\n"
+        "df = df[df['context'] != '']\n"
+        "df['length'] = df['context'].apply(len)\n"
+        "model = T5Model('t5', 't5-small', args={'num_train_epochs': 1})\n"
+        "model.train_model(df)\n"
+    )
+    settings = recipe.settings
+    assert settings["task.inputs"] == "ask a question: {answer} </s> {context}"
+    assert settings["task.targets"] == "{question}"
+    assert any("length" in one.argument and one.state == "left out" for one in recipe.findings)
