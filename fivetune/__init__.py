@@ -70,7 +70,7 @@ def __getattr__(name: str) -> Any:
     if name not in _PUBLIC_MODULES:
         raise AttributeError(f"module 'fivetune' has no attribute {name!r}")
     import_module("fivetune.errors").refuse_stripped_python()
-    with import_module("fivetune.launch.signals").delay_interrupts():
+    with import_module("fivetune.launch.signals").defer_interrupts():
         import_module("fivetune.notebook").prepare_imports()
         return getattr(import_module(_PUBLIC_MODULES[name]), name)
 

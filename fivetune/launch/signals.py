@@ -114,10 +114,16 @@ def raise_interrupt(signum: int, frame: FrameType | None) -> None:
     """Raise a KeyboardInterrupt that knows its signal: a handler of signals. While a module is imported the signal is
     sent again a little later: torch and transformers cannot be imported a second time after a broken import.
     """
-    if _is_importing(frame):
+    if not defer_in_import(signum, frame):
+        raise KeyboardInterrupt(signum)
+
+
+def defer_in_import(signum: int, frame: FrameType | None) -> bool:
+    """Send a signal again a little later if a module is being imported; returns whether it is."""
+    is_importing = _is_importing(frame)
+    if is_importing:
         _thread.start_new_thread(_send_again, (signum, signal.getsignal(signum)))
-        return
-    raise KeyboardInterrupt(signum)
+    return is_importing
 
 
 def _is_importing(frame: FrameType | None) -> bool:
@@ -132,7 +138,7 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 
 @contextmanager
-def delay_interrupts() -> Generator[None]:
+def defer_interrupts() -> Generator[None]:
     """Raise KeyboardInterrupt for a Ctrl-C, or the interrupt of a notebook's kernel, when the block has ended."""
     came: list[int] = []
     with handle_signals((signal.SIGINT,), lambda signum, frame: came.append(signum)):

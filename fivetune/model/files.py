@@ -120,7 +120,7 @@ def refuse_missing_layers(config: JsonTable, files: list[Path], where: Path) -> 
             )
 
 
-def read_shapes(files: list[Path]) -> dict[str, list[int]]:
+def read_tensor_shapes(files: list[Path]) -> dict[str, list[int]]:
     """Read the shape of every tensor of the files, by name."""
     return {name: tensor["shape"] for path in files for name, tensor in _read_header(path)[1].items()}
 

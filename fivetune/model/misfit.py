@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fivetune.errors import FiveTuneEnvironmentError, FiveTuneError, ModelError, format_size, is_out_of_memory
-from fivetune.model.files import read_shapes
+from fivetune.model.files import read_tensor_shapes
 
 if TYPE_CHECKING:
     from fivetune.model.modules import T5Settings
@@ -32,7 +32,7 @@ def explain_misfit(
     """
     try:
         yield
-    except FiveTuneError:
+    except (FiveTuneError, ImportError):
         raise
     except Exception as error:
         if is_out_of_memory(error):
@@ -53,7 +53,7 @@ def _find_misfit(files: list[Path], settings: T5Settings, build: Callable[[T5Set
             wanted = build(settings).state_dict()
     except Exception as error:  # sizes that no tensor can have
         return f"no model has these settings: {type(error).__name__}: {error}"
-    for name, shape in read_shapes(files).items():
+    for name, shape in read_tensor_shapes(files).items():
         if name in wanted and list(wanted[name].shape) != shape:
             return f"{name} is {shape} in the file, and {list(wanted[name].shape)} by config.json"
     return ""

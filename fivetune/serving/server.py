@@ -53,7 +53,7 @@ class TimedProtocol(H11Protocol):
         self.waiting_since = self.loop.time()
         super().on_response_complete()
 
-    def waits_for_client(self) -> bool:
+    def is_waiting(self) -> bool:
         """Whether it has no request in progress, or its client does not read the answer."""
         is_idle = self.cycle is None or self.cycle.response_complete
         return is_idle or self.transport.get_write_buffer_size() > 0
@@ -63,7 +63,7 @@ class TimedProtocol(H11Protocol):
         waits.
         """
         others = [one for one in self.connections if isinstance(one, TimedProtocol) and one is not self]
-        waiting = [one for one in others if one.waits_for_client()]
+        waiting = [one for one in others if one.is_waiting()]
         if not waiting:
             return False
         held = Counter(one.get_host() for one in waiting)
@@ -83,7 +83,7 @@ class TimedProtocol(H11Protocol):
         unsent = self.transport.get_write_buffer_size()
         if self.transport.is_closing() and not unsent:
             return
-        now = (self.cycle, unsent) if self.waits_for_client() else None
+        now = (self.cycle, unsent) if self.is_waiting() else None
         if now is None or now != before:
             self.loop.call_later(self.timeout_keep_alive, self._watch, now)
         elif unsent:

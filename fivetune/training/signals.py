@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from fivetune.launch.signals import ALL_SIGNALS, STOP_SIGNALS, handle_signals
+from fivetune.launch.signals import ALL_SIGNALS, STOP_SIGNALS, defer_in_import, handle_signals
 
 DUPLICATE_SECONDS = 5.0
 
@@ -76,6 +76,8 @@ class StopRequest:
             with suppress(OSError, ValueError):
                 _, hard = resource.getrlimit(resource.RLIMIT_CPU)
                 resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))
+        if first and not self.is_deferring and defer_in_import(signum, frame):
+            return
         if signum in STOP_SIGNALS:  # from now on these two act at once
             signal.signal(signal.SIGINT, signal.default_int_handler)
             if signum == signal.SIGTERM and "LOCAL_RANK" in os.environ:
