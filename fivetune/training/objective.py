@@ -37,6 +37,8 @@ def compute_class_weights(
 
     >>> compute_class_weights("balanced", {"no": "no", "yes": "yes"}, {"no": 3, "yes": 1})
     {'no': 0.6666666666666666, 'yes': 2.0}
+    >>> compute_class_weights("balanced", {"no": "no", "rare": "rare", "yes": "yes"}, {"no": 3, "rare": 0, "yes": 1})
+    {'no': 0.6666666666666666, 'rare': 1.0, 'yes': 2.0}
     >>> compute_class_weights({"Yes": 3.0}, {"no": "no", "yes": "yes"}, {})
     {'no': 1.0, 'yes': 3.0}
     """

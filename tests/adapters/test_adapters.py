@@ -23,6 +23,7 @@ from fivetune.errors import ConfigError, FiveTuneEnvironmentError
 from fivetune.model.adapters import (
     attach_adapter,
     attach_exported,
+    compute_base_checksum,
     find_adapter,
     iter_merged,
     merge_linear,
@@ -358,3 +359,12 @@ def test_a_damaged_description_of_the_base_is_named(model_folder, tmp_path):
 def test_a_rank_above_those_of_a_matrix_is_refused(model_folder):
     with pytest.raises(ConfigError, match=r"model.adapter.r: 5000 exceeds the highest rank of encoder.* \(\d+ x \d+\)"):
         attach(model_folder, build_options("lora", r=5000))
+
+
+def test_the_checksum_of_a_base_has_names_and_shapes():
+    def build(rows: int, name: str = "wi") -> str:
+        weight = torch.nn.Parameter(torch.arange(6.0).view(rows, -1))
+        return compute_base_checksum(torch.nn.ParameterDict({name: weight}))
+
+    assert build(2) == build(2)
+    assert len({build(2), build(3), build(2, "wo")}) == 3

@@ -154,3 +154,17 @@ def test_a_run_is_scored_on_its_share_with_the_labels_of_its_data(tmp_path, mode
     with pytest.raises(ConfigError, match=r"data\.eval_share \(0\.5\) and data\.eval \(.*\) are both given"):
         load_run(tmp_path / "run", {"data.eval": "dev.jsonl", "data.eval_share": 0.5})
     assert run.evals[-1].rates["majority_label"] == 0.5 <= run.evals[-1].rates["one_label"]  # C2
+
+
+def test_a_context_that_most_records_share_relates_none_of_them():
+    """Of ten records six have one context: as one group they would all be evaluated, or none."""
+    records = [
+        RawRecord(
+            {"id": f"q{i}", "question": f"Who is {i}?", "context": f"Context {max(5, i)}.", "answers": ["x"]}, "a:1"
+        )
+        for i in range(10)
+    ]
+    task = SQuADV2()
+    converted = [(record, (task.to_text(record),)) for record in records]
+    found = split_records(converted, EvalSplit("eval", 0.3), by_label=False)
+    assert (len(found.eval_ids), found.num_groups) == (3, 10)

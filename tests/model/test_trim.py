@@ -300,3 +300,12 @@ def test_memory_does_not_grow_with_the_data(tmp_path, model_folder, monkeypatch)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.2 * peaks[0]
+
+
+def test_the_least_probable_piece_is_kept(tokenizer_folder):
+    """The score of an unknown character depends on it."""
+    tokenizer = load_tokenizer(None, tokenizer_folder)
+    pieces = json.loads((tokenizer_folder / "tokenizer.json").read_text())["model"]["vocab"]
+    least = min(range(len(pieces)), key=lambda number: pieces[number][1])
+    counts = np.zeros(len(tokenizer), dtype=np.int64)
+    assert least in choose_ids(tokenizer, counts, set(), config_ids=(), margin=0)

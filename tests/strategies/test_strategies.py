@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import kit
@@ -29,6 +30,7 @@ from fivetune.distributed import shards
 from fivetune.distributed import world as world_module
 from fivetune.distributed.pipeline import divide_costs, order_passes
 from fivetune.distributed.sharding import gather_tensor, shard_like
+from fivetune.distributed.tensor_parallel import draw_own_masks
 from fivetune.distributed.world import World, refuse_shared_devices, refuse_wrong_world_size
 from fivetune.errors import ConfigError
 from fivetune.model.flops import list_block_flops
@@ -781,3 +783,18 @@ def test_errors_are_told_once_and_by_all_who_have_another(together):
     )
     assert (first["lost"], second["lost"]) == ("ReportedByOtherRankError 3: ", "DataError 3: no more")
     assert first["alike"] == second["alike"] == "ZeroDivisionError"
+
+
+def test_ranks_of_tensor_parallelism_draw_masks_of_their_own():
+    """Equal masks would drop the same features of all ranks' shares together."""
+
+    def draw(rank: int) -> tuple[list[float], list[float]]:
+        module, mesh = torch.nn.Dropout(0.5), SimpleNamespace(device_type="cpu", get_local_rank=lambda: rank)
+        module.__dict__["group"] = SimpleNamespace(mesh=mesh)
+        torch.manual_seed(1)
+        with draw_own_masks(module):
+            own = module(torch.ones(64)).tolist()
+        return own, torch.rand(4).tolist()
+
+    (first, after_first), (second, after_second) = draw(0), draw(1)
+    assert first == draw(0)[0] and first != second and after_first == after_second

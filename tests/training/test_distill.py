@@ -21,6 +21,7 @@ from fivetune.config import load_config
 from fivetune.data import distilled
 from fivetune.data.batch import collate, pad
 from fivetune.data.store import DamagedStoreError
+from fivetune.decode.records import Decoding
 from fivetune.distributed.world import World
 from fivetune.errors import ConfigError, InterruptedRunError, ModelError
 from fivetune.estimation.recipe import build_workload
@@ -365,3 +366,31 @@ def test_errors_of_loading_the_teacher_name_its_setting(tmp_path, model_folder, 
     ):
         with pytest.raises(ModelError, match=rf"^distill.teacher: {folder}.*: {reason}"):
             set_up(load_config(distilling(tmp_path, model_folder, folder, kind=kind)))
+
+
+def test_a_teacher_with_the_same_pieces_in_another_order_is_refused(tmp_path, model_folder):
+    """Its vocabulary has the same size, and its targets would be other words."""
+    teacher = Path(shutil.copytree(model_folder, tmp_path / "teacher"))
+    (teacher / "manifest.json").unlink(missing_ok=True)
+    table = json.loads((teacher / "tokenizer.json").read_text())
+    pieces = table["model"]["vocab"]
+    pieces[20], pieces[21] = pieces[21], pieces[20]
+    (teacher / "tokenizer.json").write_text(json.dumps(table))
+    config = load_config(distilling(tmp_path, model_folder, teacher))
+    with pytest.raises(ModelError, match=r"has another vocabulary than .*: 2 of "):
+        distill.refuse_other_teacher(config, load_model_and_tokenizer(str(model_folder)).tokenizer)
+
+
+def test_answers_of_a_teacher_that_was_trained_again_are_other_ones(tmp_path, model_folder):
+    teacher = Path(shutil.copytree(model_folder, tmp_path / "teacher"))
+    store, compute = SimpleNamespace(fingerprint="data"), SimpleNamespace(precision="fp32")
+
+    def key() -> str:
+        return distill._compute_key(teacher, store, Decoding(8), compute)
+
+    before = key()
+    assert key() == before
+    weights = teacher / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert key() != before
