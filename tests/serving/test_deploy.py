@@ -57,9 +57,22 @@ def test_what_the_image_copies_exists_and_is_let_through(steps: list[tuple[str, 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert {project["readme"], *project["license-files"]} <= set(names)
     installed = " ".join(rest for word, rest in steps if word == "RUN")
-    assert next(one for one in project["dependencies"] if one.startswith("torch")) in installed
+    assert "--constraint constraints.txt" in installed
+    sources = next(rest for word, rest in steps if word == "RUN" and "constraints.txt" in rest)
+    command = re.search(r"sed -n '[^']+' release/lock.txt", sources)
+    assert command
+    made = subprocess.run(shlex.split(command[0]), cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert {"torch", "starlette", "uvicorn"} <= {line.partition("==")[0] for line in made.splitlines()}
+    assert "--hash" not in made and "\\" not in made
     extras = re.search(r"\.\[([\w,]+)\]", installed)
     assert extras and set(extras[1].split(",")) <= set(project["optional-dependencies"])
+
+
+def test_the_image_has_a_place_for_plugins(steps: list[tuple[str, str]]) -> None:
+    variables = dict(one.split("=", 1) for one in shlex.split(find(steps, "ENV")))
+    folder = variables["FIVETUNE_PLUGINS"]
+    made = " ".join(rest for word, rest in steps if word == "RUN")
+    assert f"{folder}/tasks" in made and f"{folder}/metrics" in made  # a folder without one of them is refused
 
 
 def test_the_image_starts_a_server_that_is_not_root(
