@@ -36,6 +36,7 @@ SHORT_TARGET_WORDS = 2.0  # mean words up to which a target is right or wrong as
 CONTEXT_CHARS = 100  # mean characters from which on a text without a known name may be a context
 SAMPLE = 2_000  # records of which answers are compared with contexts
 CONFLICTS = 0.2  # share of records whose inputs another record has with another label
+MAX_NUMBERED = 20  # distinct whole numbers up to which they may be labels without a name that says so
 SEPARATORS = (";", "|", ",")
 NO_PEARSON = "FiveTune has no correlation (Pearson) yet: exact_match counts equal numbers only"
 
@@ -456,7 +457,7 @@ def _read_extractive(
 
 def read_labels(survey: Survey) -> Iterator[Reading]:
     """Yield each column of few and short values that repeat, as the label of the texts."""
-    repeating = [name for name, column in survey.columns.items() if column.has_labels]
+    repeating = [name for name, column in survey.columns.items() if column.has_labels and not _is_amount(survey, name)]
     labels = [name for name in survey.list_columns("label", "answer", minimum=0) if name in repeating][:8]
     if not labels:  # a language is a label if nothing else is
         labels = [name for name in repeating if survey.rate(name, "label") > 1]
@@ -570,12 +571,19 @@ def _build_tags(texts: Sequence[str], tags: Sequence[str], separator: str, reaso
 def read_numbers(survey: Survey) -> Iterator[Reading]:
     """Yield texts with a number that is no label: a similarity, a score. There is no metric for them yet."""
     for name in survey.list_columns("number", "label", "targets", minimum=2):
-        column, texts = survey.columns[name], survey.list_texts(name)
-        has_fractions = not column.values or any(map(FRACTION.fullmatch, column.values))
-        if texts and column.kind == "number" and (has_fractions or not column.has_labels):
+        texts = survey.list_texts(name)
+        if texts and _is_amount(survey, name):
             reason = f"{name} holds numbers, and {_join(texts)} {_choose_verb(texts)} text"
             found = build_pair(survey, "numbers as text", texts, name, reason, warnings=[NO_PEARSON])
             yield add_evidence(survey, found, values="numbers that are no labels", doubts=[NO_PEARSON])
+
+
+def _is_amount(survey: Survey, name: str) -> bool:
+    """Whether a column holds numbers that are no labels: with fractions, or many whole ones without a label's name."""
+    column = survey.columns[name]
+    has_fractions = not column.values or any(map(FRACTION.fullmatch, column.values))
+    is_many = column.num_distinct > MAX_NUMBERED and survey.rate(name, "label") < CLEAR
+    return column.kind == "number" and (has_fractions or is_many or not column.has_labels)
 
 
 def _join(names: Sequence[str]) -> str:

@@ -159,6 +159,12 @@ def test_equal_texts_with_different_labels_are_a_doubt():
     assert infer_task(rows, given={"label": "label"}).reading.warnings
 
 
+def test_many_whole_numbers_are_labels_only_by_their_name():
+    assert infer_task(table(lambda i: {"essay": text(i), "label": i % 40}, 600)).reading.task == "classification"
+    with pytest.raises(DoubtError, match="no correlation"):
+        infer_task(table(lambda i: {"essay": text(i), "score": i % 40}, 600))
+
+
 def test_of_two_labels_that_say_the_same_the_words_are_learned():
     found = infer_task(table(lambda i: {"text": text(i), "label": i % 3, "label_text": LABELS[i % 3]})).reading
     assert found.options["label"] == "label_text"
