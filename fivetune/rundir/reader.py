@@ -18,6 +18,7 @@ from typing import TypeVar, cast
 import yaml
 
 from fivetune.errors import RunDirError
+from fivetune.rundir.confidence_file import read_temperature
 from fivetune.rundir.config_file import find_config_change
 from fivetune.rundir.figures import find_chosen_eval
 from fivetune.rundir.files import lock_file, open_regular
@@ -35,6 +36,7 @@ from fivetune.rundir.layout import (
     TELEMETRY_FILES,
     TRACE,
     build_sibling_path,
+    find_model_folder,
 )
 from fivetune.rundir.parse import name_json_type, parse_record
 from fivetune.rundir.plan import read_plan
@@ -160,6 +162,12 @@ def read_run(folder: str | Path) -> Run:
         damage.append(text)
         warnings.append(text)
 
+    temperature = 1.0
+    try:
+        temperature = read_temperature(find_model_folder(folder))
+    except RunDirError as error:
+        add_damage(str(error))
+
     return Run(
         name=folder.resolve().name,
         config=read_run_config(folder),
@@ -180,6 +188,7 @@ def read_run(folder: str | Path) -> Run:
         trace=trace,
         plan=plan,
         found=found,
+        temperature=temperature,
     )
 
 

@@ -471,6 +471,7 @@ class Run:
         warnings: of the run, and `damage`.
         damage: a sentence for each damaged file, and for what the reader omitted of it; for files of predictions only
             of those that have been read.
+        temperature: of the confidences that model/ gives; 1 if they are the model's own.
         trace: the table of a TraceSummary; found: the tables of a RangeTest and a BatchTest by command (`find-lr`).
     """
 
@@ -488,6 +489,7 @@ class Run:
     trace: JsonTable = field(default_factory=JsonTable)
     found: dict[str, JsonTable] = field(default_factory=dict[str, JsonTable])
     plan: Plan | None = None
+    temperature: float = 1.0
 
     @property
     def num_steps(self) -> int | None:

@@ -37,6 +37,7 @@ from fake_run import (
 
 from fivetune import plugins
 from fivetune.analysis.bootstrap import compute_wilson_interval
+from fivetune.analysis.calibration import calibrate_prediction
 from fivetune.config import load_config
 from fivetune.diagnosis.rules import diagnose_run
 from fivetune.errors import RunDirError
@@ -358,6 +359,25 @@ def test_the_evaluation_s_own_interval_is_shown() -> None:
     evals = [replace(record, intervals={"exact": (91.0, 94.5)}) for record in run.evals]
     rows = part(build_page(change_run(run, evals=evals)), "Verdict", Table).rows
     assert (rows[0][2], rows[1][2]) == ("91.0 to 94.5", "91.8 to 95.5")
+
+
+@pytest.mark.parametrize("applied", [1.0, 2.0])
+def test_the_error_of_confidences_is_told_without_and_with_their_temperature(applied) -> None:
+    """9 of 10 by the model's words, 3 of 4 in truth: temperature 2."""
+    lines = make_predictions(
+        *(
+            {"id": f"q{i}", "confidence": 0.9 if i % 2 else 0.1, "scores": {"f1": float(i % 8 in (1, 3, 5, 6))}}
+            for i in range(400)
+        )
+    )
+    for given in (None, 2.0):
+        read = lines if given is None else [calibrate_prediction(line, given) for line in lines]
+        parts = build_confidence_section(read, "f1", temperature=given, applied=applied).parts
+        error = next(p for p in parts if isinstance(p, Figure) and p.label == "Calibration error")
+        words = next(p.body for p in parts if isinstance(p, Text))
+        assert ("15.0 % without temperature" in error.remark) == (applied == 2)
+        assert (error.value == "15.0 %") == (applied == 1)
+        assert "temperature 2.00, which model/ holds" in words or "Temperature 2.00 would help" in words
 
 
 def test_confidence_slices_and_labels_have_their_sections() -> None:

@@ -73,7 +73,7 @@ def build_page(run: Run, *, reference_runs: Sequence[Run] = (), notes: Sequence[
         build_run_load_section(run),
         *build_finder_sections(run.found),
         build_data_section(run),
-        build_confidence_section(lines, key, temperature=best.temperature if best else None),
+        build_confidence_section(lines, key, temperature=best.temperature if best else None, applied=run.temperature),
         build_slices_section(lines, key),
         build_labels_section(lines),
         build_run_examples_section(run, lines),

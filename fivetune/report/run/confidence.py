@@ -41,40 +41,43 @@ MEANING = (
 
 
 def build_confidence_section(
-    lines: Sequence[Prediction], key: str | None, *, temperature: float | None = None
+    lines: Sequence[Prediction], key: str | None, *, temperature: float | None = None, applied: float = 1.0
 ) -> Section:
     """Build the section: calibration, score of the most confident answers, gain of a no-answer threshold.
 
     Args:
         key: name of the score of each line (0-1); 1 is right.
         temperature: of the confidences of the lines; None if they are the model's own.
+        applied: the temperature of model/, at which confidences are shown.
     """
     if not lines or key is None:
         return Section("Confidence", ())
     own = restore_lines(lines, temperature)
     fitted = calibrate_lines(own, key)
-    shown = [calibrate_prediction(line, fitted.temperature) for line in own] if fitted and fitted.helps else own
+    shown = [calibrate_prediction(line, applied) for line in own]
     pairs = [
         (line.confidence, line.scores[key]) for line in shown if line.confidence is not None and key in line.scores
     ]
     if not pairs:
         return Section("Confidence", (Text(_explain_no_calibration(lines, key)), *_build_threshold_parts(shown)))
-    parts = _build_calibration_parts(pairs, key, fitted)
+    parts = _build_calibration_parts(pairs, key, fitted, applied)
     return Section("Confidence", (*parts, *_build_threshold_parts(shown)))
 
 
-def _describe_temperature(fitted: FittedTemperature | None) -> tuple[str, str]:
+def _describe_temperature(fitted: FittedTemperature | None, applied: float) -> tuple[str, str]:
     """Return the remark on the calibration error, and a sentence on the temperature; "" for what is unknown."""
     if fitted is None:
-        return "", ""
+        return "", "" if applied == 1 else f" It is given at temperature {format_decimal(applied)}, which model/ holds."
     before, after = (format_percent(error) for error in (fitted.error_before, fitted.error_after))
-    if not fitted.helps:
-        return "", f" No temperature makes it better: {before} without one, {after} on halves it was not fitted on."
-    return (
-        f"; {before} without temperature",
-        f" It is given at temperature {format_decimal(fitted.temperature)}, which model/ holds: on halves of the "
-        f"predictions that it was not fitted on, it changes the calibration error from {before} to {after}.",
+    halves = (
+        f"on halves of the predictions that it was not fitted on, the calibration error is {after}, without it {before}"
     )
+    if applied != 1:
+        sentence = f" It is given at temperature {format_decimal(applied)}, which model/ holds: {halves}."
+        return f"; {before} without temperature", sentence
+    if fitted.helps:
+        return "", f" Temperature {format_decimal(fitted.temperature)} would help, but model/ holds none: {halves}."
+    return "", f" No temperature makes it better: {halves}."
 
 
 def _explain_no_calibration(lines: Sequence[Prediction], key: str) -> str:
@@ -85,7 +88,7 @@ def _explain_no_calibration(lines: Sequence[Prediction], key: str) -> str:
 
 
 def _build_calibration_parts(
-    pairs: Sequence[tuple[float, float]], key: str, fitted: FittedTemperature | None
+    pairs: Sequence[tuple[float, float]], key: str, fitted: FittedTemperature | None, applied: float
 ) -> list[Part]:
     sure, values = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     right = [value >= 1 for value in values]
@@ -95,8 +98,8 @@ def _build_calibration_parts(
         compute_risk_coverage(values, values),
     )
     accuracy, mean = sum(right) / len(right), sum(sure) / len(sure)
-    remark, sentence = _describe_temperature(fitted)
-    error = fitted.error_after if fitted and fitted.helps else compute_calibration_error(bins)
+    remark, sentence = _describe_temperature(fitted, applied)
+    error = fitted.error_after if fitted and applied != 1 else compute_calibration_error(bins)
     figures = (
         Figure("Calibration error", format_percent(error), f"ECE, 10 bins; 0 is best{remark}"),
         Figure(
