@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import re
+import shlex
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -57,9 +58,9 @@ class TableRow(NamedTuple):
         return sum(map(len, self.cells))
 
     def parse(self) -> RawRecord | BadRecord:
-        where = f"{self.path}:{self.number}"
-        if len(self.cells) == len(self.header):
-            return RawRecord(dict(zip(self.header, self.cells, strict=True)), where)
+        where, num = f"{self.path}:{self.number}", len(self.header)
+        if len(self.cells) >= num and not any(self.cells[num:]):  # separators at the end of lines alone
+            return RawRecord(dict(zip(self.header, self.cells[:num], strict=True)), where)
         first = quote_value(self.cells[0], limit=30)
         return BadRecord(
             where,
@@ -311,6 +312,12 @@ def read_csv_rows(
     Raises DataError for a file without a header, or with one that has a name twice or lacks one of `columns`.
     """
     head = file.read(HEAD_BYTES).decode("utf-8-sig", errors="replace")
+    if "\r" in head.strip() and "\n" not in head:
+        into = shlex.quote(f"{path.stem}-lines{path.suffix}")
+        raise DataError(
+            f"{path}: its lines end in carriage returns alone. Allowed are line feeds, also after carriage returns. "
+            f"Convert it: tr '\\r' '\\n' < {shlex.quote(str(path))} > {into}"
+        )
     separator = find_separator(head, path) or ","
     num_before = 1 if _match_separator_line(head) else 0
     _seek_line(file, num_before)

@@ -399,6 +399,8 @@ def detect_format(head: bytes, path: Path) -> str:
     refuse_foreign_format(head, path)
     text = head.decode("utf-8-sig", errors="replace")
     expected = SUFFIXES.get(get_data_suffix(path), "")
+    if _is_first_line_list(text):
+        return "jsonl"
     if re.match(r"\s*\[\s*[\[{\]]", text):
         return "json"
     if re.match(r'\s*\{\s*["}]', text):
@@ -416,6 +418,12 @@ def _make_lines_error(head: bytes, path: Path) -> DataError:
         f"{path}: the format is not recognised; it begins with {quote_value(text, limit=20)}. {FORMATS} Give the file "
         "the suffix of its format. Of two files of lines make a table: paste A.en A.de > A.tsv, with --header en,de."
     )
+
+
+def _is_first_line_list(text: str) -> bool:
+    """Return whether the first of several lines is a JSON list, which is a record."""
+    line, _, rest = text.lstrip().partition("\n")
+    return line.startswith("[") and rest.lstrip().startswith("[") and isinstance(decode_line(line)[0], list)
 
 
 def _is_first_line_record(text: str) -> bool:

@@ -122,6 +122,9 @@ def test_the_separator_is_found_whatever_the_suffix(read, name, separator):
         ("a.csv", '\ufeff"sep=\t"\r\nText\tLabel\r\ngut\tja\r\n', ("gut", "ja")),
         ("a.csv", ",text,label\n0,good,pos\n1,bad,neg\n", ("0", "good", "pos")),
         ("a.csv", "text,label,,\ngood,pos,,\n", ("good", "pos", "", "")),
+        ("a.tsv", "text\tlabel\ngood\tpos\t\nbad\tneg\t\n", ("good", "pos")),
+        ("a.csv", 'example,label\nsure,"yes\nmaybe,no"\nok,yes\n', ("sure", '"yes')),
+        ("a.tsv", 'x\ty\na " c\tb\n" b c\ta\n', ('a " c', "b")),
     ],
 )
 def test_lines_of_tables(read, name, content, row):
@@ -200,11 +203,19 @@ def test_names_that_do_not_fit(read, header, wrong):
         read("a.tsv", "Go.\tGeh.\n", header)
 
 
-@pytest.mark.parametrize(("name", "content"), [("a.json", '[["Go", "x"], ["No", "y"]]'), ("a.jsonl", '["Go", "x"]\n')])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("a.json", '[["Go", "x"], ["No", "y"]]'), ("a.jsonl", '["Go", "x"]\n'), ("a.txt", '["Go", "x"]\n["No", "y"]\n')],
+)
 def test_records_that_are_lists(tmp_path, read, name, content):
     assert read(name, content, ("text", "label"))[0][0] == ("Go", "x")
     with pytest.raises(DataError, match=r"no header: .*--header a,b"):
         list(read_records(str(tmp_path / name)))
+
+
+def test_carriage_returns_alone_are_refused_with_the_command_that_replaces_them(read):
+    with pytest.raises(DataError, match=r"tr '\\r' '\\n' < .*a\.csv > a-lines\.csv"):
+        read("a.csv", "text,label\rgood,pos\rbad,neg\r")
 
 
 def test_files_of_lines_are_refused_with_the_command_that_joins_them(tmp_path):
