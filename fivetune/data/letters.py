@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -72,7 +72,7 @@ def tokenize(
     """
     if not texts:
         return []
-    options = {"return_offsets_mapping": True} if with_offsets else {}
+    options: Any = {"return_offsets_mapping": True} if with_offsets else {}
     encoded = tokenizer(list(texts), add_special_tokens=False, verbose=False, **options)
     found = encoded["input_ids"]
     offsets = encoded["offset_mapping"] if with_offsets else [None] * len(found)
@@ -122,15 +122,20 @@ def _find_structural_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[frozenset[
     known = vars(tokenizer).get("_fivetune_structural")
     if known is None:
         tokens = [token for token in list_structural_tokens(tokenizer) if token != unknown]
-        known = frozenset(int(tokenizer.convert_tokens_to_ids(token)) for token in tokens)
+        known = frozenset(_find_id(tokenizer, token) for token in tokens)
         vars(tokenizer)["_fivetune_structural"] = known
     return known, unknown
 
 
+def _find_id(tokenizer: PreTrainedTokenizerBase, token: str) -> int:
+    return cast("int", tokenizer.convert_tokens_to_ids(token))
+
+
 def _encode_without_trie(tokenizer: PreTrainedTokenizerBase, text: str, hidden: Mapping[str, str]) -> list[int]:
     """Encode with a tokenizer in Python (ByT5, MyT5): tokens are other added ones, and hidden ones by their names."""
-    others = {token: number for token, number in tokenizer.get_added_vocab().items() if token not in hidden}
-    others |= {name: int(tokenizer.convert_tokens_to_ids(token)) for token, name in hidden.items()}
+    added: dict[str, int] = cast("Any", tokenizer).get_added_vocab()
+    others = {token: number for token, number in added.items() if token not in hidden}
+    others |= {name: _find_id(tokenizer, token) for token, name in hidden.items()}
     pattern = "|".join(map(re.escape, sorted(others, key=len, reverse=True)))
     ids: list[int] = []
     for part in re.split(f"({pattern})", text):

@@ -32,6 +32,8 @@ Adapters of matrices are lora, rslora, dora, qlora and ia3; prompt and prefix ne
   one end token. T5 and LongT5: `text </s>`. CodeT5 and Bart: `<s> text </s>`, targets too. T5Gemma: `<bos> text` for
   inputs, `text <eos>` for targets, because its tokenizer adds no end token; the decoder starts with `<bos>`, and the
   labels are shifted once.
+  Where a text of the data spells one out, as `</s>`, it is letters; in a template it is the token, as in
+  `{Title}</s>{Body}`. `<extra_id_N>` and tokens that were added to the vocabulary are tokens everywhere.
 - **T5Gemma** has 256,000 pieces: the logits of a micro-batch of 8 with 64 target tokens take 0.5 GB in fp32. It has
   no tokens `<extra_id_N>`: `data.overlong: head_tail` truncates at the end. `model.dropout` is the rate of both
   stacks; null keeps the checkpoint's 0. Instruction-tuned models have several end tokens; answers end with the
