@@ -46,7 +46,7 @@ PACKAGES = (
     *("pydantic", "plotly", "pynvml"),
 )
 MINUTES = {"cuda": 5.3, "cpu": 5.0}  # of 7, of which the start of the machine takes up to 1.5
-LEAST_SECONDS = {"cuda": 8.0, "cpu": 5.0}  # left, for a stage to begin
+LEAST_SECONDS = {"cuda": 20.0, "cpu": 75.0}  # left, for a stage to begin
 SPARE_BYTES = 2**30  # of the disk, or a quarter of what is free at first: with less, the stages that run are ended
 WIDEST, LONGEST = 150, 11_000  # characters of a line and of the summary
 MOST_OUTPUT = 400_000  # bytes of a stage's output that are kept, the last ones
@@ -371,8 +371,8 @@ def run_group(
 
 def start_stage(lease: Lease, stage: Stage, *, end: float) -> Running:
     """Start the process of a stage, the leader of a group of its own; its output goes to files."""
-    folder = lease.work / stage.name
-    folder.mkdir()
+    folder = lease.work / "stages" / stage.name  # apart from what the stages share
+    folder.mkdir(parents=True)
     words = stage.words.format(device=lease.device, folder=folder).split()
     environment = lease.environment | {"TMPDIR": str(folder)}
     limit = end - time.monotonic()

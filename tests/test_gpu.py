@@ -26,8 +26,9 @@ CHECKS = list({stage.name: stage for stage in STAGES if stage.words.startswith("
 
 
 @pytest.fixture
-def lease(tmp_path):
+def lease(tmp_path, monkeypatch):
     """A lease of a CPU before its first stage."""
+    monkeypatch.setitem(gpu_day.LEAST_SECONDS, "cpu", 2.0)
     (tmp_path / "work" / "logs").mkdir(parents=True)
     environment = gpu_day.make_environment(tmp_path / "work", tmp_path)  # where the programs of `make_stage` are
     return Lease("1", "cpu", tmp_path / "out", tmp_path / "work", {"remarks": []}, environment)
@@ -104,7 +105,7 @@ def test_a_stage_that_fills_the_disk_is_ended_and_its_files_are_gone(lease, tmp_
     monkeypatch.setattr(gpu_day.shutil, "disk_usage", lambda path: usage._replace(free=2**29))
     stage = make_stage(tmp_path, "full", "time.sleep(99)")
     assert run(lease, stage)["full"]["state"] == "ended, because it had filled the disk"
-    assert not (lease.work / "full").exists()
+    assert not list((lease.work / "stages").iterdir())
 
     def refuse(*args, **named):
         raise OSError(28, "No space left on device")
@@ -114,6 +115,15 @@ def test_a_stage_that_fills_the_disk_is_ended_and_its_files_are_gone(lease, tmp_
     monkeypatch.setattr(gpu_day.tarfile, "open", refuse)
     lease.write()
     assert lease.archive.read_bytes() == before and [path.name for path in lease.out.iterdir()] == ["lease-1.tgz"]
+
+
+def test_a_stage_takes_nothing_away_that_others_share(lease, tmp_path):
+    """The folder of the stage `models` is not that of the models which all stages share."""
+    code = "place = os.environ['FIVETUNE_BENCH_MODELS'] + '/x'\nos.makedirs(place, exist_ok=True)"
+    for _ in range(2):
+        for name in ("models", "logs"):
+            assert run(lease, make_stage(tmp_path, name, code))[name]["state"] == "passed"
+    assert (lease.work / "models" / "x").exists() and (lease.work / "logs" / "logs.out").exists()
 
 
 def test_all_that_a_stage_started_ends_with_it(lease, tmp_path):
