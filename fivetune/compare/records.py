@@ -61,7 +61,14 @@ class Variant:
     @property
     def constant(self) -> Verdict | None:
         """The verdict that its score comes from silence or from one label, so that it has learnt no task."""
-        return next((verdict for verdict in self.verdicts if verdict.rule in CONSTANT_RULES), None)
+        return next((one for one in self.verdicts if one.rule in CONSTANT_RULES and one is not self.abstaining), None)
+
+    @property
+    def abstaining(self) -> Verdict | None:
+        """The verdict that its score rose by answering less, while it still answers; None for a silent one."""
+        found = next((verdict for verdict in self.verdicts if verdict.rule == "abstention"), None)
+        is_silent = found and found.figure is not None and found.figure < (found.threshold or 0.0)  # no answer is right
+        return None if is_silent else found
 
 
 @dataclass(frozen=True, slots=True)

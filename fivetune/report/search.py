@@ -199,7 +199,7 @@ def _draw_slice_chart(found: Search, scored: Sequence[Trial], key: str) -> Chart
     numbers = [as_finite_number(value) for value in values]
     axis: dict[str, Any] = {"type": "category"}
     if None not in numbers:
-        axis = {"type": "log" if key in found.log_settings else "linear"}
+        axis = {"type": "log", "dtick": 1, "tickformat": "~g"} if key in found.log_settings else {"type": "linear"}
     else:
         values = [format_setting(key, value) for value in values]
     pairs = list(zip(values, chosen, strict=True))

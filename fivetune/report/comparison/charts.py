@@ -73,6 +73,7 @@ def build_variant_scores_chart(variants: Sequence[Variant], name: str, caption: 
             "marker": {"size": 10, "color": colors},
         },
     ]
+    traces = [trace for trace in traces if any(value is not None for value in trace["x"])]
     look = build_layout(
         escape_label(score_name(name)),
         "",

@@ -30,6 +30,7 @@ SCORE, LAST, LOSS, SPEED = "score_best", "score_last", "loss_best", "examples_pe
 COSTS = ("seconds", "energy_joules", "cost")
 MAIN_MEASURES = (SCORE, LAST, LOSS, "seconds", "seconds_to_score", SPEED, *COSTS[1:])
 MAX_SETTINGS = 3  # maximum number of varied keys with their own column
+MAX_LEFT_OUT = 3  # variants whose reason the outcome tells
 UNKNOWN_MEASURE = Measure(None)
 CONSTANTS = {"abstention": "learnt to give no answer", "majority_label": "learnt one label"}
 
@@ -226,6 +227,10 @@ def _describe_best(comparison: Comparison) -> list[str]:
         return ["No variant has a score, so their quality is unknown."]
     ranked = [variant for variant in every if not variant.constant]
     hollow = [_describe_constant(comparison, variant) for variant in every if variant.constant]
+    if len(hollow) > MAX_LEFT_OUT:
+        hollow[MAX_LEFT_OUT:] = [
+            f"So are {len(hollow) - MAX_LEFT_OUT} more, for reasons of this kind (see the verdicts)."
+        ]
     if not ranked:
         return ["No variant is the best, because none has learnt the task.", *hollow]
     name = get_score_label(comparison.metric)
@@ -251,12 +256,13 @@ def _describe_leader(comparison: Comparison, best: Variant, measure: str, name: 
     """Describe the best variant of a measure: its value, and its difference to the baseline with its significance."""
     kind = MEASURES[measure]
     reached = _format_inline(format_with_range(format_measure, kind, get_measure(best, measure)))
+    doubted = f" Note how: {best.abstaining.message}" if best.abstaining and measure == SCORE else ""
     if best.name == comparison.baseline:
-        return f"No variant has a {better} {name} than the baseline {quote_name(best)}: {reached}."
+        return f"No variant has a {better} {name} than the baseline {quote_name(best)}: {reached}.{doubted}"
     leads = f"{quote_name(best)} has the {'best' if better == 'better' else 'lowest'} {name}: {reached}"
     gap = _get_score_difference(best) if measure == SCORE else best.against.get(measure, UNKNOWN_MEASURE)
     if gap.value is None:
-        return f"{leads}."
+        return f"{leads}.{doubted}"
     over = {"seeds": " over seeds", "examples": " over the examples"}.get(gap.spread, "")
     trained = " for these trained models; other seeds may differ" if gap.spread == "examples" else ""
     doubt = {
@@ -266,7 +272,7 @@ def _describe_leader(comparison: Comparison, best: Variant, measure: str, name: 
     }[is_significant(kind, gap)]
     return (
         f"{leads}, {_format_inline(format_with_range(format_measure_difference, kind, gap))} against the "
-        f"baseline; {doubt}."
+        f"baseline; {doubt}.{doubted}"
     )
 
 
