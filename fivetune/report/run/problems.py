@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from fivetune.diagnosis.rules import CONSEQUENCES, is_severe
 from fivetune.report.page.parts import Problem, Section, Table
@@ -34,6 +35,8 @@ from fivetune.types import Verdict
 from fivetune.values import divide, get_nested
 
 UNKNOWN_LIMIT = 0.001
+NO_CHANGE: Mapping[str, Any] = {}
+NO_RULES: set[str] = set()
 COVERED = {
     "truncation": {"truncated_inputs", "truncated_targets", "lost_answers"},
     "diverged": {"diverged", "not_finite"},
@@ -61,7 +64,7 @@ def list_problems(
     severe: list[Problem] = []
     mild: list[Problem] = []
     if run.status.state == "failed" and run.status.why:
-        change = next((verdict.change for verdict in verdicts if verdict.rule == "not_finite"), {})
+        change: Mapping[str, Any] = next((one.change for one in verdicts if one.rule == "not_finite"), NO_CHANGE)
         severe.append(Problem(run.status.why, because if change else "", format_flags(change), "bad"))
         verdicts = [verdict for verdict in verdicts if verdict.rule != "not_finite"]
         because = "" if change else because
@@ -141,7 +144,7 @@ def select_own_warnings(run: Run, rules: Collection[str] = ()) -> list[str]:
     repeated = {
         one.message
         for one in run.status.warnings
-        if COVERED.get(one.kind, frozenset()) & set(rules) or (one.kind == RATE and BY_RATE & set(rules))
+        if COVERED.get(one.kind, NO_RULES) & set(rules) or (one.kind == RATE and BY_RATE & set(rules))
     }
     return merge_repeats(text for text in run.warnings if text not in repeated)
 
