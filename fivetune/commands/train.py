@@ -201,7 +201,7 @@ def _try_report(folder: str, seconds: float | None) -> str:
     from fivetune.report import write_report
 
     try:
-        with handle_signals((*ALL_SIGNALS, signal.SIGALRM), raise_interrupt), _set_alarm(seconds):
+        with handle_signals(ALL_SIGNALS, raise_interrupt), _limit_time(seconds):
             return f"report  {write_report(folder)}"
     except (KeyboardInterrupt, Exception) as error:
         why = f": {str(error).rstrip('.')}" if isinstance(error, Exception) else ""
@@ -209,16 +209,19 @@ def _try_report(folder: str, seconds: float | None) -> str:
 
 
 @contextmanager
-def _set_alarm(seconds: float | None) -> Iterator[None]:
-    """Send SIGALRM to this process if the block takes longer; only the main thread can handle it."""
-    if seconds is None or threading.current_thread() is not threading.main_thread():
+def _limit_time(seconds: float | None) -> Iterator[None]:
+    """Send SIGINT to the main thread if its block takes longer: a real signal, which ends a call of the system too."""
+    main = threading.main_thread()
+    if seconds is None or threading.current_thread() is not main or main.ident is None:
         yield
         return
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    timer = threading.Timer(seconds, signal.pthread_kill, (main.ident, signal.SIGINT))
+    timer.start()
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        timer.cancel()
+        timer.join()  # what it has sent is handled here
 
 
 def _rebuild_words(args: argparse.Namespace) -> list[str]:
