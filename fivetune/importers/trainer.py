@@ -137,17 +137,17 @@ class TrainerScripts(ArgumentsImporter):
     examples: ClassVar[Mapping[str, str]] = {
         "train.py": "from datasets import load_dataset\nimport evaluate\n\n"
         'checkpoint = "google-t5/t5-small"\nprefix = "summarize: "\n'
-        'bills = load_dataset("json", data_files={"train": "train.json", "validation": "dev.json"})\n'
+        'news = load_dataset("csv", data_files={"train": "train.csv", "validation": "dev.csv"})\n'
         "tokenizer = AutoTokenizer.from_pretrained(checkpoint)\n\n\n"
-        'def preprocess(batch):\n    inputs = [prefix + text for text in batch["body"]]\n'
+        'def preprocess(batch):\n    inputs = [prefix + text for text in batch["article"]]\n'
         "    features = tokenizer(inputs, max_length=512, truncation=True)\n"
-        '    features["labels"] = tokenizer(text_target=batch["title"], max_length=64)["input_ids"]\n'
+        '    features["labels"] = tokenizer(text_target=batch["summary"], max_length=64)["input_ids"]\n'
         "    return features\n\n\n"
         'rouge = evaluate.load("rouge")\n'
         "args = Seq2SeqTrainingArguments(\n    output_dir=f\"runs/{checkpoint.split('/')[-1]}\",\n"
         '    eval_strategy="epoch",\n    learning_rate=3e-4,\n    per_device_train_batch_size=16,\n'
         "    weight_decay=0.01,\n    num_train_epochs=4,\n    predict_with_generate=True,\n    fp16=True,\n)\n"
-        "data = bills.map(preprocess, batched=True)\n"
+        "data = news.map(preprocess, batched=True)\n"
         "trainer = Seq2SeqTrainer(\n    model=AutoModelForSeq2SeqLM.from_pretrained(checkpoint),\n    args=args,\n"
         '    train_dataset=data["train"],\n    eval_dataset=data["validation"],\n'
         "    callbacks=[EarlyStoppingCallback(early_stopping_patience=3)],\n)\ntrainer.train()\n",

@@ -94,7 +94,7 @@ def write_files(folder: Path) -> None:
     (folder / "nano.yaml").write_text((folder / "my.yaml").read_text())
     shutil.copytree(ROOT / "recipes", folder / "recipes")
     (folder / "data").mkdir()
-    table = "article,summary,prefix,input_text,target_text,source_text\n" + "a text,a,sum,a text,a,a text\n" * 6
+    table = "article,summary,prefix,input_text,target_text\n" + "a text,a,sum,a text,a\n" * 6
     for name in ("train.csv", "dev.csv", "data/train.csv", "data/dev.csv"):
         (folder / name).write_text(table)
 
