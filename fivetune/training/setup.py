@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 from fivetune.config import RunConfig
 from fivetune.config.paths import find_typed_path, resolve_adapter
 from fivetune.data.encode import encode_labels, find_frame
+from fivetune.data.letters import list_structural_tokens
 from fivetune.data.mixture import ConcatStore
 from fivetune.data.store import TokenStore
 from fivetune.data.stream import FIRST_LAWS, LAWS, BatchPlan, TrainingStream
@@ -458,10 +459,15 @@ def _encode_labels(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tup
     room = None if limit is None else limit - 1  # the last is the end token
     kept = [row[:-1][:room] for row in ids]
     for i, row in enumerate(kept):
-        if found := special.intersection(ids[i][num_before:-1]):
+        tokens = [
+            str(tokenizer.convert_ids_to_tokens(number)) for number in special.intersection(ids[i][num_before:-1])
+        ]
+        tokens += [
+            token for token in list_structural_tokens(tokenizer) if token in texts[i]
+        ]  # letters, lost or confusing
+        if tokens:
             raise ConfigError(
-                f"task.labels: {texts[i]!r} holds the special token {tokenizer.convert_ids_to_tokens(min(found))!r}. "
-                "Choose other words for the labels."
+                f"task.labels: {texts[i]!r} holds the special token {tokens[0]!r}. Choose other words for the labels."
             )
         if row in kept[:i]:
             other = kept.index(row)

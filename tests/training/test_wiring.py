@@ -45,7 +45,8 @@ ELSEWHERE = {
     "model.adapter",  # tests/adapters
     "task.name", "task.train_answers",
     "task.language", "task.head", "data.train", "data.eval", "data.eval_share", "data.eval_seed", "data.group_column",
-    "data.columns", "data.on_bad_record", "data.overlong", "data.window_overlap", "data.cache_dir", "optimizer.name",
+    "data.columns", "data.header", "data.on_bad_record", "data.overlong", "data.window_overlap", "data.cache_dir",
+    "optimizer.name",
     "loss.class_weights",  # tests/training/test_losses.py
     "distill.teacher", "distill.kind", "distill.num_beams", "distill.alpha", "distill.temperature",  # test_distill.py
     "data.num_processes", "data.window_shards",  # tests/data/test_prepared.py
