@@ -21,7 +21,7 @@ from fivetune.errors import (
     ConfigError,
     FiveTuneError,
     ReportedByOtherRankError,
-    describe_error,
+    describe_failure,
     refuse_stripped_python,
     suggest_names,
 )
@@ -80,7 +80,7 @@ def main(words: list[str] | None = None) -> int:
         if show_traceback:
             raise
         print(
-            f"fivetune: {describe_error(error)} Run again with --traceback and report it.",
+            f"fivetune: {describe_failure(error)} Run again with --traceback and report it.",
             file=sys.stderr,
         )
         return 1

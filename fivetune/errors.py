@@ -61,12 +61,12 @@ def _restore_error(kind: type[FiveTuneError], args: tuple[object, ...], fields: 
     return error
 
 
-def describe_error(error: BaseException) -> str:
+def describe_failure(error: BaseException) -> str:
     """Describe an error in a line: the text of a FiveTuneError; of another one, which is a fault, its type too.
 
-    >>> describe_error(DataError("a.csv: the file is empty."))
+    >>> describe_failure(DataError("a.csv: the file is empty."))
     'a.csv: the file is empty.'
-    >>> describe_error(ValueError("zip() argument 2 is longer than argument 1"))
+    >>> describe_failure(ValueError("zip() argument 2 is longer than argument 1"))
     'internal error: ValueError: zip() argument 2 is longer than argument 1.'
     """
     if isinstance(error, FiveTuneError):

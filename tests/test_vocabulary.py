@@ -45,7 +45,7 @@ CONTRACTS = {
     "to_text", "from_text", "head_of", "plugin_name", "model_dump", "model_copy",  # a task, and what pydantic gives it
     "effective_lr", "factor", "elapsed_time", "evaluation", "error", "barrier",  # of optimizers, schedules, sinks ...
     "cat_file", "pipe_file", "rm_file", "exists",  # of fsspec's file systems
-    "connection_made",  # of asyncio's protocols
+    "connection_made", "data_received", "on_response_complete",  # of asyncio's and uvicorn's protocols
     "_repr_html_",  # of IPython's displays
     "forward", "backward", "state_dict", "main",  # torch.autograd and torch.optim; the entry point
 }  # fmt: skip

@@ -24,7 +24,7 @@ COUNTS = ("num_read", "num_skipped", "num_examples", "num_input_tokens", "num_ta
 
 Prepared = dict[str, dict[str, Any]]
 Built: TypeAlias = "tuple[JsonTable, bool, str]"
-"""The summary of a split, whether it was there, and a sentence about the damage for which it was made anew."""
+"""The summary of a split, whether it was there, and a sentence about the damage for which it was built again."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -154,7 +154,7 @@ def _print_results(folder: str, page: Path, adapter: Adapter | None) -> None:
 
 def _write_report(folder: str) -> Path:
     """Write report.html; returns its path. The model is saved by now, so an error gives the command for the report."""
-    from fivetune.errors import IncompleteError, InterruptedRunError, describe_error
+    from fivetune.errors import IncompleteError, InterruptedRunError, describe_failure
     from fivetune.launch.signals import report_interrupts
     from fivetune.report import write_report
 
@@ -165,7 +165,7 @@ def _write_report(folder: str) -> Path:
     except InterruptedRunError:
         raise
     except Exception as error:
-        raise IncompleteError(f"{folder}: the report failed: {describe_error(error)} T{advice[1:]}") from error
+        raise IncompleteError(f"{folder}: the report failed: {describe_failure(error)} T{advice[1:]}") from error
 
 
 @contextmanager
@@ -201,7 +201,7 @@ def _try_report(folder: str, seconds: float | None) -> str:
     from fivetune.report import write_report
 
     try:
-        with handle_signals(ALL_SIGNALS, raise_interrupt), _limit_time(seconds):
+        with handle_signals(ALL_SIGNALS, raise_interrupt), _restrict_time(seconds):
             return f"report  {write_report(folder)}"
     except (KeyboardInterrupt, Exception) as error:
         why = f": {str(error).rstrip('.')}" if isinstance(error, Exception) else ""
@@ -209,7 +209,7 @@ def _try_report(folder: str, seconds: float | None) -> str:
 
 
 @contextmanager
-def _limit_time(seconds: float | None) -> Iterator[None]:
+def _restrict_time(seconds: float | None) -> Iterator[None]:
     """Send SIGINT to the main thread if its block takes longer: a real signal, which ends a call of the system too."""
     main = threading.main_thread()
     if seconds is None or threading.current_thread() is not main or main.ident is None:

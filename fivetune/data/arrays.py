@@ -70,7 +70,7 @@ def read_arrays(path: Path, entry: Mapping[str, Any] | None = None) -> dict[str,
     }
 
 
-class Place(NamedTuple):
+class ArrayPlace(NamedTuple):
     """The type of an array, and its first byte and end in a file."""
 
     dtype: np.dtype[Any]
@@ -122,21 +122,21 @@ def build_lost_error(path: Path, fault: str) -> DamagedStoreError:
     """Return the error for a file of tokenised data that was whole when the process began to read it."""
     return DamagedStoreError(
         f"{path}: {fault}: the tokenised data were changed or removed while they were in use. Run the same command "
-        "again, a run with --resume: they are checked and made anew."
+        "again, a run with --resume: they are checked and built again."
     )
 
 
-def _parse_header(head: bytes, size: int) -> dict[str, Place]:
+def _parse_header(head: bytes, size: int) -> dict[str, ArrayPlace]:
     """Return where the arrays are in a file of `size` bytes that begins with `head`."""
     start = 8 + int.from_bytes(head[:8], "little")
     if not 8 < start <= min(len(head), size):
         raise ValueError("the header is cut off")
-    found: dict[str, Place] = {}
+    found: dict[str, ArrayPlace] = {}
     for name, entry in json.loads(head[8:start]).items():
         low, high = (start + offset for offset in entry["data_offsets"])
         if high > size:
             raise ValueError(f"{name} is cut off")
-        found[name] = Place(np.dtype(DTYPES[entry["dtype"]]), low, high)
+        found[name] = ArrayPlace(np.dtype(DTYPES[entry["dtype"]]), low, high)
     return found
 
 

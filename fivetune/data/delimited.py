@@ -84,7 +84,7 @@ def find_separator(head: str, path: Path) -> str:
     >>> find_separator("good ||| pos\\nbad ||| neg\\n", Path("a.txt"))
     '|||'
     """
-    if named := _match_separator_line(head):
+    if named := _find_separator_line(head):
         return named[1]
     suffix = get_data_suffix(path)
     shares = {one: 0.0 if not suffix and _is_prose(head, one) else _measure_alike(head, one) for one in SEPARATORS}
@@ -98,7 +98,7 @@ def find_separator(head: str, path: Path) -> str:
     return best if shares[best] > (0 if suffix else MIN_SHARE_ALIKE) else by_suffix
 
 
-def _match_separator_line(head: str) -> re.Match[str] | None:
+def _find_separator_line(head: str) -> re.Match[str] | None:
     """Match the first line that Excel reads and writes: `sep=;`."""
     return re.match(r'\s*"?sep=([^\n\w"])"?[;,\t]*\r?\n', head, re.IGNORECASE)
 
@@ -319,11 +319,11 @@ def read_csv_rows(
             f"Convert it: tr '\\r' '\\n' < {shlex.quote(str(path))} > {into}"
         )
     separator = find_separator(head, path) or ","
-    num_before = 1 if _match_separator_line(head) else 0
-    _seek_line(file, num_before)
+    num_before = 1 if _find_separator_line(head) else 0
+    _skip_to_line(file, num_before)
     csv.field_size_limit(MAX_RECORD_BYTES)  # process-wide, 131,072 by default; csv.reader has no such option
     is_quoted = _has_quoted_cells(file, separator)
-    _seek_line(file, num_before)
+    _skip_to_line(file, num_before)
     lines = _decode_lines(file, path, num_before)
     rows = _iter_quoted(lines, path, separator) if is_quoted else _iter_plain(lines, separator)
     names: list[str] = []
@@ -355,7 +355,7 @@ def read_first_cells(head: str, path: Path) -> list[str]:
     """Return the cells of a table's first row, of lines without a separator the first line."""
     separator = find_separator(head, path) or ","
     rows = _sample_rows(head, separator, is_quoted=len(separator) == 1)
-    return next(iter(rows[1 if _match_separator_line(head) else 0 :]), [])
+    return next(iter(rows[1 if _find_separator_line(head) else 0 :]), [])
 
 
 def _find_names(
@@ -385,7 +385,7 @@ def _refuse_repeated_name(names: Sequence[str], where: str) -> None:
         raise DataError(f"{where}: the columns {places} are both named {repeated!r}. Names must be unique. Rename one.")
 
 
-def _seek_line(file: IO[bytes], num: int) -> None:
+def _skip_to_line(file: IO[bytes], num: int) -> None:
     file.seek(0)
     for _ in range(num):
         file.readline(HEAD_BYTES)

@@ -21,7 +21,7 @@ class ChangedSourceError(DataError):
 
 
 class FileState(NamedTuple):
-    """What a file system tells of a file's content; a write changes at least one of them."""
+    """Facts of a file system about a file's content; a write changes at least one of them."""
 
     size: int
     modified_ns: int

@@ -78,12 +78,12 @@ def tokenize(
     offsets = encoded["offset_mapping"] if with_offsets else [None] * len(found)
     places = literals or [NO_LITERALS] * len(texts)
     return [
-        spell_out(tokenizer, text, ids, literals=own) or EncodedText(ids, pairs)
+        encode_letters(tokenizer, text, ids, literals=own) or EncodedText(ids, pairs)
         for text, ids, pairs, own in zip(texts, found, offsets, places, strict=True)
     ]
 
 
-def spell_out(
+def encode_letters(
     tokenizer: PreTrainedTokenizerBase, text: str, ids: Sequence[int], *, literals: Spans = NO_LITERALS
 ) -> EncodedText | None:
     """Return the letters of a text that spells out a structural token, None for any other text.

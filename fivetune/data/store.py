@@ -94,7 +94,7 @@ class TokenStore:
     source gave its question, 0 for none and for ids of a few characters, which are equal by chance; `input_hashes[i]`
     is that of its inputs, case and white space aside, None in data that an earlier version prepared. `shard_ends` has
     the number of rows up to the end of each shard; `window_shards` the most of them on the disk at once, None for all.
-    `is_new` tells that this process built the store, and `rebuilt` is a sentence about the damage for which it did.
+    `is_new`: this process built the store, and `rebuilt` is a sentence about the damage for which it did.
 
     Args:
         folder: holds index.json and rows.safetensors.
@@ -241,8 +241,8 @@ def load_or_build_store(
         cache_setting: which an error names for a cache that cannot be written.
         num_processes: that convert records; None: one per core if the source has LARGE_BYTES, else one.
 
-    A damaged store is set aside and built again, which its `rebuilt` tells. Raises DataError for bad data, a source
-    without examples or one that changes meanwhile, FiveTuneEnvironmentError for a read-only cache.
+    A damaged store is set aside and built again; its `rebuilt` has the sentence. Raises DataError for bad data, for a
+    source without examples or one that changes meanwhile, FiveTuneEnvironmentError for a read-only cache.
     """
     header, guard = describe_data(source, tokenizer)
     folder = cache / _compute_cache_key(header["fingerprint"], source.task, tokenizer)
@@ -276,7 +276,7 @@ def choose_num_processes(source: Source) -> int:
 def _load_cached_store(
     folder: Path, cache_setting: str, on_progress: BuildProgressCallback
 ) -> tuple[TokenStore | None, str]:
-    """Return the cached store, None if there is none; a damaged one is set aside, as the sentence tells."""
+    """Return the cached store, None if there is none; a damaged one is set aside, with a sentence."""
     if not folder.is_dir():
         return None, ""
     try:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from fivetune.data.letters import NO_LITERALS, Spans, spell_out
+from fivetune.data.letters import NO_LITERALS, Spans, encode_letters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -53,15 +53,15 @@ class WordTable:
         of_others = [literals[place] for place in places] if literals else [NO_LITERALS] * len(others)
         encoded = self._backend.encode_batch_fast([*unseen, *others], add_special_tokens=False)
         self._ids.update((word, one.ids) for word, one in zip(unseen, encoded, strict=False))
-        rest = iter(self._spell_out(others, [one.ids for one in encoded[len(unseen) :]], of_others))
+        rest = iter(self._replace_spelt(others, [one.ids for one in encoded[len(unseen) :]], of_others))
         look_up = self._ids.__getitem__
         return [next(rest) if parts is None else list(chain.from_iterable(map(look_up, parts))) for parts in words]
 
-    def _spell_out(
+    def _replace_spelt(
         self, texts: Sequence[str], encoded: Sequence[list[int]], literals: Sequence[Spans]
     ) -> list[list[int]]:
         rows = zip(texts, encoded, literals, strict=True)
-        spelt = (spell_out(self._tokenizer, text, ids, literals=own) for text, ids, own in rows)
+        spelt = (encode_letters(self._tokenizer, text, ids, literals=own) for text, ids, own in rows)
         return [letters.ids if letters else ids for letters, ids in zip(spelt, encoded, strict=True)]
 
 

@@ -18,7 +18,7 @@ import torch
 
 import fivetune
 from fivetune import rundir
-from fivetune.errors import ConfigError, DataError, InterruptedRunError, ModelError, describe_error
+from fivetune.errors import ConfigError, DataError, InterruptedRunError, ModelError, describe_failure
 from fivetune.exporters import Exporter
 from fivetune.exporters._proof import compare_export, count_folder_bytes
 from fivetune.model.adapters import find_adapter
@@ -173,4 +173,4 @@ def _compare_with_run(
     except InterruptedRunError:
         raise
     except Exception as error:  # the export is whole, and its proof must not cost it
-        return {"verdict": "not proved", "reasons": [f"the proof failed: {describe_error(error)}"], "failed": True}
+        return {"verdict": "not proved", "reasons": [f"the proof failed: {describe_failure(error)}"], "failed": True}

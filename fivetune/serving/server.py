@@ -28,7 +28,7 @@ FREE_FILES = 256  # beside connections: weights, libraries, inputs
 class TimedProtocol(H11Protocol):
     """Closes a connection on which no request arrives or no answer is read: uvicorn has no time limit for them, so that
     slow clients could hold all connections. Beyond MAX_CONNECTIONS a new one takes the place of the one that has waited
-    longest for its client, of the client that holds most of them, so that nobody can lock others out by opening
+    longest for its client, of the client that holds most of them, so that no client can lock others out by opening
     connections; if all have requests in progress, it is refused. Reports what is not HTTP as JSON, as all errors.
     """
 

@@ -20,7 +20,7 @@ from fivetune import rundir
 from fivetune.analysis.calibration import FittedTemperature, calibrate_lines, choose_scored_name, restore_lines
 from fivetune.distributed.sharding import get_local, release_gathered
 from fivetune.distributed.world import ProcessGroupError
-from fivetune.errors import InterruptedRunError, describe_error
+from fivetune.errors import InterruptedRunError, describe_failure
 from fivetune.metrics import is_maximized
 from fivetune.model.adapters import select_own_weights
 from fivetune.publish.card import CardRequest, build_model_card
@@ -125,7 +125,7 @@ def _record_failure(training: Training, what: str, missing: list[str]) -> Iterat
     except (InterruptedRunError, ProcessGroupError):
         raise
     except Exception as error:
-        missing.append(f"{what} failed: {describe_error(error)} The model is saved in {training.run.path}/model.")
+        missing.append(f"{what} failed: {describe_failure(error)} The model is saved in {training.run.path}/model.")
         warn_once(training, missing[-1])
         training.progress.write_log("".join(traceback.format_exception(error)))
 

@@ -128,7 +128,7 @@ class LoadedRun:
         """Build the evaluator of the run's task on config.data.eval. Raises DataError if that is empty.
 
         Args:
-            on_damage: called with a sentence if the tokenised data were damaged, and made anew.
+            on_damage: called with a sentence if the tokenised data were damaged, and built again.
         """
         store = prepare_split(self.config, self.tokenizer, "eval", on_progress=on_progress)
         if store is None:

@@ -122,7 +122,7 @@ def test_an_evaluation_names_changed_records_once(finished):
     record = SimpleNamespace(as_dict=lambda: make_eval(300, {"f1": 1.0}))
     store = SimpleNamespace(summary={"source": ["dev.json"]}, fingerprint="0")
     evaluator = SimpleNamespace(store=store, run=lambda *args, **options: record)
-    trained = SimpleNamespace(folder=finished, build_evaluator=lambda on_progress: evaluator, threads=None)
+    trained = SimpleNamespace(folder=finished, build_evaluator=lambda **options: evaluator, threads=None)
     trained.model, trained.step, told = None, 300, list[str]()
     record_evaluation(
         trained, split=None, has_own_settings=True, on_progress=print, on_damage=told.append, on_note=print

@@ -204,5 +204,5 @@ def test_urls_that_nothing_opens(monkeypatch):
     with pytest.raises(ConfigError, match=r"s4://b/x: Protocol not known: s4\. Allowed: a local path, s3://"):
         open_file_system("s4://b/x")
     monkeypatch.setitem(__import__("sys").modules, "gcsfs", None)
-    with pytest.raises(FiveTuneEnvironmentError, match=r"gs:// needs a package: .*pip install 'fivetune\[gcs\]'"):
+    with pytest.raises(FiveTuneEnvironmentError, match=r"gs:// needs a package: .*pip install .*gcs"):
         open_file_system("gs://b/x")

@@ -11,7 +11,24 @@ import random
 from collections.abc import Callable
 
 WHO = ["Ada", "Bea", "Cid", "Dov", "Eli", "Fay", "Gus", "Hal", "Ida", "Jon", "Kim", "Lou", "Max", "Ned", "Ona", "Pia"]
-WHAT = ["hat", "coat", "shoe", "lamp", "book", "cup", "key", "bag", "pen", "car", "ring", "boat", "desk", "drum", "fork", "gate"]
+WHAT = [
+    "hat",
+    "coat",
+    "shoe",
+    "lamp",
+    "book",
+    "cup",
+    "key",
+    "bag",
+    "pen",
+    "car",
+    "ring",
+    "boat",
+    "desk",
+    "drum",
+    "fork",
+    "gate",
+]
 HOW = ["red", "blue", "green", "white", "black", "small", "large", "old", "new", "round"]
 
 Draw = random.Random

@@ -363,4 +363,4 @@ def test_the_reason_of_the_other_process_is_returned(tmp_path, model_folder, mon
         "a first capture, in a process of its own, failed: FiveTuneEnvironmentError: cuda graphs: torch sees no CUDA"
     )
     monkeypatch.setattr(capture_trial, "LONGEST_SECONDS", 0.01)
-    assert capture._try_elsewhere(setup) .endswith(" failed: it took more than 0 s")
+    assert capture._try_elsewhere(setup).endswith(" failed: it took more than 0 s")
