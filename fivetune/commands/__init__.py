@@ -261,12 +261,8 @@ def print_start(started: Started) -> None:
     fields.append(("", f"these flags change it: {flags}"))
     fields.append(("model", f"{plan.model}: {plan.model_reason}; another one: --model NAME"))
     sizes = ", ".join(f"{size:,} {name}" for name, size in plan.sizes.items())
-    how = f"in {plan.split.num_groups:,} groups of records with equal inputs, contexts or questions"
-    how += (
-        f" or {reading.group_column}; another group: --column group=NAME or none"
-        if reading.group_column
-        else ("; --column group=NAME keeps more together")
-    )
+    how = f"in {plan.split.num_groups:,} groups of records with {plan.describe_relations()}; another group: --column "
+    how += "group=NAME or none"
     fields.append(("sets", f"{sizes}, {how}"))
     width = min(CHECK_WIDTH, shutil.get_terminal_size().columns) if sys.stdout.isatty() else CHECK_WIDTH
     for head, text in fields:

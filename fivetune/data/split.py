@@ -5,6 +5,8 @@ In: the records with their examples. Out: the ids of the evaluation records.
 Records are related if they share the value of the group column, their inputs, their context or their question; a group
 of related records is never divided. An empty cell of the group column is no value. A context or question that more
 records share than the evaluation set may hold relates none of them, because it would put all of them on one side.
+Two relations may still join nearly all records into one group: a short text that recurs in each dialogue joins the
+dialogues. A split in three then gives the weaker relation up, and says so.
 """
 
 from __future__ import annotations
@@ -25,6 +27,14 @@ from fivetune.types import JsonTable, RawRecord, TextExample
 SPLIT_VERSION = 3  # increase when the same records would be split differently
 
 Converted = tuple[RawRecord, Sequence[TextExample]]
+Relation = Literal["group", "inputs", "context", "question"]
+
+RELATIONS: tuple[Relation, ...] = ("group", "inputs", "context", "question")
+NAMED_FIRST: tuple[Sequence[Relation], ...] = (RELATIONS, RELATIONS[:3], RELATIONS[:2], RELATIONS[:1])
+"""Relations that are kept, from the first try on, if the user named the group: it is the last one that is given up."""
+GUESSED_FIRST: tuple[Sequence[Relation], ...] = (RELATIONS, RELATIONS[:3], RELATIONS[1:], RELATIONS[1:3], ("inputs",))
+"""Relations that are kept if the group is a guess: equal inputs are certain, and given up last."""
+LEAST_OF_SHARE = 0.7  # share of the wanted records that a set holds, or a relation is given up
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +80,19 @@ class SplitResult:
 
 @dataclass(frozen=True, slots=True)
 class ThreeWaySplit:
-    """Hashes of the ids of validation and test records, and the counts."""
+    """Hashes of the ids of validation and test records, and the counts.
+
+    Args:
+        given_up: relations that relate no records, because with them one group held `num_joined` of the records.
+    """
 
     validation_ids: frozenset[int]
     test_ids: frozenset[int]
     num_records: int
     num_groups: int
+    group_column: str | None = None
+    given_up: Sequence[Relation] = ()
+    num_joined: int = 0
 
     def find_set(self, record: RawRecord) -> Literal["train", "validation", "test"]:
         """Return the set of a record."""
@@ -94,7 +111,8 @@ def split_records(converted: Iterable[Converted], split: EvalSplit, *, by_label:
     Args:
         by_label: stratify, drawing `share` of the records of each gold label.
     """
-    ids, labels, groups = _group_records(converted, split, by_label=by_label)
+    ids, labels, relations = _relate_records(converted, split, by_label=by_label)
+    groups = _join_related(relations, RELATIONS, _count_shared(split, ids))
     chosen = _draw_groups(groups, labels, split)
     if not chosen or len(chosen) == len(ids):
         raise DataError(
@@ -105,48 +123,85 @@ def split_records(converted: Iterable[Converted], split: EvalSplit, *, by_label:
     return SplitResult(frozenset(ids[row] for row in chosen), len(ids), len(groups))
 
 
-def split_in_three(converted: Iterable[Converted], split: EvalSplit, *, by_label: bool) -> ThreeWaySplit:
+def split_in_three(
+    converted: Iterable[Converted], split: EvalSplit, *, by_label: bool, is_named: bool = True
+) -> ThreeWaySplit:
     """Choose validation and test records, `share` of all for each; the others are for training.
 
     Grouped and stratified as by `split_records`. A label is in no set but the training set unless that has it too.
+    Where a group is so large that the sets miss their shares, the weakest relations are given up.
     Raises DataError if a set would be empty.
+
+    Args:
+        is_named: the user named the group column, so that other relations are given up before it.
     """
-    ids, labels, groups = _group_records(converted, split, by_label=by_label)
-    test = set(_draw_groups(groups, labels, split))
-    rest = [rows for rows in groups if rows[0] not in test]
-    kept = replace(split, share=split.share * len(ids) / max(1, len(ids) - len(test)), seed=split.seed + 1)
-    validation = set(_draw_groups(rest, labels, kept))
-    trained = {label for row, label in enumerate(labels) if row not in test and row not in validation}
-    unseen = {row for rows in groups for row in rows if any(labels[other] not in trained for other in rows)}
-    test, validation = test - unseen, validation - unseen
-    if not test or not validation or len(test) + len(validation) == len(ids):
+    ids, labels, relations = _relate_records(converted, split, by_label=by_label)
+    wanted = split.share * len(ids)
+    found: list[ThreeWaySplit] = []
+    num_joined = 0
+    for kept in NAMED_FIRST if is_named and split.group_column else GUESSED_FIRST:
+        groups = _join_related(relations, kept, _count_shared(split, ids))
+        validation, test = _draw_two(groups, labels, split)
+        validation_ids = frozenset(ids[row] for row in validation)
+        test_ids = frozenset(ids[row] for row in test)
+        given_up = [relation for relation in RELATIONS if relation not in kept]
+        if not found:
+            num_joined = max(map(len, groups), default=0)
+        counts = len(ids), len(groups)
+        found.append(ThreeWaySplit(validation_ids, test_ids, *counts, split.group_column, given_up, num_joined))
+        has_shares = min(len(validation), len(test)) >= LEAST_OF_SHARE * wanted
+        if has_shares or num_joined <= wanted:  # without a large group, nothing is won by giving up
+            break
+    else:
+        found = found[:1]
+    best = found[-1]
+    if not best.test_ids or not best.validation_ids or len(best.test_ids) + len(best.validation_ids) == len(ids):
         raise DataError(
-            f"{len(ids):,} records in {len(groups):,} groups of related records cannot be divided into training, "
+            f"{len(ids):,} records in {best.num_groups:,} groups of related records cannot be divided into training, "
             "validation and test set: one would be empty. Records that share inputs, context, question or a group stay "
             "together. Name another group column, or collect more."
         )
-    named = (frozenset(ids[row] for row in rows) for rows in (validation, test))
-    return ThreeWaySplit(*named, num_records=len(ids), num_groups=len(groups))
+    return best
 
 
-def _group_records(
+def _draw_two(groups: Sequence[Sequence[int]], labels: Sequence[str], split: EvalSplit) -> tuple[set[int], set[int]]:
+    """Draw the rows of validation and test set; those with a label that the training set lacks are in neither."""
+    num_rows = sum(map(len, groups))
+    test = set(_draw_groups(groups, labels, split))
+    rest = [rows for rows in groups if rows[0] not in test]
+    share = split.share * num_rows / max(1, num_rows - len(test))
+    validation = set(_draw_groups(rest, labels, replace(split, share=share, seed=split.seed + 1)))
+    trained = {label for row, label in enumerate(labels) if row not in test and row not in validation}
+    for rows in groups:
+        if any(labels[row] not in trained for row in rows):
+            test.difference_update(rows)
+            validation.difference_update(rows)
+    return validation, test
+
+
+def _relate_records(
     converted: Iterable[Converted], split: EvalSplit, *, by_label: bool
-) -> tuple[list[int], list[str], list[list[int]]]:
-    """Return the hash of the id and the label of each record, and the groups of related rows."""
+) -> tuple[list[int], list[str], list[list[tuple[int, Relation]]]]:
+    """Return the hash of the id, the label and the relations of each record."""
     ids: list[int] = []
     labels: list[str] = []
-    relations: list[list[tuple[int, bool]]] = []
+    relations: list[list[tuple[int, Relation]]] = []
     for record, examples in converted:
         ids.append(hash_text(str(record.fields["id"])))
         labels.append(examples[0].references[0] if by_label and examples[0].references else "")
         relations.append(list(_iter_relations(record, examples, split.group_column)))
-    return ids, labels, _join_related(relations, max_shared=max(2, round(split.share * len(ids))))
+    return ids, labels, relations
+
+
+def _count_shared(split: EvalSplit, ids: Sequence[int]) -> int:
+    """Count the records that a context or question may relate: those of the evaluation set."""
+    return max(2, round(split.share * len(ids)))
 
 
 def _iter_relations(
     record: RawRecord, examples: Sequence[TextExample], group_column: str | None
-) -> Iterator[tuple[int, bool]]:
-    """Yield (hash of a property, whether it relates any number of records): group, inputs, contexts and questions."""
+) -> Iterator[tuple[int, Relation]]:
+    """Yield (hash of a property, what it is) of a record: group, inputs, contexts and questions."""
     if group_column is not None:
         if group_column not in record.fields:
             raise DataError(
@@ -154,20 +209,23 @@ def _iter_relations(
                 f"Columns: {', '.join(map(str, record.fields))}. Correct data.group_column."
             )
         if not is_blank(record, group_column):
-            yield hash_text(f"group {record.fields[group_column]}"), True
+            yield hash_text(f"group {record.fields[group_column]}"), "group"
     for example in examples:
-        yield hash_text(f"inputs {normalize_text(example.inputs)}"), True
+        yield hash_text(f"inputs {normalize_text(example.inputs)}"), "inputs"
         if context := normalize_text(example.inputs[slice(*example.clippable)]):
-            yield hash_text(f"context {context}"), False
+            yield hash_text(f"context {context}"), "context"
         if question := normalize_text(str(example.meta.get("question") or "")):
-            yield hash_text(f"question {question}"), False
+            yield hash_text(f"question {question}"), "question"
 
 
-def _join_related(relations: Sequence[Sequence[tuple[int, bool]]], max_shared: int) -> list[list[int]]:
+def _join_related(
+    relations: Sequence[Sequence[tuple[int, Relation]]], kept: Sequence[Relation], max_shared: int
+) -> list[list[int]]:
     """Return the rows of each group of related records, ordered by their first rows (union-find).
 
-    >>> _join_related([[(1, True)], [(2, True)], [(1, True), (3, False)], [(3, False)]], max_shared=2)
-    [[0, 2, 3], [1]]
+    >>> rows = [[(1, "inputs")], [(2, "inputs")], [(1, "inputs"), (3, "context")], [(3, "context")]]
+    >>> _join_related(rows, RELATIONS, max_shared=2), _join_related(rows, ("inputs",), max_shared=2)
+    ([[0, 2, 3], [1]], [[0, 2], [1], [3]])
     """
     counts = Counter(key for own in relations for key, _ in dict(own).items())
     parents = list(range(len(relations)))
@@ -180,8 +238,8 @@ def _join_related(relations: Sequence[Sequence[tuple[int, bool]]], max_shared: i
 
     first: dict[int, int] = {}
     for row, own in enumerate(relations):
-        for key, binds_any in own:
-            if binds_any or counts[key] <= max_shared:
+        for key, relation in own:
+            if relation in kept and (relation in ("group", "inputs") or counts[key] <= max_shared):
                 one, other = sorted((find_root(first.setdefault(key, row)), find_root(row)))
                 parents[other] = one
     groups: dict[int, list[int]] = defaultdict(list)

@@ -120,13 +120,12 @@ def build_table(
         bad: where reading `records` appends those that are unreadable; an error names the first.
     """
     first = list(islice(records, MAX_RECORDS))
-    names = dict.fromkeys(
-        name
-        for record in first
-        for key, value in record.fields.items()
-        if key != "id" or record.has_own_id
-        for name in _list_names(key, value)
-    )
+    values: dict[str, list[object]] = {}
+    for record in first:
+        for key, value in record.fields.items():
+            if key != "id" or record.has_own_id:
+                values.setdefault(key, []).append(value)
+    names = dict.fromkeys(name for key, of_key in values.items() for name in _list_names(key, of_key))
     columns = {name: describe_column(name, [find_value(record.fields, name) for record in first]) for name in names}
     table = RawTable(source, first, columns, header)
     _refuse_hopeless(table, bad)
@@ -197,14 +196,26 @@ def is_empty_cell(value: object) -> bool:
     return empty or (isinstance(value, str) and is_missing_label(value))
 
 
-def _list_names(key: str, value: object) -> list[str]:
-    """List the columns of a value: an object that holds a text has one, dotted, for each of its members, but {A: text}
-    is a list of choices.
+def _list_names(key: str, values: Sequence[object]) -> dict[str, None]:
+    """List the columns of some values: an object that holds a text has one, dotted, for each of its members.
+
+    {A: text} is a list of choices. A list of one object with two texts, in all records, counts as that object.
+
+    >>> list(_list_names("x", [{"en": "a hat", "de": "ein Hut"}])), list(_list_names("x", [[{"in": "a", "out": "b"}]]))
+    (['x.en', 'x.de'], ['x.0.in', 'x.0.out'])
     """
-    has_text = isinstance(value, Mapping) and any(isinstance(part, str) for part in value.values())
-    if isinstance(value, Mapping) and has_text and any(len(name) > 1 for name in value):
-        return [f"{key}.{name}" for name in value]
-    return [key]
+    filled = [value for value in values if value]
+    is_single = bool(filled) and all(isinstance(value, list) and len(value) == 1 for value in filled)
+    names: dict[str, None] = {}
+    for value in filled:
+        inner = value[0] if is_single else value  # pyright: ignore
+        parts = inner if isinstance(inner, Mapping) else {}
+        num_texts = sum(isinstance(part, str) for part in parts.values())
+        if num_texts > is_single and any(len(name) > 1 for name in parts):
+            names |= {f"{key}.0.{name}" if is_single else f"{key}.{name}": None for name in parts}
+        else:
+            names[key] = None
+    return names or {key: None}
 
 
 def _find_kind(values: Sequence[object], texts: Sequence[str]) -> Kind:

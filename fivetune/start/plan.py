@@ -72,6 +72,14 @@ class StartPlan:
     def reading(self) -> Reading:
         return self.choice.reading
 
+    def describe_relations(self, *, kept: bool = True) -> str:
+        """Describe what records of one set may have in common; with `kept` false, what does not keep them together."""
+        names = {"inputs": "equal inputs", "context": "equal contexts", "question": "equal questions"}
+        if self.split.group_column:
+            names["group"] = f"the same {self.split.group_column}"
+        found = [name for relation, name in names.items() if (relation in self.split.given_up) != kept]
+        return " or ".join(found)
+
 
 class RecordSource:
     """Reads the records of a source that the task can use, always the same ones; counts the others."""
@@ -174,7 +182,8 @@ def build_plan(
     num_total = sum(1 for _ in read_records(source, header=header, on_bad=lambda bad: None))
     division = EvalSplit("eval", choose_set_share(num_total), seed, reading.group_column)
     try:
-        split = split_in_three(convert(), division, by_label=loaded.labels is not None)
+        by_label = loaded.labels is not None
+        split = split_in_three(convert(), division, by_label=by_label, is_named="group" in given)
     except DataError as error:
         raise DataError(f"{source}: {_explain_unusable(reader, ids) or error}") from None
     if why := _explain_unusable(reader, ids):
@@ -266,6 +275,14 @@ def _list_warnings(
 ) -> Iterator[str]:
     """Yield what the user should look at before training."""
     num_usable = plan.split.num_records
+    split = plan.split
+    if split.given_up:
+        group = split.group_column
+        remedy = f". To keep the same {group} in one: --column group={group}" if "group" in split.given_up else ""
+        yield (
+            f"records with {plan.describe_relations(kept=False)} may be in several sets: all that relates records "
+            f"would join {split.num_joined:,} of {split.num_records:,} into one group{remedy}"
+        )
     if reader.bad:
         first = reader.bad[0]
         number = f"{len(reader.bad):,} records are" if len(reader.bad) > 1 else "1 record is"

@@ -551,7 +551,9 @@ def _find_tags(survey: Survey, name: str) -> tuple[str, Counter[str]] | None:
         is_short = 0 < sum(len(tag.split()) for tag in tags) <= 5 * len(tags)
         repeats = len(tags) <= MAX_LABELS and tags.total() >= 3 * len(tags)
         is_known = rating >= (CLEAR if column.kind == "text" else USUAL) and num_several > 0.5 * len(values)
-        is_tagged = survey.rate(name, *READ) <= max(1, rating) and (column.kind == "text" or rating >= 2)
+        if column.kind == "list" and rating >= 2:  # a list needs no guess about its parts: a few records may do
+            repeats = len(tags) <= MAX_LABELS and tags.total() >= 1.5 * len(tags)
+        is_tagged = survey.rate(name, *READ, *TARGET_ROLES["targets"]) <= max(1, rating)
         is_plain = all(isinstance(part, str | int) for one in parts for part in one)
         if column.kind not in ("text", "list") or not (is_tagged and is_plain and is_short):
             return None

@@ -98,8 +98,7 @@ def _list_task_lines(plan: StartPlan) -> Iterator[Line]:
 
 def _list_data_lines(plan: StartPlan, files: Mapping[str, str]) -> Iterator[Line]:
     sizes = plan.sizes
-    bound = f" or {plan.reading.group_column}" if plan.reading.group_column else ""
-    how = f"drawn at random, records with equal inputs{bound} on one side"
+    how = f"drawn at random, records with {plan.describe_relations()} on one side"
     if plan.task.labels is not None:
         how += ", with the same shares of the labels"
     yield Line("data", "train", files["train"], f"{sizes['train']:,} records; {how}")

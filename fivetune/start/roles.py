@@ -42,8 +42,9 @@ WORDS: Mapping[str, tuple[str, str]] = {
     ),
     "flag": ("spam toxic hate hate_speech duplicate sarcastic offensive", ""),  # labels that are yes or no
     "tags": (
-        "labels tags keyphrases keywords categories topics genres emotions themes intents",
-        "keyphrase keyword tag etiketten schlagwörter schlagworte stichwörter etiquetas label",
+        "labels tags keyphrases keywords categories topics genres emotions themes intents hashtags",
+        "keyphrase keyword tag etiketten schlagwörter schlagworte stichwörter etiquetas label intent category topic "
+        "genre classes subjects skills codes aspects types",
     ),
     "text": (
         "text texts texto texte testo comment review tweet message nachricht sentence satz utterance body content "
@@ -173,8 +174,8 @@ def rate_name(role: str, name: str) -> int:
     words = split_name(name)
     if not words:
         return 0
-    if role == "label" and words[0] in ("is", "has") and len(words) > 1:
-        return USUAL - 1
+    if role == "label" and words[0] in ("is", "has") and len(words) > 1:  # is_classification says nothing about a text
+        return USUAL - 1 if {*words} & {*" ".join(WORDS["label"]).split()} else 0
     whole = "_".join(words)
     for points, usual in zip((CLEAR, USUAL), WORDS[role], strict=True):
         listed = usual.split()

@@ -106,6 +106,27 @@ def test_what_cannot_be_divided_in_three_is_an_error():
         split(tickets(12, lambda i: {"text": "same"}))
 
 
+def test_of_two_relations_that_join_everything_the_weaker_is_given_up(folder, capsys):
+    """Short utterances recur in nearly all scenes of a dialogue."""
+    draw = random.Random(5)
+    rows = []
+    for i in range(600):
+        text = draw.choice(("Yeah.", "Oh.", "What?", "Hey!")) if draw.random() < 0.15 else f"utterance number {i}"
+        rows.append(f"{text},{draw.choice(kit.COLOURS)},s{i // 12}")
+    name = write_rows(folder / "t.csv", "Utterance,Emotion,Scene_ID", rows)
+    words = ("new", name, "--model", "t5-nano", "--overwrite", "--column", "label=Emotion")
+    for more, column, told in (
+        ((), "Utterance", "the same Scene_ID may be in several sets"),
+        (("--column", "group=Scene_ID"), "Scene_ID", "equal questions may be in several sets"),
+    ):
+        code, _, err = run(capsys, *words, *more)
+        sets = read_sets("t", folder)
+        assert code == 0 and err.count("may be in several sets") == 1 and told in err
+        assert all(45 <= len(sets[one]) <= 75 for one in ("validation", "test"))
+        values = [{row[column] for row in sets[one]} for one in sets]
+        assert sum(map(len, values)) == len(set.union(*values))
+
+
 # --- the command ---
 
 
