@@ -21,7 +21,7 @@ from test_layers import ROWS as LAYERS
 
 import fivetune.metrics
 import fivetune.tasks
-from fivetune import plugins
+from fivetune import cli, plugins
 from fivetune.commands import score
 from fivetune.config import RunConfig, load_config
 from fivetune.config.aliases import ALIASES, NO_EQUIVALENT
@@ -185,9 +185,9 @@ def test_generated_pages_are_up_to_date():
 
 def test_every_dependency_has_its_reason():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
     core = {_package(entry) for entry in project["dependencies"]}
-    rows = re.findall(r"^\| ([\w-]+) \| [^|]{5,} \|$", text.partition("## Why each dependency")[2], re.MULTILINE)
+    rows = re.findall(r"^\| ([\w-]+) \| [^|]{5,} \|$", text.partition("# Why each dependency")[2], re.MULTILINE)
     assert core <= set(rows)
     extra_rows = re.findall(r"^\| ([\w, ]+) \| ([\w-]+) \| [^|]{5,} \|$", text, re.MULTILINE)
     for extra, entries in project["optional-dependencies"].items():
@@ -217,9 +217,22 @@ def test_exit_codes_are_those_of_the_errors():
         errors.NumericError,
         errors.IncompleteError,
     )
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "run-directory.md").read_text(encoding="utf-8")
     for kind in kinds:
         assert re.search(rf"^\| {kind.exit_code} \| ", text, re.MULTILINE), kind
+
+
+def test_the_list_of_tasks_is_that_of_the_program(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    assert cli.main(["list", "tasks"]) == 0
+    [block] = [
+        one for one in blocks((ROOT / "docs/commands.md").read_text(encoding="utf-8"), "console") if "list tasks" in one
+    ]
+    assert block.partition("\n")[2] == capsys.readouterr().out
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 1_300
 
 
 def _copy_example(page: str, line: str, path: Path) -> None:
@@ -231,9 +244,9 @@ def _copy_example(page: str, line: str, path: Path) -> None:
 
 @pytest.fixture
 def example(tmp_path, monkeypatch) -> Path:
-    """The task of README and the metric of docs/tasks.md, in a plugin folder that is forgotten afterwards."""
+    """The task and the metric of docs/tasks.md, in a plugin folder that is forgotten afterwards."""
     folder = tmp_path / "my_plugins"
-    _copy_example("README.md", "class YesNo(TaskOptions)", folder / "tasks" / "yes_no.py")
+    _copy_example("docs/tasks.md", "class YesNo(TaskOptions)", folder / "tasks" / "yes_no.py")
     _copy_example("docs/tasks.md", "class LengthRatio(PerExample)", folder / "metrics" / "length_ratio.py")
     monkeypatch.setenv("FIVETUNE_PLUGINS", str(folder))
     for package in (fivetune.tasks, fivetune.metrics):  # both folders are extended when they are searched
@@ -262,7 +275,7 @@ def test_added_task_works(example, tmp_path, capsys):
     words = ["yes_no", str(tmp_path / "answers.jsonl"), str(tmp_path / "guesses.json")]
     args, settings = parser.parse_known_args(words)
     assert score.run(argparse.Namespace(**vars(args), settings=settings)) == 0
-    assert capsys.readouterr().out in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert capsys.readouterr().out in (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
 
 
 def test_added_metric_works(example):
