@@ -44,7 +44,7 @@ from fivetune.estimation.memory import (
     list_parts,
     list_stages,
 )
-from fivetune.estimation.recipe import build_machine, find_device, find_local_device, suggest_strategy
+from fivetune.estimation.recipe import build_machine, build_workload, find_device, find_local_device, suggest_strategy
 from fivetune.estimation.speed import Machine, estimate_step_time
 from fivetune.estimation.workload import BUCKET_BYTES, Layout, Workload
 from fivetune.model import attention, loss
@@ -621,6 +621,18 @@ def test_a_proposal_names_the_setting_that_excludes_others(monkeypatch):
     monkeypatch.setattr(estimation_recipe, "find_local_device", lambda requested: find_device("h100"))
     settings, reason = suggest_strategy(config, 1, 8)
     assert settings == {"strategy.name": "ddp"} and "train.precision fp16 adapts the loss scale" in reason
+
+
+@pytest.mark.parametrize("layout", [Layout("single"), Layout("ddp", 2), Layout("fsdp", 2, shards=2, reduce_once=True)])
+def test_the_weights_of_a_teacher_are_whole_on_every_rank(layout):
+    settings = {"model.path": "t5-small", "distill.teacher": "t5-base"}
+    with_answers, with_logits = (
+        build_workload(load_config("squad_t5_base", {**settings, "distill.kind": kind}), find_device("h100"))
+        for kind in ("sequence", "logits")
+    )
+    alone, taught = (estimate_memory(work, layout) for work in (with_answers, with_logits))
+    assert taught.weights - alone.weights == 4 * KNOWN_SHAPES["t5-base"].num_weights
+    assert taught.peak - alone.peak == taught.weights - alone.weights
 
 
 @pytest.mark.parametrize("layout", [Layout("single"), Layout("tensor", 2, heads=2), Layout("pipeline", 2, stages=2)])

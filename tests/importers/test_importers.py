@@ -206,8 +206,10 @@ def test_two_visible_devices_double_the_batch():
         ("torchrun --nnodes 1:4 --nproc_per_node 4", (32, None, 4)),
     ],
 )
-def test_the_batch_is_of_all_nodes(launcher, counts):
-    recipe = convert(f"{launcher} run_qa.py --model_name_or_path m --per_device_train_batch_size 8")
+@pytest.mark.parametrize("flag", ["", "--auto_find_batch_size"])  # finds the micro-batch: the steps stay the same
+def test_the_batch_is_of_all_nodes(launcher, counts, flag):
+    recipe = convert(f"{launcher} run_qa.py --model_name_or_path m --per_device_train_batch_size 8 {flag}")
+    assert recipe.settings["train.batch_size"] == ("auto" if flag else 8)
     names = ("train.global_batch_size", "launch.nnodes", "launch.nproc")
     assert tuple(recipe.settings.get(name) for name in names) == counts
     assert ("--nnodes 1:4" in left_out(recipe)) == (counts[1] is None and "1:4" in launcher)

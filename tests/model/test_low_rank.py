@@ -20,16 +20,21 @@ LENGTHS = [(7, 9), (3, 1), (12, 6)]
 SHORT = [(30, 2), (24, 1)]  # cross-attention in the encoder's space
 
 
-def make_adapted(family: str, name: str = "lora", **options: Any) -> Any:
-    """A small model with an adapter whose weights are all other than 0."""
+def make_adapted(family: str, name: str = "lora", *, seed: int = 0, **options: Any) -> Any:
+    """A small model with an adapter whose weights are all other than 0, drawn in the order of the model's parameters.
+
+    The names of an adapter are a set, whose order is another in every process.
+    """
     model = make_model(family)
     options |= {"alpha": 4} if name not in ("ia3", "prompt") else {}  # with larger steps rounding grows
     attach_adapter(model, plugins.load_plugin("adapters", name)(**options), base="small")
     attached = find_adapter(model)
     assert attached
+    torch.manual_seed(seed)
     with torch.no_grad():
-        for weight_name in attached.names:
-            model.get_parameter(weight_name).add_(0.05 * torch.randn_like(model.get_parameter(weight_name)))
+        for weight_name, weight in model.named_parameters():
+            if weight_name in attached.names:
+                weight.add_(0.05 * torch.randn_like(weight))
     return model
 
 
@@ -95,13 +100,13 @@ def test_dropout_of_an_adapter_is_that_of_peft():
     )
 
 
-def test_under_autocast_products_are_in_16_bits():
-    model, batch = make_adapted("v1_1"), make_batch(LENGTHS)
+@pytest.mark.parametrize("seed", range(5))  # the largest error of a token varies by a factor of 5 with the weights
+def test_under_autocast_products_are_in_16_bits(seed):
+    model, batch = make_adapted("v1_1", seed=seed), make_batch(LENGTHS)
     exact = compute_flat_losses(model, batch)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         rounded = compute_flat_losses(model, batch)
-    error = (rounded - exact).abs().max()
-    assert 1e-4 < error < 0.5
+    assert 1e-4 < (rounded - exact).norm() / exact.norm() < 0.03
     found, expected = gradients(model, rounded), gradients(model, exact)
     assert all(gradient.dtype == torch.float32 for gradient in found.values())
     norms = [torch.stack([gradient.norm() for gradient in each.values()]).norm().item() for each in (found, expected)]

@@ -77,6 +77,14 @@ CASES = {
         lambda i: qa(i, answer=f"that person has a house somewhere else, as of {i}"),
         ("questions with free answers", "unifiedqa", {"format": "abstractive", "lower_case": False}, {}, "no parts of"),
     ),
+    "answers of which three in five are in the context": (
+        lambda i: qa(i, answer=f"Town {i}" if i % 5 < 3 else f"that person has a house elsewhere, as of {i}"),
+        ("questions with free answers", "unifiedqa", {"format": "abstractive", "lower_case": False}, {}, "no parts of"),
+    ),
+    "answers of which four in five are in the context": (
+        lambda i: qa(i, answer=f"Town {i}" if i % 5 else f"that person has a house elsewhere, as of {i}"),
+        ("extractive question answering", "squad", {}, {}, "48 of 60 answers in answer are parts of their context"),
+    ),
     "no context": (
         lambda i: {"question": qa(i)["question"], "answer": f"Town {i}"},
         ("questions without a context", "squad", {"template": "question: {question}"}, {}, "there is no context"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import inspect
 import json
 import os
@@ -22,6 +23,7 @@ from fivetune.data.tables import iter_rows
 from fivetune.errors import ConfigError, DataError, FiveTuneEnvironmentError, InterruptedRunError, RunDirError
 from fivetune.evaluation.batch_size import AutoBatchSize
 from fivetune.evaluation.evaluator import Evaluator
+from fivetune.evaluation.requests import list_inputs
 from fivetune.progress import Progress
 from fivetune.training.inference import load_run
 
@@ -224,9 +226,31 @@ def test_frames_and_data_sets_are_their_rows() -> None:
         list(iter_rows(splits, "data.eval"))
 
 
-def test_a_frame_trains_evaluates_and_is_answered(tmp_path: Path, model_folder: Path) -> None:
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame(rows())
+def test_a_frame_of_polars_is_its_rows() -> None:
+    polars = pytest.importorskip("polars")
+    date = datetime.date(2026, 1, 2)
+    frame = polars.DataFrame(
+        {
+            "text": ["x", None],
+            "number": [1.5, float("nan")],
+            "whole": [3, None],
+            "day": [date, None],
+            "moment": [datetime.datetime(2026, 1, 2, 3), None],
+            "label": polars.Series(["a", "b"], dtype=polars.Categorical),
+            "list": [["p", "q"], []],
+            "table": [{"deep": 1}, None],
+        }
+    )
+    first = {"text": "x", "number": 1.5, "whole": 3, "day": "2026-01-02", "moment": "2026-01-02T03:00:00", "label": "a"}
+    empty = dict.fromkeys(frame.columns)
+    found = [{**first, "list": ["p", "q"], "table": {"deep": 1}}, {**empty, "label": "b", "list": []}]
+    assert list(iter_rows(frame, "data.train")) == found
+    assert list_inputs(frame) == found and list_inputs(frame["label"]) == ["a", "b"]
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_a_frame_trains_evaluates_and_is_answered(tmp_path: Path, model_folder: Path, library: str) -> None:
+    frame = pytest.importorskip(library).DataFrame(rows())
     done = classify(tmp_path, model_folder, frame, settings={"data.eval": frame.head(4)})
     assert done.data.eval is not None and done.data.eval.num_examples == 4
     record = done.evaluate(frame, split="all")
