@@ -82,21 +82,12 @@ class ArrayFile:
     """A file of arrays that stays open, of which pieces are read.
 
     It is not memory-mapped: a mapped file that is cut off while a process uses it ends that process by SIGBUS, without
-    a word. A piece that cannot be read is an error instead, and a file that was deleted stays readable.
-
-    Args:
-        in_memory: read the whole file now, so that nothing that happens to it later matters.
-
-    Raises OSError; ValueError or KeyError for a file that is not one of these.
+    a word. A piece that cannot be read is an error instead, and a file that was deleted stays readable. Raises
+    OSError; ValueError or KeyError for a file that is not one of these.
     """
 
-    def __init__(self, path: Path, *, in_memory: bool = False) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._content = b""
-        if in_memory:
-            self._content = path.read_bytes()
-            self.places = _parse_header(self._content, len(self._content))
-            return
         self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._handle)
         head = os.pread(self._handle, HEAD_BYTES, 0)
@@ -104,8 +95,6 @@ class ArrayFile:
 
     def read(self, start: int, stop: int) -> bytes:
         """Read the bytes [start, stop) of the file. Raises DamagedStoreError if it ends before."""
-        if self._content:
-            return self._content[start:stop]
         try:
             content = os.pread(self._handle, stop - start, start)
         except (OSError, ValueError, OverflowError, MemoryError) as error:

@@ -68,9 +68,9 @@ class FileRagged:
         self._num_values = (values.stop - values.start) // values.dtype.itemsize
 
     def __getitem__(self, row: int) -> Values:
-        return np.frombuffer(self.read(row), self._values.dtype)
+        return np.frombuffer(self._read(row), self._values.dtype)
 
-    def read(self, row: int) -> bytes:
+    def _read(self, row: int) -> bytes:
         """Return the bytes of a row. Raises DamagedStoreError."""
         place = self._first_offset + 8 * row
         start, stop = OFFSETS.unpack(self._file.read(place, place + OFFSETS.size))
@@ -81,7 +81,7 @@ class FileRagged:
 
     def gather(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Concatenate the given rows as in `concatenate_rows`."""
-        pieces = [self.read(row) for row in rows.tolist()]
+        pieces = [self._read(row) for row in rows.tolist()]
         ends = np.cumsum([0, *map(len, pieces)]) // self._values.dtype.itemsize
         return np.frombuffer(b"".join(pieces), self._values.dtype).astype(np.int64), ends
 

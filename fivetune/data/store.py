@@ -16,7 +16,7 @@ import shutil
 from collections import OrderedDict
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
@@ -40,7 +40,7 @@ from fivetune.data.convert import KINDS, Converter, choose_dtype
 from fivetune.data.examples import Source, describe_bad_record, split_source
 from fivetune.data.guard import SourceGuard
 from fivetune.data.partial import LOCK, lock_build_folder
-from fivetune.data.ragged import FileRagged, ShardedRagged, find_part
+from fivetune.data.ragged import FileRagged, Ragged, ShardedRagged, find_part
 from fivetune.data.records import is_hub_name, list_source_files
 from fivetune.data.split import SPLIT_VERSION
 from fivetune.errors import DataError, FiveTuneEnvironmentError
@@ -129,7 +129,7 @@ class TokenStore:
         self.shards: Shards = shards or ShardFolder(folder, index)
         self.window_shards: int | None = None
         self._in_memory = sum(entry["size"] for entry in index["shards"]) <= MEMORY_BYTES
-        self._open: OrderedDict[int, dict[str, FileRagged]] = OrderedDict()
+        self._open: OrderedDict[int, dict[str, Ragged | FileRagged]] = OrderedDict()
         self._lock = Lock()
         self.inputs = ShardedRagged(self.shard_ends, lambda n: self._open_shard(n)["inputs"], facts["input_lengths"])
         self.labels = ShardedRagged(self.shard_ends, lambda n: self._open_shard(n)["labels"], facts["label_lengths"])
@@ -148,15 +148,17 @@ class TokenStore:
                     raise DamagedStoreError(f"{self.folder / entry['file']}: {fault}. Delete that folder.")
                 on_progress("checking the tokenised data", done, len(entries))
 
-    def _open_shard(self, number: int) -> dict[str, FileRagged]:
+    def _open_shard(self, number: int) -> dict[str, Ragged | FileRagged]:
         """Return the ragged arrays of a shard; of the shards read last, MAX_OPEN_SHARDS stay open."""
         with self._lock:
             if number in self._open:
                 self._open.move_to_end(number)
                 return self._open[number]
             try:
-                file = self._open_file(number)
-                found = {kind: FileRagged(file, kind) for kind in KINDS}
+                try:
+                    found = self._read_shard(number)
+                except FileNotFoundError:  # another process of the node deleted it, because it is behind its window
+                    found = self._read_shard(number)
             except (OSError, ValueError, KeyError, TypeError) as error:
                 reason = error.strerror if isinstance(error, OSError) else str(error)
                 raise build_lost_error(self.folder / self.index["shards"][number]["file"], str(reason)) from None
@@ -165,11 +167,13 @@ class TokenStore:
                 self._open.popitem(last=False)
             return found
 
-    def _open_file(self, number: int) -> ArrayFile:
-        try:
-            return ArrayFile(self.shards.locate(number), in_memory=self._in_memory)
-        except FileNotFoundError:  # another process of the node has just deleted it, because it is behind its window
-            return ArrayFile(self.shards.locate(number), in_memory=self._in_memory)
+    def _read_shard(self, number: int) -> dict[str, Ragged | FileRagged]:
+        path = self.shards.locate(number)
+        if self._in_memory:
+            arrays = read_arrays(path)
+            return {kind: Ragged(arrays[f"{kind}.values"], arrays[f"{kind}.offsets"]) for kind in KINDS}
+        file = ArrayFile(path)
+        return {kind: FileRagged(file, kind) for kind in KINDS}
 
     def iter_windows(self, rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
         """Yield the rows in pieces, each of few shards if not all are on the disk; as many pieces on every rank."""
@@ -194,7 +198,7 @@ class TokenStore:
     def _read_bytes(self, kind: str, row: int) -> bytes:
         number = find_part(self.shard_ends, row)
         first = int(self.shard_ends[number - 1]) if number else 0
-        return self._open_shard(number)[kind].read(row - first)
+        return self._open_shard(number)[kind][row - first].tobytes()
 
     @property
     def num_groups(self) -> int:
@@ -279,15 +283,17 @@ def _load_cached_store(
     """Return the cached store, None if there is none; a damaged one is set aside, with a sentence."""
     if not folder.is_dir():
         return None, ""
+    state = folder.stat()
     try:
         store = TokenStore(folder)
         store.verify(on_progress)
         return store, ""
     except DamagedStoreError as error:
         aside = folder.with_name(f"{folder.name}.damaged")
-        with translate_disk_errors(folder.parent, cache_setting):
-            shutil.rmtree(aside, ignore_errors=True)
-            folder.rename(aside)
+        with translate_disk_errors(folder.parent, cache_setting), suppress(FileNotFoundError):
+            if os.path.samestat(state, folder.stat()):  # another process may have replaced it meanwhile
+                shutil.rmtree(aside, ignore_errors=True)
+                folder.rename(aside)
         damage = str(error).removesuffix(" Delete that folder.")
         return None, f"{damage} It is set aside as {aside.name}, and the data are tokenised again."
 

@@ -255,6 +255,27 @@ def test_data_that_are_cut_or_removed_under_a_run_are_named(source, tokenizer, t
     assert rows_of(held) == expected
 
 
+def test_a_store_that_another_process_replaced_is_not_set_aside(source, tokenizer, tmp_path, monkeypatch):
+    """Two runs find the same damage; the slower one must not take the new store from the faster one."""
+    cache = tmp_path / "cache"
+    expected = rows_of(load_or_build_store(source, tokenizer, cache=cache))
+    (folder,) = cache.iterdir()
+    flip(folder / SHARD, 100)
+    faster, verify = [], TokenStore.verify
+
+    def verify_slowly(store, on_progress):
+        monkeypatch.setattr(TokenStore, "verify", verify)
+        try:
+            verify(store, on_progress)
+        finally:
+            load_or_build_store(source, tokenizer, cache=cache)
+            faster.append(folder.stat())
+
+    monkeypatch.setattr(TokenStore, "verify", verify_slowly)
+    assert rows_of(load_or_build_store(source, tokenizer, cache=cache)) == expected
+    assert os.path.samestat(faster[0], folder.stat())
+
+
 def test_a_limit_is_no_change_of_the_file(source, tokenizer, tmp_path):
     store = load_or_build_store(replace(source, max_examples=12), tokenizer, cache=tmp_path / "cache")
     assert len(store) == 12
