@@ -14,6 +14,7 @@ TAKES_SETTINGS = True
 TOKEN = "FIVETUNE_TOKEN"
 MIN_TOKEN_CHARS = 16
 MAX_EXAMPLES = 100
+END_SECONDS = 1.0  # for the thread of an idle model to end
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -110,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
             build_app(service), drain_seconds=args.drain_seconds, on_listening=partial(_print_address, address)
         )
         run_until_stopped(server, bound)
-        has_ended = batcher.close(timeout=0)
+        has_ended = batcher.close(timeout=END_SECONDS)
     print("stopped", flush=True)
     if not has_ended:  # torch still computes a batch: it would abort the process if the interpreter ended under it
         sys.stderr.flush()

@@ -197,11 +197,12 @@ def _read_change_time(path: Path) -> int | None:
 
 def _try_report(folder: str, seconds: float | None) -> str:
     """Write report.html in some seconds, if they are limited; returns the line to print."""
-    from fivetune.launch.signals import ALL_SIGNALS, handle_signals, raise_interrupt
-    from fivetune.report import write_report
+    from fivetune.launch.signals import interrupt_on_all_signals
 
     try:
-        with handle_signals(ALL_SIGNALS, raise_interrupt), _restrict_time(seconds):
+        with interrupt_on_all_signals(), _restrict_time(seconds):
+            from fivetune.report import write_report
+
             return f"report  {write_report(folder)}"
     except (KeyboardInterrupt, Exception) as error:
         why = f": {str(error).rstrip('.')}" if isinstance(error, Exception) else ""

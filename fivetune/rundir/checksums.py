@@ -18,13 +18,14 @@ from typing import Any, NamedTuple, TypedDict, cast
 
 from fivetune.errors import RunDirError
 from fivetune.rundir.files import fsync_folder, open_regular, read_regular, write_json
-from fivetune.rundir.layout import CARD
+from fivetune.rundir.layout import CARD, CONFIDENCE
 from fivetune.values import get_nested, is_file_name
 
 BLOCK_BYTES = 2**20  # of a file, read at once
 MANIFEST = "manifest.json"
 MANIFEST_VERSION = 1
 EDITABLE_FILES = (CARD,)  # not checked: users edit model cards
+OPTIONAL_FILES = (CONFIDENCE,)  # checked if it is there: users delete it
 
 
 class Checksum(TypedDict):
@@ -82,6 +83,8 @@ def find_damage(folder: Path, *, names: Collection[str] | None = None) -> str | 
         listed = parse_manifest(read_regular(folder / MANIFEST)).files
         for name in sorted(listed if names is None else names):
             path = folder / name
+            if name in OPTIONAL_FILES and not path.exists():
+                continue
             if not path.is_file():
                 return f"{name} is missing"
             if name not in listed:

@@ -15,9 +15,8 @@ from pathlib import Path
 from fivetune.errors import RunDirError
 from fivetune.rundir.checksums import MANIFEST, parse_manifest, write_checksums
 from fivetune.rundir.files import write_json
+from fivetune.rundir.layout import CONFIDENCE
 from fivetune.values import as_finite_number
-
-CONFIDENCE = "confidence.json"
 
 
 def write_confidence_file(folder: Path, fitted: Mapping[str, float]) -> None:

@@ -31,6 +31,7 @@ TELEMETRY, TELEMETRY_OF_RANK = "telemetry.jsonl", "telemetry-{rank}.jsonl"
 TELEMETRY_FILES = "telemetry*.jsonl"
 LOG = "log.txt"
 CARD = "README.md"  # the model card, in model/, adapter/ and exports
+CONFIDENCE = "confidence.json"  # of model/
 TRACE_FOLDER, TRACE = "trace", "trace/summary.json"
 
 

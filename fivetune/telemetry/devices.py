@@ -182,7 +182,8 @@ def measure_product_flops(device: str, precision: str) -> float | None:
         return None
     size = 8192 if on_cuda else 2048
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
-    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    own = torch.Generator(device).manual_seed(0)  # the run's would give a resumed run other dropout masks
+    a, b = (torch.randn(size, size, device=device, dtype=dtype, generator=own) for _ in range(2))
     product, best = torch.empty_like(a), math.inf
     for _ in range(10):
         started = time.perf_counter()

@@ -60,8 +60,9 @@ def export_model(training: Training) -> list[str]:
     with _record_failure(training, "the evaluation on all examples", missing):
         _evaluate_whole(training, "eval")
     with _record_failure(training, "the mean of the best checkpoints (checkpoint.average_best)", missing):
-        if average_best(training):
+        if mean := average_best(training):
             _save_model(training)
+            training.state.best = mean  # not before: if the disk is full, model/ holds the single best one
     with _record_failure(training, "the calibration of the confidence", missing):
         if training.setup.learner.world.is_first:
             found = calibrate_confidence(training.run.path, training.state.best, training.setup.metric)
@@ -159,24 +160,25 @@ def _evaluate_whole(training: Training, split: str) -> None:
             run_evaluation(training, step=best.step, split=split)
 
 
-def average_best(training: Training) -> bool:
-    """Put the mean of the best checkpoints into the model if it is better than the best one, which is in the model.
+def average_best(training: Training) -> BestEval | None:
+    """Put the mean of the best checkpoints into the model, which holds the best one, and evaluate it.
 
-    Returns: whether it is; False without checkpoint.average_best and without evaluations.
+    Returns: its evaluation; None if it is not better, without checkpoint.average_best and without evaluations.
     """
     state, model, folder = training.state, training.setup.learner.model, training.run.path / "checkpoints"
     num_wanted = training.setup.config.checkpoint.average_best
     if num_wanted is None or state.best is None or training.setup.data.evaluator is None:
-        return False
+        return None
     ranked = [state.best, *state.runners_up][:num_wanted]
     damaged = {one.step: _find_damage(training, folder / str(one.step)) for one in ranked}
     steps = sorted(step for step, reason in damaged.items() if reason is None)
     if len(steps) < num_wanted:
         warn_once(training, _describe_missing(num_wanted, steps, damaged))
     if len(steps) < 2:
-        return False
+        return None
     with measure_phase(training, "checkpoint"):
-        load_mean_weights([folder / str(step) for step in steps], model)
+        paths = [folder / str(step) for step in steps]
+        training.setup.learner.world.run_on_all(lambda: load_mean_weights(paths, model))
     _evaluate_whole(training, AVERAGE)
     past = read_past_evals(training.run, training.setup.learner.world)
     single = find_own_eval(past, state.best.step)
@@ -190,9 +192,7 @@ def average_best(training: Training) -> bool:
         f"{found.score:.2f}, that of step {before.step:,} alone {before.score:.2f}: model/ gets "
         f"{'the mean' if is_better else 'the latter'} (checkpoint.average_best)"
     )
-    if is_better:
-        state.best = replace(found, averaged=tuple(steps))
-    return is_better
+    return replace(found, averaged=tuple(steps)) if is_better else None
 
 
 def _describe_missing(num_wanted: int, steps: Sequence[int], damaged: Mapping[int, str | None]) -> str:

@@ -145,12 +145,14 @@ class Learner:
         """
         self.fetch()
         weights = iter_merged(self.model, self.strategy.iter_weights(self.model))
-        if self.world.is_first:
-            save_model(self.model, tokenizer, folder, weights=weights, **options)
-            if find_adapter(self.model):
-                save_adapter(self.model, folder.with_name(FOLDER), run_id=options.get("run_id"))
-        for _ in weights:
-            pass
+        try:
+            if self.world.is_first:
+                save_model(self.model, tokenizer, folder, weights=weights, **options)
+                if find_adapter(self.model):
+                    save_adapter(self.model, folder.with_name(FOLDER), run_id=options.get("run_id"))
+        finally:  # after a full disk too: the other ranks wait for this one's part of each weight
+            for _ in weights:
+                pass
 
 
 def choose_compute(

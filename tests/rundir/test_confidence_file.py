@@ -11,7 +11,8 @@ from fake_run import fake_run, make_predictions, write_run
 from fivetune.errors import RunDirError
 from fivetune.rundir import read_run
 from fivetune.rundir.checksums import find_damage, parse_manifest, write_checksums
-from fivetune.rundir.confidence_file import CONFIDENCE, read_temperature, write_confidence_file
+from fivetune.rundir.confidence_file import read_temperature, write_confidence_file
+from fivetune.rundir.layout import CONFIDENCE
 
 
 def test_the_file_is_part_of_the_manifest(tmp_path):
@@ -25,6 +26,10 @@ def test_the_file_is_part_of_the_manifest(tmp_path):
         assert find_damage(tmp_path) is None
     manifest = parse_manifest((tmp_path / "manifest.json").read_bytes())
     assert (manifest.run_id, set(manifest.files)) == ("abc", {"config.json", CONFIDENCE})
+    (tmp_path / CONFIDENCE).write_text('{"temperature": 9}')
+    assert find_damage(tmp_path) == "confidence.json is damaged (its checksum differs)"
+    (tmp_path / CONFIDENCE).unlink()  # as docs/method.md says, for temperature 1
+    assert (find_damage(tmp_path), read_temperature(tmp_path)) == (None, 1)
 
 
 @pytest.mark.parametrize(

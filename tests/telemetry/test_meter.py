@@ -199,6 +199,14 @@ def test_the_measured_product_stands_beside_the_peak(tmp_path, model_folder, mon
     assert measure_product_flops("cuda", "bf16") is None
 
 
+def test_measuring_a_product_draws_no_number_of_the_run(monkeypatch):
+    """A resumed run restores its generators first: its dropout masks must be those of a run without a pause."""
+    monkeypatch.setattr(torch, "mm", lambda a, b, out: out)
+    before = torch.get_rng_state()
+    assert measure_product_flops("cpu", "bf16")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_operations_of_a_step_are_those_of_its_examples(tmp_path, model_folder):
     setup = kit.ready(tmp_path, model_folder)
     lengths = setup.data.stream.get_lengths(0)

@@ -18,7 +18,7 @@ from fivetune.config import load_config
 from fivetune.errors import ConfigError
 from fivetune.progress import Progress
 from fivetune.rundir.figures import find_exported_eval
-from fivetune.training import bucket, preflight, train
+from fivetune.training import bucket, export, preflight, train
 from fivetune.training.autotune.graphs import find_graph_obstacle
 from fivetune.training.averaging import compute_decay
 from fivetune.training.update import train_step
@@ -180,6 +180,24 @@ def test_the_mean_of_the_best_checkpoints_is_exported_if_it_is_better(
     card = (folder / "model/README.md").read_text()
     assert f"examples at {'the mean of steps 2, 3, 5' if exported else 'step 3'}:" in card
     assert not any("average_best" in text for text in run.warnings)
+
+
+def test_a_mean_that_cannot_be_written_is_not_said_to_be_exported(tmp_path, model_folder, monkeypatch):
+    """The disk fills up between the two: model/ holds the single best checkpoint, and all records say so."""
+    kit.scored(monkeypatch, [80.0, 70.0, 95.0])
+    save, saved = export._save_model, list[object]()
+
+    def save_once(training: export.Training) -> None:
+        if saved:
+            raise OSError(28, "No space left on device")
+        saved.append(save(training))
+
+    monkeypatch.setattr(export, "_save_model", save_once)
+    run = train(averaging(tmp_path, model_folder, 2, train__num_steps=2), preflight=False, quiet=True)
+    assert "(checkpoint.average_best) failed" in (run.status.incomplete or "")
+    assert is_equal(weights_in(tmp_path / "run/model"), weights_in(tmp_path / "run/checkpoints/1"))
+    assert run.status.best and (run.status.best.step, run.status.best.averaged) == (1, ())
+    assert "step 1:" in (tmp_path / "run/model/README.md").read_text()
 
 
 def test_a_resumed_run_averages_the_best_checkpoints_of_all_its_parts(tmp_path, model_folder, monkeypatch):

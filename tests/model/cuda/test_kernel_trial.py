@@ -112,6 +112,15 @@ def test_the_process_says_why(monkeypatch, capsys):
     assert kernel_trial.main() == 0 and capsys.readouterr().out == ""
 
 
+def test_too_little_memory_says_nothing_of_the_kernels(monkeypatch, capsys):
+    def fail(*args):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps([16, "float32", "cpu"])))
+    monkeypatch.setattr(kernel_trial, "find_wrong_value", fail)
+    assert (kernel_trial.main(), capsys.readouterr().out) == (0, "")
+
+
 def raise_busy():
     raise RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable")
 
