@@ -18,7 +18,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=formats, help="of the source; default: the one that it is in")
     parser.add_argument("--output", type=Path, metavar="RECIPE", help="write the recipe there; default: print it")
     parser.add_argument("--overwrite", action="store_true", help="write over an existing recipe")
-    parser.add_argument("--manual", choices=formats, metavar="FORMAT", help="print docs/migrating/FORMAT.md")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     parser.epilog = "Any setting can follow, which wins over the source: --data.train train.csv"
 
@@ -26,12 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from fivetune.config.layers import parse_overrides
     from fivetune.errors import ConfigError
-    from fivetune.importers._recipe import build_manual_page, describe_recipe, format_recipe, import_recipe, read_source
+    from fivetune.importers._recipe import describe_recipe, format_recipe, import_recipe, read_source
     from fivetune.rundir import write_text
 
-    if args.manual:
-        print(build_manual_page(args.manual), end="")
-        return 0
     if args.source is None:
         raise ConfigError("import-config: no source. Give a command line in quotation marks, or a file.")
     if args.output and args.output.exists() and not args.overwrite:
@@ -54,7 +50,7 @@ def _print_summary(path: Path, recipe) -> None:
     from fivetune.importers._recipe import list_rows
 
     print_table(("argument", "became", "why"), list_rows(recipe))
-    left_out = recipe.count_left_out()
+    left_out = sum(finding.state in ("left out", "unknown") for finding in recipe.findings)
     print_text(f"{len(recipe.settings)} settings, {left_out} of {len(recipe.findings)} arguments left out: {path}")
     missing = "" if "data.train" in recipe.settings else " --data.train FILE --data.eval FILE"
     print_text(f"next: fivetune check {shlex.quote(str(path))}{missing}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple, cast
@@ -25,6 +25,8 @@ State = Literal["set", "same", "no effect", "left out", "unknown"]
 UNKNOWN = "not an argument that FiveTune knows"
 BESIDE = "does not apply beside the other arguments"
 NOT_LITERAL = "its value is computed, and the source is read, not executed; set it yourself"
+SAME = "FiveTune does so without a setting"
+NO_EFFECT = "changes no result"
 
 
 class RawConfig(NamedTuple):
@@ -47,26 +49,25 @@ class Argument(NamedTuple):
     where: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """What becomes of an argument.
+class Rules(NamedTuple):
+    """What becomes of the arguments of a program, by name; the tables are those of `config/aliases.py`.
 
     Args:
-        setting: the dotted setting, several separated by commas; "" for none.
-        values: values that the setting writes otherwise. closed: whether it has no others.
-        same: values with which FiveTune behaves so without a setting.
-        ignored: whether any value is accepted, because no result depends on it.
-        joint: whether the importer computes the setting from several arguments.
-        note: why nothing is set, what to do, or what changes.
+        settings: the dotted setting. values: the only values that it takes, as the setting writes them.
+        unchanged: values with which FiveTune behaves so without a setting, and what to do for others.
+        no_effect: arguments of which no result depends.
+        joint: settings that the importer computes from several arguments, separated by commas, and how.
     """
 
-    setting: str = ""
-    values: Mapping[JsonValue, JsonValue] = field(default_factory=dict[JsonValue, JsonValue])
-    closed: bool = False
-    same: tuple[JsonValue, ...] = ()
-    ignored: bool = False
-    joint: bool = False
-    note: str = ""
+    settings: Mapping[str, str]
+    values: Mapping[str, Mapping[str | float, JsonValue]]
+    unchanged: Mapping[str, tuple[tuple[JsonValue, ...], str]]
+    no_effect: Iterable[str]
+    joint: Mapping[str, tuple[str, str]]
+
+    def list_names(self) -> set[str]:
+        """The names of all arguments that have a rule."""
+        return {*self.settings, *self.unchanged, *self.no_effect, *self.joint}
 
 
 class Finding(NamedTuple):
@@ -84,9 +85,15 @@ class Finding(NamedTuple):
 
 @dataclass(slots=True)
 class ImportedRecipe:
-    """Settings with the reasons for their values, and the findings; `origin` names the program and the file."""
+    """Settings with the reasons for their values, and the findings.
+
+    Args:
+        origin: the program and the file. flag: what stands before the name of an argument, `--` or nothing.
+        defaults: settings of the program where nothing else is given, with their reasons.
+    """
 
     origin: str
+    flag: str = ""
     settings: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
     reasons: dict[str, str] = field(default_factory=dict[str, str])
     findings: list[Finding] = field(default_factory=list[Finding])
@@ -110,6 +117,49 @@ class ImportedRecipe:
             self.settings.pop(setting, None)
             self.reasons.pop(setting, None)
 
+    def add(self, argument: str, state: State, reason: str = "", settings: tuple[str, ...] = ()) -> None:
+        """Add the finding about an argument."""
+        self.findings.append(Finding(argument, state, settings, reason))
+
+    def describe(self, name: str, argument: Argument) -> str:
+        """Write an argument with its value and place, as users of the program would."""
+        value = argument.value.code if isinstance(argument.value, Computed) else argument.value
+        shown = value if isinstance(value, str) else format_value(value)
+        if is_secret_name(name):
+            shown = HIDDEN
+        place = f" ({argument.where})" if argument.where else ""
+        flag = "" if name.isupper() else self.flag  # a variable before a command has none
+        words = (f"{flag}{name}", shorten(shown))
+        return " ".join(filter(None, words)) + place
+
+    def apply_rule(self, rules: Rules, name: str, argument: Argument) -> None:
+        """Set what a rule gives for an argument, and add the finding."""
+        value, written = argument.value, self.describe(name, argument)
+        same, advice = rules.unchanged.get(name, ((), ""))
+        if name not in rules.list_names():
+            self.add(written, "unknown", UNKNOWN)
+        elif name in rules.no_effect:
+            self.add(written, "no effect", NO_EFFECT)
+        elif isinstance(value, Computed):
+            self.add(written, "left out", NOT_LITERAL)
+        elif value is None or value in same:
+            self.add(written, "same", SAME)
+        elif name in rules.joint:
+            settings, how = rules.joint[name]
+            self.add(written, "set", how, tuple(settings.split(", ")))
+        elif name not in rules.settings:
+            self.add(written, "left out", advice)
+        else:
+            allowed = rules.values.get(name)
+            if allowed is not None and not (isinstance(value, str | int | float) and value in allowed):
+                only = ", ".join(str(one) for one in allowed)
+                self.add(written, "left out", advice or f"{rules.settings[name]} has a counterpart of {only} alone")
+                return
+            if allowed is not None:
+                value = allowed[cast("str | float", value)]
+            self.set(rules.settings[name], value, written)
+            self.add(written, "set", "", (rules.settings[name],))
+
     def leave_out(self, argument: str, reason: str) -> None:
         """Mark an argument as left out that was set before all arguments were known."""
         for place, finding in enumerate(self.findings):
@@ -127,112 +177,50 @@ class ImportedRecipe:
                 state = finding.state if rest else "left out"
                 self.findings[place] = Finding(finding.argument, state, rest, reason)
 
-    def count_left_out(self) -> int:
-        """The number of arguments that are left out or unknown."""
-        return sum(finding.state in ("left out", "unknown") for finding in self.findings)
+    def resolve_findings(self) -> None:
+        """Name the settings that are in the recipe; an argument none of whose settings is there decided nothing."""
+        for place, finding in enumerate(self.findings):
+            kept = tuple(
+                one for one in finding.settings if any(f"{key}.".startswith(f"{one}.") for key in self.settings)
+            )
+            finding = finding._replace(settings=kept)
+            if finding.state == "set" and not kept:
+                reason = f"{BESIDE}: {finding.reason}" if finding.reason else BESIDE
+                finding = finding._replace(state="left out", reason=reason)
+            self.findings[place] = finding
 
 
 class Importer(Options, ABC):
     """Reads the configurations of one program.
 
     Class attributes:
-        title: of the program, as its users know it.
-        written: how an argument is written, with {} for its name.
-        rules: name of an argument -> its entry, what becomes of it.
-        differences: sentences about what differs although the settings are equal.
-        examples: name of a file, or "" for words of a command line -> its text. The first stands in the manual.
+        title: of the program, as its users know it. rules: what becomes of its own arguments.
     """
 
     title: ClassVar[str]
-    written: ClassVar[str] = "{}"
-    rules: ClassVar[Mapping[str, Entry]]
-    differences: ClassVar[tuple[str, ...]] = ()
-    examples: ClassVar[Mapping[str, str]]
+    rules: ClassVar[Rules]
 
     @abstractmethod
     def can_read(self, source: RawConfig) -> bool:
         """Whether a configuration is one of this program."""
 
     @abstractmethod
-    def read_arguments(self, source: RawConfig) -> dict[str, Argument]:
-        """Read the arguments by name. Raises ConfigError for text that is not what `can_read` expects."""
-
-    @abstractmethod
-    def complete(self, recipe: ImportedRecipe, values: Mapping[str, JsonValue]) -> None:
-        """Add the program's defaults and the settings that several arguments decide; `values` has all arguments."""
-
-    def get_rule(self, name: str) -> Entry | None:
-        """The rule for an argument; None for one that is not known."""
-        return self.rules.get(name)
-
     def convert(self, source: RawConfig) -> ImportedRecipe:
         """Convert a configuration to a recipe. Raises ConfigError for one that cannot be read."""
-        arguments = self.read_arguments(source)
-        recipe = ImportedRecipe(f"{self.title}, {source.name}")
-        self.apply_arguments(recipe, arguments)
-        return recipe
-
-    def apply_arguments(self, recipe: ImportedRecipe, arguments: Mapping[str, Argument]) -> None:
-        """Apply the rules, complete the recipe, and resolve the findings."""
-        values = {name: one.value for name, one in arguments.items() if not isinstance(one.value, Computed)}
-        for name, argument in arguments.items():
-            rule = self.get_rule(name)
-            if isinstance(argument.value, Computed) and not (rule and rule.ignored):
-                written = self.describe_argument(name, argument.value.code, argument.where)
-                state, reason = ("left out", NOT_LITERAL) if rule else ("unknown", UNKNOWN)
-                recipe.findings.append(Finding(written, state, (), reason))
-            else:
-                self.apply_rule(recipe, name, argument, rule, values)
-        self.complete(recipe, values)
-        recipe.findings = [_resolve_finding(finding, recipe.settings) for finding in recipe.findings]
-
-    def describe_argument(self, name: str, value: JsonValue, where: str = "") -> str:
-        """Write an argument with its value and place, as users of the program would."""
-        shown = HIDDEN if is_secret_name(name) else value if isinstance(value, str) else format_value(value)
-        shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-        return f"{self.written.format(name)} {shown}{f' ({where})' if where else ''}"
-
-    def apply_rule(
-        self,
-        recipe: ImportedRecipe,
-        name: str,
-        argument: Argument,
-        rule: Entry | None,
-        values: Mapping[str, JsonValue],
-    ) -> None:
-        """Set what a rule gives for an argument, and add the finding; `values` has all arguments."""
-        value = argument.value.code if isinstance(argument.value, Computed) else argument.value
-        written = self.describe_argument(name, value, argument.where)
-        if rule is None:
-            recipe.findings.append(Finding(written, "unknown", (), UNKNOWN))
-        elif value is None and None not in rule.same:
-            recipe.findings.append(Finding(written, "same", (), "its default"))
-        elif value in rule.same:
-            recipe.findings.append(Finding(written, "same", (), rule.note or "FiveTune does so without a setting"))
-        elif rule.joint:
-            recipe.findings.append(Finding(written, "set", tuple(rule.setting.split(", ")), rule.note))
-        elif rule.closed and (isinstance(value, list | dict) or value not in rule.values):
-            allowed = ", ".join(str(one) for one in rule.values)
-            note = rule.note or f"{rule.setting} has no counterpart of it, only of {allowed}"
-            recipe.findings.append(Finding(written, "left out", (), note))
-        elif rule.setting:
-            changed = rule.values.get(value, value) if isinstance(value, str | int | float | None) else value
-            recipe.set(rule.setting, changed, written)
-            recipe.findings.append(Finding(written, "set", (rule.setting,), rule.note))
-        elif rule.ignored:
-            recipe.findings.append(Finding(written, "no effect", (), rule.note or "changes no result"))
-        else:
-            recipe.findings.append(Finding(written, "left out", (), rule.note))
 
 
-def _resolve_finding(finding: Finding, settings: Mapping[str, JsonValue]) -> Finding:
-    """Name the settings that are in the recipe; an argument none of whose settings is there decided nothing."""
-    kept = tuple(name for name in finding.settings if any(f"{key}.".startswith(f"{name}.") for key in settings))
-    if finding.state == "set" and not kept:
-        return finding._replace(
-            state="left out", settings=(), reason=f"{BESIDE}{finding.reason and ': '}{finding.reason}"
-        )
-    return finding._replace(settings=kept)
+def shorten(text: str) -> str:
+    """Cut a text for a table.
+
+    >>> len(shorten("a" * 99))
+    60
+    """
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def list_literals(arguments: Mapping[str, Argument]) -> dict[str, JsonValue]:
+    """The values of the arguments that are known."""
+    return {name: one.value for name, one in arguments.items() if not isinstance(one.value, Computed)}
 
 
 def read_source_file(path: str) -> RawConfig:
@@ -243,40 +231,38 @@ def read_source_file(path: str) -> RawConfig:
         raise ConfigError(f"{path}: not UTF-8 text. Save the file as UTF-8.") from None
 
 
-def read_number(recipe: ImportedRecipe, values: Mapping[str, JsonValue], name: str, default: float) -> float:
-    """Return the value of an argument; the default, with a finding, for one that is no number."""
+def read_count(recipe: ImportedRecipe, values: Mapping[str, JsonValue], name: str, default: int) -> int:
+    """Return the value of an argument that counts something; the default unless it is a whole number above 0."""
     value = values.get(name)
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        recipe.leave_out(name, f"{value!r} is not a number; {default:g} is taken")
-        return default
-    return value
-
-
-def read_count(recipe: ImportedRecipe, values: Mapping[str, JsonValue], name: str, default: int) -> int:
-    """Return the value of an argument that counts something; the default unless it is a whole number above 0."""
-    value = read_number(recipe, values, name, default)
-    if value != int(value) or value < 1:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or value != int(value) or value < 1:
         recipe.leave_out(name, f"{value!r} is not a whole number above 0; {default} is taken")
         return default
     return int(value)
 
 
 def set_batch(
-    recipe: ImportedRecipe, *, micro: int, accumulation: int, num_processes: int, names: tuple[str, str], given: bool
+    recipe: ImportedRecipe,
+    values: Mapping[str, JsonValue],
+    name: str,
+    *,
+    micro: int,
+    accumulation: int,
+    num_processes: int,
 ) -> None:
     """Set the examples per optimizer step: micro-batch times accumulation times processes.
 
     Args:
-        names: those of the arguments of micro-batch and accumulation, for the reasons.
-        given: whether the micro-batch is given.
+        name: that of the argument of the micro-batch, for the reasons.
     """
     total = micro * accumulation * num_processes
-    recipe.set("train.batch_size", micro, names[0] if given else f"default of {names[0]}")
+    recipe.set("train.batch_size", micro, name if name in values else f"default of {name}")
     if total != micro:
-        factors = f"{names[0]} {micro} x {names[1]} {accumulation}"
-        factors += f" x {num_processes} processes" if num_processes > 1 else ""
+        factors = f"{name} {micro} x gradient_accumulation_steps {accumulation}"
+        if num_processes > 1:
+            factors += f" x {num_processes} processes"
         recipe.set("train.global_batch_size", total, f"examples per step: {factors}")
     if num_processes > 1:
         recipe.set("launch.nproc", num_processes, f"{num_processes} processes")
@@ -294,12 +280,12 @@ def set_plain_task(
     recipe.set("task.main_metric", score, "chooses the best weights")
 
 
-def read_json_table(source: RawConfig) -> dict[str, JsonValue]:
-    """Read a JSON object. Raises ConfigError for other text."""
+def read_json_table(source: RawConfig) -> dict[str, Argument]:
+    """Read the arguments of a JSON object. Raises ConfigError for other text."""
     try:
         found = json.loads(source.text)
     except ValueError as error:
         raise ConfigError(f"{source.name}: not valid JSON: {error}. Correct the file.") from None
     if not isinstance(found, dict):
         raise ConfigError(f"{source.name}: holds no table of arguments. Give a JSON object, {{name: value}}.")
-    return cast("dict[str, JsonValue]", found)
+    return {name: Argument(value) for name, value in cast("dict[str, JsonValue]", found).items()}

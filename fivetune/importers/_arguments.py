@@ -8,29 +8,22 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import cast
 
 import yaml
 
-from fivetune.config.aliases import (
-    ALIASES,
-    ANOTHER_DEFAULT,
-    NO_EFFECT,
-    NO_EQUIVALENT,
-    UNCHANGED,
-    VALUE_ALIASES,
-    NoEquivalentError,
-    is_known,
-    translate_argument,
-)
+from fivetune.config.aliases import ALIASES, NO_EFFECT, UNCHANGED, NoEquivalentError, is_known, translate_argument
 from fivetune.errors import ConfigError
+from fivetune.importers import NO_EFFECT as CHANGES_NOTHING
 from fivetune.importers import (
+    NOT_LITERAL,
+    SAME,
     Argument,
-    Entry,
-    Finding,
+    Computed,
     ImportedRecipe,
-    Importer,
     RawConfig,
+    Rules,
+    list_literals,
     read_count,
     read_source_file,
     set_batch,
@@ -46,98 +39,97 @@ TRAINER_DEFAULTS: JsonTable = {  # defaults of transformers' TrainingArguments t
     "train.num_epochs": 3,
 }
 ROUGE: JsonTable = {"name": "rouge", "types": ["rouge1", "rouge2", "rougeL", "rougeLsum"], "stemmer": True}
+EXAMPLE = re.compile(r"\brun_(seq2seq_qa|qa|summarization|translation)(_no_trainer)?\.py\b")  # of transformers
 NODES = ("nnodes", "num_machines", "num_nodes")
 PROCESSES = ("nproc_per_node", "nproc-per-node", "num_processes", "num_gpus")  # num_processes: of all nodes
-STRATEGIES = {"FSDP": "fsdp", "DEEPSPEED": "fsdp", "MULTI_GPU": "ddp", "MULTI_CPU": "ddp"}  # of accelerate
-EXAMPLE = re.compile(r"\brun_(seq2seq_qa|qa|summarization|translation)(_no_trainer)?\.py\b")  # of transformers
-TIMES = {"eval_steps": "eval.every_steps", "save_steps": "checkpoint.every_steps"}
+ACCUMULATION = {"gradient_accumulation_steps": ("train.global_batch_size", "batch per device x accumulation x devices")}
+SWITCH: dict[str | float, JsonValue] = {True: "cpu", "True": "cpu", "": "cpu"}
+LAUNCHER = Rules(  # torchrun, accelerate and deepspeed
+    settings={
+        "mixed_precision": "train.precision",
+        "distributed_type": "strategy.name",
+        "use_cpu": "device",
+        "cpu": "device",
+        "gradient_clipping": "train.max_grad_norm",
+        "max_grad_norm": "train.max_grad_norm",
+    },
+    values={
+        "mixed_precision": {"no": "fp32", "bf16": "bf16"},
+        "distributed_type": {"FSDP": "fsdp", "DEEPSPEED": "fsdp", "MULTI_GPU": "ddp", "MULTI_CPU": "ddp"},
+        "use_cpu": SWITCH,
+        "cpu": SWITCH,
+    },
+    unchanged={
+        "mixed_precision": ((), UNCHANGED["fp16"][1]),
+        "distributed_type": (("NO",), ""),
+        "use_cpu": ((False,), ""),
+        **dict.fromkeys(NODES, ((1, "1"), "")),
+    },
+    no_effect=(),
+    joint={
+        **dict.fromkeys((*PROCESSES, "CUDA_VISIBLE_DEVICES"), ("launch.nproc", "each device has a batch of its own")),
+        **dict.fromkeys(NODES, ("launch.nnodes", "torchrun or fivetune launch starts them")),
+    },
+)
 
 
-def build_rules() -> dict[str, Entry]:
-    """The rules of the manual, from the tables by which a recipe translates the same names."""
-    values = {
-        name: {
-            cast("JsonValue", old): cast("JsonValue", new) for old, new in table.items() if new is not ANOTHER_DEFAULT
-        }
-        for name, table in VALUE_ALIASES.items()
-    }
-    rules = {name: Entry(setting=setting, values=values.get(name, {})) for name, setting in ALIASES.items()}
-    rules |= {
-        name: Entry(same=cast("tuple[JsonValue, ...]", same), note=note) for name, (same, note) in UNCHANGED.items()
-    }
-    rules |= {name: Entry(ignored=True) for name in NO_EFFECT}
-    rules |= {name: Entry(note=note) for name, note in NO_EQUIVALENT.items()}
-    for name in ("dataset_name", "dataset_config_name"):
-        rules[name] = Entry(setting="data.train, data.eval", joint=True, note="org/name:config:split")
-    rules["gradient_accumulation_steps"] = Entry(
-        setting="train.global_batch_size", joint=True, note="batch per device x accumulation x devices"
-    )
-    return rules
+def apply_arguments(recipe: ImportedRecipe, own: Rules, arguments: Mapping[str, Argument]) -> dict[str, JsonValue]:
+    """Set what the arguments of the Trainer, of the program alone and of the launcher give. Returns the known values.
 
-
-RULES = build_rules()
-
-
-class ArgumentsImporter(Importer):
-    """Base of the importers of programs that have the arguments of transformers' Trainer.
-
-    Class attributes:
-        own_rules: of arguments that the program alone has, or that several arguments decide.
+    Args:
+        own: rules of arguments that the program alone has, or that several arguments decide; they win.
     """
-
-    own_rules: ClassVar[Mapping[str, Entry]] = {}
-
-    def get_rule(self, name: str) -> Entry | None:
-        """The rule for an argument; None for one that is not known."""
-        return self.own_rules.get(name) or RULES.get(name)
-
-    def apply_rule(
-        self,
-        recipe: ImportedRecipe,
-        name: str,
-        argument: Argument,
-        rule: Entry | None,
-        values: Mapping[str, JsonValue],
-    ) -> None:
-        written = self.describe_argument(name, cast("JsonValue", argument.value), argument.where)
+    values = list_literals(arguments)
+    names = own.list_names()
+    for name, argument in arguments.items():
         if name.startswith("launcher: "):
-            _add_launcher_finding(recipe, name.removeprefix("launcher: "), argument.value)
-        elif name in self.own_rules or name == "gradient_accumulation_steps" or not is_known(name):
-            super().apply_rule(recipe, name, argument, rule, values)
-        elif argument.value is None:
-            recipe.findings.append(Finding(written, "same", (), "its default"))
+            _apply_launcher(recipe, name.removeprefix("launcher: "), argument)
+        elif name in names or not is_known(name):
+            recipe.apply_rule(own, name, argument)
         else:
-            _translate(recipe, name, argument.value, written, values)
+            _translate(recipe, name, argument, values)
+    return values
 
 
-def _translate(recipe: ImportedRecipe, name: str, value: object, written: str, values: Mapping[str, JsonValue]) -> None:
+def _apply_launcher(recipe: ImportedRecipe, name: str, argument: Argument) -> None:
+    if name in LAUNCHER.list_names():
+        recipe.apply_rule(LAUNCHER, name, argument)
+    else:
+        reason = "of the launcher; fivetune train starts its processes"
+        recipe.add(recipe.describe(name, argument), "left out", reason)
+
+
+def _translate(recipe: ImportedRecipe, name: str, argument: Argument, values: Mapping[str, JsonValue]) -> None:
     """Set what an argument of the Trainer gives, and add the finding."""
-    total = values.get("max_steps")
-    if name in (*TIMES, "logging_steps") and isinstance(value, float) and 0 < value < 1:
-        if name == "logging_steps":
-            recipe.findings.append(Finding(written, "left out", (), "a share of the run; train.log_every_steps counts"))
-            return
+    value, written = argument.value, recipe.describe(name, argument)
+    if name in NO_EFFECT:
+        recipe.add(written, "no effect", CHANGES_NOTHING)
+        return
+    if isinstance(value, Computed):
+        recipe.add(written, "left out", NOT_LITERAL)
+        return
+    if name in ("eval_steps", "save_steps", "logging_steps") and isinstance(value, float) and 0 < value < 1:
+        total = values.get("max_steps")
         if not isinstance(total, int) or total < 1:
-            reason = f"a share of the run, whose steps are not known here; {TIMES[name]} counts. By default ten times"
-            recipe.findings.append(Finding(written, "same" if value == 0.1 else "left out", (), reason))
+            recipe.add(
+                written, "left out", f"a share of the run, whose steps are not known here; {ALIASES[name]} counts"
+            )
             return
         value = max(1, round(total * value))
     try:
-        found = translate_argument(name, value, where=written, beside=values)
+        found = translate_argument(name, value, where=written, beside=values) if value is not None else {}
     except NoEquivalentError as error:
-        recipe.findings.append(Finding(written, "left out", (), error.advice))
+        recipe.add(written, "left out", error.advice)
         return
     except ConfigError as error:
-        reason = str(error).removeprefix(written).removeprefix(": ")
-        recipe.findings.append(Finding(written, "left out", (), reason))
+        recipe.add(written, "left out", str(error).removeprefix(f"{written}: "))
         return
     for setting, one in found.items():
         recipe.set(setting, one, written)
-    state = "set" if found else "no effect" if name in NO_EFFECT else "same"
-    reason = "" if found else "changes no result" if name in NO_EFFECT else "FiveTune does so without a setting"
+    reason = "" if found else SAME
     if name == "dataset_config_name":
         reason = "a part of data.train and data.eval"
-    recipe.findings.append(Finding(written, state, tuple(found), reason))
+    recipe.add(written, "set" if found else "same", reason, tuple(found))
 
 
 def complete_training(recipe: ImportedRecipe, values: Mapping[str, JsonValue], *, defaults: JsonTable, by: str) -> None:
@@ -159,73 +151,45 @@ def complete_training(recipe: ImportedRecipe, values: Mapping[str, JsonValue], *
         recipe.leave_out("warmup_ratio", "warmup_steps is given, which wins")
     if recipe.settings["optimizer.name"] == "adafactor":
         recipe.set("optimizer.preset", "hf", "transformers' Adafactor does not scale steps by the weights")
-        for name in ("beta1", "beta2", "epsilon"):
-            recipe.drop(f"optimizer.{'eps' if name == 'epsilon' else name}")
+        for name, setting in (("beta1", "beta1"), ("beta2", "beta2"), ("epsilon", "eps")):
+            recipe.drop(f"optimizer.{setting}")
             recipe.leave_out(f"adam_{name}", "AdamW's; Adafactor does not use it")
     if "model.path" not in recipe.settings and "model.config" in recipe.settings:
         recipe.set("model.init", "random", "no weights are named")
 
 
-def _count_nodes(values: Mapping[str, JsonValue]) -> int:
-    given = (str(values.get(f"launcher: {name}") or "") for name in NODES)
-    return next((int(one) for one in given if one.isdigit()), 1)
-
-
-def count_processes(values: Mapping[str, JsonValue]) -> int:
-    """Number of processes of all nodes that a launcher before the script starts, or of GPUs that the Trainer feeds.
+def count_processes(values: Mapping[str, JsonValue]) -> tuple[int, int]:
+    """Number of processes of all nodes that a launcher starts, or of GPUs that the Trainer feeds; number of nodes.
 
     >>> count_processes({"launcher: nnodes": "2", "launcher: nproc_per_node": "4"})
-    8
+    (8, 2)
     """
+    nodes = next((int(one) for one in _read_digits(values, NODES)), 1)
     for name in PROCESSES:
-        given = str(values.get(f"launcher: {name}") or "")
-        if given.isdigit():
-            return int(given) * (1 if name == "num_processes" else _count_nodes(values))
+        for given in _read_digits(values, (name,)):
+            return int(given) * (1 if name == "num_processes" else nodes), nodes
     devices = str(values.get("launcher: CUDA_VISIBLE_DEVICES") or "")
-    return (devices.count(",") + 1) * _count_nodes(values)
+    return (devices.count(",") + 1) * nodes, nodes
 
 
-def _add_launcher_finding(recipe: ImportedRecipe, name: str, value: object) -> None:
-    written = f"{name}={value}" if name.isupper() else f"--{name} {value}".strip()
-    text = str(value)
-    if name in PROCESSES or (name == "CUDA_VISIBLE_DEVICES" and "," in text):
-        recipe.findings.append(Finding(written, "set", ("launch.nproc",), "each device has a batch of its own"))
-    elif name in NODES and text.isdigit() and text != "1":
-        recipe.findings.append(Finding(written, "set", ("launch.nnodes",), "torchrun or fivetune launch starts them"))
-    elif name == "mixed_precision" and text in ("no", "bf16"):
-        recipe.set("train.precision", "fp32" if text == "no" else text, written)
-        recipe.findings.append(Finding(written, "set", ("train.precision",), ""))
-    elif name == "distributed_type" and text in STRATEGIES:
-        reason = "DeepSpeed is not offered; fsdp divides weights and optimizer too" if text == "DEEPSPEED" else ""
-        recipe.set("strategy.name", STRATEGIES[text], written)
-        recipe.findings.append(Finding(written, "set", ("strategy.name",), reason))
-    elif name in ("use_cpu", "cpu") and text in ("True", ""):
-        recipe.set("device", "cpu", written)
-        recipe.findings.append(Finding(written, "set", ("device",), ""))
-    elif name == "mixed_precision":
-        recipe.findings.append(Finding(written, "left out", (), UNCHANGED["fp16"][1]))
-    elif name in ("gradient_clipping", "max_grad_norm") and isinstance(value, int | float):
-        recipe.set("train.max_grad_norm", value, written)
-        recipe.findings.append(Finding(written, "set", ("train.max_grad_norm",), ""))
-    else:
-        recipe.findings.append(Finding(written, "left out", (), "of the launcher; fivetune train starts its processes"))
+def _read_digits(values: Mapping[str, JsonValue], names: tuple[str, ...]) -> list[str]:
+    given = [str(values.get(f"launcher: {name}")) for name in names]
+    return [one for one in given if one.isdigit() and one != "0"]
 
 
 def _complete_batch(recipe: ImportedRecipe, values: Mapping[str, JsonValue]) -> None:
+    name = "per_device_train_batch_size"
     accumulation = read_count(recipe, values, "gradient_accumulation_steps", 1)
-    num_processes, num_nodes = count_processes(values), _count_nodes(values)
-    micro = read_count(recipe, values, "per_device_train_batch_size", 8)
-    auto = recipe.settings.get("train.batch_size") == "auto"
-    given = "per_device_train_batch_size" in values
-    names = ("per_device_train_batch_size", "gradient_accumulation_steps")
-    strategy = recipe.settings.get("strategy.name")
-    set_batch(recipe, micro=micro, accumulation=accumulation, num_processes=num_processes, names=names, given=given)
-    if strategy and num_processes > 1:
-        recipe.set("strategy.name", strategy, "distributed_type of accelerate")
+    num_processes, num_nodes = count_processes(values)
+    micro = read_count(recipe, values, name, 8)
+    before = dict(recipe.settings)
+    set_batch(recipe, values, name, micro=micro, accumulation=accumulation, num_processes=num_processes)
+    if num_processes > 1 and "strategy.name" in before:
+        recipe.set("strategy.name", before["strategy.name"], "distributed_type of accelerate")
     if num_nodes > 1:
         recipe.set("launch.nnodes", num_nodes, f"{num_nodes} nodes")
         recipe.set("launch.nproc", max(1, num_processes // num_nodes), "processes of each node")
-    if auto:
+    if before.get("train.batch_size") == "auto":
         recipe.set("train.batch_size", "auto", "auto_find_batch_size")
         recipe.set("train.global_batch_size", micro * accumulation * num_processes, "examples per step")
 
@@ -237,14 +201,18 @@ def read_accelerate(source: RawConfig) -> dict[str, Argument]:
     except yaml.YAMLError as error:
         raise ConfigError(f"{source.name}: not valid YAML: {' '.join(str(error).split())}. Correct the file.") from None
     table = cast("dict[str, JsonValue]", found if isinstance(found, dict) else {})
+    if table.get("mixed_precision") is False:  # `no` is false in YAML
+        table["mixed_precision"] = "no"
     flat: dict[str, JsonValue] = {}
     for name, value in table.items():
         if isinstance(value, dict):
             flat |= {f"{name}.{key}": one for key, one in value.items()}
         else:
-            flat[name] = "no" if name == "mixed_precision" and value is False else value
-    names = {"deepspeed_config.gradient_accumulation_steps": "gradient_accumulation_steps"}
-    names |= {"deepspeed_config.gradient_clipping": "launcher: gradient_clipping"}
+            flat[name] = value
+    names = {
+        "deepspeed_config.gradient_accumulation_steps": "gradient_accumulation_steps",
+        "deepspeed_config.gradient_clipping": "launcher: gradient_clipping",
+    }
     return {names.get(name, f"launcher: {name}"): Argument(value) for name, value in flat.items()}
 
 

@@ -18,14 +18,22 @@ from fivetune.errors import ConfigError
 from fivetune.importers import (
     Argument,
     Computed,
-    Entry,
     Finding,
     ImportedRecipe,
+    Importer,
     RawConfig,
+    Rules,
     read_source_file,
     set_plain_task,
 )
-from fivetune.importers._arguments import EXAMPLE, ROUGE, ArgumentsImporter, complete_training, read_launcher
+from fivetune.importers._arguments import (
+    ACCUMULATION,
+    EXAMPLE,
+    ROUGE,
+    apply_arguments,
+    complete_training,
+    read_launcher,
+)
 from fivetune.importers._changes import Script, format_text, read_changes, resolve_changes
 from fivetune.importers._python import Data, PythonSource, Text, get_last_name, name_split, parse_python
 from fivetune.importers._shell import find_command, parse_flags
@@ -77,124 +85,95 @@ SCHEDULES = {
 GENERATION = ("num_beams", "length_penalty", "repetition_penalty", "num_return_sequences", "min_length")
 MODEL_CHANGES = {"resize_token_embeddings", "add_tokens", "add_special_tokens"}
 UNREAD = "of the code, which is read and not executed"
-OWN_RULES: dict[str, Entry] = {
-    "model": Entry(setting="model.path"),
-    "tokenizer": Entry(setting="model.tokenizer"),
-    "train_dataset": Entry(setting="data.train"),
-    "names": Entry(setting="data.header", note="of a table without a header"),
-    "eval_dataset": Entry(setting="data.eval"),
-    "eval_share": Entry(setting="data.eval_share"),
-    "max_source_length": Entry(setting="data.max_input_tokens"),
-    "max_target_length": Entry(setting="data.max_target_tokens"),
-    "inputs": Entry(setting="task.inputs", joint=True),
-    "targets": Entry(setting="task.targets", joint=True),
-    "metrics": Entry(setting="task.metrics", joint=True),
-    "freeze": Entry(setting="model.freeze"),
-    "peft": Entry(setting="model.adapter.name"),
-    "peft: r": Entry(setting="model.adapter.r"),
-    "peft: lora_alpha": Entry(setting="model.adapter.alpha"),
-    "peft: lora_dropout": Entry(setting="model.adapter.dropout"),
-    "peft: target_modules": Entry(setting="model.adapter.target_modules"),
-    "peft: num_virtual_tokens": Entry(setting="model.adapter.num_virtual_tokens"),
-    "peft: bias": Entry(same=("none",), note="the biases of an adapter's base stay as they are"),
-    "peft: task_type": Entry(ignored=True),
-    "peft: inference_mode": Entry(ignored=True),
-    "generate: num_beams": Entry(setting="eval.num_beams"),
-    "generate: length_penalty": Entry(setting="eval.length_penalty"),
-    "generate: repetition_penalty": Entry(setting="eval.repetition_penalty"),
-    "generate: num_return_sequences": Entry(setting="eval.num_candidates", same=(1,)),
-    "generate: min_length": Entry(setting="eval.min_new_tokens"),
-    "generate: max_length": Entry(setting="eval.max_new_tokens"),
-    "generate: max_new_tokens": Entry(setting="eval.max_new_tokens"),
-    "schedule": Entry(setting="schedule.name"),
-    "num_warmup_steps": Entry(setting="schedule.warmup_steps", same=(0,)),
-}
+OWN_RULES = Rules(
+    settings={
+        "model": "model.path",
+        "tokenizer": "model.tokenizer",
+        "train_dataset": "data.train",
+        "names": "data.header",
+        "eval_dataset": "data.eval",
+        "eval_share": "data.eval_share",
+        "max_source_length": "data.max_input_tokens",
+        "max_target_length": "data.max_target_tokens",
+        "freeze": "model.freeze",
+        "peft": "model.adapter.name",
+        "peft: r": "model.adapter.r",
+        "peft: lora_alpha": "model.adapter.alpha",
+        "peft: lora_dropout": "model.adapter.dropout",
+        "peft: target_modules": "model.adapter.target_modules",
+        "peft: num_virtual_tokens": "model.adapter.num_virtual_tokens",
+        "generate: num_beams": "eval.num_beams",
+        "generate: length_penalty": "eval.length_penalty",
+        "generate: repetition_penalty": "eval.repetition_penalty",
+        "generate: num_return_sequences": "eval.num_candidates",
+        "generate: min_length": "eval.min_new_tokens",
+        "generate: max_length": "eval.max_new_tokens",
+        "generate: max_new_tokens": "eval.max_new_tokens",
+        "schedule": "schedule.name",
+        "num_warmup_steps": "schedule.warmup_steps",
+    },
+    values={},
+    unchanged={
+        "peft: bias": (("none",), "the biases of an adapter's base stay as they are"),
+        "generate: num_return_sequences": ((1,), ""),
+        "num_warmup_steps": ((0,), ""),
+    },
+    no_effect=("peft: task_type", "peft: inference_mode"),
+    joint={
+        "inputs": ("task.inputs", ""),
+        "targets": ("task.targets", ""),
+        "metrics": ("task.metrics", ""),
+        **ACCUMULATION,
+    },
+)
 
 
-class TrainerScripts(ArgumentsImporter):
+class TrainerScripts(Importer):
     """Scripts and notebooks around transformers' Trainer."""
 
     title: ClassVar[str] = "a script or notebook with transformers' Seq2SeqTrainer"
-    own_rules: ClassVar[Mapping[str, Entry]] = OWN_RULES
-    rules: ClassVar[Mapping[str, Entry]] = OWN_RULES
-    differences: ClassVar[tuple[str, ...]] = (
-        "The file is read, not executed. Literal values are followed through variables, f-strings, tables, fields of "
-        "dataclasses, the only call of a function, and the defaults of argparse; each other value is named with its "
-        "line.",
-        "A command line reads the script with its options: fivetune import-config 'python train.py --lr 1e-4'.",
-        "Preprocessing becomes the templates task.inputs and task.targets over the columns of the file: the prefix "
-        "belongs to them. What a data frame or `map` does to columns is put into them where it is literal; rows that "
-        "a script drops stay in the file, and are reported.",
-        "The batch is per device there; train.global_batch_size is the number of examples per optimizer step.",
-        "Of PyTorch Lightning and of loops of one's own, the optimizer, schedule, epochs, batch size, lengths, texts, "
-        "early stopping and generation are read; what `training_step` computes is not, and FiveTune trains on the "
-        "loss of the target tokens.",
-        "Arguments of the Trainer become what the page on transformers' scripts says; the table below has the names "
-        "of the rest.",
-        "Padding is never part of the loss, with or without -100 in the script.",
-        "--fp16 overflows in T5; set train.precision: bf16 or leave it out.",
-    )
-    examples: ClassVar[Mapping[str, str]] = {
-        "train.py": "from datasets import load_dataset\nimport evaluate\n\n"
-        'checkpoint = "google-t5/t5-small"\nprefix = "summarize: "\n'
-        'news = load_dataset("csv", data_files={"train": "train.csv", "validation": "dev.csv"})\n'
-        "tokenizer = AutoTokenizer.from_pretrained(checkpoint)\n\n\n"
-        'def preprocess(batch):\n    inputs = [prefix + text for text in batch["article"]]\n'
-        "    features = tokenizer(inputs, max_length=512, truncation=True)\n"
-        '    features["labels"] = tokenizer(text_target=batch["summary"], max_length=64)["input_ids"]\n'
-        "    return features\n\n\n"
-        'rouge = evaluate.load("rouge")\n'
-        "args = Seq2SeqTrainingArguments(\n    output_dir=f\"runs/{checkpoint.split('/')[-1]}\",\n"
-        '    eval_strategy="epoch",\n    learning_rate=3e-4,\n    per_device_train_batch_size=16,\n'
-        "    weight_decay=0.01,\n    num_train_epochs=4,\n    predict_with_generate=True,\n    fp16=True,\n)\n"
-        "data = news.map(preprocess, batched=True)\n"
-        "trainer = Seq2SeqTrainer(\n    model=AutoModelForSeq2SeqLM.from_pretrained(checkpoint),\n    args=args,\n"
-        '    train_dataset=data["train"],\n    eval_dataset=data["validation"],\n'
-        "    callbacks=[EarlyStoppingCallback(early_stopping_patience=3)],\n)\ntrainer.train()\n",
-    }
+    rules: ClassVar[Rules] = OWN_RULES
 
     def can_read(self, source: RawConfig) -> bool:
         if source.name.endswith((".py", ".ipynb")):
             return READABLE.search(source.text) is not None and not re.search(r"(?<!\w)T5Model\(", source.text)
         return _find_script(source) is not None
 
-    def read_arguments(self, source: RawConfig) -> dict[str, Argument]:
-        return _read_script(source).arguments
-
     def convert(self, source: RawConfig) -> ImportedRecipe:
         script = _read_script(source)
         recipe = ImportedRecipe(f"{self.title}, {source.name}")
-        self.apply_arguments(recipe, script.arguments)
+        values = apply_arguments(recipe, OWN_RULES, script.arguments)
+        complete_training(recipe, values, defaults={}, by="the Trainer")
+        _complete_task(recipe, values)
+        if values.get("peft") == "qlora" and "model.adapter.target_modules" not in recipe.settings:
+            recipe.reasons["model.adapter.name"] = "LoRA beside a base in 8 or 4 bits; FiveTune takes 4"
+        recipe.resolve_findings()
         recipe.findings += script.findings
         for name in ("inputs", "targets"):
             if found := script.arguments.get(name):
                 recipe.reasons[f"task.{name}"] = f"the text that is tokenised, {found.where}"
         return recipe
 
-    def describe_argument(self, name: str, value: JsonValue, where: str = "") -> str:
-        return super().describe_argument(name.removeprefix("launcher: "), value, where)
 
-    def complete(self, recipe: ImportedRecipe, values: Mapping[str, JsonValue]) -> None:
-        complete_training(recipe, values, defaults={}, by="the Trainer")
-        length = values.get("max_target_length")
-        is_short = TARGET_CODE.search(str(values.get("targets"))) or (isinstance(length, int) and length <= 16)
-        named = values.get("metrics", "exact_match" if is_short else "rouge")
-        metrics, score = METRICS[str(named)]
-        inputs, targets = str(values.get("inputs", "{inputs}")), str(values.get("targets", "{targets}"))
-        columns = {**_list_nested(inputs), **_list_nested(targets)}
-        for plain, nested in columns.items():
-            inputs, targets = (text.replace(f"{{{nested}}}", f"{{{plain}}}") for text in (inputs, targets))
-        if columns:
-            recipe.set("data.columns", columns, "columns inside others")
-        reason = "pairs of texts"
-        set_plain_task(recipe, inputs, targets, metrics=[metrics], score=score, reason=reason)
-        for name in ("inputs", "targets"):
-            if name not in values:
-                recipe.set(f"task.{name}", f"{{{name}}}", f"to be corrected: the {name} are computed by code")
-                advice = f"no literal text over columns was found: correct task.{name}"
-                recipe.findings.append(Finding(f"{name} of the tokenizer", "left out", (), advice))
-        if values.get("peft") == "qlora" and "model.adapter.target_modules" not in recipe.settings:
-            recipe.reasons["model.adapter.name"] = "LoRA beside a base in 8 or 4 bits; FiveTune takes 4"
+def _complete_task(recipe: ImportedRecipe, values: Mapping[str, JsonValue]) -> None:
+    """Set the templates over the columns, and the metric."""
+    length = values.get("max_target_length")
+    is_short = TARGET_CODE.search(str(values.get("targets"))) or (isinstance(length, int) and length <= 16)
+    named = values.get("metrics", "exact_match" if is_short else "rouge")
+    metrics, score = METRICS[str(named)]
+    inputs, targets = str(values.get("inputs", "{inputs}")), str(values.get("targets", "{targets}"))
+    columns = {**_list_nested(inputs), **_list_nested(targets)}
+    for plain, nested in columns.items():
+        inputs = inputs.replace(f"{{{nested}}}", f"{{{plain}}}")
+        targets = targets.replace(f"{{{nested}}}", f"{{{plain}}}")
+    if columns:
+        recipe.set("data.columns", columns, "columns inside others")
+    set_plain_task(recipe, inputs, targets, metrics=[metrics], score=score, reason="pairs of texts")
+    for name in ("inputs", "targets"):
+        if name not in values:
+            recipe.set(f"task.{name}", f"{{{name}}}", f"to be corrected: the {name} are computed by code")
+            advice = f"no literal text over columns was found: correct task.{name}"
+            recipe.add(f"{name} of the tokenizer", "left out", advice)
 
 
 def _list_nested(template: str) -> dict[str, str]:

@@ -13,20 +13,12 @@ from typing import ClassVar
 
 from fivetune.config.aliases import complete_argument
 from fivetune.errors import ConfigError
-from fivetune.importers import (
-    Argument,
-    Entry,
-    Finding,
-    ImportedRecipe,
-    RawConfig,
-    read_json_table,
-    set_plain_task,
-)
+from fivetune.importers import Argument, ImportedRecipe, Importer, RawConfig, Rules, read_json_table, set_plain_task
 from fivetune.importers._arguments import (
+    ACCUMULATION,
     EXAMPLE,
     ROUGE,
-    RULES,
-    ArgumentsImporter,
+    apply_arguments,
     complete_training,
     read_accelerate,
     read_launcher,
@@ -51,57 +43,38 @@ COLUMNS = {  # text and summary of known data sets; the script takes the first t
     "xsum": ("document", "summary"),
     "samsum": ("dialogue", "summary"),
 }
-LANGUAGE = Entry(setting="data.columns", joint=True, note="column of the table `translation`")
-OWN_RULES: dict[str, Entry] = {  # of the scripts alone, and those that several arguments decide
-    "source_prefix": Entry(setting="task.inputs", joint=True, note="the fixed text before the column"),
-    "text_column": Entry(setting="task.inputs", joint=True, note="column of the template"),
-    "summary_column": Entry(setting="task.targets", joint=True, note="column of the template"),
-    "source_lang": LANGUAGE,
-    "target_lang": LANGUAGE,
-    "with_tracking": Entry(setting="report.sinks", values={True: "tensorboard"}, note="name another one"),
-    "num_warmup_steps": Entry(setting="schedule.warmup_steps", same=(0,)),
-    "max_length": Entry(setting="data.max_input_tokens"),
-    "checkpointing_steps": Entry(
-        note="set checkpoint.every_steps; by default a checkpoint is written at each evaluation"
-    ),
-    "script": Entry(setting="task.name", joint=True, note="the task and its limits"),
-}
+LANGUAGE = ("data.columns", "column of the table `translation`")
+OWN_RULES = Rules(  # of arguments that the scripts alone have, and those that several arguments decide
+    settings={
+        "with_tracking": "report.sinks",
+        "num_warmup_steps": "schedule.warmup_steps",
+        "max_length": "data.max_input_tokens",
+    },
+    values={"with_tracking": {True: "tensorboard"}},
+    unchanged={
+        "num_warmup_steps": ((0,), ""),
+        "checkpointing_steps": (
+            (),
+            "set checkpoint.every_steps; by default a checkpoint is written at each evaluation",
+        ),
+    },
+    no_effect=(),
+    joint={
+        "source_prefix": ("task.inputs", "the fixed text before the column"),
+        "text_column": ("task.inputs", "column of the template"),
+        "summary_column": ("task.targets", "column of the template"),
+        "source_lang": LANGUAGE,
+        "target_lang": LANGUAGE,
+        **ACCUMULATION,
+    },
+)
 
 
-class TransformersScripts(ArgumentsImporter):
+class TransformersScripts(Importer):
     """Command lines of transformers' example scripts."""
 
     title: ClassVar[str] = "transformers' run_seq2seq_qa.py, run_qa.py, run_summarization.py and run_translation.py"
-    written: ClassVar[str] = "--{}"
-    own_rules: ClassVar[Mapping[str, Entry]] = OWN_RULES
-    rules: ClassVar[Mapping[str, Entry]] = RULES | OWN_RULES
-    differences: ClassVar[tuple[str, ...]] = (
-        "The batch is per device there; train.global_batch_size is the number of examples per optimizer step over all "
-        "devices, and accumulation is derived from it.",
-        "transformers divides the loss by the tokens of a micro-batch unless a model accepts the number of items; "
-        "FiveTune divides it by the tokens of the whole step, so that accumulation changes nothing.",
-        "Batches hold examples of similar length and are not padded to max_seq_length.",
-        "Without an option the scripts train in fp32; train.precision: auto takes bf16 where the device computes it.",
-        "--fp16 overflows in T5; set train.precision: bf16 or leave it out.",
-        "Answers are as long as 99 % of the targets plus a margin, unless a generation length is given; the scripts "
-        "take the config's, 20 tokens.",
-        "--adafactor is transformers' Adafactor without parameter scaling: optimizer.preset: hf.",
-    )
-    examples: ClassVar[Mapping[str, str]] = {
-        "": "run_seq2seq_qa.py --model_name_or_path google-t5/t5-small --train_file train.json --validation_file "
-        "dev.json --do_train --do_eval --version_2_with_negative --per_device_train_batch_size 8 "
-        "--gradient_accumulation_steps 4 --learning_rate 1e-4 --num_train_epochs 2 --max_seq_length 384 "
-        "--doc_stride 128 --predict_with_generate --fp16 --colour blue --output_dir runs/qa",
-        "summarize.sh": "#!/bin/sh\nMODEL=google-t5/t5-small\n# four GPUs\ntorchrun --nproc_per_node 4 "
-        'run_summarization.py \\\n  --model_name_or_path $MODEL --train_file train.csv --source_prefix "summarize: " '
-        "\\\n  --text_column article --summary_column highlights --adafactor --learning_rate 1e-3 \\\n"
-        "  --lr_scheduler_type constant --warmup_steps 500 --label_smoothing_factor 0.1 --max_steps 2000 \\\n"
-        "  --output_dir runs/sums 2>&1 | tee log.txt\n",
-        "translate.json": '{"model_name_or_path": "google-t5/t5-small", "source_lang": "en", "target_lang": "ro",\n'
-        ' "source_prefix": "translate English to Romanian: ", "train_file": "train.json",\n'
-        ' "validation_file": "dev.json", "per_device_train_batch_size": 4, "do_train": true,\n'
-        ' "num_beams": 4, "output_dir": "runs/en-ro"}\n',
-    }
+    rules: ClassVar[Rules] = OWN_RULES
 
     def can_read(self, source: RawConfig) -> bool:
         if source.name.endswith(".json"):
@@ -116,49 +89,45 @@ class TransformersScripts(ArgumentsImporter):
         is_own = own is not None and (Path(source.name).parent / own[0]).is_file()
         return "--model_name_or_path" in source.text and not is_own
 
-    def read_arguments(self, source: RawConfig) -> dict[str, Argument]:
-        if source.name.endswith(".json"):
-            return {name: Argument(value) for name, value in read_json_table(source).items()}
-        if source.name.endswith((".yaml", ".yml")):
-            return read_accelerate(source)
-        words = find_command(source, r"\brun_\w+\.py\b", "one of transformers' scripts, such as run_summarization.py")
-        place = next((i for i, word in enumerate(words) if word.endswith(".py")), -1)
-        script = re.sub(r".*/|\.py$", "", words[place]) if place >= 0 else ""
-        if script and script not in SCRIPTS:
+    def convert(self, source: RawConfig) -> ImportedRecipe:
+        arguments = _read_arguments(source)
+        recipe = ImportedRecipe(f"{self.title}, {source.name}", "--")
+        given = arguments.pop("script", None)
+        if given:
+            recipe.add(f"{given.value}.py", "set", "the task and its limits", ("task.name",))
+        values = apply_arguments(recipe, OWN_RULES, arguments)
+        if not given and all(name.startswith("launcher: ") for name in values):  # accelerate's file alone
+            complete_training(recipe, values, defaults={}, by="the Trainer")
+            recipe.drop(*recipe.defaults)
+        else:
+            script = str(given.value) if given else _find_script(values)
+            complete_training(recipe, values, defaults=SCRIPTS[script], by=f"{script}.py")
+            if SCRIPTS[script] is TEXT_LIMITS:
+                _complete_templates(recipe, values, script)
+        recipe.resolve_findings()
+        return recipe
+
+
+def _read_arguments(source: RawConfig) -> dict[str, Argument]:
+    """Read the arguments of a file or command line, those of the launcher, and the name of the script."""
+    if source.name.endswith(".json"):
+        return read_json_table(source)
+    if source.name.endswith((".yaml", ".yml")):
+        return read_accelerate(source)
+    words = find_command(source, r"\brun_\w+\.py\b", "one of transformers' scripts, such as run_summarization.py")
+    place = next((i for i, word in enumerate(words) if word.endswith(".py")), -1)
+    found: dict[str, Argument] = {}
+    if place >= 0:
+        script = Path(words[place]).stem
+        if script not in SCRIPTS:
             raise ConfigError(
                 f"{source.name}: {script}.py has no counterpart. Allowed: {', '.join(SCRIPTS)}, or arguments alone. "
                 "Leave the script out, and choose the task in the recipe."
             )
-        found: dict[str, Argument] = {}
-        if script:
-            found["script"] = Argument(script)
-        found |= read_launcher(words[: max(place, 0)], source)
-        for name, value in parse_flags([_complete_word(word) for word in words[place + 1 :]]).items():
-            found[name] = Argument(value)
-        return found
-
-    def apply_rule(
-        self,
-        recipe: ImportedRecipe,
-        name: str,
-        argument: Argument,
-        rule: Entry | None,
-        values: Mapping[str, JsonValue],
-    ) -> None:
-        if name == "script":
-            recipe.findings.append(Finding(f"{argument.value}.py", "set", ("task.name",), ""))
-        else:
-            super().apply_rule(recipe, name, argument, rule, values)
-
-    def complete(self, recipe: ImportedRecipe, values: Mapping[str, JsonValue]) -> None:
-        if all(name.startswith("launcher: ") for name in values):
-            complete_training(recipe, values, defaults={}, by="the Trainer")
-            recipe.drop(*(name for name in list(recipe.settings) if name in recipe.defaults))
-            return
-        script = _find_script(values)
-        complete_training(recipe, values, defaults=SCRIPTS[script], by=f"{script}.py")
-        if SCRIPTS[script] is TEXT_LIMITS:
-            _complete_templates(recipe, values, script)
+        found["script"] = Argument(script)
+    found |= read_launcher(words[: max(place, 0)], source)
+    options = parse_flags([_complete_word(word) for word in words[place + 1 :]])
+    return found | {name: Argument(value) for name, value in options.items()}
 
 
 def _complete_word(word: str) -> str:
@@ -174,13 +143,11 @@ def _complete_word(word: str) -> str:
 
 
 def _find_script(values: Mapping[str, JsonValue]) -> str:
-    """The script of the arguments; without its name, the one whose arguments they are.
+    """The script whose arguments they are.
 
     >>> _find_script({"text_column": "a"}), _find_script({"source_lang": "en"}), _find_script({})
     ('run_summarization', 'run_translation', 'run_seq2seq_qa')
     """
-    if given := values.get("script"):
-        return str(given)
     if {"source_lang", "target_lang"} & values.keys():
         return "run_translation"
     return "run_summarization" if {"text_column", "summary_column"} & values.keys() else "run_seq2seq_qa"

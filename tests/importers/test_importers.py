@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import kit
@@ -11,15 +12,14 @@ import pytest
 
 from fivetune import plugins
 from fivetune.cli import main
-from fivetune.config import RunConfig, load_config
+from fivetune.config import RunConfig, aliases, load_config
 from fivetune.errors import ConfigError
 from fivetune.importers import NOT_LITERAL, ImportedRecipe, RawConfig
 from fivetune.importers._python import parse_python
-from fivetune.importers._recipe import build_manual_page, format_recipe, import_recipe, load_importer, read_source
+from fivetune.importers._recipe import format_recipe, import_recipe, load_importer, read_source
 
 ROOT = Path(__file__).parents[2]
 FORMATS = plugins.list_plugins("importers")
-EXAMPLES = [(name, file) for name in FORMATS for file in plugins.load_plugin("importers", name).examples]
 
 
 def convert(text: str, name: str = "the command line", **overrides) -> ImportedRecipe:
@@ -36,40 +36,57 @@ def left_out(recipe: ImportedRecipe) -> dict[str, str]:
     return {one.argument: one.reason for one in recipe.findings if one.state in ("left out", "unknown")}
 
 
-# --- every example of every format ---
+# --- the pages of migration ---
 
 
-@pytest.mark.parametrize(("name", "file"), EXAMPLES)
-def test_each_example_is_detected_and_loads(tmp_path, name, file):
-    importer = plugins.load_plugin("importers", name)()
-    source = RawConfig(file or "the command line", importer.examples[file])
-    assert type(load_importer(source, None)) is type(importer)
+def read_page(name: str) -> tuple[str, str, str, dict[str, str]]:
+    """The file of a page's example, or "", its text and its recipe; the table of arguments: name -> what it becomes."""
+    text = (ROOT / "docs" / "migrating" / f"{name}.md").read_text(encoding="utf-8")
+    example, recipe = re.findall(r"^```\w+\n(.*?)^```", text.partition("## Example")[2], re.DOTALL | re.MULTILINE)
+    rows = re.findall(r"^\| `(.+?)` \| (.*?) \|", text, re.MULTILINE)
+    assert len(dict(rows)) == len(rows)
+    return "train.py" if "```python" in text else "", example, recipe, dict(rows)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_example_of_a_page_becomes_its_recipe(tmp_path, name):
+    file, example, expected, _ = read_page(name)
+    source = RawConfig(file or "the command line", example)
+    assert load_importer(source, None).plugin_name() == name
     recipe = import_recipe(source, None, {})
-    config = load(recipe, tmp_path)
-    assert config.model.path and config.task.plugin_name() in ("squad", "squad_v2", "jsonl")
-    arguments = importer.read_arguments(source)
-    assert len(recipe.findings) >= len(arguments)  # one for each argument
-    assert all(one.state == "set" or one.reason for one in recipe.findings)
-    assert all(name.partition(".")[0] in RunConfig.model_fields for name in recipe.settings)
-    if "olour" in importer.examples[file] or "COLOUR" in importer.examples[file]:
-        assert [one.state for one in recipe.findings if "olour" in one.argument.lower()] == ["unknown"]
+    assert format_recipe(recipe) == expected
+    assert load(recipe, tmp_path).model.path == "google-t5/t5-small"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_page_has_all_arguments_with_their_settings(name):
+    rules = plugins.load_plugin("importers", name).rules
+    *_, rows = read_page(name)
+    settings = {**rules.settings, **{argument: found for argument, (found, _) in rules.joint.items()}}
+    names = rules.list_names()
+    if name == "transformers":
+        settings = {**aliases.ALIASES, **settings}
+        names |= {*aliases.ALIASES, *aliases.UNCHANGED, *aliases.NO_EFFECT, *aliases.NO_EQUIVALENT}
+    assert (
+        names - rows.keys() - {"dataset_name", "dataset_config_name"} == set()
+        and rows.keys() - names - {"dataset_name", "dataset_config_name"} == set()
+    )
+    for argument, setting in settings.items():
+        assert rows[argument] == ", ".join(f"`{one}`" for one in setting.split(", "))
+    for argument in rules.no_effect:
+        assert rows[argument] == "no effect"
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_settings_of_rules_exist(name):
     from test_readme import _is_setting
 
-    for argument, rule in plugins.load_plugin("importers", name).rules.items():
-        for setting in filter(None, rule.setting.split(", ")):
-            assert setting == "device" or _is_setting(setting), (argument, setting)
-        assert rule.setting or rule.ignored or rule.note, argument
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_pages_of_migration_are_up_to_date(name):
-    path = ROOT / "docs" / "migrating" / f"{name}.md"
-    assert path.read_text(encoding="utf-8") == build_manual_page(name), (
-        f"fivetune import-config --manual {name} > {path.relative_to(ROOT)}"
+    rules = plugins.load_plugin("importers", name).rules
+    for setting in (*rules.settings.values(), *", ".join(found for found, _ in rules.joint.values()).split(", ")):
+        assert setting == "device" or _is_setting(setting), setting
+    assert all(
+        advice or argument in rules.settings or argument in rules.joint
+        for argument, (_, advice) in rules.unchanged.items()
     )
 
 
@@ -250,7 +267,42 @@ def test_a_metric_is_a_score_of_the_task_or_left_out():
     assert left_out(recipe)["--metric_for_best_model eval_loss"].startswith("the task has no score 'loss'. Allowed: ")
 
 
+def test_a_shell_script_and_a_table_of_arguments(tmp_path):
+    text = (
+        "#!/bin/sh\nMODEL=google-t5/t5-small\n# four GPUs\ntorchrun --nproc_per_node 4 run_summarization.py \\\n"
+        '  --model_name_or_path $MODEL --train_file train.csv --source_prefix "summarize: " --text_column article \\\n'
+        "  --summary_column highlights --adafactor --learning_rate 1e-3 --lr_scheduler_type constant \\\n"
+        "  --warmup_steps 500 --label_smoothing_factor 0.1 --max_steps 2000 --output_dir runs/sums 2>&1 | tee log.txt\n"
+    )
+    config = load(convert(text, "summarize.sh"), tmp_path)
+    assert (config.launch.nproc, config.optimizer.preset, config.train.num_steps) == (4, "hf", 2000)
+    text = (
+        '{"model_name_or_path": "m", "source_lang": "en", "target_lang": "ro", "source_prefix": "to ro: ", '
+        '"train_file": "train.json", "per_device_train_batch_size": 4, "do_train": true, "num_beams": 4}'
+    )
+    config = load(convert(text, "translate.json"), tmp_path)
+    assert (config.task.inputs, config.eval.num_beams, config.train.batch_size) == ("to ro: {source}", 4, 4)
+
+
 # --- simpletransformers ---
+
+
+def test_simpletransformers_tables_of_arguments(tmp_path):
+    text = (
+        'args = {"learning_rate": 3e-4, "optimizer": "AdamW", "max_seq_length": 64, "warmup_ratio": 0.1, '
+        '"scheduler": "linear_schedule_with_warmup", "manual_seed": 7, "preprocess_inputs": False}\n'
+        'model = T5Model("mt5", "google/mt5-small", args=args, use_cuda=False)\n'
+        'model.train_model(pd.read_csv("train.tsv", sep="\\t"))\n'
+    )
+    config = load(convert(text, "dict.py"), tmp_path)
+    assert (config.model.path, config.data.train, config.device) == ("google/mt5-small", ("train.tsv",), "cpu")
+    assert (config.task.inputs, config.schedule.warmup_fraction, config.run.seed) == ("{prefix}{input_text}", 0.1, 7)
+    text = (
+        '{"model_class": "T5Model", "model_name": "t5-base", "adafactor_scale_parameter": true, "optimizer": '
+        '"Adafactor", "scheduler": "constant_schedule_with_warmup", "warmup_ratio": 0.06, "train_batch_size": 16}'
+    )
+    config = load(convert(text, "model_args.json"), tmp_path)
+    assert (config.model.path, config.optimizer.preset, config.train.batch_size) == ("t5-base", "t5-paper", 16)
 
 
 def test_simpletransformers_attributes_and_computed_values(tmp_path):
@@ -309,9 +361,9 @@ def test_errors_name_the_place(name, text, message):
             "'train_batch_size': 3, 'n_gpu': 2",
             "train_batch_size 3 is not a multiple of it, and the GPUs share the batch",
         ),
-        ("'train_batch_size': 'many'", "'many' is not a number; 8 is taken"),
+        ("'train_batch_size': 'many'", "'many' is not a whole number above 0; 8 is taken"),
         ("'train_batch_size': 0", "0 is not a whole number above 0; 8 is taken"),
-        ("'gradient_accumulation_steps': float('inf')", "inf is not a number; 1 is taken"),
+        ("'gradient_accumulation_steps': float('inf')", "inf is not a whole number above 0; 1 is taken"),
         ("'num_beams': 3, 'num_return_sequences': 5", "eval.num_candidates: num_candidates 5 exceeds num_beams 3."),
     ],
 )
