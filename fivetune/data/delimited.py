@@ -10,9 +10,9 @@ import csv
 import re
 import shlex
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -90,7 +90,7 @@ def find_separator(head: str, path: Path) -> str:
     shares = {one: 0.0 if not suffix and _is_prose(head, one) else _measure_alike(head, one) for one in SEPARATORS}
     by_suffix = BY_SUFFIX.get(suffix, "")
     alike = [one for one in SEPARATORS if shares[one] == 1]
-    if marks := _find_marks(head, unless=bool({*alike} - {"|"})):
+    if not {*alike} - {"|"} and (marks := _find_marks(head)):
         return marks
     if alike:
         return by_suffix if by_suffix in alike else alike[0]
@@ -105,8 +105,8 @@ def _find_separator_line(head: str) -> re.Match[str] | None:
 
 def _is_prose(head: str, separator: str) -> bool:
     """Return whether a separator is followed by a space or a line end in most places: it is part of sentences."""
-    num_prose = len(re.findall(rf"{separator}(?=[ \r\n])", head)) if separator in PROSE_SEPARATORS else 0
-    return 2 * num_prose > head.count(separator)
+    in_prose = re.findall(rf"{re.escape(separator)}(?=[ \r\n])", head)
+    return separator in PROSE_SEPARATORS and 2 * len(in_prose) > head.count(separator)
 
 
 def _measure_alike(head: str, separator: str) -> float:
@@ -135,10 +135,10 @@ def _sample_rows(head: str, separator: str, *, is_quoted: bool) -> list[list[str
     return rows
 
 
-def _find_marks(head: str, *, unless: bool) -> str:
-    """Return the run of two or more marks that divides all of the first lines alike; "" `unless` it is not needed."""
+def _find_marks(head: str) -> str:
+    """Return the run of two or more marks that divides all of the first lines alike; "" if there is none."""
     lines = [line for line in head.split("\n")[:SAMPLE_ROWS] if line.strip()]
-    runs = dict.fromkeys(re.findall(r"[|#:~^@$+*=]{2,}", lines[0])) if lines and not unless else {}
+    runs = re.findall(r"[|#:~^@$+*=]{2,}", lines[0]) if lines else []
     for marks in runs:
         if {len(line.split(marks)) for line in lines} == {len(lines[0].split(marks))}:
             return marks
@@ -158,7 +158,7 @@ def split_plain(line: str, separator: str) -> list[str]:
 # --- quotes ---
 
 
-def _has_quoted_cells(file: IO[bytes], separator: str) -> bool:
+def _has_quoted_cells(lines: Iterable[str], separator: str) -> bool:
     """Return whether the double quotes of a table enclose cells, by comparing both ways to read each quote.
 
     A way is right for a line if its record has as many cells as the first one. Where lines that are whole records by
@@ -169,40 +169,63 @@ def _has_quoted_cells(file: IO[bytes], separator: str) -> bool:
         return False
     plain_width = quoted_width = 0
     num_rows = num_plain = num_quoted = num_swallowed = num_styled = 0
-    raw = (line for _, line in read_lines(file) if line.strip(b"\r\n"))
-    for line in raw:
+    for record in _iter_quoted(lines, 1, separator):
+        own, cells = record.lines, record.cells
         num_rows += 1
-        if plain_width and b'"' not in line:
+        if plain_width and '"' not in own[0]:
             continue
-        lines, cells = _read_quoted_record(line, raw, separator)
-        plain_width = plain_width or len(split_plain(lines[0], separator))
+        plain_width = plain_width or len(split_plain(own[0], separator))
         quoted_width = quoted_width or len(cells) or plain_width
-        num_plain += sum(len(split_plain(one, separator)) == plain_width for one in lines)
-        if (cells or separator not in PROSE_SEPARATORS) and is_swallowed(lines, cells, separator, plain_width):
+        num_plain += sum(len(split_plain(line, separator)) == plain_width for line in own)
+        if (cells or separator not in PROSE_SEPARATORS) and is_swallowed(own, cells, separator, plain_width):
             num_swallowed += 1
         elif len(cells) == quoted_width:
-            num_quoted += len(lines)
-            num_styled += lines[0].startswith('"') or f'{separator}"' in lines[0]
-        if num_rows == ROWS_OF_STYLE and 2 * num_styled > num_rows:
+            num_quoted += len(own)
+            num_styled += own[0].startswith('"') or f'{separator}"' in own[0]
+        if num_rows >= ROWS_OF_STYLE and 2 * num_styled > num_rows:
             return True
     if separator in PROSE_SEPARATORS or 2 * num_styled > num_rows:
         return not num_swallowed or num_plain <= num_quoted
     return num_quoted >= num_plain
 
 
-def _read_quoted_record(line: bytes, following: Iterator[bytes], separator: str) -> tuple[list[str], list[str]]:
-    """Return the lines of the record that begins with a line, and its cells; no cells if its quotes are not right."""
-    lines: list[str] = []
+class _Record(NamedTuple):
+    """A record's first line, counted from 1, its lines, and its cells; none for a blank line or for an error."""
 
-    def decode() -> Iterator[str]:
-        for one in chain([line.removeprefix(BOM)], following):
-            lines.append(one.decode(errors="replace"))
-            yield lines[-1]
+    number: int
+    lines: list[str]
+    cells: list[str]
+    error: csv.Error | None = None
 
-    try:
-        return lines, next(csv.reader(decode(), delimiter=separator, strict=True))
-    except (csv.Error, StopIteration):
-        return lines, []
+
+def _iter_quoted(lines: Iterable[str], start: int, separator: str) -> Iterator[_Record]:
+    """Yield each record, whose quoted cells may hold separators and line ends; `start`: number of the first line."""
+    taken: list[str] = []
+
+    def take() -> Iterator[str]:
+        for line in lines:
+            taken.append(line)
+            yield line
+
+    rows = csv.reader(take(), delimiter=separator, strict=True)
+    while True:
+        taken.clear()
+        cells: list[str] = []
+        error = None
+        try:
+            cells = next(rows)
+        except StopIteration:
+            return
+        except csv.Error as raised:
+            error = raised
+        yield _Record(start + rows.line_num - len(taken), taken.copy(), cells, error)
+
+
+def _iter_plain(lines: Iterable[str], start: int, separator: str) -> Iterator[_Record]:
+    """Yield each line that is not empty as a record."""
+    for number, line in enumerate(lines, start):
+        if line.strip("\r\n"):
+            yield _Record(number, [line], split_plain(line, separator))
 
 
 def is_swallowed(lines: Sequence[str], cells: Sequence[str], separator: str, width: int) -> bool:
@@ -319,35 +342,36 @@ def read_csv_rows(
             f"Convert it: tr '\\r' '\\n' < {shlex.quote(str(path))} > {into}"
         )
     separator = find_separator(head, path) or ","
-    num_before = 1 if _find_separator_line(head) else 0
-    _skip_to_line(file, num_before)
+    start = 2 if _find_separator_line(head) else 1
     csv.field_size_limit(MAX_RECORD_BYTES)  # process-wide, 131,072 by default; csv.reader has no such option
-    is_quoted = _has_quoted_cells(file, separator)
-    _skip_to_line(file, num_before)
-    lines = _decode_lines(file, path, num_before)
-    rows = _iter_quoted(lines, path, separator) if is_quoted else _iter_plain(lines, separator)
+    _skip_to_line(file, start)
+    texts = (line.removeprefix(BOM).decode(errors="replace") for _, line in read_lines(file) if line.strip(b"\r\n"))
+    is_quoted = _has_quoted_cells(texts, separator)
+    _skip_to_line(file, start)
+    lines = _decode_lines(file, path, start)
     names: list[str] = []
-    for row in rows:
-        if isinstance(row, BadRecord):
-            yield row
+    for record in (_iter_quoted if is_quoted else _iter_plain)(lines, start, separator):
+        where = f"{path}:{record.number}"
+        if record.error:
+            yield _classify_csv_error(record.error, where)
+        if not record.cells:
             continue
-        number, cells, swallowed = row
         if not names:
-            sample = _sample_rows(head, separator, is_quoted=is_quoted)[num_before:]
-            names, is_record = _find_names(cells, sample, header, f"{path}:{number}")
+            sample = _sample_rows(head, separator, is_quoted=is_quoted)[start - 1 :]
+            names, is_record = _find_names(record.cells, sample, header, where)
             if wrong := describe_missing_column(names, columns):
-                raise DataError(f"{path}:{number}: {wrong}")
+                raise DataError(f"{where}: {wrong}")
             if not is_record:
                 continue
-        if swallowed and is_swallowed(swallowed, cells, separator, len(names)):
-            yield _describe_swallowed(path, number, swallowed)
+        if is_swallowed(record.lines, record.cells, separator, len(names)):
+            yield _describe_swallowed(where, record)
         else:
-            yield TableRow(path, number, names, cells)
+            yield TableRow(path, record.number, names, record.cells)
 
 
 def read_text_lines(file: IO[bytes], path: Path, header: Sequence[str]) -> Iterator[TableRow]:
     """Yield each line as a row of one column, blank ones too, so that the n-th record is the n-th line."""
-    for number, line in _decode_lines(file, path, 0):
+    for number, line in enumerate(_decode_lines(file, path, 1), 1):
         yield TableRow(path, number, header, [line.removesuffix("\n").removesuffix("\r")])
 
 
@@ -385,55 +409,21 @@ def _refuse_repeated_name(names: Sequence[str], where: str) -> None:
         raise DataError(f"{where}: the columns {places} are both named {repeated!r}. Names must be unique. Rename one.")
 
 
-def _skip_to_line(file: IO[bytes], num: int) -> None:
+def _skip_to_line(file: IO[bytes], number: int) -> None:
     file.seek(0)
-    for _ in range(num):
+    for _ in range(number - 1):
         file.readline(HEAD_BYTES)
 
 
-def _decode_lines(file: IO[bytes], path: Path, num_before: int) -> Iterator[tuple[int, str]]:
-    for number, line in enumerate((line for _, line in read_lines(file)), num_before + 1):
+def _decode_lines(file: IO[bytes], path: Path, start: int) -> Iterator[str]:
+    """Decode the lines from the file's position on, which is the line `start`."""
+    for number, line in enumerate((line for _, line in read_lines(file)), start):
         if len(line) > MAX_RECORD_BYTES:
             raise DataError(f"{path}:{number}: {format_too_long_message('the line')}")
         try:
-            yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             raise make_utf8_error(path, error, line=number) from error
-
-
-def _iter_plain(lines: Iterable[tuple[int, str]], separator: str) -> Iterator[tuple[int, list[str], list[str]]]:
-    """Yield (line, cells, []) of each line that is not empty."""
-    for number, line in lines:
-        if line.strip("\r\n"):
-            yield number, split_plain(line, separator), []
-
-
-def _iter_quoted(
-    lines: Iterable[tuple[int, str]], path: Path, separator: str
-) -> Iterator[tuple[int, list[str], list[str]] | BadRecord]:
-    """Yield (first line, cells, the lines of a record of several lines) of each record, or the error of one."""
-    taken: list[str] = []
-    first = 0
-
-    def take() -> Generator[str]:
-        nonlocal first
-        for number, line in lines:
-            first = first if taken else number
-            taken.append(line)
-            yield line
-
-    rows = csv.reader(take(), delimiter=separator, strict=True)
-    while True:
-        taken.clear()
-        try:
-            cells = next(rows)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            yield _classify_csv_error(error, f"{path}:{first}")
-            continue
-        if cells:
-            yield first, cells, taken.copy() if len(taken) > 1 else []
 
 
 def _classify_csv_error(error: csv.Error, where: str) -> BadRecord:
@@ -444,11 +434,12 @@ def _classify_csv_error(error: csv.Error, where: str) -> BadRecord:
     return BadRecord(where, f"not CSV: {error}. {advice}")
 
 
-def _describe_swallowed(path: Path, number: int, lines: Sequence[str]) -> BadRecord:
+def _describe_swallowed(where: str, record: _Record) -> BadRecord:
+    num = len(record.lines)
     return BadRecord(
-        f"{path}:{number}",
-        f"a quoted cell that begins in this line ends in line {number + len(lines) - 1}, and each of these "
-        f"{len(lines):,} lines is a record by itself. Allowed: cells in double quotes, quotes inside them doubled. "
+        where,
+        f"a quoted cell that begins in this line ends in line {record.number + num - 1}, and each of these "
+        f"{num:,} lines is a record by itself. Allowed: cells in double quotes, quotes inside them doubled. "
         "Close the quote, or double it.",
     )
 
