@@ -147,7 +147,7 @@ def _list_field_names(path: tuple[str, ...], layers: Layers) -> list[str]:
     if len(path) == 1:
         return list(RunConfig.model_fields)
     section = path[0]
-    if kind := NESTED_PLUGINS.get(".".join(path[:2])):
+    if len(path) > 2 and (kind := NESTED_PLUGINS.get(".".join(path[:2]))):
         given = layers.to_dict()[section][path[1]]
         name = given.get("name") or ("saved" if "path" in given else None)
         return ["name", *(plugins.load_plugin(kind, name).model_fields if name else ())]

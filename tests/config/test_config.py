@@ -443,6 +443,7 @@ def test_transformers_arguments_arrive(arguments, settings):
         ("--early_stopping_threshold 0.1", "Set train.early_stopping.min_delta, in points of the score (0 to 100)."),
         ("--lora true", "Set model.adapter.name: lora"),
         ("--global_batch_size 8", "global_batch_size is not a setting. Did you mean train.global_batch_size?"),
+        ("--adapter lora", "adapter is not a setting. Did you mean model.adapter?"),
         ("--batch-size 8", "batch-size is not a setting. Did you mean train.batch_size or eval.batch_size?"),
         ("--learning_rat 1", "Did you mean learning_rate (transformers' name of optimizer.lr)?"),
         ("--dataset_name mine", "--dataset_name: 'mine' has no owner. Names of the hub have the form org/name."),
