@@ -74,7 +74,7 @@ reliability: .venv/.installed-test
 # Versions are a week old at least: what harms is mostly found within days.
 COMPILE = $(BIN)/uv pip compile pyproject.toml --quiet --system-certs --python-version 3.11 --upgrade \
   --generate-hashes --no-annotate --no-header --no-emit-index-url --exclude-newer "7 days"
-# Where the CPU build of torch lies, with which CI runs: a folder or an address.
+# Where the CPU build of torch lies, with which CI and the image run: a folder or an address.
 WHEELS ?= $(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null)
 
 lock: .venv/.installed-release
@@ -82,6 +82,8 @@ lock: .venv/.installed-release
 	$(COMPILE) --universal --output-file release/runtime.txt
 	$(COMPILE) --python-platform x86_64-manylinux_2_28 --extra test --find-links "$(WHEELS)" \
 	  --constraint release/runtime.txt --output-file release/lock.txt
+	echo hatchling | $(COMPILE) - --python-platform x86_64-manylinux_2_28 --extra serve --extra export --extra adapters \
+	  --find-links "$(WHEELS)" --constraint release/lock.txt --output-file release/image.txt
 
 # Needs the network: without its database every package "could not be audited", which --strict makes an error. The
 # database knows no local versions such as +cpu.

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, create_model
 
 from fivetune.errors import ConfigError, FiveTuneError, UnknownPluginError, suggest_names
 
@@ -53,7 +53,9 @@ def import_plugin(kind: str, name: str) -> ModuleType:
     importing a file outside the package fails."""
     known = list_plugins(kind)
     if name not in known:
-        raise UnknownPluginError(f"{kind}: there is no {name!r}. {suggest_names(name, known)}")
+        raise UnknownPluginError(
+            f"{kind}: there is no {name!r}. {suggest_names(name, known)} FIVETUNE_PLUGINS names folders of your own."
+        )
     try:
         return import_module(f"fivetune.{kind}.{name}")
     except SyntaxError as error:
@@ -84,6 +86,15 @@ def load_plugin(kind: str, name: str) -> Any:
             "Correct the plugin."
         )
     return found[0]
+
+
+def make_stand_in(kind: str, name: str) -> type[Options]:
+    """Make a class of options that takes any settings, for a plugin that is absent and that no answer needs."""
+    return create_model(name, __base__=_AnyOptions, __module__=f"fivetune.{kind}.{name}")
+
+
+class _AnyOptions(Options):
+    model_config = ConfigDict(extra="allow")
 
 
 def is_own_file(filename: str) -> bool:

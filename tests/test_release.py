@@ -19,7 +19,10 @@ from packaging.utils import canonicalize_name
 from release.build import CHECKSUMS, ROOT, build_release
 from release.licences import UNKNOWN, list_dependencies, read_licence
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT, BUILDS = PYPROJECT["project"], PYPROJECT["build-system"]["requires"]
+OPTIONAL = PROJECT["optional-dependencies"]
+IMAGE = [*PROJECT["dependencies"], *OPTIONAL["serve"], *OPTIONAL["export"], *OPTIONAL["adapters"], *BUILDS]
 COPYLEFT = re.compile(r"\b(A|L)?GPL\b")
 
 
@@ -36,8 +39,9 @@ def read_lock(name: str) -> dict[str, list[str]]:
 @pytest.mark.parametrize(
     ("lock", "lines"),
     [
-        ("lock.txt", PROJECT["dependencies"] + PROJECT["optional-dependencies"]["test"]),
+        ("lock.txt", PROJECT["dependencies"] + OPTIONAL["test"]),
         ("runtime.txt", PROJECT["dependencies"]),
+        ("image.txt", IMAGE),
     ],
 )
 def test_the_lock_has_a_hashed_version_of_each_dependency_and_no_address(lock, lines):
@@ -62,6 +66,10 @@ def test_every_installed_dependency_has_a_known_licence():
         assert row and row[1] != UNKNOWN, f"{name}: its licence is not in docs/licences.md; run `make licences`"
     core = [one for one in known.values() if one.extras == ("core",)]
     assert len(core) > 30 and UNKNOWN not in {one.licence for one in core}
+
+
+def test_the_image_has_the_versions_that_are_tested():
+    assert read_lock("image.txt").items() <= read_lock("lock.txt").items()
 
 
 @pytest.mark.parametrize("lock", ["lock.txt", "runtime.txt"])

@@ -6,9 +6,18 @@ In: nested plain values. Out: checked settings. A field's description is its doc
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from fivetune import plugins
@@ -18,12 +27,24 @@ from fivetune.plugins import Options
 from fivetune.types import Adapter, JsonTable
 
 UNKNOWN_PLUGIN = "unknown_plugin"  # type of pydantic's error
+ONLY_FOR_TRAINING = ("optimizers", "schedules", "strategies")  # kinds of plugins that no answer of a run needs
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 PositiveInt = Annotated[int, Field(ge=1)]
 
 
-def parse_plugin(kind: str, default: str | None, value: Options | str | Mapping[str, object] | None) -> Any:
-    """Convert `{name: adafactor, lr: 1e-3}` or `adafactor` to the options of that plugin."""
+def is_for_training(info: ValidationInfo) -> bool:
+    """Whether settings are checked for training; a trained run is also opened where it could not train."""
+    context = cast("Mapping[str, bool] | None", info.context)
+    return not (context or {}).get("trained")
+
+
+def parse_plugin(
+    kind: str, default: str | None, value: Options | str | Mapping[str, object] | None, info: ValidationInfo
+) -> Any:
+    """Convert `{name: adafactor, lr: 1e-3}` or `adafactor` to the options of that plugin.
+
+    Of a trained run a plugin that only training needs may be absent.
+    """
     if isinstance(value, Options):
         return value
     table = {"name": value} if isinstance(value, str) else dict(value or {})
@@ -35,16 +56,19 @@ def parse_plugin(kind: str, default: str | None, value: Options | str | Mapping[
     try:
         found = plugins.load_plugin(kind, name)
     except UnknownPluginError as error:
-        raise PydanticCustomError(UNKNOWN_PLUGIN, "{text}", {"text": str(error).removeprefix(f"{kind}: ")}) from None
-    return found.model_validate(table)
+        if is_for_training(info) or kind not in ONLY_FOR_TRAINING:
+            text = str(error).removeprefix(f"{kind}: ")
+            raise PydanticCustomError(UNKNOWN_PLUGIN, "{text}", {"text": text}) from None
+        found = plugins.make_stand_in(kind, name)
+    return found.model_validate(table, context=info.context)
 
 
-def _parse_adapter(value: Options | str | Mapping[str, object] | None) -> Any:
+def _parse_adapter(value: Options | str | Mapping[str, object] | None, info: ValidationInfo) -> Any:
     """Convert `{name: lora, r: 8}` or `lora` to the options of that adapter; `{path: DIR}` is one that was saved."""
     if value is None:
         return None
     is_saved = isinstance(value, Mapping) and "path" in value
-    return parse_plugin("adapters", "saved" if is_saved else None, value)
+    return parse_plugin("adapters", "saved" if is_saved else None, value, info)
 
 
 def _as_table(options: Options | None) -> JsonTable | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -26,7 +26,7 @@ from fivetune.config.data import DataSection
 from fivetune.config.distill import DistillSection, explain_unsupported_distillation
 from fivetune.config.layers import PLUGIN_SECTIONS, as_yaml, parse_names, parse_table
 from fivetune.config.loss import LossSection, explain_unsupported_loss
-from fivetune.config.model import ModelSection, parse_plugin
+from fivetune.config.model import ModelSection, is_for_training, parse_plugin
 from fivetune.config.search import SearchSection
 from fivetune.config.tpu import explain_unsupported_tpu
 from fivetune.config.train import TrainSection
@@ -181,8 +181,8 @@ class ReportSection(_Section):
     sinks: Names = Field(default=(), description="trackers that receive every record: tensorboard, wandb, mlflow")
 
     @model_validator(mode="after")
-    def _check_sinks(self) -> ReportSection:
-        for name in self.sinks:
+    def _check_sinks(self, info: ValidationInfo) -> ReportSection:
+        for name in self.sinks if is_for_training(info) else ():
             if name not in plugins.list_plugins("sinks"):
                 raise ValueError(f"sinks: there is no {name!r}. {suggest_names(name, plugins.list_plugins('sinks'))}")
         return self
@@ -208,12 +208,6 @@ class LaunchSection(_Section):
         return self.nnodes * self.nproc
 
 
-def is_for_training(info: ValidationInfo) -> bool:
-    """Whether settings are checked for training; a trained run is also opened where it could not train."""
-    context = cast("Mapping[str, bool] | None", info.context)
-    return not (context or {}).get("trained")
-
-
 class RunConfig(_Section):
     """All settings of a run. Field descriptions are the documentation (docs/config.md)."""
 
@@ -222,10 +216,10 @@ class RunConfig(_Section):
     task: Annotated[Task, PlainValidator(_parse_task)]
     data: DataSection = DataSection()
     optimizer: Annotated[Optimizer, PlainValidator(_parse_optimizer)] = Field(
-        default_factory=lambda: _parse_optimizer(None)
+        default_factory=lambda: plugins.load_plugin("optimizers", "adafactor")()
     )
     schedule: Annotated[Schedule, PlainValidator(_parse_schedule)] = Field(
-        default_factory=lambda: _parse_schedule(None)
+        default_factory=lambda: plugins.load_plugin("schedules", "constant")()
     )
     train: TrainSection = TrainSection()
     loss: LossSection = LossSection()
@@ -236,7 +230,7 @@ class RunConfig(_Section):
     report: ReportSection = ReportSection()
     search: SearchSection = SearchSection()
     strategy: Annotated[Strategy, PlainValidator(_parse_strategy)] = Field(
-        default_factory=lambda: _parse_strategy(None)
+        default_factory=lambda: plugins.load_plugin("strategies", "single")()
     )
     launch: LaunchSection = LaunchSection()
     device: str = Field(
@@ -383,7 +377,9 @@ class RunConfig(_Section):
         return self
 
     @model_validator(mode="after")
-    def _check_distillation(self) -> RunConfig:
+    def _check_distillation(self, info: ValidationInfo) -> RunConfig:
+        if not is_for_training(info):
+            return self
         is_divided = self.strategy.sharded and self.launch.num_processes > 1
         obstacle = explain_unsupported_distillation(
             self.distill,
@@ -445,8 +441,10 @@ class RunConfig(_Section):
         return self
 
     @model_validator(mode="after")
-    def _check_metric(self) -> RunConfig:
+    def _check_metric(self, info: ValidationInfo) -> RunConfig:
         """Refuse a metric that is not a score of the task, such as a count or a threshold."""
+        if not is_for_training(info):
+            return self
         name, scores = self.eval.metric, self.task.list_selectable_scores()
         if name is not None and name not in scores:
             raise ValueError(

@@ -116,12 +116,16 @@ class ReadCounts:
         """Reasons of records that were left out on purpose."""
         return sorted(self._left_out)
 
-    def keep(self, examples: Sequence[TextExample], task: Task, scorer: Scorer) -> None:
-        """Count a record that gives examples; in a label task, by its gold label."""
+    def keep(self, examples: Sequence[TextExample], task: Task, scorer: Scorer | None) -> None:
+        """Count a record that gives examples; in a label task, by its gold label.
+
+        Args:
+            scorer: scores blank gold answers; None where answers are not scored.
+        """
         self.num_read += 1
         self.num_records_kept += 1
         golds = examples[0].references
-        self.num_blank_golds += rewards_blank(scorer, golds)
+        self.num_blank_golds += scorer is not None and rewards_blank(scorer, golds)
         self.num_blank_synonyms += DROPPED_SYNONYMS in examples[0].meta
         if not golds:
             return
@@ -159,7 +163,8 @@ def convert_records(
     Args:
         on_bad: called with each record that the task refuses; None raises DataError at the first.
     """
-    side, task, scorer = source.split.side if source.split else "", source.task, Scorer(source.task.metrics)
+    side, task = source.split.side if source.split else "", source.task
+    scorer = Scorer(task.metrics) if source.labelled else None
     try:
         for record in records:
             if divided and not divided.is_on_side(record, side):

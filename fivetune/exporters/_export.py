@@ -18,7 +18,14 @@ import torch
 
 import fivetune
 from fivetune import rundir
-from fivetune.errors import ConfigError, DataError, InterruptedRunError, ModelError, describe_failure
+from fivetune.errors import (
+    ConfigError,
+    DataError,
+    InterruptedRunError,
+    ModelError,
+    UnknownPluginError,
+    describe_failure,
+)
 from fivetune.exporters import Exporter
 from fivetune.exporters._proof import compare_export, count_folder_bytes
 from fivetune.model.adapters import find_adapter
@@ -168,7 +175,7 @@ def _compare_with_run(
             compares_speed=exporter.has_own_engine,
             on_progress=on_progress,
         )
-    except DataError as error:
+    except (DataError, UnknownPluginError) as error:  # no evaluation data, or a metric of one's own that is absent
         return {"verdict": "not proved", "reasons": [f"predictions, score and speed are not compared: {error}"]}
     except InterruptedRunError:
         raise

@@ -188,6 +188,16 @@ def load_metric(spec: MetricSpec) -> Metric:
     return plugins.load_plugin("metrics", name)(**table)
 
 
+def find_absent(metrics: Sequence[MetricSpec]) -> list[str]:
+    """Return the names of metrics whose plugins are absent.
+
+    >>> find_absent(["squad", {"name": "my_metric"}])
+    ['my_metric']
+    """
+    names = [spec if isinstance(spec, str) else str(spec.get("name")) for spec in metrics]
+    return [name for name in names if name not in plugins.list_plugins("metrics")]
+
+
 def list_score_names(metrics: Sequence[MetricSpec]) -> tuple[str, ...]:
     """Return the names of all scores of these metrics; the later of two equal names gets its metric's as prefix.
 

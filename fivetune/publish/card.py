@@ -19,7 +19,7 @@ from fivetune.config import RunConfig
 from fivetune.config.layers import as_yaml
 from fivetune.config.paths import find_typed_path, resolve_adapter
 from fivetune.errors import format_size
-from fivetune.metrics import load_metric
+from fivetune.metrics import find_absent, load_metric
 from fivetune.publish.facts import (
     build_data_lines,
     build_limit_lines,
@@ -203,7 +203,7 @@ def _list_eval_results(config: RunConfig, run: Run, evaluation: EvalRecord | Non
     dataset = name_eval_data(run)
     if evaluation is None or not dataset:
         return []
-    names = {name for name in config.task.list_selectable_scores() if not name.startswith("best_")}  # by an oracle
+    counts, oracles = ("total", "_thresh"), "best_"
     first = _get_metric_name(config.tasks[0].metrics[0])
     return [
         EvalResult(
@@ -215,7 +215,7 @@ def _list_eval_results(config: RunConfig, run: Run, evaluation: EvalRecord | Non
             metric_value=round(value, 4),
         )
         for name, value in evaluation.scores.items()
-        if name in names and math.isfinite(value)
+        if math.isfinite(value) and not name.endswith(counts) and not name.startswith(oracles)
     ]
 
 
@@ -253,8 +253,7 @@ def _build_score_lines(
         interval = evaluation.intervals.get(name)
         shown = f"{interval[0]:.2f} to {interval[1]:.2f}" if interval else ""
         yield f"| {name} | {format_score(name, value)} | {shown} |"
-    metrics = {_get_metric_name(spec): load_metric(spec) for task in config.tasks for spec in task.metrics}
-    scorers = "; ".join(f"`{name}` ({metric.source})" for name, metric in metrics.items())
+    scorers = "; ".join(dict.fromkeys(_describe_scorer(spec) for task in config.tasks for spec in task.metrics))
     yield ""
     yield f"Scorer: FiveTune's {scorers}. Scores are of 0 to 100, intervals from a bootstrap over the questions."
     if dataset:
@@ -346,6 +345,11 @@ def _count_examples_per_step(run: Run) -> int | None:
 
 def _format_number(value: object) -> str | None:
     return f"{value:g}" if isinstance(value, int | float) else None
+
+
+def _describe_scorer(spec: MetricSpec) -> str:
+    name = _get_metric_name(spec)
+    return f"`{name}`" if find_absent([spec]) else f"`{name}` ({load_metric(spec).source})"
 
 
 def _get_metric_name(spec: MetricSpec) -> str:

@@ -13,11 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, model_validator
 
 from fivetune import plugins
+from fivetune.config.model import is_for_training
 from fivetune.errors import ConfigError, MissingLabelError, RecordError, suggest_names
-from fivetune.metrics import list_selectable_scores, load_metric
+from fivetune.metrics import find_absent, list_selectable_scores, load_metric
 from fivetune.tasks import (
     TaskOptions,
     check_template,
@@ -55,7 +56,9 @@ class JSONL(TaskOptions):
     main_metric: str = Field(default="exact_match", description="score that chooses the best checkpoint")
 
     @model_validator(mode="after")
-    def _check_names(self) -> JSONL:
+    def _check_metrics(self, info: ValidationInfo) -> JSONL:
+        if not is_for_training(info) and find_absent(self.metrics):  # a trained run answers without its metrics
+            return self
         for spec in self.metrics:
             _check_metric(spec)
         scores = list_selectable_scores(self.metrics)
@@ -64,6 +67,10 @@ class JSONL(TaskOptions):
             raise ValueError(
                 f"main_metric: {metrics} gives no score {self.main_metric!r}. {suggest_names(self.main_metric, scores)}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_clip(self) -> JSONL:
         if self.clip is not None and self.clip not in list_template_columns(self.inputs):
             columns = suggest_names(self.clip, list_template_columns(self.inputs))
             raise ValueError(f"clip: {self.clip!r} is not in inputs {self.inputs!r}. {columns}")

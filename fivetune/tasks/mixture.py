@@ -18,17 +18,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationInfo,
+    model_validator,
+)
 
 from fivetune import plugins
 from fivetune.config.layers import parse_sources, parse_table
+from fivetune.config.model import is_for_training
 from fivetune.errors import RecordError, suggest_names
-from fivetune.metrics import load_metric
+from fivetune.metrics import find_absent, load_metric
 from fivetune.tasks import TaskOptions, get_column, head_of, shorten_repr
 from fivetune.types import ConversionResult, JsonTable, MetricSpec, RawRecord, Task, TextExample
 
 
-def _parse_task(value: plugins.Options | str | Mapping[str, object] | None) -> plugins.Options:
+def _parse_task(value: plugins.Options | str | Mapping[str, object] | None, info: ValidationInfo) -> plugins.Options:
     """Parse a task's name, or a table of its name and options, into its options. Raises ValueError."""
     if isinstance(value, plugins.Options):
         return value
@@ -38,7 +48,7 @@ def _parse_task(value: plugins.Options | str | Mapping[str, object] | None) -> p
         known = [task for task in plugins.list_plugins("tasks") if task != "mixture"]
         raise ValueError(f"there is no task {name!r} for a part. {suggest_names(name, known)}")
     options = plugins.load_plugin("tasks", name)
-    return options.model_validate(_check_known_settings(table, options))
+    return options.model_validate(_check_known_settings(table, options), context=info.context)
 
 
 def _parse_part(value: object) -> object:
@@ -109,7 +119,7 @@ class Mixture(TaskOptions):
     )
 
     @model_validator(mode="after")
-    def _check_parts(self) -> Mixture:
+    def _check_parts(self, info: ValidationInfo) -> Mixture:
         if self.part is not None and self.part not in self.parts:
             raise ValueError(f"part: there is no {self.part!r}. {suggest_names(self.part, list(self.parts))}")
         for name, part in self.parts.items():
@@ -120,6 +130,8 @@ class Mixture(TaskOptions):
                 raise ValueError(
                     f"parts.{name}.task.head is {head_of(part.task)}. A mixture needs generate in all parts"
                 )
+            if not is_for_training(info) and find_absent(part.task.metrics):  # a trained run answers without them
+                continue
             if not all(load_metric(spec).higher_is_better for spec in part.task.metrics):
                 raise ValueError(
                     f"parts.{name}: lower is better for one of its metrics, so the parts have no mean. Leave it out"

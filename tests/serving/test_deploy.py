@@ -56,16 +56,19 @@ def test_what_the_image_copies_exists_and_is_let_through(steps: list[tuple[str, 
         assert (ROOT / name).exists() and f"!{name}" in ignored
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert {project["readme"], *project["license-files"]} <= set(names)
-    installed = " ".join(rest for word, rest in steps if word == "RUN")
-    assert "--constraint constraints.txt" in installed
-    sources = next(rest for word, rest in steps if word == "RUN" and "constraints.txt" in rest)
-    command = re.search(r"sed -n '[^']+' release/lock.txt", sources)
-    assert command
-    made = subprocess.run(shlex.split(command[0]), cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert {"torch", "starlette", "uvicorn"} <= {line.partition("==")[0] for line in made.splitlines()}
-    assert "--hash" not in made and "\\" not in made
-    extras = re.search(r"\.\[([\w,]+)\]", installed)
-    assert extras and set(extras[1].split(",")) <= set(project["optional-dependencies"])
+
+
+def test_the_image_installs_what_the_lock_has_by_hash_and_nothing_else(steps: list[tuple[str, str]]) -> None:
+    installs = [rest for word, rest in steps if word == "RUN" and "pip install" in rest]
+    assert len(installs) == 2
+    assert "--require-hashes" in installs[0] and installs[0].endswith("-r release/image.txt")
+    assert {"--no-deps", "--no-build-isolation"} <= set(installs[1].split())
+    bases = [rest for word, rest in steps if word == "FROM"]
+    python = re.fullmatch(r"BASE=python:(3\.\d+)-slim", find(steps, "ARG"))
+    assert python and all("linux/amd64 ${BASE}" in base for base in bases)
+    lock = (ROOT / "Makefile").read_text().partition("\nlock:")[2].partition("\n\n")[0]
+    assert f"--python-version {python[1]}" in (ROOT / "Makefile").read_text() and "release/image.txt" in lock
+    assert {"serve", "export", "adapters"} <= set(re.findall(r"--extra (\w+)", lock))
 
 
 def test_the_image_has_a_place_for_plugins(steps: list[tuple[str, str]]) -> None:

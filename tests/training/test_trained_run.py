@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import importlib
 import inspect
 import json
 import os
@@ -25,6 +26,7 @@ from fivetune.evaluation.batch_size import AutoBatchSize
 from fivetune.evaluation.evaluator import Evaluator
 from fivetune.evaluation.requests import list_inputs
 from fivetune.progress import Progress
+from fivetune.serving.models import open_models
 from fivetune.training.inference import load_run
 
 CLASSIFY = {"task": {"name": "classification", "inputs": "colour: {thing}", "label": "colour"}}
@@ -383,3 +385,76 @@ def test_a_data_file_is_trained_and_errors_name_arguments_of_python(tmp_path, mo
     assert run.status.state == "finished" and (tmp_path / "tickets.yaml").is_file()
     with pytest.raises(RunDirError, match="Add resume=True to continue it, overwrite=True"):
         fivetune.train("tickets.yaml", settings, preflight=False, quiet=True)
+
+
+OWN = {  # plugins of one's own; each is a kind of which no answer of a trained run needs one
+    "metrics": """
+from typing import ClassVar
+from fivetune.metrics import PerExample
+class Own(PerExample):
+    main: ClassVar = "own_length"
+    score_names: ClassVar = ("own_length", "total")
+    higher_is_better: ClassVar = True
+    source: ClassVar = "here"
+    ratio: float = 1.0
+    def score_one(self, prediction, references, details):
+        return {"own_length": min(1.0, len(prediction) / 99)}
+""",
+    "optimizers": "from fivetune.optimizers.sgd import SGD\nclass Own(SGD):\n    pass\n",
+    "schedules": "from fivetune.schedules.constant import Constant\nclass Own(Constant):\n    pass\n",
+    "strategies": "from fivetune.strategies.single import Single\nclass Own(Single):\n    pass\n",
+    "sinks": """
+from typing import ClassVar
+from fivetune.sinks import Sink
+class Writer:
+    def step(self, record): pass
+    def evaluation(self, record): pass
+    def close(self): pass
+class Own(Sink):
+    package: ClassVar = "json"
+    def open(self, folder, config, *, first_step=1):
+        return Writer()
+""",
+}
+
+
+def test_a_run_answers_where_the_plugins_of_its_training_are_absent(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run with a metric of one's own could not predict, serve or be exported elsewhere."""
+    folder = tmp_path / "plugins"
+    packages = {kind: importlib.import_module(f"fivetune.{kind}") for kind in OWN}
+    with monkeypatch.context() as here:
+        here.setenv("FIVETUNE_PLUGINS", str(folder))
+        for kind, text in OWN.items():
+            (folder / kind).mkdir(parents=True)
+            (folder / kind / "own.py").write_text(text)
+            here.setattr(packages[kind], "__path__", list(packages[kind].__path__))
+        task = {"name": "jsonl", "inputs": "colour: {thing}", "targets": "{colour}", "main_metric": "own_length"}
+        task["metrics"] = [{"name": "own", "ratio": 2.0}, "exact_match"]
+        (tmp_path / "hats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows()))
+        data = {"train": [str(tmp_path / "hats.jsonl")], "eval": [str(tmp_path / "hats.jsonl")]}
+        settings = {"task": task, "data": data, "optimizer": "own", "schedule": "own", "report": {"sinks": ["own"]}}
+        given = {**kit.recipe(tmp_path, model_folder), **settings, "strategy": "own"}
+        run = fivetune.train(given, FAST, quiet=True, preflight=False)
+        before = [one.prediction for one in run.predict(["red hat", "blue hat"])]
+    for kind, package in packages.items():
+        sys.modules.pop(f"fivetune.{kind}.own", None)
+        vars(package).pop("own", None)
+
+    here = fivetune.open_run(run.folder)
+    assert [one.prediction for one in here.predict(["red hat", "blue hat"])] == before
+    answers = tmp_path / "answers.jsonl"
+    predict = ["predict", str(run.folder), "--input", str(tmp_path / "hats.jsonl"), "--output", str(answers)]
+    assert cli.main(predict) == 0 and len(answers.read_text().splitlines()) == 8
+    options = {"shares_base": False, "max_input_tokens": 64, "num_examples": 4, "on_warning": print, "on_note": print}
+    assert list(open_models([str(run.folder)], {}, **options)) == ["run"]
+    assert cli.main(["export", str(run.folder), "--format", "hf", "--output", str(tmp_path / "hf")]) == 0
+    assert "not proved" in (proof := " ".join(capsys.readouterr().out.split())) and "no 'own'" in proof
+    assert cli.main(["report", str(run.folder)]) == 0 and cli.main(["card", str(run.folder)]) == 0
+    assert "`own`" in (run.folder / "model" / "README.md").read_text()
+    capsys.readouterr()
+    for words in (["evaluate", str(run.folder)], ["train", str(run.folder), "--resume"]):
+        assert cli.main(words) == ConfigError.exit_code
+        said = " ".join(capsys.readouterr().err.split())
+        assert "there is no 'own'" in said and "FIVETUNE_PLUGINS" in said
