@@ -132,28 +132,25 @@ def _read_table(path: Path, keys: Sequence[str]) -> Iterator[tuple[str | None, J
     from fivetune.data.records import read_records  # readers of many formats, not for --help
 
     for record in read_records(str(path)):
-        column = _find_value_column(record.fields, keys)
-        if column is None:
-            names = ", ".join(name for name in record.fields if name != "id" or record.has_own_id)
-            raise DataError(f"{path}: no column {keys[0]}; there are {names}. {_describe_expected(keys)}")
-        value = SKIPPED if _is_skipped(dict(record.fields)) else record.fields[column]
-        key = str(record.fields["id"]) if record.has_own_id else None
-        if value is not SKIPPED or key is None:
-            yield key, value
+        yield _parse_row(
+            {name: record.fields[name] for name in record.fields if name != "id" or record.has_own_id}, path, keys
+        )
 
 
 def _find_value_column(fields: Mapping[str, object], keys: Sequence[str]) -> str | None:
-    """Return the column of the values: by its name, of several the last, which `predict` adds; or the only one beside
-    the id and the index of pandas.
+    """Return the name of the value: one of the keys, with _2 after it where `predict` found that name in the record; or
+    the only name beside the id and the index of pandas.
 
     >>> _find_value_column({"id": "1", "text": "a", "prediction": "x", "prediction_2": "y"}, PREDICTION_KEYS)
     'prediction_2'
     >>> _find_value_column({"id": "1", "Unnamed: 0": "0", "label": "y"}, PREDICTION_KEYS)
     'label'
     """
-    named = [name for name in fields if re.sub("(_2)+$", "", name) in keys]
+    for key in keys:
+        if named := [name for name in fields if re.sub("(_2)+$", "", name) == key]:
+            return named[-1]
     others = [name for name in fields if name.lower() != "id" and not name.startswith(INDEX_NAMES)]
-    return named[-1] if named else others[0] if len(others) == 1 else None
+    return others[0] if len(others) == 1 else None
 
 
 def _read_pairs(window: JsonWindow, path: Path, keys: Sequence[str]) -> Iterator[tuple[str | None, JsonValue]]:
@@ -161,7 +158,7 @@ def _read_pairs(window: JsonWindow, path: Path, keys: Sequence[str]) -> Iterator
     while start := window.peek():
         if start == "[":
             rows = (window.read_value() for _ in window.iter_indices())
-            yield from (_parse_row(row, path, keys) for row in rows if not _is_skipped(row))
+            yield from (_parse_row(row, path, keys) for row in rows)
         elif start == "{":
             members: list[tuple[str, JsonValue]] = [(name, window.read_value()) for name in window.iter_keys()]
             names = [name for name, _ in members]
@@ -169,9 +166,7 @@ def _read_pairs(window: JsonWindow, path: Path, keys: Sequence[str]) -> Iterator
             if isinstance(rows, list) and all(isinstance(row, dict) for row in rows):  # BioASQ's form
                 yield from [_parse_row(row, path, keys) for row in rows if any(key in row for key in keys)]
                 continue
-            if _is_skipped(dict(members)):
-                continue
-            is_row = any(key in names for key in keys)
+            is_row = any(key in names for key in ("id", "skipped", *keys))
             if is_row and len(set(names)) < len(names):
                 raise DataError(
                     f"{path}: {quote_value(dict(members))} has a duplicate key. Keys must be unique. Remove one."
@@ -184,19 +179,18 @@ def _read_pairs(window: JsonWindow, path: Path, keys: Sequence[str]) -> Iterator
             )
 
 
-def _is_skipped(row: JsonValue) -> bool:
-    """Whether a row is a record that `fivetune predict` could not answer."""
-    return isinstance(row, dict) and bool(row.get("skipped"))
-
-
 def _parse_row(row: JsonValue, path: Path, keys: Sequence[str]) -> tuple[str | None, JsonValue]:
-    if type(row) is str:
+    """Return the id of a row, or None, and its value; SKIPPED for a record that `predict` could not answer."""
+    if isinstance(row, str):
         return None, row
     table = row if isinstance(row, dict) else {}
-    present = [key for key in keys if key in table]
-    if not present:
-        raise DataError(f"{path}: {quote_value(row)} has no {keys[0]}. {_describe_expected(keys)}")
-    return None if table.get("id") is None else str(table["id"]), table[present[0]]
+    own_id = None if table.get("id") is None else str(table["id"])
+    if table.get("skipped"):
+        return own_id, SKIPPED
+    column = _find_value_column(table, keys)
+    if column is None:
+        raise DataError(f"{path}: no {keys[0]} in {', '.join(table) or quote_value(row)}. {_describe_expected(keys)}")
+    return own_id, table[column]
 
 
 def _describe_expected(keys: Sequence[str]) -> str:

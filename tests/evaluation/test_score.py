@@ -119,7 +119,7 @@ def test_raw_model_text(dev, tmp_path, capsys):
         ('{"id": "q1", "prediction": "a", "prediction": "b"}', "has a duplicate key"),
         ('{"q1": null}', r"the value of 'q1' is null\. It must be text"),
         ('{"q1": "a", "q1": "b"}', "the id 'q1' occurs twice"),
-        ('[{"id": "q1"}]', r"has no prediction\. Allowed is one JSON object"),
+        ('[{"id": "q1"}]', r"no prediction in id\. Allowed is one JSON object"),
         ('"Rollo"', "where an object was expected"),
         ("", "the file is empty"),
         ("version https://git-lfs.github.com/spec/v1\noid sha256:4d\n", "this is a Git-LFS pointer, not the data"),

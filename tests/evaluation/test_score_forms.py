@@ -65,10 +65,8 @@ def test_what_pandas_writes(tmp_path, columns, index, form):
         frame.to_csv(path, index=index, sep="\t" if form == "tsv" else ",")
     elif form == "parquet":
         frame.to_parquet(path, index=index)
-    elif "label" not in columns:
-        frame.to_json(path, orient="records", lines=form == "jsonl")
     else:
-        pytest.skip("a record of JSON names its prediction")
+        frame.to_json(path, orient="records", lines=form == "jsonl")
     assert read_said(path, gold) == SAID
 
 
@@ -86,7 +84,7 @@ def test_lines_in_order(tmp_path, name, end):
     ("name", "content", "wrong"),
     [
         ("a.txt", "pos\nneg\n", r"2 predictions without ids, but the references have 5 records\. Allowed is one per"),
-        ("a.csv", "text,answer\na,b\n", r"no column prediction; there are text, answer\. Allowed is .*JSON lines, CSV"),
+        ("a.csv", "text,answer\na,b\n", r"no prediction in text, answer\. Allowed is .*JSON lines, CSV"),
         ("a.csv", "id,prediction\nq0,pos\nq0,neg\n", "the id 'q0' occurs twice"),
         ("a.jsonl", '{"id": "q0", "prediction": "a"}\n{"prediction": "b"}\n', "some rows have an id, others none"),
     ],
@@ -110,3 +108,10 @@ def test_records_without_an_answer_keep_their_place(tmp_path):
     (tmp_path / "a.csv").write_text(frame.replace("'", '"').replace('"answer""', '""answer"""'))
     found = _map_to_own_ids(read_rankings(str(tmp_path / "a.csv")), gold, "a.csv", None)
     assert [*found] == [key for place, key in enumerate(gold.questions) if place != 1]
+
+
+@pytest.mark.parametrize("lines", [True, False])
+def test_records_of_json_without_an_answer_keep_their_place(tmp_path, lines):
+    rows = [{"prediction": "mine", "prediction_2": "a"}, {"skipped": "why"}, {"prediction": "b"}]
+    (tmp_path / "a.json").write_text("\n".join(map(json.dumps, rows)) if lines else json.dumps(rows))
+    assert read_rankings(str(tmp_path / "a.json")) == [["a"], None, ["b"]]
