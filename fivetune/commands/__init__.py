@@ -17,7 +17,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from fivetune.redaction import name_invisible
 
@@ -179,27 +179,6 @@ def write_finder_result(name: str, found: dict[str, Any], *, run: str, out: Path
 
 
 # --- a recipe from data ---
-
-
-def start_from_data(source: str, *, columns: Sequence[str] = (), header: object = (), **options: Any) -> Started:
-    """Write the recipe of a data file (`fivetune.start.files.start_recipe`).
-
-    Args:
-        columns: the words of --column.
-        header: the names of --header, also as one text.
-    """
-    from fivetune.config.layers import parse_listed_names
-    from fivetune.model.tokenizer import load_local_tokenizer
-    from fivetune.start.files import start_recipe
-    from fivetune.start.roles import parse_columns
-
-    if isinstance(seed := options.get("seed", 0), int) and seed < 0:
-        from fivetune.errors import ConfigError
-
-        raise ConfigError(f"--seed {seed}: is negative. Allowed: 0 and more.")
-    names = cast("Sequence[str]", parse_listed_names(header or ()))
-    given = parse_columns(columns)
-    return start_recipe(source, given=given, header=names, load_tokenizer=load_local_tokenizer, **options)
 
 
 def describe_start(started: Started) -> dict[str, Any]:

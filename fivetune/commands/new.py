@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from fivetune.commands import describe_doubt, describe_start, print_json, print_start, start_from_data
+from fivetune.commands import describe_doubt, describe_start, print_json, print_start
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,18 +29,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from fivetune.errors import ConfigError
+    from fivetune.model.tokenizer import load_local_tokenizer
     from fivetune.start.choose import DoubtError
+    from fivetune.start.files import start_recipe
+    from fivetune.start.roles import parse_columns
 
+    if args.seed < 0:
+        raise ConfigError(f"--seed {args.seed}: is negative. Allowed: 0 and more.")
     try:
-        started = start_from_data(
+        started = start_recipe(
             args.data,
             output=args.output,
             task=args.task,
             model=args.model,
-            columns=args.column,
+            given=parse_columns(args.column),
             header=args.header,
             seed=args.seed,
             overwrite=args.overwrite,
+            load_tokenizer=load_local_tokenizer,
         )
     except DoubtError as doubt:
         if args.json:

@@ -19,7 +19,6 @@ from fivetune.commands import (
     print_scores,
     print_start,
     print_text,
-    start_from_data,
 )
 
 if TYPE_CHECKING:
@@ -115,33 +114,19 @@ def _refuse_absent_model(name: str, revision: str | None = None) -> None:
 
 
 def _find_recipe(args: argparse.Namespace, settings: Mapping[str, Any]) -> str:
-    """Return the recipe of the command; that of a data file is written first, with the task and model of the settings.
+    """Return the recipe of the command; that of a data file is written first."""
+    from fivetune.config.recipes import refuse_missing_run
+    from fivetune.model.tokenizer import load_hub_tokenizer
+    from fivetune.start.files import find_recipe
 
-    A run of a data file is resumed with the recipe that its start wrote.
-    """
-    from fivetune.config.recipes import find_shipped_recipe, refuse_missing_run
-    from fivetune.distributed.world import World
-    from fivetune.errors import ConfigError
-    from fivetune.start.files import choose_recipe_path, is_data
-    from fivetune.start.plan import MODEL
-
-    is_source = is_data(args.recipe) and find_shipped_recipe(args.recipe) is None
+    recipe, started = find_recipe(
+        args.recipe, settings, resume=args.resume, overwrite=args.overwrite, load_tokenizer=load_hub_tokenizer
+    )
     if args.resume:
-        written = choose_recipe_path(args.recipe, None)
-        recipe = str(written) if is_source and written.is_file() else args.recipe
         refuse_missing_run(recipe)
-        return recipe
-    if not is_source:
-        return args.recipe
-    if World.from_environment().size > 1:
-        raise ConfigError(f"{args.recipe}: is data, and several processes are started. Run fivetune new first.")
-    task, model = settings.get("task.name"), settings.get("model.path")
-    header = settings.get("data.header")
-    _refuse_absent_model(str(model or MODEL))  # before a recipe is written that cannot be trained
-    started = start_from_data(args.recipe, task=task, model=model, header=header, overwrite=args.overwrite)
-    if not args.quiet and not args.json:
+    if started and not args.quiet and not args.json:
         print_start(started)
-    return str(started.recipe)
+    return recipe
 
 
 def _print_results(folder: str, page: Path, adapter: Adapter | None) -> None:

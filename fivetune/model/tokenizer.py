@@ -38,6 +38,11 @@ def load_local_tokenizer(model: str) -> PreTrainedTokenizerBase | None:
     return load_tokenizer(None, folder, key=None) if folder else None
 
 
+def load_hub_tokenizer(model: str) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model, which is downloaded if it is not on this machine."""
+    return load_local_tokenizer(model) or load_tokenizer(None, find_folder(model), key=None)
+
+
 def load_tokenizer(tokenizer: str | None, source: Path, *, key: str | None = KEY) -> PreTrainedTokenizerBase:
     """Load the tokenizer of `tokenizer` (folder, hub name, t5-nano), or of the model folder `source`.
 

@@ -189,6 +189,7 @@ def read_run(folder: str | Path) -> Run:
         plan=plan,
         found=found,
         temperature=temperature,
+        has_model=find_model_folder(folder).is_dir(),
     )
 
 

@@ -472,6 +472,7 @@ class Run:
         damage: a sentence for each damaged file, and for what the reader omitted of it; for files of predictions only
             of those that have been read.
         temperature: of the confidences that model/ gives; 1 if they are the model's own.
+        has_model: model/ is there, also of a run that failed after it was written.
         trace: the table of a TraceSummary; found: the tables of a RangeTest and a BatchTest by command (`find-lr`).
     """
 
@@ -490,6 +491,7 @@ class Run:
     found: dict[str, JsonTable] = field(default_factory=dict[str, JsonTable])
     plan: Plan | None = None
     temperature: float = 1.0
+    has_model: bool = False
 
     @property
     def num_steps(self) -> int | None:

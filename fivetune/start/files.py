@@ -13,11 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from fivetune.config import load_config
+from fivetune.config.layers import parse_listed_names
+from fivetune.config.recipes import find_shipped_recipe
 from fivetune.data.records import is_hub_name, list_source_files
 from fivetune.data.source_files import get_data_suffix, is_saved_dataset
 from fivetune.data.store import translate_disk_errors
+from fivetune.distributed.world import World
 from fivetune.errors import ConfigError
 from fivetune.rundir import CONFIG
 from fivetune.rundir.files import replace_file
@@ -67,6 +71,39 @@ def _is_json_recipe(path: Path) -> bool:
     return isinstance(content, dict) and not content.keys().isdisjoint(("model", "task", "base"))
 
 
+def find_recipe(
+    source: str,
+    settings: Mapping[str, object],
+    *,
+    resume: bool,
+    overwrite: bool,
+    load_tokenizer: Callable[[str], object | None],
+) -> tuple[str, Started | None]:
+    """Find the recipe of what is to be trained; that of a data file is written first, with the task and model of the
+    settings. A run of a data file is resumed with the recipe that its start wrote.
+
+    Args:
+        settings: dotted ones.
+
+    Returns: the recipe, which is the source itself if that is no data; what was written.
+
+    Raises ConfigError for data of several processes, and the errors of `start_recipe`.
+    """
+    if not is_data(source) or find_shipped_recipe(source) is not None:
+        return source, None
+    written = choose_recipe_path(source, None)
+    if resume:
+        return str(written) if written.is_file() else source, None
+    if World.from_environment().size > 1:
+        raise ConfigError(f"{source}: is data, and several processes are started. Run fivetune new first.")
+    task, model = (None if one is None else str(one) for one in map(settings.get, ("task.name", "model.path")))
+    header = settings.get("data.header", ())
+    started = start_recipe(
+        source, task=task, model=model, given={}, header=header, overwrite=overwrite, load_tokenizer=load_tokenizer
+    )
+    return str(started.recipe), started
+
+
 def start_recipe(
     source: str,
     *,
@@ -76,7 +113,7 @@ def start_recipe(
     given: Mapping[str, str],
     seed: int = SEED,
     overwrite: bool = False,
-    header: Sequence[str] = (),
+    header: object = (),
     load_tokenizer: Callable[[str], object | None],
 ) -> Started:
     """Plan a recipe and write it with its three sets; an error in the data or the plan leaves nothing behind.
@@ -84,7 +121,7 @@ def start_recipe(
     If the disk fails, some of the sets may be there, each of them whole; the recipe is there only with all of them.
 
     Args:
-        header: names of the columns of a table without a header.
+        header: names of the columns of a table without a header, also as one text.
         output: folder, or path of the recipe; default: a recipe in the working directory, named after the source.
 
     Raises ConfigError if a file exists and not `overwrite`, and for files among those of the source,
@@ -93,7 +130,8 @@ def start_recipe(
     recipe = choose_recipe_path(source, output)
     files = {one: recipe.with_name(f"{recipe.stem}-{one}.jsonl") for one in SETS}
     _refuse_conflicts(source, [recipe, *files.values()], overwrite=overwrite)
-    named = {"task": task, "model": model, "given": given, "header": header}
+    columns = cast("Sequence[str]", parse_listed_names(header or ()))
+    named = {"task": task, "model": model, "given": given, "header": columns}
     plan = build_plan(source, load_tokenizer=load_tokenizer, seed=seed, **named)
     names = {one: shorten_path(file) for one, file in files.items()}
     text = build_recipe(plan, names)

@@ -11,14 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 
 from fivetune import plugins, rundir
 from fivetune.config import RunConfig
-from fivetune.config.layers import parse_listed_names
-from fivetune.config.recipes import find_shipped_recipe, refuse_missing_run
+from fivetune.config.recipes import refuse_missing_run
 from fivetune.data.stream import LAWS
 from fivetune.data.tables import name_tables
 from fivetune.distributed.world import (
@@ -27,7 +26,7 @@ from fivetune.distributed.world import (
     refuse_wrong_world_size,
 )
 from fivetune.errors import ConfigError, InterruptedRunError, NumericError, RunDirError
-from fivetune.model.tokenizer import load_local_tokenizer
+from fivetune.model.tokenizer import load_hub_tokenizer
 from fivetune.progress import Progress
 from fivetune.rundir import (
     DATA,
@@ -43,7 +42,7 @@ from fivetune.rundir.figures import select_evals_by_step
 from fivetune.rundir.layout import PLAN
 from fivetune.rundir.plan import Plan, read_plan
 from fivetune.sinks import refuse_missing_sinks
-from fivetune.start.files import choose_recipe_path, is_data, start_recipe
+from fivetune.start.files import find_recipe
 from fivetune.telemetry.devices import get_device_peak_flops
 from fivetune.telemetry.meter import Meter
 from fivetune.telemetry.sampler import Sampler
@@ -207,30 +206,12 @@ def _load_recipe(
             raise ConfigError(f"overrides: not allowed with a RunConfig, which is complete. {advice}")
         return recipe, {}
     if isinstance(recipe, str | Path):
-        recipe = _write_recipe_of_data(str(recipe), overrides or {}, resume=resume, overwrite=overwrite)
+        recipe, _ = find_recipe(
+            str(recipe), overrides or {}, resume=resume, overwrite=overwrite, load_tokenizer=load_hub_tokenizer
+        )
         if resume:
             refuse_missing_run(recipe)
     return load_config_of_tables(recipe, overrides)
-
-
-def _write_recipe_of_data(source: str, overrides: Mapping[str, object], *, resume: bool, overwrite: bool) -> str:
-    """Write the recipe of a data file, as `fivetune new` does, and return its path; another source stays as it is."""
-    if not is_data(source) or find_shipped_recipe(source) is not None:
-        return source
-    written = choose_recipe_path(source, None)
-    if resume and written.is_file():
-        return str(written)
-    task, model = (overrides.get(name) for name in ("task.name", "model.path"))
-    started = start_recipe(
-        source,
-        task=None if task is None else str(task),
-        model=None if model is None else str(model),
-        given={},
-        header=cast("Sequence[str]", parse_listed_names(overrides.get("data.header") or ())),
-        overwrite=overwrite,
-        load_tokenizer=load_local_tokenizer,
-    )
-    return str(started.recipe)
 
 
 def _open_run_outputs(

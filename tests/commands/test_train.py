@@ -16,6 +16,7 @@ import yaml
 
 from fivetune import cli
 from fivetune.commands import train as command
+from fivetune.distributed.world import ProcessGroupError
 from fivetune.errors import NumericError
 from fivetune.progress import Progress
 from fivetune.report.run.build import build_page
@@ -70,6 +71,19 @@ def test_a_failed_run_has_a_report_that_counts_its_steps_and_claims_no_model(tmp
     assert f"The run failed after {len(run.steps)} step" in lead and "no model was saved" in lead
     assert "model/ holds" not in (tmp_path / "run" / "report.html").read_text()
     assert {badge.kind for badge in build_page(run).badges} == {"bad"}
+
+
+def test_a_run_that_fails_after_its_model_says_that_there_is_one(tmp_path, model_folder, monkeypatch) -> None:
+    """A lost rank ends a run although model/ is written."""
+
+    def fail(*args: object) -> None:
+        raise ProcessGroupError("another process ended")
+
+    monkeypatch.setattr("fivetune.training.export.calibrate_confidence", fail)
+    assert _train(tmp_path, model_folder, train__num_steps=1) == ProcessGroupError.exit_code
+    assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
+    lead = _read_lead(tmp_path)
+    assert "The run failed after 1 step" in lead and "model/ was saved" in lead
 
 
 def test_a_refused_start_leaves_the_report_of_the_run_that_is_there(tmp_path, model_folder, capsys) -> None:

@@ -313,9 +313,10 @@ def _describe_ending(run: Run) -> str:
     reason = f": {format_plain(why).rstrip('.')}" if why else ""
     seconds = format_duration(run.status.seconds)
     took = "" if run.status.seconds is None else f" in {seconds}"
+    model = "model/ was saved before" if run.has_model else "no model was saved"
     ends = {
         "finished": f"The run finished after {done} in {seconds}{reason}.",
-        "failed": f"The run failed after {done}{took}; no model was saved.",
+        "failed": f"The run failed after {done}{took}; {model}.",
         "interrupted": f"The run was interrupted after {done}{took}{reason}.",
         "pruned": f"The search pruned the run after {done}{reason}.",
         "preparing": "The state is preparing: the run has no step yet, or was killed.",
