@@ -362,10 +362,14 @@ def run_evaluation(training: Training, *, step: int, limit: int | None = None, s
     if setup.metric not in record.scores:
         known = ", ".join(record.scores)
         raise ConfigError(f"eval.metric: the evaluation has no score {setup.metric!r}. It has: {known}.")
-    training.run.append(EVALS, record.as_dict())
-    training.progress.show_evaluation(record)
-    for sink in training.sinks if split in OWN_SPLITS else ():
-        sink.evaluation(record)
+
+    def publish() -> None:
+        training.run.append(EVALS, record.as_dict())
+        training.progress.show_evaluation(record)
+        for sink in training.sinks if split in OWN_SPLITS else ():
+            sink.evaluation(record)
+
+    setup.learner.world.run_on_all(publish)  # a full disk or a sink fails on rank 0 alone, and the others go on
     return record
 
 
