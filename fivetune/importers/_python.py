@@ -22,22 +22,40 @@ from fivetune.types import JsonValue
 
 PANDAS_READERS = {"read_csv", "read_table", "read_json", "read_parquet", "read_excel"}
 HUB_READERS = {"load_dataset", "load_from_disk"}
-SAME_DATA = {  # methods and wrappers that return the data that they are given, with other columns or other rows
-    "map", "remove_columns", "rename_column", "rename_columns", "shuffle", "filter", "with_format", "set_format",
-    "cast_column", "flatten", "sort", "reset_index", "dropna", "drop_duplicates", "fillna", "copy", "rename", "astype",
-    "drop", "from_pandas", "from_csv", "from_json", "from_dict", "DataFrame", "to_pandas", "head", "to_dict", "tolist",
-}  # fmt: skip
+FORMATS = {"csv", "json", "parquet", "text", "pandas"}  # of `load_dataset`, whose files follow
+WRAPPERS = {"from_pandas", "from_csv", "from_json", "from_dict", "DataFrame"}  # of the data that they are given
+ITERATIONS = {"iterrows", "itertuples", "items"}
 SAME_TEXT = {"strip", "lstrip", "rstrip", "str", "join", "split", "lower", "tolist", "to_list", "replace", "list"}
+TEXT_METHODS = {"split", "rsplit", "lower", "replace", "strip", "get"}
+TABLES = {"dict", "Namespace", "SimpleNamespace", "EasyDict", "AttrDict", "create", "vars"}
+TYPES: dict[str, Callable[[Any], object]] = {"int": int, "float": float, "str": str, "bool": bool}
 ENUMERATIONS = {"SchedulerType", "IntervalStrategy", "EvaluationStrategy", "OptimizerNames", "HubStrategy"}
 PARSERS = {"parse_args", "parse_known_args", "parse_args_into_dataclasses"}
 OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv, ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt,
-    ast.Gt: operator.gt, ast.LtE: operator.le, ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not,
-    ast.In: lambda one, many: one in many, ast.NotIn: lambda one, many: one not in many,
-}  # fmt: skip
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Pow: operator.pow,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.Gt: operator.gt,
+    ast.LtE: operator.le,
+    ast.GtE: operator.ge,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+    ast.In: lambda one, many: one in many,
+    ast.NotIn: lambda one, many: one not in many,
+}
 MAX_DEPTH = 60  # of expressions inside expressions, names followed included
+MAX_NUMBER = 1e9
+MAX_POWER = 64
+UNKNOWN = Computed("...")
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+Comprehension = ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
+NOT_READ = (ArithmeticError, TypeError, ValueError, AttributeError, LookupError, RecursionError)
 
 
 class Column(NamedTuple):
@@ -84,13 +102,16 @@ class Data(NamedTuple):
 
 
 class _Binding(NamedTuple):
-    """One value that a name gets: an expression and the steps to its part ("each", or an index)."""
+    """One value that a name gets: an expression, the steps to its part ("each", or an index), and its place.
+
+    Args:
+        conditions: the tests of the branches around it, and what they have to be.
+    """
 
     node: ast.expr
     steps: tuple[str | int, ...]
     position: tuple[int, int]
     conditions: tuple[tuple[ast.expr, bool], ...]
-    is_certain: bool
 
 
 @dataclass(slots=True)
@@ -101,6 +122,12 @@ class _Scope:
     parent: _Scope | None
     names: dict[str, list[_Binding]] = field(default_factory=dict[str, list[_Binding]])
 
+    def find_class(self) -> str:
+        """Name of the class around; "" for none."""
+        if isinstance(self.node, ast.ClassDef):
+            return self.node.name
+        return self.parent.find_class() if self.parent else ""
+
 
 @dataclass(slots=True)
 class PythonSource:
@@ -108,8 +135,8 @@ class PythonSource:
 
     Args:
         calls: all calls, in the order of the text. options: of the command line, by name, with their defaults.
-        methods: class -> its functions. attributes: text such as `args.lr` -> expressions assigned to it.
-        appended: name of a list -> expressions that are appended to it.
+        attributes: text such as `args.lr` -> expressions assigned to it; of `self`, the name of the class before.
+        appended: name of a list -> expressions that are appended to it. known: values of expressions.
     """
 
     name: str
@@ -138,39 +165,43 @@ class PythonSource:
         if isinstance(value, Data):
             value = name_split(value)
         if isinstance(value, PurePath):
-            value = str(value)
-        if isinstance(value, Text | Row | Zip | Instance | Computed) or value is ...:
+            return str(value)
+        if is_unknown(value) or value is ...:
             return Computed(ast.unparse(self._resolve_name(node)))
         return cast("JsonValue", value)
 
+    def read_argument(self, node: ast.expr) -> Argument:
+        """Read a value with its line."""
+        return Argument(self.read_value(node), f"line {node.lineno}")
+
     def read_call(self, call: ast.Call, positional: tuple[str, ...] = ()) -> dict[str, Argument]:
         """Read the arguments of a call; `positional` names those without a keyword. `**table` gives its entries."""
-        pairs: list[tuple[str, ast.expr]] = [*zip(positional, call.args, strict=False)]
-        found = {name: Argument(self.read_value(node), f"line {node.lineno}") for name, node in pairs}
+        found = {name: self.read_argument(node) for name, node in zip(positional, call.args, strict=False)}
         for one in call.keywords:
             if one.arg is None:
                 found |= self.read_table(one.value) or {"**": Argument(Computed(ast.unparse(one.value)))}
             else:
-                found[one.arg] = Argument(self.read_value(one.value), f"line {one.value.lineno}")
+                found[one.arg] = self.read_argument(one.value)
         return found
 
     def read_table(self, node: ast.expr) -> dict[str, Argument]:
         """Read a table of arguments: a dict, a call with keywords, or a name of either with its attributes."""
         found: dict[str, Argument] = {}
-        name = ast.unparse(node)
         target = self._resolve_name(node)
-        if isinstance(target, ast.Call) and get_last_name(target.func) not in PARSERS:
+        if isinstance(target, ast.Dict):
+            for key, value in zip(target.keys, target.values, strict=True):
+                found |= self.read_table(value) if key is None else {str(self.evaluate(key)): self.read_argument(value)}
+        elif isinstance(target, ast.Call) and get_last_name(target.func) not in PARSERS:
             found = self.read_call(target)
-        elif isinstance(value := self.evaluate(node), dict):
-            lines = _list_lines(target)
-            for key, one in cast("dict[str, object]", value).items():
-                known = not isinstance(one, Text | Row | Zip | Instance | Data | Computed) and one is not ...
-                where = f"line {lines.get(key, node.lineno)}"
-                found[str(key)] = Argument(cast("JsonValue", one) if known else Computed("..."), where)
+        elif isinstance(table := self.evaluate(node), dict):
+            for key, value in cast("dict[str, JsonValue]", table).items():
+                found[key] = Argument(
+                    Computed(key) if is_unknown(value) or value is ... else value, f"line {node.lineno}"
+                )
+        owner = f"{ast.unparse(node)}."
         for attribute, values in self.attributes.items():
-            if attribute.startswith(f"{name}."):
-                where = f"line {values[-1].lineno}"
-                found[attribute.removeprefix(f"{name}.")] = Argument(self.read_value(values[-1]), where)
+            if attribute.startswith(owner):
+                found[attribute.removeprefix(owner)] = self.read_argument(values[-1])
         return found
 
     def _resolve_name(self, node: ast.expr) -> ast.expr:
@@ -189,19 +220,27 @@ class PythonSource:
         if node in self.known:
             return self.known[node]
         if self.depth > MAX_DEPTH:
-            return Computed("...")
+            return UNKNOWN
         self.depth += 1
-        self.known[node] = Computed("...")  # of an expression that depends on itself
+        self.known[node] = UNKNOWN  # of an expression that depends on itself
         try:
             value = self._evaluate(node)
-        except (ArithmeticError, TypeError, ValueError, AttributeError, LookupError, MemoryError, RecursionError):
-            value = Computed(ast.unparse(node))
+        except NOT_READ:
+            value = UNKNOWN
         finally:
             self.depth -= 1
-        self.known[node] = value
+        self.known[node] = Computed(ast.unparse(node)) if value is UNKNOWN else value
+        return self.known[node]
+
+    def _know(self, node: ast.expr) -> Any:
+        """Return a literal. Raises LookupError for another expression."""
+        value = self.evaluate(node)
+        if is_unknown(value):
+            raise LookupError(node)
         return value
 
     def _evaluate(self, node: ast.expr) -> object:
+        """Find what an expression is. Raises one of NOT_READ, or returns UNKNOWN, for one that is not known."""
         match node:
             case ast.Constant():
                 return node.value
@@ -211,10 +250,13 @@ class PythonSource:
                 return join_texts([self.evaluate(part) for part in node.values])
             case ast.FormattedValue():
                 value = self.evaluate(node.value)
-                is_plain = isinstance(value, str | int | float | PurePath) and node.format_spec is None
-                return str(value) if is_plain else value
-            case ast.List() | ast.Tuple():
-                return self._evaluate_list(node)
+                return value if is_unknown(value) or node.format_spec else str(value)
+            case ast.List(elts=[one]) if isinstance(self.evaluate(one), Text):
+                return self.evaluate(one)  # a batch of one text
+            case ast.List():
+                return [self._know(one) for one in node.elts]
+            case ast.Tuple():
+                return tuple(self.evaluate(one) for one in node.elts)
             case ast.Dict():
                 return self._evaluate_dict(node)
             case ast.Attribute():
@@ -224,46 +266,29 @@ class PythonSource:
             case ast.BinOp():
                 return self._evaluate_operation(node)
             case ast.UnaryOp(op=ast.USub()):
-                return -cast("Any", self.evaluate(node.operand))
+                return -self._know(node.operand)
             case ast.UnaryOp(op=ast.Not()):
-                value = self.evaluate(node.operand)
-                return Computed(ast.unparse(node)) if is_unknown(value) else not value
+                return not self._know(node.operand)
             case ast.BoolOp():
                 return self._evaluate_choice(node)
             case ast.Compare(ops=[one], comparators=[right]):
-                values = (self.evaluate(node.left), self.evaluate(right))
-                return Computed(ast.unparse(node)) if any(map(is_unknown, values)) else OPERATORS[type(one)](*values)
+                return OPERATORS[type(one)](self._know(node.left), self._know(right))
             case ast.IfExp():
-                test = self.evaluate(node.test)
-                if is_unknown(test):
-                    values = self.evaluate(node.body), self.evaluate(node.orelse)
-                    texts = [value for value in values if isinstance(value, Text)]
-                    return texts[0] if texts else values[0] if values[0] == values[1] else Computed(ast.unparse(node))
-                return self.evaluate(node.body if test else node.orelse)
+                return self._evaluate_condition(node)
             case ast.ListComp() | ast.GeneratorExp():
                 return self.evaluate(node.elt)
             case ast.Call():
                 return self._evaluate_call(node)
             case _:
-                return Computed(ast.unparse(node))
-
-    def _evaluate_list(self, node: ast.List | ast.Tuple) -> object:
-        if isinstance(node, ast.List) and len(node.elts) == 1 and isinstance(self.evaluate(node.elts[0]), Text):
-            return self.evaluate(node.elts[0])  # a batch of one text
-        values = [self.evaluate(one) for one in node.elts]
-        if isinstance(node, ast.Tuple):
-            return tuple(values)
-        unknown = any(isinstance(value, Computed | Instance) for value in values)
-        return Computed(ast.unparse(node)) if unknown else values
+                return UNKNOWN
 
     def _evaluate_dict(self, node: ast.Dict) -> object:
         found: dict[object, object] = {}
         for key, value in zip(node.keys, node.values, strict=True):
-            inner = self.evaluate(value)
             if key is None:
-                found |= cast("dict[object, object]", inner) if isinstance(inner, dict) else {"**": inner}
+                found |= self._know(value)
             else:
-                found[self.evaluate(key)] = inner
+                found[self.evaluate(key)] = self.evaluate(value)
         return found
 
     def _evaluate_operation(self, node: ast.BinOp) -> object:
@@ -271,17 +296,13 @@ class PythonSource:
         if isinstance(node.op, ast.Add) and (isinstance(left, Text) or isinstance(right, Text)):
             return join_texts([left, right])
         if isinstance(node.op, ast.Mod) and isinstance(left, str):
-            values = list(right) if isinstance(right, tuple) else [right]
-            return fill_text(re.split(r"%[sd]", left), values)
-        if isinstance(node.op, ast.Div) and isinstance(left, PurePath):
-            return left / str(right)
-        if any(isinstance(one, int | float) and abs(one) > 1e9 for one in (left, right)):
-            return Computed(ast.unparse(node))
-        if is_unknown(left) or is_unknown(right):
-            return Computed(ast.unparse(node))
-        if isinstance(node.op, ast.Pow):
-            return cast("Any", left) ** cast("Any", right) if abs(cast("int", right)) < 64 else Computed("**")
-        return OPERATORS[type(node.op)](left, right)
+            return fill_text(re.split(r"%[sd]", left), right if isinstance(right, tuple) else (right,))
+        is_number = isinstance(left, int | float) and isinstance(right, int | float)
+        if is_number and max(abs(left), abs(right)) > (MAX_POWER if isinstance(node.op, ast.Pow) else MAX_NUMBER):
+            return UNKNOWN
+        if not is_number and isinstance(node.op, ast.Mult):
+            return UNKNOWN  # a long text or list
+        return OPERATORS[type(node.op)](self._know(node.left), self._know(node.right))
 
     def _evaluate_choice(self, node: ast.BoolOp) -> object:
         value: object = None
@@ -289,20 +310,27 @@ class PythonSource:
             value = self.evaluate(one)
             if is_unknown(value) or bool(value) is isinstance(node.op, ast.Or):
                 break
-        return Computed(ast.unparse(node)) if isinstance(value, Row) else value
+        return UNKNOWN if isinstance(value, Row) else value
+
+    def _evaluate_condition(self, node: ast.IfExp) -> object:
+        """The value of the branch that is taken; where that is not known, a text, or the value of both branches."""
+        test = self.evaluate(node.test)
+        if not is_unknown(test):
+            return self.evaluate(node.body if test else node.orelse)
+        body, other = self.evaluate(node.body), self.evaluate(node.orelse)
+        if isinstance(body, Text) or body == other:
+            return body
+        return other if isinstance(other, Text) else UNKNOWN
 
     def _evaluate_name(self, node: ast.Name) -> object:
         if node.id == "__name__":
             return "__main__"
         binding = self._find_binding(node)
         if binding is None:
-            if node.id in self.classes:
-                return self._read_class(node.id)
-            value = self._evaluate_parameter(node)
-            return Computed(node.id) if value is None else value
+            return self._read_class(node.id) if node.id in self.classes else self._evaluate_parameter(node)
         value = self.evaluate(binding.node)
         for step in binding.steps:
-            value = self._take_step(value, step)
+            value = _take_step(value, step)
         if value == [] and node.id in self.appended:
             return self.evaluate(self.appended[node.id][0])
         return value
@@ -312,15 +340,14 @@ class PythonSource:
         own = scope = self.scopes.get(node)
         while scope is not None:
             found = scope.names.get(node.id, [])
-            if scope is own and not isinstance(scope.node, ast.ListComp | ast.GeneratorExp):
-                found = [one for one in found if one.position < (node.lineno, node.col_offset)] or found[:0]
+            if scope is own and not isinstance(scope.node, Comprehension):
+                found = [one for one in found if one.position < (node.lineno, node.col_offset)]
             possible = [one for one in found if not self._is_dead(one)]
             if possible:
                 last = possible[-1]
-                certain = last.is_certain or len(possible) == 1
-                same = {ast.unparse(one.node) for one in possible}
-                return last if certain or len(same) == 1 else None
-            if found or (isinstance(scope.node, Function) and node.id in _list_parameters(scope.node)):
+                different = {ast.unparse(one.node) for one in possible}
+                return None if last.conditions and len(different) > 1 else last
+            if found or node.id in _list_parameters(scope.node):
                 return None
             scope = scope.parent
         return None
@@ -336,232 +363,208 @@ class PythonSource:
     def _evaluate_parameter(self, node: ast.Name) -> object:
         """The value of a function's parameter: by the calls of the function, its default, or a record."""
         scope = self.scopes.get(node)
-        while scope is not None:
-            function = scope.node
-            if isinstance(function, Function) and node.id in _list_parameters(function):
-                values = [self.evaluate(one) for one in self._find_given(function, scope, node.id)]
-                if not values:
-                    return Row()
-                same = all(value == values[0] or isinstance(value, Data) for value in values)
-                return values[0] if same else Computed(node.id)
+        while scope is not None and node.id not in _list_parameters(scope.node):
             scope = scope.parent
-        return None
+        if scope is None:
+            return UNKNOWN
+        values = [self.evaluate(one) for one in self._find_given(scope, node.id)]
+        if not values:
+            return Row()
+        is_same = all(value == values[0] or isinstance(value, Data) for value in values)
+        return values[0] if is_same else UNKNOWN
 
-    def _find_given(self, function: Function, scope: _Scope, name: str) -> list[ast.expr]:
+    def _find_given(self, scope: _Scope, name: str) -> list[ast.expr]:
         """Find the expressions that the calls of a function give to a parameter, or its default."""
-        arguments = function.args
+        arguments = cast("Function", scope.node).args
         names = [one.arg for one in (*arguments.posonlyargs, *arguments.args)]
-        called = getattr(function, "name", "")
+        called = getattr(scope.node, "name", "")
+        defaults: dict[str, ast.expr | None] = dict(zip(names[::-1], arguments.defaults[::-1], strict=False))
+        defaults |= {one.arg: value for one, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)}
         if scope.parent and isinstance(scope.parent.node, ast.ClassDef):
             names = names[1:]
             called = scope.parent.node.name if called == "__init__" else called
-        found: list[ast.expr] = []
-        for call in self.find_calls(re.escape(called)) if called else ():
-            given = next((one.value for one in call.keywords if one.arg == name), None)
-            if given is None and name in names and names.index(name) < len(call.args):
-                given = call.args[names.index(name)]
-            if given is not None:
-                found.append(given)
-        if not found:
-            places: dict[str, ast.expr | None] = dict(zip(names[::-1], arguments.defaults[::-1], strict=False))
-            places |= {one.arg: value for one, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)}
-            default = places.get(name)
-            found = [default] if default else []
-        return found
+        place = names.index(name) if name in names else len(names)
+        calls = self.find_calls(re.escape(called)) if called else []
+        given = [get_argument(call, name, place) for call in calls]
+        found = [one for one in given if one is not None] or [defaults.get(name)]
+        return [one for one in found if one is not None]
 
     def _evaluate_attribute(self, node: ast.Attribute) -> object:
         written = ast.unparse(node)
-        scope = self.scopes.get(node)
-        if written.startswith("self.") and scope:
-            written = f"{_find_class(scope)}:{written}"
-        given = self.attributes.get(written)
-        value = self.evaluate(node.value)
-        if given and not isinstance(value, Data):
-            return self.evaluate(given[-1])
-        if written.endswith(f":self.{node.attr}"):
-            return Row()  # of a base class, or given from outside
         if get_last_name(node.value) in ENUMERATIONS:
             return node.attr.lower()
-        if isinstance(value, dict):
-            table = cast("dict[str, object]", value)
-            return table[node.attr] if node.attr in table else Computed(written)
+        value = self.evaluate(node.value)
+        is_own = written == f"self.{node.attr}"
+        name = f"{self.scopes[node].find_class()}:{written}" if is_own else written
+        if name in self.attributes and not isinstance(value, Data):
+            return self.evaluate(self.attributes[name][-1])
+        if is_own:
+            return Row()  # of a base class, or given from outside
         if isinstance(value, Instance):
-            given = self.attributes.get(f"{value.name}:self.{node.attr}")
-            fields = cast("dict[str, object]", self._read_class(value.name))
-            return self.evaluate(given[-1]) if given else fields.get(node.attr, Computed(written))
+            name = f"{value.name}:self.{node.attr}"
+            return (
+                self.evaluate(self.attributes[name][-1])
+                if name in self.attributes
+                else self._read_class(value.name)[node.attr]
+            )
         if isinstance(value, Data | Row):
-            same = {"iloc", "loc", "at", "values", "index", "columns"}
-            return value if node.attr in same else Text((Column(node.attr),))
+            is_part = node.attr in ("iloc", "loc", "at", "values", "index", "columns")
+            return value if is_part else Text((Column(node.attr),))
         if isinstance(value, Text) and node.attr in ("values", "str", "iloc"):
             return value
-        return Computed(written)
+        return cast("dict[str, object]", value)[node.attr]
 
     def _take(self, value: object, part: ast.expr) -> object:
         """Take an entry of a value: a key, an index, a column or a split."""
         key = self.evaluate(part)
-        if isinstance(value, Data):
-            if isinstance(key, str) and (key in value.files or (not value.half and value.share is not None)):
-                return self._take_split(value, key)
-            if isinstance(key, str) and value.hub and not value.split and not value.half:
+        match value, key:
+            case Data(), str() if value.share is not None and not value.half and key in ("train", "test"):
+                return value._replace(half=key)
+            case Data(), str() if key in value.files or (value.hub and not value.split and not value.half):
                 return value._replace(split=key)
-            if isinstance(key, list):
-                return value  # some of its columns
-            return Text((Column(key),)) if isinstance(key, str) else value
-        if isinstance(value, Row):
-            return Text((Column(key),)) if isinstance(key, str) else value
-        if isinstance(value, Text) and len(value.parts) == 1 and isinstance(value.parts[0], Column):
-            return Text((Column(f"{value.parts[0].name}.{key}"),)) if isinstance(key, str) else value
-        if isinstance(value, Text):
-            return value
-        if isinstance(part, ast.Slice):
-            return Computed("[:]")
-        return cast("Any", value)[key]
+            case Data() | Row(), str():
+                return Text((Column(key),))
+            case Text(parts=(Column(name),)), str():
+                return Text((Column(f"{name}.{key}"),))
+            case Data() | Row() | Text(), _:
+                return value  # some of its columns or rows
+            case _:
+                return cast("Any", value)[key]
 
-    def _take_split(self, value: Data, key: str) -> Data:
-        if value.share is not None and not value.half and key in ("train", "test"):
-            return value._replace(half=key)
-        return value._replace(split=key)
-
-    def _take_step(self, value: object, step: str | int) -> object:
-        if step == "each":
-            if isinstance(value, Zip):
-                return value.members
-            return value if isinstance(value, Text) else Row() if isinstance(value, Data | Row) else Computed("each")
-        if isinstance(value, dict):  # the dataclasses of HfArgumentParser, by place
-            return Computed("part")
-        return cast("Any", value)[step] if isinstance(value, list | tuple) else Computed("part")
-
-    def _read_class(self, name: str) -> object:
+    def _read_class(self, name: str) -> dict[str, object]:
         """The fields of a class with their defaults, as a table; dataclasses and classes of constants are such."""
         found: dict[str, object] = {}
         for base in self.classes[name].bases:
             if isinstance(base, ast.Name) and base.id in self.classes and base.id != name:
-                found |= cast("dict[str, object]", self._read_class(base.id))
+                found |= self._read_class(base.id)
         for one in self.classes[name].body:
             if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
                 found[one.target.id] = self._read_default(one.value) if one.value else Computed(one.target.id)
             elif isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name):
                 found[one.targets[0].id] = self.evaluate(one.value)
-        given = {key: one.value for key, one in self.options.items() if key in found}
-        return {**found, **given}
+        return found | {key: one.value for key, one in self.options.items() if key in found}
 
     def _read_default(self, node: ast.expr) -> object:
         """The default of a dataclass's field, which may be in a call of `field`."""
-        if isinstance(node, ast.Call) and get_last_name(node.func) in ("field", "Field"):
-            named = {one.arg: one.value for one in node.keywords}
-            factory = named.get("default_factory")
-            if isinstance(factory, ast.Lambda):
-                return self.evaluate(factory.body)
-            return self.evaluate(named["default"]) if "default" in named else Computed("field")
-        return self.evaluate(node)
+        if not isinstance(node, ast.Call) or get_last_name(node.func) not in ("field", "Field"):
+            return self.evaluate(node)
+        factory = get_argument(node, "default_factory")
+        if isinstance(factory, ast.Lambda):
+            return self.evaluate(factory.body)
+        default = get_argument(node, "default")
+        return self.evaluate(default) if default else UNKNOWN
 
     def _evaluate_call(self, node: ast.Call) -> object:
         name = get_last_name(node.func)
         owner = self.evaluate(node.func.value) if isinstance(node.func, ast.Attribute) else None
-        keywords = {one.arg: one.value for one in node.keywords if one.arg}
-        if isinstance(owner, Data) or name in PANDAS_READERS | HUB_READERS | {"train_test_split"} | SAME_DATA:
-            found = self._evaluate_data(node, name, owner, keywords)
-            if found is not None:
-                return found
-        values = [self.evaluate(one) for one in node.args]
-        if re.search(r"(^|\.)(getenv|environ\.get)$", ast.unparse(node.func)):
-            return values[1] if len(values) > 1 else Computed(ast.unparse(node))
-        if isinstance(owner, str) and name == "format":
-            return fill_text(re.split(r"\{\d*\}", owner), values) if not keywords else Computed(ast.unparse(node))
-        if name in SAME_TEXT and isinstance(owner, Text):
-            return owner
-        if name in SAME_TEXT and isinstance(owner, str | None) and values and isinstance(values[0], Text):
-            return values[0]
-        if isinstance(owner, str | dict) and name in ("split", "rsplit", "lower", "replace", "strip", "get", "format"):
-            return Computed(ast.unparse(node)) if any(map(is_unknown, values)) else getattr(owner, name)(*values)
-        if name in ("dict", "Namespace", "SimpleNamespace", "EasyDict", "AttrDict", "create", "vars"):
-            base = dict(values[0]) if values and isinstance(values[0], dict) else {}
-            for one in node.keywords:
-                inner = self.evaluate(one.value)
-                base |= cast("Any", inner) if one.arg is None and isinstance(inner, dict) else {one.arg: inner}
-            return base
-        if name in ("int", "float", "str", "bool") and len(values) == 1 and not is_unknown(values[0]):
-            return {"int": int, "float": float, "str": str, "bool": bool}[name](cast("Any", values[0]))
-        if name in ("Path", "PurePath", "join") and values and all(isinstance(one, str | PurePath) for one in values):
-            return PurePath(*cast("list[str]", values)) if name != "join" or owner is not None else None
-        if name in ("zip", "enumerate"):
-            return Zip((*([Computed("index")] if name == "enumerate" else []), *values))
-        if name in ("iterrows", "itertuples") or (name == "items" and isinstance(owner, Row)):
-            return Zip((Computed("index"), Row())) if name == "iterrows" else Row()
+        if isinstance(owner, Data) and name not in ITERATIONS:
+            return self._evaluate_method(node, name, owner)
+        if name in PANDAS_READERS | HUB_READERS | WRAPPERS | {"train_test_split"}:
+            return self._evaluate_data(node, name)
         if name in PARSERS:
-            return self._evaluate_parser(node, name)
-        return self._evaluate_own(node, name, keywords)
+            return self._evaluate_parser(name)
+        values = [self.evaluate(one) for one in node.args]
+        match name, owner, values:
+            case (("getenv" | "get"), _, [_, default]) if re.search(r"getenv$|environ\.get$", ast.unparse(node.func)):
+                return default
+            case "format", str(), _ if not node.keywords:
+                return fill_text(re.split(r"\{\d*\}", owner), tuple(values))
+            case _, Text(), _ if name in SAME_TEXT:
+                return owner
+            case _, (str() | None), [Text(), *_] if name in SAME_TEXT:
+                return values[0]
+            case _, (str() | dict()), _ if name in TEXT_METHODS:
+                return getattr(owner, name)(*map(self._know, node.args))
+            case (("iterrows"), _, _):
+                return Zip((UNKNOWN, Row()))
+            case (("itertuples" | "items"), _, _):
+                return Row()
+            case "zip", _, _:
+                return Zip(tuple(values))
+            case "enumerate", _, _:
+                return Zip((UNKNOWN, *values))
+            case (("Path" | "PurePath" | "join"), _, [_, *_]):
+                return PurePath(*map(self._know, node.args))
+            case _ if name in TYPES:
+                return TYPES[name](*map(self._know, node.args))
+            case _ if name in TABLES:
+                table = self._know(node.args[0]) if node.args else {}
+                inner = [
+                    {one.arg: self.evaluate(one.value)} if one.arg else self._know(one.value) for one in node.keywords
+                ]
+                return {key: value for one in (table, *inner) for key, value in one.items()}
+            case _:
+                return self._evaluate_own(node, name)
 
-    def _evaluate_parser(self, node: ast.Call, name: str) -> object:
+    def _evaluate_parser(self, name: str) -> object:
         """The arguments of argparse, or the dataclasses of HfArgumentParser."""
         if name == "parse_args_into_dataclasses":
-            built = next(iter(self.find_calls("HfArgumentParser")), None)
-            given = built.args[0] if built and built.args else node
+            given = self.find_calls("HfArgumentParser")[0].args[0]
             named = given.elts if isinstance(given, ast.Tuple | ast.List) else [given]
-            return tuple(
-                self.evaluate(one) if get_last_name(one) in self.classes else Computed("given") for one in named
-            )
+            return tuple(self.evaluate(one) for one in named)
         table = {key: one.value for key, one in self.options.items()}
         return (table, []) if name == "parse_known_args" else table
 
-    def _evaluate_own(self, node: ast.Call, name: str, keywords: Mapping[str, ast.expr]) -> object:
+    def _evaluate_own(self, node: ast.Call, name: str) -> object:
         """Objects and functions of the source; a Dataset made from data is that data."""
         if name in self.classes:
-            if any(get_last_name(one) in ("dataclass", "BaseModel") for one in _list_markers(self.classes[name])):
-                given = {key: self.evaluate(value) for key, value in keywords.items()}
-                return {**cast("dict[str, object]", self._read_class(name)), **given}
-            inner = [self.evaluate(one) for one in (*node.args, *keywords.values())]
+            markers = (*self.classes[name].decorator_list, *self.classes[name].bases)
+            if any(get_last_name(one) in ("dataclass", "BaseModel") for one in markers):
+                return self._read_class(name) | {key: self.evaluate(one) for key, one in get_keywords(node).items()}
+            inner = [self.evaluate(one) for one in (*node.args, *get_keywords(node).values())]
             return next((one for one in inner if isinstance(one, Data)), Instance(name))
         function = self.functions.get(name)
         if isinstance(function, ast.FunctionDef) and not isinstance(node.func, ast.Attribute):
             returned = [one.value for one in ast.walk(function) if isinstance(one, ast.Return) and one.value]
             if len(returned) == 1:
                 return self.evaluate(returned[0])
-        return Computed(ast.unparse(node))
+        return UNKNOWN
 
-    def _evaluate_data(self, node: ast.Call, name: str, owner: object, keywords: Mapping[str, ast.expr]) -> object:
-        """Data that a call reads, divides or changes; None for other calls."""
-        if name in PANDAS_READERS | {"from_csv", "from_json"} and not isinstance(owner, Data):
-            first = self.evaluate(node.args[0] if node.args else next(iter(keywords.values())))
-            return Data({"": str(first)}) if isinstance(first, str | PurePath) else Computed(ast.unparse(node))
-        if name in HUB_READERS:
-            return self._read_dataset(node, name, keywords)
+    def _evaluate_method(self, node: ast.Call, name: str, data: Data) -> Data:
+        """The data after one of its methods: divided, or with other rows and columns."""
         if name == "train_test_split":
-            first = owner if isinstance(owner, Data) else self.evaluate(node.args[0])
-            share = self.evaluate(keywords.get("test_size") or (node.args[:1] if owner else node.args[1:] or [None])[0])
-            share = share if isinstance(share, float) else None
-            if not isinstance(first, Data):
-                return None
-            if isinstance(owner, Data):
-                return owner._replace(share=0.25 if share is None else share)
-            return tuple(first._replace(half=half, share=share or 0.25) for half in ("train", "test"))
-        if isinstance(owner, Data):
-            fraction = self.evaluate(keywords.get("frac"))
-            if name == "sample" and isinstance(fraction, float) and fraction < 1:
-                return owner._replace(half="train", share=round(1 - fraction, 6))
-            if name == "drop" and node.args and get_last_name(node.args[0]) == "index":
-                return owner._replace(half="test")
-            return owner if name in SAME_DATA | {"select", "sample", "batch", "repeat"} else None
-        first = self.evaluate(node.args[0]) if node.args else None
-        return first if isinstance(first, Data) else None
+            share = self.evaluate(get_argument(node, "test_size", 0))
+            return data._replace(share=share if isinstance(share, float) else 0.25)
+        fraction = self.evaluate(get_argument(node, "frac"))
+        if name == "sample" and isinstance(fraction, float) and fraction < 1:
+            return data._replace(half="train", share=round(1 - fraction, 6))
+        if name == "drop" and node.args and get_last_name(node.args[0]) == "index":
+            return data._replace(half="test")
+        return data
 
-    def _read_dataset(self, node: ast.Call, name: str, keywords: Mapping[str, ast.expr]) -> object:
+    def _evaluate_data(self, node: ast.Call, name: str) -> object:
+        """Data that a function reads, divides or wraps."""
+        if name in HUB_READERS:
+            return self._read_dataset(node, name)
+        keywords = get_keywords(node)
+        first = self.evaluate(node.args[0] if node.args else next(iter(keywords.values()), None))
+        if name == "train_test_split" and isinstance(first, Data):
+            share = self.evaluate(keywords.get("test_size"))
+            share = share if isinstance(share, float) else 0.25
+            return tuple(first._replace(half=half, share=share) for half in ("train", "test"))
+        if isinstance(first, str | PurePath) and name != "from_dict":
+            return Data({"": str(first)})
+        return first if isinstance(first, Data) else UNKNOWN
+
+    def _read_dataset(self, node: ast.Call, name: str) -> object:
         """`load_dataset`: files of a format, or a name of the hub with its configuration and split."""
-        positional = dict(zip(("path", "name"), node.args, strict=False))
-        given = {key: self.evaluate(value) for key, value in {**positional, **keywords}.items()}
-        path, split = given.get("path"), given.get("split")
-        if not isinstance(path, str) or name == "load_from_disk":
-            return Data({"": str(path)}) if isinstance(path, str) else Computed(ast.unparse(node))
+        given = dict(zip(("path", "name"), node.args, strict=False)) | get_keywords(node)
+        table = {key: self.evaluate(value) for key, value in given.items()}
+        path, config, split, files = (table.get(key) for key in ("path", "name", "split", "data_files"))
+        if not isinstance(path, str):
+            return UNKNOWN
+        if name == "load_from_disk":
+            return Data({"": path})
         chosen = re.sub(r"\[.*", "", split) if isinstance(split, str) else ""
-        if path in ("csv", "json", "parquet", "text", "pandas"):
-            files = given.get("data_files")
-            if isinstance(files, str | list | PurePath):
-                files = {
-                    "train" if split else "": [str(one) for one in files] if isinstance(files, list) else str(files)
-                }
-            return Data(files, split=chosen) if isinstance(files, dict) else Computed(ast.unparse(node))
-        config = given.get("name")
-        return Data({}, f"{path}:{config if isinstance(config, str) else ''}", chosen)
+        if path not in FORMATS:
+            return Data({}, f"{path}:{config if isinstance(config, str) else ''}", chosen)
+        if isinstance(files, list):
+            files = [str(one) for one in cast("list[object]", files)]
+        elif isinstance(files, PurePath):
+            files = str(files)
+        if isinstance(files, str | list):
+            files = {"train" if split else "": files}
+        return Data(cast("dict[str, Any]", files), split=chosen) if isinstance(files, dict) else UNKNOWN
 
 
 def is_unknown(value: object) -> bool:
@@ -569,8 +572,23 @@ def is_unknown(value: object) -> bool:
     return isinstance(value, Computed | Text | Row | Zip | Instance | Data)
 
 
+def _take_step(value: object, step: str | int) -> object:
+    """The part of a value that an assignment to several names, or a loop, takes."""
+    match value:
+        case Zip() if step == "each":
+            return value.members
+        case Text() if step == "each":
+            return value
+        case Data() | Row() if step == "each":
+            return Row()
+        case list() | tuple() if isinstance(step, int) and not is_unknown(value):
+            return cast("tuple[object, ...]", value)[step]
+        case _:
+            return UNKNOWN
+
+
 def join_texts(values: list[object]) -> object:
-    """Join texts, of which some have columns.
+    """Join texts, of which some have columns. Raises LookupError for anything else.
 
     >>> join_texts(["a: ", Text((Column("b"),))])
     Text(parts=('a: ', Column(name='b')))
@@ -582,16 +600,19 @@ def join_texts(values: list[object]) -> object:
         elif isinstance(value, str):
             parts.append(value)
         else:
-            return Computed("text")
-    return Text(tuple(parts)) if any(isinstance(part, Column) for part in parts) else "".join(cast("list[str]", parts))
+            raise LookupError(value)
+    has_columns = any(isinstance(part, Column) for part in parts)
+    return Text(tuple(parts)) if has_columns else "".join(cast("list[str]", parts))
 
 
-def fill_text(literals: list[str], values: list[object]) -> object:
-    """Put values between literal parts."""
+def fill_text(literals: list[str], values: tuple[object, ...]) -> object:
+    """Put values between literal parts. Raises LookupError where their number is another."""
     if len(literals) != len(values) + 1:
-        return Computed("text")
-    inner = [str(value) if isinstance(value, int | float | PurePath) else value for value in values]
-    return join_texts([one for pair in zip(literals, [*inner, ""], strict=True) for one in pair])
+        raise LookupError(values)
+    texts: list[object] = [literals[0]]
+    for value, literal in zip(values, literals[1:], strict=True):
+        texts += [str(value) if isinstance(value, int | float | PurePath) else value, literal]
+    return join_texts(texts)
 
 
 def name_split(data: Data) -> JsonValue | Computed:
@@ -610,34 +631,27 @@ def get_last_name(node: ast.AST) -> str:
     """The last part of a dotted name, also of one that is called."""
     if isinstance(node, ast.Call):
         return get_last_name(node.func)
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
 
 
-def _list_parameters(function: ast.AST) -> list[str]:
-    assert isinstance(function, Function)
-    arguments = function.args
-    return [one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+def get_keywords(call: ast.Call) -> dict[str, ast.expr]:
+    """The arguments of a call that have a keyword."""
+    return {one.arg: one.value for one in call.keywords if one.arg}
 
 
-def _list_markers(node: ast.ClassDef) -> list[ast.expr]:
-    return [*node.decorator_list, *node.bases]
+def get_argument(call: ast.Call, name: str, place: int | None = None) -> ast.expr | None:
+    """The argument of a call by keyword or place; None for one that is not given."""
+    positional = call.args[place] if place is not None and place < len(call.args) else None
+    return get_keywords(call).get(name, positional)
 
 
-def _list_lines(node: ast.expr) -> dict[str, int]:
-    """The line of each key of a dict."""
-    if not isinstance(node, ast.Dict):
-        return {}
-    return {one.value: one.lineno for one in node.keys if isinstance(one, ast.Constant) and isinstance(one.value, str)}
-
-
-def _find_class(scope: _Scope) -> str:
-    """Name of the class that a scope is in; "" for none."""
-    inner: _Scope | None = scope
-    while inner is not None:
-        if isinstance(inner.node, ast.ClassDef):
-            return inner.node.name
-        inner = inner.parent
-    return ""
+def _list_parameters(node: ast.AST) -> list[str]:
+    """The parameters of a function; of another node none."""
+    if not isinstance(node, Function):
+        return []
+    return [one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
 
 
 def parse_python(source: RawConfig, given: Mapping[str, JsonValue | Computed] | None = None) -> PythonSource:
@@ -650,18 +664,19 @@ def parse_python(source: RawConfig, given: Mapping[str, JsonValue | Computed] | 
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        line = getattr(error, "lineno", None) or 1
-        raise ConfigError(
-            f"{source.name}:{line}: not valid Python: {getattr(error, 'msg', error)}. Correct it."
-        ) from None
+        line, reason = getattr(error, "lineno", None) or 1, getattr(error, "msg", error)
+        raise ConfigError(f"{source.name}:{line}: not valid Python: {reason}. Correct it.") from None
     found = PythonSource(source.name, tree)
     _Reader(found).visit(tree)
-    found.calls.sort(key=lambda call: (call.lineno, call.col_offset))
+    found.calls.sort(key=_get_position)
     for call in found.find_calls("add_argument"):
         _add_option(found, call)
-    for name, value in (given or {}).items():
-        found.options[name] = Argument(value)
+    found.options |= {name: Argument(value) for name, value in (given or {}).items()}
     return found
+
+
+def _get_position(node: ast.expr) -> tuple[int, int]:
+    return node.lineno, node.col_offset
 
 
 def _add_option(found: PythonSource, call: ast.Call) -> None:
@@ -669,7 +684,7 @@ def _add_option(found: PythonSource, call: ast.Call) -> None:
     flags = [one.value for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
     if not flags:
         return
-    keywords = {one.arg: one.value for one in call.keywords}
+    keywords = get_keywords(call)
     longest = next((flag for flag in flags if flag.startswith("--")), flags[0])
     name = str(found.evaluate(keywords.get("dest")) or longest.lstrip("-").replace("-", "_"))
     action = found.evaluate(keywords.get("action"))
@@ -691,24 +706,23 @@ class _Reader(ast.NodeVisitor):
     def visit(self, node: ast.AST) -> None:
         self.found.scopes[node] = self.scope
         match node:
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                if isinstance(node, ast.ClassDef):
-                    self.found.classes[node.name] = node
-                else:
-                    self.found.functions[node.name] = node
-                for one in (*node.decorator_list, *getattr(node, "bases", ())):
-                    self.visit(one)
+            case ast.ClassDef():
+                self.found.classes[node.name] = node
+                self._visit_all([*node.decorator_list, *node.bases])
+                self._visit_inside(node, node.body)
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                self.found.functions[node.name] = node
+                self._visit_all([*node.decorator_list, *_list_defaults(node)])
                 self._visit_inside(node, node.body)
             case ast.Lambda():
+                self._visit_all(_list_defaults(node))
                 self._visit_inside(node, [node.body])
             case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
                 self._visit_comprehension(node)
             case ast.If():
                 self.visit(node.test)
-                for body, wanted in ((node.body, True), (node.orelse, False)):
-                    before, self.conditions = self.conditions, (*self.conditions, (node.test, wanted))
-                    self._visit_all(body)
-                    self.conditions = before
+                self._visit_branch(node.body, node.test, True)
+                self._visit_branch(node.orelse, node.test, False)
             case _:
                 self._collect(node)
                 self.generic_visit(node)
@@ -717,15 +731,18 @@ class _Reader(ast.NodeVisitor):
         for one in nodes:
             self.visit(one)
 
-    def _visit_inside(self, node: Any, body: list[Any]) -> None:
-        if hasattr(node, "args"):  # defaults are values of the outer scope
-            self._visit_all([one for one in (*node.args.defaults, *node.args.kw_defaults) if one])
+    def _visit_inside(self, node: ast.AST, body: list[Any]) -> None:
         outer, self.scope = self.scope, _Scope(node, self.scope)
         conditions, self.conditions = self.conditions, ()
         self._visit_all(body)
         self.scope, self.conditions = outer, conditions
 
-    def _visit_comprehension(self, node: Any) -> None:
+    def _visit_branch(self, body: list[ast.stmt], test: ast.expr, wanted: bool) -> None:
+        before, self.conditions = self.conditions, (*self.conditions, (test, wanted))
+        self._visit_all(body)
+        self.conditions = before
+
+    def _visit_comprehension(self, node: Comprehension) -> None:
         outer, self.scope = self.scope, _Scope(node, self.scope)
         for one in node.generators:
             self.visit(one.iter)
@@ -742,10 +759,9 @@ class _Reader(ast.NodeVisitor):
             case ast.AnnAssign(value=ast.expr() as value):
                 self._bind(node.target, value, ())
             case ast.AugAssign(target=ast.Name() as target):
-                added = ast.BinOp(ast.Name(target.id, ast.Load()), node.op, node.value)
-                ast.copy_location(added, node)
-                ast.copy_location(added.left, node)
-                self.found.scopes[added] = self.found.scopes[added.left] = self.scope
+                before = ast.copy_location(ast.Name(target.id, ast.Load()), node)
+                added = ast.copy_location(ast.BinOp(before, node.op, node.value), node)
+                self.found.scopes |= {before: self.scope, added: self.scope}
                 self._bind(target, added, ())
             case ast.For():
                 self._bind(node.target, node.iter, ("each",))
@@ -758,21 +774,29 @@ class _Reader(ast.NodeVisitor):
                 pass
 
     def _bind(self, target: ast.expr, value: ast.expr, steps: tuple[str | int, ...]) -> None:
+        """Bind a name, each name of several, or an attribute to a value."""
         if isinstance(target, ast.Name):
             position = (value.end_lineno or value.lineno, value.end_col_offset or 0)
-            binding = _Binding(value, steps, position, self.conditions, not self.conditions)
+            binding = _Binding(value, steps, position, self.conditions)
             self.scope.names.setdefault(target.id, []).append(binding)
         elif isinstance(target, ast.Tuple | ast.List):
-            own = value.elts if isinstance(value, ast.Tuple) and not steps else []
+            values = value.elts if isinstance(value, ast.Tuple) and not steps else []
+            if len(values) == len(target.elts):
+                for inner, own in zip(target.elts, values, strict=True):
+                    self._bind(inner, own, ())
+                return
             for place, inner in enumerate(target.elts):
-                if len(own) == len(target.elts):
-                    self._bind(inner, own[place], ())
-                else:
-                    self._bind(inner, value, (*steps, place))
+                self._bind(inner, value, (*steps, place))
         elif isinstance(target, ast.Attribute) and not steps:
             written = ast.unparse(target)
-            owner = f"{_find_class(self.scope)}:" if written.startswith("self.") else ""
-            self.found.attributes.setdefault(f"{owner}{written}", []).append(value)
+            if written.startswith("self."):
+                written = f"{self.scope.find_class()}:{written}"
+            self.found.attributes.setdefault(written, []).append(value)
+
+
+def _list_defaults(function: Function) -> list[ast.expr]:
+    """The defaults of parameters, which are values of the scope around."""
+    return [one for one in (*function.args.defaults, *function.args.kw_defaults) if one]
 
 
 def _join_cells(source: RawConfig) -> str:
