@@ -236,11 +236,11 @@ def read_count(recipe: ImportedRecipe, values: Mapping[str, JsonValue], name: st
     value = values.get(name)
     if value is None:
         return default
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_number or value != int(value) or value < 1:
-        recipe.leave_out(name, f"{value!r} is not a whole number above 0; {default} is taken")
-        return default
-    return int(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and math.isfinite(value) and value == int(value) and value >= 1:
+        return int(value)
+    recipe.leave_out(name, f"{value!r} is not a whole number above 0; {default} is taken")
+    return default
 
 
 def set_batch(

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
-from fivetune.importers import Argument, Finding
-from fivetune.importers._python import Column, Data, PythonSource, Text, get_last_name, name_split
+from fivetune.importers import Argument, Finding, shorten
+from fivetune.importers._python import Column, Data, PythonSource, Text, get_argument, get_last_name, name_split
 from fivetune.types import JsonValue
 
 CHANGES = {  # methods of data that change which records, or which columns, the training has
@@ -44,85 +44,89 @@ class Script:
         line = getattr(node, "lineno", 0)
         self.arguments.setdefault(name, Argument(cast("JsonValue", known), f"line {line}" if line else ""))
 
-    def report(self, node: ast.AST, reason: str) -> None:
-        """Add a finding about a line that sets nothing."""
-        code = ast.unparse(node).replace("\n", " ")
-        code = code if len(code) <= 60 else f"{code[:57]}..."
-        self.findings.append(Finding(f"{code} (line {getattr(node, 'lineno', 0)})", "left out", (), reason))
+    def tell(self, code: str, reason: str, *settings: str) -> None:
+        """Add a finding about code: the settings that it gives, or why it gives none."""
+        self.findings.append(Finding(code, "set" if settings else "left out", settings, reason))
+
+    def report(self, node: ast.expr | ast.stmt, reason: str, *settings: str) -> None:
+        """Add a finding about a line."""
+        code = shorten(ast.unparse(node).replace("\n", " "))
+        self.tell(f"{code} (line {node.lineno})", reason, *settings)
 
 
 def read_changes(script: Script) -> None:
     """Read what statements do to the columns and rows of the data."""
     python = script.python
     for node in ast.walk(python.tree):
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
-            target = node.targets[0]
-            key = python.evaluate(target.slice)
-            if isinstance(key, str) and isinstance(python.evaluate(target.value), Data):
-                value = python.evaluate(node.value)
-                _add_change(script, node, {key: value})
-        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
-            target = node.targets[0]
-            value = python.evaluate(node.value)
-            if not isinstance(python.evaluate(target.value), Data):
-                continue
-            if target.attr == "columns":
-                script.report(node, "the columns get other names here; the templates name those of the file")
-            elif isinstance(value, Text):
-                _add_change(script, node, {target.attr: value})
+        if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Subscript | ast.Attribute):
+            continue
+        target = node.targets[0]
+        key = python.evaluate(target.slice) if isinstance(target, ast.Subscript) else target.attr
+        if not isinstance(key, str) or not isinstance(python.evaluate(target.value), Data):
+            continue
+        if isinstance(target, ast.Attribute) and key == "columns":
+            script.report(node, "the columns get other names here; the templates name those of the file")
+        else:
+            _add_change(script, node, {key: python.evaluate(node.value)})
     for call in python.calls:
-        name = get_last_name(call.func)
         if not isinstance(call.func, ast.Attribute) or not isinstance(python.evaluate(call.func.value), Data):
             continue
+        name = call.func.attr
         if name in ("rename", "rename_column", "rename_columns"):
-            keywords = {one.arg: one.value for one in call.keywords}
-            names = python.evaluate(keywords.get("columns") or (call.args[0] if len(call.args) == 1 else None))
-            if len(call.args) == 2:
-                names = {python.evaluate(call.args[0]): python.evaluate(call.args[1])}
-            table = cast("dict[object, object]", names if isinstance(names, dict) else {})
-            _add_change(script, call, {str(new): Text((Column(str(old)),)) for old, new in table.items()})
+            names = _read_names(python, call)
+            _add_change(script, call, {new: Text((Column(old),)) for old, new in names.items()})
         elif name == "map" and call.args:
-            columns = _read_mapped(python, call.args[0])
-            if made := [key for key, value in columns.items() if not isinstance(value, Text | str)]:
-                script.report(call, f"the column {', '.join(made)} is made by code; the file has none of that name")
-            if len(made) < len(columns):
-                _add_change(script, call, columns)
+            _add_mapped(script, call)
         elif name in CHANGES and not getattr(python.evaluate(call), "half", ""):
             script.report(call, "rows or values are changed here; FiveTune reads the file as it is")
 
 
-def _read_mapped(python: PythonSource, function: ast.expr) -> dict[str, object]:
-    """The columns that a function given to `map` writes: by a table that it returns, or by assignments."""
-    node = python.functions.get(get_last_name(function)) if not isinstance(function, ast.Lambda) else function
-    if node is None:
-        return {}
-    parameter = node.args.args[0].arg if node.args.args else ""
-    found: dict[object, object] = {}
+def _read_names(python: PythonSource, call: ast.Call) -> dict[str, str]:
+    """The columns that a call renames, by their old names: a table, or two arguments."""
+    if len(call.args) == 2:
+        return {str(python.evaluate(call.args[0])): str(python.evaluate(call.args[1]))}
+    table = python.evaluate(get_argument(call, "columns") or get_argument(call, "column_mapping", 0))
+    return {str(old): str(new) for old, new in table.items()} if isinstance(table, dict) else {}
+
+
+def _add_mapped(script: Script, call: ast.Call) -> None:
+    """Add the columns that a function given to `map` writes: by a table that it returns, or by assignments."""
+    python = script.python
+    function = call.args[0]
+    node = function if isinstance(function, ast.Lambda) else python.functions.get(get_last_name(function))
+    if node is None or not node.args.args:
+        return
+    written: dict[object, object] = {}
     returned = [node.body] if isinstance(node, ast.Lambda) else []
-    returned += [one.value for one in ast.walk(node) if isinstance(one, ast.Return) and one.value]
-    for one in returned:
-        table = python.evaluate(one)
-        found |= cast("dict[object, object]", table) if isinstance(table, dict) else {}
     for one in ast.walk(node):
-        if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Subscript):
-            target = one.targets[0]
-            if ast.unparse(target.value) == parameter:
-                found[python.evaluate(target.slice)] = python.evaluate(one.value)
-    return {str(key): value for key, value in found.items() if not FEATURES.search(str(key))}
+        target = one.targets[0] if isinstance(one, ast.Assign) else None
+        if isinstance(one, ast.Return) and one.value:
+            returned.append(one.value)
+        elif isinstance(target, ast.Subscript) and ast.unparse(target.value) == node.args.args[0].arg:
+            written[python.evaluate(target.slice)] = python.evaluate(cast("ast.Assign", one).value)
+    for value in returned:
+        table = python.evaluate(value)
+        written = {**table, **written} if isinstance(table, dict) else written
+    columns = {str(key): value for key, value in written.items() if not FEATURES.search(str(key))}
+    made = [key for key, value in columns.items() if not isinstance(value, Text | str)]
+    if made:
+        script.report(call, f"the column {', '.join(made)} is made by code; the file has none of that name")
+    if len(made) < len(columns):
+        _add_change(script, call, columns)
 
 
-def _add_change(script: Script, node: ast.AST, columns: Mapping[str, object]) -> None:
-    fixed = {key: Text((value,)) for key, value in columns.items() if isinstance(value, str)}
-    texts = {key: value for key, value in columns.items() if isinstance(value, Text)} | fixed
+def _add_change(script: Script, node: ast.expr | ast.stmt, columns: Mapping[str, object]) -> None:
+    """Add the new columns that are texts over others, or the same in all rows."""
+    texts: dict[str, Text] = {}
+    for name, value in columns.items():
+        if isinstance(value, Text | str):
+            texts[name] = value if isinstance(value, Text) else Text((value,))
     if not texts:
         script.report(node, "columns are changed here by code; the templates name those of the file")
         return
-    line = getattr(node, "lineno", 0)
-    script.changes.append(Change(line, texts))
-    code = ast.unparse(node).replace("\n", " ")
-    code = code if len(code) <= 60 else f"{code[:57]}..."
-    shown = ", ".join(f"{key} is {format_text(value)}" for key, value in texts.items())
-    script.findings.append(Finding(f"{code} (line {line})", "set", ("task.inputs", "task.targets"), shown))
+    script.changes.append(Change(node.lineno, texts))
+    shown = ", ".join(f"{name} is {format_text(text)}" for name, text in texts.items())
+    script.report(node, shown, "task.inputs", "task.targets")
 
 
 def format_text(text: Text) -> str:

@@ -297,10 +297,10 @@ class PythonSource:
             return join_texts([left, right])
         if isinstance(node.op, ast.Mod) and isinstance(left, str):
             return fill_text(re.split(r"%[sd]", left), right if isinstance(right, tuple) else (right,))
-        is_number = isinstance(left, int | float) and isinstance(right, int | float)
-        if is_number and max(abs(left), abs(right)) > (MAX_POWER if isinstance(node.op, ast.Pow) else MAX_NUMBER):
-            return UNKNOWN
-        if not is_number and isinstance(node.op, ast.Mult):
+        if isinstance(left, int | float) and isinstance(right, int | float):
+            limit = MAX_POWER if isinstance(node.op, ast.Pow) else MAX_NUMBER
+            return UNKNOWN if max(abs(left), abs(right)) > limit else OPERATORS[type(node.op)](left, right)
+        if isinstance(node.op, ast.Mult):
             return UNKNOWN  # a long text or list
         return OPERATORS[type(node.op)](self._know(node.left), self._know(node.right))
 

@@ -18,7 +18,6 @@ from fivetune.errors import ConfigError
 from fivetune.importers import (
     Argument,
     Computed,
-    Finding,
     ImportedRecipe,
     Importer,
     RawConfig,
@@ -35,7 +34,16 @@ from fivetune.importers._arguments import (
     read_launcher,
 )
 from fivetune.importers._changes import Script, format_text, read_changes, resolve_changes
-from fivetune.importers._python import Data, PythonSource, Text, get_last_name, name_split, parse_python
+from fivetune.importers._python import (
+    Data,
+    PythonSource,
+    Text,
+    get_argument,
+    get_keywords,
+    get_last_name,
+    name_split,
+    parse_python,
+)
 from fivetune.importers._shell import find_command, parse_flags
 from fivetune.types import JsonValue
 
@@ -72,7 +80,6 @@ LIGHTNING = {  # arguments of Lightning's Trainer -> transformers'
     "accumulate_grad_batches": "gradient_accumulation_steps",
     "gradient_clip_val": "max_grad_norm",
 }
-LIGHTNING_ONLY = {"logger", "callbacks", "checkpoint_callback", "precision", "accelerator", "gpus", "devices"}
 OPTIMIZERS = {"AdamW": "adamw", "Adam": "adamw", "Adafactor": "adafactor", "Lion": "lion", "SGD": "sgd"}
 OPTIMIZER_ARGUMENTS = {"lr": "learning_rate", "weight_decay": "weight_decay", "eps": "adam_epsilon"}
 SCHEDULES = {
@@ -82,7 +89,6 @@ SCHEDULES = {
     "get_constant_schedule_with_warmup": "constant",
     "get_inverse_sqrt_schedule": "inverse_sqrt",
 }
-GENERATION = ("num_beams", "length_penalty", "repetition_penalty", "num_return_sequences", "min_length")
 MODEL_CHANGES = {"resize_token_embeddings", "add_tokens", "add_special_tokens"}
 UNREAD = "of the code, which is read and not executed"
 OWN_RULES = Rules(
@@ -228,11 +234,6 @@ def _read_arguments(script: Script, given: Mapping[str, JsonValue | Computed]) -
     """Read the arguments of the Trainer, or those of Lightning's, or of a loop."""
     python = script.python
     calls = python.find_calls(ARGUMENTS)
-    own = [
-        name
-        for name, node in python.classes.items()
-        if any(re.fullmatch(ARGUMENTS, get_last_name(b)) for b in node.bases)
-    ]
     for call in calls[:1]:
         script.arguments |= python.read_call(call, ("output_dir",))
         for target in _list_targets(python, call):
@@ -240,124 +241,113 @@ def _read_arguments(script: Script, given: Mapping[str, JsonValue | Computed]) -
                 script.arguments |= python.read_table(target)
     for call in calls[1:]:
         script.report(call, "a second table of arguments; the first counts")
-    for name in own:
-        fields = cast("dict[str, object]", python.evaluate(ast.Name(name, ast.Load())))
-        script.arguments |= {key: Argument(cast("JsonValue", value)) for key, value in fields.items()}
-    if not calls and python.find_calls("HfArgumentParser"):
+    for name, node in python.classes.items():
+        if any(re.fullmatch(ARGUMENTS, get_last_name(base)) for base in node.bases):
+            script.arguments |= python.read_table(ast.Name(name, ast.Load(), lineno=node.lineno))
+    parsers = python.find_calls("HfArgumentParser")
+    if parsers and not calls:
         script.arguments |= {key: Argument(value) for key, value in given.items()}
         if not given:
-            built = python.find_calls("HfArgumentParser")[0]
-            script.report(built, "the command line gives these: fivetune import-config 'python SCRIPT.py --flags ...'")
+            advice = "the command line gives these: fivetune import-config 'python SCRIPT.py --flags ...'"
+            script.report(parsers[0], advice)
     if not calls:
         _read_loop(script)
-    given_optimizers = any(one.arg == "optimizers" for call in python.find_calls(TRAINERS) for one in call.keywords)
-    if not calls or given_optimizers:
+    if not calls or any(get_argument(call, "optimizers") for call in python.find_calls(TRAINERS)):
         _read_optimizer(script)
 
 
 def _read_loop(script: Script) -> None:
-    """Read Lightning's Trainer, or the optimizer, schedule, batch and epochs of a loop."""
+    """Read what Lightning's Trainer, the data loader, the loop over epochs and `generate` are given."""
     python = script.python
-    for call in python.find_calls("Trainer")[:1]:
-        for name, one in python.read_call(call).items():
-            if name in ("gpus", "devices") and isinstance(one.value, int) and one.value > 1:
-                script.arguments["launcher: num_processes"] = one
-            elif name in LIGHTNING:
-                script.arguments.setdefault(LIGHTNING[name], one)
-            elif name == "precision" and str(one.value) not in ("32", "32-true"):
-                script.arguments["bf16" if "bf16" in str(one.value) else "fp16"] = one._replace(value=True)
-            elif name not in LIGHTNING_ONLY:
-                script.findings.append(Finding(f"{name} ({one.where})", "left out", (), "of Lightning's Trainer"))
-    for call in (*python.find_calls("DataLoader"), *python.calls):
-        given = python.read_call(call, ("dataset", "batch_size") if get_last_name(call.func) == "DataLoader" else ())
-        if size := given.get("batch_size") or given.get("train_batch_size"):
+    if python.find_calls("fit"):
+        for call in python.find_calls("Trainer")[:1]:
+            for name, one in python.read_call(call).items():
+                script.arguments[LIGHTNING.get(name, f"Lightning: {name}")] = one
+    for call in (*python.find_calls("DataLoader"), *python.find_calls(r"\w*(Data|Model)\w*")):
+        found = python.read_call(call, ("dataset", "batch_size") if get_last_name(call) == "DataLoader" else ())
+        if size := found.get("batch_size") or found.get("train_batch_size"):
             script.arguments["per_device_train_batch_size"] = size
             break
     for node in ast.walk(python.tree):
-        if not isinstance(node, ast.For) or not re.search("epoch", ast.unparse(node.target), re.IGNORECASE):
-            continue
-        if get_last_name(node.iter) in ("range", "trange", "tqdm"):
-            inner = cast("ast.Call", node.iter).args[-1]
-            inner = inner.args[-1] if isinstance(inner, ast.Call) and inner.args else inner
-            script.add("num_train_epochs", python.read_value(inner), node)
+        if isinstance(node, ast.For) and "epoch" in ast.unparse(node.target).lower():
+            script.add("num_train_epochs", _count_steps(python, node.iter), node)
     for call in python.find_calls("generate")[-1:]:
-        for name, one in python.read_call(call).items():
-            if name in (*GENERATION, "max_length", "max_new_tokens"):
-                script.arguments[f"generate: {name}"] = one
+        found = {f"generate: {name}": one for name, one in python.read_call(call).items()}
+        script.arguments |= {name: one for name, one in found.items() if name in OWN_RULES.settings}
+
+
+def _count_steps(python: PythonSource, node: ast.expr) -> JsonValue | Computed:
+    """The number of steps of a loop over a range, which may be in a progress bar."""
+    if isinstance(node, ast.Call) and get_last_name(node) == "tqdm" and node.args:
+        return _count_steps(python, node.args[0])
+    if not isinstance(node, ast.Call) or get_last_name(node) not in ("range", "trange"):
+        return Computed(ast.unparse(node))
+    bounds = [python.read_value(one) for one in node.args]
+    if all(isinstance(one, int) for one in bounds):
+        return len(range(*cast("list[int]", bounds)))
+    return bounds[0] if len(bounds) == 1 else Computed(ast.unparse(node))
 
 
 def _read_optimizer(script: Script) -> None:
     """Read an optimizer and a schedule that the code builds; they win over the arguments of the Trainer."""
     python = script.python
     for call in python.find_calls("|".join(OPTIMIZERS))[:1]:
-        script.arguments["optim"] = Argument(OPTIMIZERS[get_last_name(call.func)], f"line {call.lineno}")
+        script.arguments["optim"] = Argument(OPTIMIZERS[get_last_name(call)], f"line {call.lineno}")
         for name, one in python.read_call(call, ("params", "lr")).items():
             if name in OPTIMIZER_ARGUMENTS:
                 script.arguments[OPTIMIZER_ARGUMENTS[name]] = one
     for call in python.find_calls("|".join(SCHEDULES))[:1]:
         script.arguments.pop("lr_scheduler_type", None)
-        script.arguments["schedule"] = Argument(SCHEDULES[get_last_name(call.func)], f"line {call.lineno}")
-        if warmup := python.read_call(call, ("optimizer", "num_warmup_steps")).get("num_warmup_steps"):
-            script.arguments["num_warmup_steps"] = warmup
+        script.arguments["schedule"] = Argument(SCHEDULES[get_last_name(call)], f"line {call.lineno}")
+        if warmup := get_argument(call, "num_warmup_steps", 1):
+            script.arguments["num_warmup_steps"] = python.read_argument(warmup)
 
 
 def _read_model(script: Script) -> None:
-    """Read the names of model and tokenizer."""
-    python = script.python
-    for name, pattern in (("model", MODELS), ("tokenizer", TOKENIZERS)):
-        calls = [
-            call
-            for call in python.find_calls("from_pretrained")
-            if isinstance(call.func, ast.Attribute) and re.fullmatch(pattern, get_last_name(call.func.value))
-        ]
-        for call in calls:
-            given = python.read_call(call, ("path",))
-            path = given.get("path") or given.get("pretrained_model_name_or_path") or given.get("model_name")
-            before = script.arguments.get(name)
-            if path and (not before or isinstance(before.value, Computed)):
-                script.arguments[name] = path
-    model, tokenizer = (script.arguments.get(name) for name in ("model", "tokenizer"))
-    if model and tokenizer and (tokenizer.value == model.value or isinstance(tokenizer.value, Computed)):
-        del script.arguments["tokenizer"]
+    """Read the names of model and tokenizer: the first that are known."""
+    python, found = script.python, script.arguments
+    for call in python.find_calls("from_pretrained"):
+        owner = get_last_name(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+        path = get_argument(call, "pretrained_model_name_or_path", 0)
+        for name, pattern in (("model", MODELS), ("tokenizer", TOKENIZERS)):
+            is_open = name not in found or isinstance(found[name].value, Computed)
+            if path and is_open and re.fullmatch(pattern, owner):
+                found[name] = python.read_argument(path)
+    if {"model", "tokenizer"} <= found.keys():
+        tokenizer = found["tokenizer"].value
+        if tokenizer == found["model"].value or isinstance(tokenizer, Computed):
+            del found["tokenizer"]
 
 
 def _read_data(script: Script) -> None:
     """Read which data the Trainer trains on and evaluates, and what is done to its columns."""
     python = script.python
-    given: dict[str, ast.expr] = {}
-    for call in python.find_calls(rf"{TRAINERS}|fit"):
-        given |= {one.arg: one.value for one in call.keywords if one.arg in ("train_dataset", "eval_dataset")}
     for call in python.find_calls("read_csv|read_table"):
-        names = next((python.read_value(one.value) for one in call.keywords if one.arg == "names"), None)
-        if names is not None:
-            script.add("names", names, call)
+        if names := get_argument(call, "names"):
+            script.add("names", python.read_value(names), call)
     for call in python.find_calls("load_dataset"):
-        for one in call.keywords:
-            if one.arg == "split" and "[" in str(python.evaluate(one.value)):
-                script.report(one.value, "a part of a split: set data.max_train_examples, or data.eval_share")
-    train = python.evaluate(given.get("train_dataset"))
-    held = python.evaluate(given.get("eval_dataset"))
-    read = [found for call in python.calls if isinstance(found := python.evaluate(call), Data)]
+        split = get_argument(call, "split")
+        if split and "[" in str(python.evaluate(split)):
+            script.report(split, "a part of a split: set data.max_train_examples, or data.eval_share")
+    given: dict[str, ast.expr] = {}
+    for call in python.find_calls(TRAINERS):
+        for name, place in (("train_dataset", 3), ("eval_dataset", 4)):
+            if node := get_argument(call, name, place):
+                given[name] = node
+    train, held = (python.evaluate(given.get(name)) for name in ("train_dataset", "eval_dataset"))
     if isinstance(held, dict):
         script.report(given["eval_dataset"], "several evaluation sets: name them in data.eval")
         held = None
+    read = [found for call in python.calls if isinstance(found := python.evaluate(call), Data)]
     if not isinstance(train, Data) and read:
-        if "train_dataset" in given:
-            train = _choose_part(read, "train")
-        else:
-            train, held = _choose_part(read, "train"), _choose_part(read, "val|dev|test|eval")
-            held = held if held != train else None
-            if train and train.hub and not train.split:
-                train, held = train._replace(split="train"), train._replace(split="validation")
-            elif train and train.half == "" and any(one.share for one in read):
-                train = train._replace(half="train", share=next(one.share for one in read if one.share))
-    if not isinstance(train, Data):
-        node = given.get("train_dataset")
-        if node is not None:
-            script.add("train_dataset", Computed(ast.unparse(node)), node)
-        return
-    _add_data(script, train, held, given)
-    read_changes(script)
+        train = _choose_part(read, "train")
+        if "train_dataset" not in given:
+            train, held = _complete_parts(read, train)
+    if isinstance(train, Data):
+        _add_data(script, train, held, given)
+        read_changes(script)
+    elif node := given.get("train_dataset"):
+        script.add("train_dataset", Computed(ast.unparse(node)), node)
 
 
 def _choose_part(read: list[Data], pattern: str) -> Data | None:
@@ -365,30 +355,39 @@ def _choose_part(read: list[Data], pattern: str) -> Data | None:
     for one in read:
         for split, file in (*one.files.items(), (one.split, "")):
             if re.search(pattern, f"{split} {file}".lower()):
-                return one._replace(split=split if split in one.files else one.split)
+                return one._replace(split=split)
     return read[0] if pattern == "train" else None
 
 
+def _complete_parts(read: list[Data], train: Data | None) -> tuple[Data | None, Data | None]:
+    """The data of a script without a Trainer that names them: training and evaluation."""
+    held = _choose_part(read, "val|dev|test|eval")
+    held = held if held != train else None
+    if train is None or train.half:
+        return train, held
+    if train.hub and not train.split:
+        return train._replace(split="train"), train._replace(split="validation")
+    share = next((one.share for one in read if one.share), None)
+    return (train._replace(half="train", share=share) if share else train), held
+
+
 def _add_data(script: Script, train: Data, held: object, given: Mapping[str, ast.expr]) -> None:
-    place: ast.AST = given.get("train_dataset") or script.python.tree
+    """Add the data of training and of evaluation, which may be a share of the first."""
+    place = given.get("train_dataset", script.python.tree)
+    held_place = given.get("eval_dataset", place)
     train = _name_owner(train)
-    is_divided = isinstance(held, Data) and held.half == "test"
-    if train.hub and "/" not in train.hub.partition(":")[0]:
-        script.add("train_dataset", Computed(f"{train.hub}, which has no owner (org/name)"), place)
-        held = None
-    else:
-        script.add("train_dataset", train, place)
-    share = train.share if train.share is not None else getattr(held, "share", None)
-    if (is_divided or (train.half and held is None)) and share:
-        script.add("eval_share", share, given.get("eval_dataset", place))
-    elif isinstance(held, Data):
-        held = _name_owner(held)
-        if name_split(held) != name_split(train):
-            script.add("eval_dataset", held, given.get("eval_dataset", place))
-        else:
-            script.report(place, "trained and evaluated on the same records; give data.eval or data.eval_share")
+    held = _name_owner(held) if isinstance(held, Data) else None
+    has_owner = not train.hub or "/" in train.hub.partition(":")[0]
+    script.add("train_dataset", train if has_owner else Computed(f"{train.hub}, which has no owner (org/name)"), place)
+    share = train.share or (held.share if held else None)
+    if share and (train.half if held is None else held.half == "test"):
+        script.add("eval_share", share, held_place)
+    elif held and has_owner and name_split(held) == name_split(train):
+        script.report(place, "trained and evaluated on the same records; give data.eval or data.eval_share")
+    elif held and has_owner:
+        script.add("eval_dataset", held, held_place)
     elif "eval_dataset" in given:
-        script.add("eval_dataset", Computed(ast.unparse(given["eval_dataset"])), given["eval_dataset"])
+        script.add("eval_dataset", Computed(ast.unparse(held_place)), held_place)
 
 
 def _name_owner(data: Data) -> Data:
@@ -400,45 +399,49 @@ def _name_owner(data: Data) -> Data:
 def _read_texts(script: Script) -> None:
     """Read the texts that are tokenised: which columns, with which prefix, up to which length."""
     python = script.python
-    targets_of = _find_target_blocks(python)
+    blocks = _list_target_blocks(python)
     for call in python.find_calls(r"\w*tok\w*|encode_plus|batch_encode_plus|encode|__call__"):
-        keywords = {one.arg: one.value for one in call.keywords if one.arg}
-        name = get_last_name(call.func)
-        if re.fullmatch(TOKENIZERS, name) or name in ("from_pretrained", "tokenize"):
+        if re.fullmatch(rf"{TOKENIZERS}|tokenize", get_last_name(call)):
             continue
-        given = [*call.args[:2], *(keywords[key] for key in ("text", "text_target") if key in keywords)]
-        texts = [(node, python.evaluate(node)) for node in given]
-        texts = [(node, text) for node, text in texts if isinstance(text, Text)]
-        role = _find_role(python, call, targets_of, keywords, script)
-        for node, text in texts:
-            own = "targets" if keywords.get("text_target") is node else role
-            _add_text(script, own, text, node, is_second=node is not texts[0][0] and own == "inputs")
-        if texts or "max_length" in keywords:
-            length = python.read_value(keywords["max_length"]) if "max_length" in keywords else None
-            if length is not None and (texts or not isinstance(length, Computed)):
-                is_target = role == "targets" or ("text_target" in keywords and len(texts) == 1)
-                script.add(f"max_{'target' if is_target else 'source'}_length", length, keywords["max_length"])
-                if "text_target" in keywords and len(texts) == 2:
-                    script.add("max_target_length", length, keywords["max_length"])
+        keywords = get_keywords(call)
+        target = keywords.get("text_target")
+        nodes = [*call.args[:2], *(keywords[key] for key in ("text", "text_target") if key in keywords)]
+        texts = {node: text for node in nodes if isinstance(text := python.evaluate(node), Text)}
+        role = "inputs" if target else _find_role(script, call, blocks)
+        roles: list[str] = []
+        for node, text in texts.items():
+            own = "targets" if node is target else role
+            _add_text(script, own, text, node, is_second=own == "inputs" and own in roles)
+            roles.append(own)
+        limit = keywords.get("max_length")
+        length = python.read_value(limit) if limit else None
+        if limit is None or (isinstance(length, Computed) and not texts):
+            continue
+        for own in roles or [role if target is None else "targets"]:
+            script.add("max_target_length" if own == "targets" else "max_source_length", length, limit)
 
 
-def _add_text(script: Script, role: str, text: Text, node: ast.AST, *, is_second: bool) -> None:
+def _add_text(script: Script, role: str, text: Text, node: ast.expr, *, is_second: bool) -> None:
+    """Add the text of a role; `is_second` for one that follows another one in the same call."""
     template = format_text(resolve_changes(script, text))
     if template.endswith("</s>"):
         template = template.removesuffix("</s>").rstrip()
         script.report(node, "the end token, which FiveTune adds by itself")
-    if is_second and isinstance(before := script.arguments.get(role), Argument) and template != before.value:
+    before = script.arguments.get(role)
+    if before is None:
+        script.add(role, template, node)
+    elif is_second and template != before.value:
         script.arguments[role] = before._replace(value=f"{before.value} {template}")
         reason = "two texts of one call: a space between them, where the tokenizer puts </s>"
-        script.findings.append(
-            Finding(f"{template} (line {getattr(node, 'lineno', 0)})", "set", ("task.inputs",), reason)
-        )
-        return
-    script.add(role, template, node)
+        script.tell(f"{template} (line {node.lineno})", reason, "task.inputs")
+    elif template != before.value and str(before.value) in template:  # the first call only counted tokens
+        script.arguments[role] = Argument(template, f"line {node.lineno}")
+    elif template not in str(before.value):
+        script.report(node, f"another text of the {role}, {template}; the one of {before.where} counts")
 
 
-def _find_target_blocks(python: PythonSource) -> set[ast.AST]:
-    """Calls inside `with tokenizer.as_target_tokenizer():`."""
+def _list_target_blocks(python: PythonSource) -> set[ast.AST]:
+    """What is inside `with tokenizer.as_target_tokenizer():`."""
     found: set[ast.AST] = set()
     for node in ast.walk(python.tree):
         if isinstance(node, ast.With) and "as_target_tokenizer" in ast.unparse(node.items[0].context_expr):
@@ -446,74 +449,61 @@ def _find_target_blocks(python: PythonSource) -> set[ast.AST]:
     return found
 
 
-def _find_role(
-    python: PythonSource, call: ast.Call, blocks: set[ast.AST], keywords: Mapping[str, ast.expr], script: Script
-) -> str:
-    """Whether a call of the tokenizer makes inputs or targets."""
-    if call in blocks or ("text_target" in keywords and not call.args and "text" not in keywords):
-        return "targets"
-    if "text_target" in keywords:
-        return "inputs"
+def _find_role(script: Script, call: ast.Call, blocks: set[ast.AST]) -> str:
+    """Whether a call of the tokenizer makes inputs or targets: by its place, its name, or as the second text."""
+    python = script.python
     names = [ast.unparse(target) for target in _list_targets(python, call)]
-    if any(TARGET_WORDS.search(name) for name in names) and "inputs" in script.arguments:
+    if call in blocks or any(TARGET_WORDS.search(name) for name in names):
         return "targets"
-    text = python.evaluate(call.args[0]) if call.args else None
     known = script.arguments.get("inputs")
-    if known and isinstance(text, Text) and format_text(resolve_changes(script, text)) != known.value:
-        return "targets"
-    return "targets" if any(TARGET_WORDS.search(name) for name in names) and not known else "inputs"
+    text = python.evaluate(call.args[0]) if call.args else None
+    if known is None or not isinstance(text, Text):
+        return "inputs"
+    return "inputs" if str(known.value) in format_text(resolve_changes(script, text)) else "targets"
 
 
 def _list_targets(python: PythonSource, call: ast.Call) -> list[ast.expr]:
-    """What an expression with a call is assigned to."""
+    """The names, attributes and keys that an expression with a call is assigned to."""
     found: list[ast.expr] = []
     for node in ast.walk(python.tree):
-        if isinstance(node, ast.Assign) and any(one is call for one in ast.walk(node.value)):
+        if isinstance(node, ast.Assign) and call in ast.walk(node.value):
             found += node.targets
-        elif isinstance(node, ast.keyword | ast.DictComp):
-            continue
         elif isinstance(node, ast.Dict):
-            for key, value in zip(node.keys, node.values, strict=True):
-                found += [key] if key is not None and any(one is call for one in ast.walk(value)) else []
+            found += [key for key, value in zip(node.keys, node.values, strict=True) if key and call in ast.walk(value)]
     return found
 
 
 def _read_callbacks(script: Script) -> None:
-    """Read early stopping, of transformers and of Lightning."""
+    """Read early stopping, of transformers and of Lightning, and tell code of one's own."""
     python = script.python
     for call in python.find_calls("EarlyStoppingCallback|EarlyStopping")[:1]:
-        given = python.read_call(call, ("early_stopping_patience", "early_stopping_threshold"))
-        is_lightning = get_last_name(call.func) == "EarlyStopping"
-        patience = given.get(
-            "patience" if is_lightning else "early_stopping_patience", Argument(3 if is_lightning else 1)
-        )
-        script.arguments["early_stopping_patience"] = patience
-        if (threshold := given.get("early_stopping_threshold")) and threshold.value != 0:
-            script.arguments["early_stopping_threshold"] = threshold
+        is_lightning = get_last_name(call) == "EarlyStopping"
+        patience = get_argument(call, "patience") if is_lightning else get_argument(call, "early_stopping_patience", 0)
+        default = Argument(3 if is_lightning else 1, f"line {call.lineno}")
+        script.arguments["early_stopping_patience"] = python.read_argument(patience) if patience else default
+        if threshold := get_argument(call, "early_stopping_threshold", 1):
+            script.arguments["early_stopping_threshold"] = python.read_argument(threshold)
+    own = python.classes.keys() | python.functions.keys()
     for call in python.find_calls(TRAINERS):
-        for one in call.keywords:
-            own = get_last_name(one.value) in {*python.classes, *python.functions}
-            if one.arg == "data_collator" and own:
-                script.report(one.value, f"a collator of one's own, {UNREAD}")
-            elif one.arg == "compute_metrics" and own and not any(_list_metrics(python)):
-                script.report(one.value, f"a metric of one's own, {UNREAD}: docs/tasks.md shows how to write one")
+        collator, metric = get_argument(call, "data_collator", 2), get_argument(call, "compute_metrics")
+        if collator and get_last_name(collator) in own:
+            script.report(collator, f"a collator of one's own, {UNREAD}")
+        if metric and get_last_name(metric) in own and not any(_list_metrics(python)):
+            script.report(metric, f"a metric of one's own, {UNREAD}: docs/tasks.md shows how to write one")
     for name, node in python.classes.items():
-        bases = " ".join(ast.unparse(base) for base in node.bases)
-        if re.search(r"Trainer\b", bases):
-            own = ", ".join(one.name for one in node.body if isinstance(one, ast.FunctionDef))
-            reason = f"a Trainer of one's own ({own or 'no methods'}), {UNREAD}"
-            script.findings.append(Finding(f"class {name} (line {node.lineno})", "left out", (), reason))
-        elif re.search(r"Callback\b", bases):
-            reason = f"a callback of one's own, {UNREAD}"
-            script.findings.append(Finding(f"class {name} (line {node.lineno})", "left out", (), reason))
+        kind = re.search(r"(Trainer|Callback)\b", " ".join(ast.unparse(base) for base in node.bases))
+        if kind:
+            methods = ", ".join(one.name for one in node.body if isinstance(one, ast.FunctionDef))
+            reason = f"a {kind[1]} of one's own ({methods or 'no methods'}), {UNREAD}"
+            script.tell(f"class {name} (line {node.lineno})", reason)
 
 
 def _list_metrics(python: PythonSource) -> Iterator[tuple[ast.Call, str]]:
     """Calls that load a metric, or compute one of scikit-learn and others, with its name."""
     for call in python.calls:
-        name = get_last_name(call.func)
-        owner = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
-        if (name == "load_metric" or (name == "load" and owner == "evaluate")) and call.args:
+        name = get_last_name(call)
+        is_loaded = name == "load_metric" or ast.unparse(call.func) == "evaluate.load"
+        if is_loaded and call.args:
             yield call, str(python.evaluate(call.args[0]))
         elif name in METRICS:
             yield call, name
@@ -531,37 +521,41 @@ def _read_metrics(script: Script) -> None:
 def _read_adapters(script: Script) -> None:
     """Read peft's configuration, and weights that are frozen."""
     python = script.python
-    quantized = [
-        call
-        for call in python.find_calls(r"BitsAndBytesConfig|from_pretrained|prepare_model_for_\w+_training")
-        if "prepare" in get_last_name(call.func)
-        or any((one.arg or "").startswith("load_in_") and python.evaluate(one.value) is True for one in call.keywords)
-    ]
+    quantized = [call for call in python.calls if _is_quantization(python, call)]
     for call in python.find_calls("|".join(ADAPTERS))[:1]:
-        name = ADAPTERS[get_last_name(call.func)]
         given = python.read_call(call)
-        variants = {"use_dora": "dora", "use_rslora": "rslora"}
-        for flag, variant in variants.items():
-            name = variant if flag in given and given.pop(flag).value is True else name
-        script.add("peft", "qlora" if quantized and name == "lora" else name, call)
-        script.arguments |= {f"peft: {key}": one for key, one in given.items() if key != "lora"}
+        name = "qlora" if quantized else "lora"
+        for variant in ("dora", "rslora"):
+            flag = given.pop(f"use_{variant}", None)
+            name = variant if flag and flag.value is True else name
+        kind = ADAPTERS[get_last_name(call)]
+        script.add("peft", name if kind == "lora" else kind, call)
+        script.arguments |= {f"peft: {key}": one for key, one in given.items()}
     if quantized and "peft" not in script.arguments:
         script.report(quantized[0], "weights in 8 or 4 bits are trained by model.adapter.name: qlora")
     for node in ast.walk(python.tree):
-        if isinstance(node, ast.For) and "requires_grad = False" in ast.unparse(node):
-            parts = re.findall(r"\.(?:get_)?(encoder|decoder|shared|input_embeddings)\b", ast.unparse(node.iter))
-            if parts:
-                frozen: list[JsonValue] = [part.replace("input_embeddings", "shared") for part in parts]
-                script.add("freeze", frozen, node)
-            elif "peft" not in script.arguments:
-                script.report(node, "set model.freeze: parts of the names of the weights that are not trained")
+        if not isinstance(node, ast.For) or "requires_grad = False" not in ast.unparse(node):
+            continue
+        parts = re.findall(r"\.(?:get_)?(encoder|decoder|shared|input_embeddings)\b", ast.unparse(node.iter))
+        if parts:
+            script.add("freeze", [part.replace("input_embeddings", "shared") for part in parts], node)
+        elif "peft" not in script.arguments:
+            script.report(node, "set model.freeze: parts of the names of the weights that are not trained")
+
+
+def _is_quantization(python: PythonSource, call: ast.Call) -> bool:
+    """Whether a call loads weights in 8 or 4 bits, or prepares them for training."""
+    if re.fullmatch(r"prepare_model_for_\w+_training", get_last_name(call)):
+        return True
+    flags = (get_argument(call, "load_in_8bit"), get_argument(call, "load_in_4bit"))
+    return any(python.evaluate(flag) is True for flag in flags)
 
 
 def _read_own_code(script: Script) -> None:
     """Report what code does to model and tokenizer."""
     python = script.python
     for call in python.calls:
-        name = get_last_name(call.func)
+        name = get_last_name(call)
         if name in MODEL_CHANGES:
             script.report(call, "the vocabulary is changed here; FiveTune trains the one of model.path")
         elif name == "gradient_checkpointing_enable":
@@ -570,5 +564,4 @@ def _read_own_code(script: Script) -> None:
         if re.search(r"model\.(config|generation_config)\.", written) and not written.endswith("use_cache"):
             for value in values:
                 name = written.rpartition(".")[2]
-                where = f"{written} (line {value.lineno})"
-                script.findings.append(Finding(where, "left out", (), f"{name} of the model's own configuration"))
+                script.tell(f"{written} (line {value.lineno})", f"{name} of the model's own configuration")

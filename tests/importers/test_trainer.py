@@ -464,7 +464,7 @@ CASES = {
             "train.global_batch_size": 8, "eval.num_beams": 2, "eval.max_new_tokens": 80,
             "eval.repetition_penalty": 2.5,
         },
-        ("fp16", "enable_progress_bar"),
+        ("Lightning: precision 16", "enable_progress_bar"),
     ),
     "table": (
         TABLE,
@@ -575,6 +575,67 @@ def test_what_code_builds_wins_over_arguments_and_the_rest_is_reported():
     assert (settings["schedule.name"], settings["schedule.warmup_steps"]) == ("constant", 9)
     left_out = " ".join(one.argument for one in recipe.findings if one.state == "left out")
     assert "collate (line 8)" in left_out and "score (line 9)" in left_out
+
+
+TUTORIAL = """
+dataset = load_dataset("samsum")
+tokenizer = AutoTokenizer.from_pretrained("google/flan-t5-base")
+lengths = dataset["train"].map(lambda x: tokenizer(x["dialogue"], truncation=True), batched=True)
+def preprocess_function(sample):
+    inputs = ["summarize: " + item for item in sample["dialogue"]]
+    model_inputs = tokenizer(inputs, max_length=500, truncation=True)
+    model_inputs["labels"] = tokenizer(text_target=sample["summary"], max_length=90)["input_ids"]
+    return model_inputs
+data = dataset.map(preprocess_function)
+args = Seq2SeqTrainingArguments("o")
+model = AutoModelForSeq2SeqLM.from_pretrained("google/flan-t5-base")
+"""
+
+
+def test_a_text_that_only_counts_tokens_is_not_the_input():
+    recipe = convert(f"{TUTORIAL}Seq2SeqTrainer(model=model, args=args, train_dataset=data['train'])")
+    settings = recipe.settings
+    assert (settings["task.inputs"], settings["task.targets"]) == ("summarize: {dialogue}", "{summary}")
+    assert (settings["data.max_input_tokens"], settings["data.max_target_tokens"]) == (500, 90)
+
+
+def test_another_text_of_the_same_role_is_told():
+    recipe = convert(
+        "m = T5ForConditionalGeneration.from_pretrained('t5-small')\n"
+        "df = pd.read_csv('t.csv')\n"
+        "inputs = tokenizer('a: ' + df['x'])\n"
+        "labels = tokenizer(df['y'])\n"
+        "other_labels = tokenizer(df['z'])\n"
+        "Trainer(m, TrainingArguments('o'), None, df)\n"
+    )
+    assert (recipe.settings["task.targets"], recipe.settings["data.train"]) == ("{y}", "t.csv")
+    assert any("df['z'] (line 5)" in one.argument and one.state == "left out" for one in recipe.findings)
+
+
+@pytest.mark.parametrize(
+    ("loop", "epochs"), [("range(1, N + 1)", 4), ("tqdm(range(N))", 4), ("trange(5)", 5), ("range(start(), 9)", 3)]
+)
+def test_epochs_of_a_loop_are_its_steps(loop, epochs):
+    recipe = convert(
+        f"N = 4\nm = T5ForConditionalGeneration.from_pretrained('t5-small')\nfor epoch in {loop}:\n    f()\n"
+    )
+    assert recipe.settings["train.num_epochs"] == epochs
+
+
+def test_the_trainer_of_transformers_is_not_that_of_lightning():
+    text = (
+        "args, = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()\n"
+        "m = T5ForConditionalGeneration.from_pretrained('t5-small')\n"
+        "Trainer(model=m, args=args, train_dataset=load_dataset('csv', data_files='a.csv', split='train')).train()\n"
+    )
+    recipe = convert(text)
+    assert recipe.settings["model.path"] == "t5-small"
+    assert not any(one.state == "unknown" for one in recipe.findings)
+
+
+def test_long_values_are_not_built():
+    python = parse_python(RawConfig("a.py", "f('a' * 10**12, [0] * 10**12, 9**9**9)"))
+    assert all(isinstance(python.read_value(one), Computed) for one in python.find_calls("f")[0].args)
 
 
 def test_a_script_whose_values_are_computed_names_them():
