@@ -21,6 +21,7 @@ from fivetune.types import JsonTable, JsonValue
 
 PLUGIN_SECTIONS = {"task": "tasks", "optimizer": "optimizers", "schedule": "schedules", "strategy": "strategies"}
 NESTED_PLUGINS = {"model.adapter": "adapters"}  # settings inside a section that hold a plugin, or null
+SOURCE_TYPES: tuple[type[object], ...] = (list, tuple, str, int, float, dict, Path, type(None))
 SHORTHANDS = {"train.early_stopping": "patience"}  # a number there is that entry of the table
 EXCLUSIVE = {  # a later layer that sets one removes the other
     "train.num_steps": "train.num_epochs",
@@ -99,19 +100,18 @@ def parse_sources(value: object) -> object:
     >>> parse_sources("dev.json")
     ('dev.json',)
     """
-    is_listed = isinstance(value, list | tuple)
-    if not is_listed and not isinstance(value, str | int | float | dict | Path | None):
+    if not isinstance(value, SOURCE_TYPES):
         raise ValueError(
             f"is a {type(value).__module__.partition('.')[0]} {type(value).__name__}. Allowed are files, folders, hub "
             "names, DataFrames of pandas or polars, data sets of `datasets`, and lists of records"
         )
-    sources = cast("Sequence[object]", value) if is_listed else (value,)
+    sources = cast("Sequence[object]", value if isinstance(value, list | tuple) else (value,))
     if None in sources or "" in sources:
         raise ValueError(
             "an empty value (null) names no file. Allowed are files, folders and hub names. Give one, or leave the "
             "setting out; [] overrides one of the base with none"
         )
-    return (value,) if isinstance(value, str) else value
+    return sources if isinstance(value, list | tuple | str) else value
 
 
 def parse_names(value: object) -> object:
