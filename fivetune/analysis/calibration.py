@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fivetune.analysis.threshold import is_drawn
 from fivetune.rundir.records import Prediction
@@ -121,15 +121,13 @@ class FittedTemperature(NamedTuple):
         return self.error_after < self.error_before and self.nats_after < self.nats_before
 
 
-def apply_temperature(probability: float, temperature: float) -> float:
-    """Return the confidence of a probability at a temperature; `1 / temperature` takes it back.
+def apply_temperature(probabilities: ArrayLike, temperature: float) -> NDArray[np.float64]:
+    """Return the confidences of probabilities at a temperature; `1 / temperature` takes it back.
 
-    >>> apply_temperature(0.9, 1.0), round(apply_temperature(0.9, 2.0), 3), round(apply_temperature(0.75, 0.5), 3)
-    (0.9, 0.75, 0.9)
+    >>> apply_temperature([0.9, 0.5], 2.0).round(3).tolist(), apply_temperature([0.75, 0.5], 0.5).round(3).tolist()
+    ([0.75, 0.5], [0.9, 0.5])
     """
-    if temperature == 1:
-        return probability
-    return float(expit(_compute_logits([probability]) / temperature)[0])
+    return expit(_compute_logits(probabilities) / temperature)
 
 
 def calibrate_prediction(prediction: Prediction, temperature: float) -> Prediction:
@@ -145,7 +143,7 @@ def calibrate_prediction(prediction: Prediction, temperature: float) -> Predicti
     before = prediction.confidence
     if before is None or temperature == 1:
         return prediction
-    after = apply_temperature(before, temperature)
+    after = float(apply_temperature(before, temperature))
     scale = (1 - after) / (1 - before) if before < 1 else 0.0
 
     def scale_share(text: str, score: float) -> float:
@@ -161,7 +159,7 @@ def calibrate_prediction(prediction: Prediction, temperature: float) -> Predicti
     )
 
 
-def fit_temperature(probabilities: Sequence[float], correct: Sequence[bool]) -> float:
+def fit_temperature(probabilities: ArrayLike, correct: ArrayLike) -> float:
     """Return the temperature with the lowest mean -log of the confidence in what came true.
 
     That is a logistic regression on logit(p) without intercept, which is convex in 1 / T; its slope is bisected.
@@ -192,11 +190,12 @@ def measure_temperature(
         return None
     tempered = known.copy()
     for fitted_on, measured_on in (halves, halves[::-1]):
-        temperature = fit_temperature(known[fitted_on].tolist(), right[fitted_on].tolist())
-        tempered[measured_on] = expit(_compute_logits(known[measured_on].tolist()) / temperature)
+        temperature = fit_temperature(known[fitted_on], right[fitted_on])
+        tempered[measured_on] = apply_temperature(known[measured_on], temperature)
     (error_before, nats_before), (error_after, nats_after) = (_measure(one, right) for one in (known, tempered))
-    temperature = fit_temperature(known.tolist(), right.tolist())
-    return FittedTemperature(temperature, len(known), error_before, error_after, nats_before, nats_after)
+    return FittedTemperature(
+        fit_temperature(known, right), len(known), error_before, error_after, nats_before, nats_after
+    )
 
 
 def calibrate_lines(lines: Sequence[Prediction], key: str) -> FittedTemperature | None:
@@ -233,11 +232,11 @@ def choose_scored_name(lines: Sequence[Prediction], metric: str) -> str | None:
 def _measure(confidence: NDArray[np.float64], right: NDArray[np.bool_]) -> tuple[float, float]:
     """Return the expected calibration error, and the mean -log of the confidence in what came true."""
     error = compute_calibration_error(compute_reliability(confidence.tolist(), right.tolist()))
-    logits = _compute_logits(confidence.tolist()) * np.where(right, 1, -1)
+    logits = _compute_logits(confidence) * np.where(right, 1, -1)
     return error, float(np.mean(np.logaddexp(0, -logits)))
 
 
-def _compute_logits(probabilities: Sequence[float]) -> NDArray[np.float64]:
+def _compute_logits(probabilities: ArrayLike) -> NDArray[np.float64]:
     """Return log(p / (1 - p)), at most LARGEST_LOGIT away from 0."""
     known = np.asarray(probabilities, dtype=float)
     with np.errstate(divide="ignore"):

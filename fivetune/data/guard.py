@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple
 
 from fivetune.data.records import list_source_files
 from fivetune.errors import DataError, FiveTuneEnvironmentError, FiveTuneError
@@ -18,14 +17,6 @@ from fivetune.errors import DataError, FiveTuneEnvironmentError, FiveTuneError
 
 class ChangedSourceError(DataError):
     """Raised for a source that is not what it was when it was hashed."""
-
-
-class FileState(NamedTuple):
-    """Facts of a file system about a file's content; a write changes at least one of them."""
-
-    size: int
-    modified_ns: int
-    inode: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +30,7 @@ class SourceGuard:
 
     paths: tuple[str, ...]
     settings: str
-    files: dict[Path, FileState]
+    files: dict[Path, tuple[int, int, int]]
     fingerprint: str
 
     @classmethod
@@ -86,9 +77,10 @@ def _list_files(paths: Iterable[str]) -> list[Path]:
     return [file for path in paths for file in list_source_files(path)]
 
 
-def _read_state(file: Path) -> FileState:
+def _read_state(file: Path) -> tuple[int, int, int]:
+    """Return size, time of the last write in ns and inode: writing or replacing a file changes at least one of them."""
     found = file.stat()
-    return FileState(found.st_size, found.st_mtime_ns, found.st_ino)
+    return found.st_size, found.st_mtime_ns, found.st_ino
 
 
 def _compute_hash(settings: str, files: Iterable[Path]) -> str:

@@ -213,7 +213,7 @@ def draw_answers(num, temperature):
     """Probabilities of a model, whose answers are right as often as it would say at this temperature."""
     rng = np.random.default_rng(0)
     known = 1 / (1 + np.exp(-rng.normal(1.5, 2, num)))
-    right = rng.random(num) < [apply_temperature(one, temperature) for one in known.tolist()]
+    right = rng.random(num) < apply_temperature(known, temperature)
     return [f"q{i}" for i in range(num)], known.tolist(), right.tolist()
 
 
