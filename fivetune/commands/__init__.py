@@ -194,7 +194,7 @@ def describe_start(started: Started) -> dict[str, Any]:
         "unread": [*plan.choice.unread],  # `list` is a module of this package
         "options": reading.options,
         "model": plan.model,
-        "group": reading.group_column,
+        "group": None if "group" in plan.split.given_up else reading.group_column,
         "labels": dict(plan.label_counts),
         "columns": [column.as_dict() for column in plan.table.columns.values()],
         "warnings": plan.warnings,

@@ -90,7 +90,6 @@ class ThreeWaySplit:
     test_ids: frozenset[int]
     num_records: int
     num_groups: int
-    group_column: str | None = None
     given_up: Sequence[Relation] = ()
     num_joined: int = 0
 
@@ -147,8 +146,7 @@ def split_in_three(
         given_up = [relation for relation in RELATIONS if relation not in kept]
         if not found:
             num_joined = max(map(len, groups), default=0)
-        counts = len(ids), len(groups)
-        found.append(ThreeWaySplit(validation_ids, test_ids, *counts, split.group_column, given_up, num_joined))
+        found.append(ThreeWaySplit(validation_ids, test_ids, len(ids), len(groups), given_up, num_joined))
         has_shares = min(len(validation), len(test)) >= LEAST_OF_SHARE * wanted
         if has_shares or num_joined <= wanted:  # without a large group, nothing is won by giving up
             break

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import statistics
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -174,20 +173,6 @@ def describe_column(name: str, values: Sequence[object]) -> Column:
 def as_text(value: object) -> str:
     """Return a value as text, without surrounding space; true and false as files have them."""
     return str(value).lower() if isinstance(value, bool) else str(value).strip()
-
-
-def find_foreign_share(texts: Iterable[str]) -> tuple[float, str]:
-    """Return the share of letters outside the Latin script, and the most frequent script among them.
-
-    >>> find_foreign_share(["Привет, Bob"])
-    (0.6666666666666666, 'Cyrillic')
-    """
-    scripts: Counter[str] = Counter()
-    for text in texts:
-        scripts.update(unicodedata.name(letter, "?").split()[0] for letter in text if letter.isalpha())
-    total = scripts.total()
-    num_foreign = total - scripts.pop("LATIN", 0)
-    return (num_foreign / total, scripts.most_common(1)[0][0].capitalize()) if num_foreign else (0.0, "")
 
 
 def is_empty_cell(value: object) -> bool:

@@ -26,7 +26,7 @@ from fivetune.errors import ConfigError
 from fivetune.rundir import CONFIG
 from fivetune.rundir.files import replace_file
 from fivetune.start.plan import SEED, SETS, StartPlan, build_plan, read_sets
-from fivetune.start.recipe import build_recipe, build_settings
+from fivetune.start.recipe import build_recipe, build_settings, list_lines
 
 RECIPES = (".yaml", ".yml")
 MAX_RECIPE_BYTES = 2**20
@@ -57,18 +57,13 @@ def is_data(source: str) -> bool:
         names = {file.name for file in path.iterdir()}
         is_run = not names.isdisjoint((CONFIG, "machine.json", "config.json"))  # or a model
         return is_saved_dataset(path) or (not is_run and any(get_data_suffix(Path(name)) for name in names))
-    return bool(get_data_suffix(path)) and not _is_json_recipe(path)
-
-
-def _is_json_recipe(path: Path) -> bool:
-    """Whether a small JSON file is a table with sections of a recipe; YAML includes JSON."""
     if path.suffix != ".json" or not path.is_file() or path.stat().st_size > MAX_RECIPE_BYTES:
-        return False
-    try:
+        return bool(get_data_suffix(path))
+    try:  # a recipe may be JSON, too, as YAML includes it
         content = json.loads(path.read_bytes())
     except ValueError:
-        return False
-    return isinstance(content, dict) and not content.keys().isdisjoint(("model", "task", "base"))
+        return True
+    return not isinstance(content, dict) or content.keys().isdisjoint(("model", "task", "base"))
 
 
 def find_recipe(
@@ -131,11 +126,13 @@ def start_recipe(
     files = {one: recipe.with_name(f"{recipe.stem}-{one}.jsonl") for one in SETS}
     _refuse_conflicts(source, [recipe, *files.values()], overwrite=overwrite)
     columns = cast("Sequence[str]", parse_listed_names(header or ()))
-    named = {"task": task, "model": model, "given": given, "header": columns}
-    plan = build_plan(source, load_tokenizer=load_tokenizer, seed=seed, **named)
+    plan = build_plan(
+        source, task=task, model=model, given=given, header=columns, seed=seed, load_tokenizer=load_tokenizer
+    )
     names = {one: shorten_path(file) for one, file in files.items()}
-    text = build_recipe(plan, names)
-    load_config(build_settings(plan, names))  # refuses what a recipe cannot hold, before anything is written
+    lines = list_lines(plan, names)
+    text = build_recipe(plan, lines, names["test"])
+    load_config(build_settings(lines))  # refuses what a recipe cannot hold, before anything is written
     with translate_disk_errors(recipe.parent, "--output"), ExitStack() as stack:
         recipe.parent.mkdir(parents=True, exist_ok=True)
         stack.enter_context(replace_file(recipe)).write(text.encode())  # opened first, so renamed last

@@ -6,22 +6,22 @@ In: a source, and what its user named. Out: a StartPlan: the settings with their
 from __future__ import annotations
 
 import math
-import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
+from typing import Any
 
 from fivetune.data.characters import measure_coverage
 from fivetune.data.labels import choose_form
-from fivetune.data.records import UniqueIds, as_bad_record, read_records
+from fivetune.data.records import UniqueIds, as_bad_record, parse_item, read_records
 from fivetune.data.source_files import BadRecord
 from fivetune.data.split import EvalSplit, ThreeWaySplit, split_in_three
 from fivetune.data.tables import replace_empty_cell
 from fivetune.errors import DataError
 from fivetune.start.choose import Choice, infer_task
-from fivetune.start.columns import RawTable, build_table, find_foreign_share, find_value, is_empty_cell
+from fivetune.start.columns import RawTable, build_table, find_value, is_empty_cell
 from fivetune.start.readings import Reading
 from fivetune.tasks import load_task, normalize_label
 from fivetune.types import JsonTable, RawRecord, Task, TextExample
@@ -31,10 +31,9 @@ MULTILINGUAL = "google/mt5-small"
 SEED = 0
 SET_SHARE, MIN_SET, MAX_SET = 0.1, 50, 2_000  # of validation and test set each; a fifth of the records at most
 CHARS_PER_TOKEN = 3  # T5's tokenizer has about 4 characters of English text per token: 3 is on the safe side
-INPUT_LIMIT, TARGET_LIMIT = 512, 512
 SAMPLE = 2_000  # examples whose tokens and characters are counted
-MIN_STEPS, MAX_EPOCHS, MIN_EPOCHS = 300, 20, 3
-FOREIGN = 0.1  # share of letters or texts from which on T5's vocabulary does not suit
+FOREIGN = 0.1  # share of texts with letters that T5 lacks from which on its vocabulary does not suit
+FEW = 200  # records from which on a test set says something
 RARE, MISSPELT = 10, 0.8  # records of a rare label; similarity of a misspelling
 
 T5_LETTERS = "ÉÎÜßàáâäçèéêîóôöùûüăşţșț"  # beside ASCII: English, German, French, Romanian
@@ -44,18 +43,22 @@ SETS = ("train", "validation", "test")
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Tokens of inputs and targets, measured with the model's tokenizer or estimated from characters."""
+    """Tokens of inputs and targets in rising order, measured with the model's tokenizer or estimated."""
 
     inputs: Sequence[int]
     targets: Sequence[int]
     is_measured: bool
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class StartPlan:
-    """Everything that the recipe and its three files are written from."""
+    """Everything that the recipe and its three files are written from.
 
-    source: str
+    Args:
+        sizes: set -> records.
+        label_counts: label -> records, of a task with labels.
+    """
+
     table: RawTable
     choice: Choice
     task: Task
@@ -65,8 +68,11 @@ class StartPlan:
     sizes: Mapping[str, int]
     label_counts: Mapping[str, int]
     lengths: Lengths
-    warnings: list[str] = field(default_factory=list)
-    num_left_out: int = 0
+    warnings: Sequence[str] = field(default_factory=list)
+
+    @property
+    def source(self) -> str:
+        return self.table.source
 
     @property
     def reading(self) -> Reading:
@@ -75,71 +81,32 @@ class StartPlan:
     def describe_relations(self, *, kept: bool = True) -> str:
         """Describe what records of one set may have in common; with `kept` false, what does not keep them together."""
         names = {"inputs": "equal inputs", "context": "equal contexts", "question": "equal questions"}
-        if self.split.group_column:
-            names["group"] = f"the same {self.split.group_column}"
+        if self.reading.group_column:
+            names["group"] = f"the same {self.reading.group_column}"
         found = [name for relation, name in names.items() if (relation in self.split.given_up) != kept]
         return " or ".join(found)
 
 
-class RecordSource:
-    """Reads the records of a source that the task can use, always the same ones; counts the others."""
-
-    def __init__(self, table: RawTable, reading: Reading, task: Task) -> None:
-        self.table, self.reading, self.task = table, reading, task
-        self.bad: list[BadRecord] = []
-        self.num_skipped = 0
-
-    def read(self) -> Iterator[tuple[RawRecord, RawRecord, Sequence[TextExample]]]:
-        """Yield (record with the source's columns and a unique id, the task's record, its examples)."""
-        self.bad, self.num_skipped = [], 0
-        ids, columns = UniqueIds(), {"id": self.reading.id_column} if self.reading.id_column else {}
-        source, header = self.table.source, self.table.header
-        for read in read_records(source, columns=columns, header=header, on_bad=self.bad.append):
-            record = ids.number(read)
-            try:
-                named = rename_columns(record, self.reading.columns)
-                converted = self.task.to_text(named)
-            except DataError as error:
-                self.bad.append(as_bad_record(error, record))
-                continue
-            examples = converted if isinstance(converted, tuple) else (converted,) if converted else ()
-            if examples:
-                yield record, named, examples
-            else:
-                self.num_skipped += 1
-
-
-class ExampleSample:
-    """A seeded sample of SAMPLE of the examples that are added, and the one with the longest target (reservoir)."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
-        self._sampled: list[TextExample] = []
-        self._longest: TextExample | None = None
-        self._num_added = 0
-
-    def add(self, example: TextExample) -> None:
-        self._num_added += 1
-        place = self._random.randrange(self._num_added)
-        if len(self._sampled) < SAMPLE:
-            self._sampled.append(example)
-        elif place < SAMPLE:
-            self._sampled[place] = example
-        if self._longest is None or len(example.targets) > len(self._longest.targets):
-            self._longest = example
-
-    def list_examples(self) -> list[TextExample]:
-        return [*self._sampled, *([self._longest] if self._longest and self._longest not in self._sampled else [])]
-
-
-def rename_columns(record: RawRecord, columns: Mapping[str, str]) -> RawRecord:
-    """Apply data.columns to a record, as `read_records` does."""
-    from fivetune.data.records import parse_item
-
-    renamed = parse_item(record, columns, {}, str(record.fields["id"]))
-    if isinstance(renamed, BadRecord):
-        raise DataError(f"{renamed.where}: {renamed.reason}")
-    return renamed
+def read_examples(
+    table: RawTable, reading: Reading, task: Task, on_bad: Callable[[BadRecord], None]
+) -> Iterator[tuple[RawRecord, RawRecord, Sequence[TextExample]]]:
+    """Yield (record with the source's columns and a unique id, the task's record, its examples) of usable records."""
+    ids = UniqueIds()
+    columns = {"id": reading.id_column} if reading.id_column else {}
+    for read in read_records(table.source, columns=columns, header=table.header, on_bad=on_bad):
+        record = ids.number(read)
+        named = parse_item(record, reading.columns, {}, str(record.fields["id"]))
+        if isinstance(named, BadRecord):
+            on_bad(named)
+            continue
+        try:
+            converted = task.to_text(named)
+        except DataError as error:
+            on_bad(as_bad_record(error, record))
+            continue
+        examples = converted if isinstance(converted, tuple) else (converted,)
+        if examples and examples[0]:
+            yield record, named, examples  # pyright: ignore[reportReturnType]
 
 
 def build_plan(
@@ -162,42 +129,67 @@ def build_plan(
     choice = infer_task(table, task=task, given=given)
     reading = choice.reading
     loaded = load_task(reading.task, reading.options)
-    reader = RecordSource(table, reading, loaded)
-    sample = ExampleSample(seed)
+    num_total = sum(1 for _ in read_records(source, header=header, on_bad=lambda bad: None)) + len(bad)
+    bad = []
     labels: Counter[str] = Counter()
     ids: list[RawRecord] = []
+    sample: list[TextExample] = []  # every so many records one, so that sorted files are sampled evenly
+    longest: list[TextExample] = []  # the example with the longest target
 
     def convert() -> Iterator[tuple[RawRecord, Sequence[TextExample]]]:
-        for record, named, examples in reader.read():
-            ids.append(RawRecord({"id": record.fields["id"]}, record.where))
-            sample.add(examples[0])
+        for record, named, examples in read_examples(table, reading, loaded, bad.append):
+            if len(ids) % math.ceil(num_total / SAMPLE) == 0:
+                sample.append(examples[0])
+            longest[:] = [max([*longest, examples[0]], key=_measure_target)]
             if loaded.labels is not None and examples[0].references:
                 labels[examples[0].references[0]] += 1
-            own_id, fields = record.fields["id"], dict(named.fields)
-            if (name := reading.group_column) is not None:
-                value = find_value(record.fields, name)
-                fields[name] = f"id {own_id}" if is_empty_cell(value) else value  # a blank cell relates no records
-            yield RawRecord({**fields, "id": own_id}, record.where), examples
+            own_id = record.fields["id"]
+            ids.append(RawRecord({"id": own_id}, record.where))
+            fields = {**named.fields, "id": own_id}
+            if reading.group_column is not None:  # a blank cell relates no records
+                value = find_value(record.fields, reading.group_column)
+                fields[reading.group_column] = f"id {own_id}" if is_empty_cell(value) else value
+            yield RawRecord(fields, record.where), examples
 
-    num_total = sum(1 for _ in read_records(source, header=header, on_bad=lambda bad: None))
     division = EvalSplit("eval", choose_set_share(num_total), seed, reading.group_column)
+    by_label = loaded.labels is not None
+    failure = None
+    split = None
     try:
-        by_label = loaded.labels is not None
         split = split_in_three(convert(), division, by_label=by_label, is_named="group" in given)
     except DataError as error:
-        raise DataError(f"{source}: {_explain_unusable(reader, ids) or error}") from None
-    if why := _explain_unusable(reader, ids):
-        raise DataError(f"{source}: {why}")
+        failure = str(error)
+    if len(ids) < len(bad):  # those that a task leaves out on purpose are not among the bad ones
+        failure = f"{len(ids):,} of {num_total:,} records can be used; the first that cannot: {_describe_bad(bad[0])}"
+    if failure or split is None:
+        raise DataError(f"{source}: {failure}")
     sizes = Counter(split.find_set(record) for record in ids)
-    sampled = sample.list_examples()
-    name, reason, tokenizer = _choose_model(model, sampled, load_tokenizer)
+    examples = longest + [one for one in sample if one is not longest[0]]
+    name, reason = (model, "named with --model") if model else _choose_model(examples)
+    tokenizer: Any = load_tokenizer(name)
     plan = StartPlan(
-        *(source, table, choice, loaded, name, reason, split, {one: sizes[one] for one in SETS}, labels),
-        lengths=count_lengths(sampled, tokenizer),
-        num_left_out=len(reader.bad),
+        table,
+        choice,
+        loaded,
+        name,
+        reason,
+        split,
+        sizes={one: sizes[one] for one in SETS},
+        label_counts=labels,
+        lengths=count_lengths(examples, tokenizer),
     )
-    plan.warnings = [*reading.warnings, *_list_warnings(plan, reader, sampled, tokenizer)]
-    return plan
+    warnings = [*reading.warnings, *_list_warnings(plan, bad)]
+    if tokenizer is not None:
+        warnings += _describe_lost_characters(name, tokenizer, examples)
+    return replace(plan, warnings=warnings)
+
+
+def _measure_target(example: TextExample) -> int:
+    return len(example.targets)
+
+
+def _describe_bad(bad: BadRecord) -> str:
+    return f"{bad.where}: {bad.reason}"
 
 
 def choose_set_share(num_records: int) -> float:
@@ -210,18 +202,16 @@ def choose_set_share(num_records: int) -> float:
     return min(share, MAX_SET / max(1, num_records))
 
 
-def count_lengths(examples: Sequence[TextExample], tokenizer: object | None) -> Lengths:
+def count_lengths(examples: Sequence[TextExample], tokenizer: Any) -> Lengths:
     """Count tokens with a tokenizer, the end token included; without one estimate them from characters."""
-    inputs, targets = [one.inputs for one in examples], [one.targets for one in examples if one.targets]
-    if tokenizer is None:
-        counts = [[math.ceil(len(text) / CHARS_PER_TOKEN) + 1 for text in texts] for texts in (inputs, targets)]
-    else:
-        counts = [[len(ids) for ids in _encode(tokenizer, texts)] for texts in (inputs, targets)]
-    return Lengths(sorted(counts[0]), sorted(counts[1]), tokenizer is not None)
-
-
-def _encode(tokenizer: object, texts: Sequence[str]) -> Iterable[Sequence[int]]:
-    return tokenizer(list(texts), verbose=False)["input_ids"] if texts else []  # pyright: ignore
+    counts: list[list[int]] = []
+    for texts in ([one.inputs for one in examples], [one.targets for one in examples if one.targets]):
+        if tokenizer is None:
+            counts.append(sorted(math.ceil(len(text) / CHARS_PER_TOKEN) + 1 for text in texts))
+        else:
+            encoded = tokenizer(texts, verbose=False)["input_ids"] if texts else []
+            counts.append(sorted(map(len, encoded)))
+    return Lengths(*counts, is_measured=tokenizer is not None)
 
 
 def find_percentile(lengths: Sequence[int], share: float) -> int:
@@ -233,23 +223,16 @@ def find_percentile(lengths: Sequence[int], share: float) -> int:
     return lengths[max(0, math.ceil(share * len(lengths)) - 1)] if lengths else 0
 
 
-def _choose_model(
-    model: str | None, examples: Sequence[TextExample], load_tokenizer: Callable[[str], object | None]
-) -> tuple[str, str, object | None]:
-    """Return the model, the reason and its tokenizer, if that is on this machine."""
-    if model is not None:
-        return model, "named with --model", load_tokenizer(model)
-    texts = [text for one in examples for text in (one.inputs, one.targets)]
-    share, script = find_foreign_share(texts[:400])
-    if share >= FOREIGN:
-        reason = f"{share:.0%} of the letters are {script}, which T5's vocabulary lacks; mT5's has 101 languages"
-        return MULTILINGUAL, reason, load_tokenizer(MULTILINGUAL)
-    lost = Counter(letter for text in texts for letter in {*text} if letter.isalpha() and not is_in_t5(letter))
-    if lost and lost.most_common(1)[0][1] >= FOREIGN * len(examples):
-        letters = " ".join(letter for letter, _ in lost.most_common(5))
-        reason = f"T5's vocabulary lacks letters of these texts, such as {letters}; mT5's has 101 languages"
-        return MULTILINGUAL, reason, load_tokenizer(MULTILINGUAL)
-    return MODEL, "the smallest T5 that is useful: trains on a CPU too", load_tokenizer(MODEL)
+def _choose_model(examples: Sequence[TextExample]) -> tuple[str, str]:
+    """Return the model and the reason: the small T5, unless many texts have letters that its vocabulary lacks."""
+    lost: Counter[str] = Counter()
+    for example in examples:
+        letters = set(example.inputs + example.targets)
+        lost.update(letter for letter in letters if letter.isalpha() and not is_in_t5(letter))
+    if not lost or lost.most_common(1)[0][1] < FOREIGN * len(examples):
+        return MODEL, "the smallest T5 that is useful: trains on a CPU too"
+    shown = " ".join(letter for letter, _ in lost.most_common(5))
+    return MULTILINGUAL, f"T5's vocabulary lacks letters of these texts, such as {shown}; mT5's has 101 languages"
 
 
 def is_in_t5(letter: str) -> bool:
@@ -261,52 +244,44 @@ def is_in_t5(letter: str) -> bool:
     return letter.isascii() or letter in T5_LETTERS
 
 
-def _explain_unusable(reader: RecordSource, usable: Sequence[RawRecord]) -> str:
-    """Return why most records cannot be used, else ""; those that the task leaves out on purpose do not count."""
-    if len(usable) >= len(reader.bad):
-        return ""
-    num_read = len(usable) + len(reader.bad) + reader.num_skipped
-    first = reader.bad[0]
-    return f"{len(usable):,} of {num_read:,} records can be used; the first that cannot: {first.where}: {first.reason}"
-
-
-def _list_warnings(
-    plan: StartPlan, reader: RecordSource, examples: Sequence[TextExample], tokenizer: object | None
-) -> Iterator[str]:
-    """Yield what the user should look at before training."""
-    num_usable = plan.split.num_records
+def _list_warnings(plan: StartPlan, bad: Sequence[BadRecord]) -> Iterator[str]:
+    """Yield what the user should look at in the data before training."""
     split = plan.split
     if split.given_up:
-        group = split.group_column
+        group = plan.reading.group_column
         remedy = f". To keep the same {group} in one: --column group={group}" if "group" in split.given_up else ""
         yield (
             f"records with {plan.describe_relations(kept=False)} may be in several sets: all that relates records "
             f"would join {split.num_joined:,} of {split.num_records:,} into one group{remedy}"
         )
-    if reader.bad:
-        first = reader.bad[0]
-        number = f"{len(reader.bad):,} records are" if len(reader.bad) > 1 else "1 record is"
-        yield f"{number} left out; the first: {first.where}: {first.reason}"
-    if num_usable < 200:
-        yield f"{num_usable:,} records are few: scores of {plan.sizes['test']} test records are within wide intervals"
+    if bad:
+        number = f"{len(bad):,} records are" if len(bad) > 1 else "1 record is"
+        yield f"{number} left out; the first: {_describe_bad(bad[0])}"
+    if split.num_records < FEW:
+        few = f"{split.num_records:,} records are few"
+        yield f"{few}: scores of {plan.sizes['test']} test records are within wide intervals"
     labels = _count_labels(plan.label_counts)
     misspelt = find_misspelt_labels(labels)
     if misspelt:
         shown = ", ".join(f"{label!r} ({labels[label]}) for {meant!r}" for label, meant in list(misspelt.items())[:5])
         yield f"labels that may be misspelt: {shown}. Correct them in {plan.source}: the model learns them as they are"
-    if rare := [label for label, count in labels.items() if count < RARE and label not in misspelt]:
-        shown = ", ".join(repr(label) for label in rare[:5])
+    rare = [repr(label) for label, count in labels.items() if count < RARE and label not in misspelt]
+    if rare:
         number = f"{len(rare)} labels have" if len(rare) > 1 else "1 label has"
-        yield f"{number} less than 10 records ({shown}): their scores mean little. Collect more"
-    if tokenizer is not None:
-        texts = [text for one in examples for text in (one.inputs, one.targets)]
-        coverage = measure_coverage(tokenizer, texts)  # pyright: ignore
-        lost = "".join(one.character for one in coverage.lossy[:10] if not one.character.isspace())
-        if coverage.num_texts_hit > FOREIGN * len(examples) and lost:
-            yield (
-                f"the tokenizer of {plan.model} does not represent all characters of {coverage.num_texts_hit:,} of "
-                f"{len(texts):,} texts, such as {lost}. --model {MULTILINGUAL} or google/byt5-small would"
-            )
+        yield f"{number} less than 10 records ({', '.join(rare[:5])}): their scores mean little. Collect more"
+
+
+def _describe_lost_characters(model: str, tokenizer: Any, examples: Sequence[TextExample]) -> list[str]:
+    """Describe the characters that the model's tokenizer does not represent, if many texts have one."""
+    texts = [text for one in examples for text in (one.inputs, one.targets)]
+    coverage = measure_coverage(tokenizer, texts)
+    lost = "".join(one.character for one in coverage.lossy[:10] if not one.character.isspace())
+    if coverage.num_texts_hit <= FOREIGN * len(examples) or not lost:
+        return []
+    return [
+        f"the tokenizer of {model} does not represent all characters of {coverage.num_texts_hit:,} of {len(texts):,} "
+        f"texts, such as {lost}. --model {MULTILINGUAL} or google/byt5-small would"
+    ]
 
 
 def _count_labels(counts: Mapping[str, int]) -> dict[str, int]:
@@ -327,17 +302,20 @@ def find_misspelt_labels(counts: Mapping[str, int]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for label, count in counts.items():
-        likely = [one for one, number in counts.items() if count < RARE and number >= 10 * count]
-        for meant in sorted(likely, key=counts.__getitem__, reverse=True):
-            pair = label.casefold(), meant.casefold()
-            is_like = pair[0][:1] == pair[1][:1] and re.findall(r"\d", pair[0]) == re.findall(r"\d", pair[1])
-            if is_like and SequenceMatcher(None, *pair).ratio() >= MISSPELT:
+        for meant in sorted(counts, key=counts.__getitem__):  # the most frequent one is the last, and stays
+            is_rarer = count < RARE and counts[meant] >= 10 * count
+            is_like = label[:1].casefold() == meant[:1].casefold() and _find_digits(label) == _find_digits(meant)
+            ratio = SequenceMatcher(None, label.casefold(), meant.casefold()).ratio() if is_rarer and is_like else 0
+            if ratio >= MISSPELT:
                 found[label] = meant
-                break
     return found
+
+
+def _find_digits(text: str) -> list[str]:
+    return re.findall(r"\d", text)
 
 
 def read_sets(plan: StartPlan) -> Iterator[tuple[str, JsonTable]]:
     """Yield (set, record) of all usable records, in the order of the source."""
-    for record, _, _ in RecordSource(plan.table, plan.reading, plan.task).read():
+    for record, _, _ in read_examples(plan.table, plan.reading, plan.task, lambda bad: None):
         yield plan.split.find_set(record), {name: replace_empty_cell(value) for name, value in record.fields.items()}

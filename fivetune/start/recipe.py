@@ -11,15 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from fivetune.config.layers import as_yaml
-from fivetune.start.plan import (
-    INPUT_LIMIT,
-    MAX_EPOCHS,
-    MIN_EPOCHS,
-    MIN_STEPS,
-    TARGET_LIMIT,
-    StartPlan,
-    find_percentile,
-)
+from fivetune.start.plan import StartPlan, find_percentile
 from fivetune.types import JsonTable
 
 METRICS: Mapping[str, str] = {
@@ -29,6 +21,24 @@ METRICS: Mapping[str, str] = {
 }
 """Main score -> why its metric is chosen."""
 
+OPTIONS: Mapping[str, str] = {
+    "inputs": "what the model reads; the text outside the braces is in all inputs",
+    "targets": "what the model learns to write",
+    "label": "the column of the label",
+    "labels": "label: the word that the model writes for it",
+    "template": "what the model reads, without a context",
+    "format": "the form of the questions",
+    "lower_case": "texts keep their case; true for UnifiedQA's own models",
+    "references": "the column with all right answers",
+    "tags": "the columns of the labels",
+    "separator": "what separates several labels, in the data and in what the model writes",
+    "main_metric": "the score that selects the best weights",
+}
+"""Option of a task -> what it says."""
+
+LONGEST = 512  # tokens of inputs and of targets
+MIN_STEPS, MAX_EPOCHS, MIN_EPOCHS = 300, 20, 3
+BATCHES = ((50_000, 128), (2_000, 32), (500, 16))  # least number of examples, examples per step
 MANY_CUT = 0.02  # share of inputs over the limit from which on the way of cutting matters
 WIDTH = 110  # characters of a comment
 NANO = "t5-nano"
@@ -44,27 +54,32 @@ class Line(NamedTuple):
     reason: str
 
 
-def build_recipe(plan: StartPlan, files: Mapping[str, str]) -> str:
-    """Build the recipe. `files`: set -> path, as the recipe names it."""
-    lines = [*_list_task_lines(plan), *_list_data_lines(plan, files), *_list_training_lines(plan)]
+def list_lines(plan: StartPlan, files: Mapping[str, str]) -> list[Line]:
+    """List the settings of a plan. `files`: set -> path, as the recipe names it."""
+    return [*_list_task_lines(plan), *_list_data_lines(plan, files), *_list_training_lines(plan)]
+
+
+def build_recipe(plan: StartPlan, lines: Sequence[Line], test: str) -> str:
+    """Build the text of the recipe; `test` is the path of the test set."""
     head = (
         f"{plan.reading.kind} from {plan.source} ({plan.split.num_records:,} usable records), written by fivetune new. "
-        f"The test set, {files['test']}, is for the end: fivetune evaluate. Every line can be changed; all settings: "
+        f"The test set, {test}, is for the end: fivetune evaluate. Every line can be changed; all settings: "
         "fivetune config --help."
     )
     text = _format_comment(head, "")
-    for section in dict.fromkeys(line.section for line in lines):
-        text += f"{section}:\n"
-        for line in lines:
-            if line.section == section:
-                text += _format_comment(line.reason, "  ") + textwrap.indent(as_yaml({line.key: line.value}), "  ")
+    section = ""
+    for line in lines:
+        if line.section != section:
+            section = line.section
+            text += f"{section}:\n"
+        text += _format_comment(line.reason, "  ") + textwrap.indent(as_yaml({line.key: line.value}), "  ")
     return text
 
 
-def build_settings(plan: StartPlan, files: Mapping[str, str]) -> JsonTable:
+def build_settings(lines: Sequence[Line]) -> JsonTable:
     """Return the recipe as nested settings."""
     settings: JsonTable = {}
-    for line in (*_list_task_lines(plan), *_list_data_lines(plan, files), *_list_training_lines(plan)):
+    for line in lines:
         settings.setdefault(line.section, {})[line.key] = line.value
     return settings
 
@@ -78,26 +93,13 @@ def _list_task_lines(plan: StartPlan) -> Iterator[Line]:
     reading = plan.reading
     yield Line("model", "path", plan.model, plan.model_reason)
     yield Line("task", "name", reading.task, reading.reason)
-    reasons = {
-        "inputs": "what the model reads; the text outside the braces is in all inputs",
-        "targets": "what the model learns to write",
-        "label": "the column of the label",
-        "labels": "label: the word that the model writes for it",
-        "template": "what the model reads, without a context",
-        "format": "the form of the questions",
-        "lower_case": "texts keep their case; true for UnifiedQA's own models",
-        "references": "the column with all right answers",
-        "tags": "the columns of the labels",
-        "separator": "what separates several labels, in the data and in what the model writes",
-        "metrics": METRICS.get(str(reading.options.get("main_metric")), ""),
-        "main_metric": "the score that selects the best weights",
-    }
     for key, value in reading.options.items():
-        yield Line("task", key, value, reasons[key])
+        reason = OPTIONS.get(key) or METRICS[str(reading.options["main_metric"])]
+        yield Line("task", key, value, reason)
 
 
 def _list_data_lines(plan: StartPlan, files: Mapping[str, str]) -> Iterator[Line]:
-    sizes = plan.sizes
+    sizes, inputs, targets = plan.sizes, plan.lengths.inputs, plan.lengths.targets
     how = f"drawn at random, records with {plan.describe_relations()} on one side"
     if plan.task.labels is not None:
         how += ", with the same shares of the labels"
@@ -105,35 +107,34 @@ def _list_data_lines(plan: StartPlan, files: Mapping[str, str]) -> Iterator[Line
     reason = f"{sizes['validation']:,} records that select the best weights; {sizes['test']:,} others are the test set"
     yield Line("data", "eval", files["validation"], reason)
     if plan.reading.columns:
-        yield Line(
-            "data", "columns", dict(plan.reading.columns), "the name that the task reads: the column of the file"
-        )
-    inputs, targets = plan.lengths.inputs, plan.lengths.targets
+        reason = "the name that the task reads: the column of the file"
+        yield Line("data", "columns", dict(plan.reading.columns), reason)
     how = "" if plan.lengths.is_measured else ", estimated at 3 characters per token as the tokenizer is not here yet"
-    limit = choose_limit(find_percentile(inputs, 0.99), INPUT_LIMIT, 32)
-    num_cut = sum(length > limit for length in inputs)
-    reason = f"half of the inputs have up to {find_percentile(inputs, 0.5):,} tokens, 99 % up to "
-    reason += f"{find_percentile(inputs, 0.99):,}{how}; {describe_cut(inputs, limit)}"
+    half, most = find_percentile(inputs, 0.5), find_percentile(inputs, 0.99)
+    limit = round_up(most, 32)
+    reason = f"half of the inputs have up to {half:,} tokens, 99 % up to {most:,}{how}; {describe_cut(inputs, limit)}"
     yield Line("data", "max_input_tokens", limit, reason)
-    if num_cut > MANY_CUT * len(inputs) and (plan.task.extractive or plan.task.labels is not None):
-        way, reason = ("windows", "contexts are read in several parts, so that no answer is lost")
-        if not plan.task.extractive:
-            way, reason = ("head_tail", "the middle of a longer text is cut, as beginning and end say most")
-        yield Line("data", "overlong", way, reason)
-    longest = targets[-1] if targets else 0
-    limit = choose_limit(longest, TARGET_LIMIT, 16)
+    if find_percentile(inputs, 1 - MANY_CUT) > limit:
+        if plan.task.extractive:
+            yield Line("data", "overlong", "windows", "contexts are read in several parts, so that no answer is lost")
+        elif plan.task.labels is not None:
+            reason = "the middle of a longer text is cut, as beginning and end say most"
+            yield Line("data", "overlong", "head_tail", reason)
+    longest = find_percentile(targets, 1)
+    limit = round_up(longest, 16)
     reason = f"the longest target has {longest:,} tokens{how}; {describe_cut(targets, limit)}"
     yield Line("data", "max_target_tokens", limit, reason)
 
 
 def _list_training_lines(plan: StartPlan) -> Iterator[Line]:
-    is_nano = plan.model == NANO
     yield Line(
         "optimizer", "name", "adafactor", "the optimizer that T5 was trained with; adamw is the usual alternative"
     )
     yield Line("optimizer", "preset", "t5-paper", "the T5 paper's settings of it")
-    reason = "what t5-nano, a very small model, learns fastest with" if is_nano else "the T5 paper's rate"
-    yield Line("optimizer", "lr", 1e-2 if is_nano else 1e-3, f"{reason}; fivetune find-lr measures it for this data")
+    rate, reason = 1e-3, "the T5 paper's rate"
+    if plan.model == NANO:
+        rate, reason = 1e-2, "what t5-nano, a very small model, learns fastest with"
+    yield Line("optimizer", "lr", rate, f"{reason}; fivetune find-lr measures it for this data")
     yield Line("schedule", "name", "linear", "falls to 0 at the end of the training")
     yield Line("schedule", "warmup_fraction", 0.05, "the rate rises over the first twentieth of the steps")
     num_train = plan.sizes["train"]
@@ -159,13 +160,13 @@ def describe_cut(lengths: Sequence[int], limit: int) -> str:
     return f"this limit cuts {share} of them"
 
 
-def choose_limit(length: int, longest: int, multiple: int) -> int:
-    """Round a length up to a multiple, from that multiple to `longest`.
+def round_up(length: int, multiple: int) -> int:
+    """Round a length up to a multiple, from that multiple to LONGEST.
 
-    >>> choose_limit(33, 512, 32), choose_limit(0, 512, 16), choose_limit(900, 512, 32)
+    >>> round_up(33, 32), round_up(0, 16), round_up(900, 32)
     (64, 16, 512)
     """
-    return min(longest, max(multiple, math.ceil(length / multiple) * multiple))
+    return min(LONGEST, max(multiple, math.ceil(length / multiple) * multiple))
 
 
 def choose_batch(num_examples: int) -> int:
@@ -174,7 +175,7 @@ def choose_batch(num_examples: int) -> int:
     >>> [choose_batch(number) for number in (80, 600, 5_000, 100_000)]
     [8, 16, 32, 128]
     """
-    return 8 if num_examples < 500 else 16 if num_examples < 2_000 else 32 if num_examples < 50_000 else 128
+    return next((batch for least, batch in BATCHES if num_examples >= least), 8)
 
 
 def choose_epochs(num_examples: int, batch: int) -> int:
