@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fivetune.start.choose import DoubtError
     from fivetune.start.columns import RawTable
     from fivetune.start.files import Started
-    from fivetune.start.readings import Reading
+    from fivetune.start.survey import Reading
     from fivetune.training.preflight import Check
 
 WIDTH = 160  # characters of a table that is not printed to a terminal
@@ -209,13 +209,12 @@ def describe_doubt(doubt: DoubtError) -> dict[str, Any]:
 
 def _describe_reading(table: RawTable, reading: Reading) -> dict[str, Any]:
     from fivetune.start.choose import build_command
-    from fivetune.start.roles import split_names
 
     return {
         "task": reading.task,
         "kind": reading.kind,
         "reason": reading.reason,
-        "roles": {role: split_names(role, names) for role, names in reading.roles.items()},
+        "roles": {role: [*names] for role, names in reading.roles.items()},
         "evidence": [[*one] for one in reading.evidence],
         "points": reading.points,
         "doubts": [*reading.doubts],
@@ -278,7 +277,7 @@ def _print_columns(started: Started) -> None:
     ]
     num_columns = len(rows)
     if num_columns > MAX_COLUMNS:
-        read = {*plan.reading.list_columns()}
+        read = {*plan.reading.inputs, *plan.reading.targets}
         rows = [row for number, row in enumerate(rows) if number < MAX_COLUMNS - 1 or row[0] in read]
         rows.append([f"... {num_columns - len(rows):,} others", *[""] * 6])
     shown = f"the first {plan.table.num_records:,} records" if plan.split.num_records > plan.table.num_records else ""

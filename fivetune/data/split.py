@@ -143,7 +143,7 @@ def split_in_three(
         validation, test = _draw_two(groups, labels, split)
         validation_ids = frozenset(ids[row] for row in validation)
         test_ids = frozenset(ids[row] for row in test)
-        given_up = [relation for relation in RELATIONS if relation not in kept]
+        given_up: list[Relation] = [relation for relation in RELATIONS if relation not in kept]
         if not found:
             num_joined = max(map(len, groups), default=0)
         found.append(ThreeWaySplit(validation_ids, test_ids, len(ids), len(groups), given_up, num_joined))

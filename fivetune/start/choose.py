@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from fivetune.data.records import parse_item
 from fivetune.errors import ConfigError, DataError
 from fivetune.start.columns import RawTable
-from fivetune.start.readings import FORMS, SIGNATURES, TARGET_ROLES, TASKS, Reading
-from fivetune.start.roles import Given, check_given, find_group, rate_name, split_names
-from fivetune.start.survey import ENOUGH, MARGIN, Survey, make_survey
+from fivetune.start.readings import FORMS, SIGNATURES, TASKS
+from fivetune.start.roles import USUAL, Given, check_given, find_group, rate_name
+from fivetune.start.survey import ENOUGH, MARGIN, TARGET_ROLES, Reading, Survey, make_survey
 from fivetune.tasks import load_task
 from fivetune.types import RawRecord
 
@@ -72,46 +72,36 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
     survey = make_survey(table, given)
     wanted = {role: names for role, names in given.items() if role not in ("id", "group")}
     if task is not None and task not in TASKS:
-        own = Reading(task, task, wanted, "--task names it", columns=wanted)
-        return _complete(own, [], survey)
-    found = [
-        reading
-        for one in list_readings(survey)
-        if (reading := _adopt(one, task)) and wanted.items() <= reading.roles.items()
-    ]
-    if not found:
+        columns = {role: names[0] for role, names in wanted.items()}
+        return _complete(Reading(task, task, wanted, "--task names it", columns=columns), [], survey)
+    ranked = sorted(_list_readings(survey, task, wanted), key=_get_points, reverse=True)
+    if not ranked:
         raise DataError(f"{table.source}: {explain_none(survey, task)}")
-    distinct: dict[str, Reading] = {}
-    for reading in sorted(found, key=_get_points, reverse=True):
-        distinct.setdefault(shlex.join(list_flags(reading)), reading)
-    best, *others = distinct.values()
+    best, *others = ranked
     if given.keys() & TARGET_ROLES.keys():  # the user has said what is learned
-        return _complete(replace(best, warnings=(*best.warnings, *best.doubts)), [], survey)
-    rivals = [one for one in others if is_rival(one, best)]
-    is_close = bool(rivals) and rivals[0].points > best.points - MARGIN
-    if best.doubts or best.points < ENOUGH or is_close:
-        known = [one for one in others if one in rivals or (one.task, one.target) == (best.task, best.target)]
+        return _complete(replace(best, warnings=[*best.warnings, *best.doubts]), [], survey)
+    # a rival learns something else, or reads what the best reading does not
+    rivals = [one for one in others if one.targets != best.targets or not {*one.inputs} <= {*best.inputs}]
+    if best.doubts or best.points < ENOUGH or any(one.points > best.points - MARGIN for one in rivals):
+        known = [one for one in others if one in rivals or one.task == best.task]
         likely = [one for one in known if one.points >= best.points - 2 * MARGIN]
         raise DoubtError(table, [best, *likely[: NUM_SHOWN - 1]])
-    near = [one for one in rivals if one.points >= max(ENOUGH, best.points - 2 * MARGIN) and not one.doubts]
-    return _complete(best, near, survey)
+    least = max(ENOUGH, best.points - 2 * MARGIN)
+    return _complete(best, [one for one in rivals if one.points >= least and not one.doubts], survey)
 
 
-def list_readings(survey: Survey) -> list[Reading]:
-    """List the readings of all forms whose task converts one of the first records."""
-    return [reading for form in FORMS for reading in form(survey) if _can_convert(reading, survey.table)]
-
-
-def is_rival(other: Reading, best: Reading) -> bool:
-    """Whether another reading learns something else, or reads what the best one does not."""
-    return other.target != best.target or not {*other.list_columns()} <= {*best.list_columns()}
-
-
-def _adopt(reading: Reading, task: str | None) -> Reading | None:
-    """Return the reading for the task that the user named; None if it is another one."""
-    if task in (None, reading.task):
-        return reading
-    return replace(reading, task=task) if {task, reading.task} == {"squad", "squad_v2"} else None
+def _list_readings(survey: Survey, task: str | None, wanted: Given) -> list[Reading]:
+    """List the readings of all forms that fit the user's words and whose task converts one of the first records."""
+    found: dict[str, Reading] = {}
+    for reading in (reading for form in FORMS for reading in form(survey)):
+        if {task, reading.task} == {"squad", "squad_v2"}:
+            reading = replace(reading, task=task)
+        is_wanted = all([*reading.roles.get(role, ())] == [*names] for role, names in wanted.items())
+        if task in (None, reading.task) and is_wanted and _can_convert(reading, survey.table):
+            flags = shlex.join(list_flags(reading))
+            if flags not in found or found[flags].points < reading.points:
+                found[flags] = reading
+    return [*found.values()]
 
 
 def _can_convert(reading: Reading, table: RawTable) -> bool:
@@ -128,25 +118,27 @@ def _can_convert(reading: Reading, table: RawTable) -> bool:
 
 def _complete(reading: Reading, others: Sequence[Reading], survey: Survey) -> Choice:
     """Add the columns of ids and groups, and take the mappings away that say nothing."""
-    taken = reading.list_columns()
-    columns, given = survey.table.columns, survey.given
-    identity = given.get("id")
+    columns = survey.table.columns
+    taken = [*reading.inputs, *reading.targets]
+    identity, *_ = [*survey.given.get("id", ()), None]
     if identity is None and "id" not in columns:
         unique = [name for name, column in columns.items() if column.has_codes and name not in taken]
-        identity = next((name for name in unique if rate_name("id", name) or columns[name].kind != "link"), None)
+        found = [name for name in unique if rate_name("id", name) or columns[name].kind != "link"]
+        identity = found[0] if found else None
     renamed = {wanted: name for wanted, name in reading.columns.items() if wanted != name}
-    group = find_group(survey.table, given, [*taken, identity or ""])
-    found = replace(reading, columns=renamed, id_column=identity, group_column=group)
+    group = find_group(survey.table, survey.given, [*taken, identity or ""])
     known = (*taken, *(name.partition(".")[0] for name in taken), identity, group, "id")
     unread = [name for name in survey.columns if name not in known and reading.task not in SIGNATURES]
-    return Choice(found, others[: NUM_SHOWN - 1], unread)
+    completed = replace(reading, columns=renamed, id_column=identity, group_column=group)
+    return Choice(completed, others[: NUM_SHOWN - 1], unread)
 
 
 def list_flags(reading: Reading) -> list[str]:
     """List the words of the command line that choose a reading."""
     words = ["--task", reading.task]
     for role, names in reading.roles.items():
-        words += [word for name in split_names(role, names) for word in ("--column", f"{role}={name}")]
+        for name in names:
+            words += ["--column", f"{role}={name}"]
     return words
 
 
@@ -159,36 +151,32 @@ def build_command(table: RawTable, reading: Reading) -> str:
 def describe_reading(reading: Reading) -> str:
     """Describe a reading in words.
 
-    >>> describe_reading(Reading("classification", "classification", {"text": "a\\nb", "label": "y"}, ""))
+    >>> describe_reading(Reading("classification", "classification", {"text": ("a", "b"), "label": ("y",)}, ""))
     'classification: y from a, b'
     """
-    inputs = reading.list_inputs()
-    source = f" from {', '.join(inputs)}" if inputs else ""
-    return f"{reading.kind}: {', '.join(reading.target.split(chr(10))[:4])}{source}"
+    source = f" from {', '.join(reading.inputs)}" if reading.inputs else ""
+    return f"{reading.kind}: {', '.join(reading.targets[:4])}{source}"
 
 
 def explain_none(survey: Survey, task: str | None) -> str:
     """Explain why no reading fits, and what to do."""
-    texts = [name for name, column in survey.columns.items() if column.kind == "text"]
-    reasons: list[str] = []
-    if len(survey.columns) < 2:
-        reasons.append(
-            f"has one column with values, {', '.join(survey.columns) or 'none'}. Training needs inputs and what is "
-            "to be learned for them, such as text,label or question,answer. Add the other column"
+    columns = survey.columns
+    if len(columns) < 2:
+        return (
+            f"has one column with values, {', '.join(columns) or 'none'}. Training needs inputs and what is to be "
+            "learned for them, such as text,label or question,answer. Add the other column."
         )
-        return f"{reasons[0]}."
-    for name, column in survey.columns.items():
-        if survey.rate(name, "label") >= 3 and column.num_distinct == 1:
-            reasons.append(
-                f"all values of {name} are {column.example!r}, and a classification needs two labels or more"
-            )
-        elif survey.rate(name, "label") >= 3 and not column.has_labels:
+    reasons: list[str] = []
+    for name, column in columns.items():
+        if survey.rate(name, "label") < USUAL or column.has_labels:
+            continue
+        if column.num_distinct == 1:
+            reasons.append(f"all values of {name} are {column.example!r}, and a classification needs two labels")
+        else:
             number = f"{column.num_distinct:,} different values in {column.num_filled:,} records"
             reasons.append(f"{name} has {number}, so it is no label")
-    asks = [name for name in texts if survey.rate(name, "question") >= 3]
-    if asks and not any(survey.rate(name, "answer") >= 2 for name in survey.columns):
-        reasons.append(f"the questions in {asks[0]} have no column of answers")
-    holds = f"{', '.join(texts)} {'holds' if len(texts) == 1 else 'hold'} text" if texts else "no column holds text"
+    texts = [name for name, column in columns.items() if column.kind == "text"]
+    holds = f"text in {', '.join(texts)}" if texts else "no column holds text"
     reasons.append(f"{holds}, and no other column is named as what is to be learned")
     fits = f"--task {task} does not fit" if task else "no task fits"
     return (

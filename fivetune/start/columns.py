@@ -77,6 +77,10 @@ class Column:
         return self.kind == "text" and self.num_distinct > 1 and not self.has_labels and not self.has_codes
 
     @property
+    def is_running(self) -> bool:
+        return self.kind == "text" and self.mean_words >= MIN_WORDS
+
+    @property
     def has_code(self) -> bool:
         return self.kind == "text" and self.code_share > 0.7
 
@@ -126,9 +130,15 @@ def build_table(
                 values.setdefault(key, []).append(value)
     names = dict.fromkeys(name for key, of_key in values.items() for name in _list_names(key, of_key))
     columns = {name: describe_column(name, [find_value(record.fields, name) for record in first]) for name in names}
-    table = RawTable(source, first, columns, header)
-    _refuse_hopeless(table, bad)
-    return table
+    if len(first) < MIN_RECORDS:
+        noun = "record" if len(first) == 1 else "records"
+        unread = f", and {len(bad):,} that cannot be read; the first: {bad[0].where}: {bad[0].reason}" if bad else ""
+        remedy = "Correct the file." if bad else "Collect more."
+        raise DataError(
+            f"{source}: holds {len(first)} {noun}{unread or '.'} At least {MIN_RECORDS} are needed to train on some "
+            f"and score on others; some hundred give a useful model. {remedy}"
+        )
+    return RawTable(source, first, columns, header)
 
 
 def find_value(fields: Mapping[str, object], name: str) -> object:
@@ -212,15 +222,3 @@ def _find_kind(values: Sequence[object], texts: Sequence[str]) -> Kind:
         if all(form.fullmatch(text) for text in texts):
             return kind
     return "text"
-
-
-def _refuse_hopeless(table: RawTable, bad: Sequence[BadRecord]) -> None:
-    """Raise DataError for too few records."""
-    if table.num_records < MIN_RECORDS:
-        noun = "record" if table.num_records == 1 else "records"
-        unread = f", and {len(bad):,} that cannot be read; the first: {bad[0].where}: {bad[0].reason}" if bad else ""
-        remedy = "Correct the file." if bad else "Collect more."
-        raise DataError(
-            f"{table.source}: holds {table.num_records} {noun}{unread or '.'} At least {MIN_RECORDS} are needed to "
-            f"train on some and score on others; some hundred give a useful model. {remedy}"
-        )

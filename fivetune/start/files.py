@@ -27,6 +27,7 @@ from fivetune.rundir import CONFIG
 from fivetune.rundir.files import replace_file
 from fivetune.start.plan import SEED, SETS, StartPlan, build_plan, read_sets
 from fivetune.start.recipe import build_recipe, build_settings, list_lines
+from fivetune.start.roles import Given
 
 RECIPES = (".yaml", ".yml")
 MAX_RECIPE_BYTES = 2**20
@@ -105,7 +106,7 @@ def start_recipe(
     output: str | None = None,
     task: str | None = None,
     model: str | None = None,
-    given: Mapping[str, str],
+    given: Given,
     seed: int = SEED,
     overwrite: bool = False,
     header: object = (),

@@ -22,7 +22,8 @@ from fivetune.data.tables import replace_empty_cell
 from fivetune.errors import DataError
 from fivetune.start.choose import Choice, infer_task
 from fivetune.start.columns import RawTable, build_table, find_value, is_empty_cell
-from fivetune.start.readings import Reading
+from fivetune.start.roles import Given
+from fivetune.start.survey import Reading
 from fivetune.tasks import load_task, normalize_label
 from fivetune.types import JsonTable, RawRecord, Task, TextExample
 
@@ -114,7 +115,7 @@ def build_plan(
     *,
     task: str | None = None,
     model: str | None = None,
-    given: Mapping[str, str],
+    given: Given,
     load_tokenizer: Callable[[str], object | None],
     seed: int = SEED,
     header: Sequence[str] = (),

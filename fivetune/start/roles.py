@@ -104,49 +104,28 @@ ROLES = ("question", "context", "answer", "choices", "label", "tags", "text", "i
 """What --column may name."""
 
 SEVERAL = ("text", "inputs", "tags")  # roles that may have several columns
-SUMMARIES = (
-    "summary",
-    "highlights",
-    "abstract",
-    "headline",
-    "headlines",
-    "title",
-    "tldr",
-    "zusammenfassung",
-    "resumen",
-)
-LANGUAGES: Mapping[str, str] = {
-    "en": "English", "eng": "English", "english": "English", "de": "German", "deu": "German", "ger": "German",
-    "german": "German", "deutsch": "German", "fr": "French", "fra": "French", "french": "French", "es": "Spanish",
-    "spa": "Spanish", "spanish": "Spanish", "ro": "Romanian", "it": "Italian", "ita": "Italian", "pt": "Portuguese",
-    "por": "Portuguese", "nl": "Dutch", "pl": "Polish", "ru": "Russian", "rus": "Russian", "russian": "Russian",
-    "zh": "Chinese", "chinese": "Chinese", "ja": "Japanese", "japanese": "Japanese", "ar": "Arabic", "cs": "Czech",
-    "tr": "Turkish", "uk": "Ukrainian", "sv": "Swedish", "hi": "Hindi", "vi": "Vietnamese", "ko": "Korean",
-    "fi": "Finnish", "da": "Danish", "hu": "Hungarian", "el": "Greek", "bg": "Bulgarian",
-}  # fmt: skip
-"""Names of columns that hold one language of a translation -> the language, as T5's prefixes write it."""
+SUMMARIES = "summary highlights abstract headline headlines title tldr zusammenfassung resumen"
+COPIES = "clean cleaned processed preprocessed tokenized normalized lemmatized lower tok parse"
+"""Words for another form of a text that is there, too: `text_clean` beside `text`."""
 
-INNER = frozenset(["text", "texts", "value", "stem", "content", "human_readable", "spans", "body_text"])
+INNER = "text texts value stem content human_readable spans body_text"
 """Members of an object that say nothing of their own: `answer.value` is an answer."""
 
-COPIES = (
-    "clean",
-    "cleaned",
-    "processed",
-    "preprocessed",
-    "tokenized",
-    "normalized",
-    "lemmatized",
-    "lower",
-    "tok",
-    "parse",
+_LANGUAGES = (
+    "en=English eng=English english=English de=German deu=German ger=German german=German deutsch=German fr=French "
+    "fra=French french=French es=Spanish spa=Spanish spanish=Spanish ro=Romanian it=Italian ita=Italian pt=Portuguese "
+    "por=Portuguese nl=Dutch pl=Polish ru=Russian rus=Russian russian=Russian zh=Chinese chinese=Chinese ja=Japanese "
+    "japanese=Japanese ar=Arabic cs=Czech tr=Turkish uk=Ukrainian sv=Swedish hi=Hindi vi=Vietnamese ko=Korean "
+    "fi=Finnish da=Danish hu=Hungarian el=Greek bg=Bulgarian"
 )
-"""Words for another form of a text that is there, too: `text_clean` beside `text`."""
+LANGUAGES: Mapping[str, str] = dict(re.findall(r"(\w+)=(\w+)", _LANGUAGES))
+"""Names of columns that hold one language of a translation -> the language, as T5's prefixes write it."""
 
 NO_GROUP = "none"
 MIN_GROUPS = 20  # fewer cannot be divided into three sets of the wanted sizes
 
-Given = Mapping[str, str]
+Given = Mapping[str, Sequence[str]]
+"""Role -> the columns that the user gave it: one, or several of a role of SEVERAL."""
 
 
 def split_name(name: str) -> list[str]:
@@ -156,7 +135,7 @@ def split_name(name: str) -> list[str]:
     (['answer', 'key'], ['sentence'], ['question'], ['title'])
     """
     parts = [part for part in name.split(".") if not part.isdecimal()] or [name]
-    if len(parts) > 1 and (parts[-1].casefold() in INNER or len(parts[-1]) == 1):
+    if len(parts) > 1 and (parts[-1].casefold() in INNER.split() or len(parts[-1]) == 1):
         parts.pop()
     words = re.split(r"[\W_]+", re.sub(r"(?<=[^\W\d_A-Z])(?=[A-Z])", "_", parts[-1].strip()).casefold())
     words = [word for word in (word.rstrip("0123456789") for word in words) if word]
@@ -197,42 +176,31 @@ def find_language(name: str) -> str | None:
 
 
 def check_given(given: Given, table: RawTable) -> None:
-    """Raise ConfigError for a role or a column that does not exist; those of SEVERAL may be several, one a line."""
+    """Raise ConfigError for a role or a column that does not exist."""
     for role, names in given.items():
         if role not in ROLES:
-            raise ConfigError(f"--column {role}={names}: there is no {role!r}. {suggest_names(role, ROLES)}")
-        for name in split_names(role, names):
+            raise ConfigError(f"--column {role}={names[0]}: there is no {role!r}. {suggest_names(role, ROLES)}")
+        for name in names:
             is_there = name in table.columns or any(find_value(one.fields, name) for one in table.records[:100])
             if not is_there and (role, name) != ("group", NO_GROUP):
-                raise ConfigError(
-                    f"--column {role}={names}: {table.source} has no column {name!r}. "
-                    f"{suggest_names(name, table.columns)}"
-                )
+                near = suggest_names(name, table.columns)
+                raise ConfigError(f"--column {role}={name}: {table.source} has no column {name!r}. {near}")
 
 
-def parse_columns(words: Sequence[str]) -> dict[str, str]:
-    """Parse --column ROLE=NAME; several of `text` or `inputs` are joined. Raises ConfigError for another form.
+def parse_columns(words: Sequence[str]) -> dict[str, Sequence[str]]:
+    """Parse --column ROLE=NAME; a role of SEVERAL may be repeated. Raises ConfigError for another form.
 
     >>> parse_columns(["text=Subject", "text=Body", "label=Queue"])
-    {'text': 'Subject\\nBody', 'label': 'Queue'}
+    {'text': ('Subject', 'Body'), 'label': ('Queue',)}
     """
-    given: dict[str, str] = {}
+    given: dict[str, Sequence[str]] = {}
     for word in words:
-        role, sign, name = word.partition("=")
-        if not sign or not role or not name:
+        role, _, name = word.partition("=")
+        if not role or not name:
             raise ConfigError(f"--column {word}: is not ROLE=NAME. Roles: {', '.join(ROLES)}. Write --column label=Y.")
-        joins = role in given and role in SEVERAL
-        given[role] = f"{given[role]}\n{name}" if joins else name
+        before = given.get(role, ()) if role in SEVERAL else ()
+        given[role] = (*before, name)
     return given
-
-
-def split_names(role: str, names: str) -> list[str]:
-    """Return the columns of a role: only those of SEVERAL may have several, one a line.
-
-    >>> split_names("text", "subject\\nbody"), split_names("label", "a,b")
-    (['subject', 'body'], ['a,b'])
-    """
-    return names.split("\n") if role in SEVERAL else [names]
 
 
 def find_group(table: RawTable, given: Given, taken: Sequence[str]) -> str | None:
@@ -241,7 +209,7 @@ def find_group(table: RawTable, given: Given, taken: Sequence[str]) -> str | Non
     A question's title names the article that its context is from.
     """
     if "group" in given:
-        return None if given["group"] == NO_GROUP else given["group"]
+        return None if given["group"][0] == NO_GROUP else given["group"][0]
     is_article = {"question", "context"} <= table.columns.keys()
     for name, column in table.columns.items():
         is_named = rate_name("group", name) == CLEAR or split_name(name)[-1:] in (["id"], ["nr"], ["no"])

@@ -140,12 +140,23 @@ def test_a_flag_chooses_another_reading():
         return infer_task(both, **more).reading
 
     assert choose().options["label"] == "label"
-    assert choose(given={"label": "tone"}).options["label"] == "tone"
-    assert choose(given={"text": "note"}).options["inputs"] == "{note}"
-    pair = choose(given={"inputs": "text", "targets": "note"})
+    assert choose(given={"label": ("tone",)}).options["label"] == "tone"
+    assert choose(given={"text": ("note",)}).options["inputs"] == "{note}"
+    pair = choose(given={"inputs": ("text",), "targets": ("note",)})
     assert (pair.task, pair.options["targets"]) == ("jsonl", "{note}")
-    assert choose(task="jsonl", given={"inputs": "text", "targets": "label"}).options["targets"] == "{label}"
-    assert choose(given={"inputs": "text\nnote", "targets": "label"}).options["inputs"] == "text: {text} note: {note}"
+    assert choose(task="jsonl", given={"inputs": ("text",), "targets": ("label",)}).options["targets"] == "{label}"
+    assert (
+        choose(
+            given={
+                "inputs": (
+                    "text",
+                    "note",
+                ),
+                "targets": ("label",),
+            }
+        ).options["inputs"]
+        == "text: {text} note: {note}"
+    )
     assert infer_task(table(CASES["extractive"][0]), task="squad_v2").reading.task == "squad_v2"
 
 
@@ -154,7 +165,7 @@ def test_a_doubt_lists_readings_with_their_commands():
     fields = {"Subject": lambda i: f"No {i} is late", "queue": lambda i: LABELS[i % 3], "status": lambda i: "ab"[i % 2]}
     with pytest.raises(DoubtError) as caught:
         infer_task(table(lambda i: {name: make(i) for name, make in fields.items()}))
-    assert [one.target for one in caught.value.readings] == ["queue", "status"]
+    assert [one.targets[0] for one in caught.value.readings] == ["queue", "status"]
     assert "  fivetune new a.csv --task classification --column text=Subject --column label=queue" in str(caught.value)
     assert caught.value.exit_code == 3
 
@@ -164,7 +175,7 @@ def test_equal_texts_with_different_labels_are_a_doubt():
     rows = table(lambda i: {"sentence": text(i // 3), "position": i, "label": LABELS[i % 3]})
     with pytest.raises(DoubtError, match="60 records have the texts of others and another label"):
         infer_task(rows)
-    assert infer_task(rows, given={"label": "label"}).reading.warnings
+    assert infer_task(rows, given={"label": ("label",)}).reading.warnings
 
 
 def test_many_whole_numbers_are_labels_only_by_their_name():
@@ -205,7 +216,7 @@ def test_ids_and_groups_are_found():
     )
     reading = found.reading
     assert (reading.id_column, reading.group_column, reading.options["inputs"]) == ("Nr", "customer_id", "{text}")
-    assert infer_task(table(CASES["classification"][0]), given={"group": "none"}).reading.group_column is None
+    assert infer_task(table(CASES["classification"][0]), given={"group": ("none",)}).reading.group_column is None
 
 
 @pytest.mark.parametrize(
@@ -243,9 +254,9 @@ def test_a_label_may_be_the_name_of_its_column():
 def test_wrong_names_of_columns_are_refused():
     two = table(CASES["classification"][0])
     with pytest.raises(ConfigError, match=r"^--column label=labl: a.csv has no column 'labl'\. Did you mean label"):
-        infer_task(two, given={"label": "labl"})
+        infer_task(two, given={"label": ("labl",)})
     with pytest.raises(ConfigError, match=r"^--column lable=label: there is no 'lable'\. Did you mean label"):
-        infer_task(two, given={"lable": "label"})
+        infer_task(two, given={"lable": ("label",)})
 
 
 def test_columns_are_described():

@@ -7,7 +7,7 @@ import pytest
 from fivetune.errors import DataError
 from fivetune.start.choose import Choice, DoubtError, infer_task
 from fivetune.start.columns import RawTable, build_table
-from fivetune.start.readings import TARGET_ROLES, Reading
+from fivetune.start.survey import TARGET_ROLES, Reading
 from fivetune.types import RawRecord
 from tests.start.layouts import LAYOUTS, make_rows
 
@@ -22,7 +22,7 @@ def make_table(layout: str) -> RawTable:
 
 def describe(reading: Reading) -> str:
     task = " ".join(filter(None, (reading.task, str(reading.options.get("format", "")))))
-    return f"{task}: {' '.join(reading.target.split())} < {' '.join(reading.list_inputs())}"
+    return f"{task}: {' '.join(reading.targets)} < {' '.join(reading.inputs)}"
 
 
 def find(table: RawTable) -> Choice | DoubtError | DataError:
