@@ -236,9 +236,10 @@ def read_count(recipe: ImportedRecipe, values: Mapping[str, JsonValue], name: st
     value = values.get(name)
     if value is None:
         return default
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number and math.isfinite(value) and value == int(value) and value >= 1:
-        return int(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        count = int(value)
+        if count == value and count >= 1:
+            return count
     recipe.leave_out(name, f"{value!r} is not a whole number above 0; {default} is taken")
     return default
 

@@ -62,17 +62,22 @@ def import_recipe(source: RawConfig, format_name: str | None, overrides: Mapping
     for setting, value in overrides.items():
         recipe.set(setting, value, f"--{setting}")
     if not recipe.settings.keys() & {"model.path", "model.config"}:
-        flags = " ".join(f"--{name} {format_value(value)}" for name, value in recipe.settings.items())
-        beside = (
-            f" Or give these to a recipe: {flags}." if recipe.settings and "task.name" not in recipe.settings else ""
-        )
-        computed = next((f": {one.argument}" for one in recipe.findings if one.argument.startswith("model ")), "")
-        raise ConfigError(f"{source.name}: names no model{computed}. Add --model.path MODEL.{beside}")
+        raise ConfigError(f"{source.name}: names no model{_describe_missing_model(recipe)}")
     _choose_metric(recipe)
     _leave_out_refused(recipe, overrides)
     recipe.settings = redact_settings(recipe.settings)
     _check_text(format_recipe(recipe))
     return recipe
+
+
+def _describe_missing_model(recipe: ImportedRecipe) -> str:
+    """What to do without a model: the expression that computes it; for accelerate's file, which has none, its flags."""
+    computed = [f": {one.argument}" for one in recipe.findings if one.argument.startswith("model ")][:1]
+    text = f"{''.join(computed)}. Add --model.path MODEL."
+    if not recipe.settings or "task.name" in recipe.settings:
+        return text
+    flags = " ".join(f"--{name} {format_value(value)}" for name, value in recipe.settings.items())
+    return f"{text} Or give these to a recipe: {flags}."
 
 
 def _leave_out_refused(recipe: ImportedRecipe, overrides: Mapping[str, JsonValue]) -> None:
@@ -156,52 +161,54 @@ def _choose_metric(recipe: ImportedRecipe) -> None:
 def format_recipe(recipe: ImportedRecipe) -> str:
     """Format as YAML: the reason beside each setting, then the arguments that set nothing."""
     lines = [f"# From {recipe.origin}.", "# Beside each setting: the argument that gives it.", ""]
-    section = ""
-    for name, value, reason in _group_settings(recipe):
-        inner = name.partition(".")[2]
-        if inner and not name.startswith(f"{section}."):
-            section = name.partition(".")[0]
-            lines.append(f"{section}:")
-        lines += _format_setting(inner or name, value, reason, bool(inner))
+    for section, value in _nest_settings(recipe).items():
+        if not isinstance(value, dict):
+            lines += _format_setting(recipe, section, section, value)
+            continue
+        lines.append(f"{section}:")
+        for name, inner in cast("JsonTable", value).items():
+            lines += textwrap.indent(
+                "\n".join(_format_setting(recipe, f"{section}.{name}", name, inner)), "  "
+            ).splitlines()
     for state, heading in HEADINGS.items():
-        named = [finding for finding in recipe.findings if finding.state == state]
+        named = [f"{one.argument}: {one.reason}" for one in recipe.findings if one.state == state]
         if named:
             lines += ["", f"# {heading}:"]
-            for finding in named:
-                text = f"{finding.argument}: {finding.reason}".replace("\n", " ")
-                lines += textwrap.wrap(text, WIDTH, initial_indent="#   ", subsequent_indent="#     ")
+        for text in named:
+            lines += textwrap.wrap(
+                " ".join(text.splitlines()), WIDTH, initial_indent="#   ", subsequent_indent="#     "
+            )
     if "data.train" not in recipe.settings:
         lines += ["", "# The training file is not named. Add data.train (and data.eval), or --data.train FILE."]
     return redact_secrets("\n".join(lines)) + "\n"
 
 
-def _group_settings(recipe: ImportedRecipe) -> list[tuple[str, JsonValue, str]]:
-    """Settings of two levels with their reasons; deeper ones, such as model.adapter.r, are tables."""
-    found: dict[str, tuple[JsonValue, list[str]]] = {}
+def _nest_settings(recipe: ImportedRecipe) -> JsonTable:
+    """The settings as tables inside tables, in the order of a recipe."""
+    table: JsonTable = {}
     for setting in sorted(recipe.settings, key=_rank_setting):
-        value, reason = recipe.settings[setting], recipe.reasons.get(setting, "")
-        head, *deeper = re.findall(r"^[^.]+(?:\.[^.]+)?|[^.]+", setting)
-        if not deeper:
-            found[head] = (value, [reason])
-            continue
-        table, reasons = found.setdefault(head, ({}, []))
-        cast("dict[str, JsonValue]", table)[".".join(deeper)] = value
-        reasons.append(reason)
-    return [(name, value, "; ".join(filter(None, reasons))) for name, (value, reasons) in found.items()]
+        *sections, name = setting.split(".")
+        inner = table
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[name] = recipe.settings[setting]
+    return table
 
 
-def _format_setting(name: str, value: JsonValue, reason: str, is_inner: bool) -> list[str]:
+def _format_setting(recipe: ImportedRecipe, setting: str, name: str, value: JsonValue) -> list[str]:
     """Lines of a setting: its reason behind it where both fit into a line, else above it."""
-    plain = list(value) if isinstance(value, tuple) else value
-    inline = isinstance(plain, list | dict)
-    text = f"{name}: {format_value(plain)}" if inline else as_yaml({name: plain}).rstrip("\n")
-    text = textwrap.indent(text, "  " if is_inner else "")
-    reason = " ".join(reason.split())
+    reasons = [reason for key, reason in recipe.reasons.items() if f"{key}.".startswith(f"{setting}.")]
+    reason = " ".join("; ".join(filter(None, reasons)).split())
+    if isinstance(value, list | tuple | dict):
+        value = list(value) if isinstance(value, tuple) else value
+        text = f"{name}: {format_value(value)}"
+    else:
+        text = as_yaml({name: value}).rstrip("\n")
     if not reason:
         return text.splitlines()
-    if "\n" not in text and len(text) + len(reason) + 4 <= WIDTH:
+    if "\n" not in text and len(text) + len(reason) + 6 <= WIDTH:
         return [f"{text}  # {reason}"]
-    return [*textwrap.wrap(reason, WIDTH, initial_indent="  # ", subsequent_indent="  # "), *text.splitlines()]
+    return [*textwrap.wrap(reason, WIDTH - 2, initial_indent="# ", subsequent_indent="# "), *text.splitlines()]
 
 
 def _rank_setting(setting: str) -> tuple[int, str, bool]:
@@ -213,31 +220,17 @@ def _rank_setting(setting: str) -> tuple[int, str, bool]:
 
 def list_rows(recipe: ImportedRecipe) -> list[tuple[str, str, str]]:
     """Rows of the terminal: argument, what it became, and why."""
-    return [
-        (redact_secrets(one.argument), _describe_result(one), redact_secrets(one.reason)) for one in recipe.findings
-    ]
-
-
-def _describe_result(finding: Finding) -> str:
-    return ", ".join(finding.settings) if finding.state == "set" else finding.state
+    rows: list[tuple[str, str, str]] = []
+    for one in recipe.findings:
+        became = ", ".join(one.settings) if one.state == "set" else one.state
+        rows.append((redact_secrets(one.argument), became, redact_secrets(one.reason)))
+    return rows
 
 
 def describe_recipe(recipe: ImportedRecipe) -> JsonTable:
     """The recipe as one JSON object: nested settings, and the findings."""
-    table: JsonTable = {}
-    for setting, value in recipe.settings.items():
-        *sections, name = setting.split(".")
-        inner = table
-        for section in sections:
-            inner = inner.setdefault(section, {})
-        inner[name] = value
-    rows = [
-        {
-            "argument": redact_secrets(one.argument),
-            "state": one.state,
-            "settings": list(one.settings),
-            "reason": redact_secrets(one.reason),
-        }
-        for one in recipe.findings
-    ]
-    return {"origin": recipe.origin, "settings": table, "arguments": rows}
+    rows: list[JsonTable] = []
+    for one in recipe.findings:
+        shown = {"argument": redact_secrets(one.argument), "reason": redact_secrets(one.reason)}
+        rows.append({**shown, "state": one.state, "settings": list(one.settings)})
+    return {"origin": recipe.origin, "settings": _nest_settings(recipe), "arguments": rows}

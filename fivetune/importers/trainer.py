@@ -373,7 +373,8 @@ def _complete_parts(read: list[Data], train: Data | None) -> tuple[Data | None, 
 
 def _add_data(script: Script, train: Data, held: object, given: Mapping[str, ast.expr]) -> None:
     """Add the data of training and of evaluation, which may be a share of the first."""
-    place = given.get("train_dataset", script.python.tree)
+    reading = next(call for call in script.python.calls if isinstance(script.python.evaluate(call), Data))
+    place = given.get("train_dataset", reading)
     held_place = given.get("eval_dataset", place)
     train = _name_owner(train)
     held = _name_owner(held) if isinstance(held, Data) else None
@@ -436,6 +437,7 @@ def _add_text(script: Script, role: str, text: Text, node: ast.expr, *, is_secon
         script.tell(f"{template} (line {node.lineno})", reason, "task.inputs")
     elif template != before.value and str(before.value) in template:  # the first call only counted tokens
         script.arguments[role] = Argument(template, f"line {node.lineno}")
+        script.tell(f"{before.value} ({before.where})", f"a part of the text of line {node.lineno}, which counts")
     elif template not in str(before.value):
         script.report(node, f"another text of the {role}, {template}; the one of {before.where} counts")
 

@@ -199,6 +199,8 @@ def test_the_command_is_found_among_others_of_its_line():
 def test_a_token_of_any_form_is_hidden():
     recipe = convert("--model_name_or_path m --hub_token letmein")
     assert "letmein" not in format_recipe(recipe) and "--hub_token (hidden)" in str(recipe.findings)
+    recipe = convert("WANDB_API_KEY=letmein python run_qa.py --model_name_or_path m")
+    assert "letmein" not in str(recipe.findings) and "WANDB_API_KEY (hidden)" in format_recipe(recipe)
     assert "--forced_bos_token ro_RO" in str(convert("--model_name_or_path m --forced_bos_token ro_RO").findings)
 
 
@@ -230,6 +232,16 @@ def test_the_batch_is_of_all_nodes(launcher, counts, flag):
     names = ("train.global_batch_size", "launch.nnodes", "launch.nproc")
     assert tuple(recipe.settings.get(name) for name in names) == counts
     assert ("--nnodes 1:4" in left_out(recipe)) == (counts[1] is None and "1:4" in launcher)
+
+
+def test_flags_of_a_launcher_are_settings_or_told():
+    recipe = convert(
+        "accelerate launch --mixed_precision fp16 --cpu --num_processes 2 run_qa.py --model_name_or_path m"
+    )
+    assert (recipe.settings["device"], recipe.settings["launch.nproc"]) == ("cpu", 2)
+    assert list(left_out(recipe)) == ["--mixed_precision fp16"] and "train.precision" not in recipe.settings
+    recipe = convert("python run_summarization_no_trainer.py --model_name_or_path m --with_tracking false")
+    assert list(left_out(recipe)) == ["--with_tracking false"]
 
 
 @pytest.mark.parametrize(
