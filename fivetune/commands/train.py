@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import signal
 import sys
@@ -10,6 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from fivetune.commands import (
@@ -181,11 +183,16 @@ def _read_change_time(path: Path) -> int | None:
 
 
 def _try_report(folder: str, seconds: float | None) -> str:
-    """Write report.html in some seconds, if they are limited; returns the line to print."""
-    from fivetune.launch.signals import interrupt_on_all_signals
+    """Write report.html in some seconds, which are limited for ranks of torchrun; returns the line to print."""
+    from fivetune.launch.signals import ALL_SIGNALS, handle_signals, raise_interrupt
 
+    def stop(signum: int, frame: FrameType | None) -> None:
+        if signum != signal.SIGTERM or not is_rank:  # by which torchrun ends this rank, because another has ended
+            raise_interrupt(signum, frame)
+
+    is_rank = "LOCAL_RANK" in os.environ
     try:
-        with interrupt_on_all_signals(), _restrict_time(seconds):
+        with handle_signals(ALL_SIGNALS, stop), _restrict_time(REPORT_SECONDS if is_rank else seconds):
             from fivetune.report import write_report
 
             return f"report  {write_report(folder)}"

@@ -119,6 +119,21 @@ def test_a_report_that_cannot_be_written_changes_no_ending(hinder, tmp_path, mod
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "interrupted"
 
 
+@pytest.mark.parametrize("is_rank", [True, False])
+def test_the_report_outlasts_torchrun_that_ends_its_rank(is_rank, tmp_path, monkeypatch) -> None:
+    """When a rank has failed, torchrun sends SIGTERM to the others: rank 0 writes the report then."""
+
+    def write_while_ended(folder: str) -> Path:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return Path(folder, "report.html")
+
+    if is_rank:
+        monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setattr("fivetune.report.write_report", write_while_ended)
+    line = command._try_report(str(tmp_path), None)
+    assert line.startswith(f"report  {tmp_path}" if is_rank else "The report is not written. Write it with")
+
+
 def test_a_killed_run_counts_its_steps_and_its_time(tmp_path, model_folder) -> None:
     """status.json has the last checkpoint's step and no time; the records have both."""
     assert _train(tmp_path, model_folder, train__num_steps=3, data__eval=[]) == 0
