@@ -40,19 +40,17 @@ class DoubtError(DataError):
     """No reading of a table is clearly the best one.
 
     Args:
-        readings: the best ones, the best first.
-        commands: the command that takes each of them.
+        readings: the best ones, the best first; `build_command` gives the command that takes each of them.
     """
 
     def __init__(self, table: RawTable, readings: Sequence[Reading]) -> None:
         self.table, self.readings = table, readings
-        self.commands = [build_command(table, one) for one in readings]
         why = readings[0].doubts[0] if readings[0].doubts else "several readings are about as likely"
         head = f"{table.source}: it is not clear what is to be learned: {why}. Nothing was written."
         lines = [f"{head} Run the command of the reading that is meant:"]
-        for number, (reading, command) in enumerate(zip(readings, self.commands, strict=True), 1):
+        for number, reading in enumerate(readings, 1):
             doubts = f" ({reading.doubts[0]})" if reading.doubts and number > 1 else ""
-            lines += [f"{number}. {describe_reading(reading)}{doubts}", f"  {command}"]
+            lines += [f"{number}. {describe_reading(reading)}{doubts}", f"  {build_command(table, reading)}"]
         super().__init__("\n".join(lines))
 
 

@@ -17,7 +17,7 @@ from fivetune.data.characters import measure_coverage
 from fivetune.data.labels import choose_form
 from fivetune.data.records import UniqueIds, as_bad_record, parse_item, read_records
 from fivetune.data.source_files import BadRecord
-from fivetune.data.split import EvalSplit, ThreeWaySplit, split_in_three
+from fivetune.data.split import EvalSplit, Relation, ThreeWaySplit, split_in_three
 from fivetune.data.tables import replace_empty_cell
 from fivetune.errors import DataError
 from fivetune.start.choose import Choice, infer_task
@@ -81,10 +81,11 @@ class StartPlan:
 
     def describe_relations(self, *, kept: bool = True) -> str:
         """Describe what records of one set may have in common; with `kept` false, what does not keep them together."""
-        names = {"inputs": "equal inputs", "context": "equal contexts", "question": "equal questions"}
-        if self.reading.group_column:
-            names["group"] = f"the same {self.reading.group_column}"
-        found = [name for relation, name in names.items() if (relation in self.split.given_up) != kept]
+        nouns: Mapping[Relation, str] = {"inputs": "inputs", "context": "contexts", "question": "questions"}
+        equal = [noun for relation, noun in nouns.items() if (relation in self.split.given_up) != kept]
+        found = [f"equal {' or '.join(', '.join(equal).rsplit(', ', 1))}"] if equal else []
+        if self.reading.group_column and ("group" in self.split.given_up) != kept:
+            found.append(f"the same {self.reading.group_column}")
         return " or ".join(found)
 
 

@@ -240,7 +240,7 @@ class Survey:
 
     def list_examples(self, name: str, number: int) -> list[str]:
         """List the first filled values of a column as text."""
-        values = self.table.list_values(name)[: 3 * number]
+        values = self.table.list_values(name)
         return [as_text(value) for value in values if isinstance(value, str | int | float)][:number]
 
 
