@@ -48,21 +48,20 @@ class WordTable:
         if len(self._ids) > MAX_WORDS:
             self._ids.clear()
         unseen = [*set(chain.from_iterable(filter(None, words))).difference(self._ids)]
-        places = [place for place, parts in enumerate(words) if parts is None]
-        others = [texts[place] for place in places]
-        of_others = [literals[place] for place in places] if literals else [NO_LITERALS] * len(others)
-        encoded = self._backend.encode_batch_fast([*unseen, *others], add_special_tokens=False)
-        self._ids.update((word, one.ids) for word, one in zip(unseen, encoded, strict=False))
-        rest = iter(self._replace_spelt(others, [one.ids for one in encoded[len(unseen) :]], of_others))
+        others = [text for text, parts in zip(texts, words, strict=True) if parts is None]
+        encoded = iter(self._backend.encode_batch_fast([*unseen, *others], add_special_tokens=False))
+        for word in unseen:
+            self._ids[word] = next(encoded).ids
         look_up = self._ids.__getitem__
-        return [next(rest) if parts is None else list(chain.from_iterable(map(look_up, parts))) for parts in words]
-
-    def _replace_spelt(
-        self, texts: Sequence[str], encoded: Sequence[list[int]], literals: Sequence[Spans]
-    ) -> list[list[int]]:
-        rows = zip(texts, encoded, literals, strict=True)
-        spelt = (encode_letters(self._tokenizer, text, ids, literals=own) for text, ids, own in rows)
-        return [letters.ids if letters else ids for letters, ids in zip(spelt, encoded, strict=True)]
+        rows: list[list[int]] = []
+        for text, parts, own in zip(texts, words, literals or [NO_LITERALS] * len(texts), strict=True):
+            if parts is None:
+                ids = next(encoded).ids
+                letters = encode_letters(self._tokenizer, text, ids, literals=own)
+                rows.append(letters.ids if letters else ids)
+            else:
+                rows.append([*chain.from_iterable(map(look_up, parts))])
+        return rows
 
 
 def find_word_table(tokenizer: PreTrainedTokenizerBase) -> WordTable | None:

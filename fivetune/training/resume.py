@@ -188,7 +188,8 @@ def _list_changes(changed: dict[str, tuple[Any, Any]]) -> str:
 def _describe_other_data(folder: Path, file: Path) -> str:
     return (
         f"{folder}: was trained on other data (the fingerprint in {file} differs). Start a new run for new data, "
-        "or put back the files of data.train."
+        "put back the files of data.train, or go on with the version of FiveTune that began it (machine.json): another "
+        "one may tokenise them differently."
     )
 
 
