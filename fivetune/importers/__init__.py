@@ -104,6 +104,10 @@ class ImportedRecipe:
         self.settings[setting] = value
         self.reasons[setting] = reason
 
+    def has(self, setting: str) -> bool:
+        """Whether a setting, or one inside it, is set."""
+        return any(f"{key}.".startswith(f"{setting}.") for key in self.settings)
+
     def set_defaults(self, table: Mapping[str, JsonValue], reason: str) -> None:
         """Set what has no value yet; a default also takes the place of a value that a recipe refuses."""
         for setting, value in table.items():
@@ -180,9 +184,7 @@ class ImportedRecipe:
     def resolve_findings(self) -> None:
         """Name the settings that are in the recipe; an argument none of whose settings is there decided nothing."""
         for place, finding in enumerate(self.findings):
-            kept = tuple(
-                one for one in finding.settings if any(f"{key}.".startswith(f"{one}.") for key in self.settings)
-            )
+            kept = tuple(one for one in finding.settings if self.has(one))
             finding = finding._replace(settings=kept)
             if finding.state == "set" and not kept:
                 reason = f"{BESIDE}: {finding.reason}" if finding.reason else BESIDE

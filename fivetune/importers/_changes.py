@@ -25,8 +25,12 @@ FEATURES = re.compile(r"ids$|mask$|^labels$")  # what the model reads: the texts
 class Change(NamedTuple):
     """A statement that changes the columns of the data: new column -> its text over the columns before."""
 
-    line: int
+    node: ast.expr | ast.stmt
     columns: dict[str, Text]
+
+    def get_end(self) -> tuple[int, int]:
+        """The end of the statement or call: of two calls in a chain, the one that is made first ends first."""
+        return self.node.end_lineno or 0, self.node.end_col_offset or 0
 
 
 @dataclass(slots=True)
@@ -124,7 +128,7 @@ def _add_change(script: Script, node: ast.expr | ast.stmt, columns: Mapping[str,
     if not texts:
         script.report(node, "columns are changed here by code; the templates name those of the file")
         return
-    script.changes.append(Change(node.lineno, texts))
+    script.changes.append(Change(node, texts))
     shown = ", ".join(f"{name} is {format_text(text)}" for name, text in texts.items())
     script.report(node, shown, "task.inputs", "task.targets")
 
@@ -135,15 +139,15 @@ def format_text(text: Text) -> str:
     >>> format_text(Text(("a{: ", Column("b"))))
     'a{{: {b}'
     """
-    return "".join(
-        f"{{{part.name}}}" if isinstance(part, Column) else part.replace("{", "{{").replace("}", "}}")
-        for part in text.parts
-    )
+    template = ""
+    for part in text.parts:
+        template += f"{{{part.name}}}" if isinstance(part, Column) else part.replace("{", "{{").replace("}", "}}")
+    return template
 
 
 def resolve_changes(script: Script, text: Text) -> Text:
     """Replace columns that the script makes by the texts of which it makes them, the last change first."""
-    for change in sorted(script.changes, reverse=True):
+    for change in sorted(script.changes, key=Change.get_end, reverse=True):
         parts: list[str | Column] = []
         for part in text.parts:
             new = change.columns.get(part.name) if isinstance(part, Column) else None

@@ -26,7 +26,7 @@ FORMATS = {"csv", "json", "parquet", "text", "pandas"}  # of `load_dataset`, who
 WRAPPERS = {"from_pandas", "from_csv", "from_json", "from_dict", "DataFrame"}  # of the data that they are given
 ITERATIONS = {"iterrows", "itertuples", "items"}
 SAME_TEXT = {"strip", "lstrip", "rstrip", "str", "join", "split", "lower", "tolist", "to_list", "replace", "list"}
-TEXT_METHODS = {"split", "rsplit", "lower", "replace", "strip", "get"}
+TEXT_METHODS = {"join", "split", "rsplit", "lower", "replace", "strip", "get"}
 TABLES = {"dict", "Namespace", "SimpleNamespace", "EasyDict", "AttrDict", "create", "vars"}
 TYPES: dict[str, Callable[[Any], object]] = {"int": int, "float": float, "str": str, "bool": bool}
 ENUMERATIONS = {"SchedulerType", "IntervalStrategy", "EvaluationStrategy", "OptimizerNames", "HubStrategy"}
@@ -488,11 +488,10 @@ class PythonSource:
             case _ if name in TYPES:
                 return TYPES[name](*map(self._know, node.args))
             case _ if name in TABLES:
-                table = self._know(node.args[0]) if node.args else {}
-                inner = [
-                    {one.arg: self.evaluate(one.value)} if one.arg else self._know(one.value) for one in node.keywords
-                ]
-                return {key: value for one in (table, *inner) for key, value in one.items()}
+                table: dict[str, object] = dict(self._know(node.args[0])) if node.args else {}
+                for one in node.keywords:
+                    table |= {one.arg: self.evaluate(one.value)} if one.arg else self._know(one.value)
+                return table
             case _:
                 return self._evaluate_own(node, name)
 

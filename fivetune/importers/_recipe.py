@@ -112,10 +112,10 @@ def _find_refused(error: Any, message: str, recipe: ImportedRecipe) -> str | Non
         inner = [one for one in recipe.settings if one == f"{place}.name"]
     if not inner:
         fault = message.partition(". ")[0]
-        named = [f"{place}.{name}" if place else name for name in re.findall(r"[\w.]+", fault)]
-        inner = [name for name in named if name in recipe.settings] + [
-            one for one in recipe.settings if place.count(".") and one.startswith(f"{place}.")
-        ]
+        named = [".".join(filter(None, (place, name))) for name in re.findall(r"[\w.]+", fault)]
+        inner = [name for name in named if name in recipe.settings]
+    if not inner and place.count("."):
+        inner = [one for one in recipe.settings if one.startswith(f"{place}.")]
     return inner[0] if inner else None
 
 

@@ -91,10 +91,10 @@ def parse_flags(words: list[str]) -> dict[str, JsonValue | Computed]:
     >>> parse_flags(["--fp16", "--lr", "1e-3"])
     {'fp16': True, 'lr': 0.001}
     """
-    given = [
-        f"{word}=true" if word.startswith("--") and "=" not in word and after.startswith("--") else word
-        for word, after in zip(words, [*words[1:], "--"], strict=True)
-    ]
+    given: list[str] = []
+    for word, after in zip(words, [*words[1:], "--"], strict=True):
+        is_switch = word.startswith("--") and "=" not in word and after.startswith("--")
+        given.append(f"{word}=true" if is_switch else word)
     found: dict[str, JsonValue | Computed] = {}
     for name, value in parse_overrides(given).items():
         unknown = isinstance(value, str) and re.search(r"\$\w|\$\{", value)

@@ -633,6 +633,18 @@ def test_the_trainer_of_transformers_is_not_that_of_lightning():
     assert not any(one.state == "unknown" for one in recipe.findings)
 
 
+def test_changes_in_one_line_are_taken_in_their_order():
+    recipe = convert(
+        "m = T5ForConditionalGeneration.from_pretrained('t5-small')\n"
+        "d = load_dataset('csv', data_files='a.csv', split='train')\n"
+        "d = d.rename_column('a', 'b').rename_column('b', 'c').rename_columns({'d': 'e'})\n"
+        "d = d.map(lambda r: tokenizer('x: ' + r['c'], text_target=r['e']))\n"
+        "Trainer(model=m, args=TrainingArguments('-'.join(['o', 'p'])), train_dataset=d)\n"
+    )
+    settings = recipe.settings
+    assert (settings["task.inputs"], settings["task.targets"], settings["run.dir"]) == ("x: {a}", "{d}", "o-p")
+
+
 def test_long_values_are_not_built():
     python = parse_python(RawConfig("a.py", "f('a' * 10**12, [0] * 10**12, 9**9**9)"))
     assert all(isinstance(python.read_value(one), Computed) for one in python.find_calls("f")[0].args)
