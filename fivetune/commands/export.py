@@ -90,8 +90,9 @@ def _print_proof(export: dict[str, Any]) -> None:
         rows.append([proof["metric"], *(_format_score(proof[side]) for side in ("original", "export"))])
     for one in proof.get("speed", ()):
         name = f"batches of {one['batch_size']}"
-        rows.append([f"{name}: p50, p99", *(_format_latency(one[side]) for side in ("original", "export"))])
-        rates = [f"{one[side]['examples_per_second']:.1f} examples/s" for side in ("original", "export")]
+        sides = [one[side] for side in ("original", "export")]
+        rows.append([f"{name}: p50, p99", *(f"{side['p50_ms']:.1f} ms, {side['p99_ms']:.1f} ms" for side in sides)])
+        rates = [f"{side['examples_per_second']:.1f} examples/s" for side in sides]
         rows.append([name, *rates])
     print_table(["", "original", "export"], rows)
 
@@ -99,7 +100,3 @@ def _print_proof(export: dict[str, Any]) -> None:
 def _format_score(found: dict[str, Any]) -> str:
     interval = found["interval"]
     return f"{found['score']:.2f}" + (f" ({interval[0]:.1f} to {interval[1]:.1f})" if interval else "")
-
-
-def _format_latency(found: dict[str, Any]) -> str:
-    return f"{found['p50_ms']:.1f} ms, {found['p99_ms']:.1f} ms"

@@ -459,12 +459,10 @@ def _encode_labels(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tup
     room = None if limit is None else limit - 1  # the last is the end token
     kept = [row[:-1][:room] for row in ids]
     for i, row in enumerate(kept):
-        tokens = [
-            str(tokenizer.convert_ids_to_tokens(number)) for number in special.intersection(ids[i][num_before:-1])
-        ]
-        tokens += [
-            token for token in list_structural_tokens(tokenizer) if token in texts[i]
-        ]  # letters, lost or confusing
+        inside = special.intersection(ids[i][num_before:-1])
+        tokens = [str(tokenizer.convert_ids_to_tokens(number)) for number in inside]
+        # Such tokens are letters in a text: an answer would lose them, or be taken for another.
+        tokens += [token for token in list_structural_tokens(tokenizer) if token in texts[i]]
         if tokens:
             raise ConfigError(
                 f"task.labels: {texts[i]!r} holds the special token {tokens[0]!r}. Choose other words for the labels."

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fivetune.analysis.bootstrap import Difference, format_p_value
+from fivetune.analysis.bootstrap import format_p_value
 from fivetune.analysis.calibration import (
     FittedTemperature,
     RiskCoverage,
@@ -196,10 +196,6 @@ def _format_threshold_row(tuned: TunedThreshold) -> tuple[str, ...]:
         format_decimal(tuned.plain),
         format_decimal(tuned.held_out),
         format_signed(tuned.gain.difference),
-        _format_gain_interval(tuned.gain),
+        f"{format_signed(tuned.gain.low)} to {format_signed(tuned.gain.high)}",
         format_p_value(tuned.gain.p_value),
     )
-
-
-def _format_gain_interval(gain: Difference) -> str:
-    return f"{format_signed(gain.low)} to {format_signed(gain.high)}"
