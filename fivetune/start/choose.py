@@ -67,11 +67,13 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
         )
     given = given or {}
     check_given(given, table)
+    # a task without readings of its own takes the user's columns as they are
     survey = make_survey(table, given)
     wanted = {role: names for role, names in given.items() if role not in ("id", "group")}
     if task is not None and task not in TASKS:
         columns = {role: names[0] for role, names in wanted.items()}
         return _complete(Reading(task, task, wanted, "--task names it", columns=columns), [], survey)
+    # the readings, the best first
     ranked = sorted(_list_readings(survey, task, wanted), key=_get_points, reverse=True)
     if not ranked:
         raise DataError(f"{table.source}: {explain_none(survey, task)}")
@@ -84,6 +86,7 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
         known = [one for one in others if one in rivals or one.task == best.task]
         likely = [one for one in known if one.points >= best.points - 2 * MARGIN]
         raise DoubtError(table, [best, *likely[: NUM_SHOWN - 1]])
+    # near ones are told, as they may be meant
     least = max(ENOUGH, best.points - 2 * MARGIN)
     return _complete(best, [one for one in rivals if one.points >= least and not one.doubts], survey)
 
@@ -118,12 +121,14 @@ def _complete(reading: Reading, others: Sequence[Reading], survey: Survey) -> Ch
     """Add the columns of ids and groups, and take the mappings away that say nothing."""
     columns = survey.table.columns
     taken = [*reading.inputs, *reading.targets]
-    identity, *_ = [*survey.given.get("id", ()), None]
-    if identity is None and "id" not in columns:
-        unique = [name for name, column in columns.items() if column.has_codes and name not in taken]
-        found = [name for name in unique if rate_name("id", name) or columns[name].kind != "link"]
-        identity = found[0] if found else None
     renamed = {wanted: name for wanted, name in reading.columns.items() if wanted != name}
+    # the id: the user's column, else one of codes that is not read
+    ids = survey.given.get("id", ())
+    if not ids and "id" not in columns:
+        unique = [name for name, column in columns.items() if column.has_codes and name not in taken]
+        ids = [name for name in unique if rate_name("id", name) or columns[name].kind != "link"]
+    identity = ids[0] if ids else None
+    # the group, and what is left
     group = find_group(survey.table, survey.given, [*taken, identity or ""])
     known = (*taken, *(name.partition(".")[0] for name in taken), identity, group, "id")
     unread = [name for name in survey.columns if name not in known and reading.task not in SIGNATURES]

@@ -126,11 +126,13 @@ def build_plan(
     Args:
         load_tokenizer: returns the tokenizer of a model that is on this machine, else None.
     """
+    # the task, from the first records
     bad: list[BadRecord] = []
     table = build_table(source, read_records(source, header=header, on_bad=bad.append), bad, header)
     choice = infer_task(table, task=task, given=given)
     reading = choice.reading
     loaded = load_task(reading.task, reading.options)
+    # the sets, from all records; what else is needed of them is kept on the way
     num_total = sum(1 for _ in read_records(source, header=header, on_bad=lambda bad: None)) + len(bad)
     bad = []
     labels: Counter[str] = Counter()
@@ -165,6 +167,7 @@ def build_plan(
         failure = f"{len(ids):,} of {num_total:,} records can be used; the first that cannot: {_describe_bad(bad[0])}"
     if failure or split is None:
         raise DataError(f"{source}: {failure}")
+    # the model, and the lengths in its tokens
     sizes = Counter(split.find_set(record) for record in ids)
     examples = longest + [one for one in sample if one is not longest[0]]
     name, reason = (model, "named with --model") if model else _choose_model(examples)
@@ -228,10 +231,12 @@ def find_percentile(lengths: Sequence[int], share: float) -> int:
 def _choose_model(examples: Sequence[TextExample]) -> tuple[str, str]:
     """Return the model and the reason: the small T5, unless many texts have letters that its vocabulary lacks."""
     lost: Counter[str] = Counter()
+    num_hit = 0
     for example in examples:
-        letters = set(example.inputs + example.targets)
-        lost.update(letter for letter in letters if letter.isalpha() and not is_in_t5(letter))
-    if not lost or lost.most_common(1)[0][1] < FOREIGN * len(examples):
+        letters = {letter for letter in example.inputs + example.targets if letter.isalpha() and not is_in_t5(letter)}
+        lost.update(letters)
+        num_hit += bool(letters)
+    if num_hit < FOREIGN * len(examples):
         return MODEL, "the smallest T5 that is useful: trains on a CPU too"
     shown = " ".join(letter for letter, _ in lost.most_common(5))
     return MULTILINGUAL, f"T5's vocabulary lacks letters of these texts, such as {shown}; mT5's has 101 languages"

@@ -298,8 +298,10 @@ def test_empty_cells_are_null_and_relate_no_records(folder, capsys):
 
 
 def test_letters_that_t5_lacks_lead_to_another_model(folder, capsys):
-    for name, words in (("es", "¿Dónde está la niña {}?"), ("ru", "Где живёт Анна {}?")):
+    for name, words in (("es", "¿Dónde está la niña {}?"), ("ru", "Где живёт Анна {}?"), ("zh", "{}")):
         rows = [{"text": words.format(i), "label": "ab"[i % 2]} for i in range(40)]
+        for i, row in enumerate(rows if name == "zh" else []):  # no letter is in many texts
+            row["text"] = "".join(chr(0x4E00 + 9 * i + place) for place in range(9))
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         facts = json.loads(run(capsys, "new", f"{name}.jsonl", "--json")[1].splitlines()[-1])
         assert facts["model"] == "google/mt5-small"
