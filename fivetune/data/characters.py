@@ -15,6 +15,8 @@ from fivetune.data.letters import list_structural_tokens
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from fivetune.types import TextExample
+
 
 class LossyCharacter(NamedTuple):
     """One character, its replacement ("" if dropped), how often it occurs, and in how many texts."""
@@ -47,12 +49,10 @@ def find_lossy_characters(tokenizer: PreTrainedTokenizerBase, characters: Iterab
     return lossy
 
 
-def describe_odd_targets(tokenizer: PreTrainedTokenizerBase, targets: Sequence[str]) -> list[str]:
-    """Return sentences on what no answer of the model can hold: special tokens, spelt in the data, and line ends.
-
-    Args:
-        targets: of the examples with an answer.
-    """
+def describe_odd_targets(tokenizer: PreTrainedTokenizerBase, examples: Sequence[TextExample]) -> list[str]:
+    """Return sentences on what no answer of the model can hold: special tokens, spelt in the data, and line ends."""
+    examples = [one for one in examples if one.targets]
+    targets = [one.targets for one in examples]
     end, total = str(tokenizer.eos_token), f"of {len(targets):,} targets"
     notes: list[str] = []
     if num := sum(target.rstrip().endswith(end) for target in targets):
@@ -74,8 +74,9 @@ def describe_odd_targets(tokenizer: PreTrainedTokenizerBase, targets: Sequence[s
             "Remove it, or write another mark"
         )
     if "\n" in find_lossy_characters(tokenizer, "\n"):
-        num = sum(len(target.strip().splitlines()) > 1 for target in targets)
-        if num:
+        # Of a reasoning that ends in a number, only the number is compared.
+        compared = [one.references or (one.targets,) for one in examples]
+        if num := sum(any(len(text.strip().splitlines()) > 1 for text in texts) for texts in compared):
             notes.append(
                 f"{num:,} {total} hold line ends, which the tokenizer turns into spaces: no answer can equal them. "
                 "Write another mark, such as ' | ', or use a model that keeps them (ByT5)"

@@ -200,7 +200,7 @@ def inspect_datasets(
             "offsets": _summarise_offsets(found),
             "golds": _summarise_golds(found.examples, task),
             "characters": _summarise_characters(tokenizer, texts),
-            "odd_targets": describe_odd_targets(tokenizer, [one.targets for one in found.examples if one.targets]),
+            "odd_targets": describe_odd_targets(tokenizer, found.examples),
         }
     if len(sets) > 1:
         on_progress("leakage", len(sets["eval"].examples))

@@ -160,7 +160,7 @@ def check_characters(setup: Setup) -> Outcome:
         step = max(1, num // NUM_PROBED)
         probed = [store.read_example(row) for row in range(0, num, step)]
         texts = [f"{one.inputs} {one.targets}" for one in probed]
-        odd = describe_odd_targets(setup.loaded.tokenizer, [one.targets for one in probed if one.targets])
+        odd = describe_odd_targets(setup.loaded.tokenizer, probed)
         notes += [f"{name}: {note}" for note in odd]
         num_probed += len(texts)
         found = find_lossy_characters(setup.loaded.tokenizer, "".join(texts))
@@ -184,7 +184,8 @@ def check_characters(setup: Setup) -> Outcome:
         parts.append(f"{name}: {share:.1%} of examples hold characters that the tokenizer does not keep: {shown}")
         state = "warn" if share > UNKNOWN_SHARE else state
     if parts:
-        notes.append(f"{'; '.join(parts)}. Replace them, or use a model whose vocabulary has them (ByT5 has all)")
+        advice = ". Replace them, or use a model whose vocabulary has them (ByT5 has all)" if state == "warn" else ""
+        notes.append(f"{'; '.join(parts)}{advice}")
     if len(notes) > bool(parts):
         state = "warn"
     if notes:

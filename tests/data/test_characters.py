@@ -12,6 +12,11 @@ from fivetune.data.labels import choose_form
 from fivetune.model.tokenizer import load_tokenizer
 from fivetune.nano import CHECKPOINT
 from fivetune.tasks import normalize_label
+from fivetune.types import TextExample
+
+
+def make_example(target: str) -> TextExample:
+    return TextExample("1", "text", target, (target,))
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +38,18 @@ def tokenizer():
     ],
 )
 def test_odd_targets(tokenizer, targets, told):
-    notes = describe_odd_targets(tokenizer, targets)
+    notes = describe_odd_targets(tokenizer, list(map(make_example, targets)))
     assert len(notes) == len(told) and all(note.startswith(start) for note, start in zip(notes, told, strict=True))
+
+
+def test_line_ends_beside_the_answer_cost_nothing(tokenizer):
+    """Of GSM8K's reasoning the number alone is compared."""
+    assert describe_odd_targets(tokenizer, [TextExample("1", "2 + 3", "2 + 3\n#### 5", ("5",))]) == []
 
 
 def test_bytes_keep_line_ends(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}')
-    assert describe_odd_targets(load_tokenizer(None, tmp_path), ["a\nb"]) == []
+    assert describe_odd_targets(load_tokenizer(None, tmp_path), [make_example("a\nb")]) == []
 
 
 def test_inspect_tells_them(tmp_path, capsys):
