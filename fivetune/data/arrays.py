@@ -98,13 +98,10 @@ class ArrayFile:
         try:
             content = os.pread(self._handle, stop - start, start)
         except (OSError, ValueError, OverflowError, MemoryError) as error:
-            raise self.build_error(f"cannot be read ({error})") from None
+            raise build_lost_error(self.path, f"cannot be read ({error})") from None
         if len(content) != stop - start:
-            raise self.build_error("ends too early")
+            raise build_lost_error(self.path, "ends too early")
         return content
-
-    def build_error(self, fault: str) -> DamagedStoreError:
-        return build_lost_error(self.path, fault)
 
 
 def build_lost_error(path: Path, fault: str) -> DamagedStoreError:

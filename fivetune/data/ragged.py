@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fivetune.data.arrays import ArrayFile
+from fivetune.data.arrays import ArrayFile, build_lost_error
 
 OFFSETS = struct.Struct("<qq")  # of a row and of the next
 Values = NDArray[Any]
@@ -75,7 +75,7 @@ class FileRagged:
         place = self._first_offset + 8 * row
         start, stop = OFFSETS.unpack(self._file.read(place, place + OFFSETS.size))
         if not 0 <= start <= stop <= self._num_values:
-            raise self._file.build_error("is damaged")
+            raise build_lost_error(self._file.path, "is damaged")
         size, first = self._values.dtype.itemsize, self._values.start
         return self._file.read(first + size * start, first + size * stop)
 
