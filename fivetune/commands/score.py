@@ -370,11 +370,14 @@ def _compare_ids(gold: GoldSet, found: dict[str, Any], source: str, *, missing_i
     skipped = found.keys() & gold.left_out
     surplus = found.keys() - set(ids) - skipped
     if missing and missing_is_error:
-        advice = (
-            "No id matches: these are the predictions of another data file."
-            if len(missing) == len(ids)
-            else "Add them, or count them as wrong with --missing wrong."
-        )
+        advice = "Add them, or count them as wrong with --missing wrong."
+        if len(missing) == len(ids):
+            advice = "No id matches: these are the predictions of another data file."
+            if skipped:
+                advice = (
+                    f"The {len(skipped)} answers whose ids match are to records that the task leaves out. Give the "
+                    "task of these answers, or add those of this one."
+                )
         raise DataError(
             f"{source}: {len(missing)} of {len(ids)} questions are missing, first {_format_first_ids(missing)}. "
             f"{advice}"

@@ -6,6 +6,7 @@ the file itself, dotted overrides. Every value keeps its origin, so that an erro
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -25,6 +26,7 @@ from fivetune.config.sections import RunConfig
 from fivetune.errors import ConfigError, suggest_names
 
 SWEEP_KEYS = {"grid", "zip", "list"}  # of a sweep's file (experiments/sweep.py), none of which is a section of a run
+MAX_NAME_BYTES = 200  # of a run directory; file systems take 255, and runs/NAME.before-20261126T151201 is beside it
 __all__ = ["RunConfig", "describe_error", "load_config", "load_layers"]
 
 
@@ -48,6 +50,11 @@ def load_config(
     layers, name = load_layers(source, overrides)
     config = _validate_layers(layers, trained=trained)
     folder = config.run.dir.replace("{recipe}", name)
+    if not trained and (size := len(os.fsencode(os.path.basename(folder)))) > MAX_NAME_BYTES:
+        raise ConfigError(
+            f"{layers.find_origin(('run', 'dir'))}: the name of the run directory has {size} bytes. Allowed are "
+            f"{MAX_NAME_BYTES}, because names beside it are longer. Give a shorter one: run.dir."
+        )
     return config.model_copy(update={"run": config.run.model_copy(update={"dir": folder})})
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple, cast
 
 import yaml
 
-from fivetune.config.aliases import is_known, needs_no_value, translate_argument
+from fivetune.config.aliases import ALIASES, is_known, needs_no_value, translate_argument
 from fivetune.config.recipes import find_shipped_recipe, list_recipe_names
 from fivetune.errors import ConfigError, suggest_names
 from fivetune.redaction import name_invisible
@@ -23,6 +23,18 @@ PLUGIN_SECTIONS = {"task": "tasks", "optimizer": "optimizers", "schedule": "sche
 NESTED_PLUGINS = {"model.adapter": "adapters"}  # settings inside a section that hold a plugin, or null
 SOURCE_TYPES: tuple[type[object], ...] = (list, tuple, str, int, float, dict, Path, type(None))
 SHORTHANDS = {"train.early_stopping": "patience"}  # a number there is that entry of the table
+PATHS = (
+    "run.dir",
+    "model.path",
+    "model.config",
+    "model.tokenizer",
+    "data.train",
+    "data.eval",
+    "data.cache_dir",
+    "distill.teacher",
+    "checkpoint.url",
+    "report.beside",
+)
 EXCLUSIVE = {  # a later layer that sets one removes the other
     "train.num_steps": "train.num_epochs",
     "train.num_epochs": "train.num_steps",
@@ -267,8 +279,8 @@ def _construct_value(node: yaml.Node, path: Path) -> object:
     except yaml.YAMLError as error:
         raise _make_yaml_error(error, path) from None
     except (ValueError, AttributeError) as error:  # !!int word, !!timestamp word, a number of 5,000 digits
-        place = f"{path}:{node.start_mark.line + 1}"
-        raise ConfigError(f"{place}: not valid YAML: {node.tag} does not fit the value ({error}).") from None
+        place, reason = f"{path}:{node.start_mark.line + 1}", str(error).partition("; use sys.")[0]
+        raise ConfigError(f"{place}: not valid YAML: {node.tag} does not fit the value ({reason}).") from None
 
 
 def _parse_settings(node: yaml.MappingNode, path: Path, above: tuple[str, ...]) -> Iterator[Setting]:
@@ -488,4 +500,15 @@ def _parse_values(key: str, values: list[str]) -> object:
         if needs_no_value(key.replace("-", "_")):
             return True
         raise ConfigError(f"--{key} has no value. Write --{key} VALUE.")
-    return parse_value(values[0]) if len(values) == 1 else [parse_value(v) for v in values]
+    parse = _parse_path if ALIASES.get(key.replace("-", "_"), key) in PATHS else parse_value
+    return parse(values[0]) if len(values) == 1 else [parse(v) for v in values]
+
+
+def _parse_path(text: str) -> object:
+    """Parse a path of the command line: the text as it is, unless it is null or a list.
+
+    >>> _parse_path("runs/a. "), _parse_path("'x'"), _parse_path("2026"), _parse_path("null"), _parse_path("[a, b]")
+    ('runs/a. ', "'x'", '2026', None, ['a', 'b'])
+    """
+    value = parse_value(text)
+    return value if value is None or isinstance(value, list) else text

@@ -253,7 +253,7 @@ def _read_list_items(window: JsonWindow, place: str, header: Sequence[str]) -> I
     for index in window.iter_indices():
         where = f"{place}[{index}]"
         try:
-            value = window.read_value()
+            value = window.read_item()
         except JsonTooLongError as error:
             yield from _read_long_article(window, where, error)
             continue

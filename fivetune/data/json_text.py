@@ -222,6 +222,13 @@ class JsonWindow:
             if self.take(",]") == "]":
                 return
 
+    def read_item(self) -> Any:
+        """Read one item of a list. Raises DataError for a name before a colon: the list's bracket is missing."""
+        value = self.read_value()
+        if isinstance(value, str) and self.peek() == ":":
+            raise self.make_error(f"Expecting ']' before {quote_value(value)}")
+        return value
+
     def make_error(self, wrong: str, *, at: int | None = None) -> DataError:
         """Return the error for the text at `at` (default: the current position)."""
         at = self._at if at is None else at

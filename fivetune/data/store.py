@@ -412,4 +412,6 @@ def translate_disk_errors(cache: Path, setting: str = "data.cache_dir") -> Gener
     except OSError as error:
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         advice = f"Free space, or choose another {setting}" if is_full else f"Choose another {setting}"
+        if cache.is_relative_to(get_cache_folder(None)):
+            advice += ", or an XDG_CACHE_HOME or HOME that can be written"
         raise FiveTuneEnvironmentError(f"{cache}: cannot be written: {error.strerror}. {advice}.") from None

@@ -48,11 +48,15 @@ def read_no_answer_scores(source: str) -> Values[float]:
 def _parse_ranking(value: JsonValue) -> list[str]:
     """Convert one text, a list of texts, or BioASQ's list of lists of synonyms to a ranked list of texts.
 
-    Raises ValueError for any other value.
+    A list without synonyms is no answer, as in BioASQ's own program. Raises ValueError for any other value.
+
+    >>> _parse_ranking([["dystrophin", "DMD"], [], "utrophin"]), _parse_ranking([[]])
+    (['dystrophin', 'utrophin'], [])
     """
     if isinstance(value, list):
-        texts = [first for item in value if type(first := _get_first(item)) is str]
-        if len(texts) < len(value):
+        answers = [item for item in value if item != []]
+        texts = [first for item in answers if type(first := _get_first(item)) is str]
+        if len(texts) < len(answers):
             raise ValueError("A ranking is a list of texts, the best first.")
         return texts
     if type(value) is not str:  # the reader returns JSON's NaN as a subclass of str

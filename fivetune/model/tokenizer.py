@@ -144,6 +144,8 @@ def _refuse_lost_vocabulary(folder: Path, settings: JsonTable, key: str | None) 
     if any(all((folder / name).is_file() for name in names) for names in OTHER_VOCABULARIES):
         return
     if not settings:
+        for weights in sorted(folder.glob("*.safetensors")):  # a clone without its large files lacks the tokenizer too
+            refuse_pointer(weights)
         advice = f"Give {key} (a folder, a hub name, or t5-nano)" if key else "Copy that of the model into the folder"
         raise ModelError(f"{folder}: has no tokenizer. {advice}.")
     raise ModelError(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -333,7 +334,7 @@ def _read_table(kind: type[TraceSummary | RangeTest | BatchTest], path: Path, on
     Such a file is used as a whole or not at all, because its values belong together: times and their shares, rates and
     their losses.
     """
-    if not path.is_file():
+    if not os.path.isfile(path):  # a name beside the run may be too long for pathlib
         return {}
     notes: list[str] = []
     table = read_json(path, on_damage=notes.append)
@@ -430,6 +431,8 @@ def _read_predictions(path: Path, expected: int | None) -> tuple[list[Prediction
 
     Unlike files that are appended to, it is written as a whole, so a partial last line is damage.
     """
+    if path.is_symlink() or path.parent.is_symlink():
+        return [], f"{path}: not read: a link, which may lead out of the run. Copy the files that it stands for."
     try:
         lines = _read_bytes(path).split(b"\n")
     except RunDirError as error:

@@ -25,6 +25,7 @@ from fivetune.config import RunConfig, load_config
 from fivetune.config.aliases import ALIASES
 from fivetune.config.data import NO_SPLIT
 from fivetune.config.paths import resolve_adapter
+from fivetune.data.build import INDEX
 from fivetune.data.examples import Source
 from fivetune.data.source_files import quote_value
 from fivetune.data.store import TokenStore, describe_data, load_or_build_store
@@ -395,7 +396,21 @@ def resolve_config(
     config = config.model_copy(update={"run": config.run.model_copy(update={"dir": str(folder)})})
     if "data.eval" in overrides:
         check_sources(config.model_copy(update={"data": config.data.model_copy(update={"train": ()})}))
+    if "data.cache_dir" not in _list_settings(overrides):
+        config = _leave_foreign_cache(config)
     return with_exported_cap(config, rundir.find_model_folder(folder))
+
+
+def _leave_foreign_cache(config: RunConfig) -> RunConfig:
+    """Replace a data.cache_dir that holds no tokenised data: a run of somebody else does not choose where to write."""
+    cache = config.data.cache_dir
+    if cache is None or any(Path(cache).glob(f"*/{INDEX}")):
+        return config
+    return config.model_copy(update={"data": config.data.model_copy(update={"cache_dir": None})})
+
+
+def _list_settings(overrides: Iterable[str]) -> set[str]:
+    return {ALIASES.get(given.replace("-", "_"), given) for given in overrides}
 
 
 def _load_model(folder: Path, config: RunConfig, compute: ComputeConfig) -> tuple[LoadedModel, GenerateAnswers]:
@@ -421,7 +436,7 @@ def _refuse_missing_adapter(folder: Path, config: RunConfig, model: T5Model) -> 
 
 def _replace_share(overrides: Mapping[str, object]) -> Mapping[str, object]:
     """Remove the run's data.eval_share where this call gives a data.eval, unless it gives both."""
-    keys = {ALIASES.get(given.replace("-", "_"), given) for given in overrides}
+    keys = _list_settings(overrides)
     no_split = {f"data.{name}": value for name, value in NO_SPLIT.items()}
     return overrides if "data.eval" not in keys or keys & no_split.keys() else {**overrides, **no_split}
 

@@ -503,6 +503,28 @@ def test_numbers_are_the_same_in_a_file(tmp_path, text, value):
 
 
 @pytest.mark.parametrize(
+    "name", ["runs/a\nb", "runs/a. ", "'runs/a'", '"x"', " a", "2026", "1e3", "true", "{recipe}", "a #b", "a: b"]
+)
+def test_a_path_is_taken_as_it_is(name):
+    """YAML folded line breaks, and dropped ends and quotes, so that predict did not find the folder of train."""
+    flags = parse_overrides(["--run.dir", name, "--model_name_or_path", name, "--data.train", name, "b"])
+    config = load_config(BASIC, flags)
+    assert (config.run.dir.replace("run", "{recipe}") if name == "{recipe}" else config.run.dir) == name
+    assert (config.model.path, config.data.train) == (name, (name, "b"))
+
+
+@pytest.mark.parametrize(("name", "allowed"), [("n" * 200, True), ("n" * 201, False), ("ä" * 101, False)])
+def test_a_long_name_of_a_run_is_refused_before_it_trains(tmp_path, name, allowed):
+    """A name of 240 bytes trained, and failed at the end: the names beside it were too long."""
+    flags = parse_overrides(["--run.dir", str(tmp_path / name)])
+    if allowed:
+        assert load_config(BASIC, flags).run.dir.endswith(name)
+    else:
+        with pytest.raises(ConfigError, match=r"^--run\.dir: .* 20[12] bytes\. Allowed are 200"):
+            load_config(BASIC, flags)
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--a.b", "1", "--a.b=2"], "--a.b is given twice. Keep one."),

@@ -431,6 +431,10 @@ def test_formats_that_are_not_recognised(put):
             '{"data": [{"a": 1}',
             "a.json:1:19: malformed JSON: Expecting ',' or ']', near the end of the file: it is cut",
         ),
+        (  # the bracket of the list is missing
+            '{"data": [{"a": 1}, "version": "1.1"}',
+            "a.json:1:30: malformed JSON: Expecting ']' before 'version', near ': \"1.1\"}'.",
+        ),
         ('{"data": [{"a": "x', "a.json:1:17: malformed JSON: Unterminated string starting, near '\"x'."),
         ('{"data": [{"a": 1}]} {"a": 1}', "a.json:1:22: malformed JSON: data after the end of the document, near"),
         (
@@ -450,7 +454,7 @@ def test_formats_that_are_not_recognised(put):
         ("[]", "a.json: holds no records."),
         ("[{}, 5]", "a.json: [1]: a number: 5. A record is an object"),
     ],
-    ids=range(14),
+    ids=range(15),
 )
 def test_malformed_documents(put, content, wrong):
     assert wrong in complaint(put("a.json", content))

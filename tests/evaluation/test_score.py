@@ -99,6 +99,18 @@ def test_missing(dev, tmp_path, capsys):
         _score("squad_v2", dev, _write(tmp_path / "other.json", {"x": "?"}))
 
 
+def test_answers_to_questions_of_other_types_are_no_other_file(tmp_path):
+    golds = [("1", "yesno", "yes"), ("2", "list", [["a"]]), ("3", "factoid", [["dystrophin"]])]
+    snippets = [{"text": "dystrophin", "document": "d"}]
+    form = [{"id": i, "type": t, "body": "q", "exact_answer": a, "snippets": snippets} for i, t, a in golds]
+    gold = _write(tmp_path / "gold.json", {"questions": form})
+    given = _write(tmp_path / "p.json", {"questions": [{"id": "1", "exact_answer": "yes"}]})
+    with pytest.raises(DataError, match=r"1 of 1 questions are missing, first 3\. The 1 answers .* leaves out"):
+        _score("bioasq_factoid", gold, given)
+    given = _write(tmp_path / "p.json", {"questions": [{"id": "3", "exact_answer": [[]]}]})
+    assert _score("bioasq_factoid", gold, given) == 0
+
+
 def test_raw_model_text(dev, tmp_path, capsys):
     raw = _write(tmp_path / "p.json", {**PREDICTIONS, "q3": "Unanswerable."})
     assert _score("squad_v2", dev, raw, "--json") == 0

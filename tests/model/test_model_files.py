@@ -41,6 +41,14 @@ def test_git_lfs_pointer_is_named(folder, name):
         load_model_and_tokenizer(str(folder))
 
 
+def test_a_pointer_is_named_before_the_tokenizer_that_is_missing_too(folder):
+    (folder / "model.safetensors").write_bytes(POINTER)
+    for path in folder.glob("*token*"):
+        path.unlink()
+    with pytest.raises(ModelError, match=r"model/model.safetensors: is a Git-LFS pointer"):
+        load_model_and_tokenizer(str(folder))
+
+
 def test_truncated_weights_are_named_with_their_size(folder):
     path = folder / "model.safetensors"
     size = path.stat().st_size

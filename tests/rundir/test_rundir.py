@@ -553,6 +553,19 @@ def test_values_of_the_wrong_kind_in_a_status_count_as_missing(tmp_path, changes
     assert [named in each.message for each in run.warnings] == [True] * (not is_count_below_0)
 
 
+@pytest.mark.parametrize("linked", ["predictions", "predictions/eval-1.jsonl"])
+def test_predictions_behind_a_link_are_not_read(tmp_path, linked):
+    started(tmp_path / "run").close()
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "eval-1.jsonl").write_text('{"id": "1", "prediction": "private"}\n')
+    path = tmp_path / "run" / linked
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(outside if linked == "predictions" else outside / "eval-1.jsonl")
+    run = read_run(tmp_path / "run")
+    assert run.predictions["eval-1"] == [] and any("eval-1.jsonl: not read: a link" in one for one in run.damage)
+
+
 @pytest.mark.parametrize("name", ["log.txt", "telemetry.jsonl", "telemetry-1.jsonl"])
 def test_links_of_somebody_else_are_set_aside(tmp_path, name):
     started(tmp_path / "run").close()

@@ -28,7 +28,7 @@ from fivetune.model.load import load_model_and_tokenizer
 from fivetune.rundir.checksums import MANIFEST, write_checksums
 from fivetune.rundir.confidence_file import write_confidence_file
 from fivetune.rundir.figures import select_evals_by_step
-from fivetune.training.inference import load_run
+from fivetune.training.inference import load_run, resolve_config
 
 
 @pytest.fixture(scope="module")
@@ -533,3 +533,15 @@ def test_evaluate_names_damaged_evaluations_once(run: Path, tmp_path: Path, caps
     printed = " ".join(capsys.readouterr().err.split())
     assert printed.count("damaged line (no whole JSON value). It is left out.") == 1
     assert printed.count(f"{path}: damaged: lines that lack needed values are left out: 1.") == 1
+
+
+def test_a_run_of_somebody_else_does_not_choose_where_the_cache_is(run: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(run, tmp_path / "run")
+    own = fivetune.load_config(folder).data.cache_dir
+    assert own and resolve_config(folder, {}).data.cache_dir == own  # it holds the data of the training
+    elsewhere = tmp_path / "elsewhere"
+    config = folder / "config.yaml"
+    config.write_text(config.read_text().replace(f"cache_dir: {own}", f"cache_dir: {elsewhere}"))
+    assert fivetune.load_config(folder).data.cache_dir == str(elsewhere)
+    assert resolve_config(folder, {}).data.cache_dir is None
+    assert resolve_config(folder, {"cache_dir": str(elsewhere)}).data.cache_dir == str(elsewhere)

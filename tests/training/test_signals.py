@@ -55,6 +55,18 @@ def test_every_signal_only_sets_a_flag_while_deferred(signum, capfd):
     assert signal.getsignal(signum) == before
 
 
+def test_a_signal_waits_for_the_end_of_an_import(tmp_path, monkeypatch):
+    """torch and transformers cannot be imported again after a broken import: the kernel of a notebook was lost."""
+    (tmp_path / "slowly_imported.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(0.02)\nwhole = True\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(InterruptedRunError, match="stopped"), report_interrupts(lambda name: f"stopped by {name}"):
+        __import__("slowly_imported")
+        time.sleep(5)  # the signal comes again
+    assert sys.modules.pop("slowly_imported").whole
+
+
 @pytest.mark.parametrize("signum", SAVE_SIGNALS)
 def test_every_signal_acts_at_once_where_nothing_is_to_be_finished(signum):
     with pytest.raises(StopNowError), StopRequest() as stop:
