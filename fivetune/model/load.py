@@ -78,6 +78,8 @@ def load_model_and_tokenizer(
     settings = _load_settings(source, dropout, family)
     words = load_tokenizer(tokenizer, source, key=tokenizer_key)
     _refuse_other_ids(words, settings, source, tokenizer_key)
+    if settings.pad_token_id is None:
+        settings.pad_token_id = cast("int", words.pad_token_id)
     if isinstance(settings.eos_token_id, list):  # instruction-tuned models have several; answers end with the first
         settings.eos_token_id = cast("int", words.eos_token_id)
     if head == "extractive" and not family.span_class:
@@ -134,7 +136,13 @@ def _advise_restoring(folder: Path) -> str:
 
 
 def _refuse_other_ids(tokenizer: PreTrainedTokenizerBase, settings: T5Settings, source: Path, key: str | None) -> None:
-    """Raise ModelError if config.json and the tokenizer have different end or pad ids: generation would not stop."""
+    """Raise ModelError if config.json and the tokenizer have different end or pad ids, as generation would not stop, or
+    if no piece has the id that answers begin with."""
+    first, last = settings.decoder_start_token_id, settings.vocab_size - 1
+    if not isinstance(first, int) or not 0 <= first <= last:
+        raise ModelError(
+            f"{source}: decoder_start_token_id is {first} in config.json. Allowed is 0 to {last}. Correct config.json."
+        )
     for name in ("eos_token_id", "pad_token_id"):
         configured = getattr(settings, name, None)
         allowed = configured if isinstance(configured, list) else [configured]

@@ -199,6 +199,15 @@ def test_config_that_transformers_refuses(copy_of):
         load_model_and_tokenizer(str(folder))
 
 
+def test_ids_that_no_piece_has(copy_of):
+    """The first step of the training ended with an internal error."""
+    folder = kit.changed_config(copy_of("t5"), decoder_start_token_id=-1)
+    with pytest.raises(ModelError, match=r"decoder_start_token_id is -1 in config.json. Allowed is 0 to \d+"):
+        load_model_and_tokenizer(str(folder))
+    kit.changed_config(folder, pad_token_id=None, decoder_start_token_id=0)
+    assert load_model_and_tokenizer(str(folder)).model.config.pad_token_id == 0
+
+
 def test_missing_tokenizer(copy_of, tokenizer_folder):
     folder = copy_of("t5")
     (folder / "tokenizer.json").unlink()
