@@ -511,4 +511,4 @@ def _parse_path(text: str) -> object:
     ('runs/a. ', "'x'", '2026', None, ['a', 'b'])
     """
     value = parse_value(text)
-    return value if value is None or isinstance(value, list) else text
+    return value if type(value) in (list, type(None)) else text
