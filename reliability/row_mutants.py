@@ -68,7 +68,7 @@ ROW_MUTANTS: dict[str, Mutant] = {
     "R22": Mutant("a file that changed on its way is used", "model/download.py",
         "    _refuse_other_content(name, folder, info, since=begun)\n", ""),
     "R23": Mutant("each saved file leaves a folder open", "rundir/files.py",
-        "        os.close(handle)\n", "        pass\n"),
+        "    finally:\n        os.close(handle)\n", "    finally:\n        pass\n"),
     "R24": NAMED["text from data is HTML"],
     "R24b": NAMED["text from data is HTML"],
     "R25": NAMED["a checkpoint may run code"],

@@ -24,6 +24,7 @@ from fivetune.commands import (
 )
 
 if TYPE_CHECKING:
+    from fivetune.config import RunConfig
     from fivetune.types import Adapter
 
 TAKES_SETTINGS = True
@@ -61,8 +62,8 @@ def run(args: argparse.Namespace) -> int:
         proposed = add_strategy(args.recipe, settings, quiet=args.quiet or not world.is_first)
         args.settings += format_settings(proposed)  # for the processes that this one starts
         config = load_config(args.recipe, {**settings, **proposed})
-        if world.is_first and not args.resume and config.model.path:
-            _refuse_absent_model(config.model.path, config.model.revision)
+        if world.is_first and not args.resume:
+            _refuse_absent_model(config)
     section = config.launch
     if launch.is_needed(section.nproc, section.nnodes):
         return launch.start_processes(
@@ -106,12 +107,25 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _refuse_absent_model(name: str, revision: str | None = None) -> None:
-    """Raise an error for a model that is neither here nor given by the hub: at once, before torch is imported."""
+def _refuse_absent_model(config: RunConfig) -> None:
+    """Raise an error for a model that the hub does not give: at once, before torch is imported.
+
+    Absent data and folders are left to the run, which looks at the data and at its bucket before the model.
+    """
+    from fivetune.data.records import is_hub_name
+    from fivetune.errors import ModelError
     from fivetune.model.download import find_cached_snapshot
     from fivetune.model.files import find_folder, find_local_folder
 
-    if not find_local_folder(name) and not find_cached_snapshot(name, revision):
+    name, revision = config.model.path, config.model.revision
+    sources = (*config.data.train, *config.data.eval)
+    if not name or any(not is_hub_name(one) and not Path(one).expanduser().exists() for one in sources):
+        return
+    try:
+        is_here = find_local_folder(name) or find_cached_snapshot(name, revision)
+    except ModelError:
+        return
+    if not is_here:
         find_folder(name, revision=revision)
 
 

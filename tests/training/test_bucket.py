@@ -326,7 +326,9 @@ def test_a_damaged_checkpoint_on_the_disk_is_replaced_from_the_bucket(stopped, t
 
 
 def test_another_run_in_the_bucket_is_refused(stopped, url, tmp_path):
-    with pytest.raises(RunDirError, match=rf"^{url}: holds the checkpoint of step 4 of a run already\. Add --resume"):
+    with pytest.raises(
+        RunDirError, match=rf"^{url}: holds the checkpoint of step 4 of a run already\. Add resume=True"
+    ):
         train(stopped, preflight=False, quiet=True)
     assert not (tmp_path / "run").exists()
     shutil.copytree(tmp_path / "lost", tmp_path / "run", symlinks=True)
