@@ -129,7 +129,9 @@ def _complete(reading: Reading, others: Sequence[Reading], survey: Survey) -> Ch
         ids = [name for name in unique if rate_name("id", name) or columns[name].kind != "link"]
     identity = ids[0] if ids else None
     # the group, and what is left
-    group = find_group(survey.table, survey.given, [*taken, identity or ""])
+    # tasks of questions relate contexts and questions themselves
+    inputs = reading.inputs if reading.task in ("jsonl", "classification", "tags") else []
+    group = find_group(survey.table, survey.given, [*taken, identity or ""], inputs)
     known = (*taken, *(name.partition(".")[0] for name in taken), identity, group, "id")
     unread = [name for name in survey.columns if name not in known and reading.task not in SIGNATURES]
     completed = replace(reading, columns=renamed, id_column=identity, group_column=group)
@@ -148,7 +150,7 @@ def list_flags(reading: Reading) -> list[str]:
 def build_command(table: RawTable, reading: Reading) -> str:
     """Build the command that writes the recipe of a reading."""
     header = ["--header", ",".join(table.header)] if table.header else []
-    return shlex.join(["fivetune", "new", table.source, *header, *list_flags(reading)])
+    return shlex.join(["fivetune", "new", table.source, *header, *list_flags(reading), *table.flags])
 
 
 def describe_reading(reading: Reading) -> str:
@@ -182,10 +184,14 @@ def explain_none(survey: Survey, task: str | None) -> str:
     holds = f"text in {', '.join(texts)}" if texts else "no column holds text"
     reasons.append(f"{holds}, and no other column is named as what is to be learned")
     fits = f"--task {task} does not fit" if task else "no task fits"
-    return (
-        f"{fits} the columns {', '.join(survey.table.columns)}: {'; '.join(reasons)}. Name the columns, such as "
-        "--column text=NAME --column label=NAME or --column inputs=NAME --column targets=NAME, or the task with --task."
+    given = [f"--column {role}={name}" for role, names in survey.given.items() for name in names]
+    ways = (
+        f"Give other columns than {' '.join(given)}, or another task with --task."
+        if given
+        else "Name the columns, such as --column text=NAME --column label=NAME or --column inputs=NAME --column "
+        "targets=NAME, or the task with --task."
     )
+    return f"{fits} the columns {', '.join(survey.table.columns)}: {'; '.join(reasons)}. {ways}"
 
 
 def _get_points(reading: Reading) -> int:

@@ -1,16 +1,18 @@
 """Describe the columns of unknown data: kinds of values, how many are filled and distinct, lengths in characters.
 
-In: a source. Out: a RawTable of its first records, and errors for data that nothing can be learned from.
+In: a source. Out: a RawTable of an even sample of its records, and errors for data that nothing can be learned from.
 """
 
 from __future__ import annotations
 
+import random
 import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
+from operator import itemgetter
 from typing import Literal
 
 from fivetune.data.records import find_column
@@ -24,6 +26,7 @@ Kind = Literal["text", "number", "date", "link", "list", "object", "empty"]
 
 MIN_RECORDS = 10  # fewer leave no validation or test set
 MAX_RECORDS = 20_000  # records that the readings are based on
+RUN = 20  # consecutive records that are drawn together, so that records of one group are seen side by side
 MAX_LABELS = 200  # a column with more distinct values is not taken for labels
 MAX_LABEL_CHARS = 60
 MIN_WORDS = 3  # mean words from which on texts are running text
@@ -77,6 +80,10 @@ class Column:
         return self.kind == "text" and self.num_distinct > 1 and not self.has_labels and not self.has_codes
 
     @property
+    def share_distinct(self) -> float:
+        return self.num_distinct / max(1, self.num_filled)
+
+    @property
     def is_running(self) -> bool:
         return self.kind == "text" and self.mean_words >= MIN_WORDS
 
@@ -98,12 +105,20 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class RawTable:
-    """The first records of a source and their columns, in the order of the file; `header`: the names of --header."""
+    """A sample of the records of a source and their columns, in the order of the file.
+
+    Args:
+        header: the names of --header.
+        flags: other words of the command line that commands repeat.
+        num_read: records of the source.
+    """
 
     source: str
     records: Sequence[RawRecord]
     columns: Mapping[str, Column]
     header: Sequence[str] = ()
+    flags: Sequence[str] = ()
+    num_read: int = 0
 
     @property
     def num_records(self) -> int:
@@ -115,14 +130,19 @@ class RawTable:
 
 
 def build_table(
-    source: str, records: Iterable[RawRecord], bad: Sequence[BadRecord] = (), header: Sequence[str] = ()
+    source: str,
+    records: Iterable[RawRecord],
+    bad: Sequence[BadRecord] = (),
+    *,
+    header: Sequence[str] = (),
+    flags: Sequence[str] = (),
 ) -> RawTable:
-    """Describe the first MAX_RECORDS records. Raises DataError for data that no task can be learned from.
+    """Describe up to MAX_RECORDS records, a sample of all. Raises DataError for data that no task can be learned from.
 
     Args:
         bad: where reading `records` appends those that are unreadable; an error names the first.
     """
-    first = list(islice(records, MAX_RECORDS))
+    first, num_read = sample_records(records)
     values: dict[str, list[object]] = {}
     for record in first:
         for key, value in record.fields.items():
@@ -138,7 +158,29 @@ def build_table(
             f"{source}: holds {len(first)} {noun}{unread or '.'} At least {MIN_RECORDS} are needed to train on some "
             f"and score on others; some hundred give a useful model. {remedy}"
         )
-    return RawTable(source, first, columns, header)
+    return RawTable(source, first, columns, header, flags, num_read)
+
+
+def sample_records(records: Iterable[RawRecord]) -> tuple[list[RawRecord], int]:
+    """Draw up to MAX_RECORDS records in runs of RUN, each with the same chance (reservoir sampling), and count all.
+
+    Files are often sorted by label: their first records say nothing about the others.
+
+    >>> sample_records(RawRecord({"id": str(i)}, "") for i in range(3))[1]
+    3
+    """
+    draw = random.Random(0)
+    runs: list[tuple[int, Sequence[RawRecord]]] = []
+    num_read = 0
+    following = iter(records)
+    while run := list(islice(following, RUN)):
+        replaced = draw.randrange(num_read // RUN + 1)
+        if len(runs) < MAX_RECORDS // RUN:
+            runs.append((num_read, run))
+        elif replaced < len(runs):
+            runs[replaced] = (num_read, run)
+        num_read += len(run)
+    return list(chain.from_iterable(run for _, run in sorted(runs, key=itemgetter(0)))), num_read
 
 
 def find_value(fields: Mapping[str, object], name: str) -> object:

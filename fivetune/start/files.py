@@ -127,8 +127,19 @@ def start_recipe(
     files = {one: recipe.with_name(f"{recipe.stem}-{one}.jsonl") for one in SETS}
     _refuse_conflicts(source, [recipe, *files.values()], overwrite=overwrite)
     columns = cast("Sequence[str]", parse_listed_names(header or ()))
+    flags = [f"--column={role}={name}" for role in ("id", "group") for name in given.get(role, ())]
+    flags += [f"--{name}={value}" for name, value in (("model", model), ("output", output)) if value]
+    flags += [f"--seed={seed}"] if seed != SEED else []
+    flags += ["--overwrite"] if overwrite else []
     plan = build_plan(
-        source, task=task, model=model, given=given, header=columns, seed=seed, load_tokenizer=load_tokenizer
+        source,
+        task=task,
+        model=model,
+        given=given,
+        header=columns,
+        flags=flags,
+        seed=seed,
+        load_tokenizer=load_tokenizer,
     )
     names = {one: shorten_path(file) for one, file in files.items()}
     lines = list_lines(plan, names)

@@ -92,7 +92,7 @@ class StartPlan:
 def read_examples(
     table: RawTable, reading: Reading, task: Task, on_bad: Callable[[BadRecord], None]
 ) -> Iterator[tuple[RawRecord, RawRecord, Sequence[TextExample]]]:
-    """Yield (record with the source's columns and a unique id, the task's record, its examples) of usable records."""
+    """Yield (record as it is read, the same with a unique id, its examples) of usable records."""
     ids = UniqueIds()
     columns = {"id": reading.id_column} if reading.id_column else {}
     for read in read_records(table.source, columns=columns, header=table.header, on_bad=on_bad):
@@ -108,7 +108,7 @@ def read_examples(
             continue
         examples = converted if isinstance(converted, tuple) else (converted,)
         if examples and examples[0]:
-            yield record, named, examples  # pyright: ignore[reportReturnType]
+            yield read, record, examples  # pyright: ignore[reportReturnType]
 
 
 def build_plan(
@@ -120,42 +120,48 @@ def build_plan(
     load_tokenizer: Callable[[str], object | None],
     seed: int = SEED,
     header: Sequence[str] = (),
+    flags: Sequence[str] = (),
 ) -> StartPlan:
     """Plan the recipe of a source. Raises DataError for data without a task, ConfigError for a wrong name.
 
     Args:
         load_tokenizer: returns the tokenizer of a model that is on this machine, else None.
+        flags: further words of the command line, which the commands of a doubt repeat.
     """
-    # the task, from the first records
+    # the task, from a sample of the records
     bad: list[BadRecord] = []
-    table = build_table(source, read_records(source, header=header, on_bad=bad.append), bad, header)
+    records = read_records(source, header=header, on_bad=bad.append)
+    table = build_table(source, records, bad, header=header, flags=flags)
     choice = infer_task(table, task=task, given=given)
     reading = choice.reading
     loaded = load_task(reading.task, reading.options)
     # the sets, from all records; what else is needed of them is kept on the way
-    num_total = sum(1 for _ in read_records(source, header=header, on_bad=lambda bad: None)) + len(bad)
+    num_total = table.num_read + len(bad)
     bad = []
     labels: Counter[str] = Counter()
     ids: list[RawRecord] = []
+    renamed: list[str] = []  # ids that an earlier record has
+    relates_ids = reading.group_column is None and "group" not in given
     sample: list[TextExample] = []  # every so many records one, so that sorted files are sampled evenly
     longest: list[TextExample] = []  # the example with the longest target
 
     def convert() -> Iterator[tuple[RawRecord, Sequence[TextExample]]]:
-        for record, named, examples in read_examples(table, reading, loaded, bad.append):
+        for read, record, examples in read_examples(table, reading, loaded, bad.append):
             if len(ids) % math.ceil(num_total / SAMPLE) == 0:
                 sample.append(examples[0])
             longest[:] = [max([*longest, examples[0]], key=_measure_target)]
             if loaded.labels is not None and examples[0].references:
                 labels[examples[0].references[0]] += 1
-            own_id = record.fields["id"]
+            own_id, given_id = record.fields["id"], read.fields["id"]
             ids.append(RawRecord({"id": own_id}, record.where))
-            fields = {**named.fields, "id": own_id}
-            if reading.group_column is not None:  # a blank cell relates no records
-                value = find_value(record.fields, reading.group_column)
-                fields[reading.group_column] = f"id {own_id}" if is_empty_cell(value) else value
-            yield RawRecord(fields, record.where), examples
+            if own_id != given_id:
+                renamed.append(str(given_id))
+            # a blank cell relates no records; without a group, equal ids do
+            value = find_value(read.fields, reading.group_column) if reading.group_column else None
+            group = f"id {given_id if relates_ids else own_id}" if is_empty_cell(value) else value
+            yield RawRecord({"id": own_id, "group": group}, record.where), examples
 
-    division = EvalSplit("eval", choose_set_share(num_total), seed, reading.group_column)
+    division = EvalSplit("eval", choose_set_share(num_total), seed, "group")
     by_label = loaded.labels is not None
     failure = None
     split = None
@@ -167,6 +173,9 @@ def build_plan(
         failure = f"{len(ids):,} of {num_total:,} records can be used; the first that cannot: {_describe_bad(bad[0])}"
     if failure or split is None:
         raise DataError(f"{source}: {failure}")
+    if renamed and relates_ids:
+        reading = replace(reading, group_column=reading.id_column or "id")
+        choice = replace(choice, reading=reading)
     # the model, and the lengths in its tokens
     sizes = Counter(split.find_set(record) for record in ids)
     examples = longest + [one for one in sample if one is not longest[0]]
@@ -184,6 +193,11 @@ def build_plan(
         lengths=count_lengths(examples, tokenizer),
     )
     warnings = [*reading.warnings, *_list_warnings(plan, bad)]
+    if renamed:
+        warnings.append(
+            f"{len(renamed):,} records have the id of an earlier one, such as {renamed[0]!r}: in the sets it is "
+            f"{f'{renamed[0]} (2)'!r}"
+        )
     if tokenizer is not None:
         warnings += _describe_lost_characters(name, tokenizer, examples)
     return replace(plan, warnings=warnings)
@@ -324,5 +338,5 @@ def _find_digits(text: str) -> list[str]:
 
 def read_sets(plan: StartPlan) -> Iterator[tuple[str, JsonTable]]:
     """Yield (set, record) of all usable records, in the order of the source."""
-    for record, _, _ in read_examples(plan.table, plan.reading, plan.task, lambda bad: None):
+    for _, record, _ in read_examples(plan.table, plan.reading, plan.task, lambda bad: None):
         yield plan.split.find_set(record), {name: replace_empty_cell(value) for name, value in record.fields.items()}

@@ -123,6 +123,7 @@ LANGUAGES: Mapping[str, str] = dict(re.findall(r"(\w+)=(\w+)", _LANGUAGES))
 
 NO_GROUP = "none"
 MIN_GROUPS = 20  # fewer cannot be divided into three sets of the wanted sizes
+SHARED = 0.9  # most distinct values per record of a column whose values relate records
 
 Given = Mapping[str, Sequence[str]]
 """Role -> the columns that the user gave it: one, or several of a role of SEVERAL."""
@@ -203,17 +204,26 @@ def parse_columns(words: Sequence[str]) -> dict[str, Sequence[str]]:
     return given
 
 
-def find_group(table: RawTable, given: Given, taken: Sequence[str]) -> str | None:
+def find_group(table: RawTable, given: Given, taken: Sequence[str], inputs: Sequence[str]) -> str | None:
     """Find the column whose values must not be divided: one with a usual name, of which several records share values.
 
-    A question's title names the article that its context is from.
+    A question's title names the article that its context is from. Without one, an input whose texts repeat while the
+    others differ: the premise of several hypotheses, the question of several answers.
+
+    Args:
+        taken: the columns of the reading, and its id.
+        inputs: those whose texts may be the group.
     """
     if "group" in given:
         return None if given["group"][0] == NO_GROUP else given["group"][0]
     is_article = {"question", "context"} <= table.columns.keys()
     for name, column in table.columns.items():
         is_named = rate_name("group", name) == CLEAR or split_name(name)[-1:] in (["id"], ["nr"], ["no"])
-        is_shared = MIN_GROUPS <= column.num_distinct <= 0.9 * column.num_filled
+        is_shared = column.num_distinct >= MIN_GROUPS and column.share_distinct <= SHARED
         if (is_named or (is_article and name == "title")) and is_shared and name not in taken:
             return name
-    return None
+    read = [table.columns[name] for name in inputs if name in table.columns and rate_name("instruction", name) < USUAL]
+    # few may be enough, as the split gives up what leaves it without shares
+    texts = [one for one in read if one.is_running and one.num_distinct >= MIN_GROUPS / 2]
+    repeated = min(texts, key=lambda one: one.share_distinct, default=None) if len(read) > 1 else None
+    return repeated.name if repeated and repeated.share_distinct <= SHARED else None

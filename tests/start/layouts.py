@@ -94,6 +94,7 @@ KINDS: dict[str, Callable[[Draw, int], object]] = {
     "row": lambda draw, row: row,
     "long id": lambda draw, row: 1234567890123456789 + row,
     "group": lambda draw, row: f"g{row // 4}",
+    "shared": lambda draw, row: f"Ada has a hat for group {row // 3}",
     "date": lambda draw, row: f"2024-{row % 12 + 1:02}-{row % 28 + 1:02}",
     "time": lambda draw, row: f"2024-{row % 12 + 1:02}-{row % 28 + 1:02} 10:00:00",
     "url": lambda draw, row: f"https://example.org/{row}",
@@ -230,6 +231,8 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "news categories": ("link=url | headline=sentence | category=ten | short_description=sentence | authors=who | date=date", "classification: category < headline short_description"),
     "true news": ("title=sentence | text=long | subject=ten | date=date", "?"),
     "language": ("Text=sentence | language=ten", "classification: language < Text"),
+    "NLI with three hypotheses": ("sentence1=shared | sentence2=sentence | gold_label=nli", "classification: gold_label < sentence1 sentence2"),
+    "answer selection": ("qtext=shared | label=flag | atext=sentence", "classification: label < qtext atext"),
     # texts
     "XSum": ("document=long | summary=sentence | id=row", "jsonl: summary < document"),
     "CNN/DailyMail": ("id=hex | article=long | highlights=paragraph", "jsonl: highlights < article"),

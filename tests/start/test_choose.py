@@ -246,6 +246,13 @@ def test_hopeless_tables_are_refused_with_advice(fields, num, message):
         infer_task(table(fields, num))
 
 
+def test_advice_never_names_the_flags_that_were_given():
+    given = {"text": ("text",), "label": ("label",)}
+    with pytest.raises(DataError, match=r"Give other columns than --column text=text --column label=label") as caught:
+        infer_task(table(lambda i: {"text": text(i), "label": "late"}, 60), given=given)
+    assert "Name the columns" not in str(caught.value)
+
+
 def test_a_label_may_be_the_name_of_its_column():
     found = infer_task(table(lambda i: {"spam": ("spam", "ham")[i % 2], "message": text(i)}, 60))
     assert (found.reading.task, found.reading.options["label"]) == ("classification", "spam")

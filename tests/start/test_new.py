@@ -6,6 +6,7 @@ import csv
 import errno
 import json
 import random
+import shlex
 from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime
@@ -269,6 +270,50 @@ def test_repeated_ids_and_unusable_records(folder, capsys):
     assert "1 record is left out; the first: t.jsonl:6: text is empty" in err
     ids = [row["id"] for one in read_sets("t", folder).values() for row in one]
     assert len(set(ids)) == len(ids) == 59 and "q0 (2)" in ids
+    # equal ids may be the same case written twice
+    assert "29 records have the id of an earlier one, such as 'q0': in the sets it is 'q0 (2)'" in err
+    sets = read_sets("t", folder)
+    values = [{row["id"].partition(" ")[0] for row in sets[one]} for one in sets]
+    assert sum(map(len, values)) == len(set.union(*values)) == 30
+
+
+def test_texts_that_repeat_keep_their_records_together(folder, capsys):
+    """One premise has three hypotheses, one question several answers."""
+    for column, other in (("sentence1", "sentence2"), ("sentence", "question")):
+        rows = [f"Ann met person {i // 3},has she {i} of them?,{'abc'[i % 3]}" for i in range(240)]
+        name = write_rows(folder / "t.csv", f"{column},{other},label", rows)
+        code, out, _ = run(capsys, "new", name, "--model", "t5-nano", "--overwrite")
+        assert code == 0 and f"the same {column}" in " ".join(out.split())
+        values = [{row[column] for row in rows} for rows in read_sets("t", folder).values()]
+        assert sum(map(len, values)) == len(set.union(*values)) == 80
+
+
+def test_all_of_a_sorted_file_is_seen(folder, capsys):
+    rows = [f"Ann has {i},{'bad' if i < 21_000 else 'good'}" for i in range(22_000)]
+    name = write_rows(folder / "t.csv", "text,label", rows)
+    code, out, _ = run(capsys, "new", name, "--model", "t5-nano", "--json")
+    assert code == 0 and json.loads(out.splitlines()[-1])["labels"] == {"bad": 21_000, "good": 1_000}
+
+
+def test_the_commands_of_a_doubt_keep_what_was_given(folder, capsys):
+    name = write_rows(folder / "t.csv", "", [f"Ann has {i},Bea has {i} hats,x{i // 2}" for i in range(60)])
+    given = (
+        "--header",
+        "one,two,three",
+        "--model",
+        "t5-nano",
+        "--output",
+        "out",
+        "--seed",
+        "3",
+        "--column",
+        "group=three",
+    )
+    code, _, err = run(capsys, "new", name, *given)
+    command = shlex.split(err.split("\n  ")[1].splitlines()[0])
+    assert code == 3 and run(capsys, *command[1:])[0] == 0
+    assert (folder / "out" / "t.yaml").is_file() and "t5-nano" in (folder / "out" / "t.yaml").read_text()
+    assert {"--seed=3", "--column=group=three"} <= {*command}
 
 
 def test_times_of_parquet_become_text(folder, capsys):
