@@ -11,6 +11,7 @@ import pytest
 
 from fivetune import __version__, cli, plugins
 from fivetune.commands import list as list_command
+from fivetune.commands import print_table
 from fivetune.config import RunConfig, load_config
 from fivetune.config.recipes import list_recipe_names
 from fivetune.errors import ConfigError, DataError, IncompleteError, InterruptedRunError, NumericError, RunDirError
@@ -327,3 +328,10 @@ def test_words_that_are_not_utf8_are_refused(capsys):
 def test_an_error_that_cannot_be_printed_has_its_code():
     words = f"{sys.executable} -m fivetune report /nowhere 2> /dev/full"
     assert subprocess.run(words, shell=True, check=False).returncode == RunDirError.exit_code
+
+
+def test_a_table_is_as_wide_as_columns_says(capsys, monkeypatch):
+    """Piped tables had 160 characters whatever COLUMNS was."""
+    monkeypatch.setenv("COLUMNS", "60")
+    print_table(["name", "what"], [["a", "word " * 40]])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 60

@@ -150,7 +150,7 @@ def print_scores(scores: Mapping[str, float], intervals: Mapping[str, tuple[floa
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table as wide as the terminal; WIDTH characters if the output is not a terminal."""
+    """Print a table as wide as the variable COLUMNS, else the terminal; WIDTH characters if the output is none."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -161,8 +161,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         grid.add_column(Text(cell), overflow="fold")
     for row in rows:
         grid.add_row(*(Text(name_invisible(cell)) for cell in row))
-    console = Console(highlight=False)
-    Console(highlight=False, width=console.width if console.is_terminal else WIDTH).print(grid)
+    Console(highlight=False, width=shutil.get_terminal_size((WIDTH, 24)).columns).print(grid)
 
 
 def write_finder_result(name: str, found: dict[str, Any], *, run: str, out: Path | None) -> Path:
@@ -242,7 +241,7 @@ def print_start(started: Started) -> None:
     how = f"in {plan.split.num_groups:,} groups of records with {plan.describe_relations()}; another group: --column "
     how += "group=NAME or none"
     fields.append(("sets", f"{sizes}, {how}"))
-    width = min(CHECK_WIDTH, shutil.get_terminal_size().columns) if sys.stdout.isatty() else CHECK_WIDTH
+    width = min(CHECK_WIDTH, shutil.get_terminal_size((CHECK_WIDTH, 24)).columns)
     for head, text in fields:
         print_text(
             textwrap.fill(

@@ -1,9 +1,9 @@
 """Score a file of predictions by a task's official metrics; needs no model.
 
-In: a task's name, a data file with the gold answers, and predictions: what `fivetune predict` writes, the table that
-pandas writes of it, {id: text} as JSON, or without ids one row or line of text per record in order. Out: a table, or
-with --json one JSON object, on standard output: every score with its 95 % interval, and the difference from other
-predictions with its own interval.
+In: a task's name, or a recipe or run that has one, a data file with the gold answers, and predictions: what `fivetune
+predict` writes, the table that pandas writes of it, {id: text} as JSON, or without ids one row or line of text per
+record in order. Out: a table, or with --json one JSON object, on standard output: every score with its 95 % interval,
+and the difference from other predictions with its own interval.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ import argparse
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from fivetune.commands import print_json, print_text, print_warning
+from fivetune.config import load_layers
 from fivetune.config.layers import Layers, parse_listed_names, parse_overrides
+from fivetune.config.recipes import is_run_directory
 from fivetune.data.source_files import BadRecord, quote_value
 from fivetune.errors import ConfigError, DataError, RecordError
 from fivetune.evaluation.score_file import Values, read_no_answer_scores, read_rankings
@@ -24,7 +27,7 @@ from fivetune.metrics.classification import ConfusionMatrix, choose_gold_labels
 from fivetune.metrics.gsm8k import describe_lenient_gap
 from fivetune.tasks import DROPPED_SYNONYMS, load_task, suggest_language
 from fivetune.tasks.mixture import Mixture
-from fivetune.types import Scores, Task, TextExample
+from fivetune.types import JsonTable, Scores, Task, TextExample
 
 OTHER = "(other)"  # a prediction that is none of the labels, or missing
 
@@ -55,10 +58,19 @@ class GoldSet:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("task", metavar="TASK", help="task whose metrics apply, such as squad_v2 (fivetune list tasks)")
-    parser.add_argument("references", metavar="REFERENCES", help="data file with the gold answers")
+    parser.add_argument(
+        "task",
+        metavar="TASK",
+        help="task whose metrics apply, such as squad_v2 (fivetune list tasks), or a recipe or run, whose task it is",
+    )
+    parser.add_argument(
+        "references",
+        metavar="REFERENCES",
+        help="data file with the gold answers; after a recipe or run it may be left out: data.eval",
+    )
     parser.add_argument(
         "predictions",
+        nargs="?",  # `run` takes the place of absent references
         metavar="PREDICTIONS",
         help="JSON lines, JSON, CSV, TSV or Parquet with id and prediction, {id: text}, or lines in order; .gz too",
     )
@@ -86,7 +98,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    columns, header, options, skips = _split_settings(parse_overrides(args.settings))
+    if args.predictions is None and args.settings and not args.settings[0].startswith("-"):
+        args.predictions = args.settings.pop(0)  # after a flag argparse no longer takes an optional argument
+    recipe = _read_recipe(args.task)
+    if args.predictions is None:
+        args.references, args.predictions = _find_references(args.task, recipe), args.references
+    columns, header, options, skips = _split_settings(parse_overrides(args.settings), recipe)
+    args.task = options.pop("name", args.task)
     task = load_task(args.task, options)
     part = None
     if isinstance(task, Mixture) and (part := task.part):
@@ -120,6 +138,32 @@ def run(args: argparse.Namespace) -> int:
     if labels:
         print_text("\n".join(format_label_table(labels)))
     return 0
+
+
+def _read_recipe(source: str) -> JsonTable:
+    """Read the sections task and data of a recipe or run; {} for the name of a task."""
+    path = Path(source)
+    if not (is_run_directory(path) or path.suffix in (".yaml", ".yml")):
+        return {}
+    table = load_layers(source, {})[0].to_dict()
+    if not table.get("task", {}).get("name"):
+        raise ConfigError(f"{source}: names no task. Write task.name there, or give a task (fivetune list tasks).")
+    return {name: table.get(name, {}) for name in ("task", "data")}
+
+
+def _find_references(source: str, recipe: Mapping[str, Any]) -> str:
+    """The file of data.eval. Raises ConfigError where there is not one."""
+    if not recipe:
+        raise ConfigError(
+            f"score: two files are needed after the task {source!r}: REFERENCES with the gold answers, then "
+            "PREDICTIONS. After a recipe or run, PREDICTIONS alone: data.eval has the gold answers."
+        )
+    found = recipe["data"].get("eval")
+    found = found[0] if isinstance(found, list) and len(found) == 1 else found
+    if not isinstance(found, str) or not found:
+        shown = "is not set" if not found else "names several sets"
+        raise ConfigError(f"{source}: data.eval {shown}. Write: fivetune score {source} REFERENCES PREDICTIONS.")
+    return found
 
 
 def _score_without_blanks(
@@ -284,12 +328,20 @@ def _build_result(task: str, num_examples: int, ours: Scores, theirs: Scores | N
     return table
 
 
-def _split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, str], tuple[str, ...], dict[str, Any], bool]:
-    """Split settings into columns, header, the options of the task, and whether data.on_bad_record is skip."""
-    columns: dict[str, str] = {}
-    header: tuple[str, ...] = ()
-    skips = False
+def _split_settings(
+    settings: Mapping[str, Any], recipe: Mapping[str, Any]
+) -> tuple[dict[str, str], tuple[str, ...], dict[str, Any], bool]:
+    """Split settings into columns, header, the options of the task, and whether data.on_bad_record is skip.
+
+    Args:
+        recipe: the sections task and data of a recipe, over which the settings win; {} without one.
+    """
+    data = recipe.get("data", {})
+    columns: dict[str, str] = {**(data.get("columns") or {})}
+    header = tuple(cast("Iterable[str]", parse_listed_names(data.get("header") or [])))
+    skips = data.get("on_bad_record") == "skip"
     options = Layers()
+    options.add_table({"task": recipe.get("task", {})}, where="the recipe")
     for key, value in settings.items():
         if key.startswith("data.columns."):
             columns[key.removeprefix("data.columns.")] = str(value)

@@ -132,8 +132,9 @@ def build_limit_lines(
     """
     lines = [sentence for name, part in iter_splits(run) for sentence in _describe_truncation(name, part)]
     if evaluation:
-        lines += _describe_answers(evaluation, no_answer)
         predictions = _read_predictions(run, evaluation)
+        is_empty_right = no_answer is not None or any("" in one.references for one in predictions)
+        lines += _describe_answers(evaluation, is_empty_right=is_empty_right)
         lines += _describe_abstention(predictions, no_answer)
         lines += _describe_weak_groups(predictions, score)
     else:
@@ -174,7 +175,7 @@ def _describe_truncation(name: str, part: SplitSummary) -> Iterator[str]:
         )
 
 
-def _describe_answers(evaluation: EvalRecord, no_answer: str | None) -> Iterator[str]:
+def _describe_answers(evaluation: EvalRecord, *, is_empty_right: bool) -> Iterator[str]:
     texts = {
         "cap_hit": f"reach the limit of {evaluation.max_new_tokens} new tokens and may be incomplete",
         "sentinel": "hold a sentinel token of the pre-training (`<extra_id_0>`)",
@@ -182,7 +183,7 @@ def _describe_answers(evaluation: EvalRecord, no_answer: str | None) -> Iterator
         "left_label_set": "would be none of the labels if the model wrote freely; the labels are scored instead",
         "not_in_context": "are no part of their context",
     }
-    if no_answer is None:
+    if not is_empty_right:
         texts["empty"] = "are empty"
     for rate, words in texts.items():
         if evaluation.rates.get(rate):

@@ -29,6 +29,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from string import Formatter
 from typing import Annotated, Any, ClassVar, Literal, cast
@@ -308,6 +309,16 @@ def fill_from_record(record: RawRecord, template: str) -> tuple[str, dict[str, t
 
 
 # --- columns ---
+
+
+def fill_absent_inputs(record: RawRecord, template: str, gold: Iterable[str]) -> RawRecord:
+    """Return a record to score: columns of the template that it lacks hold a dash, those of the gold answer excepted.
+
+    >>> fill_absent_inputs(RawRecord({"tags": "a"}, "a.csv:2"), "{text} {tags}", ["tags"]).fields
+    {'text': '-', 'tags': 'a'}
+    """
+    absent = [name for name in list_template_columns(template) if name not in {*record.fields, *gold}]
+    return replace(record, fields={**dict.fromkeys(absent, "-"), **record.fields})
 
 
 def list_input_columns(task: Task) -> dict[str, object]:

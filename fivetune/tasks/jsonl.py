@@ -22,6 +22,7 @@ from fivetune.metrics import find_absent, list_selectable_scores, load_metric
 from fivetune.tasks import (
     TaskOptions,
     check_template,
+    fill_absent_inputs,
     fill_from_record,
     get_column,
     get_record_id,
@@ -80,7 +81,7 @@ class JSONL(TaskOptions):
         """Return an example. Raises RecordError for an absent or empty column, MissingLabelError for the target nan."""
         inputs, spans = fill_from_record(record, self.inputs)
         start = len(parse_template(self.inputs)[0][0])
-        needed = [*list_template_columns(self.targets), *([self.references] if self.references else [])]
+        needed = self._list_gold_columns()
         targets, references = "", ()
         if labelled or not any(is_blank(record, name) for name in needed):
             targets, _ = fill_from_record(record, self.targets)
@@ -97,6 +98,13 @@ class JSONL(TaskOptions):
             references=references,
             clippable=spans[self.clip] if self.clip else (start, len(inputs)),
         )
+
+    def to_score(self, record: RawRecord) -> TextExample | None:
+        """Return the gold answers; columns that the inputs alone need may be absent."""
+        return self.to_text(fill_absent_inputs(record, self.inputs, self._list_gold_columns()))
+
+    def _list_gold_columns(self) -> list[str]:
+        return [*list_template_columns(self.targets), *([self.references] if self.references else [])]
 
     def _read_references(self, record: RawRecord) -> tuple[str, ...]:
         if self.references is None:

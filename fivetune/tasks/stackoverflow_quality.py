@@ -18,7 +18,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field
 
-from fivetune.tasks import LabelOptions, Labels, check_template
+from fivetune.tasks import LabelOptions, Labels, check_template, fill_absent_inputs
 from fivetune.tasks._posts import fill_post_template
 from fivetune.types import RawRecord, TextExample
 
@@ -42,6 +42,10 @@ class StackOverflowQuality(LabelOptions):
         """Return a post. Raises RecordError for a missing or empty text, or a label outside the set."""
         inputs, clippable = fill_post_template(record, self.template, markup=self.markup)
         return self.build_example(record, "Y", inputs, clippable, labelled=labelled)
+
+    def to_score(self, record: RawRecord) -> TextExample:
+        """Return the gold label; columns that the inputs alone need may be absent."""
+        return self.to_text(fill_absent_inputs(record, self.template, ["Y"]))
 
 
 SAMPLE = (

@@ -17,7 +17,7 @@ from typing import Annotated, ClassVar
 from pydantic import AfterValidator, Field
 
 from fivetune.errors import RecordError
-from fivetune.tasks import TaskOptions, check_template, get_column, get_record_id, shorten_repr
+from fivetune.tasks import TaskOptions, check_template, fill_absent_inputs, get_column, get_record_id, shorten_repr
 from fivetune.tasks._posts import fill_post_template
 from fivetune.types import RawRecord, TextExample
 
@@ -49,6 +49,10 @@ class StackOverflowTags(TaskOptions):
             )
         targets = ", ".join(tags)
         return TextExample(get_record_id(record), inputs, targets, (targets,) if tags else (), clippable)
+
+    def to_score(self, record: RawRecord) -> TextExample:
+        """Return the gold tags; columns that the inputs alone need may be absent."""
+        return self.to_text(fill_absent_inputs(record, self.template, ["Tags"]))
 
     def from_answer(self, text: str) -> str:
         """Convert tags in the data's form, <a><b>, to the form of the references; other text is unchanged.

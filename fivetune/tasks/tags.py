@@ -21,6 +21,7 @@ from fivetune.errors import RecordError
 from fivetune.tasks import (
     TaskOptions,
     check_template,
+    fill_absent_inputs,
     fill_from_record,
     get_column,
     get_record_id,
@@ -74,6 +75,10 @@ class Tags(TaskOptions):
         tags = self._read_tags(record)
         written = f"{self.separator.rstrip()} ".join(tags)
         return TextExample(get_record_id(record), inputs, written or self.no_tags, (written,), clippable)
+
+    def to_score(self, record: RawRecord) -> TextExample:
+        """Return the gold labels; columns that the inputs alone need may be absent."""
+        return self.to_text(fill_absent_inputs(record, self.inputs, self.tags))
 
     def from_text(self, text: str) -> str:
         """Return the labels that the model wrote as one text, "" for none.

@@ -8,7 +8,9 @@ import json
 
 import pytest
 
+from fivetune.cli import main
 from fivetune.commands.score import GoldSet, _map_to_own_ids, _read_references
+from fivetune.config import load_config
 from fivetune.errors import DataError
 from fivetune.evaluation.inputs import iter_input_rows
 from fivetune.evaluation.output import FORMATS, Predicted, write_predictions
@@ -16,6 +18,7 @@ from fivetune.evaluation.predicted_file import PredictedRow, PredictionCounts
 from fivetune.evaluation.score_file import read_no_answer_scores, read_rankings
 from fivetune.rundir.records import Prediction
 from fivetune.tasks import load_task
+from fivetune.types import RawRecord
 
 TASK = load_task("classification", {"inputs": "{text}", "label": "label", "labels": {"pos": "pos", "neg": "neg"}})
 ROWS = [("good, new", "pos"), ('the "best"', "pos"), ("a\tb", "neg"), ("line\nline", "neg"), ("bad", "neg")]
@@ -115,3 +118,55 @@ def test_records_of_json_without_an_answer_keep_their_place(tmp_path, lines):
     rows = [{"prediction": "mine", "prediction_2": "a"}, {"skipped": "why"}, {"prediction": "b"}]
     (tmp_path / "a.json").write_text("\n".join(map(json.dumps, rows)) if lines else json.dumps(rows))
     assert read_rankings(str(tmp_path / "a.json")) == [["a"], None, ["b"]]
+
+
+@pytest.mark.parametrize("form", ["run", "recipe"])
+def test_a_recipe_or_run_gives_task_columns_and_references(tmp_path, capsys, form):
+    """`score runs/x predictions.csv` answered "there is no task"; the template's columns were asked for."""
+    golds = tmp_path / "golds.csv"
+    golds.write_text("key,topics\n1,a|b\n2,\n", encoding="utf-8")
+    said = tmp_path / "said.csv"
+    said.write_text("id,prediction\n1,a|b\n2,a\n", encoding="utf-8")
+    folder = tmp_path / "x"
+    folder.mkdir()
+    recipe = load_config(
+        {
+            "model": {"path": "t5-small"},
+            "task": {"name": "tags", "inputs": "{title}", "tags": ["topics"], "separator": "|"},
+            "data": {"train": "t.csv", "eval": str(golds), "columns": {"id": "key"}},
+        }
+    ).as_redacted_yaml()
+    path = folder / ("config.yaml" if form == "run" else "my.yaml")
+    path.write_text(recipe, encoding="utf-8")
+    source = str(folder if form == "run" else path)
+    for words in ([str(said)], [str(golds), str(said)], [str(golds), "--json", str(said)]):
+        assert main(["score", source, *words]) == 0, capsys.readouterr().err
+    *_, last = capsys.readouterr().out.splitlines()
+    table = json.loads(last)
+    assert (table["task"], table["num_examples"], table["scores"]["micro_f1"]) == ("tags", 2, 80.0)
+
+
+def test_a_task_needs_both_files(tmp_path, capsys):
+    assert main(["score", "squad", "preds.csv"]) == 2
+    assert "REFERENCES" in capsys.readouterr().err
+    recipe = tmp_path / "my.yaml"
+    recipe.write_text("task: {name: squad}\ndata: {train: a.json}\n", encoding="utf-8")
+    assert main(["score", str(recipe), "preds.csv"]) == 2
+    assert "data.eval is not set" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "fields"),
+    [
+        ("tags", {}, {"tags": "a"}),
+        ("jsonl", {"inputs": "q: {question}", "targets": "{answer}"}, {"answer": "a"}),
+        ("stackoverflow_tags", {}, {"Tags": "<a>"}),
+        ("stackoverflow_quality", {}, {"Y": "HQ"}),
+    ],
+)
+def test_scoring_needs_no_inputs(name, options, fields):
+    task = load_task(name, options)
+    example = task.to_score(RawRecord({"id": "1", **fields}, "a.csv:2"))
+    assert example.references == (next(iter(fields.values())).strip("<>"),)
+    with pytest.raises(DataError):
+        task.to_score(RawRecord({"id": "1", "other": "a"}, "a.csv:2"))

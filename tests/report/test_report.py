@@ -339,6 +339,13 @@ def test_rates_of_a_broken_run_are_warned_of(rates: dict, scores: dict, told: st
     assert find_warnings(make_run(evals=[harmless])) == []
 
 
+def test_empty_is_no_fault_where_a_gold_answer_is_empty() -> None:
+    """Records without labels: "55 % of the predictions are empty"."""
+    lines = [{"id": "1", "prediction": "", "references": [""]}, {"id": "2", "prediction": "a", "references": ["a"]}]
+    record = make_eval(5, {"micro_f1": 50.0}, rates={"empty": 0.5})
+    assert find_warnings(make_run(evals=[record], predictions={"eval-5": make_predictions(*lines)})) == []
+
+
 def test_numbers_that_only_the_lenient_rules_read_are_warned_of() -> None:
     record = make_eval(5, {"accuracy": 0.0, "accuracy_lenient": 56.25})
     (sentence,) = find_warnings(make_run(evals=[record]))

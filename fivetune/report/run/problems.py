@@ -89,8 +89,9 @@ def find_warnings(run: Run, reference_runs: Sequence[Run] = (), rules: Collectio
         rules: of the verdicts, whose warnings are left out.
     """
     best = choose_best_eval(run)
+    lines = run.read_predictions(best)
     return [
-        *find_rate_warnings(recompute_written_rates(best, run.read_predictions(best)), rules),
+        *find_rate_warnings(recompute_written_rates(best, lines), lines, rules),
         *_find_size_warnings(run, best, reference_runs),
         *_find_data_warnings(run),
     ]

@@ -98,10 +98,13 @@ def recompute_written_rates(record: EvalRecord | None, lines: Sequence[Predictio
     return replace(record, rates=rates)
 
 
-def find_rate_warnings(best: EvalRecord | None, rules: Collection[str] = ()) -> list[str]:
+def find_rate_warnings(
+    best: EvalRecord | None, lines: Sequence[Prediction] = (), rules: Collection[str] = ()
+) -> list[str]:
     """Return the warnings of the best evaluation's rates; none for the model before fine-tuning.
 
     Args:
+        lines: its predictions.
         rules: of verdicts; one on labels says more than the rate.
     """
     if best is None or best.step == 0:
@@ -118,15 +121,17 @@ def find_rate_warnings(best: EvalRecord | None, rules: Collection[str] = ()) -> 
     sentences = [RATES[name].warning.format(share=format_percent(value), cap=cap) for name, value in over.items()]
     if gap := describe_lenient_gap(best.scores):
         sentences.append(gap)
-    return [*sentences, *_find_empty_warnings(best), *_find_decoding_gap_warnings(best)]
+    return [*sentences, *_find_empty_warnings(best, lines), *_find_decoding_gap_warnings(best)]
 
 
-def _find_empty_warnings(best: EvalRecord) -> list[str]:
-    """Warn of more empty predictions than unanswerable questions."""
+def _find_empty_warnings(best: EvalRecord, lines: Sequence[Prediction]) -> list[str]:
+    """Warn of more empty predictions than unanswerable questions; a text without labels is right where golds are."""
     empty, unanswerable = read_rate(best, "empty"), read_score(best, "NoAns_total")
     if empty is None:
         return []
     if not unanswerable:
+        if any("" in line.references for line in lines):
+            return []
         return [f"{format_percent(empty)} of the predictions are empty."] if empty > EMPTY_LIMIT else []
     expected = unanswerable / (read_score(best, "total") or unanswerable)
     if empty - expected <= EMPTY_BEYOND_UNANSWERABLE:
