@@ -133,9 +133,9 @@ def _find_recipe(args: argparse.Namespace, settings: Mapping[str, Any]) -> str:
     """Return the recipe of the command; that of a data file is written first."""
     from fivetune.config.recipes import refuse_missing_run
     from fivetune.model.tokenizer import load_hub_tokenizer
-    from fivetune.start.files import find_recipe
+    from fivetune.start.files import find_data_recipe
 
-    recipe, started = find_recipe(
+    recipe, started = find_data_recipe(
         args.recipe, settings, resume=args.resume, overwrite=args.overwrite, load_tokenizer=load_hub_tokenizer
     )
     if args.resume:

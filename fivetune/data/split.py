@@ -110,7 +110,7 @@ def split_records(converted: Iterable[Converted], split: EvalSplit, *, by_label:
     Args:
         by_label: stratify, drawing `share` of the records of each gold label.
     """
-    ids, labels, relations = _relate_records(converted, split, by_label=by_label)
+    ids, labels, relations = _find_relations(converted, split, by_label=by_label)
     groups = _join_related(relations, RELATIONS, _count_shared(split, ids))
     chosen = _draw_groups(groups, labels, split)
     if not chosen or len(chosen) == len(ids):
@@ -134,7 +134,7 @@ def split_in_three(
     Args:
         is_named: the user named the group column, so that other relations are given up before it.
     """
-    ids, labels, relations = _relate_records(converted, split, by_label=by_label)
+    ids, labels, relations = _find_relations(converted, split, by_label=by_label)
     wanted = split.share * len(ids)
     found: list[ThreeWaySplit] = []
     num_joined = 0
@@ -177,7 +177,7 @@ def _draw_two(groups: Sequence[Sequence[int]], labels: Sequence[str], split: Eva
     return validation, test
 
 
-def _relate_records(
+def _find_relations(
     converted: Iterable[Converted], split: EvalSplit, *, by_label: bool
 ) -> tuple[list[int], list[str], list[list[tuple[int, Relation]]]]:
     """Return the hash of the id, the label and the relations of each record."""

@@ -48,14 +48,14 @@ class Script:
         line = getattr(node, "lineno", 0)
         self.arguments.setdefault(name, Argument(cast("JsonValue", known), f"line {line}" if line else ""))
 
-    def tell(self, code: str, reason: str, *settings: str) -> None:
+    def add_finding(self, code: str, reason: str, *settings: str) -> None:
         """Add a finding about code: the settings that it gives, or why it gives none."""
         self.findings.append(Finding(code, "set" if settings else "left out", settings, reason))
 
     def report(self, node: ast.expr | ast.stmt, reason: str, *settings: str) -> None:
         """Add a finding about a line."""
         code = shorten(ast.unparse(node).replace("\n", " "))
-        self.tell(f"{code} (line {node.lineno})", reason, *settings)
+        self.add_finding(f"{code} (line {node.lineno})", reason, *settings)
 
 
 def read_changes(script: Script) -> None:

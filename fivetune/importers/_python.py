@@ -232,7 +232,7 @@ class PythonSource:
         self.known[node] = Computed(ast.unparse(node)) if value is UNKNOWN else value
         return self.known[node]
 
-    def _know(self, node: ast.expr) -> Any:
+    def _evaluate_literal(self, node: ast.expr) -> Any:
         """Return a literal. Raises LookupError for another expression."""
         value = self.evaluate(node)
         if is_unknown(value):
@@ -254,7 +254,7 @@ class PythonSource:
             case ast.List(elts=[one]) if isinstance(self.evaluate(one), Text):
                 return self.evaluate(one)  # a batch of one text
             case ast.List():
-                return [self._know(one) for one in node.elts]
+                return [self._evaluate_literal(one) for one in node.elts]
             case ast.Tuple():
                 return tuple(self.evaluate(one) for one in node.elts)
             case ast.Dict():
@@ -266,13 +266,13 @@ class PythonSource:
             case ast.BinOp():
                 return self._evaluate_operation(node)
             case ast.UnaryOp(op=ast.USub()):
-                return -self._know(node.operand)
+                return -self._evaluate_literal(node.operand)
             case ast.UnaryOp(op=ast.Not()):
-                return not self._know(node.operand)
+                return not self._evaluate_literal(node.operand)
             case ast.BoolOp():
                 return self._evaluate_choice(node)
             case ast.Compare(ops=[one], comparators=[right]):
-                return OPERATORS[type(one)](self._know(node.left), self._know(right))
+                return OPERATORS[type(one)](self._evaluate_literal(node.left), self._evaluate_literal(right))
             case ast.IfExp():
                 return self._evaluate_condition(node)
             case ast.ListComp() | ast.GeneratorExp():
@@ -286,7 +286,7 @@ class PythonSource:
         found: dict[object, object] = {}
         for key, value in zip(node.keys, node.values, strict=True):
             if key is None:
-                found |= self._know(value)
+                found |= self._evaluate_literal(value)
             else:
                 found[self.evaluate(key)] = self.evaluate(value)
         return found
@@ -302,7 +302,7 @@ class PythonSource:
             return UNKNOWN if max(abs(left), abs(right)) > limit else OPERATORS[type(node.op)](left, right)
         if isinstance(node.op, ast.Mult):
             return UNKNOWN  # a long text or list
-        return OPERATORS[type(node.op)](self._know(node.left), self._know(node.right))
+        return OPERATORS[type(node.op)](self._evaluate_literal(node.left), self._evaluate_literal(node.right))
 
     def _evaluate_choice(self, node: ast.BoolOp) -> object:
         value: object = None
@@ -488,9 +488,9 @@ class PythonSource:
             case _ if name in TYPES:
                 return TYPES[name](*map(self._know, node.args))
             case _ if name in TABLES:
-                table: dict[str, object] = dict(self._know(node.args[0])) if node.args else {}
+                table: dict[str, object] = dict(self._evaluate_literal(node.args[0])) if node.args else {}
                 for one in node.keywords:
-                    table |= {one.arg: self.evaluate(one.value)} if one.arg else self._know(one.value)
+                    table |= {one.arg: self.evaluate(one.value)} if one.arg else self._evaluate_literal(one.value)
                 return table
             case _:
                 return self._evaluate_own(node, name)

@@ -161,7 +161,7 @@ def _choose_metric(recipe: ImportedRecipe) -> None:
 def format_recipe(recipe: ImportedRecipe) -> str:
     """Format as YAML: the reason beside each setting, then the arguments that set nothing."""
     lines = [f"# From {recipe.origin}.", "# Beside each setting: the argument that gives it.", ""]
-    for section, value in _nest_settings(recipe).items():
+    for section, value in _build_tables(recipe).items():
         if not isinstance(value, dict):
             lines += _format_setting(recipe, section, section, value)
             continue
@@ -183,7 +183,7 @@ def format_recipe(recipe: ImportedRecipe) -> str:
     return redact_secrets("\n".join(lines)) + "\n"
 
 
-def _nest_settings(recipe: ImportedRecipe) -> JsonTable:
+def _build_tables(recipe: ImportedRecipe) -> JsonTable:
     """The settings as tables inside tables, in the order of a recipe."""
     table: JsonTable = {}
     for setting in sorted(recipe.settings, key=_rank_setting):
@@ -233,4 +233,4 @@ def describe_recipe(recipe: ImportedRecipe) -> JsonTable:
     for one in recipe.findings:
         shown = {"argument": redact_secrets(one.argument), "reason": redact_secrets(one.reason)}
         rows.append({**shown, "state": one.state, "settings": list(one.settings)})
-    return {"origin": recipe.origin, "settings": _nest_settings(recipe), "arguments": rows}
+    return {"origin": recipe.origin, "settings": _build_tables(recipe), "arguments": rows}

@@ -434,10 +434,12 @@ def _add_text(script: Script, role: str, text: Text, node: ast.expr, *, is_secon
     elif is_second and template != before.value:
         script.arguments[role] = before._replace(value=f"{before.value} {template}")
         reason = "two texts of one call: a space between them, where the tokenizer puts </s>"
-        script.tell(f"{template} (line {node.lineno})", reason, "task.inputs")
+        script.add_finding(f"{template} (line {node.lineno})", reason, "task.inputs")
     elif template != before.value and str(before.value) in template:  # the first call only counted tokens
         script.arguments[role] = Argument(template, f"line {node.lineno}")
-        script.tell(f"{before.value} ({before.where})", f"a part of the text of line {node.lineno}, which counts")
+        script.add_finding(
+            f"{before.value} ({before.where})", f"a part of the text of line {node.lineno}, which counts"
+        )
     elif template not in str(before.value):
         script.report(node, f"another text of the {role}, {template}; the one of {before.where} counts")
 
@@ -476,7 +478,7 @@ def _list_targets(python: PythonSource, call: ast.Call) -> list[ast.expr]:
 
 
 def _read_callbacks(script: Script) -> None:
-    """Read early stopping, of transformers and of Lightning, and tell code of one's own."""
+    """Read early stopping, of transformers and of Lightning, and report the code of others."""
     python = script.python
     for call in python.find_calls("EarlyStoppingCallback|EarlyStopping")[:1]:
         is_lightning = get_last_name(call) == "EarlyStopping"
@@ -497,7 +499,7 @@ def _read_callbacks(script: Script) -> None:
         if kind:
             methods = ", ".join(one.name for one in node.body if isinstance(one, ast.FunctionDef))
             reason = f"a {kind[1]} of one's own ({methods or 'no methods'}), {UNREAD}"
-            script.tell(f"class {name} (line {node.lineno})", reason)
+            script.add_finding(f"class {name} (line {node.lineno})", reason)
 
 
 def _list_metrics(python: PythonSource) -> Iterator[tuple[ast.Call, str]]:
@@ -566,4 +568,4 @@ def _read_own_code(script: Script) -> None:
         if re.search(r"model\.(config|generation_config)\.", written) and not written.endswith("use_cache"):
             for value in values:
                 name = written.rpartition(".")[2]
-                script.tell(f"{written} (line {value.lineno})", f"{name} of the model's own configuration")
+                script.add_finding(f"{written} (line {value.lineno})", f"{name} of the model's own configuration")

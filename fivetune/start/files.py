@@ -67,7 +67,7 @@ def is_data(source: str) -> bool:
     return not isinstance(content, dict) or content.keys().isdisjoint(("model", "task", "base"))
 
 
-def find_recipe(
+def find_data_recipe(
     source: str,
     settings: Mapping[str, object],
     *,

@@ -188,7 +188,7 @@ def _read_pair(survey: Survey, sources: Sequence[str], target: str) -> Reading:
     source = sources[-1]
     first, last = survey.columns[source], survey.columns[target]
     kind, prefix, form, values, points = "text to text", "", "", "", 0
-    reason = f"{_say(sources)} what is read, {target} what is learned"
+    reason = f"{_describe_columns(sources)} what is read, {target} what is learned"
     others: list[str] = []
     doubts: list[str] = []
     # what the values of the target say
@@ -423,7 +423,7 @@ def _read_label(survey: Survey, label: str, texts: Sequence[str], same: Sequence
     num_more = len(values) - 4
     if num_more > 0:
         shown += f" and {num_more} {'other' if num_more == 1 else 'others'}"
-    reason = f"{label} has {len(values)} values that repeat, {shown}, and {_say(texts)} text"
+    reason = f"{label} has {len(values)} values that repeat, {shown}, and {_describe_columns(texts)} text"
     (*read, learned), columns = name_slots([*texts, label])
     options: JsonTable = {"inputs": build_template(read), "label": learned}
     found = Reading("classification", "classification", {"text": texts, "label": (label,)}, reason, options, columns)
@@ -512,7 +512,7 @@ def read_numbers(survey: Survey) -> Iterator[Reading]:
     for name in survey.list_columns("number", "label", "targets", minimum=2):
         texts = survey.list_texts(name)
         if texts and _is_amount(survey, name):
-            reason = f"{name} holds numbers, and {_say(texts)} text"
+            reason = f"{name} holds numbers, and {_describe_columns(texts)} text"
             found = build_pair(survey, "numbers as text", texts, name, reason, warnings=[NO_PEARSON])
             yield survey.weigh(found, values="numbers that are no labels", doubts=[NO_PEARSON])
 
@@ -528,10 +528,10 @@ def _join(names: Sequence[str]) -> str:
     return " and ".join(names)
 
 
-def _say(names: Sequence[str]) -> str:
+def _describe_columns(names: Sequence[str]) -> str:
     """Join names before what they hold.
 
-    >>> _say(["a"]), _say(["a", "b"])
+    >>> _describe_columns(["a"]), _describe_columns(["a", "b"])
     ('a holds', 'a and b hold')
     """
     return f"{_join(names)} {'holds' if len(names) == 1 else 'hold'}"

@@ -111,7 +111,7 @@ def _list_data_lines(plan: StartPlan, files: Mapping[str, str]) -> Iterator[Line
         yield Line("data", "columns", dict(plan.reading.columns), reason)
     how = "" if plan.lengths.is_measured else ", estimated at 3 characters per token as the tokenizer is not here yet"
     half, most = find_percentile(inputs, 0.5), find_percentile(inputs, 0.99)
-    limit = round_up(most, 32)
+    limit = round_limit(most, 32)
     reason = f"half of the inputs have up to {half:,} tokens, 99 % up to {most:,}{how}; {describe_cut(inputs, limit)}"
     yield Line("data", "max_input_tokens", limit, reason)
     if find_percentile(inputs, 1 - MANY_CUT) > limit:
@@ -121,7 +121,7 @@ def _list_data_lines(plan: StartPlan, files: Mapping[str, str]) -> Iterator[Line
             reason = "the middle of a longer text is cut, as beginning and end say most"
             yield Line("data", "overlong", "head_tail", reason)
     longest = find_percentile(targets, 1)
-    limit = round_up(longest, 16)
+    limit = round_limit(longest, 16)
     reason = f"the longest target has {longest:,} tokens{how}; {describe_cut(targets, limit)}"
     yield Line("data", "max_target_tokens", limit, reason)
 
@@ -160,10 +160,10 @@ def describe_cut(lengths: Sequence[int], limit: int) -> str:
     return f"this limit cuts {share} of them"
 
 
-def round_up(length: int, multiple: int) -> int:
+def round_limit(length: int, multiple: int) -> int:
     """Round a length up to a multiple, from that multiple to LONGEST.
 
-    >>> round_up(33, 32), round_up(0, 16), round_up(900, 32)
+    >>> round_limit(33, 32), round_limit(0, 16), round_limit(900, 32)
     (64, 16, 512)
     """
     return min(LONGEST, max(multiple, math.ceil(length / multiple) * multiple))

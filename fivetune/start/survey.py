@@ -138,7 +138,7 @@ class Survey:
         texts = [name for name in self.list_unread([target]) if self.columns[name].kind == "text"]
         found = [name for name in texts if self._is_read(name) and not (self.columns[name].has_code and len(texts) > 1)]
         if not only_known:
-            found += [name for name in texts if self._may_be_read(name)]
+            found += [name for name in texts if self._can_be_read(name)]
         copies = [name for name in found if set(split_name(name)).intersection(COPIES.split())]
         if not found and self.rate(target, "label") >= USUAL:  # code or answers that are classified
             return [name for name in texts if not self.columns[name].has_labels]
@@ -151,7 +151,7 @@ class Survey:
             return self.rate(name, "text", "question") >= USUAL and read >= learned
         return read >= max(2, learned) and (learned == 0 or learned >= USUAL or read >= CLEAR)
 
-    def _may_be_read(self, name: str) -> bool:
+    def _can_be_read(self, name: str) -> bool:
         """Whether a column holds running text, and its name says nothing."""
         is_unknown = self.rate(name, *READ) < 2 and self.rate(name, "targets", "answer", "label") == 0
         return is_unknown and self.columns[name].has_text and self.columns[name].is_running

@@ -42,7 +42,7 @@ from fivetune.rundir.figures import select_evals_by_step
 from fivetune.rundir.layout import PLAN
 from fivetune.rundir.plan import Plan, read_plan
 from fivetune.sinks import refuse_missing_sinks
-from fivetune.start.files import find_recipe
+from fivetune.start.files import find_data_recipe
 from fivetune.telemetry.devices import get_device_peak_flops
 from fivetune.telemetry.meter import Meter
 from fivetune.telemetry.sampler import Sampler
@@ -206,7 +206,7 @@ def _load_recipe(
             raise ConfigError(f"overrides: not allowed with a RunConfig, which is complete. {advice}")
         return recipe, {}
     if isinstance(recipe, str | Path):
-        recipe, _ = find_recipe(
+        recipe, _ = find_data_recipe(
             str(recipe), overrides or {}, resume=resume, overwrite=overwrite, load_tokenizer=load_hub_tokenizer
         )
         if resume:
