@@ -474,7 +474,7 @@ class PythonSource:
             case _, (str() | None), [Text(), *_] if name in SAME_TEXT:
                 return values[0]
             case _, (str() | dict()), _ if name in TEXT_METHODS:
-                return getattr(owner, name)(*map(self._know, node.args))
+                return getattr(owner, name)(*map(self._evaluate_literal, node.args))
             case (("iterrows"), _, _):
                 return Zip((UNKNOWN, Row()))
             case (("itertuples" | "items"), _, _):
@@ -484,9 +484,9 @@ class PythonSource:
             case "enumerate", _, _:
                 return Zip((UNKNOWN, *values))
             case (("Path" | "PurePath" | "join"), _, [_, *_]):
-                return PurePath(*map(self._know, node.args))
+                return PurePath(*map(self._evaluate_literal, node.args))
             case _ if name in TYPES:
-                return TYPES[name](*map(self._know, node.args))
+                return TYPES[name](*map(self._evaluate_literal, node.args))
             case _ if name in TABLES:
                 table: dict[str, object] = dict(self._evaluate_literal(node.args[0])) if node.args else {}
                 for one in node.keywords:

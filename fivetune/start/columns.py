@@ -142,7 +142,7 @@ def build_table(
     Args:
         bad: where reading `records` appends those that are unreadable; an error names the first.
     """
-    first, num_read = sample_records(records)
+    first, num_read = draw_records(records)
     values: dict[str, list[object]] = {}
     for record in first:
         for key, value in record.fields.items():
@@ -161,12 +161,12 @@ def build_table(
     return RawTable(source, first, columns, header, flags, num_read)
 
 
-def sample_records(records: Iterable[RawRecord]) -> tuple[list[RawRecord], int]:
+def draw_records(records: Iterable[RawRecord]) -> tuple[list[RawRecord], int]:
     """Draw up to MAX_RECORDS records in runs of RUN, each with the same chance (reservoir sampling), and count all.
 
     Files are often sorted by label: their first records say nothing about the others.
 
-    >>> sample_records(RawRecord({"id": str(i)}, "") for i in range(3))[1]
+    >>> draw_records(RawRecord({"id": str(i)}, "") for i in range(3))[1]
     3
     """
     draw = random.Random(0)
