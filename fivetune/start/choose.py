@@ -84,7 +84,7 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
     rivals = [one for one in others if one.targets != best.targets or not {*one.inputs} <= {*best.inputs}]
     if best.doubts or best.points < ENOUGH or any(one.points > best.points - MARGIN for one in rivals):
         known = [one for one in others if one in rivals or one.task == best.task]
-        likely = [one for one in known if one.points >= best.points - 2 * MARGIN]
+        likely = [one for one in known if one.points >= best.points - 2 * MARGIN or one.inputs == best.inputs]
         raise DoubtError(table, [best, *likely[: NUM_SHOWN - 1]])
     # near ones are told, as they may be meant
     least = max(ENOUGH, best.points - 2 * MARGIN)
@@ -180,6 +180,9 @@ def explain_none(survey: Survey, task: str | None) -> str:
         else:
             number = f"{column.num_distinct:,} different values in {column.num_filled:,} records"
             reasons.append(f"{name} has {number}, so it is no label")
+    for name in (name for name, column in columns.items() if column.kind == "numbers"):
+        example = columns[name].example[:20]
+        reasons.append(f"{name} holds lists of numbers, such as {example}: write the words that they stand for instead")
     texts = [name for name, column in columns.items() if column.kind == "text"]
     holds = f"text in {', '.join(texts)}" if texts else "no column holds text"
     reasons.append(f"{holds}, and no other column is named as what is to be learned")

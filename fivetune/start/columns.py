@@ -22,7 +22,7 @@ from fivetune.errors import DataError
 from fivetune.tasks import is_missing_label
 from fivetune.types import JsonTable, RawRecord
 
-Kind = Literal["text", "number", "date", "link", "list", "object", "empty"]
+Kind = Literal["text", "number", "numbers", "date", "link", "list", "object", "empty"]
 
 MIN_RECORDS = 10  # fewer leave no validation or test set
 MAX_RECORDS = 20_000  # records that the readings are based on
@@ -34,6 +34,7 @@ MIN_WORDS = 3  # mean words from which on texts are running text
 NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)?(?:[eE][-+]?\d+)?")
 FORMS: Mapping[Kind, re.Pattern[str]] = {
     "number": NUMBER,
+    "numbers": re.compile(r"[\[(][-+\d\s.,;:eE()\[\]]*[\])]"),  # written as text: [15, 16, 17]
     "date": re.compile(r"(?:\d{4}-\d\d-\d\d|\d{1,2}[./]\d{1,2}[./]\d{2,4})(?:[T ].*)?"),
     "link": re.compile(r"(?:https?://|www\.)\S+|\S+@\S+\.\w+"),
 }

@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from fivetune.errors import RecordError
 from fivetune.metrics.gsm8k import extract_final_number
 from fivetune.start.columns import MAX_LABELS, as_text, describe_column, find_value
-from fivetune.start.roles import CLEAR, SUMMARIES, USUAL, find_language, split_name
+from fivetune.start.roles import CLEAR, USUAL, find_language, rate_name, split_name
 from fivetune.start.survey import (
     CODE,
     IN_TEXT,
@@ -50,6 +50,8 @@ CONFLICTS = 0.2  # share of records whose inputs another record has with another
 MAX_NUMBERED = 20  # distinct whole numbers up to which they may be labels without a name that says so
 CERTAIN = 100  # points of a layout that cannot mean anything else
 NO_LABEL = "no column is named as a label"
+OUTPUTS = "output outputs completion response answer answers reply a"
+GENERAL_LABELS = "label labels class target y gold"  # what is learned, whatever else is known of the texts
 NO_PEARSON = "FiveTune has no correlation (Pearson) yet: exact_match counts equal numbers only"
 
 
@@ -156,6 +158,8 @@ def read_pairs(survey: Survey) -> Iterator[Reading]:
     for target in targets:
         for sources in _list_sources(survey, target, texts):
             yield _read_pair(survey, sources, target)
+            if _is_longer_summary(survey, target, sources[-1]):
+                yield _read_pair(survey, [target], sources[-1])
 
 
 _INPUTS = ("inputs", "text", "question")
@@ -184,6 +188,11 @@ def _list_sources(survey: Survey, target: str, texts: Sequence[str]) -> list[lis
     return [[*prefixes, name] for name in (known or others)[:3]]
 
 
+def _is_longer_summary(survey: Survey, name: str, other: str) -> bool:
+    """Whether a column is named as a summary, and its texts are longer than those of another column."""
+    return rate_name("summary", name) >= 2 and survey.columns[name].mean_chars > survey.columns[other].mean_chars
+
+
 def _read_pair(survey: Survey, sources: Sequence[str], target: str) -> Reading:
     source = sources[-1]
     first, last = survey.columns[source], survey.columns[target]
@@ -195,6 +204,8 @@ def _read_pair(survey: Survey, sources: Sequence[str], target: str) -> Reading:
     is_short = last.mean_chars < 0.4 * first.mean_chars and last.mean_words >= 4
     if last.has_code:
         values, points = f"{target} holds code, a query or a formula", CODE
+    elif is_short and _is_longer_summary(survey, source, target):
+        values, points = f"{target} is shorter than {source}, which is named as a summary", IN_TEXT
     elif is_short:
         values, points = f"{target} is shorter", SHORTER
     # the kind of the pair
@@ -208,7 +219,9 @@ def _read_pair(survey: Survey, sources: Sequence[str], target: str) -> Reading:
         doubts += [f"{name} is named after a language, too" for name in others[:1]]
     elif last.kind == "number":
         kind = "numbers as text"
-    elif is_short or (split_name(target)[-1] in SUMMARIES.split() and survey.rate(target, "targets") >= 2):
+    elif _is_longer_summary(survey, target, source):
+        doubts.append(f"{target} is longer than {source}, so it is no summary of it: perhaps the other way round")
+    elif is_short or rate_name("summary", target) >= 2:
         kind, prefix = "summarisation", "summarize: "
         reason = f"{target} is {last.mean_chars / max(first.mean_chars, 1):.0%} as long as {_join(sources)}"
     # what speaks against it
@@ -431,7 +444,22 @@ def _read_label(survey: Survey, label: str, texts: Sequence[str], same: Sequence
     is_only = len(texts) == 1 and not survey.can_learn_other([label, *texts, *same])
     if survey.rate(label, "label", "answer") == 0 and not is_only:
         doubts.append(NO_LABEL)
+    doubts += _find_rivals(survey, label, [label, *texts, *same])
     return survey.weigh(found, values="the values repeat", read=same, doubts=doubts)
+
+
+def _find_rivals(survey: Survey, label: str, used: Sequence[str]) -> Iterator[str]:
+    """Yield what may be meant instead of a label: another label, unless the name is a general one, or an output."""
+    named = survey.rate(label, "label")
+    unread = survey.list_unread(used)
+    least = USUAL if named >= USUAL else 0
+    others = [name for name in unread if survey.columns[name].has_labels and not _is_amount(survey, name)]
+    others = [name for name in others if survey.rate(name, "label") >= least]
+    if others and not {*split_name(label)} & {*GENERAL_LABELS.split()} and "label" not in survey.given:
+        yield f"{_join(others[:2])} may be the label, too"
+    outputs = [name for name in unread if survey.columns[name].has_text and split_name(name)[-1] in OUTPUTS.split()]
+    if outputs and "label" not in survey.given:
+        yield f"{outputs[0]} is named as what is learned, too, and is not read"
 
 
 def _choose_wordless(survey: Survey, name: str, other: str) -> str:

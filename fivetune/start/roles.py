@@ -70,6 +70,7 @@ WORDS: Mapping[str, tuple[str, str]] = {
         "program resolution solution dst msg commit_message docstring "
         "doctor slots entities keyphrases keywords regex bash cmd command target_sequence chosen gold",
     ),
+    "summary": ("summary highlights abstract headline headlines title tldr zusammenfassung resumen", ""),
     "instruction": ("instruction instructions anweisung instrucción system_prompt", "prefix system task_prefix"),
     "number": ("score similarity relatedness", "rating value gold target label relevance grade"),
     # those that are read only if the user names them
@@ -104,7 +105,6 @@ ROLES = ("question", "context", "answer", "choices", "label", "tags", "text", "i
 """What --column may name."""
 
 SEVERAL = ("text", "inputs", "tags")  # roles that may have several columns
-SUMMARIES = "summary highlights abstract headline headlines title tldr zusammenfassung resumen"
 COPIES = "clean cleaned processed preprocessed tokenized normalized lemmatized lower tok parse"
 """Words for another form of a text that is there, too: `text_clean` beside `text`."""
 

@@ -111,6 +111,7 @@ KINDS: dict[str, Callable[[Draw, int], object]] = {
     "nested": lambda draw, row: [["Title", [sentence(draw, row)]]],
     "names": lambda draw, row: draw.sample(WHO, 2),
     "labels": sample("joy", "anger", "fear", "pride"),
+    "offsets": lambda draw, row: f"[{row}, {row + 1}, {row + 9}]",
     "ints": sample(0, 3, 5, 27),
     "semicolons": lambda draw, row: ";".join(draw.sample(["billing", "login", "delivery"], draw.randint(1, 3))),
     "phrases": lambda draw, row: "; ".join(f"{draw.choice(HOW)} {word}" for word in draw.sample(WHAT, 3)),
@@ -233,6 +234,10 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "language": ("Text=sentence | language=ten", "classification: language < Text"),
     "NLI with three hypotheses": ("sentence1=shared | sentence2=sentence | gold_label=nli", "classification: gold_label < sentence1 sentence2"),
     "answer selection": ("qtext=shared | label=flag | atext=sentence", "classification: label < qtext atext"),
+    "several labels without an order": ("id=row | sentence=sentence | acceptable=flag | error_type=three | detailed_source=ten", "?"),
+    "sentiment, dialect and sarcasm": ("dialect=three | sarcasm=bool | sentiment=nli | original_sentiment=nli | tweet=sentence | source=two", "?"),
+    "a category beside prompts and outputs": ("test_case_id=id | category=ten | prompt=question | model_output=reply | failed_checks=two | notes=sentence", "?"),
+    "chat with a label": ("Q=sentence | A=reply | label=class", "?"),
     # texts
     "XSum": ("document=long | summary=sentence | id=row", "jsonl: summary < document"),
     "CNN/DailyMail": ("id=hex | article=long | highlights=paragraph", "jsonl: highlights < article"),
@@ -282,5 +287,7 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "entities as text": ("text=sentence | entities=spans", "jsonl: entities < text"),
     "CoNLL": ("id=row | tokens=words | ner_tags=ints", "!"),
     "numbers alone": ("age=number | weight=number | label=flag", "!"),
+    "a summary longer than its text": ("datetime=time | headline=sentence | source=three | summary=paragraph | url=url", "?"),
+    "spans as offsets": ("spans=offsets | text=sentence", "!"),
     "one text": ("text=sentence", "!"),
 }  # fmt: skip
