@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from fivetune.types import TextExample
 
 
+T5_TOKENS = ("</s>", "<pad>", "<unk>")
+END_MARK = re.compile(r"(?:<\|\w+\|>|<\w+>|\[[A-Z_]+\]|[#*~=|$-]{2,}|(?<=[\s.!?])[A-Z]{3,})\s*$")
+"""What data for other models end in: <|endoftext|>, [END], ###, END."""
+SHARED_END = 0.8  # least share of the targets that end alike
+
+
 class LossyCharacter(NamedTuple):
     """One character, its replacement ("" if dropped), how often it occurs, and in how many texts."""
 
@@ -49,11 +55,14 @@ def find_lossy_characters(tokenizer: PreTrainedTokenizerBase, characters: Iterab
     return lossy
 
 
-def describe_odd_targets(tokenizer: PreTrainedTokenizerBase, examples: Sequence[TextExample]) -> list[str]:
-    """Return sentences on what no answer of the model can hold: special tokens, spelt in the data, and line ends."""
+def describe_odd_targets(tokenizer: PreTrainedTokenizerBase | None, examples: Sequence[TextExample]) -> list[str]:
+    """Return sentences on marks of the end that targets share, and on what no answer of the model can hold: special
+    tokens, spelt in the data, and line ends. Without a tokenizer the tokens are T5's.
+    """
     examples = [one for one in examples if one.targets]
     targets = [one.targets for one in examples]
-    end, total = str(tokenizer.eos_token), f"of {len(targets):,} targets"
+    tokens = list_structural_tokens(tokenizer) if tokenizer else T5_TOKENS
+    end, total = tokens[0], f"of {len(targets):,} targets"
     notes: list[str] = []
     if num := sum(target.rstrip().endswith(end) for target in targets):
         notes.append(
@@ -61,7 +70,14 @@ def describe_odd_targets(tokenizer: PreTrainedTokenizerBase, examples: Sequence[
             "answer. Remove it from the data"
         )
     bare = [target.rstrip().removesuffix(end) for target in targets]
-    for token in list_structural_tokens(tokenizer):
+    marks = Counter(match[0].strip() for text in bare if (match := END_MARK.search(text)))
+    for mark, num in marks.most_common(1):
+        if num >= SHARED_END * len(targets) and len(set(targets)) > 1:
+            notes.append(
+                f"{num:,} {total} end in {mark}, and so will the answers. FiveTune marks the end itself: remove it, "
+                "unless it is part of the answer"
+            )
+    for token in tokens:
         if num := sum(token in text for text in bare):
             notes.append(
                 f"{num:,} {total} hold {token}, a special token of the tokenizer: it is read as letters, not as the "
@@ -73,7 +89,7 @@ def describe_odd_targets(tokenizer: PreTrainedTokenizerBase, examples: Sequence[
             f"{len(sentinels):,} {total} hold {sentinels[0]}, a token of pre-training, which answers leave out. "
             "Remove it, or write another mark"
         )
-    if "\n" in find_lossy_characters(tokenizer, "\n"):
+    if tokenizer and "\n" in find_lossy_characters(tokenizer, "\n"):
         # Of a reasoning that ends in a number, only the number is compared.
         compared = [one.references or (one.targets,) for one in examples]
         if num := sum(any(len(text.strip().splitlines()) > 1 for text in texts) for texts in compared):

@@ -5,9 +5,11 @@ In: sources and the task. Out: label -> target word, in sorted order.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from difflib import SequenceMatcher
 
 from fivetune.data.records import read_records
 from fivetune.data.source_files import quote_value
@@ -17,6 +19,7 @@ from fivetune.tasks.classification import Classification
 from fivetune.types import JsonTable, TextExample
 
 MAX_LABELS = 1_000
+RARE, MISSPELT = 10, 0.8  # records of a rare label; similarity of a misspelling
 MAX_TOLD = 5  # labels, and forms of a label, that a sentence lists
 PLACEHOLDERS = frozenset(
     ("None", "NONE", "null", "NULL", "Null", "N/A", "n/a", "NA", "<NA>", "#N/A", "nan", "NaN", "NAN", "NaT")
@@ -135,6 +138,56 @@ def describe_merged_forms(counts: Mapping[str, int], forms: Mapping[str, int]) -
         f"forms that differ only in case, white space or invisible characters count as one label: {told}{more}; rename "
         "those that are another label"
     )
+
+
+def describe_rare(counts: Mapping[str, int]) -> list[str]:
+    """Return sentences on labels of few records: those that may be misspelt, and the others.
+
+    Args:
+        counts: records by the form of the label in the data.
+    """
+    labels = _count_merged(counts)
+    misspelt = find_misspelt_labels(labels)
+    found: list[str] = []
+    if misspelt:
+        shown = ", ".join(f"{label!r} ({labels[label]}) for {meant!r}" for label, meant in list(misspelt.items())[:5])
+        found.append(f"labels that may be misspelt: {shown}. Correct them: the model learns them as they are")
+    rare = [repr(label) for label, count in labels.items() if count < RARE and label not in misspelt]
+    if rare:
+        number = f"{len(rare)} labels have" if len(rare) > 1 else "1 label has"
+        found.append(f"{number} less than 10 records ({', '.join(rare[:5])}): their scores mean little. Collect more")
+    return found
+
+
+def _count_merged(counts: Mapping[str, int]) -> dict[str, int]:
+    """Count the forms of a label that differ in case or white space as one, as training does."""
+    forms: dict[str, dict[str, int]] = {}
+    for label, count in counts.items():
+        forms.setdefault(normalize_label(label), {})[label] = count
+    return {choose_form(of_one): sum(of_one.values()) for of_one in forms.values()}
+
+
+def find_misspelt_labels(counts: Mapping[str, int]) -> dict[str, str]:
+    """Find rare labels that look like a misspelling of one at least ten times as frequent; label -> that one.
+
+    Both begin with the same letter, have the same digits, and a difflib ratio of MISSPELT or more.
+
+    >>> find_misspelt_labels({"Rückgabe": 90, "Rueckgabe": 1, "happy": 80, "unhappy": 3, "grade 1": 60, "grade 2": 2})
+    {'Rueckgabe': 'Rückgabe'}
+    """
+    found: dict[str, str] = {}
+    for label, count in counts.items():
+        for meant in sorted(counts, key=counts.__getitem__):  # the most frequent one is the last, and stays
+            is_rarer = count < RARE and counts[meant] >= 10 * count
+            is_like = label[:1].casefold() == meant[:1].casefold() and _find_digits(label) == _find_digits(meant)
+            ratio = SequenceMatcher(None, label.casefold(), meant.casefold()).ratio() if is_rarer and is_like else 0
+            if ratio >= MISSPELT:
+                found[label] = meant
+    return found
+
+
+def _find_digits(text: str) -> list[str]:
+    return re.findall(r"\d", text)
 
 
 def describe_placeholders(counts: Mapping[str, int], *, what: str) -> str:

@@ -11,10 +11,13 @@ JSONL, CSV, TSV, Parquet, each also gzipped; a folder of such files; a folder sa
 from __future__ import annotations
 
 import os
+import random
 import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, islice
+from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO, cast
@@ -52,6 +55,8 @@ from fivetune.data.table_records import (
 from fivetune.errors import DataError, FiveTuneError, RecordError
 from fivetune.tasks import parse_template
 from fivetune.types import ConversionResult, JsonTable, RawRecord, Task
+
+RUN_LENGTH = 20  # consecutive records that are drawn together, so that those of one group are seen side by side
 
 __all__ = [
     "BadRecord",
@@ -257,6 +262,28 @@ def refuse_duplicate_ids(
         if on_bad is None:
             raise RecordError(bad.where, bad.reason)
         on_bad(bad)
+
+
+def draw_records(records: Iterable[RawRecord], most: int) -> tuple[list[RawRecord], int]:
+    """Draw up to `most` records in runs of RUN_LENGTH, each with the same chance (reservoir sampling), and count all.
+
+    Files are often sorted by label: their first records say nothing about the others.
+
+    >>> draw_records((RawRecord({"id": str(i)}, "") for i in range(3)), 20)[1]
+    3
+    """
+    draw = random.Random(0)
+    runs: list[tuple[int, Sequence[RawRecord]]] = []
+    num_read = 0
+    following = iter(records)
+    while run := list(islice(following, RUN_LENGTH)):
+        replaced = draw.randrange(num_read // RUN_LENGTH + 1)
+        if len(runs) < most // RUN_LENGTH:
+            runs.append((num_read, run))
+        elif replaced < len(runs):
+            runs[replaced] = (num_read, run)
+        num_read += len(run)
+    return list(chain.from_iterable(run for _, run in sorted(runs, key=itemgetter(0)))), num_read
 
 
 class UniqueIds:

@@ -5,17 +5,14 @@ In: a source. Out: a RawTable of an even sample of its records, and errors for d
 
 from __future__ import annotations
 
-import random
 import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
-from operator import itemgetter
 from typing import Literal
 
-from fivetune.data.records import find_column
+from fivetune.data.records import draw_records, find_column
 from fivetune.data.source_files import BadRecord
 from fivetune.data.tables import replace_empty_cell
 from fivetune.errors import DataError
@@ -26,7 +23,6 @@ Kind = Literal["text", "number", "numbers", "date", "link", "list", "object", "e
 
 MIN_RECORDS = 10  # fewer leave no validation or test set
 MAX_RECORDS = 20_000  # records that the readings are based on
-RUN = 20  # consecutive records that are drawn together, so that records of one group are seen side by side
 MAX_LABELS = 200  # a column with more distinct values is not taken for labels
 MAX_LABEL_CHARS = 60
 MIN_WORDS = 3  # mean words from which on texts are running text
@@ -38,6 +34,8 @@ FORMS: Mapping[Kind, re.Pattern[str]] = {
     "date": re.compile(r"(?:\d{4}-\d\d-\d\d|\d{1,2}[./]\d{1,2}[./]\d{2,4})(?:[T ].*)?"),
     "link": re.compile(r"(?:https?://|www\.)\S+|\S+@\S+\.\w+"),
 }
+# Thai, Lao, Burmese, Khmer; kana, Chinese
+WITHOUT_BLANKS = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
 FRACTION = re.compile(r".*[.,]0*[1-9]\d*")  # 2.5, but not 2.0
 CODE = re.compile(
     r"select\s.+\sfrom\s|[;{}]\s*$|\w\(.*\)\s*[;{:.]?$|[=!<>]=|</\w+>|\b[A-Za-z_]\w* ?= ?\S|->", re.I | re.M | re.S
@@ -143,7 +141,7 @@ def build_table(
     Args:
         bad: where reading `records` appends those that are unreadable; an error names the first.
     """
-    first, num_read = draw_records(records)
+    first, num_read = draw_records(records, MAX_RECORDS)
     values: dict[str, list[object]] = {}
     for record in first:
         for key, value in record.fields.items():
@@ -160,28 +158,6 @@ def build_table(
             f"and score on others; some hundred give a useful model. {remedy}"
         )
     return RawTable(source, first, columns, header, flags, num_read)
-
-
-def draw_records(records: Iterable[RawRecord]) -> tuple[list[RawRecord], int]:
-    """Draw up to MAX_RECORDS records in runs of RUN, each with the same chance (reservoir sampling), and count all.
-
-    Files are often sorted by label: their first records say nothing about the others.
-
-    >>> draw_records(RawRecord({"id": str(i)}, "") for i in range(3))[1]
-    3
-    """
-    draw = random.Random(0)
-    runs: list[tuple[int, Sequence[RawRecord]]] = []
-    num_read = 0
-    following = iter(records)
-    while run := list(islice(following, RUN)):
-        replaced = draw.randrange(num_read // RUN + 1)
-        if len(runs) < MAX_RECORDS // RUN:
-            runs.append((num_read, run))
-        elif replaced < len(runs):
-            runs[replaced] = (num_read, run)
-        num_read += len(run)
-    return list(chain.from_iterable(run for _, run in sorted(runs, key=itemgetter(0)))), num_read
 
 
 def find_value(fields: Mapping[str, object], name: str) -> object:
@@ -205,7 +181,7 @@ def describe_column(name: str, values: Sequence[object]) -> Column:
     kind = _find_kind(filled, texts)
     lengths = [len(text) for text in texts]
     is_short = len(counts) <= MAX_LABELS and max(lengths) <= MAX_LABEL_CHARS and kind in ("text", "number")
-    mean_words = statistics.fmean(len(text.split()) for text in texts)
+    mean_words = statistics.fmean(map(count_words, texts))
     num_with_digits = sum(any(map(str.isdigit, text)) for text in texts)
     is_unique = mean_words <= 1.2 and len(counts) > 0.9 * len(texts)
     return Column(
@@ -221,6 +197,15 @@ def describe_column(name: str, values: Sequence[object]) -> Column:
         code_share=statistics.fmean(bool(CODE.search(text[:2_000])) for text in texts[:200]),
         has_codes=is_unique and num_with_digits > 0.5 * len(texts),
     )
+
+
+def count_words(text: str) -> int:
+    """Count words; of scripts that have no blanks between words, two characters count as one.
+
+    >>> count_words("red hat"), count_words("什么是人工智能")
+    (2, 3)
+    """
+    return max(len(text.split()), len(WITHOUT_BLANKS.findall(text)) // 2)
 
 
 def as_text(value: object) -> str:

@@ -6,15 +6,13 @@ In: a source, and what its user named. Out: a StartPlan: the settings with their
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import SequenceMatcher
 from typing import Any
 
-from fivetune.data.characters import measure_coverage
-from fivetune.data.labels import choose_form
+from fivetune.data.characters import describe_odd_targets, measure_coverage
+from fivetune.data.labels import describe_merged_forms, describe_placeholders, describe_rare
 from fivetune.data.records import UniqueIds, as_bad_record, parse_item, read_records
 from fivetune.data.source_files import BadRecord
 from fivetune.data.split import EvalSplit, Relation, ThreeWaySplit, split_in_three
@@ -24,7 +22,7 @@ from fivetune.start.choose import Choice, infer_task
 from fivetune.start.columns import RawTable, build_table, find_value, is_empty_cell
 from fivetune.start.roles import Given
 from fivetune.start.survey import Reading
-from fivetune.tasks import load_task, normalize_label
+from fivetune.tasks import load_task
 from fivetune.types import JsonTable, RawRecord, Task, TextExample
 
 MODEL = "google-t5/t5-small"
@@ -35,7 +33,8 @@ CHARS_PER_TOKEN = 3  # T5's tokenizer has about 4 characters of English text per
 SAMPLE = 2_000  # examples whose tokens and characters are counted
 FOREIGN = 0.1  # share of texts with letters that T5 lacks from which on its vocabulary does not suit
 FEW = 200  # records from which on a test set says something
-RARE, MISSPELT = 10, 0.8  # records of a rare label; similarity of a misspelling
+LONGEST = 512  # tokens of inputs and of targets
+CUT = 0.05  # share of inputs over the limit from which on it is told
 
 T5_LETTERS = "ÉÎÜßàáâäçèéêîóôöùûüăşţșț"  # beside ASCII: English, German, French, Romanian
 
@@ -198,6 +197,7 @@ def build_plan(
             f"{len(renamed):,} records have the id of an earlier one, such as {renamed[0]!r}: in the sets it is "
             f"{f'{renamed[0]} (2)'!r}"
         )
+    warnings += describe_odd_targets(tokenizer, examples)
     if tokenizer is not None:
         warnings += _describe_lost_characters(name, tokenizer, examples)
     return replace(plan, warnings=warnings)
@@ -281,15 +281,17 @@ def _list_warnings(plan: StartPlan, bad: Sequence[BadRecord]) -> Iterator[str]:
     if split.num_records < FEW:
         few = f"{split.num_records:,} records are few"
         yield f"{few}: scores of {plan.sizes['test']} test records are within wide intervals"
-    labels = _count_labels(plan.label_counts)
-    misspelt = find_misspelt_labels(labels)
-    if misspelt:
-        shown = ", ".join(f"{label!r} ({labels[label]}) for {meant!r}" for label, meant in list(misspelt.items())[:5])
-        yield f"labels that may be misspelt: {shown}. Correct them in {plan.source}: the model learns them as they are"
-    rare = [repr(label) for label, count in labels.items() if count < RARE and label not in misspelt]
-    if rare:
-        number = f"{len(rare)} labels have" if len(rare) > 1 else "1 label has"
-        yield f"{number} less than 10 records ({', '.join(rare[:5])}): their scores mean little. Collect more"
+    labels = plan.label_counts
+    found = (describe_merged_forms(labels, {}), describe_placeholders(labels, what="label"), *describe_rare(labels))
+    yield from filter(None, found)
+    num_cut = sum(length > LONGEST for length in plan.lengths.inputs)
+    if num_cut > CUT * len(plan.lengths.inputs) and not plan.task.extractive:
+        share = f"{100 * num_cut / len(plan.lengths.inputs):.0f} % of the inputs"
+        longest = find_percentile(plan.lengths.inputs, 1)
+        yield (
+            f"{share} have more than {LONGEST} tokens, the longest {longest:,}, and are cut. A higher "
+            "data.max_input_tokens in the recipe keeps more, at the price of memory"
+        )
 
 
 def _describe_lost_characters(model: str, tokenizer: Any, examples: Sequence[TextExample]) -> list[str]:
@@ -303,37 +305,6 @@ def _describe_lost_characters(model: str, tokenizer: Any, examples: Sequence[Tex
         f"the tokenizer of {model} does not represent all characters of {coverage.num_texts_hit:,} of {len(texts):,} "
         f"texts, such as {lost}. --model {MULTILINGUAL} or google/byt5-small would"
     ]
-
-
-def _count_labels(counts: Mapping[str, int]) -> dict[str, int]:
-    """Count the forms of a label that differ in case or white space as one, as training does."""
-    forms: dict[str, dict[str, int]] = {}
-    for label, count in counts.items():
-        forms.setdefault(normalize_label(label), {})[label] = count
-    return {choose_form(of_one): sum(of_one.values()) for of_one in forms.values()}
-
-
-def find_misspelt_labels(counts: Mapping[str, int]) -> dict[str, str]:
-    """Find rare labels that look like a misspelling of one at least ten times as frequent; label -> that one.
-
-    Both begin with the same letter, have the same digits, and a difflib ratio of MISSPELT or more.
-
-    >>> find_misspelt_labels({"Rückgabe": 90, "Rueckgabe": 1, "happy": 80, "unhappy": 3, "grade 1": 60, "grade 2": 2})
-    {'Rueckgabe': 'Rückgabe'}
-    """
-    found: dict[str, str] = {}
-    for label, count in counts.items():
-        for meant in sorted(counts, key=counts.__getitem__):  # the most frequent one is the last, and stays
-            is_rarer = count < RARE and counts[meant] >= 10 * count
-            is_like = label[:1].casefold() == meant[:1].casefold() and _find_digits(label) == _find_digits(meant)
-            ratio = SequenceMatcher(None, label.casefold(), meant.casefold()).ratio() if is_rarer and is_like else 0
-            if ratio >= MISSPELT:
-                found[label] = meant
-    return found
-
-
-def _find_digits(text: str) -> list[str]:
-    return re.findall(r"\d", text)
 
 
 def read_sets(plan: StartPlan) -> Iterator[tuple[str, JsonTable]]:

@@ -22,7 +22,7 @@ from importlib.util import find_spec
 
 from fivetune.errors import RecordError
 from fivetune.metrics.gsm8k import extract_final_number
-from fivetune.start.columns import MAX_LABELS, as_text, describe_column, find_value
+from fivetune.start.columns import MAX_LABELS, as_text, count_words, describe_column, find_value
 from fivetune.start.roles import CLEAR, USUAL, find_language, rate_name, split_name
 from fivetune.start.survey import (
     CODE,
@@ -221,7 +221,7 @@ def _read_pair(survey: Survey, sources: Sequence[str], target: str) -> Reading:
         kind = "numbers as text"
     elif _is_longer_summary(survey, target, source):
         doubts.append(f"{target} is longer than {source}, so it is no summary of it: perhaps the other way round")
-    elif is_short or rate_name("summary", target) >= 2:
+    elif rate_name("summary", target) >= 2 or (is_short and split_name(target)[-1] not in OUTPUTS.split()):
         kind, prefix = "summarisation", "summarize: "
         reason = f"{target} is {last.mean_chars / max(first.mean_chars, 1):.0%} as long as {_join(sources)}"
     # what speaks against it
@@ -370,7 +370,7 @@ def _read_answers(survey: Survey, roles: Mapping[str, str]) -> Reading | None:
         task = "squad_v2" if num_open else "squad"
         found = Reading("extractive question answering", task, named, reason, columns=columns)
         return survey.weigh(found, values=reason, points=IN_TEXT)
-    words = [len(one[0].split()) for one in golds if any(one)]
+    words = [count_words(one[0]) for one in golds if any(one)]
     mean_words = sum(words) / max(1, len(words))
     where = f"are often no parts of {context}" if context else "there is no context"
     reason = f"the answers in {answer} have {mean_words:.0f} words on average and {where}"

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from fivetune.config.layers import as_yaml
-from fivetune.start.plan import StartPlan, find_percentile
+from fivetune.start.plan import LONGEST, StartPlan, find_percentile
 from fivetune.types import JsonTable
 
 METRICS: Mapping[str, str] = {
@@ -36,7 +36,6 @@ OPTIONS: Mapping[str, str] = {
 }
 """Option of a task -> what it says."""
 
-LONGEST = 512  # tokens of inputs and of targets
 MIN_STEPS, MAX_EPOCHS, MIN_EPOCHS = 300, 20, 3
 BATCHES = ((50_000, 128), (2_000, 32), (500, 16))  # least number of examples, examples per step
 MANY_CUT = 0.02  # share of inputs over the limit from which on the way of cutting matters

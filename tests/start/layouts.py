@@ -111,6 +111,10 @@ KINDS: dict[str, Callable[[Draw, int], object]] = {
     "nested": lambda draw, row: [["Title", [sentence(draw, row)]]],
     "names": lambda draw, row: draw.sample(WHO, 2),
     "labels": sample("joy", "anger", "fear", "pride"),
+    "chinese question": lambda draw, row: f"请问第{row}件商品什么时候可以送到我家",
+    "chinese reply": lambda draw, row: (
+        f"您好，第{row}件商品已经发货，预计三天之内送到，请保持电话畅通，谢谢您的耐心等待。" * 2
+    ),
     "offsets": lambda draw, row: f"[{row}, {row + 1}, {row + 9}]",
     "ints": sample(0, 3, 5, 27),
     "semicolons": lambda draw, row: ";".join(draw.sample(["billing", "login", "delivery"], draw.randint(1, 3))),
@@ -238,6 +242,8 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "sentiment, dialect and sarcasm": ("dialect=three | sarcasm=bool | sentiment=nli | original_sentiment=nli | tweet=sentence | source=two", "?"),
     "a category beside prompts and outputs": ("test_case_id=id | category=ten | prompt=question | model_output=reply | failed_checks=two | notes=sentence", "?"),
     "chat with a label": ("Q=sentence | A=reply | label=class", "?"),
+    "questions in Chinese": ("question=chinese question | answer=chinese reply", "unifiedqa abstractive: answer < question"),
+    "completions": ("prompt=paragraph | completion=reply", "jsonl: completion < prompt"),
     # texts
     "XSum": ("document=long | summary=sentence | id=row", "jsonl: summary < document"),
     "CNN/DailyMail": ("id=hex | article=long | highlights=paragraph", "jsonl: highlights < article"),

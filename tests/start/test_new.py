@@ -288,6 +288,25 @@ def test_texts_that_repeat_keep_their_records_together(folder, capsys):
         assert sum(map(len, values)) == len(set.union(*values)) == 80
 
 
+def test_what_check_finds_in_targets_and_labels_is_told_before(folder, capsys):
+    rows = [
+        {"prompt": f"Say how many {i} {'are there ' * 99 * (i % 4)}->", "completion": f" it is {i} END"}
+        for i in range(60)
+    ]
+    (folder / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, _, err = run(capsys, "new", "t.jsonl", "--model", "t5-nano")
+    assert code == 0 and "60 of 60 targets end in END" in err and "% of the inputs have more than 512 tokens" in err
+    assert "inputs: '{prompt}'" in (folder / "t.yaml").read_text()
+    name = write_rows(
+        folder / "l.csv", "text,label", [f"Ann has {i},{('Late', 'late', 'ok')[i % 3]}" for i in range(60)]
+    )
+    code, _, err = run(capsys, "new", name, "--model", "t5-nano")
+    assert code == 0 and "count as one label: 'Late' (20 records), 'late' (20)" in err
+    name = write_rows(folder / "e.csv", "input,target", [f"Ann has {i},{i} hats</s>" for i in range(60)])
+    code, _, err = run(capsys, "new", name)  # without a tokenizer
+    assert code == 0 and "60 of 60 targets end in </s>" in err
+
+
 def test_all_of_a_sorted_file_is_seen(folder, capsys):
     rows = [f"Ann has {i},{'bad' if i < 21_000 else 'good'}" for i in range(22_000)]
     name = write_rows(folder / "t.csv", "text,label", rows)
@@ -439,7 +458,7 @@ def test_misspelt_labels_are_named(folder, capsys) -> None:
     rows += ["late again,Lieferng", "too much,rechnung", "one of few,Diverses"]
     code, _, err = run(capsys, "new", write_rows(folder / "a.csv", "text,label", rows), "--model", "t5-nano")
     assert code == 0
-    assert "labels that may be misspelt: 'Lieferng' (1) for 'Lieferung'. Correct them in a.csv" in err
+    assert "labels that may be misspelt: 'Lieferng' (1) for 'Lieferung'. Correct them: the model" in err
     assert "1 label has less than 10 records ('Diverses')" in err
 
 
