@@ -25,6 +25,7 @@ State = Literal["set", "same", "no effect", "left out", "unknown"]
 UNKNOWN = "not an argument that FiveTune knows"
 BESIDE = "does not apply beside the other arguments"
 NOT_LITERAL = "its value is computed, and the source is read, not executed; set it yourself"
+NOT_PYTHON = "not Python"  # before what is wrong in a cell of a notebook
 SAME = "FiveTune does so without a setting"
 NO_EFFECT = "changes no result"
 

@@ -138,7 +138,7 @@ def complete_training(recipe: ImportedRecipe, values: Mapping[str, JsonValue], *
     Args:
         by: what has these defaults. values: all arguments.
     """
-    recipe.set_defaults({**TRAINER_DEFAULTS, **defaults}, f"default of {by}")
+    recipe.set_defaults(defaults, f"default of {by}")
     if "data.eval" in recipe.settings and "data.eval_share" in recipe.settings:
         recipe.drop("data.eval_share")
         recipe.leave_out("validation_split_percentage", "applies only without validation data, which is given")

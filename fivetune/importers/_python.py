@@ -17,7 +17,7 @@ from pathlib import PurePath
 from typing import Any, NamedTuple, cast
 
 from fivetune.errors import ConfigError
-from fivetune.importers import Argument, Computed, RawConfig
+from fivetune.importers import NOT_PYTHON, Argument, Computed, RawConfig
 from fivetune.types import JsonValue
 
 PANDAS_READERS = {"read_csv", "read_table", "read_json", "read_parquet", "read_excel"}
@@ -49,6 +49,10 @@ OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.In: lambda one, many: one in many,
     ast.NotIn: lambda one, many: one not in many,
 }
+TIMERS = {"time", "timeit", "capture", "prun"}  # magics of IPython before a cell of Python
+MARKED = re.compile(r"\s*([!%?]|[\w, ]+=\s*[!%]|[\w.]+\?+\s*$)")  # commands of IPython and its shell
+SHELL = "pip3?|conda|mamba|apt|apt-get|cd|ls|cp|mv|rm|mkdir|cat|pwd|git|wget|curl|unzip|tar|nvidia-smi|python3?|wandb"
+COMMAND = re.compile(rf"{MARKED.pattern}|\s*({SHELL})(\s+[^\s=(]|\s*$)")  # `pip install` is read without a mark, too
 MAX_DEPTH = 60  # of expressions inside expressions, names followed included
 MAX_NUMBER = 1e9
 MAX_POWER = 64
@@ -134,6 +138,7 @@ class PythonSource:
     """The syntax tree of a source, and the names in it.
 
     Args:
+        skipped: commands and cells of a notebook that are not Python, with their places -> why they are not read.
         calls: all calls, in the order of the text. options: of the command line, by name, with their defaults.
         attributes: text such as `args.lr` -> expressions assigned to it; of `self`, the name of the class before.
         appended: name of a list -> expressions that are appended to it. known: values of expressions.
@@ -141,6 +146,7 @@ class PythonSource:
 
     name: str
     tree: ast.Module
+    skipped: dict[str, str] = field(default_factory=dict[str, str])
     scopes: dict[ast.AST, _Scope] = field(default_factory=dict[ast.AST, _Scope])
     calls: list[ast.Call] = field(default_factory=list[ast.Call])
     functions: dict[str, Function] = field(default_factory=dict[str, Function])
@@ -158,6 +164,19 @@ class PythonSource:
         1
         """
         return [call for call in self.calls if re.fullmatch(pattern, get_last_name(call.func))]
+
+    def list_numbers(self) -> dict[str, Argument]:
+        """The numbers that names, attributes and entries of tables get, with their lines; the last of each."""
+        given: dict[str, ast.expr] = {}
+        for scope in {id(one): one for one in self.scopes.values()}.values():
+            given |= {name: found[-1].node for name, found in scope.names.items() if not found[-1].steps}
+        given |= {written: values[-1] for written, values in self.attributes.items()}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Dict):
+                pairs = zip(node.keys, node.values, strict=True)
+                given |= {str(key.value): value for key, value in pairs if isinstance(key, ast.Constant)}
+        read = {name: self.read_argument(node) for name, node in given.items()}
+        return {name: one for name, one in read.items() if type(one.value) in (int, float)}
 
     def read_value(self, node: ast.expr) -> JsonValue | Computed:
         """Read a literal or a file of data; Computed for other expressions."""
@@ -654,18 +673,23 @@ def _list_parameters(node: ast.AST) -> list[str]:
 
 
 def parse_python(source: RawConfig, given: Mapping[str, JsonValue | Computed] | None = None) -> PythonSource:
-    """Parse a script or notebook. Raises ConfigError with the line for text that is not Python.
+    """Parse a script or notebook, whose cells that are not Python are left out. Raises ConfigError with the line for a
+    script that is not Python.
 
     Args:
         given: options of the command line that starts the script, which win over their defaults.
     """
-    text = _join_cells(source) if source.name.endswith(".ipynb") else source.text
+    skipped: dict[str, str] = {}
+    if source.name.endswith(".ipynb"):
+        text = _join_cells(source, skipped)
+    else:
+        text = source.text if _is_python(source.text) else _blank_commands(source.text, source.name, skipped)
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line, reason = getattr(error, "lineno", None) or 1, getattr(error, "msg", error)
         raise ConfigError(f"{source.name}:{line}: not valid Python: {reason}. Correct it.") from None
-    found = PythonSource(source.name, tree)
+    found = PythonSource(source.name, tree, skipped)
     _Reader(found).visit(tree)
     found.calls.sort(key=_get_position)
     for call in found.find_calls("add_argument"):
@@ -798,14 +822,61 @@ def _list_defaults(function: Function) -> list[ast.expr]:
     return [one for one in (*function.args.defaults, *function.args.kw_defaults) if one]
 
 
-def _join_cells(source: RawConfig) -> str:
-    """The code cells of a notebook; lines with ! and % are those of IPython."""
+def _join_cells(source: RawConfig, skipped: dict[str, str]) -> str:
+    """The code cells of a notebook, one after the other; what is not Python is blank, and named in `skipped`."""
     try:
         cells = json.loads(source.text)["cells"]
-        code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+        code = {number: "".join(cell["source"]) for number, cell in enumerate(cells, 1) if cell["cell_type"] == "code"}
     except (ValueError, KeyError, TypeError):
         raise ConfigError(
             f"{source.name}: not a notebook of Jupyter (format 4). Give the code as a .py file."
         ) from None
-    code = [one for one in code if not one.lstrip().startswith("%%")]  # cells of another language
-    return re.sub(r"^(\s*)[!%].*$", r"\1pass", "\n".join(code), flags=re.MULTILINE)
+    return "\n".join(_read_cell(text, number, skipped) for number, text in code.items())
+
+
+def _read_cell(text: str, number: int, skipped: dict[str, str]) -> str:
+    """The Python of a cell, line by line."""
+    magic = re.match(r"\s*%%(\w*)", text)
+    if magic and magic[1] in TIMERS:
+        text = text.replace("%%", "#", 1)
+    elif magic:
+        skipped[f"{text.strip().splitlines()[0]} (cell {number})"] = "the cell is not Python, and is not read"
+        return "\n" * text.count("\n")
+    if _is_python(text):
+        return text
+    found = _blank_commands(text, f"cell {number}", skipped)
+    try:
+        ast.parse(found)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line, reason = getattr(error, "lineno", None) or 1, getattr(error, "msg", error)
+        wrong = [*text.splitlines(), ""][min(line, len(text.splitlines())) - 1].strip()
+        skipped[f"{wrong} (cell {number}, its line {line})"] = f"{NOT_PYTHON}, {reason}: the whole cell is not read"
+        return "\n" * text.count("\n")
+    return found
+
+
+def _is_python(text: str) -> bool:
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
+
+
+def _blank_commands(text: str, place: str, skipped: dict[str, str]) -> str:
+    """Put `pass` in place of the commands of IPython and of its shell; those without a mark are named in `skipped`."""
+    lines = text.splitlines()
+    is_continued = False
+    for i, line in enumerate(lines):
+        if not is_continued and not COMMAND.match(line):
+            continue
+        if is_continued:
+            lines[i] = ""
+            is_continued = line.rstrip().endswith("\\")
+            continue
+        if not MARKED.match(line):
+            skipped[f"{line.strip()} ({place}, its line {i + 1})"] = "a command of the shell, not Python: not read"
+        is_continued = line.rstrip().endswith("\\")
+        target = re.match(r"(\s*[\w, ]+=)\s*[!%]", line)
+        lines[i] = f"{target[1]} ..." if target else re.sub(r"\S.*", "pass", line)
+    return "\n".join(lines)

@@ -19,7 +19,7 @@ from fivetune.config import RunConfig, describe_error, load_config, load_layers
 from fivetune.config.layers import as_yaml, format_value
 from fivetune.config.model import UNKNOWN_PLUGIN
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError, FiveTuneError, suggest_names
-from fivetune.importers import Finding, ImportedRecipe, Importer, RawConfig, read_source_file
+from fivetune.importers import NOT_PYTHON, Finding, ImportedRecipe, Importer, RawConfig, read_source_file
 from fivetune.redaction import redact_secrets, redact_settings
 from fivetune.types import JsonTable, JsonValue
 
@@ -72,8 +72,9 @@ def import_recipe(source: RawConfig, format_name: str | None, overrides: Mapping
 
 def _describe_missing_model(recipe: ImportedRecipe) -> str:
     """What to do without a model: the expression that computes it; for accelerate's file, which has none, its flags."""
-    computed = [f": {one.argument}" for one in recipe.findings if one.argument.startswith("model ")][:1]
-    text = f"{''.join(computed)}. Add --model.path MODEL."
+    unread = [f": {one.argument}: {one.reason}" for one in recipe.findings if one.reason.startswith(NOT_PYTHON)]
+    computed = [f": {one.argument}" for one in recipe.findings if one.argument.startswith("model ")]
+    text = f"{''.join([*unread, *computed][:1])}. Add --model.path MODEL."
     if not recipe.settings or "task.name" in recipe.settings:
         return text
     flags = " ".join(f"--{name} {format_value(value)}" for name, value in recipe.settings.items())

@@ -11,7 +11,7 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import ClassVar, Literal, cast
 
 from fivetune.config.aliases import DATASETS
 from fivetune.errors import ConfigError
@@ -29,6 +29,7 @@ from fivetune.importers._arguments import (
     ACCUMULATION,
     EXAMPLE,
     ROUGE,
+    TRAINER_DEFAULTS,
     apply_arguments,
     complete_training,
     read_launcher,
@@ -47,9 +48,13 @@ from fivetune.importers._python import (
 from fivetune.importers._shell import find_command, parse_flags
 from fivetune.types import JsonValue
 
+Kind = Literal["trainer", "lightning", "keras", "loop"]
 ARGUMENTS = "Seq2SeqTrainingArguments|TrainingArguments"
 TRAINERS = r"\w*Trainer"
-MODELS = r"AutoModelFor(Seq2SeqLM|ConditionalGeneration)|\w*ForConditionalGeneration|T5\w*Model|AutoModelWithLMHead"
+MODELS = (
+    r"(TF|Flax)?AutoModelFor(Seq2SeqLM|ConditionalGeneration)|"
+    r"\w*ForConditionalGeneration|T5\w*Model|AutoModelWithLMHead"
+)
 TOKENIZERS = r"\w*Tokenizer\w*"
 READABLE = re.compile(rf"TrainingArguments|({MODELS})\.from_pretrained")
 TARGET_WORDS = re.compile(r"label|target|summar|answer|output|decoder|response|y_|sql|highlight|tgt", re.IGNORECASE)
@@ -80,15 +85,53 @@ LIGHTNING = {  # arguments of Lightning's Trainer -> transformers'
     "accumulate_grad_batches": "gradient_accumulation_steps",
     "gradient_clip_val": "max_grad_norm",
 }
-OPTIMIZERS = {"AdamW": "adamw", "Adam": "adamw", "Adafactor": "adafactor", "Lion": "lion", "SGD": "sgd"}
-OPTIMIZER_ARGUMENTS = {"lr": "learning_rate", "weight_decay": "weight_decay", "eps": "adam_epsilon"}
+OPTIMIZERS = {
+    "AdamW": "adamw",
+    "Adam": "adamw",
+    "AdamWeightDecay": "adamw",
+    "create_optimizer": "adamw",  # of transformers for Keras
+    "Adafactor": "adafactor",
+    "Lion": "lion",
+    "SGD": "sgd",
+}
+OPTIMIZER_ARGUMENTS = {
+    "lr": "learning_rate",
+    "learning_rate": "learning_rate",
+    "init_lr": "learning_rate",
+    "weight_decay": "weight_decay",
+    "weight_decay_rate": "weight_decay",
+    "eps": "adam_epsilon",
+    "epsilon": "adam_epsilon",
+}
+OPTIMIZER_LR = 1e-3  # default of Adam, AdamW and SGD in PyTorch and in Keras
 SCHEDULES = {
     "get_linear_schedule_with_warmup": "linear",
     "get_cosine_schedule_with_warmup": "cosine",
     "get_constant_schedule": "constant",
     "get_constant_schedule_with_warmup": "constant",
     "get_inverse_sqrt_schedule": "inverse_sqrt",
+    "create_optimizer": "linear",
 }
+OTHER_SCHEDULES = r"[A-Z]\w+(LR|LRScheduler|Decay)|ReduceLROnPlateau|get_\w+_schedule_with_\w+|get_scheduler"
+SEEDS = "manual_seed|set_seed|seed_everything|seed|set_random_seed"
+KINDS: dict[Kind, str] = {
+    "lightning": "a script or notebook with PyTorch Lightning",
+    "keras": "a TensorFlow/Keras script or notebook",
+    "loop": "a script or notebook with a PyTorch loop of its own",
+}
+NUMBERS = (  # names of numbers that stand for settings -> the argument and the setting
+    (r"(num_|n_|max_|train_|training_|total_)*epochs?", "num_train_epochs", "train.num_epochs"),
+    (r"(per_device_)?(train_|training_)?(batch_?size|bs)", "per_device_train_batch_size", "train.batch_size"),
+    (r"(base_|init_|initial_|max_)?(learning_?rate|lr)", "learning_rate", "optimizer.lr"),
+    (r"(random_|manual_|global_)?seed", "seed", "run.seed"),
+    (r"weight_decay", "weight_decay", "optimizer.weight_decay"),
+    (r"(num_)?warm_?up_steps", "warmup_steps", "schedule.warmup_steps"),
+    (r"(gradient_|grad_)?accum\w*", "gradient_accumulation_steps", "train.global_batch_size"),
+    (r"max_grad_norm|grad(ient)?_clip\w*|clip_\w*norm", "max_grad_norm", "train.max_grad_norm"),
+    (r"(?=.*len)\w*(target|tgt|output|out_|summ|label|answer|decoder)\w*", "max_target_length",
+     "data.max_target_tokens"),
+    (r"(?=.*len)\w*(max|source|src|input|seq|text)\w*", "max_source_length", "data.max_input_tokens"),
+)  # fmt: skip
 MODEL_CHANGES = {"resize_token_embeddings", "add_tokens", "add_special_tokens"}
 UNREAD = "of the code, which is read and not executed"
 OWN_RULES = Rules(
@@ -147,9 +190,16 @@ class TrainerScripts(Importer):
 
     def convert(self, source: RawConfig) -> ImportedRecipe:
         script = _read_script(source)
-        recipe = ImportedRecipe(f"{self.title}, {source.name}")
+        kind = _find_kind(script.python)
+        title = KINDS.get(kind, self.title)
+        if "Seq2Seq" not in ast.unparse(script.python.tree):
+            title = title.replace("Seq2SeqTrainer", "Trainer")
+        recipe = ImportedRecipe(f"{title}, {source.name}")
         values = apply_arguments(recipe, OWN_RULES, script.arguments)
-        complete_training(recipe, values, defaults={}, by="the Trainer")
+        if kind == "trainer":
+            complete_training(recipe, values, defaults=TRAINER_DEFAULTS, by="the Trainer")
+        else:
+            _complete_loop(recipe, values)
         _complete_task(recipe, values)
         if values.get("peft") == "qlora" and "model.adapter.target_modules" not in recipe.settings:
             recipe.reasons["model.adapter.name"] = "LoRA beside a base in 8 or 4 bits; FiveTune takes 4"
@@ -165,8 +215,8 @@ def _complete_task(recipe: ImportedRecipe, values: Mapping[str, JsonValue]) -> N
     """Set the templates over the columns, and the metric."""
     length = values.get("max_target_length")
     is_short = TARGET_CODE.search(str(values.get("targets"))) or (isinstance(length, int) and length <= 16)
-    named = values.get("metrics", "exact_match" if is_short else "rouge")
-    metrics, score = METRICS[str(named)]
+    named = values.get("metrics", "exact_match" if is_short else None)
+    metrics, score = METRICS[str(named)] if named else ("", "")
     inputs, targets = str(values.get("inputs", "{inputs}")), str(values.get("targets", "{targets}"))
     columns = {**_list_nested(inputs), **_list_nested(targets)}
     for plain, nested in columns.items():
@@ -175,6 +225,9 @@ def _complete_task(recipe: ImportedRecipe, values: Mapping[str, JsonValue]) -> N
     if columns:
         recipe.set("data.columns", columns, "columns inside others")
     set_plain_task(recipe, inputs, targets, metrics=[metrics], score=score, reason="pairs of texts")
+    if not named:
+        recipe.drop("task.metrics", "task.main_metric")
+        recipe.add("metrics", "left out", "none is computed; set task.metrics, such as [rouge], and task.main_metric")
     for name in ("inputs", "targets"):
         if name not in values:
             recipe.set(f"task.{name}", f"{{{name}}}", f"to be corrected: the {name} are computed by code")
@@ -219,6 +272,8 @@ def _read_script(source: RawConfig) -> Script:
         launcher = read_launcher(before, source)
         source = read_source_file(str(path))
     script = Script(parse_python(source, given), launcher)
+    for code, reason in script.python.skipped.items():
+        script.add_finding(code, reason)
     _read_arguments(script, given)
     _read_model(script)
     _read_data(script)
@@ -227,7 +282,21 @@ def _read_script(source: RawConfig) -> Script:
     _read_metrics(script)
     _read_adapters(script)
     _read_own_code(script)
+    _report_numbers(script)
     return script
+
+
+def _find_kind(python: PythonSource) -> Kind:
+    """What trains: transformers' Trainer, Lightning's, Keras or a loop."""
+    bases = [get_last_name(base) for node in python.classes.values() for base in node.bases]
+    if python.find_calls(f"{ARGUMENTS}|HfArgumentParser") or any(re.fullmatch(ARGUMENTS, base) for base in bases):
+        return "trainer"
+    if "LightningModule" in bases or (python.find_calls("fit") and python.find_calls("Trainer")):
+        return "lightning"
+    owners = {get_last_name(call.func.value) for call in python.calls if isinstance(call.func, ast.Attribute)}
+    if any(re.fullmatch(r"TF\w+|keras", owner) for owner in owners):
+        return "keras"
+    return "trainer" if python.find_calls(TRAINERS) else "loop"
 
 
 def _read_arguments(script: Script, given: Mapping[str, JsonValue | Computed]) -> None:
@@ -251,6 +320,7 @@ def _read_arguments(script: Script, given: Mapping[str, JsonValue | Computed]) -
             advice = "the command line gives these: fivetune import-config 'python SCRIPT.py --flags ...'"
             script.report(parsers[0], advice)
     if not calls:
+        _report_absent_arguments(script)
         _read_loop(script)
     if not calls or any(get_argument(call, "optimizers") for call in python.find_calls(TRAINERS)):
         _read_optimizer(script)
@@ -263,7 +333,10 @@ def _read_loop(script: Script) -> None:
         for call in python.find_calls("Trainer")[:1]:
             for name, one in python.read_call(call).items():
                 script.arguments[LIGHTNING.get(name, f"Lightning: {name}")] = one
-    for call in (*python.find_calls("DataLoader"), *python.find_calls(r"\w*(Data|Model)\w*")):
+    if _find_kind(python) == "keras":
+        _read_keras(script)
+    loaders = python.find_calls("DataLoader|to_tf_dataset|prepare_tf_dataset")
+    for call in (*loaders, *python.find_calls(r"\w*(Data|Model)\w*")):
         found = python.read_call(call, ("dataset", "batch_size") if get_last_name(call) == "DataLoader" else ())
         if size := found.get("batch_size") or found.get("train_batch_size"):
             script.arguments["per_device_train_batch_size"] = size
@@ -274,6 +347,75 @@ def _read_loop(script: Script) -> None:
     for call in python.find_calls("generate")[-1:]:
         found = {f"generate: {name}": one for name, one in python.read_call(call).items()}
         script.arguments |= {name: one for name, one in found.items() if name in OWN_RULES.settings}
+    for call in python.find_calls(SEEDS):
+        if call.args and isinstance(seed := python.read_value(call.args[0]), int):
+            script.add("seed", seed, call)
+    for call in python.find_calls("clip_grad_norm_?"):
+        if norm := get_argument(call, "max_norm", 1):
+            script.arguments["max_grad_norm"] = python.read_argument(norm)
+
+
+def _read_keras(script: Script) -> None:
+    """Read what `compile` and `fit` are given."""
+    python = script.python
+    for call in python.find_calls("fit")[:1]:
+        if epochs := get_argument(call, "epochs"):
+            script.arguments["num_train_epochs"] = python.read_argument(epochs)
+        if size := get_argument(call, "batch_size"):
+            script.arguments["per_device_train_batch_size"] = python.read_argument(size)
+        script.report(call, "TensorFlow/Keras: loss, metrics, callbacks are not read; PyTorch weights are trained")
+    for call in python.find_calls("compile"):
+        named = python.evaluate(get_argument(call, "optimizer", 0))
+        known = {name.lower(): value for name, value in OPTIMIZERS.items()}
+        if isinstance(named, str) and named.lower() in known:
+            script.add("optim", known[named.lower()], call)
+
+
+def _report_absent_arguments(script: Script) -> None:
+    """Report arguments of the Trainer that the source does not define."""
+    python = script.python
+    imports = [node for node in ast.walk(python.tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    imported = {alias.asname or alias.name for node in imports for alias in node.names}
+    bound = {name for scope in {id(one): one for one in python.scopes.values()}.values() for name in scope.names}
+    for call in python.find_calls(TRAINERS):
+        node = get_argument(call, "args", 1)
+        if isinstance(node, ast.Name) and node.id not in bound and not python.find_calls("HfArgumentParser"):
+            how = "is imported, and its file is not read" if node.id in imported else "is not defined"
+            script.add_finding(f"args={node.id} (line {node.lineno})", f"{how}: the Trainer's defaults are taken")
+
+
+def _report_numbers(script: Script) -> None:
+    """Report numbers whose names stand for settings, and which no line that is read gives to one."""
+    lengths = ("max_source_length", "max_target_length")
+    for written, number in script.python.list_numbers().items():
+        name = written.rpartition(".")[2]
+        if name in script.python.options or re.search(r"(^|_)(val|valid|validation|test|eval|dev)_", name.lower()):
+            continue
+        for pattern, argument, setting in NUMBERS:
+            if not re.fullmatch(pattern, name.lower()):
+                continue
+            names = lengths if argument in lengths else (argument,)
+            taken = [script.arguments[one].value for one in names if one in script.arguments]
+            if number.value and number.value not in taken:
+                reason = f"looks like {setting}, but no line that is read uses it; set it yourself"
+                script.add_finding(f"{written} = {number.value} ({number.where})", reason)
+            break
+
+
+def _complete_loop(recipe: ImportedRecipe, values: Mapping[str, JsonValue]) -> None:
+    """Set what a loop without transformers' Trainer does by default, and report what it does not name."""
+    recipe.set_defaults({"schedule.name": "constant"}, "no schedule is read: the rate is constant")
+    if "optim" in values and values["optim"] != "adafactor":
+        recipe.set_defaults({"optimizer.lr": OPTIMIZER_LR}, "default of the optimizer")
+    recipe.set_defaults({"optimizer.name": "adamw"}, "no optimizer is read")
+    if "max_grad_norm" not in values:
+        recipe.set_defaults({"train.max_grad_norm": None}, "no gradient is clipped")
+    complete_training(recipe, values, defaults={}, by="")
+    if "per_device_train_batch_size" not in values and "train.global_batch_size" not in recipe.settings:
+        recipe.drop("train.batch_size")
+        recipe.add("batch size", "left out", "none is read: set train.batch_size")
+    if not recipe.has("train.num_epochs") and not recipe.has("train.num_steps"):
+        recipe.add("epochs", "left out", "none are read: set train.num_epochs")
 
 
 def _count_steps(python: PythonSource, node: ast.expr) -> JsonValue | Computed:
@@ -293,14 +435,24 @@ def _read_optimizer(script: Script) -> None:
     python = script.python
     for call in python.find_calls("|".join(OPTIMIZERS))[:1]:
         script.arguments["optim"] = Argument(OPTIMIZERS[get_last_name(call)], f"line {call.lineno}")
-        for name, one in python.read_call(call, ("params", "lr")).items():
+        first = ("lr",) if _find_kind(python) == "keras" else ("params", "lr")
+        for name, one in python.read_call(call, first).items():
             if name in OPTIMIZER_ARGUMENTS:
                 script.arguments[OPTIMIZER_ARGUMENTS[name]] = one
     for call in python.find_calls("|".join(SCHEDULES))[:1]:
         script.arguments.pop("lr_scheduler_type", None)
         script.arguments["schedule"] = Argument(SCHEDULES[get_last_name(call)], f"line {call.lineno}")
-        if warmup := get_argument(call, "num_warmup_steps", 1):
+        if warmup := get_argument(call, "num_warmup_steps", 1 + (get_last_name(call) == "create_optimizer")):
             script.arguments["num_warmup_steps"] = python.read_argument(warmup)
+    for call in python.find_calls(OTHER_SCHEDULES):
+        named = python.evaluate(get_argument(call, "name", 0)) if get_last_name(call) == "get_scheduler" else ""
+        named = str(named).removesuffix("_with_warmup")
+        if named in SCHEDULES.values() and "schedule" not in script.arguments:
+            script.add("schedule", named, call)
+            if warmup := get_argument(call, "num_warmup_steps", 2):
+                script.arguments["num_warmup_steps"] = python.read_argument(warmup)
+        elif get_last_name(call) not in SCHEDULES.keys() | OPTIMIZERS.keys():
+            script.report(call, "a schedule without a counterpart: set schedule.name (fivetune list schedules)")
 
 
 def _read_model(script: Script) -> None:

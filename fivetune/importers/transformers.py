@@ -18,6 +18,7 @@ from fivetune.importers._arguments import (
     ACCUMULATION,
     EXAMPLE,
     ROUGE,
+    TRAINER_DEFAULTS,
     apply_arguments,
     complete_training,
     read_accelerate,
@@ -97,11 +98,11 @@ class TransformersScripts(Importer):
             recipe.add(f"{given.value}.py", "set", "the task and its limits", ("task.name",))
         values = apply_arguments(recipe, OWN_RULES, arguments)
         if not given and all(name.startswith("launcher: ") for name in values):  # accelerate's file alone
-            complete_training(recipe, values, defaults={}, by="the Trainer")
+            complete_training(recipe, values, defaults=TRAINER_DEFAULTS, by="the Trainer")
             recipe.drop(*recipe.defaults)
         else:
             script = str(given.value) if given else _find_script(values)
-            complete_training(recipe, values, defaults=SCRIPTS[script], by=f"{script}.py")
+            complete_training(recipe, values, defaults=TRAINER_DEFAULTS | SCRIPTS[script], by=f"{script}.py")
             if SCRIPTS[script] is TEXT_LIMITS:
                 _complete_templates(recipe, values, script)
         recipe.resolve_findings()

@@ -613,13 +613,13 @@ def test_another_text_of_the_same_role_is_told():
 
 
 @pytest.mark.parametrize(
-    ("loop", "epochs"), [("range(1, N + 1)", 4), ("tqdm(range(N))", 4), ("trange(5)", 5), ("range(start(), 9)", 3)]
+    ("loop", "epochs"), [("range(1, N + 1)", 4), ("tqdm(range(N))", 4), ("trange(5)", 5), ("range(start(), 9)", None)]
 )
 def test_epochs_of_a_loop_are_its_steps(loop, epochs):
     recipe = convert(
         f"N = 4\nm = T5ForConditionalGeneration.from_pretrained('t5-small')\nfor epoch in {loop}:\n    f()\n"
     )
-    assert recipe.settings["train.num_epochs"] == epochs
+    assert recipe.settings.get("train.num_epochs") == epochs
 
 
 def test_the_trainer_of_transformers_is_not_that_of_lightning():
@@ -676,3 +676,141 @@ def test_columns_that_a_data_frame_makes_are_those_of_the_file():
     assert settings["task.inputs"] == "ask a question: {answer} </s> {context}"
     assert settings["task.targets"] == "{question}"
     assert any("length" in one.argument and one.state == "left out" for one in recipe.findings)
+
+
+LOAD = "model = T5ForConditionalGeneration.from_pretrained('t5-small')\n"
+
+
+def list_left_out(recipe: ImportedRecipe) -> dict[str, str]:
+    return {one.argument: one.reason for one in recipe.findings if one.state == "left out"}
+
+
+def convert_cells(*cells: str) -> ImportedRecipe:
+    code = [{"cell_type": "code", "source": text.splitlines(keepends=True)} for text in cells]
+    return convert(json.dumps({"cells": code}), "a.ipynb")
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("for epoch in range(2):\n    f()\n", "PyTorch loop"),
+        ("class M(pl.LightningModule): pass\n", "Lightning"),
+        ("t = pl.Trainer(max_epochs=2)\nt.fit(m)\n", "Lightning"),
+        ("Trainer(model=model, args=TrainingArguments('o'))\n", "transformers' Trainer"),
+        ("Seq2SeqTrainer(model=model)\n", "transformers' Seq2SeqTrainer"),
+        ("other = TFAutoModelForSeq2SeqLM.from_pretrained('t5-base')\n", "TensorFlow/Keras"),
+    ],
+)
+def test_the_heading_says_what_trains(code, kind):
+    assert kind in convert(LOAD + code).origin
+
+
+def test_a_loop_has_no_defaults_of_the_trainer():
+    """It had a linear schedule, a ROUGE that nothing computes, and lengths were lost without a word."""
+    recipe = convert(
+        f"{LOAD}config.MAX_LEN = 512\nSUMMARY_LEN = 150\nVAL_EPOCHS = 1\nconfig.LEARNING_RATE = 1e-4\n"
+        "torch.manual_seed(7)\noptimizer = torch.optim.Adam(model.parameters(), lr=config.LEARNING_RATE)\n"
+        "for epoch in range(2):\n    f()\n"
+    )
+    settings = recipe.settings
+    assert (settings["schedule.name"], settings["run.seed"], settings["optimizer.lr"]) == ("constant", 7, 1e-4)
+    assert settings["train.max_grad_norm"] is None
+    assert not settings.keys() & {"task.metrics", "task.main_metric", "train.batch_size"}
+    left_out = list_left_out(recipe)
+    assert {"config.MAX_LEN = 512 (line 2)", "SUMMARY_LEN = 150 (line 3)", "metrics", "batch size"} <= left_out.keys()
+    assert not any("EPOCHS" in name or "RATE" in name for name in left_out)
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "warmup"),
+    [
+        ("get_scheduler('cosine', optimizer=o, num_warmup_steps=9)", "cosine", 9),
+        ("get_scheduler(name='constant_with_warmup', num_warmup_steps=9)", "constant", 9),
+        ("torch.optim.lr_scheduler.StepLR(o, 3)", "constant", None),
+    ],
+)
+def test_schedules_of_a_loop(call, name, warmup):
+    recipe = convert(f"{LOAD}s = {call}\nclip_grad_norm_(model.parameters(), 0.5)\n")
+    settings = recipe.settings
+    assert (settings["schedule.name"], settings.get("schedule.warmup_steps")) == (name, warmup)
+    assert settings["train.max_grad_norm"] == 0.5
+    assert any("StepLR" in one for one in list_left_out(recipe)) == ("StepLR" in call)
+
+
+@pytest.mark.parametrize(
+    ("before", "how"), [("'''\nargs = 1\n'''\n", "is not defined"), ("from c import args\n", "is imported")]
+)
+def test_arguments_that_are_not_defined_are_told(before, how):
+    recipe = convert(f"{before}EPOCHS = 1\n{LOAD}Seq2SeqTrainer(model=model, args=args)\n")
+    left_out = list_left_out(recipe)
+    [reason] = [reason for name, reason in left_out.items() if name.startswith("args=args (line ")]
+    assert reason.startswith(how)
+    assert any(name.startswith("EPOCHS = 1") for name in left_out)
+    assert recipe.settings["train.num_epochs"] == 3
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "expected"),
+    [
+        ("'adam'", ("adamw", 1e-3, "constant")),
+        ("tf.keras.optimizers.Adam(3e-4)", ("adamw", 3e-4, "constant")),
+        ("AdamWeightDecay(learning_rate=2e-5, weight_decay_rate=0.01)", ("adamw", 2e-5, "constant")),
+        ("create_optimizer(init_lr=2e-5, num_train_steps=9, num_warmup_steps=0)[0]", ("adamw", 2e-5, "linear")),
+    ],
+)
+def test_keras_scripts_are_read(optimizer, expected):
+    recipe = convert(
+        "model = TFAutoModelForSeq2SeqLM.from_pretrained('t5-small')\n"
+        "train = data.to_tf_dataset(columns=['input_ids'], batch_size=2)\n"
+        f"model.compile(optimizer={optimizer})\nmodel.fit(train, epochs=4)\n"
+    )
+    settings = recipe.settings
+    assert (settings["optimizer.name"], settings["optimizer.lr"], settings["schedule.name"]) == expected
+    assert (settings["model.path"], settings["train.num_epochs"], settings["train.batch_size"]) == ("t5-small", 4, 2)
+    assert any("model.fit" in name for name in list_left_out(recipe))
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "pip install x==1",
+        "cd ..",
+        "%%bash\nls",
+        "print 'old'",
+        "%%writefile a.py\nx = 1",
+        "x = 1\nconda install x",
+        "f(:",
+    ],
+)
+def test_a_cell_that_is_not_python_is_named_and_the_rest_is_read(cell):
+    recipe = convert_cells("x = 2\n", cell, LOAD)
+    assert recipe.settings["model.path"] == "t5-small"
+    [named] = [name for name in list_left_out(recipe) if "(cell 2" in name]
+    assert named.partition(" (cell")[0] in cell
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "!pip install \\\n  a \\\n  b",
+        "files = !ls\n%cd x",
+        "?f",
+        "f?",
+        "if x:\n    !ls\n    %pwd",
+        "%%time\nx = 1",
+        "y = ('%s'\n% x)",
+    ],
+)
+def test_marked_commands_need_no_word(cell):
+    recipe = convert_cells(cell, f"%%capture\n{LOAD}")
+    assert recipe.settings["model.path"] == "t5-small"
+    assert not any("(cell" in name for name in list_left_out(recipe))
+
+
+def test_commands_of_exported_notebooks_are_left_out():
+    assert convert(f"!pip install x\n{LOAD}%cd y\n").settings["model.path"] == "t5-small"
+
+
+def test_a_broken_cell_with_the_model_is_named():
+    with pytest.raises(ConfigError, match=r"cell 1, its line 1\).*not Python"):
+        convert_cells(LOAD.replace(")\n", "\n"))
