@@ -683,7 +683,7 @@ def parse_python(source: RawConfig, given: Mapping[str, JsonValue | Computed] | 
     if source.name.endswith(".ipynb"):
         text = _join_cells(source, skipped)
     else:
-        text = source.text if _is_python(source.text) else _blank_commands(source.text, source.name, skipped)
+        text = source.text if _is_python(source.text) else _replace_commands(source.text, source.name, skipped)
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -844,7 +844,7 @@ def _read_cell(text: str, number: int, skipped: dict[str, str]) -> str:
         return "\n" * text.count("\n")
     if _is_python(text):
         return text
-    found = _blank_commands(text, f"cell {number}", skipped)
+    found = _replace_commands(text, f"cell {number}", skipped)
     try:
         ast.parse(found)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -863,7 +863,7 @@ def _is_python(text: str) -> bool:
     return True
 
 
-def _blank_commands(text: str, place: str, skipped: dict[str, str]) -> str:
+def _replace_commands(text: str, place: str, skipped: dict[str, str]) -> str:
     """Put `pass` in place of the commands of IPython and of its shell; those without a mark are named in `skipped`."""
     lines = text.splitlines()
     is_continued = False

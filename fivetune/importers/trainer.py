@@ -227,7 +227,11 @@ def _complete_task(recipe: ImportedRecipe, values: Mapping[str, JsonValue]) -> N
     set_plain_task(recipe, inputs, targets, metrics=[metrics], score=score, reason="pairs of texts")
     if not named:
         recipe.drop("task.metrics", "task.main_metric")
-        recipe.add("metrics", "left out", "none is computed; set task.metrics, such as [rouge], and task.main_metric")
+        recipe.add(
+            "metrics",
+            "left out",
+            "none that FiveTune has is computed; set task.metrics, such as [rouge], and task.main_metric",
+        )
     for name in ("inputs", "targets"):
         if name not in values:
             recipe.set(f"task.{name}", f"{{{name}}}", f"to be corrected: the {name} are computed by code")
