@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from fivetune.data.records import parse_item
 from fivetune.errors import ConfigError, DataError
@@ -74,7 +75,7 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
         columns = {role: names[0] for role, names in wanted.items()}
         return _complete(Reading(task, task, wanted, "--task names it", columns=columns), [], survey)
     # the readings, the best first
-    ranked = sorted(_list_readings(survey, task, wanted), key=_get_points, reverse=True)
+    ranked = sorted(_list_readings(survey, task, wanted), key=attrgetter("points"), reverse=True)
     if not ranked:
         raise DataError(f"{table.source}: {explain_none(survey, task)}")
     best, *others = ranked
@@ -180,22 +181,25 @@ def explain_none(survey: Survey, task: str | None) -> str:
         else:
             number = f"{column.num_distinct:,} different values in {column.num_filled:,} records"
             reasons.append(f"{name} has {number}, so it is no label")
-    for name in (name for name, column in columns.items() if column.kind == "numbers"):
-        example = columns[name].example[:20]
-        reasons.append(f"{name} holds lists of numbers, such as {example}: write the words that they stand for instead")
-    texts = [name for name, column in columns.items() if column.kind == "text"]
-    holds = f"text in {', '.join(texts)}" if texts else "no column holds text"
-    reasons.append(f"{holds}, and no other column is named as what is to be learned")
+    for name, column in columns.items():
+        if column.kind == "numbers":
+            reasons.append(f"{name} holds lists of numbers, such as {column.example[:20]}: write the words they mean")
+    texts = sorted((name for name in columns if columns[name].has_text), key=lambda name: -columns[name].mean_chars)
+    texts += [f"{name}.0" for name, column in columns.items() if column.kind == "list"]
+    learned = survey.list_columns("targets", "answer", minimum=2)
+    if texts:
+        reasons.append(f"text in {', '.join(texts)}, and no other column is named as what is to be learned")
+    else:
+        reasons.append("no column holds text: what the model would read is missing")
     fits = f"--task {task} does not fit" if task else "no task fits"
     given = [f"--column {role}={name}" for role, names in survey.given.items() for name in names]
-    ways = (
-        f"Give other columns than {' '.join(given)}, or another task with --task."
-        if given
-        else "Name the columns, such as --column text=NAME --column label=NAME or --column inputs=NAME --column "
-        "targets=NAME, or the task with --task."
-    )
+    if given:
+        ways = f"Give other columns than {' '.join(given)}, or another task with --task."
+    elif texts:
+        ways = (
+            f"Name the columns, such as --column text=NAME --column label=NAME or --column inputs={texts[0]} --column "
+            f"targets={(learned or texts)[-1]}, or the task with --task; NAME.0.PART is a part of a list."
+        )
+    else:
+        ways = "Add a column with the text of each record."
     return f"{fits} the columns {', '.join(survey.table.columns)}: {'; '.join(reasons)}. {ways}"
-
-
-def _get_points(reading: Reading) -> int:
-    return reading.points

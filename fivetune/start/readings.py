@@ -144,8 +144,9 @@ def choose_metrics(survey: Survey, target: str, kind: str) -> JsonTable:
 def read_pairs(survey: Survey) -> Iterator[Reading]:
     """Yield each source with each target: by languages, else by names, else of two or three texts each with each."""
     columns = survey.columns
-    languages = [name for name, column in columns.items() if find_language(name) and column.kind == "text"]
-    if len(languages) > 1 and not survey.given.keys() & {"inputs", "targets"}:
+    languages = [name for name, column in columns.items() if find_language(name) and column.has_text]
+    is_translation = 1 < len(languages) == len({*map(find_language, languages)})  # several texts in one have a label
+    if is_translation and not survey.given.keys() & {"inputs", "targets"}:
         for target in languages[1:]:  # the first is the source
             yield _read_pair(survey, languages[:1], target)
         return
@@ -423,6 +424,8 @@ def read_labels(survey: Survey) -> Iterator[Reading]:
     for label in labels:
         same = [name for pair in twins if label in pair for name in pair]
         texts, known = survey.list_texts(label), survey.list_texts(label, only_known=True)
+        if language := find_language(label):  # a label for each of two languages
+            known = texts = [name for name in texts if find_language(name) == language] or texts
         is_answer = survey.rate(label, "answer") >= USUAL > survey.rate(label, "label")
         for one in [texts, known] if texts != known else [texts]:
             has_question = any(survey.rate(name, "question") > 2 for name in one)

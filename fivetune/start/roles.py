@@ -25,7 +25,7 @@ WORDS: Mapping[str, tuple[str, str]] = {
     ),
     "answer": (
         "answer answers answer_text answer_key answerkey answer_idx correct_answer exact_answer "
-        "gold_answer final_answer correct "
+        "gold_answer final_answer correct ground_truth "
         "antwort antworten respuesta respuestas reponse réponse risposta resposta antwoord 答案",
         "solution solutions response reply a long_answer short_answer ideal_answer best_answer spans doctor",
     ),
@@ -50,7 +50,8 @@ WORDS: Mapping[str, tuple[str, str]] = {
         "text texts texto texte testo comment review tweet message nachricht sentence satz utterance body content "
         "description beschreibung bewertung post phrase premise hypothesis anfrage comentario mensaje "
         "short_description",
-        "remark remarks subject betreff überschrift title titel título titre headline claim email mail note "
+        "remark remarks subject betreff überschrift title titel titulo título subtitle subtitulo subtítulo titre "
+        "headline claim email mail note "
         "notes notiz "
         "transcript statement document documents article question frage goal abstract aspect aspect_term string "
         "comments dialogue feedback opinion opinión",
@@ -64,13 +65,14 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "targets": (
         "targets target output outputs target_text output_text summary highlights translation tgt trg completion "
         "response tldr zusammenfassung resumen résumé riassunto übersetzung traducción",
-        "abstract headline headlines title titel titre reply answer answers reference references ref human_reference "
+        "abstract headline headlines title titel titre titulo título subtitle subtitulo subtítulo "
+        "reply answer answers reference references ref human_reference "
         "short corrected correction corrections correct simple simplification simplifications simplified paraphrase "
         "paraphrases query sql sparql code snippet equation equations formula linear_formula annotated_formula "
         "program resolution solution dst msg commit_message docstring "
         "doctor slots entities keyphrases keywords regex bash cmd command target_sequence chosen gold",
     ),
-    "summary": ("summary highlights abstract headline headlines title tldr zusammenfassung resumen", ""),
+    "summary": ("summary highlights abstract headline headlines title titulo título tldr zusammenfassung resumen", ""),
     "instruction": ("instruction instructions anweisung instrucción system_prompt", "prefix system task_prefix"),
     "number": ("score similarity relatedness", "rating value gold target label relevance grade"),
     # those that are read only if the user names them

@@ -115,6 +115,8 @@ KINDS: dict[str, Callable[[Draw, int], object]] = {
     "chinese reply": lambda draw, row: (
         f"您好，第{row}件商品已经发货，预计三天之内送到，请保持电话畅通，谢谢您的耐心等待。" * 2
     ),
+    "variants": lambda draw, row: [{"text": question(draw, row), "split": "dev"} for _ in range(1 + row % 3)],
+    "queries": lambda draw, row: [f"SELECT name FROM t WHERE price = {row}"] * (1 + row % 2),
     "offsets": lambda draw, row: f"[{row}, {row + 1}, {row + 9}]",
     "ints": sample(0, 3, 5, 27),
     "semicolons": lambda draw, row: ";".join(draw.sample(["billing", "login", "delivery"], draw.randint(1, 3))),
@@ -244,6 +246,9 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "chat with a label": ("Q=sentence | A=reply | label=class", "?"),
     "questions in Chinese": ("question=chinese question | answer=chinese reply", "unifiedqa abstractive: answer < question"),
     "completions": ("prompt=paragraph | completion=reply", "jsonl: completion < prompt"),
+    "NLI in two languages": ("pair_ID=row | sentence_A_En=sentence | sentence_B_En=sentence | entailment_label_En=nli | relatedness_En=score | sentence_A_Ja=german | sentence_B_Ja=german | entailment_label_Ja=nli | caption=sentence", "?"),
+    "solutions beside the truth": ("question=question | ground_truth=marked | 6b.is_correct=bool | 6b.solution=reply | 175b.is_correct=bool | 175b.solution=reply", "?"),
+    "Portuguese news": ("titulo=sentence | subtitulo=sentence | data=time | autor=who | texto=long", "?"),
     # texts
     "XSum": ("document=long | summary=sentence | id=row", "jsonl: summary < document"),
     "CNN/DailyMail": ("id=hex | article=long | highlights=paragraph", "jsonl: highlights < article"),
@@ -295,5 +300,7 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "numbers alone": ("age=number | weight=number | label=flag", "!"),
     "a summary longer than its text": ("datetime=time | headline=sentence | source=three | summary=paragraph | url=url", "?"),
     "spans as offsets": ("spans=offsets | text=sentence", "!"),
+    "labels whose texts are elsewhere": ("id=row | abuse=three", "!"),
+    "variants of questions with variants of queries": ("query-split=three | sentences=variants | sql=queries", "!"),
     "one text": ("text=sentence", "!"),
 }  # fmt: skip

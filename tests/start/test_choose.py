@@ -253,6 +253,40 @@ def test_advice_never_names_the_flags_that_were_given():
     assert "Name the columns" not in str(caught.value)
 
 
+def test_what_is_missing_is_named():
+    with pytest.raises(DataError, match=r"what the model would read is missing\. Add a column with the text"):
+        infer_task(table(lambda i: {"case": i, "abuse": ("no", "yes")[i % 2]}, 60))
+    with pytest.raises(DataError, match=r"--column inputs=sentences\.0 --column targets=sql, or .* a part of a list"):
+        infer_task(table(lambda i: {"sentences": [{"text": text(i)}] * (1 + i % 2), "sql": [f"select {i}"] * 2}, 60))
+    with pytest.raises(DataError, match=r"spans holds lists of numbers, such as \[0, 1\]"):
+        infer_task(table(lambda i: {"spans": f"[{i}, {i + 1}]", "text": text(i)}, 60))
+
+
+def test_labels_and_texts_of_two_languages_are_kept_apart():
+    def fields(i: int) -> dict[str, object]:
+        label = ("yes", "no", "maybe")[i % 3]
+        return {
+            "a_en": text(i),
+            "b_en": f"{text(i)} now",
+            "y_en": label,
+            "a_ja": f"これは第{i}番の文です",
+            "b_ja": f"これは第{i}番の文でした",
+            "y_ja": label[::-1],
+        }
+
+    given = {"label": ("y_ja",)}
+    assert infer_task(table(fields, 60), given=given).reading.inputs == ["a_ja", "b_ja"]
+
+
+def test_a_longer_summary_is_offered_the_other_way_round():
+    with pytest.raises(DoubtError) as caught:
+        infer_task(table(lambda i: {"headline": text(i), "summary": f"{text(i)} {text(i + 1)} {text(i + 2)}" * 2}, 60))
+    assert [(one.targets, one.kind) for one in caught.value.readings[:2]] == [
+        (["summary"], "text to text"),
+        (["headline"], "summarisation"),
+    ]
+
+
 def test_a_label_may_be_the_name_of_its_column():
     found = infer_task(table(lambda i: {"spam": ("spam", "ham")[i % 2], "message": text(i)}, 60))
     assert (found.reading.task, found.reading.options["label"]) == ("classification", "spam")
