@@ -25,6 +25,7 @@ from fivetune.evaluation.score_file import Values, read_no_answer_scores, read_r
 from fivetune.metrics import UNANSWERED, Scorer, drop_blank_golds, rewards_blank, score_all
 from fivetune.metrics.classification import ConfusionMatrix, choose_gold_labels
 from fivetune.metrics.gsm8k import describe_lenient_gap
+from fivetune.plugins import list_plugins
 from fivetune.tasks import DROPPED_SYNONYMS, load_task, suggest_language
 from fivetune.tasks.mixture import Mixture
 from fivetune.types import JsonTable, Scores, Task, TextExample
@@ -144,6 +145,11 @@ def _read_recipe(source: str) -> JsonTable:
     """Read the sections task and data of a recipe or run; {} for the name of a task."""
     path = Path(source)
     if not (is_run_directory(path) or path.suffix in (".yaml", ".yml")):
+        if ("/" in source or path.exists()) and source not in list_plugins("tasks"):
+            raise ConfigError(
+                f"{source}: is neither a task nor a recipe (.yaml) nor a run, which has a config.yaml. "
+                f"Write: fivetune score TASK REFERENCES PREDICTIONS (fivetune list tasks)."
+            )
         return {}
     table = load_layers(source, {})[0].to_dict()
     if not table.get("task", {}).get("name"):

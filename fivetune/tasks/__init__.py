@@ -312,12 +312,15 @@ def fill_from_record(record: RawRecord, template: str) -> tuple[str, dict[str, t
 
 
 def fill_absent_inputs(record: RawRecord, template: str, gold: Iterable[str]) -> RawRecord:
-    """Return a record to score: columns of the template that it lacks hold a dash, those of the gold answer excepted.
+    """Return a record to score: columns of the template that it lacks hold a dash. Raises AbsentColumnError for those
+    of the gold answer.
 
     >>> fill_absent_inputs(RawRecord({"tags": "a"}, "a.csv:2"), "{text} {tags}", ["tags"]).fields
     {'text': '-', 'tags': 'a'}
     """
-    absent = [name for name in list_template_columns(template) if name not in {*record.fields, *gold}]
+    for name in gold:  # before the dashes, which are no columns of the file
+        get_column(record, name)
+    absent = [name for name in list_template_columns(template) if name not in record.fields]
     return replace(record, fields={**dict.fromkeys(absent, "-"), **record.fields})
 
 

@@ -18,7 +18,15 @@ from pydantic import AfterValidator, Field
 
 from fivetune.errors import RecordError
 from fivetune.metrics.gsm8k import extract_final_number
-from fivetune.tasks import TaskOptions, fill_template, get_record_id, get_text, is_blank, list_template_columns
+from fivetune.tasks import (
+    TaskOptions,
+    fill_absent_inputs,
+    fill_template,
+    get_record_id,
+    get_text,
+    is_blank,
+    list_template_columns,
+)
 from fivetune.types import MetricSpec, RawRecord, TextExample
 
 PHRASE = "The answer is "
@@ -65,6 +73,10 @@ class GSM8K(TaskOptions):
             clippable=spans["question"],
             meta={"question": question},
         )
+
+    def to_score(self, record: RawRecord) -> TextExample | None:
+        """Return the gold number; the question may be absent."""
+        return self.to_text(fill_absent_inputs(record, self.template, ["answer"]))
 
     def from_text(self, text: str) -> str:
         """Return the final number if the text has one, else the stripped text, which the lenient score reads.

@@ -153,6 +153,8 @@ def test_a_task_needs_both_files(tmp_path, capsys):
     recipe.write_text("task: {name: squad}\ndata: {train: a.json}\n", encoding="utf-8")
     assert main(["score", str(recipe), "preds.csv"]) == 2
     assert "data.eval is not set" in capsys.readouterr().err
+    assert main(["score", str(tmp_path), "preds.csv"]) == 2
+    assert "is neither a task nor a recipe" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -160,6 +162,7 @@ def test_a_task_needs_both_files(tmp_path, capsys):
     [
         ("tags", {}, {"tags": "a"}),
         ("jsonl", {"inputs": "q: {question}", "targets": "{answer}"}, {"answer": "a"}),
+        ("gsm8k", {}, {"answer": "#### 7"}),
         ("stackoverflow_tags", {}, {"Tags": "<a>"}),
         ("stackoverflow_quality", {}, {"Y": "HQ"}),
     ],
@@ -167,6 +170,6 @@ def test_a_task_needs_both_files(tmp_path, capsys):
 def test_scoring_needs_no_inputs(name, options, fields):
     task = load_task(name, options)
     example = task.to_score(RawRecord({"id": "1", **fields}, "a.csv:2"))
-    assert example.references == (next(iter(fields.values())).strip("<>"),)
-    with pytest.raises(DataError):
+    assert example.references == (next(iter(fields.values())).strip("<># "),)
+    with pytest.raises(DataError, match=rf"no column '{next(iter(fields))}'.*Columns: id, other\."):
         task.to_score(RawRecord({"id": "1", "other": "a"}, "a.csv:2"))

@@ -15,6 +15,7 @@ from fake_run import change_run, fake_run, make_eval, make_predictions, write_ru
 
 from fivetune.cli import main
 from fivetune.publish.card import is_generated
+from fivetune.publish.facts import build_limit_lines
 from fivetune.rundir.records import DeviceSample, RunStatus, TelemetryRecord
 
 
@@ -131,6 +132,19 @@ def test_limits_are_counted(tmp_path):
     assert "Worse where language is `es`: f1 0.0" in limits and "`en`" not in limits
     assert "did not finish: interrupted at step 300 of 300" in limits
     assert "unknown_characters" not in limits and "are empty" not in limits
+
+
+def test_an_empty_answer_is_no_limit_where_a_gold_answer_is_empty(tmp_path):
+    """Records without labels: "50.0% of the answers are empty"."""
+    evaluation = make_eval(300, {"f1": 60.0}, rates={"empty": 0.5})
+    for gold, told in (("", False), ("b", True)):
+        lines = [
+            {"id": "1", "prediction": "", "references": [gold]},
+            {"id": "2", "prediction": "a", "references": ["a"]},
+        ]
+        run = fake_run(evals=[evaluation], predictions={"eval-300": make_predictions(*lines)})
+        found = list(build_limit_lines(run, run.evals[0], no_answer=None, score=None))
+        assert any("are empty" in line for line in found) == told
 
 
 def test_no_group_of_a_perfect_model_is_worse(tmp_path):
