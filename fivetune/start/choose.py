@@ -183,10 +183,12 @@ def explain_none(survey: Survey, task: str | None) -> str:
             reasons.append(f"{name} has {number}, so it is no label")
     for name, column in columns.items():
         if column.kind == "numbers":
-            reasons.append(f"{name} holds lists of numbers, such as {column.example[:20]}: write the words they mean")
+            reasons.append(
+                f"{name} holds lists of numbers, such as {column.example[:20]}: T5 writes words, so name them"
+            )
     texts = sorted((name for name in columns if columns[name].has_text), key=lambda name: -columns[name].mean_chars)
     texts += [f"{name}.0" for name, column in columns.items() if column.kind == "list"]
-    learned = survey.list_columns("targets", "answer", minimum=2)
+    learned = [*survey.list_columns("targets", "answer", minimum=2), *texts[:0:-1], "NAME"]
     if texts:
         reasons.append(f"text in {', '.join(texts)}, and no other column is named as what is to be learned")
     else:
@@ -198,7 +200,7 @@ def explain_none(survey: Survey, task: str | None) -> str:
     elif texts:
         ways = (
             f"Name the columns, such as --column text=NAME --column label=NAME or --column inputs={texts[0]} --column "
-            f"targets={(learned or texts)[-1]}, or the task with --task; NAME.0.PART is a part of a list."
+            f"targets={learned[0]}, or the task with --task; NAME.0.PART is a part of a list."
         )
     else:
         ways = "Add a column with the text of each record."

@@ -128,9 +128,9 @@ def start_recipe(
     _refuse_conflicts(source, [recipe, *files.values()], overwrite=overwrite)
     columns = cast("Sequence[str]", parse_listed_names(header or ()))
     flags = [f"--column={role}={name}" for role in ("id", "group") for name in given.get(role, ())]
-    flags += [f"--{name}={value}" for name, value in (("model", model), ("output", output)) if value]
-    flags += [f"--seed={seed}"] if seed != SEED else []
-    flags += ["--overwrite"] if overwrite else []
+    flags += [f"--{name}={value}" for name, value in (("model", model), ("output", output), ("seed", seed)) if value]
+    if overwrite:
+        flags.append("--overwrite")
     plan = build_plan(
         source,
         task=task,

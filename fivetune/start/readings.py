@@ -447,21 +447,21 @@ def _read_label(survey: Survey, label: str, texts: Sequence[str], same: Sequence
     is_only = len(texts) == 1 and not survey.can_learn_other([label, *texts, *same])
     if survey.rate(label, "label", "answer") == 0 and not is_only:
         doubts.append(NO_LABEL)
-    doubts += _find_rivals(survey, label, [label, *texts, *same])
+    if "label" not in survey.given:
+        doubts += _find_rivals(survey, label, [label, *texts, *same])
     return survey.weigh(found, values="the values repeat", read=same, doubts=doubts)
 
 
 def _find_rivals(survey: Survey, label: str, used: Sequence[str]) -> Iterator[str]:
     """Yield what may be meant instead of a label: another label, unless the name is a general one, or an output."""
-    named = survey.rate(label, "label")
     unread = survey.list_unread(used)
-    least = USUAL if named >= USUAL else 0
-    others = [name for name in unread if survey.columns[name].has_labels and not _is_amount(survey, name)]
-    others = [name for name in others if survey.rate(name, "label") >= least]
-    if others and not {*split_name(label)} & {*GENERAL_LABELS.split()} and "label" not in survey.given:
+    least = USUAL if survey.rate(label, "label") >= USUAL else 0
+    named = [name for name in unread if survey.rate(name, "label", "flag") >= least]
+    others = [name for name in named if survey.columns[name].has_labels and not _is_amount(survey, name)]
+    if others and not {*split_name(label)} & {*GENERAL_LABELS.split()}:
         yield f"{_join(others[:2])} may be the label, too"
     outputs = [name for name in unread if survey.columns[name].has_text and split_name(name)[-1] in OUTPUTS.split()]
-    if outputs and "label" not in survey.given:
+    if outputs:
         yield f"{outputs[0]} is named as what is learned, too, and is not read"
 
 

@@ -15,7 +15,8 @@ CLEAR, USUAL = 4, 3  # points of a whole name; as the last word of a longer one 
 
 WORDS: Mapping[str, tuple[str, str]] = {
     "question": (
-        "question questions question_text question_stem stem problem frage fragen pregunta domanda pergunta vraag 问题",
+        "question questions question_text question_stem stem problem frage fragen pregunta domanda pergunta vraag "
+        "问题 質問 질문",
         "query q goal math_problem word_problem ctx",
     ),
     "context": (
@@ -26,7 +27,7 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "answer": (
         "answer answers answer_text answer_key answerkey answer_idx correct_answer exact_answer "
         "gold_answer final_answer correct ground_truth "
-        "antwort antworten respuesta respuestas reponse réponse risposta resposta antwoord 答案",
+        "antwort antworten respuesta respuestas reponse réponse risposta resposta antwoord 答案 回答 답변",
         "solution solutions response reply a long_answer short_answer ideal_answer best_answer spans doctor",
     ),
     "choices": ("choices options candidates alternatives endings", "option choice ending distractor"),
@@ -40,7 +41,10 @@ WORDS: Mapping[str, tuple[str, str]] = {
         "abteilung section verdict grade mood hate hate_speech duplicate sarcastic relation correct act gold language "
         "lang gender dialect",
     ),
-    "flag": ("spam toxic hate hate_speech duplicate sarcastic offensive", ""),  # labels that are yes or no
+    "flag": (
+        "spam toxic hate hate_speech duplicate sarcastic sarcasm irony offensive",
+        "",
+    ),  # labels that are yes or no
     "tags": (
         "labels tags keyphrases keywords categories topics genres emotions themes intents hashtags",
         "keyphrase keyword tag etiketten schlagwörter schlagworte stichwörter etiquetas label intent category topic "
@@ -49,7 +53,7 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "text": (
         "text texts texto texte testo comment review tweet message nachricht sentence satz utterance body content "
         "description beschreibung bewertung post phrase premise hypothesis anfrage comentario mensaje "
-        "short_description",
+        "short_description cuerpo corpo contenido conteúdo conteudo contenu inhalt",
         "remark remarks subject betreff überschrift title titel titulo título subtitle subtitulo subtítulo titre "
         "headline claim email mail note "
         "notes notiz "
@@ -57,7 +61,8 @@ WORDS: Mapping[str, tuple[str, str]] = {
         "comments dialogue feedback opinion opinión",
     ),
     "inputs": (
-        "inputs input source src input_text source_text prompt article document documents dialogue dialog original "
+        "inputs input source src input_text source_text prompt article artigo artículo articulo noticia notícia "
+        "document documents dialogue dialog original "
         "meaning_representation mr",
         "text sentence body content description question query story transcript conversation patient long noisy "
         "incorrect complex normal passage context abstract input_sequence diff rewritten_intent chapter",

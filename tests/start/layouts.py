@@ -249,6 +249,9 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "NLI in two languages": ("pair_ID=row | sentence_A_En=sentence | sentence_B_En=sentence | entailment_label_En=nli | relatedness_En=score | sentence_A_Ja=german | sentence_B_Ja=german | entailment_label_Ja=nli | caption=sentence", "?"),
     "solutions beside the truth": ("question=question | ground_truth=marked | 6b.is_correct=bool | 6b.solution=reply | 175b.is_correct=bool | 175b.solution=reply", "?"),
     "Portuguese news": ("titulo=sentence | subtitulo=sentence | data=time | autor=who | texto=long", "?"),
+    "hate and offence": ("text=sentence | hate=flag | offensive=flag | target_group=three", "?"),
+    "questions in Japanese": ("質問=chinese question | 回答=chinese reply", "unifiedqa abstractive: 回答 < 質問"),
+    "Spanish news": ("titulo=title | resumen=sentence | cuerpo=long | fecha=date", "jsonl: resumen < cuerpo"),
     # texts
     "XSum": ("document=long | summary=sentence | id=row", "jsonl: summary < document"),
     "CNN/DailyMail": ("id=hex | article=long | highlights=paragraph", "jsonl: highlights < article"),
