@@ -182,10 +182,8 @@ def explain_none(survey: Survey, task: str | None) -> str:
             number = f"{column.num_distinct:,} different values in {column.num_filled:,} records"
             reasons.append(f"{name} has {number}, so it is no label")
     for name, column in columns.items():
-        if column.kind == "numbers":
-            reasons.append(
-                f"{name} holds lists of numbers, such as {column.example[:20]}: T5 writes words, so name them"
-            )
+        if column.kind == "text list":
+            reasons.append(f"{name} holds lists as text, such as {column.example[:20]}: write what they stand for")
     texts = sorted((name for name in columns if columns[name].has_text), key=lambda name: -columns[name].mean_chars)
     texts += [f"{name}.0" for name, column in columns.items() if column.kind == "list"]
     learned = [*survey.list_columns("targets", "answer", minimum=2), *texts[:0:-1], "NAME"]

@@ -19,7 +19,7 @@ from fivetune.errors import DataError
 from fivetune.tasks import is_missing_label
 from fivetune.types import JsonTable, RawRecord
 
-Kind = Literal["text", "number", "numbers", "date", "link", "list", "object", "empty"]
+Kind = Literal["text", "number", "text list", "date", "link", "list", "object", "empty"]
 
 MIN_RECORDS = 10  # fewer leave no validation or test set
 MAX_RECORDS = 20_000  # records that the readings are based on
@@ -30,7 +30,8 @@ MIN_WORDS = 3  # mean words from which on texts are running text
 NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)?(?:[eE][-+]?\d+)?")
 FORMS: Mapping[Kind, re.Pattern[str]] = {
     "number": NUMBER,
-    "numbers": re.compile(r"[\[(][-+\d\s.,;:eE()\[\]]*[\])]"),  # written as text: [15, 16, 17]
+    # lists written as text: [15, 16, 17], ['joy', 'fear']
+    "text list": re.compile(r"""[\[(][-+\d\s.,;:eE()\[\]]*[\])]|(?s:\[\s*['"].*['"]\s*\])"""),
     "date": re.compile(r"(?:\d{4}-\d\d-\d\d|\d{1,2}[./]\d{1,2}[./]\d{2,4})(?:[T ].*)?"),
     "link": re.compile(r"(?:https?://|www\.)\S+|\S+@\S+\.\w+"),
 }
@@ -38,7 +39,7 @@ FORMS: Mapping[Kind, re.Pattern[str]] = {
 WITHOUT_BLANKS = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
 FRACTION = re.compile(r".*[.,]0*[1-9]\d*")  # 2.5, but not 2.0
 CODE = re.compile(
-    r"select\s.+\sfrom\s|[;{}]\s*$|\w\(.*\)\s*[;{:.]?$|[=!<>]=|</\w+>|\b[A-Za-z_]\w* ?= ?\S|->", re.I | re.M | re.S
+    r"(?ims)select\s.+\sfrom\s|[;{}]\s*$|\w\(.*\)\s*[;{:.]?$|[=!<>]=|</(?!s>)\w+>|\b[A-Za-z_]\w* ?= ?\S|->"
 )
 
 

@@ -51,7 +51,7 @@ MAX_NUMBERED = 20  # distinct whole numbers up to which they may be labels witho
 CERTAIN = 100  # points of a layout that cannot mean anything else
 NO_LABEL = "no column is named as a label"
 OUTPUTS = "output outputs completion response answer answers reply a"
-GENERAL_LABELS = "label labels class target y gold"  # what is learned, whatever else is known of the texts
+GENERAL_LABELS = "label labels class y gold"  # what is learned, whatever else is known of the texts
 NO_PEARSON = "FiveTune has no correlation (Pearson) yet: exact_match counts equal numbers only"
 
 

@@ -39,12 +39,12 @@ WORDS: Mapping[str, tuple[str, str]] = {
         "typ tipo status priority "
         "priorität prioridad queue genre polarity stance judgment judgement quality overall severity department "
         "abteilung section verdict grade mood hate hate_speech duplicate sarcastic relation correct act gold language "
-        "lang gender dialect",
+        "lang gender dialect subcategory subclass subtopic",
     ),
-    "flag": (
-        "spam toxic hate hate_speech duplicate sarcastic sarcasm irony offensive",
+    "flag": (  # labels that are yes or no
+        "spam toxic hate hate_speech duplicate sarcastic sarcasm irony offensive toxicity abuse abusive sexism racism",
         "",
-    ),  # labels that are yes or no
+    ),
     "tags": (
         "labels tags keyphrases keywords categories topics genres emotions themes intents hashtags",
         "keyphrase keyword tag etiketten schlagwörter schlagworte stichwörter etiquetas label intent category topic "

@@ -117,6 +117,7 @@ KINDS: dict[str, Callable[[Draw, int], object]] = {
     ),
     "variants": lambda draw, row: [{"text": question(draw, row), "split": "dev"} for _ in range(1 + row % 3)],
     "queries": lambda draw, row: [f"SELECT name FROM t WHERE price = {row}"] * (1 + row % 2),
+    "tags as text": lambda draw, row: str(draw.sample(["O", "B", "I"], 3)),
     "offsets": lambda draw, row: f"[{row}, {row + 1}, {row + 9}]",
     "ints": sample(0, 3, 5, 27),
     "semicolons": lambda draw, row: ";".join(draw.sample(["billing", "login", "delivery"], draw.randint(1, 3))),
@@ -252,6 +253,8 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "hate and offence": ("text=sentence | hate=flag | offensive=flag | target_group=three", "?"),
     "questions in Japanese": ("質問=chinese question | 回答=chinese reply", "unifiedqa abstractive: 回答 < 質問"),
     "Spanish news": ("titulo=title | resumen=sentence | cuerpo=long | fecha=date", "jsonl: resumen < cuerpo"),
+    "target group beside flags": ("comment=sentence | toxicity=flag | severe=flag | target=three", "?"),
+    "two levels of categories": ("product=title | description=paragraph | category=three | subcategory=ten", "?"),
     # texts
     "XSum": ("document=long | summary=sentence | id=row", "jsonl: summary < document"),
     "CNN/DailyMail": ("id=hex | article=long | highlights=paragraph", "jsonl: highlights < article"),
@@ -305,5 +308,6 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "spans as offsets": ("spans=offsets | text=sentence", "!"),
     "labels whose texts are elsewhere": ("id=row | abuse=three", "!"),
     "variants of questions with variants of queries": ("query-split=three | sentences=variants | sql=queries", "!"),
+    "tags of words as text": ("sentence=sentence | pos=tags as text | tag=tags as text", "!"),
     "one text": ("text=sentence", "!"),
 }  # fmt: skip

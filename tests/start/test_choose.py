@@ -258,7 +258,7 @@ def test_what_is_missing_is_named():
         infer_task(table(lambda i: {"case": i, "abuse": ("no", "yes")[i % 2]}, 60))
     with pytest.raises(DataError, match=r"--column inputs=sentences\.0 --column targets=sql, or .* a part of a list"):
         infer_task(table(lambda i: {"sentences": [{"text": text(i)}] * (1 + i % 2), "sql": [f"select {i}"] * 2}, 60))
-    with pytest.raises(DataError, match=r"spans holds lists of numbers, such as \[0, 1\]"):
+    with pytest.raises(DataError, match=r"spans holds lists as text, such as \[0, 1\]"):
         infer_task(table(lambda i: {"spans": f"[{i}, {i + 1}]", "text": text(i)}, 60))
 
 
