@@ -108,7 +108,7 @@ def _build_search_path(kind: str) -> list[str]:
     package = import_module(f"fivetune.{kind}")
     for folder in filter(None, os.environ.get("FIVETUNE_PLUGINS", "").split(os.pathsep)):
         _refuse_empty_folder(Path(folder))
-        extra = str(Path(folder) / kind)
+        extra = str(Path(folder).absolute() / kind)  # the import system remembers relative folders
         if extra not in package.__path__:
             package.__path__.append(extra)
     return list(package.__path__)

@@ -236,7 +236,7 @@ def make_length_bucketed_batches(
 
     >>> [rows.tolist() for rows in make_length_bucketed_batches(np.array([5, 1, 4, 2, 3]), BatchPlan(2, 2, 9, seed=0),
     ...     epoch=0)]
-    [[0], [1, 3], [4, 2]]
+    [[2], [3, 4], [1, 0]]
     """
     random = np.random.default_rng([plan.seed, epoch])
     permutation = random.permutation(len(lengths) if rows is None else rows) if order is None else order

@@ -195,7 +195,7 @@ def test_a_sweep_fetches_each_of_its_models_and_data_once(capsys, fake_sbatch, m
         (["--nodes", "2", "--strategy.name", "single"], "launch.nnodes 2 times launch.nproc 1 needs a strategy for"),
         (["--model.revision", "hf_" + "a" * 30], "--model.revision (hidden): holds a password or token, which the job"),
         (
-            ["--run.dir", '"runs/a\\nb"'],
+            ["--run.dir", "runs/a\nb"],
             "run.dir: 'a\\nb': has a character that cannot be printed, such as a line break.",
         ),
         (["--partition", "a\nb"], "--partition 'a\\nb': has a line break, a backslash or such. sbatch does not read"),

@@ -78,7 +78,7 @@ def test_fp16_gradients_that_overflow_at_every_loss_scale_end_the_run(tmp_path, 
     """16 scales from 65,536 on are tried; at 1 the gradient itself overflows."""
     learner = (setup := kit.ready(tmp_path, model_folder, train__precision="fp16")).learner
     group = [collate(setup.data.stream.store, [0, 1])]
-    learner.model.shared.weight.register_hook(lambda gradient: gradient * torch.inf)
+    learner.model.shared.weight.register_hook(lambda gradient: torch.full_like(gradient, torch.inf))
     before = [weight.detach().clone() for weight in learner.model.parameters()]
     for step in range(1, 17):
         assert train_step(learner, group, lr=1e-3, step=step).grad_norm == torch.inf

@@ -193,7 +193,7 @@ def test_without_evaluation_data(tmp_path, model_folder):
 
 
 def test_without_training_data(tmp_path, model_folder):
-    with pytest.raises(ConfigError, match=r"data.train: no training data is given. Add --data.train FILE."):
+    with pytest.raises(ConfigError, match=r"data.train: no training data is given"):
         _train(tmp_path, model_folder, data__train=[])
 
 
@@ -309,9 +309,9 @@ def test_loss_that_is_not_finite_stops_the_run(tmp_path, model_folder, monkeypat
         _train(tmp_path, model_folder)
     assert caught.value.exit_code == 5
     assert "examples q" in str(caught.value) and "The weights were not changed." in str(caught.value)
-    assert "start a new run" in str(caught.value) and "--resume would repeat this step" in str(caught.value)
+    assert "start a new run" in str(caught.value) and "resume=True would repeat this step" in str(caught.value)
     run = rundir.read_run(tmp_path / "run")
-    assert run.status.state == "failed" and run.status.why == str(caught.value)
+    assert run.status.state == "failed" and run.status.why == str(caught.value).replace("resume=True", "--resume")
     assert caught.value.step == run.status.nonfinite_step == 5
     assert [s.step for s in run.steps] == [1, 2, 3, 4]
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["3"]
@@ -432,7 +432,7 @@ def test_second_run_in_a_directory_is_refused(tmp_path, model_folder):
     _train(tmp_path, model_folder, train__num_steps=1)
     before = kit.weights_of(tmp_path / "run")
     with pytest.raises(
-        RunDirError, match=r"holds a run already. Add --resume to continue it, --overwrite to move it aside"
+        RunDirError, match=r"holds a run already. Add resume=True to continue it, overwrite=True to move it aside"
     ):
         _train(tmp_path, model_folder, train__num_steps=1)
     assert kit.weights_of(tmp_path / "run") == before
@@ -463,7 +463,7 @@ def _resume(folder: Path, model: Path, **overrides) -> Run:
 
 
 def test_resume_of_nothing_is_refused(tmp_path, model_folder):
-    with pytest.raises(RunDirError, match=r"run: there is no run to resume. Leave --resume out to start it."):
+    with pytest.raises(RunDirError, match=r"run: there is no run to resume. Leave resume=True out to start it."):
         _resume(tmp_path, model_folder)
 
 
