@@ -6,6 +6,7 @@ In: YAML files and dotted overrides. Out: one table of values with their origins
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -502,6 +503,15 @@ def _parse_values(key: str, values: list[str]) -> object:
         raise ConfigError(f"--{key} has no value. Write --{key} VALUE.")
     parse = _parse_path if ALIASES.get(key.replace("-", "_"), key) in PATHS else parse_value
     return parse(values[0]) if len(values) == 1 else [parse(v) for v in values]
+
+
+def format_override(key: str, value: object) -> str:
+    """Write a value as `parse_overrides` reads it: a path as it is, other values as JSON.
+
+    >>> format_override("run.dir", "runs/a b"), format_override("report.title", "1e3")
+    ('runs/a b', '"1e3"')
+    """
+    return value if key in PATHS and isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _parse_path(text: str) -> object:

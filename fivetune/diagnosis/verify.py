@@ -5,7 +5,6 @@ In: a run directory, its RunStats, a Verdict with a change and a predicted gain.
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 
 from fivetune import rundir
 from fivetune.config.data import NO_SPLIT
+from fivetune.config.layers import format_override
 from fivetune.diagnosis.stats import RunStats, collect_run_stats
 from fivetune.errors import FiveTuneEnvironmentError
 from fivetune.launch.jobs import Job
@@ -97,7 +97,7 @@ def _run_training(folder: Path, target: Path, verdict: Verdict, *, changed: bool
     if changed:
         settings = {**verdict.change, **settings}
     words = ["train", str(folder), "--no-preflight", "--quiet"]
-    words += [f"--{key}={json.dumps(value)}" for key, value in settings.items()]
+    words += [f"--{key}={format_override(key, value)}" for key, value in settings.items()]
     with Job(words, target.with_suffix(".log")) as job:
         code = job.wait()
     if code:
