@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from fivetune.config import load_config
-from fivetune.config.layers import format_override, parse_overrides
+from fivetune.config.layers import PATHS, format_override, parse_overrides
 from fivetune.data.encode import LengthLimits
 from fivetune.data.examples import ReadCounts, Source, convert_records
 from fivetune.data.records import BadRecord, read_records, refuse_duplicate_ids
@@ -356,8 +356,11 @@ def test_flags_and_a_file_and_a_written_config_give_the_same_settings(tmp_path, 
     for key, value in changes.items():
         section, name = key.split(".")
         nested.setdefault(section, {})[name] = value
-        several = value if isinstance(value, list) else [value]
-        words += [f"--{key}", *(format_override(key, one) for one in several)]
+        if key in PATHS:  # a name may begin with --
+            words.append(f"--{key}={format_override(key, value)}")
+        else:
+            several = value if isinstance(value, list) else [value]
+            words += [f"--{key}", *(format_override(key, one) for one in several)]
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(nested, allow_unicode=True), encoding="utf-8")
     try:
         by_file = load_config(tmp_path / "recipe.yaml")
