@@ -82,25 +82,14 @@ def _collect_facts(args: argparse.Namespace, settings: dict[str, Any], on_progre
     for source in (*args.data, *args.against):
         check_source(source)
     tokenizer = load_tokenizer(args.tokenizer, Path(), key="--tokenizer")
+    given = {"train": (args.data, data.max_train_examples), "eval": (args.against, data.max_eval_examples)}
     sets = {
-        "train": read_dataset(
-            args.data,
-            task,
-            data.columns,
-            header=data.header,
-            max_records=data.max_train_examples,
-            on_progress=on_progress,
+        name: read_dataset(
+            sources, task, data.columns, header=data.header, max_records=max_records, on_progress=on_progress
         )
+        for name, (sources, max_records) in given.items()
+        if sources
     }
-    if args.against:
-        sets["eval"] = read_dataset(
-            args.against,
-            task,
-            data.columns,
-            header=data.header,
-            max_records=data.max_eval_examples,
-            on_progress=on_progress,
-        )
     limits = LengthLimits(data.max_input_tokens, data.max_target_tokens, data.overlong, data.window_overlap)
 
     def word(example: Any) -> list[str]:
