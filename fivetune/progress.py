@@ -110,11 +110,13 @@ class Progress:
             self.write_log(f"warning: standard error: cannot be written: {error.strerror}. The run continues.")
 
     def write_log(self, text: str) -> None:
-        """Write lines to the log file alone."""
+        """Write lines to the log file alone, without secrets: a traceback quotes what a library was given."""
         if self._log is None:
             return
         try:
-            append_line(self._log, f"{time.strftime('%H:%M:%S')} {text}\n".encode(errors="backslashreplace"))
+            append_line(
+                self._log, f"{time.strftime('%H:%M:%S')} {redact_secrets(text)}\n".encode(errors="backslashreplace")
+            )
         except OSError as error:
             self._give_up_log(error)
 

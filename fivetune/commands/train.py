@@ -159,14 +159,14 @@ def _write_report(folder: str) -> Path:
     from fivetune.launch.signals import report_interrupts
     from fivetune.report import write_report
 
-    advice = f"the model is saved in {folder}/model. Write the report with: fivetune report {folder}"
+    advice = f"The model is saved in {folder}/model. Write the report with: fivetune report {folder}"
     try:
-        with report_interrupts(lambda name: f"stopped by {name} while the report was written; {advice}"):
+        with report_interrupts(lambda name: f"stopped by {name} while the report was written. {advice}"):
             return write_report(folder)
     except InterruptedRunError:
         raise
     except Exception as error:
-        raise IncompleteError(f"{folder}: the report failed: {describe_failure(error)} T{advice[1:]}") from error
+        raise IncompleteError(f"{folder}: the report failed: {describe_failure(error)} {advice}") from error
 
 
 @contextmanager

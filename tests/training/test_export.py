@@ -78,3 +78,13 @@ def test_a_temperature_that_does_not_help_is_not_written(tmp_path):
     calibrate_confidence(folder, BestEval(step=300, metric="f1", score=75.0), "f1")
     assert calibrate_confidence(folder, None, "f1") is None
     assert not list(folder.rglob("confidence.json"))
+
+
+def test_the_traceback_in_the_log_has_no_secrets(tmp_path, model_folder, monkeypatch):
+    def fail(*args, **options):
+        raise ValueError("https://ann:hunter2hunter2@example.org refused")
+
+    monkeypatch.setattr(export, "build_model_card", fail)
+    train(kit.recipe(tmp_path, model_folder, train__num_steps=1), preflight=False, quiet=True)
+    log = (tmp_path / "run/log.txt").read_text()
+    assert "Traceback" in log and "hunter2" not in log

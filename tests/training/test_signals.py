@@ -139,15 +139,15 @@ def test_a_signal_during_the_report_is_reported(signum):
 @pytest.mark.parametrize(
     ("ending", "error", "words"),
     [
-        (lambda: send(signal.SIGTERM), InterruptedRunError, "stopped by SIGTERM while the report was written; t"),
-        (raise_memory_error, IncompleteError, "runs/x: the report failed: memory ran out. T"),
+        (lambda: send(signal.SIGTERM), InterruptedRunError, "stopped by SIGTERM while the report was written. "),
+        (raise_memory_error, IncompleteError, "runs/x: the report failed: memory ran out. "),
     ],
 )
 def test_a_report_that_fails_after_training_says_that_the_model_is_there(monkeypatch, ending, error, words):
     monkeypatch.setattr("fivetune.report.write_report", lambda folder: ending())
     with pytest.raises(error) as caught:
         train._write_report("runs/x")
-    assert str(caught.value).startswith(f"{words}he model is saved in runs/x/model. Write the report with: fivetune")
+    assert str(caught.value).startswith(f"{words}The model is saved in runs/x/model. Write the report with: fivetune")
 
 
 @pytest.mark.parametrize("send_there", [send_in_finalizer, send_in_callback])
