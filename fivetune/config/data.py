@@ -29,7 +29,8 @@ class DataSection(BaseModel):
     eval_share: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         default=None,
         description="if eval is empty: share of the training records that becomes evaluation data; records with a "
-        "common input, context or question are not separated, and labels keep their shares",
+        "common input are not separated, nor, as far as the share allows, with a common context or question; labels "
+        "keep their shares",
     )
     eval_seed: Annotated[int, Field(ge=0)] = Field(
         default=0, description="seed of the split by eval_share, so that runs with another run.seed share the split"

@@ -3,10 +3,14 @@
 In: the records with their examples. Out: the ids of the evaluation records.
 
 Records are related if they share the value of the group column, their inputs, their context or their question; a group
-of related records is never divided. An empty cell of the group column is no value. A context or question that more
-records share than the evaluation set may hold relates none of them, because it would put all of them on one side.
-Two relations may still join nearly all records into one group: a short text that recurs in each dialogue joins the
-dialogues. A split in three then gives the weaker relation up, and says so.
+of related records is never divided. An empty cell of the group column is no value.
+
+Equal inputs and the group column always relate. A context, and then a question, relates its records only as far as the
+group is no larger than the evaluation set, which could not hold it: chains of contexts with a common question, of
+questions with common contexts, would join nearly all records. A chain by questions, the weakest relation, ends at a
+fifth of the evaluation set, so that this consists of several groups.
+Inputs and group column may still join nearly all records: a short text that recurs in each dialogue joins the
+dialogues. A split in two then has another share, and says so; a split in three gives the weaker relation up.
 """
 
 from __future__ import annotations
@@ -24,17 +28,14 @@ from fivetune.errors import DataError
 from fivetune.tasks import is_blank
 from fivetune.types import JsonTable, RawRecord, TextExample
 
-SPLIT_VERSION = 3  # increase when the same records would be split differently
+SPLIT_VERSION = 4  # increase when the same records would be split differently
 
 Converted = tuple[RawRecord, Sequence[TextExample]]
 Relation = Literal["group", "inputs", "context", "question"]
 
 RELATIONS: tuple[Relation, ...] = ("group", "inputs", "context", "question")
-NAMED_FIRST: tuple[Sequence[Relation], ...] = (RELATIONS, RELATIONS[:3], RELATIONS[:2], RELATIONS[:1])
-"""Relations that are kept, from the first try on, if the user named the group: it is the last one that is given up."""
-GUESSED_FIRST: tuple[Sequence[Relation], ...] = (RELATIONS, RELATIONS[:3], RELATIONS[1:], RELATIONS[1:3], ("inputs",))
-"""Relations that are kept if the group is a guess: equal inputs are certain, and given up last."""
 LEAST_OF_SHARE = 0.7  # share of the wanted records that a set holds, or a relation is given up
+CHAINED_SHARE = 0.2  # share of the evaluation set that a chain of questions may join
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ class SplitResult:
     eval_ids: frozenset[int]
     num_records: int
     num_groups: int
+    largest_group: int
 
     def is_on_side(self, record: RawRecord, side: str) -> bool:
         """Return whether a record is on `side`, "train" or "eval"."""
@@ -74,6 +76,7 @@ class SplitResult:
             "group_column": split.group_column,
             "num_records": self.num_records,
             "num_groups": self.num_groups,
+            "largest_group": self.largest_group,
             "num_eval_records": len(self.eval_ids),
         }
 
@@ -105,21 +108,24 @@ def hash_text(text: str) -> int:
 
 
 def split_records(converted: Iterable[Converted], split: EvalSplit, *, by_label: bool) -> SplitResult:
-    """Choose the evaluation side of some records. Raises DataError if one side would be empty.
+    """Choose the evaluation side of some records: the wanted number, but for half of the smallest group left.
+
+    Raises DataError if one side would be empty.
 
     Args:
         by_label: stratify, drawing `share` of the records of each gold label.
     """
     ids, labels, relations = _find_relations(converted, split, by_label=by_label)
-    groups = _join_related(relations, RELATIONS, _count_shared(split, ids))
+    groups = _join_related(relations, RELATIONS, split.share * len(ids))
     chosen = _draw_groups(groups, labels, split)
+    largest = max(map(len, groups), default=0)
     if not chosen or len(chosen) == len(ids):
         raise DataError(
-            f"data.eval_share: {split.share:g} of {len(ids):,} records in {len(groups):,} groups of related records "
-            "leaves one side empty. Records that share inputs, context, question or data.group_column stay together. "
-            "Give another share, or data.eval."
+            f"data.eval_share: {split.share:g} of {len(ids):,} records in {len(groups):,} groups of related records, "
+            f"the largest of {largest:,}, leaves one side empty. Records that share inputs, context, question or "
+            "data.group_column stay together. Give another share, or data.eval."
         )
-    return SplitResult(frozenset(ids[row] for row in chosen), len(ids), len(groups))
+    return SplitResult(frozenset(ids[row] for row in chosen), len(ids), len(groups), largest)
 
 
 def split_in_three(
@@ -128,22 +134,23 @@ def split_in_three(
     """Choose validation and test records, `share` of all for each; the others are for training.
 
     Grouped and stratified as by `split_records`. A label is in no set but the training set unless that has it too.
-    Where a group is so large that the sets miss their shares, the weakest relations are given up.
+    Where a group is so large that the sets miss their shares, the group column is given up, or equal inputs.
     Raises DataError if a set would be empty.
 
     Args:
-        is_named: the user named the group column, so that other relations are given up before it.
+        is_named: the user named the group column, so that equal inputs are given up before it.
     """
     ids, labels, relations = _find_relations(converted, split, by_label=by_label)
     wanted = split.share * len(ids)
     found: list[ThreeWaySplit] = []
     num_joined = 0
-    for kept in NAMED_FIRST if is_named and split.group_column else GUESSED_FIRST:
-        groups = _join_related(relations, kept, _count_shared(split, ids))
+    weaker = "inputs" if is_named and split.group_column else "group"
+    for given_up in ((), (weaker,)):
+        kept = [relation for relation in RELATIONS if relation not in given_up]
+        groups = _join_related(relations, kept, wanted)
         validation, test = _draw_two(groups, labels, split)
         validation_ids = frozenset(ids[row] for row in validation)
         test_ids = frozenset(ids[row] for row in test)
-        given_up: list[Relation] = [relation for relation in RELATIONS if relation not in kept]
         if not found:
             num_joined = max(map(len, groups), default=0)
         found.append(ThreeWaySplit(validation_ids, test_ids, len(ids), len(groups), given_up, num_joined))
@@ -191,11 +198,6 @@ def _find_relations(
     return ids, labels, relations
 
 
-def _count_shared(split: EvalSplit, ids: Sequence[int]) -> int:
-    """Count the records that a context or question may relate: those of the evaluation set."""
-    return max(2, round(split.share * len(ids)))
-
-
 def _iter_relations(
     record: RawRecord, examples: Sequence[TextExample], group_column: str | None
 ) -> Iterator[tuple[int, Relation]]:
@@ -217,16 +219,26 @@ def _iter_relations(
 
 
 def _join_related(
-    relations: Sequence[Sequence[tuple[int, Relation]]], kept: Sequence[Relation], max_shared: int
+    relations: Sequence[Sequence[tuple[int, Relation]]], kept: Sequence[Relation], wanted: float
 ) -> list[list[int]]:
     """Return the rows of each group of related records, ordered by their first rows (union-find).
 
+    Args:
+        kept: the relations, the strongest first.
+        wanted: records of the evaluation set.
+
     >>> rows = [[(1, "inputs")], [(2, "inputs")], [(1, "inputs"), (3, "context")], [(3, "context")]]
-    >>> _join_related(rows, RELATIONS, max_shared=2), _join_related(rows, ("inputs",), max_shared=2)
+    >>> _join_related(rows, RELATIONS, wanted=3), _join_related(rows, RELATIONS, wanted=2)
     ([[0, 2, 3], [1]], [[0, 2], [1], [3]])
     """
-    counts = Counter(key for own in relations for key, _ in dict(own).items())
+    counts = Counter(key for own in relations for key, _ in own)
+    sharing: dict[Relation, dict[int, set[int]]] = {relation: {} for relation in RELATIONS}
+    for row, own in enumerate(relations):
+        for key, relation in own:
+            if counts[key] > 1:
+                sharing[relation].setdefault(key, set()).add(row)
     parents = list(range(len(relations)))
+    sizes = [1] * len(relations)
 
     def find_root(row: int) -> int:
         while parents[row] != row:
@@ -234,12 +246,17 @@ def _join_related(
             row = parents[row]
         return row
 
-    first: dict[int, int] = {}
-    for row, own in enumerate(relations):
-        for key, relation in own:
-            if relation in kept and (relation in ("group", "inputs") or counts[key] <= max_shared):
-                one, other = sorted((find_root(first.setdefault(key, row)), find_root(row)))
-                parents[other] = one
+    for relation in kept:
+        for rows in sharing[relation].values():
+            roots = {find_root(row) for row in rows}
+            size = sum(sizes[root] for root in roots)
+            is_chain = relation == "question" and size > len(rows)
+            most = max(2, round(wanted * CHAINED_SHARE if is_chain else wanted))
+            if relation in ("group", "inputs") or size <= most:
+                first = min(roots)
+                sizes[first] = size
+                for root in roots:
+                    parents[root] = first
     groups: dict[int, list[int]] = defaultdict(list)
     for row in range(len(relations)):
         groups[find_root(row)].append(row)
@@ -256,20 +273,20 @@ def _draw_groups(groups: Sequence[Sequence[int]], labels: Sequence[str], split: 
         strata[Counter(labels[row] for row in rows).most_common(1)[0][0]].append(rows)
     chosen: list[int] = []
     num_rows = sum(map(len, groups))
-    left: list[tuple[float, Sequence[int]]] = []  # of each label, the share not drawn and the next group
+    left: list[tuple[float, Sequence[int]]] = []  # of each label, the share not drawn and the smallest group
     for number, label in enumerate(sorted(strata)):
         members = strata[label]
-        wanted, num_taken, following = split.share * sum(map(len, members)), 0, None
+        wanted, passed = split.share * sum(map(len, members)), list[Sequence[int]]()
         for place in np.random.default_rng([split.seed, number]).permutation(len(members)):
-            if num_taken + len(members[place]) / 2 <= wanted:  # closer to the share with this group than without
+            if len(members[place]) <= wanted:
                 chosen += members[place]
-                num_taken += len(members[place])
+                wanted -= len(members[place])
             else:
-                following = following or members[place]
-        if following is not None:
-            left.append((wanted - num_taken, following))
+                passed.append(members[place])
+        if passed:
+            left.append((wanted, min(passed, key=len)))
     order = np.random.default_rng([split.seed, len(strata)]).permutation(len(left))  # among equal remainders
     for remainder, rows in sorted((left[place] for place in order), key=lambda pair: -pair[0]):
-        if remainder > 0 and len(chosen) + len(rows) / 2 <= split.share * num_rows:
+        if remainder > 0 and len(chosen) + len(rows) / 2 <= split.share * num_rows:  # closer to the share than without
             chosen += rows
     return chosen

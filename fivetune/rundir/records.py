@@ -387,6 +387,7 @@ class EvalShare:
     group_column: str | None = None
     num_records: int | None = None
     num_groups: int | None = None
+    largest_group: int | None = None  # in records
     num_eval_records: int | None = None
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 NUM_PROBED = 300  # examples whose characters are checked
 UNKNOWN_SHARE = 0.01  # of examples, above which unknown characters are a warning
+MISSED_SHARE = 0.1  # of the evaluation records that data.eval_share asks for
 MAX_LOSSY_SHARE = 0.5  # of all characters: more cannot be learnt from
 
 State = Literal["pass", "warn", "fail"]
@@ -81,6 +82,8 @@ def iter_record_notes(facts: JsonTable) -> Iterator[str]:
         for part, one in facts["parts"].items():
             yield from (f"{part}: {note}" for note in iter_record_notes({**one, "first_bad": None}))
         return
+    if note := _describe_missed_share(facts.get("split")):
+        yield note
     if num := facts["num_unlabelled"]:
         yield f"records left out because they have no label (blank, or nan): {num:,}"
     if num := facts["num_blank_golds"]:
@@ -94,6 +97,20 @@ def iter_record_notes(facts: JsonTable) -> Iterator[str]:
         describe_placeholders(facts.get("placeholder_counts", {}), what="label" if labels else "answer"),
     )
     yield from filter(None, notes)
+
+
+def _describe_missed_share(split: JsonTable | None) -> str:
+    """Describe how far data.eval_share was missed by more than a record and a tenth; "" if it was not."""
+    if split is None:
+        return ""
+    wanted = split["share"] * split["num_records"]
+    if abs(split["num_eval_records"] - wanted) <= max(1, MISSED_SHARE * wanted):
+        return ""
+    return (
+        f"data.eval_share {split['share']:g} is {wanted:,.0f} of {split['num_records']:,} records, the evaluation data "
+        f"{split['num_eval_records']:,}: groups of related records are not divided, and the largest has "
+        f"{split['largest_group']:,} (equal inputs and equal values of data.group_column are related)"
+    )
 
 
 def check_leakage(setup: Setup) -> Outcome:

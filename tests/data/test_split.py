@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 
 import kit
@@ -15,6 +16,7 @@ from fivetune.tasks.classification import Classification
 from fivetune.tasks.squad_v2 import SQuADV2
 from fivetune.training import train
 from fivetune.training.autotune.find_lr import as_single_process
+from fivetune.training.data_checks import iter_record_notes
 from fivetune.training.inference import load_run
 from fivetune.training.preflight import run_checks
 from fivetune.training.setup import set_up
@@ -65,6 +67,38 @@ def test_related_records_stay_on_one_side():
     twice = [RawRecord({**record.fields, "id": f"copy-{record.fields['id']}"}, "b:1") for record in tickets(50)]
     chosen = split(Classification(), [*tickets(50), *twice], share=0.2)
     assert Counter(Counter(record.fields["text"] for record in chosen).values()).keys() == {2}
+
+
+def test_chains_of_contexts_and_questions_end_before_they_join_everything():
+    """Without an end, nearly all of 600 records would be one group."""
+    draw = random.Random(3)
+    records = [
+        RawRecord(
+            {"id": f"{i}", "question": f"What {draw.randrange(80)}?", "context": f"C {i // 3}.", "answers": ["x"]},
+            "a:1",
+        )
+        for i in range(600)
+    ]
+    records += [RawRecord({**record.fields, "id": f"copy {record.fields['id']}"}, "b:1") for record in records[::50]]
+    for seed in range(5):
+        chosen = split(SQuADV2(), records, share=0.1, seed=seed)
+        assert len(chosen) == pytest.approx(61, abs=2)
+        contexts = {record.fields["context"] for record in chosen}
+        assert len(contexts) > 10 and [r for r in records if r.fields["context"] in contexts] == chosen
+
+
+@pytest.mark.parametrize(("num", "is_told"), [(100, False), (101, False), (109, False), (111, True), (88, True)])
+def test_a_missed_share_is_told_with_the_numbers(num, is_told):
+    facts = {
+        "first_bad": None,
+        "num_unlabelled": 0,
+        "num_blank_golds": 0,
+        "num_blank_synonyms": 0,
+        "split": {"share": 0.1, "num_records": 1000, "num_eval_records": num, "largest_group": 700},
+    }
+    notes = [*iter_record_notes(facts)]
+    assert bool(notes) == is_told
+    assert not notes or (f"100 of 1,000 records, the evaluation data {num}: " in notes[0] and "has 700 " in notes[0])
 
 
 def test_a_group_column_binds_and_a_question_asked_of_everything_does_not():

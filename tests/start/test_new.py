@@ -118,7 +118,7 @@ def test_of_two_relations_that_join_everything_the_weaker_is_given_up(folder, ca
     words = ("new", name, "--model", "t5-nano", "--overwrite", "--column", "label=Emotion")
     for more, column, told in (
         ((), "Utterance", "the same Scene_ID may be in several sets"),
-        (("--column", "group=Scene_ID"), "Scene_ID", "equal inputs, contexts or questions may be in several sets"),
+        (("--column", "group=Scene_ID"), "Scene_ID", "equal inputs may be in several sets"),
     ):
         code, _, err = run(capsys, *words, *more)
         sets = read_sets("t", folder)
