@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fivetune.data.letters import LITERALS, NO_LITERALS, Spans, tokenize
+from fivetune.data.letters import LITERALS, NO_LITERALS, tokenize
 from fivetune.data.spans import find_answer_span, find_token_span
 from fivetune.data.words import find_word_table
 from fivetune.tasks import Head, find_text
@@ -197,8 +197,9 @@ def _tokenize_by_parts(tokenizer: PreTrainedTokenizerBase, example: TextExample)
     """Tokenise without the tokenizer's offsets (ByT5, MyT5): encode the text before, inside and after the span."""
     low, high = example.clippable
     texts = example.inputs[:low], example.inputs[low:high], example.inputs[high:]
-    parts = [(0, low), (low, high), (high, len(example.inputs))]
-    literals = [_clip_spans(example.meta.get(LITERALS, NO_LITERALS), *part) for part in parts]
+    literals: list[list[int]] = []
+    for start, end in ((0, low), (low, high), (high, len(example.inputs))):
+        literals.append([place - start for place in example.meta.get(LITERALS, NO_LITERALS) if start <= place < end])
     before, inside, after = (one.ids for one in tokenize(tokenizer, texts, literals=literals))
     ids = [*before, *inside, *after]
     offsets = [(i, i + 1) for i, char in enumerate(example.inputs) for _ in char.encode("utf-8", "surrogatepass")]
@@ -206,16 +207,6 @@ def _tokenize_by_parts(tokenizer: PreTrainedTokenizerBase, example: TextExample)
     is_bytes = type(tokenizer).__name__ == "ByT5Tokenizer" and len(offsets) == len(ids)
     known = np.array(offsets, dtype=np.int32).reshape(-1, 2) if is_bytes else None
     return TokenizedInput(ids, len(before), len(before) + len(inside), known)
-
-
-def _clip_spans(spans: Spans, start: int, end: int) -> list[tuple[int, int]]:
-    """Return spans of a text as those of its part [start, end).
-
-    >>> _clip_spans([(2, 6), (8, 9)], 4, 8)
-    [(0, 2)]
-    """
-    clipped = [(max(low, start) - start, min(high, end) - start) for low, high in spans]
-    return [(low, high) for low, high in clipped if low < high]
 
 
 def _encode_generative(

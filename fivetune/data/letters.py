@@ -2,7 +2,7 @@
 
 In: a tokenizer and texts. Out: ids and offsets, those of the tokenizer for all texts that spell out none. Tokens stay
 tokens that were added for use in texts, as <extra_id_0> or <hl>, and those that the template of a task holds, as
-`{Title}</s>{Body}`: its literals are known by their places.
+`{Title}</s>{Body}`: their places are known from filling it.
 
 The option `split_special_tokens` of transformers does not do it: it also divides the sentinels, and a unigram
 vocabulary holds `</s>` as a piece, which the model then finds in the letters.
@@ -13,7 +13,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from fivetune.tasks import parse_template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -22,9 +25,11 @@ if TYPE_CHECKING:
 
 STRUCTURAL = ("eos_token", "pad_token", "unk_token", "bos_token", "cls_token", "sep_token")
 UNMATCHED = "\uffff"  # no character, so no text has it
-LITERALS = "literals"  # key of `meta`: places [start, end) of the template's own texts in the inputs, if they hold "<"
-Spans = Sequence[Sequence[int]]
-NO_LITERALS: Spans = ()
+LITERALS = "template_tokens"  # key of `meta`: where in the inputs tokens of the template begin, if it holds any
+Places = Sequence[int]
+NO_LITERALS: Places = ()
+MARKS = [chr(number) for number in range(0xFDD0, 0xFDF0)]  # Unicode has no such characters
+UNMARKED = dict.fromkeys(map(ord, MARKS), "<")
 
 
 class EncodedText(NamedTuple):
@@ -40,28 +45,25 @@ def list_structural_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...
     return tuple(dict.fromkeys(str(token) for token in named if token))
 
 
-def find_literals(inputs: str, literals: Sequence[str]) -> list[list[int]]:
-    """Find the places of a template's own texts that hold "<" in a text that was made by it.
+@lru_cache
+def mark_template(template: str, mark: str) -> str:
+    """Write a template with `mark` for the "<" of each token <...> in its own text.
 
-    >>> find_literals("tags: Why?</s>So.", ["tags: ", "</s>"])
-    [[10, 14]]
+    >>> mark_template("<{tag}> {{{text}}}</s>", "*")
+    '<{tag}> {{{text}}}*/s>'
     """
-    found: list[list[int]] = []
-    position = 0
-    for literal in literals:
-        start = inputs.find(literal, position)
-        if start < 0:
-            break
-        position = start + len(literal)
-        found += [[start, position]] if "<" in literal else []
-    return found
+    marked = ""
+    for literal, name in parse_template(template):
+        marked += re.sub("<(?=[^<>]+>)", mark, literal).replace("{", "{{").replace("}", "}}")
+        marked += "" if name is None else f"{{{name}}}"
+    return marked
 
 
 def tokenize(
     tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[str],
     *,
-    literals: Sequence[Spans] = (),
+    literals: Sequence[Places] = (),
     with_offsets: bool = False,
 ) -> list[EncodedText]:
     """Tokenise texts without special tokens, those that they spell out as letters.
@@ -84,7 +86,7 @@ def tokenize(
 
 
 def encode_letters(
-    tokenizer: PreTrainedTokenizerBase, text: str, ids: Sequence[int], *, literals: Spans = NO_LITERALS
+    tokenizer: PreTrainedTokenizerBase, text: str, ids: Sequence[int], *, literals: Places = NO_LITERALS
 ) -> EncodedText | None:
     """Return the letters of a text that spells out a structural token, None for any other text.
 
@@ -98,10 +100,11 @@ def encode_letters(
         return None
     hidden = _name_hidden_tokens(tokenizer)
     num_meant = 0
-    for start, end in literals:
+    for start in literals:
         for token, name in hidden.items():  # of the same length
-            num_meant += text.count(token, start, end)
-            text = text[:start] + text[start:end].replace(token, name) + text[end:]
+            if text.startswith(token, start):
+                num_meant += 1
+                text = text[:start] + name + text[start + len(token) :]
     if num_meant and num_meant == sum(number in structural for number in ids) and not (unknown and unknown in text):
         return None
     if not tokenizer.is_fast:

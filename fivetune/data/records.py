@@ -31,7 +31,7 @@ from fivetune.data.delimited import (
 )
 from fivetune.data.json_records import RECORD_LISTS, SPLIT_NAMES, RawLine, read_json_records, read_jsonl_lines
 from fivetune.data.json_text import decode_line, describe_value, find_json_error
-from fivetune.data.letters import LITERALS, find_literals
+from fivetune.data.letters import LITERALS, MARKS, mark_template
 from fivetune.data.source_files import (
     FORMATS,
     HEAD_BYTES,
@@ -53,8 +53,7 @@ from fivetune.data.table_records import (
     read_saved_records,
 )
 from fivetune.errors import DataError, FiveTuneError, RecordError
-from fivetune.tasks import parse_template
-from fivetune.types import ConversionResult, JsonTable, RawRecord, Task
+from fivetune.types import ConversionResult, JsonTable, RawRecord, Task, TextExample
 
 RUN_LENGTH = 20  # consecutive records that are drawn together, so that those of one group are seen side by side
 
@@ -204,7 +203,7 @@ def apply_task(task: Task, record: RawRecord, *, labelled: bool = True) -> Conve
     Raises DataError as `to_text` does, MemoryError: it is no fault of the record, which must not be skipped for it.
     """
     try:
-        return _mark_literals(task, task.to_text(record, labelled=labelled))
+        return _convert(task, record, labelled=labelled)
     except (FiveTuneError, MemoryError):
         raise
     except Exception as error:
@@ -215,18 +214,30 @@ def apply_task(task: Task, record: RawRecord, *, labelled: bool = True) -> Conve
         ) from error
 
 
-def _mark_literals(task: Task, converted: ConversionResult) -> ConversionResult:
-    """Note in `meta` where inputs hold a template's own texts, whose special tokens are meant."""
-    template = getattr(task, "template", None) or getattr(task, "inputs", None)
-    if not converted or not isinstance(template, str) or "<" not in template:
-        return converted
-    literals = [literal for literal, _ in parse_template(template)]
-    examples = converted if isinstance(converted, tuple) else (converted,)
-    marked = (
-        replace(one, meta={**one.meta, LITERALS: places}) if (places := find_literals(one.inputs, literals)) else one
-        for one in examples
-    )
-    return tuple(marked) if isinstance(converted, tuple) else next(marked)
+def _convert(task: Task, record: RawRecord, *, labelled: bool) -> ConversionResult:
+    """Convert a record, and note in `meta` where inputs hold a token of the template: a special one is meant there.
+
+    The template is filled with another character for the "<" of its tokens, one that the record lacks: so a text that
+    spells out the same token cannot take its place.
+    """
+    option = "template" if hasattr(task, "template") else "inputs"
+    template = getattr(task, option, None)
+    if not isinstance(template, str) or "<" not in template:
+        return task.to_text(record, labelled=labelled)
+    known = repr(record.fields)
+    mark = next(mark for mark in MARKS if ascii(mark)[1:-1] not in known)
+    marked = task.model_copy(update={option: mark_template(template, mark)})
+    converted = marked.to_text(record, labelled=labelled)
+    if isinstance(converted, tuple):
+        return tuple(_replace_marks(example, mark) for example in converted)
+    return converted and _replace_marks(converted, mark)
+
+
+def _replace_marks(example: TextExample, mark: str) -> TextExample:
+    places = [place for place, character in enumerate(example.inputs) if character == mark]
+    if not places:
+        return example
+    return replace(example, inputs=example.inputs.replace(mark, "<"), meta={**example.meta, LITERALS: places})
 
 
 def as_bad_record(error: DataError, record: RawRecord) -> BadRecord:

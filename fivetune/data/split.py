@@ -144,9 +144,10 @@ def split_in_three(
     wanted = split.share * len(ids)
     found: list[ThreeWaySplit] = []
     num_joined = 0
-    weaker = "inputs" if is_named and split.group_column else "group"
-    for given_up in ((), (weaker,)):
-        kept = [relation for relation in RELATIONS if relation not in given_up]
+    weaker: Relation = "inputs" if is_named and split.group_column else "group"
+    tries: tuple[Sequence[Relation], ...] = ((), (weaker,))
+    for given_up in tries:
+        kept: list[Relation] = [relation for relation in RELATIONS if relation not in given_up]
         groups = _join_related(relations, kept, wanted)
         validation, test = _draw_two(groups, labels, split)
         validation_ids = frozenset(ids[row] for row in validation)

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NUM_BINS", "DamagedStoreError", "TokenStore", "load_or_build_store"]
 
-ENCODING_VERSION = 3  # increase when the same input would be encoded differently
+ENCODING_VERSION = 4  # increase when the same input would be encoded differently
 LAYOUT_VERSION = 10  # increase when the files of a store or the keys of its summary change
 MAX_OPEN_SHARDS = 64  # of one store; each takes a file handle
 MEMORY_BYTES = 64 * 2**20  # of a store's shards, up to which they are kept in memory: reading them row by row is slower

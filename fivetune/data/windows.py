@@ -78,8 +78,10 @@ def _cut_window(example: TextExample, low: int, high: int, number: int, count: i
     low += len(example.inputs[low:high]) - len(example.inputs[low:high].lstrip())
     meta = {**example.meta, "window": [number, count]}
     if LITERALS in example.meta:
-        shift = high - low - (end - start)
-        meta[LITERALS] = [[a + shift, b + shift] if a >= end else [a, b] for a, b in example.meta[LITERALS]]
+        before = [place for place in example.meta[LITERALS] if place < start]
+        inside = [place - low + start for place in example.meta[LITERALS] if low <= place < high]
+        after = [place - end + start + high - low for place in example.meta[LITERALS] if place >= end]
+        meta[LITERALS] = [*before, *inside, *after]
     if example.meta.get("answer_span"):
         a, b = example.meta["answer_span"]
         meta["answer_span"] = [a - low + start, b - low + start] if low <= a and b <= high else None

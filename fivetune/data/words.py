@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from fivetune.data.letters import NO_LITERALS, Spans, encode_letters
+from fivetune.data.letters import NO_LITERALS, Places, encode_letters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -38,7 +38,7 @@ class WordTable:
         self._backend: Any = tokenizer.backend_tokenizer  # pyright: ignore
         self._ids: dict[str, list[int]] = {}
 
-    def encode(self, texts: Sequence[str], literals: Sequence[Spans] = ()) -> list[list[int]]:
+    def encode(self, texts: Sequence[str], literals: Sequence[Places] = ()) -> list[list[int]]:
         """Return the ids of texts, without end token.
 
         Args:

@@ -18,6 +18,7 @@ from fivetune.data.convert import ConvertedRows
 from fivetune.data.encode import find_clipped_spans
 from fivetune.data.examples import Source
 from fivetune.data.in_memory import MemoryStore, convert_source
+from fivetune.data.letters import UNMARKED
 from fivetune.data.records import find_column
 from fivetune.data.source_files import quote_value
 from fivetune.data.tables import is_table, iter_rows, name_tables
@@ -26,9 +27,9 @@ from fivetune.evaluation.batch_size import AutoBatchSize, predict_in_batches
 from fivetune.evaluation.evaluator import Evaluator
 from fivetune.evaluation.inputs import InputRow, iter_input_rows, write_records, write_texts
 from fivetune.rundir.records import Prediction
-from fivetune.tasks import find_needed_columns
+from fivetune.tasks import find_needed_columns, parse_template
 from fivetune.tasks.jsonl import JSONL
-from fivetune.types import Task
+from fivetune.types import RawRecord, Task, TextExample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -55,9 +56,17 @@ class ReadRequest:
 
 
 class WholeInputs(JSONL):
-    """Texts as the model reads them; the template shows which of their special tokens are its own."""
+    """Texts as the model reads them; the first of their special tokens are those of the template."""
 
     template: str = ""
+
+    def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample | None:
+        """Return an example, marked as a filled template is."""
+        example = super().to_text(record, labelled=labelled)
+        inputs = example.inputs if example else ""
+        for literal, _ in parse_template(self.template):
+            inputs = inputs.replace(literal.translate(UNMARKED), literal, 1)
+        return example and replace(example, inputs=inputs)
 
 
 def list_inputs(inputs: object) -> list[Given]:

@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fivetune.data.encode import LengthLimits, encode, encode_labels, find_frame
-from fivetune.data.letters import list_structural_tokens, tokenize
+from fivetune.data.letters import LITERALS, list_structural_tokens, tokenize
 from fivetune.data.records import apply_task
+from fivetune.data.windows import _cut_window
+from fivetune.evaluation.requests import WholeInputs
 from fivetune.model.tokenizer import load_tokenizer
 from fivetune.nano import CHECKPOINT
 from fivetune.tasks import load_task
@@ -89,5 +91,37 @@ def test_tokens_of_a_template_are_tokens_beside_letters_in_its_values(tokenizer,
     ids = [*tokens.input_ids]
     num_added = find_frame(tokenizer).after.count(tokenizer.eos_token_id)
     assert ids.count(tokenizer.eos_token_id) == 1 + num_added
+    assert example.meta[LITERALS] == [len("quality: ") + len(body)]
     if title == "Why?" and body == "So.":
         assert ids == tokenizer(example.inputs)["input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("template", "places"),
+    [
+        ("{{a}}</s><{Title}>{Body}", [3]),  # not the "<" of a tag whose name is a value
+        ("a < b {Title}</s>{Body}<pad>", [20, 37]),
+        ("{Title} {Body}", None),
+    ],
+)
+def test_places_of_tokens_are_those_of_the_template(template, places):
+    fields = {"id": "1", "Title": "Why</s>\ufdd0 <pad>", "Body": "So</s> it is."}
+    task = load_task("jsonl", {"inputs": template})
+    example: Any = apply_task(task, RawRecord(fields, "a:1"), labelled=False)
+    assert example == task.to_text(RawRecord(fields, "a:1"), labelled=False) or places
+    assert example.inputs == template.format(**fields) and example.meta.get(LITERALS) == places
+
+
+def test_a_whole_text_has_as_many_tokens_as_the_template():
+    whole = WholeInputs(template="tags: {Title}</s>{Body}")
+    example: Any = apply_task(
+        whole, RawRecord({"id": "1", "inputs": "tags: Why?</s>So</s> it is."}, "a:1"), labelled=False
+    )
+    assert example.inputs == "tags: Why?</s>So</s> it is." and example.meta[LITERALS] == [10]
+
+
+def test_windows_keep_the_places_of_tokens():
+    example = TextExample("1", "a</s>0123</s>56</s>b", "", (), (5, 15), {LITERALS: [1, 9, 15]})
+    (first, second) = (_cut_window(example, low, high, 1, 2) for low, high in ((5, 9), (9, 15)))
+    assert (first.inputs, first.meta[LITERALS]) == ("a</s>0123</s>b", [1, 9])
+    assert (second.inputs, second.meta[LITERALS]) == ("a</s></s>56</s>b", [1, 5, 11])
