@@ -29,10 +29,9 @@ from fivetune.types import Batch
 
 Rows = NDArray[np.int64]
 
-LAWS = 2
-"""Version of what seed, step and settings decide: the order of the data, the questions of a subset, the steps of a
-warm-up. A run goes on under the laws that it began with."""
-FIRST_LAWS = 1  # whole pools however small the set, the rest cut from the long end
+ORDER_VERSION = 2
+"""Increase when seed, step and settings decide otherwise: on the order of the data, the questions of a subset, or the
+steps of a warm-up. A run of another version is not resumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,6 @@ class BatchPlan:
         bucket_pool: global batches sorted by length together.
         seed: of the permutations.
         window_shards: the most shards on the disk at once; None: all.
-        laws: version of the order.
     """
 
     examples_per_step: int
@@ -53,7 +51,6 @@ class BatchPlan:
     bucket_pool: int
     seed: int
     window_shards: int | None = None
-    laws: int = LAWS
 
     @property
     def shards_together(self) -> int | None:
@@ -68,8 +65,6 @@ class BatchPlan:
 
         A set of one pool would be cut into the same batches in every epoch.
         """
-        if self.laws == FIRST_LAWS:
-            return self.bucket_pool
         return min(self.bucket_pool, max(1, self.count_steps_per_epoch(num_examples) // 4))
 
     def draw_sizes(self, num_examples: int, random: np.random.Generator) -> list[int]:
@@ -83,8 +78,8 @@ class BatchPlan:
         """
         whole = self.examples_per_step
         num_whole, rest = divmod(num_examples, whole)
-        if self.laws == FIRST_LAWS or not rest:
-            return [whole] * num_whole + [rest] * (rest > 0)
+        if not rest:
+            return [whole] * num_whole
         short = [rest]
         if num_whole and 2 * rest < whole:
             num_whole, both = num_whole - 1, whole + rest

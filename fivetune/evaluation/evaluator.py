@@ -20,7 +20,6 @@ from fivetune.analysis.bootstrap import compute_intervals
 from fivetune.analysis.calibration import calibrate_prediction
 from fivetune.data.encode import LengthLimits
 from fivetune.data.store import TokenStore
-from fivetune.data.stream import FIRST_LAWS, LAWS
 from fivetune.decode import Decoding, GenerateAnswers, generate
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.evaluation.answer import answer_passages
@@ -212,22 +211,17 @@ def select_rows(
     return np.flatnonzero(selected & (store.groups % world.data_size == world.data_rank))
 
 
-def select_subset(store: TokenStore, limit: int | None, laws: int = LAWS) -> list[int] | None:
+def select_subset(store: TokenStore, limit: int | None) -> list[int] | None:
     """Select `limit` questions of a store, the same in every run; None for all.
 
     The questions are ordered by target, as far as a target is frequent enough to be in the sample, then as in the file,
     and divided into `limit` parts, of each of which one question is drawn: labels, and passages with several questions,
     occur as often as in the whole set, whatever the file's order is.
-
-    Args:
-        laws: of the run (`stream.LAWS`); by the first ones the questions are evenly spaced.
     """
     num = store.num_groups
     if limit is None or limit >= num:
         return None
     edges = np.arange(limit + 1) * num // limit
-    if laws == FIRST_LAWS:
-        return edges[:-1].tolist()
     drawn = np.random.default_rng(SUBSET_SEED).integers(edges[:-1], edges[1:])
     return sorted(_order_by_target(store, num / limit)[drawn].tolist())
 

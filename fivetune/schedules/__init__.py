@@ -7,14 +7,11 @@ optimizer's `lr` at optimizer step `step` (0-based) of `num_steps`.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
 from fivetune.plugins import Options
-
-if TYPE_CHECKING:
-    from fivetune.types import Schedule
 
 
 class Warmup(Options):
@@ -46,17 +43,3 @@ class Warmup(Options):
     def compute_decay(self, progress: float) -> float:
         """Factor after the warm-up; `progress` runs from 0 to 1 (exclusive)."""
         raise NotImplementedError
-
-
-def round_warmup_to_nearest(schedule: Schedule, num_steps: int) -> Schedule:
-    """Return a schedule with the warm-up of runs that began before it was rounded up.
-
-    >>> from fivetune.schedules.linear import Linear
-    >>> schedule = Linear(warmup_fraction=0.1)
-    >>> schedule.count_warmup_steps(25), round_warmup_to_nearest(schedule, 25).warmup_steps
-    (3, 2)
-    """
-    if not isinstance(schedule, Warmup) or schedule.warmup_fraction is None:
-        return schedule
-    steps = round(schedule.warmup_fraction * num_steps)
-    return schedule.model_copy(update={"warmup_steps": steps, "warmup_fraction": None})

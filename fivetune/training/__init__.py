@@ -18,7 +18,6 @@ import torch
 from fivetune import plugins, rundir
 from fivetune.config import RunConfig
 from fivetune.config.recipes import refuse_missing_run
-from fivetune.data.stream import LAWS
 from fivetune.data.tables import name_tables
 from fivetune.distributed.world import (
     World,
@@ -26,6 +25,7 @@ from fivetune.distributed.world import (
     refuse_wrong_world_size,
 )
 from fivetune.errors import ConfigError, InterruptedRunError, NumericError, RunDirError
+from fivetune.evaluation.evaluator import select_subset
 from fivetune.model.tokenizer import load_hub_tokenizer
 from fivetune.progress import Progress
 from fivetune.rundir import (
@@ -301,6 +301,7 @@ def _prepare(
     setup = replace(setup, learner=learner)
     state = _load_progress(setup, run, progress, owner, resume=resume)
     graphs = {"capture": asdict(decision)} if decision else {}
+    evaluator = setup.data.evaluator
     machine = {"run_id": owner.run_id, **describe_machine(setup, command), **graphs}
     _record_machine(run, progress, machine, step=state.step, resume=resume)
     state.seconds["prepare"] = state.seconds.get("prepare", 0.0) + time.perf_counter() - started
@@ -315,6 +316,7 @@ def _prepare(
         sampler,
         nonfinite_flag=make_nonfinite_flag(learner),
         peak_flops=get_device_peak_flops(learner.compute.device, learner.compute.precision),
+        subset=select_subset(evaluator.store, config.eval.max_examples) if evaluator else None,
         threads=ThreadControl.from_setting(config.train.num_threads) if learner.compute.kind == "cpu" else None,
         evaluated_steps=_find_evaluated_steps(run, world, state, owner.eval_basis),
         owner=owner,
@@ -467,11 +469,6 @@ def _load_progress(
         best = asdict(state.best) if state.best else None
         run.update_status(num_resumes=run.get_status_value("num_resumes", 0) + 1, step=state.step, best=best)
         progress.log(f"resuming at step {state.step:,} of {setup.plan.num_steps:,}")
-        if setup.laws != LAWS:
-            progress.log(
-                "the run was begun by an earlier version of FiveTune: the order of its data, the questions of "
-                "eval.max_examples and the rounding of its warm-up stay as they were"
-            )
     return state
 
 

@@ -35,7 +35,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from fivetune.data.stream import FIRST_LAWS
 from fivetune.distributed.sharding import get_local, iter_held, release_gathered, shard_like
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import RunDirError
@@ -94,7 +93,6 @@ class CheckpointOwner:
         forward: the fields of the run's Forward.
         batch_size: examples per forward pass when the checkpoint was written.
         base: checksum of the weights that an adapter was attached to; "" without an adapter.
-        laws: version of what seed and step decide (`stream.LAWS`); checkpoints of earlier versions do not name it.
     """
 
     run_id: str = ""
@@ -105,7 +103,6 @@ class CheckpointOwner:
     eval_data: str = ""
     eval_settings: JsonTable = field(default_factory=dict)
     base: str = ""
-    laws: int = FIRST_LAWS
 
     @property
     def eval_basis(self) -> str:
@@ -265,7 +262,6 @@ def read_state(path: Path) -> tuple[TrainingProgress, CheckpointOwner]:
             eval_data=str(owner.get("eval_data", "")),
             eval_settings=dict(owner.get("eval_settings", {})),
             base=str(owner.get("base", "")),
-            laws=int(owner.get("laws", FIRST_LAWS)),
         )
         others = [_parse_eval(one, "runners_up", step) for one in table.get("runners_up", ())]
         runners_up = [one for one in others if one]

@@ -10,7 +10,7 @@ import math
 import shlex
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -20,7 +20,6 @@ from typing import Any
 from torch import Tensor
 
 from fivetune.errors import ConfigError, InterruptedRunError, RunDirError
-from fivetune.evaluation.evaluator import select_subset
 from fivetune.metrics import is_maximized
 from fivetune.model.flops import Flops
 from fivetune.model.module_flops import StepFlops
@@ -78,6 +77,7 @@ class Training:
         peak_flops: of one device; None if unknown.
         flops: counts the operations of steps with the weights that are trained now.
         nonfinite_flag: from `make_nonfinite_flag`.
+        subset: the questions of eval.max_examples; None: all.
         threads: of a CPU run; None on other devices.
         pending_steps: steps without a record yet, oldest first.
         losses, grad_norms: finite values of this part of the run, by step.
@@ -98,6 +98,7 @@ class Training:
     peak_flops: float | None = None
     flops: StepFlops | None = None
     nonfinite_flag: Tensor | None = None
+    subset: Sequence[int] | None = None
     threads: ThreadControl | None = None
     pending_steps: deque[PendingStep] = field(default_factory=deque)
     sinks: list[Any] = field(default_factory=list)
@@ -302,7 +303,7 @@ def evaluate_model(training: Training) -> None:
     write_steps(training, wait=True)
     with setup.learner.swap_in_averages():
         limited = state.step > 0 or setup.config.eval.final == "subset"
-        record = run_evaluation(training, step=state.step, limit=setup.config.eval.max_examples if limited else None)
+        record = run_evaluation(training, step=state.step, questions=training.subset if limited else None)
     training.evaluated_steps.add(state.step)
     if state.step > 0:
         rank_evaluation(
@@ -331,11 +332,12 @@ def evaluate_model(training: Training) -> None:
     training.evals.append(record)
 
 
-def run_evaluation(training: Training, *, step: int, limit: int | None = None, split: str = "eval") -> EvalRecord:
-    """Evaluate the model, recorded under `step` as `split`, or as "subset" if limited."""
+def run_evaluation(
+    training: Training, *, step: int, questions: Sequence[int] | None = None, split: str = "eval"
+) -> EvalRecord:
+    """Evaluate the model, recorded under `step` as `split`, or as "subset" if only some questions are asked."""
     setup, evaluator = training.setup, training.setup.data.evaluator
     assert evaluator is not None
-    questions = select_subset(evaluator.store, limit, setup.laws)
     split = split if questions is None else "subset"
     if questions is None:
         world, usual, log = setup.learner.world, setup.config.eval.max_examples, training.progress.log

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 from fivetune import rundir
 from fivetune.config import RunConfig
 from fivetune.config.layers import format_value
-from fivetune.data.stream import LAWS
+from fivetune.data.stream import ORDER_VERSION
 from fivetune.errors import ConfigError, RunDirError
 from fivetune.evaluation.evaluator import Evaluator
 from fivetune.model.adapters import find_adapter
@@ -78,14 +78,7 @@ def read_choices(folder: Path) -> JsonTable:
         "resumed_forward": read_forward(folder),
         "resumed_precision": machine.precision,
         "resumed_block_seconds": machine.strategy.block_seconds,
-        "resumed_laws": read_laws(folder),
     }
-
-
-def read_laws(folder: Path) -> int:
-    """Read the laws that a run began with from its newest checkpoint; without one it begins again, under these."""
-    laws = [owner.laws for _, owner in _iter_owners(folder)]
-    return laws[-1] if laws else LAWS
 
 
 def read_batch_size(folder: Path) -> int | None:
@@ -107,10 +100,9 @@ def describe_owner(folder: Path, setup: Setup) -> CheckpointOwner:
     owner = CheckpointOwner(
         run_id=read_run_id(folder),
         settings={key: value for key, value in flat.items() if not _is_changeable(key)},
-        data=setup.data.stream.store.fingerprint,
+        data=f"{setup.data.stream.store.fingerprint}, order {ORDER_VERSION}",
         forward=setup.learner.forward.as_facts(),
         base=adapter.base.checksum if adapter and adapter.base else "",
-        laws=setup.laws,
     )
     evaluator = setup.data.evaluator
     if evaluator is None:  # the best evaluation so far remains that of the earlier data and settings
@@ -189,7 +181,7 @@ def _describe_other_data(folder: Path, file: Path) -> str:
     return (
         f"{folder}: was trained on other data (the fingerprint in {file} differs). Start a new run for new data, "
         "put back the files of data.train, or go on with the version of FiveTune that began it (machine.json): another "
-        "one may tokenise them differently."
+        "one may tokenise or order them differently."
     )
 
 

@@ -17,7 +17,7 @@ from fivetune.data.encode import encode_labels, find_frame
 from fivetune.data.letters import list_structural_tokens
 from fivetune.data.mixture import ConcatStore
 from fivetune.data.store import TokenStore
-from fivetune.data.stream import FIRST_LAWS, LAWS, BatchPlan, TrainingStream
+from fivetune.data.stream import BatchPlan, TrainingStream
 from fivetune.decode import Decoding, GenerateAnswers, estimate_max_new_tokens, generate
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import ConfigError
@@ -32,7 +32,6 @@ from fivetune.model.shards import load_shards
 from fivetune.model.tokenizer import list_sentinel_ids
 from fivetune.progress import ProgressCallback, ignore_progress
 from fivetune.rundir.plan import Plan
-from fivetune.schedules import round_warmup_to_nearest
 from fivetune.tasks import head_of
 from fivetune.telemetry.devices import translate_oom_errors
 from fivetune.training.autotune.blocks import measure_block_seconds
@@ -82,7 +81,6 @@ class Setup:
         plan: the resolved numbers.
         fit: result of the search for train.batch_size auto; None if the recipe gives a number.
         block_seconds: measured cost of every block, by which the model was divided into stages; () if not measured.
-        laws: version of what seed and step decide, which a resumed run keeps.
         unfreezing: freezes and unfreezes weights between steps; None if model.unfreeze is empty.
     """
 
@@ -94,7 +92,6 @@ class Setup:
     fit: Fit | None = None
     block_seconds: tuple[float, ...] = ()
     unfreezing: Unfreezing | None = None
-    laws: int = LAWS
 
     @property
     def warnings(self) -> list[str]:
@@ -122,10 +119,7 @@ class Setup:
         """Learning rate of a 0-based step; None if the optimizer computes its own."""
         if self.plan.lr is None:
             return None
-        schedule, num_steps = self.config.schedule, self.plan.num_steps
-        if self.laws == FIRST_LAWS:
-            schedule = round_warmup_to_nearest(schedule, num_steps)
-        return self.plan.lr * schedule.factor(step, num_steps)
+        return self.plan.lr * self.config.schedule.factor(step, self.plan.num_steps)
 
 
 def set_up(
@@ -135,7 +129,6 @@ def set_up(
     resumed_forward: Forward | None = None,
     resumed_precision: str | None = None,
     resumed_block_seconds: Sequence[float] = (),
-    resumed_laws: int = LAWS,
     world: World = SINGLE_PROCESS,
 ) -> Setup:
     """Load the model, prepare the data and build the rest. Writes only the data cache; raises the errors of all parts.
@@ -143,7 +136,6 @@ def set_up(
     Args:
         resumed_forward, resumed_precision: those that a resumed run began with.
         resumed_block_seconds: what it measured for its blocks; others would divide the model elsewhere.
-        resumed_laws: `stream.LAWS` when it began.
         world: the ranks of the run; all of them call this, and rank 0 prepares the data first.
     """
     config = select_part(config)
@@ -155,7 +147,7 @@ def set_up(
     loaded = _load_supported_model(config, compute, world)
     chips = build_chips(config, loaded.model, compute)
     choose = partial(_choose_precision, config, loaded.model, compute, world, resumed_forward, resumed_precision)
-    data, compute = _prepare_data(config, loaded.tokenizer, compute, world, on_progress, chips, choose, resumed_laws)
+    data, compute = _prepare_data(config, loaded.tokenizer, compute, world, on_progress, chips, choose)
     block_seconds = tuple(resumed_block_seconds) or _measure_blocks(config, loaded, data.stream, compute, world)
     model = _wrap_model(config, loaded, data.stream.store, compute, world, block_seconds)
     optimizer = build_optimizer(config, model)
@@ -167,7 +159,7 @@ def set_up(
     if config.train.batch_size == "auto":
         fit = _find_micro_batch(config, model, forward, data.stream.store, compute, world)
         config = with_batch_size(config, fit.batch_size)
-        data.stream.plan = _build_batch_plan(config, resumed_laws)
+        data.stream.plan = _build_batch_plan(config)
     learner = Learner(
         model=model,
         optimizer=optimizer,
@@ -189,7 +181,7 @@ def set_up(
         class_weights=class_weights,
     )
     unfreezing = Unfreezing(model, config.model.unfreeze) if config.model.unfreeze else None
-    return Setup(config, loaded, learner, data, plan, fit, block_seconds, unfreezing, resumed_laws)
+    return Setup(config, loaded, learner, data, plan, fit, block_seconds, unfreezing)
 
 
 def _check_data(config: RunConfig, world: World) -> RunConfig:
@@ -307,7 +299,6 @@ def _prepare_data(
     on_progress: ProgressCallback,
     chips: Chips | None,
     choose_precision: Callable[[TrainingStream], ComputeConfig],
-    laws: int,
 ) -> tuple[TrainingData, ComputeConfig]:
     """Tokenise the data, rank 0 first, and choose the precision, in which the evaluator computes as well."""
     with world.run_rank_zero_first("data"):
@@ -318,7 +309,7 @@ def _prepare_data(
     if config.distill.teacher:
         decoding = build_decoding(config, tokenizer, target_p99=train.summary["target_p99"])
         train = replace_targets(config, train, decoding, compute, world, on_progress)
-    stream = TrainingStream(train, _build_batch_plan(config, laws), build_mixture_sampler(config, train), world)
+    stream = TrainingStream(train, _build_batch_plan(config), build_mixture_sampler(config, train), world)
     needing = {
         "train.early_stopping": config.train.early_stopping,
         "checkpoint.average_best": config.checkpoint.average_best,
@@ -477,9 +468,7 @@ def _encode_labels(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tup
     return tuple(ids)
 
 
-def _build_batch_plan(config: RunConfig, laws: int) -> BatchPlan:
+def _build_batch_plan(config: RunConfig) -> BatchPlan:
     size = config.train.batch_size if config.train.batch_size != "auto" else PROVISIONAL_BATCH_SIZE
     data = config.data
-    return BatchPlan(
-        config.train.examples_per_step, size, data.bucket_pool, config.run.seed, data.window_shards, laws=laws
-    )
+    return BatchPlan(config.train.examples_per_step, size, data.bucket_pool, config.run.seed, data.window_shards)

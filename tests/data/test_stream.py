@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fivetune.data.batch import pad
 from fivetune.data.ragged import Ragged
-from fivetune.data.stream import FIRST_LAWS, BatchPlan, TrainingStream, make_length_bucketed_batches
+from fivetune.data.stream import BatchPlan, TrainingStream, make_length_bucketed_batches
 from fivetune.distributed.world import World
 
 ORDERS = st.builds(
@@ -84,21 +84,6 @@ def test_small_sets_get_new_batches_in_every_epoch(num, size):
     assert min(map(len, batches)) >= size / 2
     beside = {row for batch in batches if 7 in batch for row in batch}
     assert len(beside) > num / 2  # the longest example meets most of the others
-
-
-def test_runs_of_the_first_laws_keep_their_order():
-    """What version 1 drew, computed as it did: whole pools, the rest from the long end."""
-    lengths, seed, size = np.random.default_rng(0).integers(3, 60, 77), 5, 8
-    for epoch in range(3):
-        random = np.random.default_rng([seed, epoch])
-        permutation, expected = random.permutation(77), []
-        for start in range(0, 77, 2 * size):
-            pool = permutation[start : start + 2 * size]
-            pool = pool[np.argsort(lengths[pool], kind="stable")]
-            cut = [pool[i : i + size].tolist() for i in range(0, len(pool), size)]
-            expected += [cut[i] for i in random.permutation(len(cut))]
-        plan = BatchPlan(size, size, 2, seed=seed, laws=FIRST_LAWS)
-        assert [rows.tolist() for rows in make_length_bucketed_batches(lengths, plan, epoch)] == expected
 
 
 @settings(max_examples=30)

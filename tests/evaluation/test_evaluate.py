@@ -20,7 +20,6 @@ from fivetune.data.encode import LengthLimits
 from fivetune.data.examples import Source
 from fivetune.data.ragged import Ragged
 from fivetune.data.store import load_or_build_store
-from fivetune.data.stream import FIRST_LAWS
 from fivetune.errors import ConfigError, NumericError
 from fivetune.evaluation.evaluator import select_subset
 from fivetune.metrics.squad_v2 import SQuADV2 as Metric
@@ -183,7 +182,6 @@ def test_a_subset_is_the_same_in_every_run_and_of_the_size_that_was_asked_for():
     chosen = select_subset(store, 30)
     assert chosen == select_subset(Targets(range(100)), 30) == sorted({*chosen}) and len(chosen) == 30
     assert select_subset(store, 100) is None and select_subset(store, None) is None
-    assert select_subset(store, 3, FIRST_LAWS) == [0, 33, 66]
     assert len({*select_subset(Targets(range(100), window_shards=2), 30)}) == 30
 
 

@@ -10,7 +10,6 @@ import signal
 import time
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fivetune import rundir, training
-from fivetune.data.stream import FIRST_LAWS, LAWS
+from fivetune import rundir
 from fivetune.errors import ConfigError, InterruptedRunError, RunDirError
 from fivetune.progress import Progress
 from fivetune.rundir import lock_folder
@@ -129,38 +127,6 @@ def test_other_signals_save_like_sigterm(tmp_path, model_folder, uninterrupted, 
     assert caught.value.exit_code == 128 + signum
     train(table, resume=True, quiet=True)
     _assert_same(tmp_path / "run", uninterrupted)
-
-
-@pytest.mark.slow
-def test_a_run_of_the_first_laws_goes_on_under_them(tmp_path, model_folder, monkeypatch):
-    """Another order, other questions of a subset, another warm-up: an upgrade changes none of them in mid-run."""
-    laws = {"eval__max_examples": 5, "schedule__name": "linear", "schedule__warmup_fraction": 0.2}
-    for name in ("whole", "old", "new"):
-        (tmp_path / name).mkdir()
-    with monkeypatch.context() as patch:
-        patch.setattr(training, "set_up", partial(training.set_up, resumed_laws=FIRST_LAWS))
-        train(_table(tmp_path / "whole", model_folder, **laws), preflight=False, quiet=True)
-        _signal_at(patch, "show_step", 4)
-        with pytest.raises(InterruptedRunError):
-            train(_table(tmp_path / "old", model_folder, **laws), preflight=False, quiet=True)
-    train(_table(tmp_path / "old", model_folder, **laws), resume=True, quiet=True)
-    _assert_same(tmp_path / "old" / "run", tmp_path / "whole" / "run")
-    assert "begun by an earlier version of FiveTune" in (tmp_path / "old" / "run" / "log.txt").read_text()
-    train(_table(tmp_path / "new", model_folder, **laws), preflight=False, quiet=True)
-    old, new = (rundir.read_run(tmp_path / name / "run") for name in ("old", "new"))
-    assert [step.lr for step in old.steps] != [step.lr for step in new.steps]
-
-
-def test_checkpoints_that_name_no_laws_are_of_the_first(tmp_path, uninterrupted):
-    state = json.loads((_last_checkpoint(uninterrupted) / "state.json").read_text())
-    folder = tmp_path / str(state["step"])
-    folder.mkdir()
-    for owner, laws in ((state["owner"], LAWS), ({**state["owner"], "laws": FIRST_LAWS}, FIRST_LAWS)):
-        (folder / "state.json").write_text(json.dumps({**state, "owner": owner}))
-        assert checkpoint.read_state(folder)[1].laws == laws
-    del state["owner"]["laws"]
-    (folder / "state.json").write_text(json.dumps(state))
-    assert checkpoint.read_state(folder)[1].laws == FIRST_LAWS
 
 
 def test_stopped_before_the_first_step(tmp_path, model_folder, uninterrupted, monkeypatch):

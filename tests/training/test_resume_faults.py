@@ -171,6 +171,12 @@ def test_other_content_of_the_same_files_is_refused_also_without_data_json(stopp
         train_file.write_text(content)
 
 
+def test_a_run_of_a_version_with_another_order_is_refused(stopped, monkeypatch):
+    monkeypatch.setattr(resume, "ORDER_VERSION", 1)
+    with pytest.raises(RunDirError, match=r"checkpoints/2/state\.json differs.* the version of FiveTune that began it"):
+        continue_run(stopped)
+
+
 def test_lost_histories_are_reported(stopped):
     for name in ("steps.jsonl", "evals.jsonl", "data.json"):
         path_of(stopped, name).unlink()
