@@ -33,6 +33,7 @@ BOM = b"\xef\xbb\xbf"
 SEPARATORS = "\t;,|"  # where several divide all lines alike: the one that sentences hold least often
 PROSE_SEPARATORS = ";,"  # sentences hold them, followed by a space or at the end of a line
 BY_SUFFIX = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
+MAX_ABOVE = 20  # lines of a title, a licence or comments above the header
 SAMPLE_ROWS = 100  # that show the separator, and whether there is a header
 ROWS_OF_STYLE = 1_000  # most of which have quoted cells: then all quotes are read so
 MIN_SHARE_ALIKE = 0.9  # of the sampled lines of a file whose suffix does not say that it is a table
@@ -84,8 +85,6 @@ def find_separator(head: str, path: Path) -> str:
     >>> find_separator("good ||| pos\\nbad ||| neg\\n", Path("a.txt"))
     '|||'
     """
-    if named := _find_separator_line(head):
-        return named[1]
     suffix = get_data_suffix(path)
     shares = {one: 0.0 if not suffix and _is_prose(head, one) else _measure_alike(head, one) for one in SEPARATORS}
     by_suffix = BY_SUFFIX.get(suffix, "")
@@ -98,9 +97,58 @@ def find_separator(head: str, path: Path) -> str:
     return best if shares[best] > (0 if suffix else MIN_SHARE_ALIKE) else by_suffix
 
 
-def _find_separator_line(head: str) -> re.Match[str] | None:
-    """Match the first line that Excel reads and writes: `sep=;`."""
-    return re.match(r'\s*"?sep=([^\n\w"])"?[;,\t]*\r?\n', head, re.IGNORECASE)
+def find_start(head: str, path: Path) -> tuple[int, str]:
+    """Return the number of the header's line, from 1, and the separator; "" if nothing divides the lines.
+
+    Above the header may be the line that Excel reads and writes, `sep=;`, and lines with fewer cells than all others: a
+    title, a licence, comments.
+
+    >>> find_start("sep=|\\na|b\\n", Path("a.csv"))
+    (2, '|')
+    >>> find_start("Tickets, all\\n\\nid,text,label\\n1,Late,no\\n2,Lost,yes\\n", Path("a.csv"))
+    (3, ',')
+    """
+    if named := re.match(r'\s*"?sep=([^\n\w"])"?[;,\t]*\r?\n', head, re.IGNORECASE):
+        return 2, named[1]
+    lines = head.split("\n")
+    separator = find_separator(head, path)
+    for start in range(min(MAX_ABOVE, len(lines))):
+        rest = "\n".join(lines[start:])
+        own = find_separator(rest, path) if start else separator
+        if own and lines[start].strip() and _is_header(lines[:start], rest, own):
+            return start + 1, own
+    return 1, separator
+
+
+def _is_header(above: Sequence[str], rest: str, separator: str) -> bool:
+    """Return whether the first line has as many cells as those below, and the lines above it are text."""
+    first, *others = _sample_rows(rest, separator, is_quoted=len(separator) == 1) or [[]]
+    num_alike = sum(len(row) == len(first) for row in others)
+    if len(first) < 2 or num_alike < max(2, MIN_SHARE_ALIKE * len(others)):
+        return False
+    if not _is_known(first):
+        is_text = _is_text(rest.partition("\n")[0], separator)  # with as many commas as the header below, or as Excel
+        if is_text and (
+            _is_known(others[0]) or len(first) > 2 and _count_cells(first) < max(map(_count_cells, others))
+        ):
+            return False
+    if any(_is_known(split_plain(line, separator)) or not _is_text(line, separator) for line in above):
+        return False
+    return not above or not _is_prose(rest, separator)
+
+
+def _is_known(cells: Sequence[str]) -> bool:
+    return any(HEADER_WORDS.fullmatch(cell.strip()) for cell in cells)
+
+
+def _is_text(line: str, separator: str) -> bool:
+    """Return whether a line is a comment, a sentence, one cell or blank."""
+    return line.startswith("#") or _is_prose(line, separator) or _count_cells(split_plain(line, separator)) < 2
+
+
+def _count_cells(cells: Sequence[str]) -> int:
+    """Count the cells of a row, empty ones at its end left out."""
+    return max((place for place, cell in enumerate(cells, 1) if cell.strip()), default=0)
 
 
 def _is_prose(head: str, separator: str) -> bool:
@@ -282,7 +330,7 @@ def find_data_in_header(rows: Sequence[Sequence[str]]) -> str:
     first, *others = rows
     below = [row for row in others if len(row) == len(first) and row != first]
     is_numbered = len(first) > 1 and _are_consecutive([cell for cell in first if _is_number(cell)])
-    if len(below) < 2 or is_numbered or any(HEADER_WORDS.fullmatch(cell.strip()) for cell in first):
+    if len(below) < 2 or is_numbered or _is_known(first):
         return ""
     for place, cell in enumerate(first):
         column = [row[place] for row in below if row[place].strip()]
@@ -341,13 +389,17 @@ def read_csv_rows(
             f"{path}: its lines end in carriage returns alone. Allowed are line feeds, also after carriage returns. "
             f"Convert it: tr '\\r' '\\n' < {shlex.quote(str(path))} > {into}"
         )
-    separator = find_separator(head, path) or ","
-    start = 2 if _find_separator_line(head) else 1
+    start, separator = find_start(head, path)
+    separator = separator or ","
     csv.field_size_limit(MAX_RECORD_BYTES)  # process-wide, 131,072 by default; csv.reader has no such option
     _skip_to_line(file, start)
     texts = (line.removeprefix(BOM).decode(errors="replace") for _, line in read_lines(file) if line.strip(b"\r\n"))
     is_quoted = _has_quoted_cells(texts, separator)
     _skip_to_line(file, start)
+    above, rest = head.split("\n")[: start - 1], "\n".join(head.split("\n")[start - 1 :])
+    for number, line in enumerate(above, 1):
+        if line.strip() and not line.lstrip('"').startswith("sep="):
+            yield _describe_above(f"{path}:{number}", line, start, header)
     lines = _decode_lines(file, path, start)
     names: list[str] = []
     for record in (_iter_quoted if is_quoted else _iter_plain)(lines, start, separator):
@@ -357,7 +409,7 @@ def read_csv_rows(
         if not record.cells:
             continue
         if not names:
-            sample = _sample_rows(head, separator, is_quoted=is_quoted)[start - 1 :]
+            sample = _sample_rows(rest, separator, is_quoted=is_quoted)
             names, is_record = _find_names(record.cells, sample, header, where)
             if wrong := describe_missing_column(names, columns):
                 raise DataError(f"{where}: {wrong}")
@@ -377,9 +429,9 @@ def read_text_lines(file: IO[bytes], path: Path, header: Sequence[str]) -> Itera
 
 def read_first_cells(head: str, path: Path) -> list[str]:
     """Return the cells of a table's first row, of lines without a separator the first line."""
-    separator = find_separator(head, path) or ","
-    rows = _sample_rows(head, separator, is_quoted=len(separator) == 1)
-    return next(iter(rows[1 if _find_separator_line(head) else 0 :]), [])
+    start, separator = find_start(head, path)
+    rest = "\n".join(head.split("\n")[start - 1 :])
+    return next(iter(_sample_rows(rest, separator or ",", is_quoted=len(separator) < 2)), [])
 
 
 def _find_names(
@@ -432,6 +484,15 @@ def _classify_csv_error(error: csv.Error, where: str) -> BadRecord:
     if "field larger" in str(error) or "unexpected end" in str(error):
         raise DataError(f"{where}: a quoted cell that begins in this row is never closed. {advice}") from error
     return BadRecord(where, f"not CSV: {error}. {advice}")
+
+
+def _describe_above(where: str, line: str, start: int, header: Sequence[str]) -> BadRecord:
+    what = "records" if header else "header"
+    return BadRecord(
+        where,
+        f"{quote_value(line, limit=30)} is above the {what}, in line {start}. Allowed is a header in the first line. "
+        "Delete the lines above it.",
+    )
 
 
 def _describe_swallowed(where: str, record: _Record) -> BadRecord:

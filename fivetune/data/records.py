@@ -25,7 +25,7 @@ from typing import IO, cast
 from fivetune.data.delimited import (
     TableRow,
     describe_missing_column,
-    find_separator,
+    find_start,
     read_csv_rows,
     read_text_lines,
 )
@@ -447,7 +447,7 @@ def detect_format(head: bytes, path: Path) -> str:
         raise DataError(
             f"{path}: not a Parquet file: begins with {quote_value(text, limit=20)}. {FORMATS} Rename or replace it."
         )
-    return expected or ("csv" if find_separator(text, path) else "lines")
+    return expected or ("csv" if find_start(text, path)[1] else "lines")
 
 
 def _make_lines_error(head: bytes, path: Path) -> DataError:

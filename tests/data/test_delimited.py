@@ -8,6 +8,7 @@ import io
 
 import pytest
 
+from fivetune.data.delimited import read_first_cells
 from fivetune.data.records import read_records
 from fivetune.errors import DataError
 
@@ -180,6 +181,53 @@ def test_a_table_without_header_is_refused_until_its_columns_are_named(read, kin
 def test_a_header_is_not_taken_for_a_record(read, content):
     rows, bad = read("a.csv", content)
     assert (len(rows), bad) == (len(content.splitlines()) - 1, [])
+
+
+BELOW = "1,Late again,no\n2,Lost it,yes\n3,Came,no\n"
+
+
+@pytest.mark.parametrize(
+    ("above", "names"),
+    [
+        ("Tickets of this year\n", "Nr,Body,Kind"),
+        ("Tickets\n\n", "Nr,Body,Kind"),
+        ("# source: us, you\n# licence, of both, for all: CC BY\n", "id,text,label"),
+        ("Tickets 2024,,\n,,\n", "Nr,Betreff,Art"),  # as Excel writes it
+        ("\ufeffExport, all of them\n", "id,text,label"),
+        ('"Tickets, all"\n', '"id","text","label"'),
+        ("Tickets, old, new\n", "id,text,label"),
+    ],
+)
+def test_the_header_is_found_below_a_title_which_is_told(tmp_path, above, names):
+    path = tmp_path / "a.csv"
+    path.write_text(f"{above}{names}\n{BELOW}", encoding="utf-8")
+    bad = []
+    records = list(read_records(str(path), on_bad=bad.append))
+    assert [{*names.replace('"', "").split(",")} <= record.fields.keys() for record in records] == [True] * 3
+    assert bad[0].where == f"{path}:1" and f"above the header, in line {above.count(chr(10)) + 1}" in bad[0].reason
+    assert read_first_cells(path.read_text("utf-8-sig"), path) == names.replace('"', "").split(",")
+
+
+@pytest.mark.parametrize(
+    ("content", "num_bad"),
+    [
+        ("Frage,Antwort\nr1,foo,bar\nr2,oof,rab\nr3,ofo,abr\n", 3),  # the names of rows have no name
+        ("Frage,Antwort\nfoo,bar,\noof,rab,\nofo,arb,\n", 0),
+        ("Kommentar\nHallo, du\nNa, du\nWer, ich\n", 3),
+        ("Frage,\nfoo,a\noof,b\nofo,a\n", 0),
+        (",Frage,Art\n1,foo,a\n2,oof,b\n3,ofo,a\n", 0),
+        ("Frage,Art,Notiz\nfoo,a,\noof,b,\nofo,a,\n", 0),
+    ],
+)
+def test_a_header_with_other_cells_than_the_rows_is_no_title(read, content, num_bad):
+    rows, bad = read("a.csv", content)
+    assert (len(rows), len(bad)) == (3 - num_bad, num_bad)
+
+
+def test_a_title_above_rows_without_header(read):
+    with pytest.raises(DataError, match=r"a.csv:2: no header: '1' is a number.*--header a,b,c"):
+        read("a.csv", f"Tickets\n{BELOW}")
+    assert len(read("a.csv", f"Tickets\n{BELOW}", ("a", "b", "c"))[0]) == 3
 
 
 @pytest.mark.parametrize(
