@@ -203,7 +203,7 @@ def describe_start(started: Started) -> dict[str, Any]:
 
 def describe_doubt(doubt: DoubtError) -> dict[str, Any]:
     """Describe the readings among which the user must choose, as --json prints them."""
-    return {"error": str(doubt), "readings": [_describe_reading(doubt.table, one) for one in doubt.readings]}
+    return {"error": str(doubt), "readings": [_describe_reading(*one) for one in doubt.choices]}
 
 
 def _describe_reading(table: RawTable, reading: Reading) -> dict[str, Any]:

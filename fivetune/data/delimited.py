@@ -126,12 +126,10 @@ def _is_header(above: Sequence[str], rest: str, separator: str) -> bool:
     num_alike = sum(len(row) == len(first) for row in others)
     if len(first) < 2 or num_alike < max(2, MIN_SHARE_ALIKE * len(others)):
         return False
-    if not _is_known(first):
-        is_text = _is_text(rest.partition("\n")[0], separator)  # with as many commas as the header below, or as Excel
-        if is_text and (
-            _is_known(others[0]) or len(first) > 2 and _count_cells(first) < max(map(_count_cells, others))
-        ):
-            return False
+    is_text = not _is_known(first) and _is_text(rest.partition("\n")[0], separator)
+    is_short = len(first) > 2 and _count_cells(first) < max(map(_count_cells, others))  # as Excel writes it: Tickets;;;
+    if is_text and (is_short or _is_known(others[0])):
+        return False
     if any(_is_known(split_plain(line, separator)) or not _is_text(line, separator) for line in above):
         return False
     return not above or not _is_prose(rest, separator)

@@ -5,16 +5,18 @@ In: a RawTable, the task and the columns that the user named. Out: a Choice, or 
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from fivetune.data.records import parse_item
+from fivetune.data.source_files import quote_value
 from fivetune.errors import ConfigError, DataError
 from fivetune.start.columns import RawTable
 from fivetune.start.readings import FORMS, SIGNATURES, TASKS
-from fivetune.start.roles import USUAL, Given, check_given, find_group, rate_name
+from fivetune.start.roles import USUAL, Given, check_given, find_group, find_language, is_column_name
 from fivetune.start.survey import ENOUGH, MARGIN, TARGET_ROLES, Reading, Survey, make_survey
 from fivetune.tasks import load_task
 from fivetune.types import RawRecord
@@ -41,16 +43,15 @@ class DoubtError(DataError):
     """No reading of a table is clearly the best one.
 
     Args:
-        readings: the best ones, the best first; `build_command` gives the command that takes each of them.
+        choices: the best ones, the best first, each with the table that it reads: with the names of its columns.
     """
 
-    def __init__(self, table: RawTable, readings: Sequence[Reading]) -> None:
-        self.table, self.readings = table, readings
-        why = readings[0].doubts[0] if readings[0].doubts else "several readings are about as likely"
-        head = f"{table.source}: it is not clear what is to be learned: {why}. Nothing was written."
+    def __init__(self, why: str, choices: Sequence[tuple[RawTable, Reading]]) -> None:
+        self.choices = choices
+        head = f"{choices[0][0].source}: it is not clear what is to be learned: {why}. Nothing was written."
         lines = [f"{head} Run the command of the reading that is meant:"]
-        for number, reading in enumerate(readings, 1):
-            doubts = f" ({reading.doubts[0]})" if reading.doubts and number > 1 else ""
+        for number, (table, reading) in enumerate(choices, 1):
+            doubts = f" ({reading.doubts[0]})" if reading.doubts and reading.doubts[0] != why else ""
             lines += [f"{number}. {describe_reading(reading)}{doubts}", f"  {build_command(table, reading)}"]
         super().__init__("\n".join(lines))
 
@@ -74,8 +75,10 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
     if task is not None and task not in TASKS:
         columns = {role: names[0] for role, names in wanted.items()}
         return _complete(Reading(task, task, wanted, "--task names it", columns=columns), [], survey)
-    # the readings, the best first
-    ranked = sorted(_list_readings(survey, task, wanted), key=attrgetter("points"), reverse=True)
+    if not given and can_lack_header(table) and (choices := list_without_header(table, task)):
+        first = ", ".join(map(quote_value, table.first_line))
+        raise DoubtError(f"the first line, {first}, may be a record or the names of the columns", choices)
+    ranked = _list_readings(survey, task, wanted)
     if not ranked:
         raise DataError(f"{table.source}: {explain_none(survey, task)}")
     best, *others = ranked
@@ -86,16 +89,56 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
     if best.doubts or best.points < ENOUGH or any(one.points > best.points - MARGIN for one in rivals):
         known = [one for one in others if one in rivals or one.task == best.task]
         likely = [one for one in known if one.points >= best.points - 2 * MARGIN or one.inputs == best.inputs]
-        raise DoubtError(table, [best, *likely[: NUM_SHOWN - 1]])
+        why = [*best.doubts, "several readings are about as likely"][0]
+        raise DoubtError(why, [(table, one) for one in (best, *likely[: NUM_SHOWN - 1])])
     # near ones are told, as they may be meant
     least = max(ENOUGH, best.points - 2 * MARGIN)
     return _complete(best, [one for one in rivals if one.points >= least and not one.doubts], survey)
 
 
+def can_lack_header(table: RawTable) -> bool:
+    """Whether the first line may be a record: it has no known names, and each could stand in its column."""
+    names = [name.strip() for name in table.first_line]
+    known = [name for name in names if is_column_name(name)]
+    languages = {find_language(name) for name in names} - {None}
+    if len(known) == len(names) or any(re.fullmatch(r"\S*", name) for name in known) or len(languages) > 1:
+        return False
+    for name in names:
+        column = table.columns.get(name)
+        if column and column.has_labels:
+            return name in column.values
+        if column and (column.kind != "text" or (column.has_codes and not re.search(r"\d", name))):
+            return False
+    return True
+
+
+def list_without_header(table: RawTable, task: str | None) -> list[tuple[RawTable, Reading]]:
+    """List the readings of a table whose first line may be a record: with names of columns that say nothing, as those
+    say that are there; the best one also with these.
+    """
+    names = {name: f"column{number}" for number, name in enumerate(table.first_line, 1)}
+    back = {new: name for name, new in names.items()}
+    records = [
+        replace(one, fields={names.get(name, name): value for name, value in one.fields.items()})
+        for one in table.records
+    ]
+    columns = {names.get(name, name): column for name, column in table.columns.items()}
+    plain = replace(table, records=records, columns=columns, header=[*back])
+    readings = _list_readings(make_survey(plain, {}), task, {})
+    choices = [(plain, replace(one, doubts=["the first line is a record"])) for one in readings]
+    for reading in readings[:1]:
+        roles = {role: [back.get(name, name) for name in of_role] for role, of_role in reading.roles.items()}
+        named = replace(reading, roles=roles, doubts=["the first line has the names of the columns"])
+        choices.insert(1, (table, named))
+    return choices[:NUM_SHOWN]
+
+
 def _list_readings(survey: Survey, task: str | None, wanted: Given) -> list[Reading]:
-    """List the readings of all forms that fit the user's words and whose task converts one of the first records."""
+    """List the readings of all forms that fit the user's words and whose task converts one of the first records, the
+    best first.
+    """
     found: dict[str, Reading] = {}
-    for reading in (reading for form in FORMS for reading in form(survey)):
+    for reading in (one for part in survey.split_by_language() for form in FORMS for one in form(part)):
         if {task, reading.task} == {"squad", "squad_v2"}:
             reading = replace(reading, task=task)
         is_wanted = all([*reading.roles.get(role, ())] == [*names] for role, names in wanted.items())
@@ -103,7 +146,7 @@ def _list_readings(survey: Survey, task: str | None, wanted: Given) -> list[Read
             flags = shlex.join(list_flags(reading))
             if flags not in found or found[flags].points < reading.points:
                 found[flags] = reading
-    return [*found.values()]
+    return sorted(found.values(), key=attrgetter("points"), reverse=True)
 
 
 def _can_convert(reading: Reading, table: RawTable) -> bool:
@@ -123,11 +166,10 @@ def _complete(reading: Reading, others: Sequence[Reading], survey: Survey) -> Ch
     columns = survey.table.columns
     taken = [*reading.inputs, *reading.targets]
     renamed = {wanted: name for wanted, name in reading.columns.items() if wanted != name}
-    # the id: the user's column, else one of codes that is not read
+    # the id: the user's column, else one that is not read
     ids = survey.given.get("id", ())
     if not ids and "id" not in columns:
-        unique = [name for name, column in columns.items() if column.has_codes and name not in taken]
-        ids = [name for name in unique if rate_name("id", name) or columns[name].kind != "link"]
+        ids = [name for name in columns if survey.is_id(name) and name not in taken]
     identity = ids[0] if ids else None
     # the group, and what is left
     # tasks of questions relate contexts and questions themselves

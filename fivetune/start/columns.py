@@ -10,10 +10,12 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
-from fivetune.data.records import draw_records, find_column
-from fivetune.data.source_files import BadRecord
+from fivetune.data.delimited import read_first_cells
+from fivetune.data.records import detect_format, draw_records, find_column, is_hub_name, list_source_files
+from fivetune.data.source_files import HEAD_BYTES, BadRecord, is_saved_dataset, open_bytes
 from fivetune.data.tables import replace_empty_cell
 from fivetune.errors import DataError
 from fivetune.tasks import is_missing_label
@@ -27,12 +29,22 @@ MAX_LABELS = 200  # a column with more distinct values is not taken for labels
 MAX_LABEL_CHARS = 60
 MIN_WORDS = 3  # mean words from which on texts are running text
 
+MONTH = (
+    "(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|"
+    "nov(?:ember)?|dec(?:ember)?)"
+)
+ZONE = r"(?:[ap]m|t|z|utc|gmt|[pmce][sd]t)"
 NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)?(?:[eE][-+]?\d+)?")
 FORMS: Mapping[Kind, re.Pattern[str]] = {
     "number": NUMBER,
     # lists written as text: [15, 16, 17], ['joy', 'fear']
     "text list": re.compile(r"""[\[(][-+\d\s.,;:eE()\[\]]*[\])]|(?s:\[\s*['"].*['"]\s*\])"""),
-    "date": re.compile(r"(?:\d{4}-\d\d-\d\d|\d{1,2}[./]\d{1,2}[./]\d{2,4})(?:[T ].*)?"),
+    # 2024-01-02T10:00, 2.1.24, 10:00:05, 5:30 PM, Mon Apr 06 22:19:45 2009, January 2024
+    "date": re.compile(
+        rf"(?=.{{,40}}$)(?=.*(?:\d[-/.]\d+[-/.]\d|\d:\d\d|{MONTH}.*\d|\d.*{MONTH}))"
+        rf"(?:[\d\s,.:/+-]|{MONTH}|{ZONE}|(?:mon|tues?|wed(?:nes)?|thu(?:rs)?|fri|sat(?:ur)?|sun)(?:day)?)+",
+        re.IGNORECASE,
+    ),
     "link": re.compile(r"(?:https?://|www\.)\S+|\S+@\S+\.\w+"),
 }
 # Thai, Lao, Burmese, Khmer; kana, Chinese
@@ -53,6 +65,7 @@ class Column:
         values: value -> records, of a column with few and short values; else empty.
         mean_words, mean_chars, max_chars: of the filled values as text.
         code_share: share of the values that look like code, SQL or a formula.
+        has_fractions: a number with a fraction is among the values.
         has_codes: nearly all values differ, and they are single words with digits, as those of an id are.
     """
 
@@ -66,13 +79,14 @@ class Column:
     max_chars: int = 0
     example: str = ""
     code_share: float = 0.0
+    has_fractions: bool = False
     has_codes: bool = False
 
     @property
     def has_labels(self) -> bool:
         """Whether the values may be labels: few, short, whole numbers if numbers, each of three records on average."""
-        is_few = len(self.values) >= 2 and self.num_filled >= 3 * self.num_distinct and self.mean_words <= 5
-        return is_few and not (self.kind == "number" and any(map(FRACTION.fullmatch, self.values)))
+        is_few = len(self.values) >= 2 and self.num_filled >= 3 * self.num_distinct
+        return is_few and self.mean_words <= 5 and not self.has_fractions
 
     @property
     def has_text(self) -> bool:
@@ -109,6 +123,7 @@ class RawTable:
 
     Args:
         header: the names of --header.
+        first_line: the names that the first line of a table of text gives, if it does.
         flags: other words of the command line that commands repeat.
         num_read: records of the source.
     """
@@ -119,6 +134,7 @@ class RawTable:
     header: Sequence[str] = ()
     flags: Sequence[str] = ()
     num_read: int = 0
+    first_line: Sequence[str] = ()
 
     @property
     def num_records(self) -> int:
@@ -158,7 +174,18 @@ def build_table(
             f"{source}: holds {len(first)} {noun}{unread or '.'} At least {MIN_RECORDS} are needed to train on some "
             f"and score on others; some hundred give a useful model. {remedy}"
         )
-    return RawTable(source, first, columns, header, flags, num_read)
+    return RawTable(source, first, columns, header, flags, num_read, () if header else read_first_line(source))
+
+
+def read_first_line(source: str) -> list[str]:
+    """Read the names of the columns from the first file of a source, if that is a table of text."""
+    if is_hub_name(source) or not Path(source).exists() or is_saved_dataset(Path(source)):
+        return []
+    path = list_source_files(source)[0]
+    with open_bytes(path) as file:
+        head = file.read(HEAD_BYTES)
+    is_table = detect_format(head, path) == "csv"
+    return read_first_cells(head.decode("utf-8-sig", errors="replace"), path) if is_table else []
 
 
 def find_value(fields: Mapping[str, object], name: str) -> object:
@@ -196,6 +223,7 @@ def describe_column(name: str, values: Sequence[object]) -> Column:
         max(lengths),
         texts[0],
         code_share=statistics.fmean(bool(CODE.search(text[:2_000])) for text in texts[:200]),
+        has_fractions=kind == "number" and any(map(FRACTION.fullmatch, counts)),
         has_codes=is_unique and num_with_digits > 0.5 * len(texts),
     )
 

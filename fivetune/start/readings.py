@@ -50,7 +50,7 @@ CONFLICTS = 0.2  # share of records whose inputs another record has with another
 MAX_NUMBERED = 20  # distinct whole numbers up to which they may be labels without a name that says so
 CERTAIN = 100  # points of a layout that cannot mean anything else
 NO_LABEL = "no column is named as a label"
-OUTPUTS = "output outputs completion response answer answers reply a"
+OUTPUTS = "output outputs completion response answer answers reply a chosen gold reference"
 GENERAL_LABELS = "label labels class y gold"  # what is learned, whatever else is known of the texts
 NO_PEARSON = "FiveTune has no correlation (Pearson) yet: exact_match counts equal numbers only"
 
@@ -213,7 +213,7 @@ def _read_pair(survey: Survey, sources: Sequence[str], target: str) -> Reading:
     languages = find_language(source), find_language(target)
     if split_name(sources[0]) == ["prefix"]:
         form = "a prefix for each record"
-    elif all(languages):
+    elif all(languages) and languages[0] != languages[1]:
         kind, prefix = "translation", f"translate {languages[0]} to {languages[1]}: "
         form = reason = f"the columns {source} and {target} are named after languages"
         others = [name for name in survey.columns if find_language(name) and name not in (*sources, target)]
@@ -229,6 +229,8 @@ def _read_pair(survey: Survey, sources: Sequence[str], target: str) -> Reading:
     named = survey.rate(target, "targets")
     if survey.rate(source, *READ) < survey.rate(source, "targets"):
         doubts.append(f"{source} is named as what is learned, too")
+    if not form and split_name(target)[-1] in OUTPUTS.split():
+        doubts += _describe_outputs(_list_outputs(survey, [*sources, target]))
     texts = [name for name in survey.columns if survey.columns[name].has_text]
     if not form and named <= survey.rate(target, "text") and survey.can_learn_other([*sources, target, *texts]):
         doubts.append(f"{target} is named as a text, too")
@@ -247,11 +249,20 @@ def read_instructions(survey: Survey) -> Iterator[Reading]:
         return
     targets = [name for name in survey.list_columns("targets", "answer", minimum=USUAL) if name in texts]
     further = survey.list_columns("inputs", "context", "question", minimum=USUAL)
-    extra = [name for name in texts if name in further and name not in (*targets, found[0])]
+    read = [name for name in texts if name in further and name not in (*targets, found[0])]
     for target in targets:
+        extra = [name for name in read if not _has_target(survey, name, target)]
         reason = f"{_join([found[0], *extra])} instruct, {target} is the answer"
         pair = build_pair(survey, "instructions", [found[0], *extra], target, reason)
-        yield survey.weigh(pair, form="instruction and output")
+        doubts = _describe_outputs(_list_outputs(survey, [found[0], *extra, target]))
+        yield survey.weigh(pair, form="instruction and output", doubts=doubts)
+
+
+def _has_target(survey: Survey, name: str, target: str) -> bool:
+    """Whether most texts of a column have what is learned in them: Alpaca's `text` is the whole of a record."""
+    pairs = [(str(one.fields.get(name) or ""), str(one.fields.get(target) or "")) for one in survey.table.records]
+    long = [pair for pair in pairs[:SAMPLE] if count_words(pair[1]) > LONG_ANSWER_WORDS]
+    return sum(learned in text for text, learned in long) > 0.9 * len(long) > 0
 
 
 CHATS = (("role", "content", "system", "user", "assistant"), ("from", "value", "system", "human", "gpt"))
@@ -273,8 +284,10 @@ def read_chat(survey: Survey) -> Iterator[Reading]:
             further = f"{num_long:,} of {len(spoken):,} chats go on after the first answer, which is not read"
             own = replace(survey, columns={**survey.columns, **described})
             warnings = [further] if num_long else []
-            found = build_pair(own, "chat", paths[:-1], paths[-1], reason, warnings=warnings)
-            yield replace(found, evidence=[Evidence(CERTAIN, "lists of messages")])
+            outputs = _list_outputs(survey, [name])
+            for target in (paths[-1], *outputs):
+                found = build_pair(own, "chat", paths[:-1], target, reason, warnings=warnings)
+                yield replace(found, evidence=[Evidence(CERTAIN, "lists of messages")], doubts=_describe_outputs(outputs))
 
 
 # --- questions ---
@@ -424,8 +437,6 @@ def read_labels(survey: Survey) -> Iterator[Reading]:
     for label in labels:
         same = [name for pair in twins if label in pair for name in pair]
         texts, known = survey.list_texts(label), survey.list_texts(label, only_known=True)
-        if language := find_language(label):  # a label for each of two languages
-            known = texts = [name for name in texts if find_language(name) == language] or texts
         is_answer = survey.rate(label, "answer") >= USUAL > survey.rate(label, "label")
         for one in [texts, known] if texts != known else [texts]:
             has_question = any(survey.rate(name, "question") > 2 for name in one)
@@ -460,9 +471,17 @@ def _find_rivals(survey: Survey, label: str, used: Sequence[str]) -> Iterator[st
     others = [name for name in named if survey.columns[name].has_labels and not _is_amount(survey, name)]
     if others and not {*split_name(label)} & {*GENERAL_LABELS.split()}:
         yield f"{_join(others[:2])} may be the label, too"
-    outputs = [name for name in unread if survey.columns[name].has_text and split_name(name)[-1] in OUTPUTS.split()]
-    if outputs:
-        yield f"{outputs[0]} is named as what is learned, too, and is not read"
+    yield from _describe_outputs(_list_outputs(survey, used))
+
+
+def _list_outputs(survey: Survey, used: Sequence[str]) -> list[str]:
+    """List the further columns that are named as what is learned."""
+    unread = [name for name in survey.list_unread(used) if _can_be_target(survey, name)]
+    return [name for name in unread if (split_name(name) or [""])[-1] in OUTPUTS.split()]
+
+
+def _describe_outputs(outputs: Sequence[str]) -> list[str]:
+    return [f"{name} is named as what is learned, too, and is not read" for name in outputs]
 
 
 def _choose_wordless(survey: Survey, name: str, other: str) -> str:

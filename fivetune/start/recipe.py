@@ -65,7 +65,7 @@ def build_recipe(plan: StartPlan, lines: Sequence[Line], test: str) -> str:
         f"The test set, {test}, is for the end: fivetune evaluate. Every line can be changed; all settings: "
         "fivetune config --help."
     )
-    text = _format_comment(head, "")
+    text = "".join(_format_comment(one, "") for one in (head, *plan.warnings))
     section = ""
     for line in lines:
         if line.section != section:

@@ -119,13 +119,14 @@ INNER = "text texts value stem content human_readable spans body_text"
 """Members of an object that say nothing of their own: `answer.value` is an answer."""
 
 _LANGUAGES = (
-    "en=English eng=English english=English de=German deu=German ger=German german=German deutsch=German fr=French "
-    "fra=French french=French es=Spanish spa=Spanish spanish=Spanish ro=Romanian it=Italian ita=Italian pt=Portuguese "
-    "por=Portuguese nl=Dutch pl=Polish ru=Russian rus=Russian russian=Russian zh=Chinese chinese=Chinese ja=Japanese "
-    "japanese=Japanese ar=Arabic cs=Czech tr=Turkish uk=Ukrainian sv=Swedish hi=Hindi vi=Vietnamese ko=Korean "
-    "fi=Finnish da=Danish hu=Hungarian el=Greek bg=Bulgarian"
+    "en eng English, de deu ger deutsch German, fr fra French, es spa Spanish, ro Romanian, it ita Italian, "
+    "pt por Portuguese, nl Dutch, pl Polish, ru rus Russian, zh Chinese, ja Japanese, ar Arabic, cs Czech, "
+    "tr Turkish, uk Ukrainian, sv Swedish, hi Hindi, vi Vietnamese, ko Korean, fi Finnish, da Danish, hu Hungarian, "
+    "el Greek, bg Bulgarian"
 )
-LANGUAGES: Mapping[str, str] = dict(re.findall(r"(\w+)=(\w+)", _LANGUAGES))
+LANGUAGES: Mapping[str, str] = {
+    word.casefold(): words.split()[-1] for words in _LANGUAGES.split(",") for word in words.split()
+}
 """Names of columns that hold one language of a translation -> the language, as T5's prefixes write it."""
 
 NO_GROUP = "none"
@@ -145,9 +146,12 @@ def split_name(name: str) -> list[str]:
     parts = [part for part in name.split(".") if not part.isdecimal()] or [name]
     if len(parts) > 1 and (parts[-1].casefold() in INNER.split() or len(parts[-1]) == 1):
         parts.pop()
-    words = re.split(r"[\W_]+", re.sub(r"(?<=[^\W\d_A-Z])(?=[A-Z])", "_", parts[-1].strip()).casefold())
-    words = [word for word in (word.rstrip("0123456789") for word in words) if word]
+    words = [word for word in (word.rstrip("0123456789") for word in _split_words(parts[-1])) if word]
     return [word for word in words if len(word) > 1 or not word.isascii()] or words
+
+
+def _split_words(name: str) -> list[str]:
+    return re.findall(r"[^\W_]+", re.sub(r"(?<=[^\W\d_A-Z])(?=[A-Z])", "_", name).casefold())
 
 
 def rate_name(role: str, name: str) -> int:
@@ -175,12 +179,34 @@ def rate_name(role: str, name: str) -> int:
     return 0
 
 
+def is_column_name(name: str) -> bool:
+    """Whether the name of a column says any role, or has no name as the index of pandas, as a text would not.
+
+    >>> is_column_name("comment_text"), is_column_name(""), is_column_name("frageText"), is_column_name("hello"), is_column_name("How so?")
+    (True, True, True, False, False)
+    """
+    is_identifier = not name or re.fullmatch(r"\w*(?:_|[a-z][A-Z]|\d)\w*", name) is not None
+    return is_identifier or (
+        not re.search(r"[.!?]", name) and any(rate_name(role, name) >= USUAL - 1 for role in WORDS)
+    )
+
+
 def find_language(name: str) -> str | None:
     """Find the language that a column is named after (`translation.de`, `text_en`)."""
     words = split_name(name)
     if name.startswith("translation.") and words:  # the form of the hub's translations: all members are languages
         return LANGUAGES.get(words[0], words[0].capitalize())
     return next((LANGUAGES[word] for word in (words[-1:] + words[:1]) if word in LANGUAGES), None)
+
+
+def split_language(name: str) -> tuple[str, str | None]:
+    """Split the name of a column into what it says beside its language, and the language.
+
+    >>> split_language("question_en"), split_language("info.answer-de"), split_language("text")
+    (('question', 'English'), ('info_answer', 'German'), ('text', None))
+    """
+    words = [word for word in _split_words(name) if word not in LANGUAGES]
+    return "_".join(words), find_language(name)
 
 
 def check_given(given: Given, table: RawTable) -> None:

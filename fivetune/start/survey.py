@@ -5,12 +5,13 @@ In: a RawTable, and the columns that the user named. Out: the columns that may h
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from fivetune.start.columns import Column, RawTable, as_text, describe_column
-from fivetune.start.roles import CLEAR, COPIES, USUAL, Given, rate_name, split_name
+from fivetune.start.roles import CLEAR, COPIES, USUAL, Given, rate_name, split_language, split_name
 from fivetune.types import JsonTable
 
 # Points of evidence, beside the 1 to CLEAR of a name (roles.py). Names that leave no doubt on both sides, and values
@@ -118,6 +119,17 @@ class Survey:
             return True
         aside = max(rate_name(role, name) for role in ASIDE)
         return aside >= USUAL and aside > max(learned, self.rate(name, *READ))
+
+    def is_id(self, name: str) -> bool:
+        """Whether a column tells the records apart: codes with the name of an id, or with letters and another name."""
+        column = self.columns.get(name)
+        if column is None or not column.has_codes or column.kind not in {"text", "number", "link"}:
+            return False
+        rated = {role: rate_name(role, name) for role in ("id", "date", "number", "targets", "answer")}
+        if max(rated, key=rated.__getitem__) == "id" and rated["id"]:
+            return not column.has_fractions
+        is_code = column.kind == "text" and re.fullmatch(r"[^\W\d_][\w-]*|[\w-]{8,}", column.example) is not None
+        return is_code and column.num_distinct == self.table.num_records and not any(rated.values())
 
     def list_columns(self, *roles: str, minimum: int) -> list[str]:
         """List the columns with a role, the clearest name first; those that the user gave the first role, if any."""
@@ -237,6 +249,29 @@ class Survey:
         if is_guess and is_nested and column.example[1:2] in ("{", "[") and self.rate(name, *READ, *LEARNED) < 2:
             return 0, f"{name} holds {column.kind}s and is not read; a part of one is named as {name}.0.NAME"
         return 0, ""
+
+    def split_by_language(self) -> list[Survey]:
+        """Divide a survey whose columns are there in several languages: question_en, answer_en, question_de ...
+
+        A column that is there once belongs to all of them. One column in several languages is a translation.
+        """
+        languages: dict[str, dict[str | None, None]] = {}  # what a name says -> languages, in order
+        for name in self.columns:
+            base, language = split_language(name)
+            languages.setdefault(base, {})[language] = None
+        several = [own for own in languages.values() if len(own) > 1]
+        if len(several) < 2:
+            return [self]
+        parts: list[Survey] = []
+        for wanted in dict.fromkeys(language for own in several for language in own):
+            kept: dict[str, Column] = {}
+            for name, column in self.columns.items():
+                base, language = split_language(name)
+                if language == wanted or len(languages[base]) == 1:
+                    kept[name] = column
+            if all(name in kept for names in self.given.values() for name in names):
+                parts.append(replace(self, columns=kept))
+        return parts or [self]
 
     def list_examples(self, name: str, number: int) -> list[str]:
         """List the first filled values of a column as text."""

@@ -165,7 +165,7 @@ def test_a_doubt_lists_readings_with_their_commands():
     fields = {"Subject": lambda i: f"No {i} is late", "queue": lambda i: LABELS[i % 3], "status": lambda i: "ab"[i % 2]}
     with pytest.raises(DoubtError) as caught:
         infer_task(table(lambda i: {name: make(i) for name, make in fields.items()}))
-    assert [one.targets[0] for one in caught.value.readings] == ["queue", "status"]
+    assert [one.targets[0] for _, one in caught.value.choices] == ["queue", "status"]
     assert "  fivetune new a.csv --task classification --column text=Subject --column label=queue" in str(caught.value)
     assert caught.value.exit_code == 3
 
@@ -217,6 +217,41 @@ def test_ids_and_groups_are_found():
     reading = found.reading
     assert (reading.id_column, reading.group_column, reading.options["inputs"]) == ("Nr", "customer_id", "{text}")
     assert infer_task(table(CASES["classification"][0]), given={"group": ("none",)}).reading.group_column is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_id"),
+    [
+        ("datetime", lambda i: f"2024-01-{i % 28 + 1:02} 10:{i:02}:00", False),
+        ("Start_Time", lambda i: f"{i % 24:02}:{i:02}:{i % 31:02}", False),
+        ("created_at", lambda i: f"Mon Apr 06 22:{i:02}:10 PDT 2009", False),
+        ("timestamp", lambda i: 1_700_000_000 + 77 * i, False),
+        ("created_utc", lambda i: 1.7e9 + i / 4, False),
+        ("Posted", lambda i: f"2024-01-02T10:{i:02}:00Z", False),
+        ("Report Date", lambda i: f"Jan {i % 28 + 1}, 20{i % 30:02}", False),
+        ("price", lambda i: f"${i}.99", False),
+        ("duration", lambda i: f"{i}m", False),
+        ("lat", lambda i: 50 + i / 91, False),
+        ("tweet_id", lambda i: 10**15 + i, True),
+        ("order_time_id", lambda i: i, True),
+        ("uuid", lambda i: f"{i * 7919:016x}", True),
+        ("Ticket", lambda i: f"T-{i}", True),
+    ],
+)
+def test_an_id_is_no_date_no_time_and_no_amount(name, value, is_id):
+    rows = table(lambda i: {name: value(i), "text": text(i), "label": LABELS[i % 3]})
+    reading = infer_task(rows, given={"label": ("label",)}).reading
+    assert reading.id_column == (name if is_id else None)
+
+
+def test_a_text_that_holds_the_whole_record_is_not_read():
+    """Alpaca's `text` has the instruction and the output in it."""
+
+    def fields(i: int) -> dict[str, object]:
+        output = f"they live in the town of person {i} since some years"
+        return {"instruction": text(i), "input": "", "output": output, "text": f"Do: {text(i)} Answer: {output}"}
+
+    assert infer_task(table(fields)).reading.inputs == ["instruction"]
 
 
 @pytest.mark.parametrize(
@@ -281,7 +316,7 @@ def test_labels_and_texts_of_two_languages_are_kept_apart():
 def test_a_longer_summary_is_offered_the_other_way_round():
     with pytest.raises(DoubtError) as caught:
         infer_task(table(lambda i: {"headline": text(i), "summary": f"{text(i)} {text(i + 1)} {text(i + 2)}" * 2}, 60))
-    assert [(one.targets, one.kind) for one in caught.value.readings[:2]] == [
+    assert [(one.targets, one.kind) for _, one in caught.value.choices[:2]] == [
         (["summary"], "text to text"),
         (["headline"], "summarisation"),
     ]

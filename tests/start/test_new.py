@@ -197,6 +197,44 @@ def test_a_table_without_a_header_has_its_names_from_the_command_line(folder, ca
     assert sum(len(rows) for rows in read_sets("t", folder).values()) == 31
 
 
+WORDS = ("hi", "hello", "fine", "thanks", "what", "are", "you", "see", "later", "well", "now")
+
+
+@pytest.mark.parametrize(
+    "first", ["hi\thello", "how are you\tfine thanks", "thank you\tno problem", "good day\thi, you", "Fråga\tSvar"]
+)
+def test_a_first_line_that_may_be_a_record_is_a_doubt(folder, capsys, first):
+    draw = random.Random(1)
+    rows = [" ".join(draw.choices(WORDS, k=4)) + "\t" + " ".join(draw.choices(WORDS, k=3)) for _ in range(60)]
+    name = write_rows(folder / "t.tsv", first, rows)
+    code, out, err = run(capsys, "new", name, "--json", "--model", "t5-nano")
+    readings = json.loads(out.splitlines()[-1])["readings"]
+    assert code == 3 and "may be a record or the names of the columns" in err
+    for one, num in zip(readings[:2], (61, 60), strict=True):
+        assert run(capsys, *shlex.split(one["command"])[1:], "--overwrite")[0] == 0
+        assert sum(len(rows) for rows in read_sets("t", folder).values()) == num
+
+
+@pytest.mark.parametrize("first", ["en\tde", "Anfrage\tReaktion", "question\tSvar", "Question text\tAnswer text"])
+def test_names_are_no_doubt(folder, capsys, first):
+    draw = random.Random(1)
+    rows = [" ".join(draw.choices(WORDS, k=4)) + "\t" + " ".join(draw.choices(WORDS, k=3)) for _ in range(60)]
+    assert "may be a record" not in run(capsys, "new", write_rows(folder / "t.tsv", first, rows))[2]
+
+
+def test_a_first_label_that_many_records_have_is_a_doubt(folder, capsys):
+    rows = [f"see you {i}\t{'late' if i < 110 else 'greet'}" for i in range(160)]  # not among the first hundred
+    code, _, err = run(capsys, "new", write_rows(folder / "t.tsv", "hello you\tgreet", rows))
+    assert code == 3 and "--header column1,column2 --task classification" in err
+
+
+def test_lines_above_the_header_are_told_in_the_recipe(folder, capsys):
+    rows = [f"the parcel {i} is late,{'ab'[i % 2]}" for i in range(40)]
+    code, _, err = run(capsys, "new", write_rows(folder / "t.csv", "Tickets of 2024\n\ntext,label", rows))
+    assert code == 0 and "t.csv:1: 'Tickets of 2024' is above the header, in line 3" in err
+    assert "above the header, in line 3" in " ".join((folder / "t.yaml").read_text().replace("#", "").split())
+
+
 def test_the_recipe_says_what_its_limits_cut_and_stops_early(folder, capsys):
     rows = [f"question {i}?,{'a word ' * (400 if i < 10 else 20)}{i}" for i in range(40)]
     name = write_rows(folder / "t.csv", "question,answer", rows)
