@@ -6,6 +6,7 @@ In: a hub name. Out: a local folder.
 from __future__ import annotations
 
 import time
+from functools import cache
 from hashlib import sha1
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ OFFLINE = (
 )
 
 
+@cache  # a process asks the hub once, and all its parts read the same version of a model
 def fetch_snapshot(name: str, revision: str | None, *, hint: str = "") -> Path:
     """Download the files of a model, or take those of the cache if the hub fails.
 

@@ -10,6 +10,7 @@ import pytest
 
 from fivetune.data import hub as requests
 from fivetune.errors import FiveTuneEnvironmentError
+from fivetune.model.download import fetch_snapshot
 from fivetune.model.files import find_folder
 from reliability.fake_hub import FakeHub, make_certificate, running_hub
 
@@ -21,6 +22,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     for name, value in (("HF_HUB_OFFLINE", False), ("HF_HUB_DISABLE_XET", True), ("HF_HUB_CACHE", str(tmp_path))):
         monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
     monkeypatch.setenv("HF_TOKEN", FakeHub().token)
+    fetch_snapshot.cache_clear()
     with running_hub() as found:
         found.repos[NAME] = False
         found.files[NAME] = {"config.json": b"{}", "model.safetensors": b"weights"}
@@ -68,7 +70,13 @@ def test_a_hub_that_fails_is_quoted_and_the_cache_is_used(
     hub.fails, hub.spoils = {}, {}
     folder = find_folder(NAME)
     break_hub()
+    fetch_snapshot.cache_clear()
     assert find_folder(NAME) == folder
+
+
+def test_a_process_asks_the_hub_once(hub: FakeHub) -> None:
+    folder, num_requests = find_folder(NAME), len(hub.requests)
+    assert num_requests and find_folder(NAME) == folder and len(hub.requests) == num_requests
 
 
 def test_a_download_that_ends_early_says_that_it_can_go_on(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
