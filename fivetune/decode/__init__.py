@@ -25,9 +25,8 @@ from fivetune.decode.steps import Decoder
 from fivetune.decode.weights import keep_weights
 from fivetune.distributed.sharding import call_gathered, is_gathered_by_call
 from fivetune.distributed.world import SINGLE_PROCESS, World
-from fivetune.model.attention import explain_unsupported_kernel
+from fivetune.model.attention import explain_unsupported_device
 from fivetune.model.family import ACTIVATIONS, get_family
-from fivetune.model.precision import get_matmul_dtype
 from fivetune.model.virtual_tokens import add_flat_prompt, find_prefix
 
 if TYPE_CHECKING:
@@ -41,6 +40,7 @@ __all__ = [
     "GenerateAnswers",
     "GeneratedAnswer",
     "estimate_max_new_tokens",
+    "explain_slow_decoding",
     "generate",
     "group_by_length",
     "to_text",
@@ -114,7 +114,8 @@ def generate(
             return
         rules = LogitsProcessor(decoding, model.config.eos_token_id, device)
         max_steps = _find_max_steps(store, chosen if len(chosen) else np.zeros(1, np.int64), decoding)
-        kind = PaddedDecoder if _needs_transformers(model, device) else Decoder
+        is_flat = _has_flat_forward(model) and not explain_slow_decoding(model, device, autocast)
+        kind = Decoder if is_flat else PaddedDecoder
         attach = nullcontext if kind is PaddedDecoder else keep_weights(model, device, autocast)
         with autocast(), attach():
             decoder = kind(model, num_beams=decoding.num_beams, max_steps=max_steps, together=together)
@@ -128,13 +129,17 @@ def generate(
         model.train(was_training)
 
 
-def _needs_transformers(model: T5Model, device: str) -> bool:
-    """Whether transformers' modules, not the flat forward, must compute a model."""
+def explain_slow_decoding(model: T5Model, device: str, autocast: Autocast) -> str:
+    """Explain why a device must decode by transformers' modules, not by the flat forward that the model has; "" if not.
+
+    The first call on a GPU tests its kernels, which takes seconds.
+    """
+    return explain_unsupported_device(model.config.d_kv, device, autocast) if _has_flat_forward(model) else ""
+
+
+def _has_flat_forward(model: T5Model) -> bool:
     settings = model.config
-    if not get_family(settings).t5_blocks or find_prefix(model) or settings.dense_act_fn not in ACTIVATIONS:
-        return True
-    kind = get_matmul_dtype(torch.device(device))
-    return device.startswith("cuda") and bool(explain_unsupported_kernel(settings.d_kv, kind, device))
+    return bool(get_family(settings).t5_blocks) and not find_prefix(model) and settings.dense_act_fn in ACTIVATIONS
 
 
 def _find_max_steps(store: TokenStore, rows: np.ndarray, decoding: Decoding) -> int:

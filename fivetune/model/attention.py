@@ -21,10 +21,11 @@ from fivetune.model.cuda.dispatch import needs_attention_kernel
 from fivetune.model.cuda.kernel_trial import find_kernel_fault
 from fivetune.model.cuda.tiles import LARGEST_HEAD
 from fivetune.model.dropout import compute_keep_scale, draw_dropout, split_dropout, zero_dropped_
-from fivetune.model.precision import suppress_autocast
+from fivetune.model.precision import get_matmul_dtype, suppress_autocast
 
 if TYPE_CHECKING:
     from fivetune.model.modules import AutogradContext
+    from fivetune.types import Autocast
 
     _Where = tuple["SequenceBounds", "SequenceBounds", bool, tuple[int, ...], int]
 
@@ -190,6 +191,14 @@ def explain_unsupported_kernel(head_size: int, kind: torch.dtype, device: str) -
     if kind not in (torch.float32, torch.bfloat16):
         return "Triton's kernel computes in fp32 and bf16 only"
     return find_kernel_fault(head_size, kind, device)
+
+
+def explain_unsupported_device(head_size: int, device: str, autocast: Autocast) -> str:
+    """Explain why `attend` cannot run on a device in an autocast context; empty if it can, as on all but CUDA."""
+    if not device.startswith("cuda"):
+        return ""
+    with autocast():
+        return explain_unsupported_kernel(head_size, get_matmul_dtype(torch.device(device)), device)
 
 
 def attend(

@@ -29,7 +29,7 @@ from fivetune.data.build import INDEX
 from fivetune.data.examples import Source
 from fivetune.data.source_files import quote_value
 from fivetune.data.store import TokenStore, describe_data, load_or_build_store
-from fivetune.decode import GenerateAnswers, generate
+from fivetune.decode import GenerateAnswers, explain_slow_decoding, generate
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import ConfigError, DataError, RunDirError
 from fivetune.evaluation.answer_log import FORMAT as ANSWERS_FORMAT
@@ -336,7 +336,8 @@ def load_run(
         overrides: settings that differ from the run's, by dotted name: {"eval.batch_size": 8, "device": "cpu"}.
         unsupported: settings without effect for the caller, each with the reason; those of training never have one.
         on_damage: called with a sentence for each damaged file that prediction does not need.
-        on_note: called with the reasons of the precision and of the number of CPU threads, where they need one.
+        on_note: called with the reasons of the precision, of the number of CPU threads and of the slower decoding, where
+            they need one.
         world: the ranks that predict together; each loads the model on its own device, by `load_model`.
 
     Raises RunDirError if the run has no model, its files are damaged or another run's, ConfigError for an override
@@ -366,6 +367,8 @@ def load_run(
         threads = ThreadControl.from_setting(config.train.num_threads) if compute.kind == "cpu" else None
     if compute.reasons:
         on_note(compute.reasons)
+    if answer is generate and (fault := explain_slow_decoding(loaded.model, compute.device, compute.make_autocast)):
+        on_note(f"answers are computed by transformers' modules, which are slower: {fault}")
     return LoadedRun(
         folder=folder,
         config=config,

@@ -28,6 +28,7 @@ from fivetune.model.load import load_model_and_tokenizer
 from fivetune.rundir.checksums import MANIFEST, write_checksums
 from fivetune.rundir.confidence_file import write_confidence_file
 from fivetune.rundir.figures import select_evals_by_step
+from fivetune.serving.models import open_models
 from fivetune.training.inference import load_run, resolve_config
 
 
@@ -199,6 +200,25 @@ def test_the_temperature_of_model_reaches_every_answer_and_no_score(run: Path, t
     lines = [json.loads((folder / path).read_text().splitlines()[0]) for folder in (run, copied)]
     assert lines[1]["confidence"] == apply_temperature(lines[0]["confidence"], 2.0) != lines[0]["confidence"]
     assert rundir.read_evals(copied)[-1].temperature == 2.0
+
+
+def test_answers_by_the_slower_path_say_why(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A GPU whose kernels fail their trial answered by transformers' modules without a word."""
+    question = "question: What has Ann? context: Ann has a red hat."
+    assert main(["predict", str(run), "--inputs", question]) == 0
+    usual = capsys.readouterr()
+    fault = "Triton's attention kernels failed their test on this device: it took more than 180 s"
+    monkeypatch.setattr("fivetune.decode.explain_unsupported_device", lambda *request: fault)
+    assert main(["predict", str(run), "--inputs", question]) == 0
+    slower = capsys.readouterr()
+    assert slower.err.count(fault) == 1 and fault not in usual.err
+    assert json.loads(slower.out)["prediction"] == json.loads(usual.out)["prediction"]
+    notes: list[str] = []
+    options: dict[str, Any] = {"shares_base": False, "max_input_tokens": 100, "num_examples": 0}
+    open_models([str(run)], {}, on_warning=pytest.fail, on_note=notes.append, **options)
+    assert [note.endswith(fault) for note in notes].count(True) == 1
 
 
 def test_an_open_run_predicts_records_and_texts(run: Path) -> None:

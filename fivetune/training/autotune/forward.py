@@ -15,7 +15,7 @@ import torch
 from fivetune.data.batch import split_batch
 from fivetune.distributed.pipeline import find_stage
 from fivetune.errors import ConfigError, is_out_of_memory, refuse_broken_context
-from fivetune.model.attention import explain_unsupported_kernel
+from fivetune.model.attention import explain_unsupported_device
 from fivetune.model.backend import Forward
 from fivetune.model.flat import explain_unsupported_model
 from fivetune.model.precision import get_matmul_dtype
@@ -91,7 +91,7 @@ def choose_forward(
 
 def explain_unsupported_flat(model: T5Model, device: str, autocast: Autocast) -> str:
     """Explain why the flat forward cannot run a model on a device; empty if it can."""
-    return explain_unsupported_model(model, device) or _explain_unsupported_device(model, device, autocast)
+    return explain_unsupported_model(model, device) or explain_unsupported_device(model.config.d_kv, device, autocast)
 
 
 def choose_fastest(
@@ -176,11 +176,3 @@ def _measure_batch_seconds(
             if not is_out_of_memory(error):
                 raise
             return math.inf
-
-
-def _explain_unsupported_device(model: T5Model, device: str, autocast: Autocast) -> str:
-    """Explain why the device cannot run `compute_flat_losses`; empty if it can."""
-    if not device.startswith("cuda"):
-        return ""
-    with autocast():
-        return explain_unsupported_kernel(model.config.d_kv, get_matmul_dtype(torch.device(device)), device)
