@@ -336,8 +336,8 @@ def load_run(
         overrides: settings that differ from the run's, by dotted name: {"eval.batch_size": 8, "device": "cpu"}.
         unsupported: settings without effect for the caller, each with the reason; those of training never have one.
         on_damage: called with a sentence for each damaged file that prediction does not need.
-        on_note: called with the reasons of the precision, of the number of CPU threads and of slower decoding, where they
-            need one.
+        on_note: called with the reasons of the precision, of the number of CPU threads, and of slower answers, where
+            they need one.
         world: the ranks that predict together; each loads the model on its own device, by `load_model`.
 
     Raises RunDirError if the run has no model, its files are damaged or another run's, ConfigError for an override
