@@ -17,11 +17,12 @@ from fivetune.analysis.bootstrap import compare_paired
 from fivetune.compare.measures import find_best_metric_eval, get_score
 from fivetune.compare.records import Measure
 from fivetune.metrics import build_mean_resampler, collect_details, score_all
-from fivetune.rundir.records import Prediction, Run
+from fivetune.rundir.records import EvalRecord, Prediction, Run
 from fivetune.tasks import load_run_task
 from fivetune.types import Scores, Task
 
 RIGHT = 1.0  # score of a right prediction
+_Evaluation = tuple[Run, EvalRecord | None]
 
 
 class ExampleChange(NamedTuple):
@@ -100,11 +101,21 @@ def compute_paired_difference(ours: Sequence[Run], theirs: Sequence[Run], *, met
     With several runs (seeds) per side, a resample is scored by the mean over the runs. None unless all runs have scores
     per example of the same examples.
     """
-    order = sorted(read_best_predictions(ours[0], metric)) if ours else []
+    sides = [[(run, find_best_metric_eval(run, metric)) for run in runs] for runs in (ours, theirs)]
+    return _compare_evaluations(*sides, metric=metric)
+
+
+def compute_change(run: Run, before: EvalRecord | None, after: EvalRecord | None, *, metric: str) -> Measure | None:
+    """Score of one evaluation of a run minus that of another, as `compute_paired_difference` does."""
+    return _compare_evaluations([(run, after)], [(run, before)], metric=metric)
+
+
+def _compare_evaluations(ours: Sequence[_Evaluation], theirs: Sequence[_Evaluation], *, metric: str) -> Measure | None:
+    order = sorted(one.id for run, record in ours[:1] for one in run.read_predictions(record))
     if not order:
         return None
     ours_mean, theirs_mean = (
-        _average_scores([_collect_scores(run, metric, order) for run in runs], metric) for runs in (ours, theirs)
+        _average_scores([_collect_scores(*one, metric, order) for one in side], metric) for side in (ours, theirs)
     )
     if ours_mean is None or theirs_mean is None:
         return None
@@ -112,12 +123,12 @@ def compute_paired_difference(ours: Sequence[Run], theirs: Sequence[Run], *, met
     return Measure(*found[:3], num=min(len(ours), len(theirs)), spread="examples", p_value=found.p_value)
 
 
-def _collect_scores(run: Run, metric: str, order: Sequence[str]) -> Scores | None:
-    """Return the scores of a run's best evaluation with its examples in `order`; None if it has other examples.
+def _collect_scores(run: Run, record: EvalRecord | None, metric: str, order: Sequence[str]) -> Scores | None:
+    """Return the scores of an evaluation with its examples in `order`; None if it has other examples.
 
     A score that is not a mean over examples is recomputed from the predictions by the task's metrics.
     """
-    by_id, total = read_best_predictions(run, metric), get_score(find_best_metric_eval(run, metric), metric)
+    by_id, total = {one.id: one for one in run.read_predictions(record)}, get_score(record, metric)
     if total is None or sorted(by_id) != list(order):
         return None
     predictions = [by_id[name] for name in order]

@@ -476,6 +476,37 @@ def test_a_run_that_got_worse_says_so() -> None:
 
 
 @pytest.mark.parametrize(
+    ("num_fixed", "num_broken", "said"),
+    [
+        (
+            9,
+            0,
+            r"^Fine-tuning raised exact match from 50\.0 to 65\.0, .* same examples is \+\d.* p (< )?0\.0",
+        ),
+        (
+            9,
+            7,
+            r"^Exact match is 53\.3 after fine-tuning and 50\.0 before.* not distinguishable, because the 95 % inter",
+        ),
+        (0, 9, r"^Fine-tuning lowered exact match from 50\.0 to 35\.0, .* is \u2212\d"),
+    ],
+)
+def test_before_and_after_are_compared_on_the_same_examples(num_fixed: int, num_broken: int, said: str) -> None:
+    """Of 60 examples, 30 are right before: the intervals of the two scores overlap in each case."""
+    right = [*range(30)], [*range(num_broken, 30 + num_fixed)]
+    lines = {
+        f"eval-{step}": [{"id": str(i), "scores": {"exact_match": float(i in chosen)}} for i in range(60)]
+        for step, chosen in zip((0, 5), right, strict=True)
+    }
+    evals = [
+        make_eval(step, {"exact_match": 100 * len(chosen) / 60}, num_examples=60)
+        for step, chosen in zip((0, 5), right, strict=True)
+    ]
+    run = make_run(evals=evals, status=make_best(5, "exact_match"), predictions=lines)
+    assert re.search(said, describe_verdict(run, [])[0])
+
+
+@pytest.mark.parametrize(
     ("scores", "rates", "sentence"),
     [
         ({"f1": (0.0, 0.0)}, {}, "F1 is 0.0, measured at step 5 on 4 examples. The evaluation loss fell from 9.000 to"),

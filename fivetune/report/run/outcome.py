@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
+from fivetune.analysis.bootstrap import format_p_value
+from fivetune.compare.changes import compute_change
 from fivetune.diagnosis.learning import MIN_ANSWERED, MIN_SILENT
 from fivetune.diagnosis.rules import CAUSES, TITLES, diagnose_run
 from fivetune.report.page import charts
@@ -255,13 +257,13 @@ def _describe_outcome(run: Run) -> list[str]:
     if reached == before:
         words = f"{NOTHING_LEARNT}: {name} is {now}, as before fine-tuning, measured at {measured}."
         return [words, *_describe_loss(best, baseline)]
-    if baseline is not None and _is_within_chance(best, baseline, key):
-        return [
-            f"{name} is {now} after fine-tuning and {then} before, measured at {measured}: not distinguishable, "
-            "because the 95 % intervals overlap."
-        ]
+    differs, proof = _test_change(run, baseline, best, key)
+    if not differs:
+        words = f"{name[0].upper()}{name[1:]} is {now} after fine-tuning and {then} before, measured at {measured}"
+        return [f"{words}: not distinguishable, because {proof}."]
     verb = "raised" if reached > before else "lowered"
-    return [f"Fine-tuning {verb} {name} from {then} to {now}, measured at {measured}."]
+    words = f"Fine-tuning {verb} {name} from {then} to {now}, measured at {measured}"
+    return [f"{words}; {proof}." if proof else f"{words}."]
 
 
 def _read_abstention_score(record: EvalRecord, key: str) -> float | None:
@@ -273,10 +275,20 @@ def _read_abstention_score(record: EvalRecord, key: str) -> float | None:
     return 100 * unanswerable / total
 
 
-def _is_within_chance(best: EvalRecord, baseline: EvalRecord, key: str) -> bool:
-    """Whether the 95 % intervals of two scores overlap; False for scores without intervals."""
-    one, other = compute_score_interval(best, key), compute_score_interval(baseline, key)
-    return one is not None and other is not None and one[0] <= other[1] and other[0] <= one[1]
+def _test_change(run: Run, before: EvalRecord | None, after: EvalRecord, key: str) -> tuple[bool, str]:
+    """Return whether two scores differ by more than chance, and the proof: a paired bootstrap over their examples.
+
+    Without the predictions, scores whose 95 % intervals overlap do not differ; there is no proof that others do.
+    """
+    change = compute_change(run, before, after, metric=key)
+    if change and change.low is not None and change.high is not None and change.p_value is not None:
+        edges = f"{format_signed(change.low, 1)} to {format_signed(change.high, 1)}"
+        proof = f"the 95 % interval of the change on the same examples is {edges}, p {format_p_value(change.p_value)}"
+        return not change.low <= 0 <= change.high, proof
+    one, other = compute_score_interval(after, key), before and compute_score_interval(before, key)
+    if one and other and one[0] <= other[1] and other[0] <= one[1]:
+        return False, "the 95 % intervals overlap"
+    return True, ""
 
 
 def _describe_loss(best: EvalRecord, baseline: EvalRecord | None) -> list[str]:
