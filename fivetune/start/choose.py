@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
-from fivetune.data.records import parse_item
+from fivetune.data.records import parse_item, read_records
 from fivetune.data.source_files import quote_value
 from fivetune.errors import ConfigError, DataError
-from fivetune.start.columns import RawTable
-from fivetune.start.readings import FORMS, SIGNATURES, TASKS
+from fivetune.start.columns import RawTable, build_table
+from fivetune.start.readings import SIGNATURES, TASKS, iter_readings
 from fivetune.start.roles import USUAL, Given, check_given, find_group, find_language, is_column_name
 from fivetune.start.survey import ENOUGH, MARGIN, TARGET_ROLES, Reading, Survey, make_survey
 from fivetune.tasks import load_task
@@ -113,21 +113,16 @@ def can_lack_header(table: RawTable) -> bool:
 
 
 def list_without_header(table: RawTable, task: str | None) -> list[tuple[RawTable, Reading]]:
-    """List the readings of a table whose first line may be a record: with names of columns that say nothing, as those
-    say that are there; the best one also with these.
+    """List the best readings of a table whose first line may be a record, by names of columns that say nothing; after
+    the best one, the same by the names that may be there.
     """
-    names = {name: f"column{number}" for number, name in enumerate(table.first_line, 1)}
-    back = {new: name for name, new in names.items()}
-    records = [
-        replace(one, fields={names.get(name, name): value for name, value in one.fields.items()})
-        for one in table.records
-    ]
-    columns = {names.get(name, name): column for name, column in table.columns.items()}
-    plain = replace(table, records=records, columns=columns, header=[*back])
+    names = {f"column{number}": name for number, name in enumerate(table.first_line, 1)}
+    records = read_records(table.source, header=[*names], on_bad=lambda bad: None)
+    plain = build_table(table.source, records, header=[*names], flags=table.flags)
     readings = _list_readings(make_survey(plain, {}), task, {})
     choices = [(plain, replace(one, doubts=["the first line is a record"])) for one in readings]
     for reading in readings[:1]:
-        roles = {role: [back.get(name, name) for name in of_role] for role, of_role in reading.roles.items()}
+        roles = {role: [names[name] for name in of_role] for role, of_role in reading.roles.items()}
         named = replace(reading, roles=roles, doubts=["the first line has the names of the columns"])
         choices.insert(1, (table, named))
     return choices[:NUM_SHOWN]
@@ -138,7 +133,7 @@ def _list_readings(survey: Survey, task: str | None, wanted: Given) -> list[Read
     best first.
     """
     found: dict[str, Reading] = {}
-    for reading in (one for part in survey.split_by_language() for form in FORMS for one in form(part)):
+    for reading in iter_readings(survey):
         if {task, reading.task} == {"squad", "squad_v2"}:
             reading = replace(reading, task=task)
         is_wanted = all([*reading.roles.get(role, ())] == [*names] for role, names in wanted.items())
@@ -216,32 +211,29 @@ def explain_none(survey: Survey, task: str | None) -> str:
         )
     reasons: list[str] = []
     for name, column in columns.items():
-        if survey.rate(name, "label") < USUAL or column.has_labels:
+        if column.kind == "text list":
+            reasons.append(f"{name} holds lists as text, such as {column.example[:20]}: write what they stand for")
+        elif survey.rate(name, "label") < USUAL or column.has_labels:
             continue
-        if column.num_distinct == 1:
+        elif column.num_distinct == 1:
             reasons.append(f"all values of {name} are {column.example!r}, and a classification needs two labels")
         else:
             number = f"{column.num_distinct:,} different values in {column.num_filled:,} records"
             reasons.append(f"{name} has {number}, so it is no label")
-    for name, column in columns.items():
-        if column.kind == "text list":
-            reasons.append(f"{name} holds lists as text, such as {column.example[:20]}: write what they stand for")
     texts = sorted((name for name in columns if columns[name].has_text), key=lambda name: -columns[name].mean_chars)
     texts += [f"{name}.0" for name, column in columns.items() if column.kind == "list"]
-    learned = [*survey.list_columns("targets", "answer", minimum=2), *texts[:0:-1], "NAME"]
-    if texts:
-        reasons.append(f"text in {', '.join(texts)}, and no other column is named as what is to be learned")
-    else:
-        reasons.append("no column holds text: what the model would read is missing")
-    fits = f"--task {task} does not fit" if task else "no task fits"
     given = [f"--column {role}={name}" for role, names in survey.given.items() for name in names]
-    if given:
-        ways = f"Give other columns than {' '.join(given)}, or another task with --task."
-    elif texts:
-        ways = (
+    if texts:
+        learned = [*survey.list_columns("targets", "answer", minimum=2), *texts[:0:-1], "NAME"]
+        reasons.append(f"text in {', '.join(texts)}, and no other column is named as what is to be learned")
+        way = (
             f"Name the columns, such as --column text=NAME --column label=NAME or --column inputs={texts[0]} --column "
             f"targets={learned[0]}, or the task with --task; NAME.0.PART is a part of a list."
         )
     else:
-        ways = "Add a column with the text of each record."
-    return f"{fits} the columns {', '.join(survey.table.columns)}: {'; '.join(reasons)}. {ways}"
+        reasons.append("no column holds text: what the model would read is missing")
+        way = "Add a column with the text of each record."
+    if given:
+        way = f"Give other columns than {' '.join(given)}, or another task with --task."
+    fits = f"--task {task} does not fit" if task else "no task fits"
+    return f"{fits} the columns {', '.join(survey.table.columns)}: {'; '.join(reasons)}. {way}"

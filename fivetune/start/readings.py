@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 
 from fivetune.errors import RecordError
 from fivetune.metrics.gsm8k import extract_final_number
-from fivetune.start.columns import MAX_LABELS, as_text, count_words, describe_column, find_value
+from fivetune.start.columns import MAX_LABELS, Column, as_text, count_words, describe_column, find_value
 from fivetune.start.roles import CLEAR, USUAL, find_language, rate_name, split_name
 from fivetune.start.survey import (
     CODE,
@@ -89,48 +89,49 @@ def read_signatures(survey: Survey) -> Iterator[Reading]:
 # --- text to text ---
 
 
-def build_pair(
-    survey: Survey,
-    kind: str,
-    sources: Sequence[str],
-    target: str,
-    reason: str,
-    *,
-    prefix: str = "",
-    warnings: Sequence[str] = (),
-) -> Reading:
-    """Build a reading of task jsonl; a target that is a list has its first text learned, all of them scored."""
-    (*read, learned), columns = name_slots([*sources, target])
-    plain = [f"{{{name}}}" for name in read]
-    inputs = prefix + build_template(read)
-    if split_name(sources[0]) == ["prefix"]:
-        inputs = ": ".join(plain)
-    elif survey.rate(sources[0], "instruction") >= USUAL or re.search(r"\.\d+\.", sources[0]):  # a turn of a chat
-        inputs = " ".join(plain)
-    options: JsonTable = {"inputs": inputs, "targets": f"{{{learned}}}"}
-    if survey.columns[target].kind == "list":
-        columns[f"{learned}_first"] = f"{target}.0"
-        options |= {"targets": f"{{{learned}_first}}", "references": learned}
-    options |= choose_metrics(survey, target, kind)
-    return Reading(kind, "jsonl", {"inputs": sources, "targets": (target,)}, reason, options, columns, warnings)
+def fill_options(survey: Survey, reading: Reading) -> Reading:
+    """Return a reading of texts with the options of its task: templates of its columns, and what scores the target.
 
-
-def build_template(names: Sequence[str]) -> str:
-    """Build the template of inputs; several columns have their names before them.
-
-    >>> build_template(["text"]), build_template(["subject", "body"])
-    ('{text}', 'subject: {subject} body: {body}')
+    Of a target that is a list, the first text is learned, and all of them are scored.
     """
-    return f"{{{names[0]}}}" if len(names) == 1 else " ".join(f"{name}: {{{name}}}" for name in names)
+    if reading.task not in TEXT_TASKS:
+        return reading
+    targets = reading.targets
+    names, columns = name_slots([*reading.inputs, *targets])
+    read, learned = names[: -len(targets)], names[-len(targets) :]
+    options: JsonTable = {"inputs": reading.prefix + _build_template(survey, reading.inputs, read), **reading.options}
+    if reading.task == "tags":
+        options["tags"] = learned
+    elif reading.task == "classification":
+        options["label"] = learned[0]
+    else:
+        name = targets[0]
+        target = survey.columns.get(name) or describe_column(name, survey.table.list_values(name))
+        options["targets"] = f"{{{learned[0]}}}"
+        if target.kind == "list":
+            columns[f"{learned[0]}_first"] = f"{target.name}.0"
+            options |= {"targets": f"{{{learned[0]}_first}}", "references": learned[0]}
+        options |= choose_metrics(survey, target, reading.kind)
+    return replace(reading, options=options, columns=columns)
 
 
-def choose_metrics(survey: Survey, target: str, kind: str) -> JsonTable:
+def _build_template(survey: Survey, columns: Sequence[str], slots: Sequence[str]) -> str:
+    """Build the template of inputs; several columns have their names before them, but for what instructs or is said."""
+    plain = [f"{{{name}}}" for name in slots]
+    if split_name(columns[0]) == ["prefix"]:  # simpletransformers
+        return ": ".join(plain)
+    is_turn = re.search(r"\.\d+\.", columns[0]) is not None  # of a chat
+    if len(slots) == 1 or is_turn or survey.rate(columns[0], "instruction") >= USUAL:
+        return " ".join(plain)
+    return " ".join(f"{name}: {{{name}}}" for name in slots)
+
+
+def choose_metrics(survey: Survey, column: Column, kind: str) -> JsonTable:
     """Choose the metrics of a target, and the score that selects the best weights: one that sees its text.
 
     Code and answers of a word or two are right or wrong as a whole; of longer texts parts count.
     """
-    column = survey.columns[target]
-    is_ascii = "".join(survey.list_examples(target, 200)).isascii()
+    is_ascii = "".join(survey.list_examples(column.name, 200)).isascii()
     rouge: object = "rouge" if is_ascii else {"name": "rouge", "words": "unicode"}
     if column.has_code:
         return {"metrics": ["exact_match", rouge], "main_metric": "exact_match"}
@@ -170,7 +171,7 @@ def _can_be_target(survey: Survey, name: str) -> bool:
     column = survey.columns[name]
     if column.kind == "list":
         return column.example.startswith(("['", '["'))
-    return column.kind in ("text", "number") and not column.has_labels
+    return column.kind == "text" and not column.has_labels
 
 
 def _list_sources(survey: Survey, target: str, texts: Sequence[str]) -> list[list[str]]:
@@ -183,10 +184,9 @@ def _list_sources(survey: Survey, target: str, texts: Sequence[str]) -> list[lis
     questions = [name for name in known if survey.rate(name, "question") >= USUAL and name not in contexts]
     if questions and contexts:  # of a question and the schema of its tables, both
         return [[name for name in survey.columns if name in (questions[0], contexts[0])]]
-    prefixes = [name for name in survey.columns if split_name(name) == ["prefix"]]  # simpletransformers
     unknown = [name for name in texts if survey.rate(name, "targets", "answer", *_INPUTS) < 2]
     others = [name for name in unknown or texts if name != target]
-    return [[*prefixes, name] for name in (known or others)[:3]]
+    return [[name] for name in (known or others)[:3]]
 
 
 def _is_longer_summary(survey: Survey, name: str, other: str) -> bool:
@@ -211,21 +211,19 @@ def _read_pair(survey: Survey, sources: Sequence[str], target: str) -> Reading:
         values, points = f"{target} is shorter", SHORTER
     # the kind of the pair
     languages = find_language(source), find_language(target)
-    if split_name(sources[0]) == ["prefix"]:
-        form = "a prefix for each record"
-    elif all(languages) and languages[0] != languages[1]:
+    if all(languages) and languages[0] != languages[1]:
         kind, prefix = "translation", f"translate {languages[0]} to {languages[1]}: "
         form = reason = f"the columns {source} and {target} are named after languages"
         others = [name for name in survey.columns if find_language(name) and name not in (*sources, target)]
         doubts += [f"{name} is named after a language, too" for name in others[:1]]
-    elif last.kind == "number":
-        kind = "numbers as text"
     elif _is_longer_summary(survey, target, source):
         doubts.append(f"{target} is longer than {source}, so it is no summary of it: perhaps the other way round")
     elif rate_name("summary", target) >= 2 or (is_short and split_name(target)[-1] not in OUTPUTS.split()):
         kind, prefix = "summarisation", "summarize: "
         reason = f"{target} is {last.mean_chars / max(first.mean_chars, 1):.0%} as long as {_join(sources)}"
     # what speaks against it
+    if last.kind == "number":
+        doubts.append(NO_PEARSON)
     named = survey.rate(target, "targets")
     if survey.rate(source, *READ) < survey.rate(source, "targets"):
         doubts.append(f"{source} is named as what is learned, too")
@@ -236,15 +234,14 @@ def _read_pair(survey: Survey, sources: Sequence[str], target: str) -> Reading:
         doubts.append(f"{target} is named as a text, too")
     if not form and named < 2 and last.mean_chars > 3 * first.mean_chars:
         doubts.append(f"{target} is much longer than {source}: perhaps the other way round")
-    warnings = [NO_PEARSON] if last.kind == "number" else []
-    found = build_pair(survey, kind, sources, target, reason, prefix=prefix, warnings=warnings)
+    found = Reading(kind, "jsonl", {"inputs": sources, "targets": (target,)}, reason, prefix=prefix)
     return survey.weigh(found, form=form, values=values, points=points, read=others, doubts=doubts)
 
 
 def read_instructions(survey: Survey) -> Iterator[Reading]:
     """Yield instruction, input and output: the form of Alpaca and Dolly. An empty input is usual."""
     texts = [name for name, column in survey.columns.items() if column.kind == "text"]
-    found = [name for name in survey.list_columns("instruction", minimum=USUAL) if split_name(name) != ["prefix"]]
+    found = survey.list_columns("instruction", minimum=USUAL)
     if "inputs" in survey.given or not set(texts).intersection(found):
         return
     targets = [name for name in survey.list_columns("targets", "answer", minimum=USUAL) if name in texts]
@@ -253,7 +250,8 @@ def read_instructions(survey: Survey) -> Iterator[Reading]:
     for target in targets:
         extra = [name for name in read if not _has_target(survey, name, target)]
         reason = f"{_join([found[0], *extra])} instruct, {target} is the answer"
-        pair = build_pair(survey, "instructions", [found[0], *extra], target, reason)
+        roles = {"inputs": [found[0], *extra], "targets": [target]}
+        pair = Reading("instructions", "jsonl", roles, reason)
         doubts = _describe_outputs(_list_outputs(survey, [found[0], *extra, target]))
         yield survey.weigh(pair, form="instruction and output", doubts=doubts)
 
@@ -278,16 +276,15 @@ def read_chat(survey: Survey) -> Iterator[Reading]:
             if sum(roles[: len(form)] == form for roles in spoken) < 0.5 * len(chats):
                 continue
             paths = [f"{name}.{place}.{content}" for place in range(len(form))]
-            described = {path: describe_column(path, survey.table.list_values(path)) for path in paths}
             reason = f"{name} holds messages by {_join(form)}; the first answer is learned"
             num_long = sum(len(roles) > len(form) for roles in spoken)
             further = f"{num_long:,} of {len(spoken):,} chats go on after the first answer, which is not read"
-            own = replace(survey, columns={**survey.columns, **described})
             warnings = [further] if num_long else []
             outputs = _list_outputs(survey, [name])
             for target in (paths[-1], *outputs):
-                found = build_pair(own, "chat", paths[:-1], target, reason, warnings=warnings)
-                yield replace(found, evidence=[Evidence(CERTAIN, "lists of messages")], doubts=_describe_outputs(outputs))
+                roles = {"inputs": paths[:-1], "targets": [target]}
+                found = Reading("chat", "jsonl", roles, reason, warnings=warnings, doubts=_describe_outputs(outputs))
+                yield replace(found, evidence=[Evidence(CERTAIN, "lists of messages")])
 
 
 # --- questions ---
@@ -348,53 +345,52 @@ def _read_answers(survey: Survey, roles: Mapping[str, str]) -> Reading | None:
     """Read questions by the values of their answers."""
     answer, context = roles["answer"], roles.get("context")
     column = survey.columns[answer]
-    named = _as_roles(roles)
-    # two values of yes and no
+    points, options, columns = VALUES, {"lower_case": False}, roles
     values = {value.lower() for value in column.values}
-    if values and values <= YES_NO.keys() and column.kind != "number":
-        reason = f"all answers in {answer} are {' or '.join(sorted(column.values))}"
-        own: JsonTable = {"format": "yes_no", "lower_case": False}
-        found = Reading("yes/no questions", "unifiedqa", named, reason, own, roles)
-        return survey.weigh(found, values=reason) if len(values) == 2 else None
-    # a number behind ####
     texts = survey.list_examples(answer, 200)
     num_marked = sum("####" in text and extract_final_number(text) is not None for text in texts)
-    if texts and num_marked >= 0.9 * len(texts):
+    if values and values <= YES_NO.keys() and column.kind != "number":
+        if len(values) < 2:
+            return None
+        kind, task = "yes/no questions", "unifiedqa"
+        options |= {"format": "yes_no"}
+        reason = f"all answers in {answer} are {' or '.join(sorted(column.values))}"
+    elif texts and num_marked >= 0.9 * len(texts):
+        kind, task, points = "reasoning with a final number", "gsm8k", IN_TEXT
+        options, columns = {}, {"question": roles["question"], "answer": answer}
         reason = f"{num_marked:,} of {len(texts):,} answers in {answer} end in #### and a number"
-        used = {"question": roles["question"], "answer": answer}
-        found = Reading("reasoning with a final number", "gsm8k", _as_roles(used), reason, columns=used)
-        return survey.weigh(found, values=reason, points=IN_TEXT)
-    if column.kind == "number" or column.has_code:
+    elif column.kind == "number" or column.has_code:
         what = "numbers" if column.kind == "number" else "code"
-        reason = f"the answers in {answer} are {what}"
+        kind, reason = f"questions with {what} as answers", f"the answers in {answer} are {what}"
         inputs = [name for name in survey.columns if name in (roles["question"], context)]
-        found = build_pair(survey, f"questions with {what} as answers", inputs, answer, reason)
+        found = Reading(kind, "jsonl", {"inputs": inputs, "targets": [answer]}, reason)
         return survey.weigh(found, values=reason)
-    # texts, or lists of texts
-    key = "answers" if column.kind != "text" or column.example[:1] in ("[", "{") else "answer"
-    golds = _read_golds(survey, answer, key)
-    if not golds:
-        return None
-    columns = {key if role == "answer" else role: name for role, name in roles.items()}
-    num_open = sum(one == () for one in golds)
-    num_found, num_answered = _count_parts(survey, context, golds) if context else (0, 0)
-    if num_answered and num_found >= IN_CONTEXT * num_answered:
-        reason = f"{num_found:,} of {num_answered:,} answers in {answer} are parts of their {context}, and "
-        reason += f"{num_open:,} questions have no answer" if num_open else "every question has an answer"
-        task = "squad_v2" if num_open else "squad"
-        found = Reading("extractive question answering", task, named, reason, columns=columns)
-        return survey.weigh(found, values=reason, points=IN_TEXT)
-    words = [count_words(one[0]) for one in golds if any(one)]
-    mean_words = sum(words) / max(1, len(words))
-    where = f"are often no parts of {context}" if context else "there is no context"
-    reason = f"the answers in {answer} have {mean_words:.0f} words on average and {where}"
-    if context or mean_words > LONG_ANSWER_WORDS:
-        own = {"format": "abstractive", "lower_case": False}
-        found = Reading("questions with free answers", "unifiedqa", named, reason, own, columns)
     else:
-        own = {"template": "question: {question}"}
-        found = Reading("questions without a context", "squad", named, reason, own, columns)
-    return survey.weigh(found, values=reason)
+        # texts, or lists of texts
+        key = "answers" if column.kind != "text" or column.example[:1] in ("[", "{") else "answer"
+        golds = _read_golds(survey, answer, key)
+        if not golds:
+            return None
+        columns = {key if role == "answer" else role: name for role, name in roles.items()}
+        num_open = sum(one == () for one in golds)
+        num_found, num_answered = _count_parts(survey, context, golds) if context else (0, 0)
+        words = [count_words(one[0]) for one in golds if any(one)]
+        mean_words = sum(words) / max(1, len(words))
+        where = f"are often no parts of {context}" if context else "there is no context"
+        reason = f"the answers in {answer} have {mean_words:.0f} words on average and {where}"
+        if num_answered and num_found >= IN_CONTEXT * num_answered:
+            kind, task, options, points = "extractive question answering", "squad", {}, IN_TEXT
+            reason = f"{num_found:,} of {num_answered:,} answers in {answer} are parts of their {context}, and "
+            reason += f"{num_open:,} questions have no answer" if num_open else "every question has an answer"
+            if num_open:
+                task = "squad_v2"
+        elif context or mean_words > LONG_ANSWER_WORDS:
+            kind, task = "questions with free answers", "unifiedqa"
+            options |= {"format": "abstractive"}
+        else:
+            kind, task, options = "questions without a context", "squad", {"template": "question: {question}"}
+    found = Reading(kind, task, _as_roles(roles), reason, options, columns)
+    return survey.weigh(found, values=reason, points=points)
 
 
 def _read_golds(survey: Survey, answer: str, key: str) -> list[tuple[str, ...]]:
@@ -451,9 +447,7 @@ def _read_label(survey: Survey, label: str, texts: Sequence[str], same: Sequence
     if num_more > 0:
         shown += f" and {num_more} {'other' if num_more == 1 else 'others'}"
     reason = f"{label} has {len(values)} values that repeat, {shown}, and {_describe_columns(texts)} text"
-    (*read, learned), columns = name_slots([*texts, label])
-    options: JsonTable = {"inputs": build_template(read), "label": learned}
-    found = Reading("classification", "classification", {"text": texts, "label": (label,)}, reason, options, columns)
+    found = Reading("classification", "classification", {"text": texts, "label": (label,)}, reason)
     doubts = _describe_conflicts(survey, texts, label)
     is_only = len(texts) == 1 and not survey.can_learn_other([label, *texts, *same])
     if survey.rate(label, "label", "answer") == 0 and not is_only:
@@ -510,14 +504,17 @@ def read_tags(survey: Survey) -> Iterator[Reading]:
         if texts:
             reason = f"{name} has {num_tags:,} labels, several for some records, and {_join(texts)} is text"
             is_unknown = survey.rate(name, "tags", "label") == 0 and survey.can_learn_other([name, *texts])
-            reading = _build_tags(texts, [name], separator, reason)
+            reading = Reading(
+                "several labels", "tags", {"text": texts, "tags": [name]}, reason, {"separator": separator}
+            )
             doubts = [NO_LABEL] if is_unknown else []
             yield survey.weigh(reading, values="several labels that repeat", points=VALUES + 1, doubts=doubts)
     flags = named or [name for name in survey.list_unread(()) if _is_flag(survey, name)]
     texts = survey.list_texts("")
     if len(flags) >= 3 and texts:
         reason = f"{len(flags)} columns hold 0 or 1 ({', '.join(flags[:4])} ...), and {_join(texts)} is text"
-        yield survey.weigh(_build_tags(texts, flags, ",", reason), form="a column of 0 and 1 per label")
+        reading = Reading("several labels", "tags", {"text": texts, "tags": flags}, reason, {"separator": ","})
+        yield survey.weigh(reading, form="a column of 0 and 1 per label")
 
 
 def _is_flag(survey: Survey, name: str) -> bool:
@@ -550,20 +547,14 @@ def _find_tags(survey: Survey, name: str) -> tuple[str, int]:
     return "", 0
 
 
-def _build_tags(texts: Sequence[str], tags: Sequence[str], separator: str, reason: str) -> Reading:
-    names, columns = name_slots([*texts, *tags])
-    inputs, learned = build_template(names[: len(texts)]), names[len(texts) :]
-    options: JsonTable = {"inputs": inputs, "tags": learned, "separator": separator}
-    return Reading("several labels", "tags", {"text": texts, "tags": tags}, reason, options, columns)
-
-
 def read_numbers(survey: Survey) -> Iterator[Reading]:
     """Yield texts with a number that is no label: a similarity, a score. There is no metric for them yet."""
     for name in survey.list_columns("number", "label", "targets", minimum=2):
         texts = survey.list_texts(name)
         if texts and _is_amount(survey, name):
             reason = f"{name} holds numbers, and {_describe_columns(texts)} text"
-            found = build_pair(survey, "numbers as text", texts, name, reason, warnings=[NO_PEARSON])
+            roles = {"inputs": texts, "targets": [name]}
+            found = Reading("numbers as text", "jsonl", roles, reason)
             yield survey.weigh(found, values="numbers that are no labels", doubts=[NO_PEARSON])
 
 
@@ -601,7 +592,16 @@ def name_slots(names: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     return list(slots), {slot: name for slot, name in slots.items() if slot != name}
 
 
-FORMS: tuple[Callable[[Survey], Iterator[Reading]], ...] = (
-    *(read_signatures, read_chat, read_instructions, read_questions, read_pairs, read_labels, read_tags, read_numbers),
-)
-TASKS = frozenset((*SIGNATURES, "jsonl", "unifiedqa", "squad", "squad_v2", "gsm8k", "classification", "tags"))
+def iter_readings(survey: Survey) -> Iterator[Reading]:
+    """Yield the readings of all forms; of columns in several languages, those of each."""
+    for part in survey.split_by_language():
+        for form in (
+            *(read_signatures, read_chat, read_instructions, read_questions),
+            *(read_pairs, read_labels, read_tags, read_numbers),
+        ):
+            for reading in form(part):
+                yield fill_options(part, reading)
+
+
+TEXT_TASKS = ("jsonl", "classification", "tags")
+TASKS = frozenset((*SIGNATURES, *TEXT_TASKS, "unifiedqa", "squad", "squad_v2", "gsm8k"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import NamedTuple
 
 from fivetune.start.columns import Column, RawTable, as_text, describe_column
@@ -60,6 +61,7 @@ class Reading:
         warnings: what the user should look at.
         evidence: points for and against it.
         doubts: why it is not taken without a word of the user.
+        prefix: what the inputs begin with.
     """
 
     kind: str
@@ -71,6 +73,7 @@ class Reading:
     warnings: Sequence[str] = ()
     evidence: Sequence[Evidence] = ()
     doubts: Sequence[str] = ()
+    prefix: str = ""
     id_column: str | None = None
     group_column: str | None = None
 
@@ -123,13 +126,12 @@ class Survey:
     def is_id(self, name: str) -> bool:
         """Whether a column tells the records apart: codes with the name of an id, or with letters and another name."""
         column = self.columns.get(name)
-        if column is None or not column.has_codes or column.kind not in {"text", "number", "link"}:
+        if column is None or not column.has_codes or column.has_fractions or column.kind == "date":
             return False
-        rated = {role: rate_name(role, name) for role in ("id", "date", "number", "targets", "answer")}
-        if max(rated, key=rated.__getitem__) == "id" and rated["id"]:
-            return not column.has_fractions
+        points = max(rate_name(role, name) for role in ("date", "number", "targets", "answer"))
         is_code = column.kind == "text" and re.fullmatch(r"[^\W\d_][\w-]*|[\w-]{8,}", column.example) is not None
-        return is_code and column.num_distinct == self.table.num_records and not any(rated.values())
+        is_unique = column.num_distinct == self.table.num_records
+        return rate_name("id", name) > points or (points == 0 and is_code and is_unique)
 
     def list_columns(self, *roles: str, minimum: int) -> list[str]:
         """List the columns with a role, the clearest name first; those that the user gave the first role, if any."""
@@ -255,21 +257,16 @@ class Survey:
 
         A column that is there once belongs to all of them. One column in several languages is a translation.
         """
-        languages: dict[str, dict[str | None, None]] = {}  # what a name says -> languages, in order
+        by_base: dict[str, dict[str | None, str]] = {}
         for name in self.columns:
             base, language = split_language(name)
-            languages.setdefault(base, {})[language] = None
-        several = [own for own in languages.values() if len(own) > 1]
-        if len(several) < 2:
-            return [self]
+            by_base.setdefault(base, {})[language] = name
+        several = [names for names in by_base.values() if len(names) > 1]
         parts: list[Survey] = []
-        for wanted in dict.fromkeys(language for own in several for language in own):
-            kept: dict[str, Column] = {}
-            for name, column in self.columns.items():
-                base, language = split_language(name)
-                if language == wanted or len(languages[base]) == 1:
-                    kept[name] = column
-            if all(name in kept for names in self.given.values() for name in names):
+        for language in dict.fromkeys(chain.from_iterable(several)) if len(several) > 1 else ():
+            others = {name for names in several for other, name in names.items() if other != language}
+            if not any(map(self.is_given, others)):
+                kept = {name: column for name, column in self.columns.items() if name not in others}
                 parts.append(replace(self, columns=kept))
         return parts or [self]
 

@@ -223,7 +223,7 @@ def test_names_are_no_doubt(folder, capsys, first):
 
 
 def test_a_first_label_that_many_records_have_is_a_doubt(folder, capsys):
-    rows = [f"see you {i}\t{'late' if i < 110 else 'greet'}" for i in range(160)]  # not among the first hundred
+    rows = [f"see you then {i}\t{'late' if i < 110 else 'greet'}" for i in range(160)]  # not among the first hundred
     code, _, err = run(capsys, "new", write_rows(folder / "t.tsv", "hello you\tgreet", rows))
     assert code == 3 and "--header column1,column2 --task classification" in err
 
