@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
-from fivetune.data.records import parse_item, read_records
-from fivetune.data.source_files import quote_value
+from fivetune.data.records import as_bad_record, parse_item, read_records
+from fivetune.data.source_files import BadRecord, quote_value
 from fivetune.errors import ConfigError, DataError
 from fivetune.start.columns import RawTable, build_table
 from fivetune.start.readings import SIGNATURES, TASKS, iter_readings
 from fivetune.start.roles import USUAL, Given, check_given, find_group, find_language, is_column_name
 from fivetune.start.survey import ENOUGH, MARGIN, TARGET_ROLES, Reading, Survey, make_survey
 from fivetune.tasks import load_task
-from fivetune.types import RawRecord
+from fivetune.types import RawRecord, Task, TextExample
 
 NUM_TRIED = 20  # first records, one of which a reading's task must convert
 NUM_SHOWN = 3  # readings that a doubt lists
@@ -137,23 +137,30 @@ def _list_readings(survey: Survey, task: str | None, wanted: Given) -> list[Read
         if {task, reading.task} == {"squad", "squad_v2"}:
             reading = replace(reading, task=task)
         is_wanted = all([*reading.roles.get(role, ())] == [*names] for role, names in wanted.items())
-        if task in (None, reading.task) and is_wanted and _can_convert(reading, survey.table):
+        if task not in (None, reading.task) or not is_wanted:
+            continue
+        loaded, bad = load_task(reading.task, reading.options), []
+        if any(convert_record(record, reading, loaded, bad.append) for record in survey.table.records[:NUM_TRIED]):
             flags = shlex.join(list_flags(reading))
             if flags not in found or found[flags].points < reading.points:
                 found[flags] = reading
     return sorted(found.values(), key=attrgetter("points"), reverse=True)
 
 
-def _can_convert(reading: Reading, table: RawTable) -> bool:
-    task = load_task(reading.task, reading.options)
-    for record in table.records[:NUM_TRIED]:
-        named = parse_item(record, reading.columns, {}, str(record.fields["id"]))
-        try:
-            if isinstance(named, RawRecord) and task.to_text(named):
-                return True
-        except DataError:
-            continue
-    return False
+def convert_record(
+    record: RawRecord, reading: Reading, task: Task, on_bad: Callable[[BadRecord], None]
+) -> Sequence[TextExample]:
+    """Return the examples that the task of a reading makes of a record; none if it leaves it out, or of a bad one."""
+    named = parse_item(record, reading.columns, {}, str(record.fields["id"]))
+    if isinstance(named, BadRecord):
+        on_bad(named)
+        return ()
+    try:
+        converted = task.to_text(named)
+    except DataError as error:
+        on_bad(as_bad_record(error, record))
+        return ()
+    return converted if isinstance(converted, tuple) else tuple(filter(None, [converted]))
 
 
 def _complete(reading: Reading, others: Sequence[Reading], survey: Survey) -> Choice:

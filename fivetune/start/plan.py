@@ -11,14 +11,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from fivetune.data.characters import describe_odd_targets, measure_coverage
 from fivetune.data.labels import describe_merged_forms, describe_placeholders, describe_rare
-from fivetune.data.records import UniqueIds, as_bad_record, parse_item, read_records
+from fivetune.data.limits import TokenLengths, measure_lengths
+from fivetune.data.records import UniqueIds, read_records
 from fivetune.data.source_files import BadRecord
 from fivetune.data.split import EvalSplit, Relation, ThreeWaySplit, split_in_three
 from fivetune.data.tables import replace_empty_cell
 from fivetune.errors import DataError
-from fivetune.start.choose import Choice, infer_task
+from fivetune.start.choose import Choice, convert_record, infer_task
 from fivetune.start.columns import RawTable, build_table, find_value, is_empty_cell
 from fivetune.start.roles import Given
 from fivetune.start.survey import Reading
@@ -42,21 +45,13 @@ SETS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
-    """Tokens of inputs and targets in rising order, measured with the model's tokenizer or estimated."""
-
-    inputs: Sequence[int]
-    targets: Sequence[int]
-    is_measured: bool
-
-
-@dataclass(frozen=True, slots=True)
 class StartPlan:
     """Everything that the recipe and its three files are written from.
 
     Args:
         sizes: set -> records.
         label_counts: label -> records, of a task with labels.
+        is_measured: whether the lengths are the tokenizer's, not estimated.
     """
 
     table: RawTable
@@ -67,7 +62,8 @@ class StartPlan:
     split: ThreeWaySplit
     sizes: Mapping[str, int]
     label_counts: Mapping[str, int]
-    lengths: Lengths
+    lengths: TokenLengths
+    is_measured: bool
     warnings: Sequence[str] = field(default_factory=list)
 
     @property
@@ -96,18 +92,8 @@ def read_examples(
     columns = {"id": reading.id_column} if reading.id_column else {}
     for read in read_records(table.source, columns=columns, header=table.header, on_bad=on_bad):
         record = ids.number(read)
-        named = parse_item(record, reading.columns, {}, str(record.fields["id"]))
-        if isinstance(named, BadRecord):
-            on_bad(named)
-            continue
-        try:
-            converted = task.to_text(named)
-        except DataError as error:
-            on_bad(as_bad_record(error, record))
-            continue
-        examples = converted if isinstance(converted, tuple) else (converted,)
-        if examples and examples[0]:
-            yield read, record, examples  # pyright: ignore[reportReturnType]
+        if examples := convert_record(record, reading, task, on_bad):
+            yield read, record, examples
 
 
 def build_plan(
@@ -189,7 +175,8 @@ def build_plan(
         split,
         sizes={one: sizes[one] for one in SETS},
         label_counts=labels,
-        lengths=count_lengths(examples, tokenizer),
+        lengths=count_tokens(examples, tokenizer),
+        is_measured=tokenizer is not None,
     )
     warnings = [*reading.warnings, *_list_warnings(plan, bad)]
     if renamed:
@@ -221,25 +208,14 @@ def choose_set_share(num_records: int) -> float:
     return min(share, MAX_SET / max(1, num_records))
 
 
-def count_lengths(examples: Sequence[TextExample], tokenizer: Any) -> Lengths:
-    """Count tokens with a tokenizer, the end token included; without one estimate them from characters."""
-    counts: list[list[int]] = []
-    for texts in ([one.inputs for one in examples], [one.targets for one in examples if one.targets]):
-        if tokenizer is None:
-            counts.append(sorted(math.ceil(len(text) / CHARS_PER_TOKEN) + 1 for text in texts))
-        else:
-            encoded = tokenizer(texts, verbose=False)["input_ids"] if texts else []
-            counts.append(sorted(map(len, encoded)))
-    return Lengths(*counts, is_measured=tokenizer is not None)
-
-
-def find_percentile(lengths: Sequence[int], share: float) -> int:
-    """Return the length that `share` of the sorted lengths do not exceed; 0 without any.
-
-    >>> find_percentile([1, 2, 3, 4], 0.5), find_percentile([], 0.5)
-    (2, 0)
-    """
-    return lengths[max(0, math.ceil(share * len(lengths)) - 1)] if lengths else 0
+def count_tokens(examples: Sequence[TextExample], tokenizer: Any) -> TokenLengths:
+    """Count the tokens of inputs and targets, the end token included; without a tokenizer estimate them."""
+    targets = [one.targets for one in examples if one.targets]
+    if tokenizer is not None:
+        return measure_lengths(tokenizer, examples, targets, answers_can_be_lost=False)
+    texts = ([one.inputs for one in examples], targets)
+    inputs, learned = (np.array([math.ceil(len(one) / CHARS_PER_TOKEN) + 1 for one in part]) for part in texts)
+    return TokenLengths(inputs, inputs, inputs, learned)
 
 
 def _choose_model(examples: Sequence[TextExample]) -> tuple[str, str]:
@@ -284,13 +260,12 @@ def _list_warnings(plan: StartPlan, bad: Sequence[BadRecord]) -> Iterator[str]:
     labels = plan.label_counts
     found = (describe_merged_forms(labels, {}), describe_placeholders(labels, what="label"), *describe_rare(labels))
     yield from filter(None, found)
-    num_cut = sum(length > LONGEST for length in plan.lengths.inputs)
-    if num_cut > CUT * len(plan.lengths.inputs) and not plan.task.extractive:
-        share = f"{100 * num_cut / len(plan.lengths.inputs):.0f} % of the inputs"
-        longest = plan.lengths.inputs[-1]
+    inputs = plan.lengths.inputs
+    if (inputs > LONGEST).mean() > CUT and not plan.task.extractive:
         yield (
-            f"{share} have more than {LONGEST} tokens, the longest {longest:,}, and are cut. A higher "
-            "data.max_input_tokens in the recipe keeps more, at the price of memory"
+            f"{100 * (inputs > LONGEST).mean():.0f} % of the inputs have more than {LONGEST} tokens, the longest "
+            f"{inputs.max():,}, and are cut. A higher data.max_input_tokens in the recipe keeps more, at the price of "
+            "memory"
         )
 
 

@@ -34,7 +34,6 @@ from fivetune.start.survey import (
     Evidence,
     Reading,
     Survey,
-    iter_same,
 )
 from fivetune.tasks import find_text
 from fivetune.tasks._questions import read_gold_answers
@@ -258,9 +257,9 @@ def read_instructions(survey: Survey) -> Iterator[Reading]:
 
 def _has_target(survey: Survey, name: str, target: str) -> bool:
     """Whether most texts of a column have what is learned in them: Alpaca's `text` is the whole of a record."""
-    pairs = [(str(one.fields.get(name) or ""), str(one.fields.get(target) or "")) for one in survey.table.records]
-    long = [pair for pair in pairs[:SAMPLE] if count_words(pair[1]) > LONG_ANSWER_WORDS]
-    return sum(learned in text for text, learned in long) > 0.9 * len(long) > 0
+    pairs = zip(survey.list_examples(name, SAMPLE), survey.list_examples(target, SAMPLE), strict=False)
+    found = [learned in text for text, learned in pairs if count_words(learned) > LONG_ANSWER_WORDS]
+    return sum(found) > 0.9 * len(found)
 
 
 CHATS = (("role", "content", "system", "user", "assistant"), ("from", "value", "system", "human", "gpt"))
@@ -426,12 +425,10 @@ def read_labels(survey: Survey) -> Iterator[Reading]:
     labels = [name for name in survey.list_columns("label", "answer", minimum=0) if name in repeating][:8]
     if not labels:  # a language is a label if nothing else is
         labels = [name for name in repeating if survey.rate(name, "label") > 1]
-    twins = list(iter_same(survey, repeating))
-    if "label" not in survey.given:
-        wordless = {_choose_wordless(survey, *pair) for pair in twins}
-        labels = [name for name in labels if name not in wordless]
     for label in labels:
-        same = [name for pair in twins if label in pair for name in pair]
+        same = [name for name in repeating if survey.is_same(name, label)]
+        if "label" not in survey.given and label != _choose_words(survey, same):
+            continue
         texts, known = survey.list_texts(label), survey.list_texts(label, only_known=True)
         is_answer = survey.rate(label, "answer") >= USUAL > survey.rate(label, "label")
         for one in [texts, known] if texts != known else [texts]:
@@ -443,9 +440,8 @@ def read_labels(survey: Survey) -> Iterator[Reading]:
 def _read_label(survey: Survey, label: str, texts: Sequence[str], same: Sequence[str]) -> Reading:
     values = survey.columns[label].values
     shown = ", ".join(f"{value} ({count:,})" for value, count in list(values.items())[:4])
-    num_more = len(values) - 4
-    if num_more > 0:
-        shown += f" and {num_more} {'other' if num_more == 1 else 'others'}"
+    if len(values) > 4:
+        shown += ", ..."
     reason = f"{label} has {len(values)} values that repeat, {shown}, and {_describe_columns(texts)} text"
     found = Reading("classification", "classification", {"text": texts, "label": (label,)}, reason)
     doubts = _describe_conflicts(survey, texts, label)
@@ -478,10 +474,10 @@ def _describe_outputs(outputs: Sequence[str]) -> list[str]:
     return [f"{name} is named as what is learned, too, and is not read" for name in outputs]
 
 
-def _choose_wordless(survey: Survey, name: str, other: str) -> str:
-    """Choose which of two columns that say the same is not learned: T5 learns words rather than numbers."""
-    ranks = {one: (survey.columns[one].kind != "number", survey.rate(one, "label")) for one in (other, name)}
-    return min(ranks, key=ranks.__getitem__)
+def _choose_words(survey: Survey, same: Sequence[str]) -> str:
+    """Choose which of the columns that say the same is learned: T5 learns words rather than numbers."""
+    ranks = {name: (survey.columns[name].kind != "number", survey.rate(name, "label")) for name in reversed(same)}
+    return max(ranks, key=ranks.__getitem__)
 
 
 def _describe_conflicts(survey: Survey, texts: Sequence[str], label: str) -> list[str]:

@@ -10,8 +10,11 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from fivetune.config.layers import as_yaml
-from fivetune.start.plan import LONGEST, StartPlan, find_percentile
+from fivetune.data.limits import Lengths
+from fivetune.start.plan import LONGEST, StartPlan
 from fivetune.types import JsonTable
 
 METRICS: Mapping[str, str] = {
@@ -108,7 +111,7 @@ def _list_data_lines(plan: StartPlan, files: Mapping[str, str]) -> Iterator[Line
     if plan.reading.columns:
         reason = "the name that the task reads: the column of the file"
         yield Line("data", "columns", dict(plan.reading.columns), reason)
-    how = "" if plan.lengths.is_measured else ", estimated at 3 characters per token as the tokenizer is not here yet"
+    how = "" if plan.is_measured else ", estimated at 3 characters per token as the tokenizer is not here yet"
     half, most = find_percentile(inputs, 0.5), find_percentile(inputs, 0.99)
     limit = round_limit(most, 32)
     reason = f"half of the inputs have up to {half:,} tokens, 99 % up to {most:,}{how}; {describe_cut(inputs, limit)}"
@@ -148,15 +151,19 @@ def _list_training_lines(plan: StartPlan) -> Iterator[Line]:
     yield Line("train", "early_stopping", PATIENCE, reason)
 
 
-def describe_cut(lengths: Sequence[int], limit: int) -> str:
-    """Describe how many of the sorted lengths exceed a limit.
+def find_percentile(lengths: Lengths, share: float) -> int:
+    """Return the length that `share` of the lengths do not exceed; 0 without any."""
+    return int(np.quantile(lengths, share, method="inverted_cdf")) if len(lengths) else 0
 
-    >>> describe_cut([10, 20, 600], 512), describe_cut([1], 512)
+
+def describe_cut(lengths: Lengths, limit: int) -> str:
+    """Describe how many of the lengths exceed a limit.
+
+    >>> describe_cut(np.array([10, 20, 600]), 512), describe_cut(np.array([1]), 512)
     ('this limit cuts 33.3 % of them', 'this limit cuts none of them')
     """
-    num_cut = sum(length > limit for length in lengths)
-    share = f"{100 * num_cut / len(lengths):.1f} %" if num_cut else "none"
-    return f"this limit cuts {share} of them"
+    is_cut = lengths > limit
+    return f"this limit cuts {f'{100 * is_cut.mean():.1f} %' if is_cut.any() else 'none'} of them"
 
 
 def round_limit(length: int, multiple: int) -> int:

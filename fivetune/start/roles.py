@@ -182,8 +182,8 @@ def rate_name(role: str, name: str) -> int:
 def is_column_name(name: str) -> bool:
     """Whether the name of a column says any role, or has no name as the index of pandas, as a text would not.
 
-    >>> is_column_name("comment_text"), is_column_name(""), is_column_name("frageText"), is_column_name("hello"), is_column_name("How so?")
-    (True, True, True, False, False)
+    >>> [is_column_name(name) for name in ("comment_text", "", "frageText", "hello", "How so?")]
+    [True, True, True, False, False]
     """
     is_identifier = not name or re.fullmatch(r"\w*(?:_|[a-z][A-Z]|\d)\w*", name) is not None
     return is_identifier or (

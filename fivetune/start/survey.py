@@ -6,7 +6,7 @@ In: a RawTable, and the columns that the user named. Out: the columns that may h
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import NamedTuple
@@ -270,6 +270,11 @@ class Survey:
                 parts.append(replace(self, columns=kept))
         return parts or [self]
 
+    def is_same(self, name: str, other: str) -> bool:
+        """Whether two columns of labels say the same in each record, such as `label` and `label_text`."""
+        values = [[as_text(value) for value in self.table.list_values(one)] for one in (name, other)]
+        return len({*zip(*values, strict=True)}) == len({*values[0]}) == len({*values[1]})
+
     def list_examples(self, name: str, number: int) -> list[str]:
         """List the first filled values of a column as text."""
         values = self.table.list_values(name)
@@ -283,13 +288,3 @@ def make_survey(table: RawTable, given: Given) -> Survey:
     for name in named:
         columns[name] = table.columns.get(name) or describe_column(name, table.list_values(name))
     return Survey(table, given, columns)
-
-
-def iter_same(survey: Survey, names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield (column, earlier column) of labels that say the same in each record, such as `label` and `label_text`."""
-    values = {name: [as_text(value) for value in survey.table.list_values(name)] for name in names}
-    for place, name in enumerate(names):
-        for earlier in names[:place]:
-            both = set(zip(values[name], values[earlier], strict=True))
-            if len(both) == len(set(values[name])) == len(set(values[earlier])):
-                yield name, earlier
