@@ -198,10 +198,11 @@ def _read_pair(survey: Survey, sources: Sequence[str], target: str) -> Reading:
     first, last = survey.columns[source], survey.columns[target]
     kind, prefix, form, values, points = "text to text", "", "", "", 0
     reason = f"{_describe_columns(sources)} what is read, {target} what is learned"
+    used = [*sources, target]
     others: list[str] = []
-    doubts: list[str] = []
     # what the values of the target say
     is_short = last.mean_chars < 0.4 * first.mean_chars and last.mean_words >= 4
+    is_longer = _is_longer_summary(survey, target, source)
     if last.has_code:
         values, points = f"{target} holds code, a query or a formula", CODE
     elif is_short and _is_longer_summary(survey, source, target):
@@ -209,30 +210,36 @@ def _read_pair(survey: Survey, sources: Sequence[str], target: str) -> Reading:
     elif is_short:
         values, points = f"{target} is shorter", SHORTER
     # the kind of the pair
+    word = split_name(target)[-1]
     languages = find_language(source), find_language(target)
     if all(languages) and languages[0] != languages[1]:
         kind, prefix = "translation", f"translate {languages[0]} to {languages[1]}: "
         form = reason = f"the columns {source} and {target} are named after languages"
-        others = [name for name in survey.columns if find_language(name) and name not in (*sources, target)]
-        doubts += [f"{name} is named after a language, too" for name in others[:1]]
-    elif _is_longer_summary(survey, target, source):
-        doubts.append(f"{target} is longer than {source}, so it is no summary of it: perhaps the other way round")
-    elif rate_name("summary", target) >= 2 or (is_short and split_name(target)[-1] not in OUTPUTS.split()):
+        others = [name for name in survey.columns if find_language(name) and name not in used]
+    elif not is_longer and (rate_name("summary", target) >= 2 or (is_short and word not in OUTPUTS.split())):
         kind, prefix = "summarisation", "summarize: "
         reason = f"{target} is {last.mean_chars / max(first.mean_chars, 1):.0%} as long as {_join(sources)}"
     # what speaks against it
-    if last.kind == "number":
-        doubts.append(NO_PEARSON)
     named = survey.rate(target, "targets")
-    if survey.rate(source, *READ) < survey.rate(source, "targets"):
-        doubts.append(f"{source} is named as what is learned, too")
-    if not form and split_name(target)[-1] in OUTPUTS.split():
-        doubts += _describe_outputs(_list_outputs(survey, [*sources, target]))
     texts = [name for name in survey.columns if survey.columns[name].has_text]
-    if not form and named <= survey.rate(target, "text") and survey.can_learn_other([*sources, target, *texts]):
-        doubts.append(f"{target} is named as a text, too")
-    if not form and named < 2 and last.mean_chars > 3 * first.mean_chars:
-        doubts.append(f"{target} is much longer than {source}: perhaps the other way round")
+    is_text = named <= survey.rate(target, "text") and survey.can_learn_other([*used, *texts])
+    table = [
+        (others, f"{_join(others[:1])} is named after a language, too"),
+        (last.kind == "number", NO_PEARSON),
+        (survey.rate(source, *READ) < survey.rate(source, "targets"), f"{source} is named as what is learned, too"),
+    ]
+    if not form:
+        table += [
+            (is_longer, f"{target} is longer than {source}, so it is no summary of it: perhaps the other way round"),
+            (is_text, f"{target} is named as a text, too"),
+            (
+                named < 2 and last.mean_chars > 3 * first.mean_chars,
+                f"{target} is much longer than {source}: perhaps the other way round",
+            ),
+        ]
+    doubts = [words for is_so, words in table if is_so]
+    if word in OUTPUTS.split():
+        doubts += _describe_outputs(_list_outputs(survey, used))
     found = Reading(kind, "jsonl", {"inputs": sources, "targets": (target,)}, reason, prefix=prefix)
     return survey.weigh(found, form=form, values=values, points=points, read=others, doubts=doubts)
 
@@ -257,7 +264,8 @@ def read_instructions(survey: Survey) -> Iterator[Reading]:
 
 def _has_target(survey: Survey, name: str, target: str) -> bool:
     """Whether most texts of a column have what is learned in them: Alpaca's `text` is the whole of a record."""
-    pairs = zip(survey.list_examples(name, SAMPLE), survey.list_examples(target, SAMPLE), strict=False)
+    texts = [[as_text(value) for value in survey.table.list_values(one)] for one in (name, target)]
+    pairs = zip(*texts, strict=True)
     found = [learned in text for text, learned in pairs if count_words(learned) > LONG_ANSWER_WORDS]
     return sum(found) > 0.9 * len(found)
 

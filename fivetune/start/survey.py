@@ -203,30 +203,28 @@ class Survey:
         target, inputs = reading.targets[0], reading.inputs
         roles = next(words for role, words in TARGET_ROLES.items() if role in reading.roles)
         named = self.rate(target, *roles)
-        found = [Evidence(named, f"{target} is named as {roles[0]}")]
-        found.append(Evidence(max((self.rate(name, *READ) for name in inputs), default=0), "names of the inputs"))
-        if form:
-            found.append(Evidence(FORM, form))
-        if values:
-            found.append(Evidence(points, values))
-        words = [split_name(name) for name in inputs]
         used = {*reading.targets, *inputs, *read}
-        if not self.can_learn_other(used):
-            found.append(Evidence(ONLY, "no other column could be learned"))
+        rated = {name: self.rate(name, *READ) for name in inputs}
+        unknown = [name for name in inputs if rated[name] < 2]
+        is_mixed = 0 < len(unknown) < len(inputs)
+        table = [
+            (named, f"{target} is named as {roles[0]}"),
+            (max(rated.values(), default=0), "names of the inputs"),
+            (FORM if form else 0, form),
+            (points if values else 0, values),
+            (0 if self.can_learn_other(used) else ONLY, "no other column could be learned"),
+            (UNKNOWN // 2 if is_mixed else 0, "an input has no known name"),
+        ]
         told = [*doubts]
         is_certain = bool(form or self.given.keys() & {"text", "inputs", "context"})
         for name in self.list_unread(used):
             weight, doubt = self._weigh_unread(name, is_certain=is_certain, is_guess=named <= 2 and not form)
-            if weight:
-                found.append(Evidence(weight, f"{name} is not read"))
-            if doubt:
-                told.append(doubt)
-        unknown = [name for name in inputs if self.rate(name, *READ) < 2]
-        if 0 < len(unknown) < len(inputs):
-            found.append(Evidence(UNKNOWN // 2, f"{unknown[0]} has no known name"))
-            if words.count(split_name(unknown[0])) == 1:  # not one of several alike, as choices are
-                told.append(f"{unknown[0]} holds text without a known name, and may be read or not")
-        return replace(reading, evidence=found, doubts=told)
+            table.append((weight, f"{name} is not read"))
+            told.append(doubt)
+        if is_mixed and [split_name(name) for name in inputs].count(split_name(unknown[0])) == 1:  # choices are alike
+            told.append(f"{unknown[0]} holds text without a known name, and may be read or not")
+        evidence = [Evidence(*row) for row in table if row[0]]
+        return replace(reading, evidence=evidence, doubts=[*filter(None, told)])
 
     def _weigh_unread(self, name: str, *, is_certain: bool, is_guess: bool) -> tuple[int, str]:
         """Weigh a column that a reading leaves out: one that is named as a target speaks for another reading.
