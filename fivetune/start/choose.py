@@ -119,12 +119,11 @@ def list_without_header(table: RawTable, task: str | None) -> list[tuple[RawTabl
     names = {f"column{number}": name for number, name in enumerate(table.first_line, 1)}
     records = read_records(table.source, header=[*names], on_bad=lambda bad: None)
     plain = build_table(table.source, records, header=[*names], flags=table.flags)
-    readings = _list_readings(make_survey(plain, {}), task, {})
-    choices = [(plain, replace(one, doubts=["the first line is a record"])) for one in readings]
-    for reading in readings[:1]:
+    choices: list[tuple[RawTable, Reading]] = []
+    for reading in _list_readings(make_survey(plain, {}), task, {}):
         roles = {role: [names[name] for name in of_role] for role, of_role in reading.roles.items()}
-        named = replace(reading, roles=roles, doubts=["the first line has the names of the columns"])
-        choices.insert(1, (table, named))
+        choices.append((plain, replace(reading, doubts=["the first line is a record"])))
+        choices.append((table, replace(reading, roles=roles, doubts=["the first line has the names of the columns"])))
     return choices[:NUM_SHOWN]
 
 

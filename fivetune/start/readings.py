@@ -71,18 +71,17 @@ def read_signatures(survey: Survey) -> Iterator[Reading]:
     for task, needed in SIGNATURES.items():
         if not set(needed) <= survey.table.columns.keys():
             continue
+        name, roles, options = task, {}, {}
         reason = f"it has the columns {', '.join(needed)} of that data set"
-        found = Reading(task, task, {}, reason, evidence=[Evidence(CERTAIN, reason)])
         if task == "stackoverflow_quality":
-            labels = {label: QUALITIES.get(label, label) for label in sorted(survey.columns["Y"].values)}
-            found = replace(found, roles={"label": ("Y",)}, options={} if labels == QUALITIES else {"labels": labels})
-        if task == "bioasq_factoid":
+            roles = {"label": ("Y",)}
+            options = {"labels": {label: QUALITIES.get(label, label) for label in sorted(survey.columns["Y"].values)}}
+        elif task == "bioasq_factoid":
             counts = Counter(survey.columns["type"].values)
             kind = "yesno" if counts["yesno"] > counts["factoid"] else "factoid"
-            reason = f"{counts[kind]:,} of {survey.table.num_records:,} questions are of type {kind}"
-            words = f"it has BioASQ's columns, and {reason}; the others are left out"
-            found = replace(found, kind=f"BioASQ {kind}", task=f"bioasq_{kind}", reason=words)
-        yield found
+            name = f"bioasq_{kind}"
+            reason += f", and {counts[kind]:,} questions are of type {kind}; the others are left out"
+        yield Reading(name, name, roles, reason, options, evidence=[Evidence(CERTAIN, reason)])
 
 
 # --- text to text ---
@@ -503,20 +502,19 @@ def read_tags(survey: Survey) -> Iterator[Reading]:
     """Yield several labels for each text: a list, a separated text, or a column of 0 and 1 for each label."""
     named = survey.given.get("tags", ())
     for name in named or survey.list_unread(()):
-        separator, num_tags = _find_tags(survey, name) if len(named) < 2 else ("", 0)
+        separator = _find_separator(survey, name) if len(named) < 2 else ""
         texts = survey.list_texts(name) if separator else []
         if texts:
-            reason = f"{name} has {num_tags:,} labels, several for some records, and {_join(texts)} is text"
+            reason = f"{name} has several labels for some records, and {_describe_columns(texts)} text"
+            roles = {"text": texts, "tags": [name]}
+            reading = Reading("several labels", "tags", roles, reason, {"separator": separator})
             is_unknown = survey.rate(name, "tags", "label") == 0 and survey.can_learn_other([name, *texts])
-            reading = Reading(
-                "several labels", "tags", {"text": texts, "tags": [name]}, reason, {"separator": separator}
-            )
             doubts = [NO_LABEL] if is_unknown else []
             yield survey.weigh(reading, values="several labels that repeat", points=VALUES + 1, doubts=doubts)
     flags = named or [name for name in survey.list_unread(()) if _is_flag(survey, name)]
     texts = survey.list_texts("")
     if len(flags) >= 3 and texts:
-        reason = f"{len(flags)} columns hold 0 or 1 ({', '.join(flags[:4])} ...), and {_join(texts)} is text"
+        reason = f"{len(flags)} columns hold 0 or 1 ({', '.join(flags[:4])} ...), and {_describe_columns(texts)} text"
         reading = Reading("several labels", "tags", {"text": texts, "tags": flags}, reason, {"separator": ","})
         yield survey.weigh(reading, form="a column of 0 and 1 per label")
 
@@ -527,28 +525,27 @@ def _is_flag(survey: Survey, name: str) -> bool:
     return not is_label and values in ({"0", "1"}, {"true", "false"}, {"0.0", "1.0"})
 
 
-def _find_tags(survey: Survey, name: str) -> tuple[str, int]:
-    """Find the separator and the number of labels of a column; "" if its values are no sets of labels that repeat."""
+def _find_separator(survey: Survey, name: str) -> str:
+    """Find what separates the labels of a column; "" if its values are no sets of labels that repeat."""
     column = survey.columns[name]
     rating = survey.rate(name, "tags")
     is_list = column.kind == "list"
     if column.kind not in ("text", "list") or survey.rate(name, *READ, *TARGET_ROLES["targets"]) > max(1, rating):
-        return "", 0
+        return ""
+    # a list needs no guess about its parts: with a known name a few records may do
+    times, least = (1.5 if rating >= 2 else 3, USUAL) if is_list else (3, CLEAR)
     values = [value for value in survey.table.list_values(name) if value]
     for separator in [", "] if is_list else [";", "|", ","]:
         parts = [value if isinstance(value, list) else str(value).split(separator) for value in values]
         tags = Counter(as_text(part) for one in parts for part in one)
         if not all(isinstance(part, str | int) for one in parts for part in one):
             break
-        num_several = sum(len(one) > 1 for one in parts)
+        share = sum(len(one) > 1 for one in parts) / max(1, len(parts))
         is_short = sum(len(tag.split()) for tag in tags) <= 5 * len(tags)
-        # a list needs no guess about its parts: with a known name a few records may do
-        times = 1.5 if is_list and rating >= 2 else 3
         repeats = len(tags) <= MAX_LABELS and tags.total() >= times * len(tags)
-        is_known = rating >= (USUAL if is_list else CLEAR) and num_several > 0.5 * len(values)
-        if is_short and num_several >= 0.1 * len(values) and (repeats or is_known):
-            return separator, len(tags)
-    return "", 0
+        if is_short and share >= 0.1 and (repeats or (rating >= least and share > 0.5)):
+            return separator
+    return ""
 
 
 def read_numbers(survey: Survey) -> Iterator[Reading]:
