@@ -175,7 +175,7 @@ def build_plan(
         split,
         sizes={one: sizes[one] for one in SETS},
         label_counts=labels,
-        lengths=count_tokens(examples, tokenizer),
+        lengths=measure_texts(examples, tokenizer),
         is_measured=tokenizer is not None,
     )
     warnings = [*reading.warnings, *_list_warnings(plan, bad)]
@@ -208,7 +208,7 @@ def choose_set_share(num_records: int) -> float:
     return min(share, MAX_SET / max(1, num_records))
 
 
-def count_tokens(examples: Sequence[TextExample], tokenizer: Any) -> TokenLengths:
+def measure_texts(examples: Sequence[TextExample], tokenizer: Any) -> TokenLengths:
     """Count the tokens of inputs and targets, the end token included; without a tokenizer estimate them."""
     targets = [one.targets for one in examples if one.targets]
     if tokenizer is not None:

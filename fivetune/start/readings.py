@@ -114,7 +114,7 @@ def fill_options(survey: Survey, reading: Reading) -> Reading:
 
 
 def _build_template(survey: Survey, columns: Sequence[str], slots: Sequence[str]) -> str:
-    """Build the template of inputs; several columns have their names before them, but for what instructs or is said."""
+    """Build the template of inputs; instructions and chats excepted, several have their names."""
     plain = [f"{{{name}}}" for name in slots]
     if split_name(columns[0]) == ["prefix"]:  # simpletransformers
         return ": ".join(plain)
