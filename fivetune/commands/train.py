@@ -114,18 +114,13 @@ def _refuse_absent_model(config: RunConfig) -> None:
     """
     from fivetune.data.records import is_hub_name
     from fivetune.errors import ModelError
-    from fivetune.model.download import find_cached_snapshot
-    from fivetune.model.files import find_folder, find_local_folder
+    from fivetune.model.files import find_folder
 
     name, revision = config.model.path, config.model.revision
     sources = (*config.data.train, *config.data.eval)
     if not name or any(not is_hub_name(one) and not Path(one).expanduser().exists() for one in sources):
         return
-    try:
-        is_here = find_local_folder(name) or find_cached_snapshot(name, revision)
-    except ModelError:
-        return
-    if not is_here:
+    with suppress(ModelError):
         find_folder(name, revision=revision)
 
 

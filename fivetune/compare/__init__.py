@@ -203,7 +203,10 @@ def _measure_variant(
             for name in MEASURES
         }
         shared = {seed for seed, _ in own} & {seed for seed, _ in theirs}
-        sides = [[run for run in side.runs if not shared or get_seed(run) in shared] for side in (variant, baseline)]
+        sides = [
+            [(run, find_best_metric_eval(run, metric)) for run in side.runs if not shared or get_seed(run) in shared]
+            for side in (variant, baseline)
+        ]
         over_examples = compute_paired_difference(*sides, metric=metric)
     return replace(
         variant,

@@ -22,7 +22,7 @@ from fivetune.tasks import load_run_task
 from fivetune.types import Scores, Task
 
 RIGHT = 1.0  # score of a right prediction
-_Evaluation = tuple[Run, EvalRecord | None]
+Evaluation = tuple[Run, EvalRecord | None]
 
 
 class ExampleChange(NamedTuple):
@@ -40,7 +40,7 @@ class ExampleChange(NamedTuple):
 class PredictionChanges(NamedTuple):
     """The examples of both runs by outcome, right or wrong before and after; `score` is the score that decides.
 
-    `num_unpaired` counts the examples of only one run, which are excluded.
+    The examples of only one run are excluded.
     """
 
     score: str
@@ -48,7 +48,6 @@ class PredictionChanges(NamedTuple):
     broken: tuple[ExampleChange, ...]
     both_wrong: tuple[ExampleChange, ...]
     both_right: tuple[ExampleChange, ...]
-    num_unpaired: int
 
 
 def compare_predictions(before: Run, after: Run, *, metric: str) -> PredictionChanges | None:
@@ -67,7 +66,7 @@ def compare_predictions(before: Run, after: Run, *, metric: str) -> PredictionCh
         if one is not None:
             groups.setdefault((one.score_before >= RIGHT, one.score_after >= RIGHT), []).append(one)
     found = [tuple(groups.get(kind, ())) for kind in ((False, True), (True, False), (False, False), (True, True))]
-    return PredictionChanges(key, *found, num_unpaired=len(ours.keys() ^ theirs.keys()))
+    return PredictionChanges(key, *found)
 
 
 def read_best_predictions(run: Run, metric: str) -> dict[str, Prediction]:
@@ -95,22 +94,14 @@ def _build_change(before: Prediction, after: Prediction, key: str) -> ExampleCha
     )
 
 
-def compute_paired_difference(ours: Sequence[Run], theirs: Sequence[Run], *, metric: str) -> Measure | None:
-    """Best score of `ours` minus best score of `theirs`, with 95 % interval and p-value by a paired bootstrap.
+def compute_paired_difference(
+    ours: Sequence[Evaluation], theirs: Sequence[Evaluation], *, metric: str
+) -> Measure | None:
+    """Score of `ours` minus score of `theirs`, with 95 % interval and p-value by a paired bootstrap.
 
-    With several runs (seeds) per side, a resample is scored by the mean over the runs. None unless all runs have scores
-    per example of the same examples.
+    With several runs (seeds) per side, a resample is scored by the mean over the runs. None unless all evaluations have
+    scores per example of the same examples.
     """
-    sides = [[(run, find_best_metric_eval(run, metric)) for run in runs] for runs in (ours, theirs)]
-    return _compare_evaluations(*sides, metric=metric)
-
-
-def compute_change(run: Run, before: EvalRecord | None, after: EvalRecord | None, *, metric: str) -> Measure | None:
-    """Score of one evaluation of a run minus that of another, as `compute_paired_difference` does."""
-    return _compare_evaluations([(run, after)], [(run, before)], metric=metric)
-
-
-def _compare_evaluations(ours: Sequence[_Evaluation], theirs: Sequence[_Evaluation], *, metric: str) -> Measure | None:
     order = sorted(one.id for run, record in ours[:1] for one in run.read_predictions(record))
     if not order:
         return None

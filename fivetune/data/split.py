@@ -28,8 +28,6 @@ from fivetune.errors import DataError
 from fivetune.tasks import is_blank
 from fivetune.types import JsonTable, RawRecord, TextExample
 
-SPLIT_VERSION = 4  # increase when the same records would be split differently
-
 Converted = tuple[RawRecord, Sequence[TextExample]]
 Relation = Literal["group", "inputs", "context", "question"]
 
@@ -142,32 +140,23 @@ def split_in_three(
     """
     ids, labels, relations = _find_relations(converted, split, by_label=by_label)
     wanted = split.share * len(ids)
-    found: list[ThreeWaySplit] = []
-    num_joined = 0
-    weaker: Relation = "inputs" if is_named and split.group_column else "group"
-    tries: tuple[Sequence[Relation], ...] = ((), (weaker,))
-    for given_up in tries:
-        kept: list[Relation] = [relation for relation in RELATIONS if relation not in given_up]
-        groups = _join_related(relations, kept, wanted)
-        validation, test = _draw_two(groups, labels, split)
-        validation_ids = frozenset(ids[row] for row in validation)
-        test_ids = frozenset(ids[row] for row in test)
-        if not found:
-            num_joined = max(map(len, groups), default=0)
-        found.append(ThreeWaySplit(validation_ids, test_ids, len(ids), len(groups), given_up, num_joined))
-        has_shares = min(len(validation), len(test)) >= LEAST_OF_SHARE * wanted
-        if has_shares or num_joined <= wanted:  # without a large group, nothing is won by giving up
-            break
-    else:
-        found = found[:1]
-    best = found[-1]
-    if not best.test_ids or not best.validation_ids or len(best.test_ids) + len(best.validation_ids) == len(ids):
+    groups = _join_related(relations, RELATIONS, wanted)
+    sets, given_up = _draw_two(groups, labels, split), list[Relation]()
+    largest = max(map(len, groups), default=0)
+    if largest > wanted and min(map(len, sets)) < LEAST_OF_SHARE * wanted:
+        weaker: Relation = "inputs" if is_named and split.group_column else "group"
+        smaller = _join_related(relations, [one for one in RELATIONS if one != weaker], wanted)
+        drawn = _draw_two(smaller, labels, split)
+        if min(map(len, drawn)) >= LEAST_OF_SHARE * wanted:
+            groups, sets, given_up = smaller, drawn, [weaker]
+    validation, test = (frozenset(ids[row] for row in rows) for rows in sets)
+    if not test or not validation or len(test) + len(validation) == len(ids):
         raise DataError(
-            f"{len(ids):,} records in {best.num_groups:,} groups of related records cannot be divided into training, "
+            f"{len(ids):,} records in {len(groups):,} groups of related records cannot be divided into training, "
             "validation and test set: one would be empty. Records that share inputs, context, question or a group stay "
             "together. Name another group column, or collect more."
         )
-    return best
+    return ThreeWaySplit(validation, test, len(ids), len(groups), given_up, largest)
 
 
 def _draw_two(groups: Sequence[Sequence[int]], labels: Sequence[str], split: EvalSplit) -> tuple[set[int], set[int]]:

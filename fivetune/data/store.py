@@ -42,7 +42,6 @@ from fivetune.data.guard import SourceGuard
 from fivetune.data.partial import LOCK, lock_build_folder
 from fivetune.data.ragged import FileRagged, Ragged, ShardedRagged, find_part
 from fivetune.data.records import is_hub_name, list_source_files
-from fivetune.data.split import SPLIT_VERSION
 from fivetune.errors import DataError, FiveTuneEnvironmentError
 from fivetune.rundir import fsync_folder
 from fivetune.types import JsonTable, Task, TextExample
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NUM_BINS", "DamagedStoreError", "TokenStore", "load_or_build_store"]
 
-ENCODING_VERSION = 4  # increase when the same input would be encoded differently
+ENCODING_VERSION = 4  # increase when the same input would be encoded, or the same records split, differently
 LAYOUT_VERSION = 10  # increase when the files of a store or the keys of its summary change
 MAX_OPEN_SHARDS = 64  # of one store; each takes a file handle
 MEMORY_BYTES = 64 * 2**20  # of a store's shards, up to which they are kept in memory: reading them row by row is slower
@@ -323,7 +322,7 @@ def describe_data(source: Source, tokenizer: PreTrainedTokenizerBase) -> tuple[J
     if source.header:
         settings["header"] = list(source.header)
     if source.split:
-        settings["split"] = {**asdict(source.split), "version": SPLIT_VERSION}
+        settings["split"] = asdict(source.split)
     guard = SourceGuard.take(source.paths, json.dumps(settings, sort_keys=True))
     return {
         "fingerprint": guard.fingerprint,

@@ -67,11 +67,6 @@ class DeviceTime:
     longest_gap_seconds: float
     host_bound_seconds: float | None
 
-    @property
-    def gap_seconds(self) -> float:
-        """Sum of all gaps."""
-        return sum(seconds for _, _, seconds in self.gaps)
-
 
 @dataclass(frozen=True, slots=True)
 class MemoryCurve:

@@ -75,7 +75,6 @@ from fivetune.training.resume import (
     refuse_changes,
     refuse_fewer_steps,
     refuse_foreign_checkpoints,
-    refuse_other_data,
     with_saved_batch_size,
 )
 from fivetune.training.saving import BackgroundWriter
@@ -339,7 +338,6 @@ def _restore_plan(setup: Setup, run: RunDir, progress: Progress, warnings: list[
     Raises RunDirError for other training data, ConfigError for fewer steps than the run has done.
     """
     refuse_foreign_checkpoints(run.path, owner)
-    refuse_other_data(run.path, setup.data.stream.store.fingerprint)
     saved = list_saved_steps(run.path / "checkpoints")  # status.json may be lost, or older
     refuse_fewer_steps(run.path, max([run.get_status_value("step", 0), *saved]), setup.plan.num_steps)
     world = setup.learner.world

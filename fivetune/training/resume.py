@@ -139,7 +139,12 @@ def refuse_foreign_checkpoints(folder: Path, owner: CheckpointOwner) -> None:
                 f"Put back the run's own checkpoint, or the run's own {MACHINE}."
             )
         if found.data and found.data != owner.data:
-            raise RunDirError(_describe_other_data(folder, path.relative_to(folder) / "state.json"))
+            file = path.relative_to(folder) / "state.json"
+            raise RunDirError(
+                f"{folder}: was trained on other data (the fingerprint in {file} differs). Start a new run for new "
+                "data, put back the files of data.train, or go on with the version of FiveTune that began it "
+                "(machine.json): another one may tokenise or order them differently."
+            )
         both = {key: (value, owner.settings.get(key)) for key, value in found.settings.items()}
         if changed := {key: pair for key, pair in both.items() if pair[0] != pair[1]}:
             raise ConfigError(
@@ -175,14 +180,6 @@ def refuse_changes(folder: Path, config: RunConfig) -> None:
 
 def _list_changes(changed: dict[str, tuple[Any, Any]]) -> str:
     return "; ".join(f"{key} was {format_value(old)}, is {format_value(new)}" for key, (old, new) in changed.items())
-
-
-def _describe_other_data(folder: Path, file: Path) -> str:
-    return (
-        f"{folder}: was trained on other data (the fingerprint in {file} differs). Start a new run for new data, "
-        "put back the files of data.train, or go on with the version of FiveTune that began it (machine.json): another "
-        "one may tokenise or order them differently."
-    )
 
 
 def list_saved_steps(folder: Path) -> list[int]:
@@ -243,13 +240,6 @@ def add_part(parts: Sequence[RunPart], machine: JsonTable, *, step: int) -> tupl
         effects.append(f"The weights at model.path have changed: the run continues with those of {source}.")
     warning = f"from step {step:,} on the environment differs: {'; '.join(changed)}. {' '.join(effects)}"
     return [*parts, replace(part, changed=changed)], [warning] if changed else []
-
-
-def refuse_other_data(folder: Path, fingerprint: str) -> None:
-    """Raise RunDirError if the run in `folder` was trained on a set with another fingerprint."""
-    before = rundir.read_data(folder).train
-    if before and before.fingerprint not in (None, fingerprint):
-        raise RunDirError(_describe_other_data(folder, Path(DATA)))
 
 
 def refuse_fewer_steps(folder: Path, done: int, num_steps: int) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
 from fivetune.analysis.bootstrap import format_p_value
-from fivetune.compare.changes import compute_change
+from fivetune.compare.changes import compute_paired_difference
 from fivetune.diagnosis.learning import MIN_ANSWERED, MIN_SILENT
 from fivetune.diagnosis.rules import CAUSES, TITLES, diagnose_run
 from fivetune.report.page import charts
@@ -280,7 +280,7 @@ def _test_change(run: Run, before: EvalRecord | None, after: EvalRecord, key: st
 
     Without the predictions, scores whose 95 % intervals overlap do not differ; there is no proof that others do.
     """
-    change = compute_change(run, before, after, metric=key)
+    change = compute_paired_difference([(run, after)], [(run, before)], metric=key)
     if change and change.low is not None and change.high is not None and change.p_value is not None:
         edges = f"{format_signed(change.low, 1)} to {format_signed(change.high, 1)}"
         proof = f"the 95 % interval of the change on the same examples is {edges}, p {format_p_value(change.p_value)}"
