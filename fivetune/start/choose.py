@@ -1,6 +1,6 @@
 """Choose the reading of a table by its evidence, or doubt: then the best ones are listed, each with its command.
 
-In: a RawTable, the task and the columns that the user named. Out: a Choice, or a DoubtError.
+In: a RawTable, the task and the columns that the user named. Out: a Reading, or a DoubtError.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import attrgetter
 
 from fivetune.data.records import as_bad_record, parse_item, read_records
@@ -23,20 +23,6 @@ from fivetune.types import RawRecord, Task, TextExample
 
 NUM_TRIED = 20  # first records, one of which a reading's task must convert
 NUM_SHOWN = 3  # readings that a doubt lists
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The reading that is taken.
-
-    Args:
-        others: the next readings, the best first.
-        unread: the columns that it does not read.
-    """
-
-    reading: Reading
-    others: Sequence[Reading]
-    unread: Sequence[str]
 
 
 class DoubtError(DataError):
@@ -56,7 +42,7 @@ class DoubtError(DataError):
         super().__init__("\n".join(lines))
 
 
-def infer_task(table: RawTable, *, task: str | None = None, given: Given | None = None) -> Choice:
+def infer_task(table: RawTable, *, task: str | None = None, given: Given | None = None) -> Reading:
     """Choose the reading of a table; with `task` among those of that task, with `given` among those with its columns.
 
     Raises ConfigError for a wrong column in `given`, DataError if nothing fits, DoubtError if no reading
@@ -87,10 +73,9 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
     # a rival learns something else, or reads what the best reading does not
     rivals = [one for one in others if one.targets != best.targets or not {*one.inputs} <= {*best.inputs}]
     if best.doubts or best.points < ENOUGH or any(one.points > best.points - MARGIN for one in rivals):
-        known = [one for one in others if one in rivals or one.task == best.task]
-        likely = [one for one in known if one.points >= best.points - 2 * MARGIN or one.inputs == best.inputs]
         why = [*best.doubts, "several readings are about as likely"][0]
-        raise DoubtError(why, [(table, one) for one in (best, *likely[: NUM_SHOWN - 1])])
+        likely = [(table, one) for one in ranked if one.points >= best.points - 2 * MARGIN]
+        raise DoubtError(why, likely[:NUM_SHOWN])
     # near ones are told, as they may be meant
     least = max(ENOUGH, best.points - 2 * MARGIN)
     return _complete(best, [one for one in rivals if one.points >= least and not one.doubts], survey)
@@ -162,7 +147,7 @@ def convert_record(
     return converted if isinstance(converted, tuple) else tuple(filter(None, [converted]))
 
 
-def _complete(reading: Reading, others: Sequence[Reading], survey: Survey) -> Choice:
+def _complete(reading: Reading, others: Sequence[Reading], survey: Survey) -> Reading:
     """Add the columns of ids and groups, and take the mappings away that say nothing."""
     columns = survey.table.columns
     taken = [*reading.inputs, *reading.targets]
@@ -178,8 +163,14 @@ def _complete(reading: Reading, others: Sequence[Reading], survey: Survey) -> Ch
     group = find_group(survey.table, survey.given, [*taken, identity or ""], inputs)
     known = (*taken, *(name.partition(".")[0] for name in taken), identity, group, "id")
     unread = [name for name in survey.columns if name not in known and reading.task not in SIGNATURES]
-    completed = replace(reading, columns=renamed, id_column=identity, group_column=group)
-    return Choice(completed, others[: NUM_SHOWN - 1], unread)
+    return replace(
+        reading,
+        columns=renamed,
+        id_column=identity,
+        group_column=group,
+        others=others[: NUM_SHOWN - 1],
+        unread=unread,
+    )
 
 
 def list_flags(reading: Reading) -> list[str]:

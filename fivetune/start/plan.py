@@ -21,7 +21,7 @@ from fivetune.data.source_files import BadRecord
 from fivetune.data.split import EvalSplit, Relation, ThreeWaySplit, split_in_three
 from fivetune.data.tables import replace_empty_cell
 from fivetune.errors import DataError
-from fivetune.start.choose import Choice, convert_record, infer_task
+from fivetune.start.choose import convert_record, infer_task
 from fivetune.start.columns import RawTable, build_table, find_value, is_empty_cell
 from fivetune.start.roles import Given
 from fivetune.start.survey import Reading
@@ -55,7 +55,7 @@ class StartPlan:
     """
 
     table: RawTable
-    choice: Choice
+    reading: Reading
     task: Task
     model: str
     model_reason: str
@@ -69,10 +69,6 @@ class StartPlan:
     @property
     def source(self) -> str:
         return self.table.source
-
-    @property
-    def reading(self) -> Reading:
-        return self.choice.reading
 
     def describe_relations(self, *, kept: bool = True) -> str:
         """Describe what records of one set may have in common; with `kept` false, what does not keep them together."""
@@ -117,8 +113,7 @@ def build_plan(
     bad: list[BadRecord] = []
     records = read_records(source, header=header, on_bad=bad.append)
     table = build_table(source, records, bad, header=header, flags=flags)
-    choice = infer_task(table, task=task, given=given)
-    reading = choice.reading
+    reading = infer_task(table, task=task, given=given)
     loaded = load_task(reading.task, reading.options)
     # the sets, from all records; what else is needed of them is kept on the way
     num_total = table.num_read + len(bad)
@@ -160,7 +155,6 @@ def build_plan(
         raise DataError(f"{source}: {failure}")
     if renamed and relates_ids:
         reading = replace(reading, group_column=reading.id_column or "id")
-        choice = replace(choice, reading=reading)
     # the model, and the lengths in its tokens
     sizes = Counter(split.find_set(record) for record in ids)
     examples = longest + [one for one in sample if one is not longest[0]]
@@ -168,7 +162,7 @@ def build_plan(
     tokenizer: Any = load_tokenizer(name)
     plan = StartPlan(
         table,
-        choice,
+        reading,
         loaded,
         name,
         reason,

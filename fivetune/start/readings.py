@@ -43,7 +43,6 @@ from fivetune.types import JsonTable, RawRecord
 IN_CONTEXT = 0.7  # least share of answers that are parts of their context, if the task is extractive
 LONG_ANSWER_WORDS = 8.0
 SHORT_TARGET_WORDS = 2.0  # mean words up to which a target is right or wrong as a whole
-CONTEXT_CHARS = 100  # mean characters from which on a text without a known name may be a context
 SAMPLE = 2_000  # records of which answers are compared with contexts
 CONFLICTS = 0.2  # share of records whose inputs another record has with another label
 MAX_NUMBERED = 20  # distinct whole numbers up to which they may be labels without a name that says so
@@ -204,8 +203,6 @@ def _read_pair(survey: Survey, sources: Sequence[str], target: str) -> Reading:
     is_longer = _is_longer_summary(survey, target, source)
     if last.has_code:
         values, points = f"{target} holds code, a query or a formula", CODE
-    elif is_short and _is_longer_summary(survey, source, target):
-        values, points = f"{target} is shorter than {source}, which is named as a summary", IN_TEXT
     elif is_short:
         values, points = f"{target} is shorter", SHORTER
     # the kind of the pair
@@ -319,16 +316,12 @@ def read_questions(survey: Survey) -> Iterator[Reading]:
 
 
 def _find_context(survey: Survey, question: str) -> str | None:
-    """Find the text that questions are about: the clearest name, else the only long text without a known name."""
-    texts = [name for name in survey.list_columns("context", "text", minimum=0) if survey.columns[name].has_text]
-    texts = [name for name in texts if name != question]
-    learned = {name: survey.rate(name, "answer", "targets") for name in texts}
-    known = [name for name in texts if survey.rate(name, "context", "text") >= 2 and learned[name] < USUAL]
-    if known:
-        return known[0] if survey.rate(known[0], "context") >= 2 or len(known) == 1 else None
-    long = [name for name in texts if survey.columns[name].mean_chars > CONTEXT_CHARS]
-    unknown = [name for name in long if survey.rate(name, *READ, *TARGET_ROLES["targets"]) == 0]
-    return unknown[0] if len(unknown) == 1 else None
+    """Find the text that questions are about: the one with the clearest name."""
+    texts = [name for name in survey.list_columns("context", "text", minimum=2) if survey.columns[name].has_text]
+    known = [name for name in texts if name != question and survey.rate(name, "answer", "targets") < USUAL]
+    if known and (survey.rate(known[0], "context") >= 2 or len(known) == 1):
+        return known[0]
+    return None
 
 
 def _read_choices(survey: Survey, roles: Mapping[str, str], key: str) -> Reading:

@@ -165,8 +165,6 @@ def rate_name(role: str, name: str) -> int:
     words = split_name(name)
     if not words:
         return 0
-    if role == "label" and words[0] in ("is", "has") and len(words) > 1:  # is_classification says nothing about a text
-        return USUAL - 1 if {*words} & {*" ".join(WORDS["label"]).split()} else 0
     whole = "_".join(words)
     for points, usual in zip((CLEAR, USUAL), WORDS[role], strict=True):
         listed = usual.split()

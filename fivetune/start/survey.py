@@ -62,6 +62,7 @@ class Reading:
         evidence: points for and against it.
         doubts: why it is not taken without a word of the user.
         prefix: what the inputs begin with.
+        others, unread: of the reading that is taken: the next ones, the best first, and the columns that it leaves out.
     """
 
     kind: str
@@ -76,6 +77,8 @@ class Reading:
     prefix: str = ""
     id_column: str | None = None
     group_column: str | None = None
+    others: Sequence[Reading] = ()
+    unread: Sequence[str] = ()
 
     @property
     def points(self) -> int:

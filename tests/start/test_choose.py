@@ -125,7 +125,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_table_is_taken_for_its_task_and_the_task_reads_it(name):
     fields, (kind, task, options, columns, reason) = CASES[name]
-    found = infer_task(table(fields)).reading
+    found = infer_task(table(fields))
     assert (found.kind, found.task) == (kind, task)
     assert options.items() <= found.options.items()
     assert columns is None or found.columns == columns
@@ -137,7 +137,7 @@ def test_a_flag_chooses_another_reading():
     both = table(lambda i: {"text": text(i), "label": LABELS[i % 3], "tone": ("good", "bad")[i % 2], "note": text(-i)})
 
     def choose(**more):
-        return infer_task(both, **more).reading
+        return infer_task(both, **more)
 
     assert choose().options["label"] == "label"
     assert choose(given={"label": ("tone",)}).options["label"] == "tone"
@@ -157,7 +157,7 @@ def test_a_flag_chooses_another_reading():
         ).options["inputs"]
         == "text: {text} note: {note}"
     )
-    assert infer_task(table(CASES["extractive"][0]), task="squad_v2").reading.task == "squad_v2"
+    assert infer_task(table(CASES["extractive"][0]), task="squad_v2").task == "squad_v2"
 
 
 def test_a_doubt_lists_readings_with_their_commands():
@@ -175,17 +175,17 @@ def test_equal_texts_with_different_labels_are_a_doubt():
     rows = table(lambda i: {"sentence": text(i // 3), "position": i, "label": LABELS[i % 3]})
     with pytest.raises(DoubtError, match="60 records have the texts of others and another label"):
         infer_task(rows)
-    assert infer_task(rows, given={"label": ("label",)}).reading.warnings
+    assert infer_task(rows, given={"label": ("label",)}).warnings
 
 
 def test_many_whole_numbers_are_labels_only_by_their_name():
-    assert infer_task(table(lambda i: {"essay": text(i), "label": i % 40}, 600)).reading.task == "classification"
+    assert infer_task(table(lambda i: {"essay": text(i), "label": i % 40}, 600)).task == "classification"
     with pytest.raises(DoubtError, match="no correlation"):
         infer_task(table(lambda i: {"essay": text(i), "score": i % 40}, 600))
 
 
 def test_of_two_labels_that_say_the_same_the_words_are_learned():
-    found = infer_task(table(lambda i: {"text": text(i), "label": i % 3, "label_text": LABELS[i % 3]})).reading
+    found = infer_task(table(lambda i: {"text": text(i), "label": i % 3, "label_text": LABELS[i % 3]}))
     assert found.options["label"] == "label_text"
 
 
@@ -199,13 +199,13 @@ def test_of_two_labels_that_say_the_same_the_words_are_learned():
     ],
 )
 def test_the_metric_sees_the_text(target, metrics, main):
-    options = infer_task(table(lambda i: {"input": text(i), "output": target(i)})).reading.options
+    options = infer_task(table(lambda i: {"input": text(i), "output": target(i)})).options
     assert (options["metrics"], options["main_metric"]) == (metrics, main)
 
 
 def test_the_first_exchange_of_longer_chats_is_read_and_the_rest_told():
     turns = [{"role": role, "content": text(0)} for role in ("user", "assistant")]
-    found = infer_task(table(lambda i: {"messages": turns * (1 + i % 2)})).reading
+    found = infer_task(table(lambda i: {"messages": turns * (1 + i % 2)}))
     assert found.columns == {"messages_0_content": "messages.0.content", "messages_1_content": "messages.1.content"}
     assert found.warnings == ["30 of 60 chats go on after the first answer, which is not read"]
 
@@ -214,9 +214,9 @@ def test_ids_and_groups_are_found():
     found = infer_task(
         table(lambda i: {"Nr": f"T{i}", "customer_id": f"C{i // 3}", "text": text(i), "label": LABELS[i % 3]}, 90)
     )
-    reading = found.reading
+    reading = found
     assert (reading.id_column, reading.group_column, reading.options["inputs"]) == ("Nr", "customer_id", "{text}")
-    assert infer_task(table(CASES["classification"][0]), given={"group": ("none",)}).reading.group_column is None
+    assert infer_task(table(CASES["classification"][0]), given={"group": ("none",)}).group_column is None
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_ids_and_groups_are_found():
 )
 def test_an_id_is_no_date_no_time_and_no_amount(name, value, is_id):
     rows = table(lambda i: {name: value(i), "text": text(i), "label": LABELS[i % 3]})
-    reading = infer_task(rows, given={"label": ("label",)}).reading
+    reading = infer_task(rows, given={"label": ("label",)})
     assert reading.id_column == (name if is_id else None)
 
 
@@ -251,7 +251,7 @@ def test_a_text_that_holds_the_whole_record_is_not_read():
         output = f"they live in the town of person {i} since some years"
         return {"instruction": text(i), "input": "", "output": output, "text": f"Do: {text(i)} Answer: {output}"}
 
-    assert infer_task(table(fields)).reading.inputs == ["instruction"]
+    assert infer_task(table(fields)).inputs == ["instruction"]
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_labels_and_texts_of_two_languages_are_kept_apart():
         }
 
     given = {"label": ("y_ja",)}
-    assert infer_task(table(fields, 60), given=given).reading.inputs == ["a_ja", "b_ja"]
+    assert infer_task(table(fields, 60), given=given).inputs == ["a_ja", "b_ja"]
 
 
 def test_a_longer_summary_is_offered_the_other_way_round():
@@ -324,7 +324,7 @@ def test_a_longer_summary_is_offered_the_other_way_round():
 
 def test_a_label_may_be_the_name_of_its_column():
     found = infer_task(table(lambda i: {"spam": ("spam", "ham")[i % 2], "message": text(i)}, 60))
-    assert (found.reading.task, found.reading.options["label"]) == ("classification", "spam")
+    assert (found.task, found.options["label"]) == ("classification", "spam")
 
 
 def test_wrong_names_of_columns_are_refused():
@@ -359,4 +359,4 @@ SHARED = {
 @pytest.mark.parametrize("name", SHARED)
 def test_real_data_sets_are_recognised(name):
     path = str(kit.SHARED / "data" / name)
-    assert infer_task(build_table(path, read_records(path))).reading.task == SHARED[name]
+    assert infer_task(build_table(path, read_records(path))).task == SHARED[name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fivetune.errors import DataError
-from fivetune.start.choose import Choice, DoubtError, infer_task
+from fivetune.start.choose import DoubtError, infer_task
 from fivetune.start.columns import RawTable, build_table
 from fivetune.start.roles import find_language
 from fivetune.start.survey import TARGET_ROLES, Reading
@@ -26,7 +26,7 @@ def describe(reading: Reading) -> str:
     return f"{task}: {' '.join(reading.targets)} < {' '.join(reading.inputs)}"
 
 
-def find(table: RawTable) -> Choice | DoubtError | DataError:
+def find(table: RawTable) -> Reading | DoubtError | DataError:
     try:
         return infer_task(table)
     except DataError as error:
@@ -45,14 +45,14 @@ def test_a_layout_is_read_as_its_users_mean_it_or_doubted(name: str) -> None:
         assert expected == "!", str(found)
         readings = []
     else:
-        assert describe(found.reading) == expected
-        readings = [found.reading, *found.others]
+        assert describe(found) == expected
+        readings = [found, *found.others]
     if "in two languages" in name and expected == "?":  # none is read with the columns of another
         for reading in readings:
             languages = {find_language(column) for column in (*reading.inputs, *reading.targets)}
             assert len(languages - {None}) < 2
     for reading in readings:  # the flags that are printed for a reading give it
         if reading.roles.keys() & TARGET_ROLES.keys():
-            settled = infer_task(table, task=reading.task, given=reading.roles).reading
+            settled = infer_task(table, task=reading.task, given=reading.roles)
             assert describe(settled) == describe(reading)
             assert settled.options == reading.options
