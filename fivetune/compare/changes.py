@@ -26,7 +26,7 @@ Evaluation = tuple[Run, EvalRecord | None]
 
 
 class ExampleChange(NamedTuple):
-    """One example in two runs, the baseline's first; scores of an example are 0-1."""
+    """One example in two evaluations, the earlier or the baseline's first; scores of an example are 0-1."""
 
     id: str
     inputs: str
@@ -38,9 +38,9 @@ class ExampleChange(NamedTuple):
 
 
 class PredictionChanges(NamedTuple):
-    """The examples of both runs by outcome, right or wrong before and after; `score` is the score that decides.
+    """The examples of both evaluations by outcome, right or wrong before and after; `score` is the score that decides.
 
-    The examples of only one run are excluded.
+    The examples of only one are excluded.
     """
 
     score: str
@@ -50,48 +50,31 @@ class PredictionChanges(NamedTuple):
     both_right: tuple[ExampleChange, ...]
 
 
-def compare_predictions(before: Run, after: Run, *, metric: str) -> PredictionChanges | None:
-    """Compare the predictions of the best evaluations of two runs: fixed, broken, wrong in both, right in both.
+def compare_predictions(
+    before: Iterable[Prediction], after: Sequence[Prediction], *, metric: str
+) -> PredictionChanges | None:
+    """Compare the predictions of two evaluations: fixed, broken, wrong in both, right in both.
 
-    A prediction is right if its score is 1. Returns None if the runs have no scored predictions of the same examples.
+    A prediction is right if its score is 1: the metric itself, else the first score that examples have. Returns None
+    without scored predictions of the same examples.
     """
-    ours, theirs = read_best_predictions(after, metric), read_best_predictions(before, metric)
-    key = _choose_score_name((*ours.values(), *theirs.values()), metric)
-    shared = [name for name in theirs if name in ours]
-    if key is None or not shared:
-        return None
+    earlier = {one.id: one for one in before}
+    names = dict.fromkeys(name for one in (*after, *earlier.values()) for name in one.scores)
+    key = metric if metric in names else next(iter(names), metric)
     groups: dict[tuple[bool, bool], list[ExampleChange]] = {}
-    for name in shared:
-        one = _build_change(theirs[name], ours[name], key)
-        if one is not None:
-            groups.setdefault((one.score_before >= RIGHT, one.score_after >= RIGHT), []).append(one)
+    for one in after:
+        old = earlier.get(one.id)
+        if old and key in old.scores and key in one.scores:
+            scores = old.scores[key], one.scores[key]
+            change = ExampleChange(one.id, old.inputs, old.references, old.prediction, one.prediction, *scores)
+            groups.setdefault((scores[0] >= RIGHT, scores[1] >= RIGHT), []).append(change)
     found = [tuple(groups.get(kind, ())) for kind in ((False, True), (True, False), (False, False), (True, True))]
-    return PredictionChanges(key, *found)
+    return PredictionChanges(key, *found) if groups else None
 
 
-def read_best_predictions(run: Run, metric: str) -> dict[str, Prediction]:
-    """Return the predictions of a run's best evaluation by id; {} if it has none. See `Run.read_predictions`."""
-    return {one.id: one for one in run.read_predictions(find_best_metric_eval(run, metric))}
-
-
-def _choose_score_name(predictions: Iterable[Prediction], metric: str) -> str | None:
-    """Choose the score per example: the metric itself, else the first score that examples have."""
-    present = {key: None for one in predictions for key in one.scores}
-    return metric if metric in present else next(iter(present), None)
-
-
-def _build_change(before: Prediction, after: Prediction, key: str) -> ExampleChange | None:
-    if key not in before.scores or key not in after.scores:
-        return None
-    return ExampleChange(
-        before.id,
-        before.inputs,
-        before.references,
-        before.prediction,
-        after.prediction,
-        before.scores[key],
-        after.scores[key],
-    )
+def read_best_predictions(run: Run, metric: str) -> list[Prediction]:
+    """Return the predictions of a run's best evaluation; [] if it has none. See `Run.read_predictions`."""
+    return run.read_predictions(find_best_metric_eval(run, metric))
 
 
 def compute_paired_difference(

@@ -145,7 +145,8 @@ def split_in_three(
     largest = max(map(len, groups), default=0)
     if largest > wanted and min(map(len, sets)) < LEAST_OF_SHARE * wanted:
         weaker: Relation = "inputs" if is_named and split.group_column else "group"
-        smaller = _join_related(relations, [one for one in RELATIONS if one != weaker], wanted)
+        kept: list[Relation] = [relation for relation in RELATIONS if relation != weaker]
+        smaller = _join_related(relations, kept, wanted)
         drawn = _draw_two(smaller, labels, split)
         if min(map(len, drawn)) >= LEAST_OF_SHARE * wanted:
             groups, sets, given_up = smaller, drawn, [weaker]

@@ -10,6 +10,7 @@ from hashlib import sha256
 from itertools import combinations, zip_longest
 
 from fivetune.compare import ExampleChange, PredictionChanges, compare_predictions
+from fivetune.compare.changes import read_best_predictions
 from fivetune.compare.records import Comparison, Variant
 from fivetune.compare.variants import get_seed
 from fivetune.report.page.parts import Example, Section, Table, Text
@@ -99,7 +100,7 @@ def build_changed_examples_section(comparison: Comparison) -> Section:
     """Build the section on examples that only one of two variants answers correctly; pairs with the baseline first."""
     found: dict[Pair, PredictionChanges] = {}
     for first, second in _list_variant_pairs(comparison):
-        before, after = _select_run_pair(first, second)
+        before, after = (read_best_predictions(run, comparison.metric) for run in _select_run_pair(first, second))
         if moves := compare_predictions(before, after, metric=comparison.metric):
             found[first.name, second.name] = moves
     if not found:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 
 from fivetune.analysis.slices import DIMENSIONS
+from fivetune.compare.changes import compare_predictions
 from fivetune.report.page.parts import Example, Section, Table, Text
 from fivetune.report.page.wording import (
     format_count,
@@ -19,7 +20,7 @@ from fivetune.report.page.wording import (
     format_plural,
     merge_repeats,
 )
-from fivetune.report.run.scores import choose_best_eval, find_baseline_eval
+from fivetune.report.run.scores import choose_best_eval, find_baseline_eval, find_main_score_key, get_score_label
 from fivetune.rundir.records import Prediction, Run
 from fivetune.values import divide
 
@@ -44,7 +45,9 @@ def build_run_examples_section(run: Run, lines: Sequence[Prediction]) -> Section
         )
         return Section("Examples", (Text(f"{reason}, so there are no examples to show."),))
     before = run.read_predictions(baseline) if baseline is not best else []
-    tables = [table for table in (build_outcomes_table(lines), build_changes_table(before, lines)) if table is not None]
+    key = find_main_score_key(run) or ""
+    found = (build_outcomes_table(lines), build_changes_table(before, lines, key))
+    tables = [table for table in found if table is not None]
     lowest = select_worst(lines)
     others = sample(lines, lowest)
     words = (
@@ -141,26 +144,19 @@ def build_outcomes_table(predictions: Sequence[Prediction]) -> Table | None:
     return Table("Predictions of the best evaluation by outcome.", ("outcome", "examples", "share"), rows)
 
 
-def build_changes_table(before: Sequence[Prediction], after: Sequence[Prediction]) -> Table | None:
-    """Build the table of examples by exact match in two evaluations: fixed, broken, right or wrong in both."""
-    earlier = {p.id: p.scores.get("exact") for p in before}
-    moves: Counter[tuple[bool, bool]] = Counter()
-    for prediction in after:
-        old, new = earlier.get(prediction.id), prediction.scores.get("exact")
-        if old is not None and new is not None:
-            moves[old == 1, new == 1] += 1
-    if not moves:
+def build_changes_table(before: Sequence[Prediction], after: Sequence[Prediction], metric: str) -> Table | None:
+    """Build the table of examples in two evaluations: fixed, broken, right or wrong in both."""
+    moves = compare_predictions(before, after, metric=metric)
+    if moves is None:
         return None
-    words = {
-        (False, True): "fixed: wrong before, right now",
-        (True, False): "broken: right before, wrong now",
-        (True, True): "right both times",
-        (False, False): "wrong both times",
+    groups = {
+        "fixed: wrong before, right now": moves.fixed,
+        "broken: right before, wrong now": moves.broken,
+        "right both times": moves.both_right,
+        "wrong both times": moves.both_wrong,
     }
-    everything = sum(moves.values())
-    rows = tuple(
-        (text, format_count(moves[key]), format_percent(divide(moves[key], everything))) for key, text in words.items()
-    )
-    return Table(
-        "The same examples before fine-tuning and at the best evaluation.", ("change", "examples", "share"), rows
-    )
+    total = sum(map(len, groups.values()))
+    rows = tuple((words, format_count(len(one)), format_percent(len(one) / total)) for words, one in groups.items())
+    right = f"Right means {get_score_label(moves.score)} of 1."
+    caption = f"The same examples before fine-tuning and at the best evaluation. {right}"
+    return Table(caption, ("change", "examples", "share"), rows)
