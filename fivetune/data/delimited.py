@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from fivetune.data.quotes import Quoting, are_quotes_well_formed
 from fivetune.data.source_files import (
     HEAD_BYTES,
     MAX_RECORD_BYTES,
@@ -36,6 +37,8 @@ BY_SUFFIX = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
 MAX_ABOVE = 20  # lines of a title, a licence or comments above the header
 SAMPLE_ROWS = 100  # that show the separator, and whether there is a header
 ROWS_OF_STYLE = 1_000  # most of which have quoted cells: then all quotes are read so
+MAX_TRUSTED_LINES = 20  # of a quoted cell, of which each line could be a record
+MIN_GAIN = 0.05  # share of lines that unusual quotes read more than usual ones, to be believed if not well-formed
 MIN_SHARE_ALIKE = 0.9  # of the sampled lines of a file whose suffix does not say that it is a table
 SENTENCE_END = re.compile(r"[.!?。！？।؟][\"'”’»)]*\s*$")
 QUESTION_END = re.compile(r"[?？؟][\"'”’»)]*\s*$")
@@ -89,6 +92,9 @@ def find_separator(head: str, path: Path) -> str:
     shares = {one: 0.0 if not suffix and _is_prose(head, one) else _measure_alike(head, one) for one in SEPARATORS}
     by_suffix = BY_SUFFIX.get(suffix, "")
     alike = [one for one in SEPARATORS if shares[one] == 1]
+    enclosing = [one for one in SEPARATORS if any(_are_cells_enclosed(head, one, mark) for mark in "\"'")]
+    if enclosing and max(map(shares.__getitem__, enclosing)) >= MIN_SHARE_ALIKE:  # other separators are within quotes
+        alike = [one for one in enclosing if shares[one] >= MIN_SHARE_ALIKE]
     if not {*alike} - {"|"} and (marks := _find_marks(head)):
         return marks
     if alike:
@@ -122,7 +128,7 @@ def find_start(head: str, path: Path) -> tuple[int, str]:
 
 def _is_header(above: Sequence[str], rest: str, separator: str) -> bool:
     """Return whether the first line has as many cells as those below, and the lines above it are text."""
-    first, *others = _sample_rows(rest, separator, is_quoted=len(separator) == 1) or [[]]
+    first, *others = _sample_rows(rest, separator, _sample_quoting(rest, separator)) or [[]]
     num_alike = sum(len(row) == len(first) for row in others)
     if len(first) < 2 or num_alike < max(2, MIN_SHARE_ALIKE * len(others)):
         return False
@@ -161,24 +167,37 @@ def _measure_alike(head: str, separator: str) -> float:
     Lines are counted by quoted and by plain cells; the larger share counts.
     """
     shares = [0.0]
-    for is_quoted in (True, False):
-        widths = [len(row) for row in _sample_rows(head, separator, is_quoted=is_quoted)]
+    for quoting in (*_list_quotings(head, separator), Quoting("")):
+        widths = [len(row) for row in _sample_rows(head, separator, quoting)]
         if widths and widths[0] > 1:
             shares.append(widths.count(widths[0]) / len(widths))
     return max(shares)
 
 
-def _sample_rows(head: str, separator: str, *, is_quoted: bool) -> list[list[str]]:
+def _are_cells_enclosed(head: str, separator: str, mark: str) -> bool:
+    """Return whether most lines have a cell between quotes."""
+    divider = re.escape(separator)
+    cell = re.compile(rf"(?:^|{divider}){mark}[^{mark}]+{mark}(?={divider}|\r?$)")
+    lines = head.split("\n")
+    return 2 * sum(bool(cell.search(line)) for line in lines) > len(lines)
+
+
+def _sample_rows(head: str, separator: str, quoting: Quoting) -> list[list[str]]:
     """Return the cells of the first SAMPLE_ROWS rows; a row that the head cuts off is left out."""
     lines = [line for line in head.split("\n") if line.strip("\r")]
     if len(head) >= HEAD_BYTES // 4 and len(lines) > 1:  # a character of UTF-8 has four bytes at most
         del lines[-1]
-    if not is_quoted:
+    if not quoting.mark:
         return [split_plain(line, separator) for line in lines[:SAMPLE_ROWS]]
     rows: list[list[str]] = []
     with suppress(csv.Error):
-        rows.extend(islice(csv.reader((f"{line}\n" for line in lines), delimiter=separator), SAMPLE_ROWS))
+        ended = quoting.normalize(f"{line}\n" for line in lines)
+        rows.extend(islice(csv.reader(ended, delimiter=separator, quotechar=quoting.mark), SAMPLE_ROWS))
     return rows
+
+
+def _sample_quoting(head: str, separator: str) -> Quoting:
+    return _list_quotings(head, separator)[0] if len(separator) == 1 else Quoting("")
 
 
 def _find_marks(head: str) -> str:
@@ -204,18 +223,62 @@ def split_plain(line: str, separator: str) -> list[str]:
 # --- quotes ---
 
 
-def _has_quoted_cells(lines: Iterable[str], separator: str) -> bool:
+def _find_quoting(file: IO[bytes], start: int, separator: str, rest: str) -> Quoting:
+    """Return how the cells of a table are quoted.
+
+    Quotes that are well-formed over the whole file are trusted where commas or semicolons, which prose holds, divide
+    the cells.
+
+    Args:
+        start: number of the first line of the table.
+        rest: the beginning of the table.
+    """
+    if len(separator) > 1:
+        return Quoting("")
+    ways = _list_quotings(rest, separator)
+    for way in ways if separator in PROSE_SEPARATORS else ():
+        _skip_to_line(file, start)
+        if are_quotes_well_formed(file, separator, way):
+            return way._replace(is_trusted=True)
+    if _measure_read(rest, separator, ways[0]) > _measure_read(rest, separator, Quoting()) + MIN_GAIN:
+        return ways[0]
+    _skip_to_line(file, start)
+    texts = (line.removeprefix(BOM).decode(errors="replace") for _, line in read_lines(file) if line.strip(b"\r\n"))
+    return _weigh_quotes(texts, separator)
+
+
+def _list_quotings(head: str, separator: str) -> list[Quoting]:
+    """List the ways in which quotes may enclose the cells of a table, those first that read more of its lines."""
+    ways = [Quoting(is_escaped=True)] if '\\"' in head else []
+    if re.search(rf"(?:^|{re.escape(separator)})'", head, re.MULTILINE):
+        ways += [Quoting("'"), Quoting("'", is_escaped=True)]
+    usual = _measure_read(head, separator, Quoting()) if ways else 0
+    shares = {way: _measure_read(head, separator, way) for way in ways}
+    is_single = _are_cells_enclosed(head, separator, "'")
+    better = [way for way in ways if shares[way] > usual or (shares[way] == usual and is_single and way.mark == "'")]
+    return [*sorted(better, key=shares.__getitem__, reverse=True), Quoting()]
+
+
+def _measure_read(head: str, separator: str, quoting: Quoting) -> float:
+    """Return the share of the first lines that are in records without an error, as wide as most."""
+    lines = head.split("\n")[:ROWS_OF_STYLE]
+    records = list(_iter_quoted((f"{line}\n" for line in lines[:-1]), 1, separator, quoting))
+    widths = Counter(len(record.cells) for record in records if record.cells)
+    width = max(widths, key=widths.__getitem__, default=0)
+    num_read = sum(len(record.lines) for record in records if len(record.cells) == width > 1)
+    return num_read / max(1, len(lines) - 1)
+
+
+def _weigh_quotes(lines: Iterable[str], separator: str) -> Quoting:
     """Return whether the double quotes of a table enclose cells, by comparing both ways to read each quote.
 
     A way is right for a line if its record has as many cells as the first one. Where lines that are whole records by
     themselves would become one cell, the quotes do not enclose it. A table most of whose rows have quoted cells is
     quoted. Commas and semicolons need quotes in prose, so such a table is only read without if rows would vanish.
     """
-    if len(separator) > 1:
-        return False
     plain_width = quoted_width = 0
     num_rows = num_plain = num_quoted = num_swallowed = num_styled = 0
-    for record in _iter_quoted(lines, 1, separator):
+    for record in _iter_quoted(lines, 1, separator, Quoting()):
         own, cells = record.lines, record.cells
         num_rows += 1
         if plain_width and '"' not in own[0]:
@@ -229,10 +292,13 @@ def _has_quoted_cells(lines: Iterable[str], separator: str) -> bool:
             num_quoted += len(own)
             num_styled += own[0].startswith('"') or f'{separator}"' in own[0]
         if num_rows >= ROWS_OF_STYLE and 2 * num_styled > num_rows:
-            return True
-    if separator in PROSE_SEPARATORS or 2 * num_styled > num_rows:
-        return not num_swallowed or num_plain <= num_quoted
-    return num_quoted >= num_plain
+            return Quoting(is_trusted=separator in PROSE_SEPARATORS)
+    is_styled = 2 * num_styled > num_rows
+    if separator in PROSE_SEPARATORS or is_styled:
+        is_quoted = not num_swallowed or num_plain <= num_quoted
+    else:
+        is_quoted = num_quoted >= num_plain
+    return Quoting(is_trusted=is_styled and separator in PROSE_SEPARATORS) if is_quoted else Quoting("")
 
 
 class _Record(NamedTuple):
@@ -244,16 +310,16 @@ class _Record(NamedTuple):
     error: csv.Error | None = None
 
 
-def _iter_quoted(lines: Iterable[str], start: int, separator: str) -> Iterator[_Record]:
+def _iter_quoted(lines: Iterable[str], start: int, separator: str, quoting: Quoting) -> Iterator[_Record]:
     """Yield each record, whose quoted cells may hold separators and line ends; `start`: number of the first line."""
     taken: list[str] = []
 
     def take() -> Iterator[str]:
-        for line in lines:
+        for line in quoting.normalize(lines):
             taken.append(line)
             yield line
 
-    rows = csv.reader(take(), delimiter=separator, strict=True)
+    rows = csv.reader(take(), delimiter=separator, quotechar=quoting.mark, strict=True)
     while True:
         taken.clear()
         cells: list[str] = []
@@ -390,30 +456,30 @@ def read_csv_rows(
     start, separator = find_start(head, path)
     separator = separator or ","
     csv.field_size_limit(MAX_RECORD_BYTES)  # process-wide, 131,072 by default; csv.reader has no such option
-    _skip_to_line(file, start)
-    texts = (line.removeprefix(BOM).decode(errors="replace") for _, line in read_lines(file) if line.strip(b"\r\n"))
-    is_quoted = _has_quoted_cells(texts, separator)
-    _skip_to_line(file, start)
     above, rest = head.split("\n")[: start - 1], "\n".join(head.split("\n")[start - 1 :])
+    quoting = _find_quoting(file, start, separator, rest)
+    _skip_to_line(file, start)
     for number, line in enumerate(above, 1):
         if line.strip() and not line.lstrip('"').startswith("sep="):
             yield _describe_above(f"{path}:{number}", line, start, header)
     lines = _decode_lines(file, path, start)
     names: list[str] = []
-    for record in (_iter_quoted if is_quoted else _iter_plain)(lines, start, separator):
+    records = _iter_quoted(lines, start, separator, quoting) if quoting.mark else _iter_plain(lines, start, separator)
+    max_lines = MAX_TRUSTED_LINES if quoting.is_trusted else 1
+    for record in records:
         where = f"{path}:{record.number}"
         if record.error:
             yield _classify_csv_error(record.error, where)
         if not record.cells:
             continue
         if not names:
-            sample = _sample_rows(rest, separator, is_quoted=is_quoted)
+            sample = _sample_rows(rest, separator, quoting)
             names, is_record = _find_names(record.cells, sample, header, where)
             if wrong := describe_missing_column(names, columns):
                 raise DataError(f"{where}: {wrong}")
             if not is_record:
                 continue
-        if is_swallowed(record.lines, record.cells, separator, len(names)):
+        if len(record.lines) > max_lines and is_swallowed(record.lines, record.cells, separator, len(names)):
             yield _describe_swallowed(where, record)
         else:
             yield TableRow(path, record.number, names, record.cells)
@@ -429,7 +495,7 @@ def read_first_cells(head: str, path: Path) -> list[str]:
     """Return the cells of a table's first row, of lines without a separator the first line."""
     start, separator = find_start(head, path)
     rest = "\n".join(head.split("\n")[start - 1 :])
-    return next(iter(_sample_rows(rest, separator or ",", is_quoted=len(separator) < 2)), [])
+    return next(iter(_sample_rows(rest, separator or ",", _sample_quoting(rest, separator or ","))), [])
 
 
 def _find_names(

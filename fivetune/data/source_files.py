@@ -12,9 +12,10 @@ import os
 import shlex
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from difflib import get_close_matches
+from io import BytesIO
 from pathlib import Path
 from typing import IO, cast
 
@@ -35,6 +36,7 @@ SUFFIXES = {
 WORKBOOKS = (".xlsx", ".xls", ".xlsm", ".ods")
 FORMATS = "Allowed: SQuAD JSON, a JSON array, JSONL, CSV, TSV, Parquet, each also gzipped."
 
+IN_ICONV = {"mac-roman": "macintosh", "iso8859-5": "iso-8859-5"}  # names of Python that iconv lacks
 MAX_CONTROL_SHARE = 0.05  # largest share of control bytes in text; random bytes have 11 %
 MIN_CONTROL_BYTES = 100  # a file with fewer is accepted here; its records are checked one by one
 
@@ -247,6 +249,7 @@ def format_iconv_command(encoding: str, path: Path) -> str:
     >>> format_iconv_command("cp1252", Path("data/train.csv.gz"))
     'gzip -dc data/train.csv.gz | iconv -f cp1252 -t utf-8 > data/utf8-train.csv'
     """
+    encoding = IN_ICONV.get(encoding, encoding)
     source, target = shlex.quote(str(path)), shlex.quote(str(path.with_name(f"utf8-{path.name.removesuffix('.gz')}")))
     if path.name.endswith(".gz"):
         return f"gzip -dc {source} | iconv -f {encoding} -t utf-8 > {target}"
@@ -266,13 +269,52 @@ def make_utf8_error(path: Path, error: UnicodeDecodeError, *, line: int) -> Data
     excerpt = data[max(start, at - 20) : at + 20]
     if _count_control_bytes(excerpt) > MAX_CONTROL_SHARE * len(excerpt):
         return DataError(f"{path}:{line}: this is no text: byte 0x{data[at]:02x}. {FORMATS} Download the file again.")
+    end = data.find(b"\n", at) + 1 or len(data)
+    lines, ranked = _rank_encodings(path, data)
+    is_damaged = 2 * sum(map(_is_utf8, lines)) > len(lines)
+    if is_damaged:
+        advice = "Most lines beyond ASCII are UTF-8: this one is damaged. Correct it."
+    elif not ranked:
+        advice = "No known encoding reads the whole file. Export it again."
+    else:
+        advice = f"{ranked[0]} reads it: {format_iconv_command(ranked[0], path)}"
+    place = f"{path}:{line}: not UTF-8: byte 0x{data[at]:02x} in"
+    readers = ["utf-8"] if is_damaged else ranked or ["latin-1"]
+    shown, *others = [_quote_around(data[start:end], at - start, name) for name in readers]
+    if others and others[0] != shown:
+        advice += f". If that is no text: {ranked[1]}, which reads {others[0]}"
+    return DataError(f"{place} {shown}. Allowed is UTF-8. {advice}")
+
+
+def _quote_around(line: bytes, at: int, encoding: str) -> str:
+    """Quote what an encoding reads around a byte of a line."""
+    text = line.decode(encoding, errors="replace")
+    place = len(line[:at].decode(encoding, errors="replace"))
+    return quote_value(text[max(0, place - 20) : place + 20])
+
+
+def _rank_encodings(path: Path, data: bytes) -> tuple[list[bytes], list[str]]:
+    """Return lines beyond ASCII, and the likeliest encoding that reads the whole file; two if a second is close."""
+    from fivetune.data.encodings import MARGIN, rank_encodings, reads_all, sample_lines
+
+    with open_bytes(path) if path.is_file() else nullcontext(BytesIO(data)) as file:
+        lines, present = sample_lines(file)
+        ranked: list[tuple[str, float]] = []
+        for name, points in rank_encodings(lines, present):
+            file.seek(0)
+            if (not ranked or points > ranked[0][1] - MARGIN) and reads_all(file, name):
+                ranked.append((name, points))
+            if len(ranked) == 2:
+                break
+    return lines, [name for name, _ in ranked]
+
+
+def _is_utf8(line: bytes) -> bool:
     try:
-        text, advice = excerpt.decode("cp1252"), f"cp1252 reads it: {format_iconv_command('cp1252', path)}"
-    except UnicodeDecodeError:  # latin-1 would read it, but latin-1 reads any bytes
-        text, advice = excerpt.decode("latin-1"), "Find out its encoding and convert it with iconv."
-    return DataError(
-        f"{path}:{line}: not UTF-8: byte 0x{data[at]:02x} in {quote_value(text)}. Allowed is UTF-8. {advice}"
-    )
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _format_unpacked(source: str) -> str:

@@ -1,0 +1,169 @@
+"""Find the encoding of a text that is not UTF-8: of those that read the whole file, the one with the likeliest letters.
+
+In: the lines of a file that hold bytes beyond ASCII. Out: encodings, the likeliest first, and whether one reads all.
+A library would be used if it were sure of short files: charset-normalizer takes twelve lines of Shift-JIS for Korean.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from typing import IO
+
+import numpy as np
+
+MAX_SAMPLE = 100_000  # bytes of the lines that are judged
+BLOCK_BYTES = 2**20
+
+HANZI = "的一是不了在有人我他这个们中来上大为和国地到以说时要就出会可也你对生能而子那得于着下自之年过发后作里这好很"
+HANZI_TRADITIONAL = (
+    "的一是不了在有人我他這個們中來上大為和國地到以說時要就出會可也你對生能而子那得於著下自之年過發後作裡好很"
+)
+HANGUL = "이다는에을의가지고하로를은도서한기사나어리자아시있그스수요대정보것게인해들으라"
+KANA = "のにはをたがでてとしれさいるもなかことらりすまうっくけきんだよあれどおえ"
+CYRILLIC = "оеаинтсрвлкм"
+# encoding -> the frequent letters of each language that is written in it, beside those of ASCII
+LETTERS: Mapping[str, Sequence[str]] = {
+    "cp1252": (
+        "éèàêçâîôûëïùœ",  # French
+        "äöüß",
+        "áéíóúñü",
+        "áâãàçéêíóôõú",  # Portuguese
+        "àèéìòù",
+        "åäöæøé",  # Nordic
+        "áéðíóúýþæö",  # Icelandic
+    ),
+    "cp1250": ("áčďéěíňóřšťúůýžľĺŕôä", "ąćęłńóśźż", "áéíóöőúüű", "ăâîşţ", "čćđšž"),
+    "cp1254": ("çğıöşüâi",),
+    "cp1257": ("ąčęėįšųūž", "āčēģīķļņšūž", "äõöüšž"),
+    "cp1251": (CYRILLIC, "іїєаоинтвре", "ђјљњћџаоеинтсрв"),
+    "koi8-r": (CYRILLIC,),
+    "cp866": (CYRILLIC,),
+    "iso8859-5": (CYRILLIC,),
+    "cp1253": ("αοιετσνηυρπςάίό",),
+    "cp1255": ("יוהלאמרתבשנם",),
+    "cp1256": ("اليمنوترهبدع",),
+    "cp874": ("านรอกเงมยลวดท่้ัี",),
+    "cp850": ("éèàêçâîôûëïù", "äöüß", "áéíóúñü", "áâãàçéêíóôõú", "àèéìòù", "åäöæøé"),
+    "cp852": ("áčďéěíňóřšťúůýžľĺŕôä", "ąćęłńóśźż", "áéíóöőúüű"),
+    "cp857": ("çğıöşüâi",),
+    "mac-roman": ("éèàêçâîôûëïùœ", "äöüß", "áéíóúñü"),
+    "gb18030": (HANZI,),
+    "cp950": (HANZI_TRADITIONAL,),
+    "cp932": (KANA,),
+    "euc-jp": (KANA,),
+    "cp949": (HANGUL,),
+}
+WIDE = {"gb18030": "gb2312", "cp950": "cp950", "cp932": "cp932", "euc-jp": "euc-jp", "cp949": "euc-kr"}
+COMMON = {  # first bytes of the frequent half of the characters, in the encoding of WIDE
+    "gb18030": range(0xB0, 0xD8),
+    "cp950": range(0xA4, 0xC7),
+    "cp932": range(0x88, 0x98),
+    "euc-jp": range(0xB0, 0xD0),
+    "cp949": range(0xB0, 0xC9),
+}
+ONLY_IN_PYTHON = re.compile("[\\x80\uf8f0-\uf8f3]")
+PRIORS = {"cp1252": 0.8, "cp1250": 0.5, "cp1251": 0.5, "cp1254": 0.4, "gb18030": 0.5, "cp932": 0.5, "cp949": 0.5}
+PRIOR_WEIGHT = 2  # characters
+MARGIN = 0.15  # points below the best encoding up to which another one may be right
+TYPOGRAPHY = "‘’“”„–—…«»•°§€£´·¿¡\u00a0，。！？、：；（）「」『』《》・ー～【】％＋"
+FREQUENT, PLAUSIBLE, RARE, DOUBTFUL, WRONG = 1.0, 0.7, 0.3, -0.5, -3.0  # points of a character
+
+
+def rank_encodings(lines: Iterable[bytes], present: bytes) -> list[tuple[str, float]]:
+    """Return the encodings that read some lines, with the mean points of their characters, the best first.
+
+    Args:
+        present: each byte that occurs in the file, once.
+
+    >>> rank_encodings(["Это очень хороший фильм".encode("koi8-r")], b"")[0][0]
+    'koi8-r'
+    """
+    sample = b"".join(lines)
+    points: dict[str, float] = {}
+    for encoding in LETTERS:
+        try:
+            if encoding not in WIDE:
+                present.decode(encoding)
+            text = sample.decode(encoding)
+        except UnicodeDecodeError:
+            continue
+        points[encoding] = max(_measure(text, letters, encoding) for letters in LETTERS[encoding])
+    return sorted(points.items(), key=lambda item: -item[1])
+
+
+def reads_all(file: IO[bytes], encoding: str) -> bool:
+    """Return whether an encoding decodes a file from its position on, also by iconv, which reads fewer bytes of cp932
+    than Python.
+    """
+    decoder = codecs.getincrementaldecoder(encoding)()
+    try:
+        while block := file.read(BLOCK_BYTES):
+            text = decoder.decode(block)
+            if encoding == "cp932" and ONLY_IN_PYTHON.search(text):
+                return False
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def sample_lines(file: IO[bytes]) -> tuple[list[bytes], bytes]:
+    """Return lines with bytes beyond ASCII, MAX_SAMPLE in all, and each byte that occurs in the file, once."""
+    counts = np.zeros(256, np.int64)
+    lines: list[bytes] = []
+    num_taken = 0
+    while block := file.read(BLOCK_BYTES):
+        block += file.readline(BLOCK_BYTES)
+        counts += np.bincount(np.frombuffer(block, np.uint8), minlength=256)
+        if num_taken < MAX_SAMPLE and not block.isascii():
+            for line in block.splitlines(keepends=True):
+                if num_taken < MAX_SAMPLE and not line.isascii():
+                    lines.append(line)
+                    num_taken += len(line)
+    return lines, bytes(np.flatnonzero(counts).tolist())
+
+
+def _measure(text: str, letters: str, encoding: str) -> float:
+    """Return the mean points of the characters beyond ASCII; of a few, usual encodings are likelier."""
+    total = num = 0
+    for before, character, after in zip(f" {text}", text, f"{text[1:]} ", strict=False):
+        if not character.isascii():
+            num += 1
+            total += _rate(before, character, after, letters, encoding)
+    return (total + PRIOR_WEIGHT * PRIORS.get(encoding, RARE)) / (num + PRIOR_WEIGHT)
+
+
+def _rate(before: str, character: str, after: str, letters: str, encoding: str) -> float:
+    if character in TYPOGRAPHY:
+        return PLAUSIBLE
+    category = unicodedata.category(character)
+    if category in ("Cc", "Co", "Cn"):
+        return WRONG
+    if encoding in WIDE:
+        return _rate_wide(character, letters, encoding)
+    if category[0] not in "LM" or before.isdigit() or (before.islower() and character.isupper()):
+        return DOUBTFUL
+    if unicodedata.name(letters[0]).startswith("LATIN"):
+        if character.lower() not in letters:
+            return 0.0
+        return FREQUENT if before.isascii() or not before.isalpha() else RARE  # rarely are two accents in a row
+    neighbours = [one for one in (before, after) if one.isalpha() or not one.isascii()]
+    if not neighbours or any(map(str.isascii, neighbours)):
+        return DOUBTFUL
+    return FREQUENT if character.lower() in letters else RARE
+
+
+def _rate_wide(character: str, letters: str, encoding: str) -> float:
+    if character in letters:
+        return 2 * FREQUENT
+    is_kana = "\u3041" <= character <= "\u30fe"
+    if is_kana:
+        return FREQUENT if letters == KANA else DOUBTFUL
+    try:
+        first = character.encode(WIDE[encoding])[0]
+    except UnicodeEncodeError:
+        return DOUBTFUL
+    return PLAUSIBLE if first in COMMON[encoding] else DOUBTFUL
