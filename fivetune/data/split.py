@@ -149,7 +149,8 @@ def split_in_three(
         smaller = _join_related(relations, kept, wanted)
         drawn = _draw_two(smaller, labels, split)
         if min(map(len, drawn)) >= LEAST_OF_SHARE * wanted:
-            groups, sets, given_up = smaller, drawn, [weaker]
+            groups, sets = smaller, drawn
+            given_up.append(weaker)
     validation, test = (frozenset(ids[row] for row in rows) for rows in sets)
     if not test or not validation or len(test) + len(validation) == len(ids):
         raise DataError(
