@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help="what a column is: text, label, tags, question, context, answer, choices, inputs, targets, id or group; "
-        "repeatable, and text, inputs and tags may be several columns",
+        "repeatable, and text, inputs, tags and choices may be several columns: choices=A,B,C,D",
     )
     parser.add_argument("--header", metavar="NAMES", help="names of the columns of a table without a header: en,de")
     parser.add_argument("--seed", type=int, default=0, help="seed of the split; default: 0")

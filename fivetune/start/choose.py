@@ -16,7 +16,7 @@ from fivetune.data.source_files import BadRecord, quote_value
 from fivetune.errors import ConfigError, DataError
 from fivetune.start.columns import RawTable, build_table
 from fivetune.start.readings import SIGNATURES, TASKS, iter_readings
-from fivetune.start.roles import USUAL, Given, check_given, find_group, find_language, is_column_name
+from fivetune.start.roles import USUAL, Given, find_given, find_group, find_language, is_column_name
 from fivetune.start.survey import ENOUGH, MARGIN, TARGET_ROLES, Reading, Survey, make_survey
 from fivetune.tasks import load_task
 from fivetune.types import RawRecord, Task, TextExample
@@ -53,8 +53,7 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
             "--task mixture: its parts are data sets of their own. Run fivetune new for each, and join their recipes "
             "in task.parts (docs/tasks.md)."
         )
-    given = given or {}
-    check_given(given, table)
+    given = find_given(given or {}, table)
     # a task without readings of its own takes the user's columns as they are
     survey = make_survey(table, given)
     wanted = {role: names for role, names in given.items() if role not in ("id", "group")}

@@ -23,6 +23,7 @@ from importlib.util import find_spec
 from fivetune.errors import RecordError
 from fivetune.metrics.gsm8k import extract_final_number
 from fivetune.start.columns import MAX_LABELS, Column, as_text, count_words, describe_column, find_value
+from fivetune.start.quizzes import read_quizzes
 from fivetune.start.roles import CLEAR, USUAL, find_language, rate_name, split_name
 from fivetune.start.survey import (
     CODE,
@@ -91,6 +92,10 @@ def fill_options(survey: Survey, reading: Reading) -> Reading:
 
     Of a target that is a list, the first text is learned, and all of them are scored.
     """
+    if len(choices := reading.roles.get("choices", ())) > 1:
+        names, columns = name_slots([name for name in choices if name not in reading.targets])
+        names[:0] = ["answer"] * (len(choices) - len(names))  # the right one, if the others are wrong in all records
+        return replace(reading, options={**reading.options, "choices": names}, columns={**reading.columns, **columns})
     if reading.task not in TEXT_TASKS:
         return reading
     targets = reading.targets
@@ -297,18 +302,15 @@ def read_questions(survey: Survey) -> Iterator[Reading]:
     """Yield questions with each column of answers; the values of the answers decide the form."""
     columns = survey.columns
     questions = [name for name in survey.list_columns("question", minimum=2) if columns[name].kind == "text"]
+    contexts = {name: context for name in questions[:1] if (context := _find_context(survey, name))}
+    yield from read_quizzes(survey, contexts)
     if not questions:
         return
     roles = {"question": questions[0]}
-    context = _find_context(survey, questions[0])
+    context = contexts.get(questions[0])
     if context:
         roles["context"] = context
     answers = [name for name in survey.list_columns("answer", minimum=2) if name not in roles.values()]
-    lists = [name for name in survey.list_columns("choices", minimum=USUAL) if columns[name].kind in ("list", "object")]
-    if lists:
-        keys = answers or survey.list_columns("label", minimum=USUAL)
-        yield _read_choices(survey, {**roles, "choices": lists[0]}, keys[0] if keys else "")
-        return
     for answer in answers:
         found = _read_answers(survey, {**roles, "answer": answer})
         if found:
@@ -322,18 +324,6 @@ def _find_context(survey: Survey, question: str) -> str | None:
     if known and (survey.rate(known[0], "context") >= 2 or len(known) == 1):
         return known[0]
     return None
-
-
-def _read_choices(survey: Survey, roles: Mapping[str, str], key: str) -> Reading:
-    """Read multiple choice; without a `key` the choices themselves mark the right one."""
-    reason = f"{roles['question']} is text and {roles['choices']} a list in each record"
-    named = {**roles, "answer": key} if key else roles
-    columns = roles if key in ("answerKey", "label") else named
-    options: JsonTable = {"format": "multiple_choice", "lower_case": False}
-    found = Reading("multiple choice", "unifiedqa", _as_roles(named), reason, options, columns)
-    if not key:
-        return replace(found, evidence=[Evidence(CERTAIN, "choices of which one is marked")])
-    return survey.weigh(found, form=reason)
 
 
 def _as_roles(columns: Mapping[str, str]) -> dict[str, Sequence[str]]:
@@ -587,14 +577,17 @@ def name_slots(names: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def iter_readings(survey: Survey) -> Iterator[Reading]:
-    """Yield the readings of all forms; of columns in several languages, those of each."""
+    """Yield the readings of all forms; of columns in several languages, those of each. A choice is never learned."""
     for part in survey.split_by_language():
+        choices: set[str] = set()
         for form in (
             *(read_signatures, read_chat, read_instructions, read_questions),
             *(read_pairs, read_labels, read_tags, read_numbers),
         ):
             for reading in form(part):
-                yield fill_options(part, reading)
+                choices.update(reading.roles.get("choices", ()))
+                if "choices" in reading.roles or choices.isdisjoint(reading.targets):
+                    yield fill_options(part, reading)
 
 
 TEXT_TASKS = ("jsonl", "classification", "tags")

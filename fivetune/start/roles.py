@@ -28,6 +28,7 @@ WORDS: Mapping[str, tuple[str, str]] = {
         "answer answers answer_text answer_key answerkey answer_idx correct_answer exact_answer "
         "gold_answer final_answer correct ground_truth "
         "antwort antworten respuesta respuestas reponse réponse risposta resposta antwoord 答案 回答 답변",
+        "correcta correcto correta corretta correcte richtig goed верный ответ "
         "solution solutions response reply a long_answer short_answer ideal_answer best_answer spans doctor",
     ),
     "choices": ("choices options candidates alternatives endings", "option choice ending distractor"),
@@ -111,7 +112,7 @@ WORDS: Mapping[str, tuple[str, str]] = {
 ROLES = ("question", "context", "answer", "choices", "label", "tags", "text", "inputs", "targets", "id", "group")
 """What --column may name."""
 
-SEVERAL = ("text", "inputs", "tags")  # roles that may have several columns
+SEVERAL = ("text", "inputs", "tags", "choices")  # roles that may have several columns
 COPIES = "clean cleaned processed preprocessed tokenized normalized lemmatized lower tok parse"
 """Words for another form of a text that is there, too: `text_clean` beside `text`."""
 
@@ -207,16 +208,24 @@ def split_language(name: str) -> tuple[str, str | None]:
     return "_".join(words), find_language(name)
 
 
-def check_given(given: Given, table: RawTable) -> None:
-    """Raise ConfigError for a role or a column that does not exist."""
+def find_given(given: Given, table: RawTable) -> Given:
+    """Find the columns that the user named; several for a role of SEVERAL may be divided by commas.
+
+    Raises ConfigError for a role or a column that does not exist.
+    """
+    found: dict[str, Sequence[str]] = {}
     for role, names in given.items():
         if role not in ROLES:
             raise ConfigError(f"--column {role}={names[0]}: there is no {role!r}. {suggest_names(role, ROLES)}")
+        if role in SEVERAL and not {*names} <= table.columns.keys():
+            names = [part.strip() for name in names for part in name.split(",")]
+        found[role] = names
         for name in names:
             is_there = name in table.columns or any(find_value(one.fields, name) for one in table.records[:100])
             if not is_there and (role, name) != ("group", NO_GROUP):
                 near = suggest_names(name, table.columns)
                 raise ConfigError(f"--column {role}={name}: {table.source} has no column {name!r}. {near}")
+    return found
 
 
 def parse_columns(words: Sequence[str]) -> dict[str, Sequence[str]]:

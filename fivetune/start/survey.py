@@ -209,7 +209,7 @@ class Survey:
         used = {*reading.targets, *inputs, *read}
         rated = {name: self.rate(name, *READ) for name in inputs}
         unknown = [name for name in inputs if rated[name] < 2]
-        is_mixed = 0 < len(unknown) < len(inputs)
+        is_mixed = 0 < len(unknown) < len(inputs) and "choices" not in reading.roles
         table = [
             (named, f"{target} is named as {roles[0]}"),
             (max(rated.values(), default=0), "names of the inputs"),
@@ -224,7 +224,7 @@ class Survey:
             weight, doubt = self._weigh_unread(name, is_certain=is_certain, is_guess=named <= 2 and not form)
             table.append((weight, f"{name} is not read"))
             told.append(doubt)
-        if is_mixed and [split_name(name) for name in inputs].count(split_name(unknown[0])) == 1:  # choices are alike
+        if is_mixed and [split_name(name) for name in inputs].count(split_name(unknown[0])) == 1:  # not one of several
             told.append(f"{unknown[0]} holds text without a known name, and may be read or not")
         evidence = [Evidence(*row) for row in table if row[0]]
         return replace(reading, evidence=evidence, doubts=[*filter(None, told)])

@@ -6,8 +6,9 @@ inputs are the lower-cased question, choices and context, separated by a backsla
     extractive       {"question": "Who?", "context": "Rollo came.", "answers": {"text": ["Rollo"]}}, or no answers
     abstractive      {"question": "Why?", "context": "...", "answers": ["he was bold", "out of courage"]}
     multiple_choice  {"question": "Where?", "choices": ["Seine", "Rhine"], "answer": "Rhine"}; choices also as
-                     {"text": [...], "label": [...]} or {"A": "Seine", "B": "Rhine"}, the right one also in answerKey
-                     or label (its letter, or its index from 0), or in the choice itself:
+                     {"text": [...], "label": [...]} or {"A": "Seine", "B": "Rhine"}, as a text that holds one of
+                     these, or "A) Seine B) Rhine"; a column for each with task.choices: [A, B]. The right one also in
+                     answerKey or label (its letter, or its index from 0), or in the choice itself:
                      {"text": "Rhine", "type": "correct answer"}
     yes_no           {"question": "Is rust iron?", "passage": "...", "answer": true}
 
@@ -18,14 +19,15 @@ quote of a text are removed.
 from __future__ import annotations
 
 import hashlib
-import string
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
+from fivetune.config.layers import parse_listed_names
 from fivetune.errors import RecordError
-from fivetune.tasks import TaskOptions, get_column, get_record_id, get_text, is_blank, shorten_repr
+from fivetune.tasks import TaskOptions, get_record_id, get_text, is_blank, shorten_repr
+from fivetune.tasks._choices import LETTERS, read_choices
 from fivetune.tasks._questions import (
     SEPARATOR,
     TrainAnswers,
@@ -36,7 +38,6 @@ from fivetune.tasks._questions import (
 from fivetune.types import JsonTable, MetricSpec, RawRecord, TextExample
 
 NO_ANSWER = "no answer"
-CORRECT_TYPES = ("correct answer", "correct")  # values of `type` that mark the right choice
 YES_NO = {"yes": "yes", "true": "yes", "1": "yes", "no": "no", "false": "no", "0": "no"}
 
 _METRICS: Mapping[str, tuple[tuple[MetricSpec, ...], str]] = {
@@ -54,6 +55,15 @@ class UnifiedQA(TaskOptions):
 
     format: Literal["extractive", "abstractive", "multiple_choice", "yes_no"] = Field(
         default="extractive", description="kind of questions; determines the columns and the metrics"
+    )
+    choices: Annotated[tuple[str, ...], BeforeValidator(parse_listed_names)] = Field(
+        default=("choices",),
+        min_length=1,
+        max_length=len(LETTERS),
+        description="column of the choices; of several columns each is one choice",
+    )
+    numbers_from: int | None = Field(
+        default=None, description="number of the first choice, where all answers are numbers: 0 or 1", ge=0, le=1
     )
     lower_case: bool = Field(default=True, description="lower-case and remove quotes, as in UnifiedQA's training")
     shuffle_choices: bool = Field(
@@ -91,7 +101,7 @@ class UnifiedQA(TaskOptions):
             choices, right = self._order_choices(record, labelled)
             meta["choices"] = [self._normalize_text(choice) for choice in choices]
             answers = None if right is None else (choices[right],)
-            parts.append(" ".join(f"({name}) {choice}" for name, choice in zip(_LETTERS, choices, strict=False)))
+            parts.append(" ".join(f"({name}) {choice}" for name, choice in zip(LETTERS, choices, strict=False)))
         elif self.format == "yes_no":
             answers = _read_yes_no(record, labelled)
         else:
@@ -148,16 +158,22 @@ class UnifiedQA(TaskOptions):
 
     def _order_choices(self, record: RawRecord, labelled: bool) -> tuple[list[str], int | None]:
         """Return the choices in the order of the inputs, and the index of the right one, None if unknown."""
-        texts, names, marked = _read_choices(record)
-        given = _read_answer_column(record, labelled and marked is None)
-        right = _find_choice_index(record, texts, names, given) if given[0] else marked
+        choices = read_choices(record, self.choices)
+        texts, right = choices.texts, choices.marked
+        name, given = _read_answer_column(record, labelled and right is None)
+        if name:
+            right = choices.find(given, numbers_from=self.numbers_from, names_first=name != "answer")
+            if right is None:
+                names = ", ".join(of_choice[0] for of_choice in choices.names)
+                raise RecordError(
+                    record.where,
+                    f"{name} is {shorten_repr(given)}, which is not in the list {list(texts)!r:.80}. Allowed is its "
+                    f"text, its name ({names}), or its index from {self.numbers_from or 0}. Correct it.",
+                )
         order = list(range(len(texts)))
         if self.shuffle_choices:
             order.sort(key=lambda i: hashlib.blake2b(f"{get_record_id(record)}\n{i}".encode(errors="replace")).digest())
         return [texts[i] for i in order], None if right is None else order.index(right)
-
-
-_LETTERS = string.ascii_lowercase
 
 
 def _strip_quotes(text: str, place: int) -> tuple[str, int]:
@@ -183,30 +199,6 @@ def _read_context(record: RawRecord) -> str:
     return ""
 
 
-def _read_choices(record: RawRecord) -> tuple[list[str], list[str], int | None]:
-    """Return the texts and names of the choices, and the index of the one marked as right, or None."""
-    given = get_column(record, "choices")
-    names: Sequence[object] = list(_LETTERS)
-    if isinstance(given, Mapping) and "text" not in given:
-        names, given = list(given), list(given.values())
-    elif isinstance(given, Mapping):
-        names = given.get("label") or names
-        given = given.get("text")
-    items = given if isinstance(given, list | tuple) else []
-    options: list[object] = [item.get("text") if isinstance(item, Mapping) else item for item in items]
-    texts = [text for text in options if isinstance(text, str) and text.strip()]
-    if not 2 <= len(options) <= len(_LETTERS) or len(texts) < len(options):
-        raise RecordError(
-            record.where,
-            f"choices is {given!r:.80}. It must be a list of 2 to {len(_LETTERS)} texts, none empty, "
-            'of {"text": ...}, or {"text": [...], "label": [...]}.',
-        )
-    if items and isinstance(items[0], Mapping) and "label" in items[0]:
-        names = [item.get("label") for item in items]
-    marked = [i for i, item in enumerate(items) if isinstance(item, Mapping) and item.get("type") in CORRECT_TYPES]
-    return texts, [str(name) for name in names[: len(texts)]], marked[0] if marked else None
-
-
 def _read_answer_column(record: RawRecord, labelled: bool) -> tuple[str, object]:
     """Return the name and value of the answer column; ("", None) without one if not `labelled`, else RecordError."""
     for name in ("answer", "answerKey", "label"):
@@ -215,26 +207,6 @@ def _read_answer_column(record: RawRecord, labelled: bool) -> tuple[str, object]
     if labelled:
         get_text(record, "answer")  # raises with the reason
     return "", None
-
-
-def _find_choice_index(record: RawRecord, texts: Sequence[str], names: Sequence[str], given: tuple[str, object]) -> int:
-    """Return the index of the right choice: its text, its name or its index from 0.
-
-    Texts precede names in the column `answer`, names precede texts in the others.
-    """
-    key, value = given
-    word = str(value).strip().lower()
-    for several in (texts, names) if key == "answer" else (names, texts):
-        folded = [text.strip().lower() for text in several]
-        if word in folded:
-            return folded.index(word)
-    if word.isdecimal() and int(word) < len(texts):
-        return int(word)
-    raise RecordError(
-        record.where,
-        f"{key} is {shorten_repr(value)}, which is not in the list {list(texts)!r:.80}. Allowed is its text, "
-        f"its name ({', '.join(names)}), or its index from 0. Correct it.",
-    )
 
 
 def _read_yes_no(record: RawRecord, labelled: bool) -> tuple[str, ...] | None:

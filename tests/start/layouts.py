@@ -7,6 +7,7 @@ A layout is "column=KIND | column=KIND", a dotted column is a member of an objec
 # ruff: noqa: E501
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 
@@ -134,6 +135,16 @@ KINDS: dict[str, Callable[[Draw, int], object]] = {
     "few numbers": lambda draw, row: f"{draw.randint(1, 9)} {draw.randint(1, 9)}",
     "squad": lambda draw, row: {"text": [f"person {row}"], "answer_start": [5]},
     "squad or none": lambda draw, row: {"text": [f"person {row}"] * (row % 3 > 0), "answer_start": [5] * (row % 3 > 0)},
+    "from one": choose(1, 2, 3, 4),
+    "what0": lambda draw, row: WHAT[row % 5],
+    "what1": lambda draw, row: WHAT[5 + row % 5],
+    "what2": lambda draw, row: WHAT[10 + row % 5],
+    "what of three": lambda draw, row: WHAT[row % 5 + 5 * draw.randint(0, 2)],
+    "lettered cell": lambda draw, row: str(dict(zip("ABCD", draw.sample(WHAT, 4), strict=True))),
+    "json cell": lambda draw, row: json.dumps(draw.sample(WHAT, 4)),
+    "lines cell": lambda draw, row: "\n".join(f"{a}) {b}" for a, b in zip("ABCD", draw.sample(WHAT, 4), strict=True)),
+    "option objects": lambda draw, row: [{"key": a, "value": f"{row} {a}s"} for a in "ABCD"],
+    "marked objects": lambda draw, row: [{"text": f"{row} {a}s", "correct": a == row % 4} for a in range(4)],
     "lettered": lambda draw, row: dict(zip("ABCD", draw.sample(WHAT, 4), strict=True)),
     "labelled": lambda draw, row: {"text": draw.sample(WHAT, 4), "label": ["A", "B", "C", "D"]},
     "object": lambda draw, row: {"sel": 1, "agg": row},
@@ -184,7 +195,7 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "MedQA": ("question=question | options=lettered | meta_info=two | answer_idx=letter", "unifiedqa multiple_choice: answer_idx < question options"),
     "MedMCQA": ("id=hex | question=question | opa=title | opb=title | opc=title | opd=title | cop=class | exp=reply | subject_name=ten", "?"),
     "HellaSwag": ("ind=row | activity_label=ten | ctx_a=sentence | ctx_b=title | ctx=sentence | endings=options | source_id=group | split=constant | label=class", "unifiedqa multiple_choice: label < ctx endings"),
-    "SciQ": ("question=question | distractor3=title | distractor1=title | distractor2=title | correct_answer=title | support=paragraph", "?"),
+    "SciQ": ("question=question | distractor3=title | distractor1=title | distractor2=title | correct_answer=title | support=paragraph", "unifiedqa multiple_choice: correct_answer < question support distractor1 distractor2 distractor3"),
     "PIQA": ("goal=sentence | sol1=sentence | sol2=sentence | label=flag", "classification: label < goal sol1 sol2"),
     "COPA": ("premise=sentence | choice1=sentence | choice2=sentence | question=two | idx=row | label=flag", "classification: label < premise choice1 choice2 question"),
     "WinoGrande": ("sentence=sentence | option1=title | option2=title | answer=stars", "classification: answer < sentence option1 option2"),
@@ -193,6 +204,24 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "MAWPS": ("iIndex=row | sQuestion=question | lEquations=equation | lSolutions=number", "?"),
     "MAWPS of numbers": ("Question=question | Numbers=few numbers | Equation=equation | Answer=decimal", "jsonl: Answer < Question Numbers"),
     "MathQA": ("Problem=question | Rationale=reply | options=spans | correct=letter | annotated_formula=equation | linear_formula=equation | category=three", "?"),
+    # multiple choice: a column for each choice, or all in one cell
+    "MMLU": ("question=question | A=title | B=title | C=title | D=title | answer=letter", "unifiedqa multiple_choice: answer < question A B C D"),
+    "exam in Spanish": ("Bloque=stars | Pregunta=question | A=sentence | B=sentence | C=sentence | D=sentence | Correcta=letter", "unifiedqa multiple_choice: Correcta < Pregunta A B C D"),
+    "exam in Turkish": ("Ders=three | Soru=question | Şık A=title | Şık B=title | Şık C=title | Şık D=title | Doğru Cevap=letter", "unifiedqa multiple_choice: Doğru Cevap < Soru Şık A Şık B Şık C Şık D"),
+    "exam in Russian": ("Вопрос=question | Вариант 1=title | Вариант 2=title | Вариант 3=title | Вариант 4=title | Верный=from one", "unifiedqa multiple_choice: Верный < Вопрос Вариант 1 Вариант 2 Вариант 3 Вариант 4"),
+    "exam in Greek": ("Ερώτηση=question | Επιλογή 1=title | Επιλογή 2=title | Επιλογή 3=title | Κωδικός=from one", "?"),
+    "quiz of options": ("question=question | option1=title | option2=title | option3=title | option4=title | correct_option=from one", "unifiedqa multiple_choice: correct_option < question option1 option2 option3 option4"),
+    "quiz of answers": ("category=three | prize=number | question=question | answer_A=title | answer_B=title | answer_C=title | answer_D=title | correct_answer=letter", "unifiedqa multiple_choice: correct_answer < question answer_A answer_B answer_C answer_D"),
+    "quiz with the answer's text": ("Frage=question | a=what0 | b=what1 | c=what2 | Richtige Antwort=what of three", "unifiedqa multiple_choice: Richtige Antwort < Frage a b c"),
+    "quiz by words": ("Pytanie=question | Pierwsza=what0 | Druga=what1 | Trzecia=what2 | Poprawna=what of three", "unifiedqa multiple_choice: Poprawna < Pytanie Pierwsza Druga Trzecia"),
+    "quiz with numbers from 0": ("q=question | choice_0=title | choice_1=title | choice_2=title | choice_3=title | label=class", "unifiedqa multiple_choice: label < q choice_0 choice_1 choice_2 choice_3"),
+    "quiz with numbers of unknown meaning": ("question=question | opt1=title | opt2=title | opt3=title | opt4=title | level=from one", "?"),
+    "choices in a cell of Python": ("question=question | answer=reply | options=lettered cell | answer_idx=letter", "unifiedqa multiple_choice: answer_idx < question options"),
+    "choices in a cell of JSON": ("问题=chinese question | 选项=json cell | 答案=letter", "unifiedqa multiple_choice: 答案 < 问题 选项"),
+    "choices in a cell of lines": ("Frage=question | Antworten=lines cell | Lösung=letter", "unifiedqa multiple_choice: Lösung < Frage Antworten"),
+    "choices as objects": ("id=id | question=question | options=option objects | correctLetter=letter | topic=three", "unifiedqa multiple_choice: correctLetter < question options"),
+    "choices in unknown words": ("soal=question | pilihan=option objects | kunci=letter", "unifiedqa multiple_choice: kunci < soal pilihan"),
+    "choices of which one is marked": ("question=question | answers=marked objects", "unifiedqa multiple_choice:  < question answers"),
     # labels
     "SST-2": ("sentence=sentence | label=flag", "classification: label < sentence"),
     "CoLA with a header": ("source=two | label=flag | mark=empty | sentence=sentence", "classification: label < sentence"),

@@ -100,7 +100,7 @@ CASES = {
             "unifiedqa",
             {"format": "multiple_choice", "lower_case": False},
             {"choices": "options"},
-            "options a list",
+            "options the choices",
         ),
     ),
     "reasoning": (

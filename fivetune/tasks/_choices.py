@@ -1,0 +1,179 @@
+"""The choices of a question, in the forms that data sets have, and the right one of them.
+
+In: a record and the columns of its choices: one, whose value is a list, an object or a text that holds one, or a column
+for each choice. Out: Choices, of which `find` gives the place of an answer: a text, a letter or another name, a number.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import string
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from fivetune.errors import RecordError
+from fivetune.tasks import get_column, is_missing_label
+from fivetune.types import RawRecord
+
+CORRECT_TYPES = ("correct answer", "correct")  # values of `type` that mark the right choice
+LETTERS = string.ascii_lowercase
+# A) or 1. before a choice
+MARK = re.compile(r"(?:^|(?<=[\s,;|]))\(?([a-z]|\d)\s?[).:、．：]\s*", re.IGNORECASE)
+ENUMERATOR = re.compile(r"[^\W\d_]|\d{1,2}")
+
+
+class Choices(NamedTuple):
+    """The choices of one question.
+
+    Args:
+        texts: at least two.
+        places: of each, its place among all columns or items, from 0: those that are blank have no text.
+        names: of each, what an answer may call it.
+        marked: the index of the one that the data mark as right, None without one.
+    """
+
+    texts: Sequence[str]
+    places: Sequence[int]
+    names: Sequence[Sequence[str]]
+    marked: int | None = None
+
+    def find(self, answer: object, *, numbers_from: int | None = None, names_first: bool = False) -> int | None:
+        """Find the index of the choice that an answer means: its text, a name, or its place from 0; None without one.
+
+        Args:
+            numbers_from: the number of the first choice; answers are numbers then.
+            names_first: whether a name precedes an equal text.
+
+        >>> choices = Choices(["2", "1"], [0, 1], [["a"], ["b"]])
+        >>> choices.find("1"), choices.find("(B)"), choices.find(1, numbers_from=1), choices.find("c")
+        (1, 1, 0, None)
+        """
+        texts = {_fold(text): index for index, text in reversed([*enumerate(self.texts)])}
+        names = {_fold(name): index for index, of_choice in enumerate(self.names) for name in of_choice}
+        numbers = {str((numbers_from or 0) + place): index for index, place in enumerate(self.places)}
+        word = _fold(str(answer))
+        if numbers_from is not None:
+            return numbers.get(word.removesuffix(".0"))
+        for known in (names, texts, numbers) if names_first else (texts, names, numbers):
+            if word in known:
+                return known[word]
+        return names.get(word.strip("()[].:"))
+
+
+def _fold(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+def read_choices(record: RawRecord, columns: Sequence[str]) -> Choices:
+    """Read the choices of a record. Raises RecordError for a value that holds none."""
+    given: object
+    if len(columns) > 1:
+        given = [get_column(record, name) for name in columns]
+        marks = [split_enumerator(name)[1] for name in columns]
+        letters = marks if marks[0] == "a" else LETTERS
+        items: list[_Item] = []
+        for letter, mark, column, value in zip(letters, marks, columns, given, strict=False):
+            names = [letter, mark, column] if len(column) > 1 else [letter, mark]
+            items.append(_Item(as_choice(value), names, is_right=False))
+    else:
+        given = get_column(record, columns[0])
+        items = _list_items(parse_choices(given) if isinstance(given, str) else given)
+    kept = [place for place, item in enumerate(items) if item.text]
+    texts = [items[place].text for place in kept]
+    if not 2 <= len(texts) <= len(LETTERS):
+        raise RecordError(
+            record.where,
+            f"{', '.join(columns)} is {given!r:.80}. It must be a list of 2 to {len(LETTERS)} texts, none empty, "
+            'of {"text": ...}, or {"text": [...], "label": [...]}, or a text that holds one.',
+        )
+    marked = [index for index, place in enumerate(kept) if items[place].is_right]
+    return Choices(texts, kept, [items[place].names for place in kept], marked[0] if len(marked) == 1 else None)
+
+
+class _Item(NamedTuple):
+    text: str
+    names: Sequence[str]
+    is_right: bool
+
+
+def as_choice(value: object) -> str:
+    """Return the text of a choice; numbers count, blank ones do not."""
+    text = str(value).strip() if isinstance(value, str | int | float) else ""
+    return "" if is_missing_label(text) else text
+
+
+def split_enumerator(name: str) -> tuple[str, str]:
+    """Split a name into what it says and its letter or number; "" without one.
+
+    >>> [split_enumerator(name) for name in ("answer_A", "option1", "B. choice", "opc")]
+    [('answer', 'a'), ('option', '1'), ('choice', 'b'), ('op', 'c')]
+    """
+    words = re.findall(r"[^\W\d_]+|\d+", re.sub(r"(?<=[^\W\d_A-Z])(?=[A-Z])", "_", name))
+    places = [place for place, word in enumerate(words) if ENUMERATOR.fullmatch(word)]
+    if places:
+        mark = words.pop(places[-1])
+        return "_".join(words).casefold(), mark.casefold()
+    last = name[-1:].casefold()
+    return (name[:-1].casefold(), last) if last in tuple(LETTERS[:8]) else (name.casefold(), "")
+
+
+def parse_choices(text: str) -> object:
+    """Parse a text that holds choices: JSON, Python or NumPy as files have them, "A) hat B) coat", or lines; else None.
+
+    >>> parse_choices('["hat", "coat"]'), parse_choices("{'A': 'hat', 'B': 'coat'}"), parse_choices("['hat' 'coat']")
+    (['hat', 'coat'], {'A': 'hat', 'B': 'coat'}, ['hat', 'coat'])
+    >>> parse_choices("a ) hat , b ) coat"), parse_choices("hat|coat"), parse_choices("a hat, a coat")
+    ({'a': 'hat', 'b': 'coat'}, ['hat', 'coat'], None)
+    """
+    text = text.strip()
+    if text[:1] in ("[", "{"):
+        try:
+            return json.loads(text)
+        except ValueError:
+            pass
+        plain = re.sub(r"array\((\[.*?\])(?:, dtype=\w+)?\)", r"\1", text, flags=re.DOTALL)
+        plain = re.sub(r"""(?<=['"])\s+(?=['"])""", ", ", plain)
+        try:
+            return ast.literal_eval(plain)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            return None
+    marks: list[re.Match[str]] = []
+    for match in MARK.finditer(text):
+        if match[1].casefold() in (LETTERS[len(marks) % 26], str(len(marks) + 1)):
+            marks.append(match)
+    if len(marks) > 1 and marks[0].start() == 0:
+        ends = [*(mark.start() for mark in marks[1:]), len(text)]
+        return {mark[1]: text[mark.end() : end].strip(" ,;|\n") for mark, end in zip(marks, ends, strict=True)}
+    parts = next((text.split(sign) for sign in ("\n", "|", ";") if sign in text), [])
+    return [part.strip() for part in parts] or None
+
+
+def _list_items(given: object) -> list[_Item]:
+    names: Sequence[object] = [*LETTERS]
+    if isinstance(given, Mapping) and "text" not in given:
+        names, given = list(given), list(given.values())
+    elif isinstance(given, Mapping):
+        names = given.get("label") or names
+        given = given.get("text")
+    values = given if isinstance(given, list | tuple) else []
+    items: list[_Item] = []
+    for value, name in zip(values, names, strict=False):
+        if isinstance(value, Mapping):
+            items.append(_read_object(value, str(name)))
+        else:
+            items.append(_Item(as_choice(value), [str(name)], is_right=False))
+    return items
+
+
+def _read_object(value: Mapping[object, object], name: str) -> _Item:
+    """Read {"text": ..., "label": ..., "type": ...} under any names: the longest text, and the short one beside it."""
+    texts = [part for part in value.values() if isinstance(part, str) and part not in CORRECT_TYPES]
+    text = value.get("text") or max(texts, key=len, default="")
+    names = [
+        str(value[key]) for key in ("label", "id", "key", "letter", "index") if key in value and value[key] != text
+    ]
+    short = [part for part in texts if part != text and ENUMERATOR.fullmatch(part)]
+    is_right = value.get("type") in CORRECT_TYPES or any(part is True for part in value.values())
+    return _Item(as_choice(text), [*names, *short] or [name], is_right)
