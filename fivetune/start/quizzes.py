@@ -17,7 +17,7 @@ from fivetune.start.survey import Evidence, Reading, Survey
 from fivetune.tasks._choices import LETTERS, Choices, parse_choices, read_choices, split_enumerator
 from fivetune.types import JsonTable, RawRecord
 
-MIN_COLUMNS = 3  # of choices: two texts and a number are mostly a pair with a label
+MIN_COLUMNS, MAX_COLUMNS = 3, 10  # of choices: two texts and a number are mostly a pair with a label
 RESOLVED = 0.95  # least share of answers that are choices
 SAMPLE = 2_000  # records of which answers are compared with choices
 CERTAIN = 100  # points of choices of which one is marked
@@ -90,7 +90,7 @@ def _list_groups(survey: Survey) -> list[list[str]]:
     if "choices" in survey.given:
         return [[*survey.given["choices"]]]
     columns = survey.columns
-    groups = [[name] for name, column in columns.items() if _holds_choices(survey, column)]
+    groups = [[name] for name, column in columns.items() if _has_choices(survey, column)]
     by_stem: dict[str, dict[str, str]] = {}
     for name in columns:
         stem, mark = split_enumerator(name)
@@ -99,7 +99,7 @@ def _list_groups(survey: Survey) -> list[list[str]]:
         ordered = [names[mark] for mark in _list_first(names)]
         is_known = survey.rate(ordered[0], "choices") >= 2 if ordered else False
         is_apart = len(ordered) < len(columns)  # else these are names without a meaning
-        if len(ordered) >= MIN_COLUMNS and is_apart and (is_known or _are_choices(survey, ordered)):
+        if MIN_COLUMNS <= len(ordered) <= MAX_COLUMNS and is_apart and (is_known or _can_be_choices(survey, ordered)):
             groups.append(ordered)
     is_nameless = any(len(names) == len(columns) for names in by_stem.values())
     order = [name for name in columns if not survey.is_id(name)]
@@ -109,7 +109,7 @@ def _list_groups(survey: Survey) -> list[list[str]]:
         run = order[max(0, place - num) : place]
         is_key = values == {*LETTERS[:num]} or (values == {*map(str, range(1, num + 1))} and is_nameless)
         is_new = not any({*run} <= {*one} for one in groups)
-        if place > num >= MIN_COLUMNS and is_key and is_new and _are_choices(survey, run):
+        if place > num >= MIN_COLUMNS and is_key and is_new and _can_be_choices(survey, run):
             groups.append(run)
     return groups or _list_equal(survey)
 
@@ -128,14 +128,15 @@ def _list_first(marks: Iterable[str]) -> list[str]:
     return [ordered[place] for place in following]
 
 
-def _are_choices(survey: Survey, names: Sequence[str]) -> bool:
+def _can_be_choices(survey: Survey, names: Sequence[str]) -> bool:
     """Whether columns with unknown names may be choices: mostly filled with texts or numbers."""
     columns = [survey.columns[name] for name in names]
     is_filled = all(column.num_filled > 0.9 * survey.table.num_records for column in columns[:2])
-    return is_filled and all(one.kind in ("text", "number", "date") for one in columns)
+    are_scores = all(one.kind == "number" and len(one.name) > 1 for one in columns)
+    return is_filled and not are_scores and all(one.kind in ("text", "number", "date") for one in columns)
 
 
-def _holds_choices(survey: Survey, column: Column) -> bool:
+def _has_choices(survey: Survey, column: Column) -> bool:
     """Whether a column holds lists, objects or texts of choices; with an unknown name at least three, that vary."""
     is_named = survey.rate(column.name, "choices") >= USUAL
     if column.kind in ("list", "object"):
@@ -144,8 +145,11 @@ def _holds_choices(survey: Survey, column: Column) -> bool:
     if column.kind not in ("text", "text list"):
         return False
     texts = survey.list_examples(column.name, 100)
-    parsed = [parse_choices(text) for text in texts]
-    num_parsed = sum(isinstance(one, list | dict) and len(one) >= (2 if is_named else 3) for one in parsed)
+    num_parsed = 0
+    for text in texts:
+        parsed = parse_choices(text)
+        is_list = isinstance(parsed, list | dict) and len(parsed) >= (2 if is_named else 3)
+        num_parsed += is_list and (is_named or isinstance(parsed, dict) or text[0] == "[")  # not any separated text
     return num_parsed > 0.9 * len(texts)
 
 
@@ -191,7 +195,7 @@ def _list_keys(
         column = survey.columns[name]
         values = survey.table.list_values(name)[: len(found)]
         first = None
-        if column.kind == "number" and not _are_texts(values, found):
+        if column.kind == "number" and not _has_texts(values, found):
             if None in keys.values() and survey.rate(name, "answer") < 2:  # a count beside the letters
                 continue
             first = 0 if "0" in map(as_text, values) else 1
@@ -201,17 +205,18 @@ def _list_keys(
             places.append(one.find(as_text(value), numbers_from=first) if is_read and one else None)
         num_asked = sum(one is not None for one in found)
         is_key = sum(place is not None for place in places) >= RESOLVED * num_asked
-        is_key &= len({*places}) > 1 or survey.rate(choices[0], "choices") >= USUAL
-        if column.kind in ("text", "number") and is_key and not any(_agree(places, other) for other in known):
+        most = max(len(one.places) for one in found if one)
+        is_key &= len({*places}) > 0.6 * most or survey.rate(choices[0], "choices") >= USUAL
+        if column.kind in ("text", "number") and is_key and not any(_is_same(places, other) for other in known):
             keys[name] = first
             known.append(places)
     return keys
 
 
-def _are_texts(values: Sequence[object], found: Sequence[Choices | None]) -> bool:
+def _has_texts(values: Sequence[object], found: Sequence[Choices | None]) -> bool:
     both = [(value, one) for value, one in zip(values, found, strict=True) if one]
     return sum(as_text(value) in one.texts for value, one in both) >= RESOLVED * len(both)
 
 
-def _agree(places: Sequence[int | None], others: Sequence[int | None]) -> bool:
+def _is_same(places: Sequence[int | None], others: Sequence[int | None]) -> bool:
     return sum(map(eq, places, others)) >= RESOLVED * len(places)

@@ -50,10 +50,10 @@ class Choices(NamedTuple):
         >>> choices.find("1"), choices.find("(B)"), choices.find(1, numbers_from=1), choices.find("c")
         (1, 1, 0, None)
         """
-        texts = {_fold(text): index for index, text in reversed([*enumerate(self.texts)])}
-        names = {_fold(name): index for index, of_choice in enumerate(self.names) for name in of_choice}
+        texts = {_normalize_text(text): index for index, text in reversed([*enumerate(self.texts)])}
+        names = {_normalize_text(name): index for index, of_choice in enumerate(self.names) for name in of_choice}
         numbers = {str((numbers_from or 0) + place): index for index, place in enumerate(self.places)}
-        word = _fold(str(answer))
+        word = _normalize_text(str(answer))
         if numbers_from is not None:
             return numbers.get(word.removesuffix(".0"))
         for known in (names, texts, numbers) if names_first else (texts, names, numbers):
@@ -62,7 +62,7 @@ class Choices(NamedTuple):
         return names.get(word.strip("()[].:"))
 
 
-def _fold(text: str) -> str:
+def _normalize_text(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
