@@ -155,7 +155,8 @@ def _has_choices(survey: Survey, column: Column) -> bool:
 
 def _list_equal(survey: Survey) -> list[list[str]]:
     """List the columns of which just one has the text of another, in each record another one."""
-    texts = [name for name, column in survey.columns.items() if column.kind == "text"]
+    least = 0.9 * survey.table.num_records
+    texts = [name for name, column in survey.columns.items() if column.kind == "text" and column.num_filled > least]
     values = {name: [as_text(value) for value in survey.table.list_values(name)[:SAMPLE]] for name in texts}
     for key in texts if len(texts) > MIN_COLUMNS else ():
         equal = {name: sum(map(eq, values[name], values[key])) / len(values[key]) for name in texts if name != key}
