@@ -175,6 +175,22 @@ def test_forms_of_choices(fields):
     assert example.meta["choices"] == ["the rhine", "the seine"]
 
 
+def test_a_column_for_each_choice() -> None:
+    task = UnifiedQA(format="multiple_choice", choices=("A", "B", "C"))
+    fields = {"A": "Elbe", "B": "", "C": 7}
+    assert _example(task, **RIVER, **fields, answer="C").targets == "7"  # a blank one is left out
+    numbered = UnifiedQA(format="multiple_choice", choices=("x1", "x2", "x3"), numbers_from=1)
+    assert _example(numbered, **RIVER, x1=3, x2=1, x3=2, answer="3.0").targets == "2"  # a number, no text
+    _refused(task, "answer is 'D', which is not in the list", **RIVER, **fields, answer="D")
+
+
+@pytest.mark.parametrize(
+    "cell", ["['The Rhine', 'The Seine']", '{"A": "The Rhine", "B": "The Seine"}', "A) The Rhine B) The Seine"]
+)
+def test_a_text_that_holds_the_choices(cell: str) -> None:
+    assert _example(UnifiedQA(format="multiple_choice"), **RIVER, choices=cell, answer="(B)").targets == "the seine"
+
+
 def test_choices_named_by_numbers_are_not_their_texts():
     choices = {"text": ["2", "1"], "label": ["1", "2"]}
     assert _example(UnifiedQA(format="multiple_choice"), question="?", choices=choices, answerKey="2").targets == "1"
