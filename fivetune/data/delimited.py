@@ -37,6 +37,8 @@ BY_SUFFIX = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
 MAX_ABOVE = 20  # lines of a title, a licence or comments above the header
 SAMPLE_ROWS = 100  # that show the separator, and whether there is a header
 ROWS_OF_STYLE = 1_000  # most of which have quoted cells: then all quotes are read so
+MIN_PROSE_LINES = 5  # that show that nothing divides them alike
+MAX_ALIKE, MAX_PROSE_ALIKE = 0.2, 0.5  # share of lines as wide as the first below which nothing divides them
 MAX_TRUSTED_LINES = 20  # of a quoted cell, of which each line could be a record
 MIN_GAIN = 0.05  # share of lines that unusual quotes read more than usual ones, to be believed if not well-formed
 MIN_SHARE_ALIKE = 0.9  # of the sampled lines of a file whose suffix does not say that it is a table
@@ -101,6 +103,21 @@ def find_separator(head: str, path: Path) -> str:
         return by_suffix if by_suffix in alike else alike[0]
     best = max(SEPARATORS, key=lambda one: (shares[one], one == by_suffix))
     return best if shares[best] > (0 if suffix else MIN_SHARE_ALIKE) else by_suffix
+
+
+def has_columns(head: str, path: Path) -> bool:
+    """Return whether something may divide the lines of a file into columns: it is no prose with differing commas.
+
+    >>> has_columns("one, two, three\nfour, five\nsix\nno, no, no, no\nso, so\n", Path("a.csv"))
+    False
+    """
+    start, separator = find_start(head, path)
+    rest = "\n".join(head.split("\n")[start - 1 :])
+    num_lines = sum(map(bool, map(str.strip, rest.split("\n")[:SAMPLE_ROWS])))
+    first = split_plain(rest.partition("\n")[0], separator or ",")
+    if separator not in PROSE_SEPARATORS or len(first) < 2 or _is_known(first) or num_lines < MIN_PROSE_LINES:
+        return True
+    return _measure_alike(rest, separator) >= (MAX_PROSE_ALIKE if _is_prose(rest, separator) else MAX_ALIKE)
 
 
 def find_start(head: str, path: Path) -> tuple[int, str]:

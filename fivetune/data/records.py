@@ -4,7 +4,7 @@ In: a source's name and the column mapping. Out: RawRecords with an `id` (text) 
 Memory holds one record, one SQuAD article or one small batch of rows, however large the source is.
 
 Formats: SQuAD JSON (nested), {"data": [...]} or {"questions": [...]} with flat records, {id: record}, a JSON array,
-JSONL, CSV, TSV, Parquet, each also gzipped; a folder of such files; a folder saved by `datasets`;
+JSONL, CSV, TSV, fastText's lines, Parquet, each also gzipped; a folder of such files; a folder saved by `datasets`;
 `org/name:config:split`. The format is detected from the content first, then from the suffix.
 """
 
@@ -26,12 +26,14 @@ from fivetune.data.delimited import (
     TableRow,
     describe_missing_column,
     find_start,
+    has_columns,
     read_csv_rows,
     read_text_lines,
 )
 from fivetune.data.json_records import RECORD_LISTS, SPLIT_NAMES, RawLine, read_json_records, read_jsonl_lines
 from fivetune.data.json_text import decode_line, describe_value, find_json_error
 from fivetune.data.letters import LITERALS, MARKS, mark_template
+from fivetune.data.line_forms import is_fasttext, read_fasttext_lines, refuse_features_and_tokens
 from fivetune.data.source_files import (
     FORMATS,
     HEAD_BYTES,
@@ -40,6 +42,7 @@ from fivetune.data.source_files import (
     get_data_suffix,
     is_saved_dataset,
     list_local_files,
+    make_utf8_error,
     open_bytes,
     quote_value,
     refuse_foreign_format,
@@ -351,6 +354,8 @@ def _read_file_items(
             raise _make_lines_error(head, path)
         elif kind == "csv":
             yield from read_csv_rows(file, path, columns=columns, header=header)
+        elif kind == "fasttext":
+            yield from read_fasttext_lines(file, path)
         elif kind == "parquet":
             yield from read_parquet_rows(file, path, columns=columns)
         elif kind == "jsonl":
@@ -419,11 +424,11 @@ def _find_id(fields: Mapping[str, object]) -> object:
 
 
 def detect_format(head: bytes, path: Path) -> str:
-    """Detect a file's format from its first bytes, then from its suffix: "json", "jsonl", "csv", "parquet" or "lines".
+    """Detect a file's format from its first bytes, then from its suffix: "json", "jsonl", "csv", "parquet",
+    "fasttext" or "lines", which are text that nothing divides alike.
 
-    Lines are text without a separator in a file whose suffix names no format.
-
-    Raises DataError for other content: an empty file, a Git-LFS pointer, an HTML page, an archive, UTF-16, NUL bytes.
+    Raises DataError for other content: an empty file, a Git-LFS pointer, an HTML page, an archive, UTF-16, NUL bytes,
+    features or tokens in place of texts.
 
     >>> detect_format(b'[{"question": "Why?"}]', Path("a.txt"))
     'json'
@@ -447,14 +452,27 @@ def detect_format(head: bytes, path: Path) -> str:
         raise DataError(
             f"{path}: not a Parquet file: begins with {quote_value(text, limit=20)}. {FORMATS} Rename or replace it."
         )
+    if is_fasttext(text):
+        return "fasttext"
+    refuse_features_and_tokens(text, path)
+    if expected and not has_columns(text, path):
+        return "lines"
     return expected or ("csv" if find_start(text, path)[1] else "lines")
 
 
 def _make_lines_error(head: bytes, path: Path) -> DataError:
+    whole = head[: head.rfind(b"\n") + 1] or head
+    try:
+        whole.decode()
+    except UnicodeDecodeError as error:
+        return make_utf8_error(path, error, line=1)
     text = head.decode("utf-8-sig", errors="replace")
+    command = """awk '{gsub(/[\\t\\r]/, " "); print $0 "\\t" FILENAME}' pos.txt neg.txt > all.tsv"""
     return DataError(
-        f"{path}: the format is not recognised; it begins with {quote_value(text, limit=20)}. {FORMATS} Give the file "
-        "the suffix of its format. Of two files of lines make a table: paste A.en A.de > A.tsv, with --header en,de."
+        f"{path}: lines of text without labels, which nothing divides alike; the first begins with "
+        f"{quote_value(text.partition(chr(10))[0], limit=30)}. {FORMATS} Files of one label each make a table: "
+        f"{command}, with --header text,label. Two files whose lines belong together do, too: "
+        "paste A.en A.de > A.tsv, with --header en,de."
     )
 
 

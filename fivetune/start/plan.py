@@ -37,6 +37,7 @@ SAMPLE = 2_000  # examples whose tokens and characters are counted
 FOREIGN = 0.1  # share of texts with letters that T5 lacks from which on its vocabulary does not suit
 FEW = 200  # records from which on a test set says something
 LONGEST = 512  # tokens of inputs and of targets
+MAX_UNREAD = 0.05  # share of records that cannot be read, up to which the others are worth a recipe
 CUT = 0.05  # share of inputs over the limit from which on it is told
 
 T5_LETTERS = "ÉÎÜßàáâäçèéêîóôöùûüăşţșț"  # beside ASCII: English, German, French, Romanian
@@ -117,6 +118,9 @@ def build_plan(
     loaded = load_task(reading.task, reading.options)
     # the sets, from all records; what else is needed of them is kept on the way
     num_total = table.num_read + len(bad)
+    if len(bad) > MAX_UNREAD * num_total:
+        share = f"{len(bad):,} of {num_total:,} records cannot be read"
+        raise DataError(f"{source}: {share}; the first: {_describe_bad(bad[0])} Nothing was written.")
     bad = []
     labels: Counter[str] = Counter()
     ids: list[RawRecord] = []

@@ -413,7 +413,9 @@ def test_not_utf8_in_a_json_document(put):
 
 
 def test_formats_that_are_not_recognised(put):
-    assert "the format is not recognised; it begins with 'hello'" in complaint(put("a.txt", "hello"))
+    assert "lines of text without labels, which nothing divides alike; the first begins with 'hello'" in complaint(
+        put("a.txt", "hello")
+    )
     assert "not a Parquet file: begins with 'hello'" in complaint(put("a.parquet", "hello"))
     message = complaint(put("a.parquet", b"PAR1 and no more"))
     assert message.startswith("a.parquet: damaged Parquet file: 'Parquet magic bytes not found in footer.")

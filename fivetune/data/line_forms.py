@@ -1,0 +1,171 @@
+"""Recognise files of lines that are no tables, by their first lines: fastText's, LibSVM's, and one token a line.
+
+In: the beginning of a file. Out: the name of its form, or the error that says what it is and which way works; for
+fastText, records.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import IO
+
+from fivetune.data.source_files import (
+    MAX_RECORD_BYTES,
+    BadRecord,
+    format_too_long_message,
+    make_utf8_error,
+    quote_value,
+    read_lines,
+)
+from fivetune.errors import DataError
+from fivetune.types import RawRecord
+
+LABEL = "__label__"
+SAMPLE_LINES = 1_000
+MIN_LINES = 5
+MIN_SHARE = 0.9  # of the lines that have the form
+MIN_SENTENCES = 3
+FEATURES = re.compile(r"[-+]?[\d.]+(,[-+]?[\d.]+)*(\s+\d+:[-+\d.eE]+)+\s*(#.*)?")
+COMMENT = re.compile(r"-DOCSTART-|# ?[a-z_ ]+=")
+TAG = re.compile(r"O|[BIESLUM][-_]\S+")
+
+
+def is_fasttext(head: str) -> bool:
+    """Return whether most lines begin with a label of fastText.
+
+    >>> is_fasttext("__label__pos a good film\\n__label__neg __label__old a bad one\\n")
+    True
+    """
+    lines = [line for line in _split_head(head) if line.strip()]
+    return bool(lines) and sum(line.startswith(LABEL) for line in lines) >= MIN_SHARE * len(lines)
+
+
+def read_fasttext_lines(file: IO[bytes], path: Path) -> Iterator[RawRecord | BadRecord]:
+    """Yield {text, label} of each line that is not blank; {text, labels} if a line of the file has several labels."""
+    has_several = any(
+        line.count(LABEL.encode()) > 1 and len(_split_labels(line)[0]) > 1 for _, line in read_lines(file)
+    )
+    file.seek(0)
+    for number, line in read_lines(file):
+        where = f"{path}:{number}"
+        if not line.strip():
+            continue
+        try:
+            labels, text = _split_labels(line.removeprefix(b"\xef\xbb\xbf"))
+        except UnicodeDecodeError as error:
+            raise make_utf8_error(path, error, line=number) from error
+        if len(line) > MAX_RECORD_BYTES:
+            yield BadRecord(where, format_too_long_message("the line"))
+        elif not labels:
+            shown = quote_value(text, limit=30)
+            yield BadRecord(where, f"begins with {shown}. Allowed is {LABEL}NAME before the text. Correct the line.")
+        elif has_several:
+            yield RawRecord({"text": text, "labels": labels}, where)
+        else:
+            yield RawRecord({"text": text, "label": labels[0]}, where)
+
+
+def _split_labels(line: bytes) -> tuple[list[str], str]:
+    """Split a line of fastText into labels and text. Raises UnicodeDecodeError."""
+    rest = line.decode().strip()
+    labels: list[str] = []
+    while rest.startswith(LABEL):
+        label, *others = rest.split(None, 1)
+        labels.append(label.removeprefix(LABEL))
+        rest = others[0] if others else ""
+    return labels, rest
+
+
+def refuse_features_and_tokens(head: str, path: Path) -> None:
+    """Raise DataError for a file of feature numbers, or of one token a line, with the way that works."""
+    lines = _split_head(head)
+    filled = [line for line in lines if line.strip()]
+    if len(filled) < MIN_LINES:
+        return
+    if all(FEATURES.fullmatch(line.strip()) for line in filled):
+        raise DataError(
+            f"{path}: numbers of features (LibSVM), no text: {quote_value(filled[0], limit=30)}. FiveTune learns from "
+            "texts. Name the file that the features were computed from."
+        )
+    for separator in ("\t", None, ","):
+        rows = _split_rows(lines, separator)
+        if found := _find_tokens(rows):
+            skips = r"/^(-DOCSTART-|# ?[a-z_ ]+=)/ {next} " if any(map(COMMENT.match, lines)) else ""
+            raise DataError(f"{path}: {_describe_tokens(rows, found, separator, path, skips)}")
+
+
+def _split_head(head: str) -> list[str]:
+    lines = head.removeprefix("\ufeff").split("\n")
+    return [line.removesuffix("\r") for line in lines[: min(SAMPLE_LINES, max(1, len(lines) - 1))]]
+
+
+def _split_rows(lines: Sequence[str], separator: str | None) -> list[list[str]]:
+    """Split lines into cells, none for a blank one; comments of CoNLL-U are left out."""
+    kept = [line for line in lines if not COMMENT.match(line)]
+    if separator == ",":
+        return [next(csv.reader([line]), []) for line in kept if line.strip()]
+    return [line.strip("\t ").split(separator) if line.strip() else [] for line in kept]
+
+
+def _find_tokens(rows: Sequence[Sequence[str]]) -> tuple[int, int] | None:
+    """Return the columns of token and tag, from 1, of rows that hold one token each; None for a table.
+
+    Either the tags say where a unit begins and ends (B-LOC, I-LOC, O), or blank lines divide sentences of tokens.
+    """
+    filled = [row for row in rows if row]
+    width = len(filled[0]) if filled else 0
+    if len(filled) < MIN_LINES or width < 2 or sum(len(row) == width for row in filled) < MIN_SHARE * len(filled):
+        return None
+    columns = [*zip(*(row for row in filled if len(row) == width), strict=True)]
+    single = [all(" " not in cell for cell in column) for column in columns]
+    tagged = [place for place in range(width) if _is_tagged(columns[place])]
+    words = [place for place in range(width) if single[place] and place not in tagged and _are_words(columns[place])]
+    if tagged and words:
+        return words[0] + 1, tagged[-1] + 1
+    sentences = [len([*group]) for is_filled, group in groupby(rows, key=bool) if is_filled]
+    is_divided = len(sentences) >= MIN_SENTENCES and len(filled) >= 2 * len(sentences)
+    repeated = [place for place in range(1, width) if len({*columns[place]}) <= len(filled) / 3]
+    if is_divided and all(single) and words and repeated:
+        return words[0] + 1, repeated[-1] + 1
+    return None
+
+
+def _is_tagged(cells: Sequence[str]) -> bool:
+    """Return whether cells are tags of units, below a header perhaps."""
+    num = sum(bool(TAG.fullmatch(cell)) for cell in cells)
+    return num >= MIN_SHARE * len(cells) and "O" in cells and any(map(TAG.fullmatch, {*cells} - {"O"}))
+
+
+def _are_words(cells: Sequence[str]) -> bool:
+    return sum(any(map(str.isalpha, cell)) for cell in cells) > len(cells) / 2
+
+
+def _describe_tokens(
+    rows: Sequence[Sequence[str]], found: tuple[int, int], separator: str | None, path: Path, skips: str
+) -> str:
+    token, tag = found
+    cells = [row for row in rows if len(row) >= max(found)]
+    row = next((row for row in cells[1:] if row[tag - 1] != "O"), cells[-1])
+    has_header = all(row[tag - 1] != cells[0][tag - 1] for row in cells[1:])
+    shown = f"{quote_value(row[token - 1], limit=30)} is {quote_value(row[tag - 1], limit=30)}"
+    what = f"one token a line, with its tag ({shown}): sequence labelling (CoNLL)"
+    way = "Allowed is one sentence a line, as text and tags"
+    if separator == "," or all(rows):
+        return f"{what}. {way}. Join the tokens and the tags of each sentence with spaces: columns text and tags."
+    code = "NR == 1 {next} " if has_header else skips
+    code += (
+        r'{sub(/\r$/, "")} NF {w = w " " $' + str(token) + '; t = t " " $' + str(tag) + "} "
+        r'!NF && w {print substr(w, 2) "\t" substr(t, 2); w = t = ""} '
+        r'END {if (w) print substr(w, 2) "\t" substr(t, 2)}'
+    )
+    into = shlex.quote(f"{path.name.removesuffix('.gz').partition('.')[0]}-lines.tsv")
+    form = " -F '\\t'" if separator else ""
+    return (
+        f"{what}. {way}. Join the lines of each sentence: awk{form} {shlex.quote(code)} {shlex.quote(str(path))} > "
+        f"{into}, and name its columns: --header text,tags --column inputs=text --column targets=tags"
+    )

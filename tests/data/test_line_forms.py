@@ -1,0 +1,132 @@
+"""Files of lines that are no tables: fastText's, LibSVM's, one token a line, and texts without labels."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from fivetune.data.records import read_records
+from fivetune.errors import DataError
+
+SENTENCES = [
+    [("Ann", "NNP", "B-PER"), ("saw", "VBD", "O"), ('"', "PUNCT", "O"), (f"Paris{i}", "NNP", "B-LOC")] for i in range(9)
+]
+
+
+def complain(path, **options) -> str:
+    with pytest.raises(DataError) as error:
+        list(read_records(str(path), **options))
+    return str(error.value)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.csv", "a.tsv", "a.valid", "train", "a.ft.txt"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_fasttext(tmp_path, name, end):
+    path = tmp_path / name
+    lines = [f'__label__{"pos" if i % 2 else "very-neg"} film, number {i};\t"fine"' for i in range(9)]
+    path.write_text(end.join([*lines, "", ""]), encoding="utf-8", newline="")
+    fields = [record.fields for record in read_records(str(path))]
+    assert [one["label"] for one in fields[:2]] == ["very-neg", "pos"] and len(fields) == 9
+    assert fields[1]["text"] == 'film, number 1;\t"fine"'
+
+
+def test_fasttext_with_several_labels_and_bad_lines(tmp_path):
+    path = tmp_path / "a.txt"
+    content = (
+        "\ufeff__label__a text\n" * 1 + "__label__a text\n" * 20 + "__label__a __label__b two\nno label\n__label__c\n"
+    )
+    path.write_text(content, encoding="utf-8")
+    bad = []
+    fields = [record.fields for record in read_records(str(path), on_bad=bad.append)]
+    assert {name: value for name, value in fields[21].items() if name != "id"} == {"labels": ["a", "b"], "text": "two"}
+    assert fields[0]["labels"] == ["a"] and fields[22]["text"] == ""
+    assert [one.where for one in bad] == [f"{path}:23"]
+
+
+@pytest.mark.parametrize("line", ["1 3:0.5 7:1", "-1 1:2.5e-3", "+1 1:1 2:0 # note", "1,4 3:0.5", "2.5 1:0.25"])
+def test_features(tmp_path, line):
+    for name in ("a.txt", "a.csv", "a.svm"):
+        (tmp_path / name).write_text(f"{line}\n" * 9)
+        assert "features (LibSVM), no text" in complain(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["a.bio", "a.tsv", "a.csv"])
+@pytest.mark.parametrize("separator", ["\t", " "])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("columns", [(0, 2), (0, 1, 2), (0, 1)])
+@pytest.mark.parametrize("first", ["", "-DOCSTART- -X- O\n\n", "word{}tag\n"])
+def test_tokens_become_sentences_by_the_command_that_is_named(
+    tmp_path, monkeypatch, name, separator, end, columns, first
+):
+    if first.startswith("word") and len(columns) == 3:
+        return
+    rows = [[separator.join(token[column] for column in columns) for token in one] for one in SENTENCES]
+    content = first.format(separator) + "\n\n".join("\n".join(one) for one in rows) + "\n"
+    (tmp_path / name).write_text(content, newline=end)
+    monkeypatch.chdir(tmp_path)
+    message = complain(name)
+    assert "one token a line" in message and message == complain(name, header=["a", "b"])
+    if shutil.which("awk"):
+        command = re.search(r"awk .*?\.tsv", message.replace(name, "IN"))[0].replace("IN", name)
+        subprocess.run(command, shell=True, check=True)
+        fields = [record.fields for record in read_records("a-lines.tsv", header=["text", "tags"])]
+        assert [(one["text"], one["tags"]) for one in fields] == [
+            (" ".join(token[0] for token in one), " ".join(token[columns[-1]] for token in one)) for one in SENTENCES
+        ]
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_tokens_of_a_table_whose_sentences_are_numbered_once(tmp_path, is_named):
+    lines = ["Sentence #,Word,POS,Tag"] if is_named else []
+    for number, one in enumerate(SENTENCES):
+        for place, (word, kind, tag) in enumerate(one):
+            written = word.replace('"', '""""')
+            lines.append(f"{f'Sentence: {number}' if place == 0 else ''},{written},{kind},{tag}")
+    path = tmp_path / "a.csv"
+    path.write_text("\n".join(lines) + "\n")
+    assert "one token a line, with its tag" in complain(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "en\tde\n" + "".join(f"cat{i}\tKatze{i}\n" for i in range(9)),
+        "word\tclass\n" + "".join(f"cat{i}\t{'OB'[i % 2]}\n" for i in range(9)),
+        "word\tclass\n" + "".join(f"cat{i}\tO\n" for i in range(9)),
+        "text\ttags\n" + "".join(f"Ann saw {i}\tB-PER O O\n" for i in range(9)),
+        "id,text,label\n" + "".join(f"{i},a text {i},{'O' if i % 2 else 'B-1'}\n" for i in range(9)),
+        "id,text,label\n\n" + "\n".join(f"{i},word,a\n" for i in range(9)),
+    ],
+)
+def test_tables_stay_tables(tmp_path, content):
+    path = tmp_path / "a.csv"
+    path.write_text(content)
+    assert len(list(read_records(str(path)))) == 9
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.txt", "a.data"])
+def test_lines_of_prose_are_no_table(tmp_path, monkeypatch, name):
+    texts = [
+        "no 1, 3 and 5, again",
+        "so, and so, and so, on",
+        "well",
+        "red, blue",
+        "one",
+        "a, b, c, d",
+        "this, or that",
+    ]
+    monkeypatch.chdir(tmp_path)
+    for one in (name, "pos.txt", "neg.txt"):
+        (tmp_path / one).write_text("\n".join(texts) + "\n")
+    message = complain(name)
+    assert "lines of text without labels" in message
+    if shutil.which("awk"):
+        subprocess.run(re.search(r"awk .*?all\.tsv", message)[0], shell=True, check=True)
+        fields = [record.fields for record in read_records("all.tsv", header=["text", "label"])]
+        assert [(one["text"], one["label"]) for one in fields] == [
+            *((text, "pos.txt") for text in texts),
+            *((text, "neg.txt") for text in texts),
+        ]
