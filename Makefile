@@ -99,6 +99,6 @@ release: .venv/.installed-release
 	$(BIN)/python -m release.build dist
 
 nano: .venv/.installed
-	$(BIN)/python -m fivetune.nano runs/nano
+	$(BIN)/python -m fivetune.data.corpus runs/nano
 	for stage in pretrain pretrain_2 pretrain_3; do $(BIN)/fivetune train recipes/nano/$$stage.yaml --overwrite || exit; done
-	$(BIN)/python -m fivetune.nano runs/nano publish
+	$(BIN)/python -m fivetune.data.corpus runs/nano publish

@@ -11,13 +11,13 @@ import pytest
 from _pytest.doctest import DoctestItem
 
 PUBLIC = {
-    "fivetune.compare",
+    "fivetune.reading.compare",
     "fivetune.config",
-    "fivetune.report.run.build",
+    "fivetune.reading.report.run.build",
     "fivetune.rundir.reader",
     "fivetune.rundir.records",
     "fivetune.training",
-    "fivetune.training.trained_run",
+    "fivetune.training.answers.trained_run",
 }
 """Modules with examples that read these files."""
 

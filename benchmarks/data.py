@@ -16,13 +16,13 @@ import torch
 
 from benchmarks.harness import Work, facts, interleaved, make_parser, publish_result, rates, ratio, same_totals, table
 from fivetune.config import load_config
-from fivetune.data.batch import collate, pad
-from fivetune.data.store import TokenStore
-from fivetune.data.stream import BatchPlan, TrainingStream
+from fivetune.data.corpus import CHECKPOINT
+from fivetune.data.corpus.reading import write_reading_corpus
+from fivetune.data.store.batch import collate, pad
+from fivetune.data.store.stream import BatchPlan, TrainingStream
+from fivetune.data.store.token_store import TokenStore
 from fivetune.model.tokenizer import load_tokenizer
-from fivetune.nano import CHECKPOINT
-from fivetune.nano.reading import write_reading_corpus
-from fivetune.progress import ignore_progress
+from fivetune.rundir.progress import ignore_progress
 from fivetune.training.sources import prepare_split
 
 BATCH_SIZE, WINDOW, NUM_WINDOWS = 32, 100, 8

@@ -22,15 +22,15 @@ import numpy as np
 import torch
 
 from benchmarks.harness import UnequalWork, Work, facts, interleaved, make_parser, publish_result, rates, ratio, table
-from fivetune.data.batch import collate, pad
-from fivetune.data.encode import LengthLimits
 from fivetune.data.examples import Source
-from fivetune.data.store import TokenStore, load_or_build_store
-from fivetune.decode import Decoding, generate, group_by_length
+from fivetune.data.store.batch import collate, pad
+from fivetune.data.store.encode import LengthLimits
+from fivetune.data.store.token_store import TokenStore, load_or_build_store
+from fivetune.model.decode import Decoding, generate, group_by_length
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.model.tokenizer import suppress_output
 from fivetune.plugins import load_plugin as load_plugin
-from fivetune.progress import ignore_progress
+from fivetune.rundir.progress import ignore_progress
 from fivetune.types import Autocast
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"

@@ -28,13 +28,13 @@ from benchmarks.harness import facts, make_parser, publish_result, table
 from benchmarks.sharding import MemoryPeak, read_anonymous_bytes
 from fivetune.config import RunConfig, load_config
 from fivetune.distributed.world import World
-from fivetune.estimation.memory import estimate_memory
-from fivetune.estimation.recipe import build_workload
-from fivetune.estimation.workload import Layout
+from fivetune.fleet.estimation.memory import estimate_memory
+from fivetune.fleet.estimation.recipe import build_workload
+from fivetune.fleet.estimation.workload import Layout
 from fivetune.model.backend import Forward
 from fivetune.model.flops import list_block_flops
-from fivetune.training.learner import ComputeConfig, Learner, build_optimizer
-from fivetune.training.update import train_step
+from fivetune.training.step.learner import ComputeConfig, Learner, build_optimizer
+from fivetune.training.step.update import train_step
 from fivetune.types import Batch
 
 NUM_STEPS = 3

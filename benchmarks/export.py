@@ -32,9 +32,9 @@ from benchmarks.decode import (
     select_batches,
 )
 from benchmarks.harness import UnequalWork, facts, interleaved, make_parser, publish_result, rates, ratio, table
-from fivetune.decode import Decoding
-from fivetune.exporters._ctranslate2 import Engine as Converted
-from fivetune.exporters._ctranslate2 import convert_model
+from fivetune.delivery.exporters._ctranslate2 import Engine as Converted
+from fivetune.delivery.exporters._ctranslate2 import convert_model
+from fivetune.model.decode import Decoding
 from fivetune.model.save import save_model
 
 FORMATS = {"ctranslate2": None, "ctranslate2-int8": "int8"}

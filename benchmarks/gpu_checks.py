@@ -23,7 +23,7 @@ from benchmarks.workloads import MODELS, WORKLOADS, Examples, Law, share_model, 
 from fivetune.model.cuda import dispatch, tiles
 from fivetune.training.autotune import graphs
 from fivetune.training.setup import Setup
-from fivetune.training.update import Update, make_nonfinite_flag, train_step
+from fivetune.training.step.update import Update, make_nonfinite_flag, train_step
 
 SMALL_TILES = {"norm": (2, 0), "pointwise": (0, 64), "optimizer": (4, 4096), "rows": (4, 64)}
 SMALL_MODEL = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 1, "vocab_size": 4096}

@@ -19,8 +19,8 @@ from benchmarks.decode import CAP, Answers, Engine, make_answers_end
 from benchmarks.gpu_checks import Findings
 from benchmarks.harness import facts, interleaved, make_parser, publish_result, rates, ratio, table
 from benchmarks.workloads import MODELS, Examples, share_model, write_examples
-from fivetune.data.batch import collate, pad
-from fivetune.decode import Decoding, generate, group_by_length
+from fivetune.data.store.batch import collate, pad
+from fivetune.model.decode import Decoding, generate, group_by_length
 from fivetune.model.load import load_model_and_tokenizer
 
 BATCH_SIZE, NUM_WINDOWS = 64, 3

@@ -19,11 +19,11 @@ from benchmarks.gpu_day import DEVICE_WORKS
 from benchmarks.harness import facts
 from benchmarks.kernel_checks import KINDS, Sizes, run_checks
 from benchmarks.workloads import COMMON
-from fivetune.data.batch import IGNORE_INDEX, pad
+from fivetune.data.store.batch import IGNORE_INDEX, pad
+from fivetune.machine.telemetry.devices import measure_product_flops, restore_fp32_products, set_fp32_products
 from fivetune.model.cuda.buckets import Buckets, describe_batch, plan_buckets
 from fivetune.model.flat import compute_flat_losses
 from fivetune.model.forward import compute_padded_losses
-from fivetune.telemetry.devices import measure_product_flops, restore_fp32_products, set_fp32_products
 from fivetune.training.autotune import graphs
 from fivetune.types import Batch
 

@@ -23,8 +23,8 @@ from benchmarks.gpu_checks import Findings, Steps, prepare_plan
 from benchmarks.sides import own_setup
 from benchmarks.workloads import share_model
 from fivetune.errors import InterruptedRunError
-from fivetune.progress import Progress
-from fivetune.telemetry.sampler import Sampler
+from fivetune.machine.telemetry.sampler import Sampler
+from fivetune.rundir.progress import Progress
 
 QUERY = "utilization.gpu,utilization.memory,memory.used,power.draw,clocks.sm,temperature.gpu"
 COMPARED = (("utilisation", 0, 0.01), ("memory_used_bytes", 2, 2**20), ("power_watts", 3, 1.0))

@@ -22,10 +22,10 @@ from benchmarks.gpu_checks import Findings, Steps, measure_seconds, prepare_plan
 from benchmarks.plan import Plan
 from benchmarks.sides import own_setup
 from fivetune.errors import FiveTuneEnvironmentError, NumericError
+from fivetune.machine.profiling.kernels import classify_kernel
 from fivetune.model.flat import compute_device_losses
-from fivetune.profiling.kernels import classify_kernel
 from fivetune.training.setup import Setup
-from fivetune.training.update import refuse_nonfinite, train_step
+from fivetune.training.step.update import refuse_nonfinite, train_step
 
 NUM_DRAWS = 60
 SPARE_BYTES = 3 * 2**30

@@ -25,13 +25,13 @@ import torch
 from benchmarks.gpu_checks import Findings
 from benchmarks.gpu_kernels import make_batch
 from benchmarks.workloads import COMMON, MODELS, Examples, write_examples
-from fivetune.decode import Decoding, generate
 from fivetune.model.backend import Forward
 from fivetune.model.cuda import attention, cross_entropy, norm, optimizer, pointwise, rows
 from fivetune.model.cuda.buckets import Buckets, describe_batch, plan_buckets
 from fivetune.model.cuda.graphed import GraphedAdamW, GraphedUpdate
 from fivetune.model.cuda.kernel_trial import find_kernel_fault
 from fivetune.model.cuda.tiles import Tile
+from fivetune.model.decode import Decoding, generate
 
 LAUNCHERS = (attention, cross_entropy, norm, optimizer, pointwise, rows)
 NAMES = ("t5-small", "t5-base")
@@ -131,5 +131,5 @@ def replace_launches(launch: Launch) -> Iterator[None]:
     with ExitStack() as stack:
         for module in LAUNCHERS:
             stack.enter_context(patch.object(module, "launch", launch))
-        stack.enter_context(patch("fivetune.decode.explain_unsupported_kernel", lambda *_: ""))
+        stack.enter_context(patch("fivetune.model.decode.explain_unsupported_kernel", lambda *_: ""))
         yield

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import torch
 
-from fivetune.telemetry.devices import collect_machine_info
+from fivetune.machine.telemetry.devices import collect_machine_info
 
 RESULTS = Path(__file__).parent / "results"
 

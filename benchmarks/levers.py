@@ -26,10 +26,10 @@ from torch import Tensor
 
 from benchmarks.harness import facts, make_parser, publish_result, table
 from benchmarks.workloads import COMMON, MODELS, WORKLOADS
-from fivetune.data.batch import pad
+from fivetune.data.corpus import CHECKPOINT
+from fivetune.data.store.batch import pad
 from fivetune.model import attention, flat, layers
 from fivetune.model.load import load_model_and_tokenizer
-from fivetune.nano import CHECKPOINT
 from fivetune.types import Batch
 
 Step = Callable[[Any, Batch], Tensor]

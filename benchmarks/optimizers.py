@@ -27,8 +27,8 @@ from benchmarks.harness import (
     table,
 )
 from benchmarks.workloads import MODELS, make_model
-from fivetune.optimizers._batched_adafactor import BatchedAdafactor
-from fivetune.telemetry.devices import count_cores
+from fivetune.machine.telemetry.devices import count_cores
+from fivetune.training.optimizers._batched_adafactor import BatchedAdafactor
 
 WARM_UP, STEPS, NUM_WINDOWS = 1, 2, 6
 GRADIENT_SIZE = 1e-3

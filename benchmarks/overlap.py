@@ -27,7 +27,7 @@ from fivetune.distributed.world import World
 from fivetune.model.flat import compute_flat_losses
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.model.modules import T5Model
-from fivetune.strategies.ddp import DDP
+from fivetune.training.strategies.ddp import DDP
 from fivetune.types import Batch
 
 LENGTHS = (175, 5)  # tokens of the inputs and of the targets of every example, about SQuAD's means

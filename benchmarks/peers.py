@@ -30,8 +30,8 @@ from transformers.trainer_pt_utils import LengthGroupedSampler, get_length_group
 from benchmarks.harness import Work
 from benchmarks.plan import LR, MAX_GRAD_NORM, Done, Plan, counted
 from benchmarks.workloads import WORKLOADS, Examples
-from fivetune.data.batch import IGNORE_INDEX
-from fivetune.model.adapters import list_targets, shorten_names
+from fivetune.data.store.batch import IGNORE_INDEX
+from fivetune.model.adapter import list_targets, shorten_names
 from fivetune.model.selfcheck import verify_model
 from fivetune.model.tokenizer import load_tokenizer, suppress_output
 from fivetune.plugins import load_plugin

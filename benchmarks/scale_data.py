@@ -37,7 +37,7 @@ import yaml
 
 from benchmarks.harness import abba, facts, make_parser, publish_result, table
 from benchmarks.workloads import COMMON, MODELS
-from fivetune.nano import CHECKPOINT
+from fivetune.data.corpus import CHECKPOINT
 
 TOKENIZER = Path(__file__).parents[2] / "shared" / "data" / "tokenizers" / "t5-small"
 NUM_RECORDS, NUM_WINDOWS, NUM_READ = 100_000, 4, 20_000
@@ -68,9 +68,9 @@ print(json.dumps({"seconds": time.perf_counter() - started, "num": len(data),
 OURS = """
 import json, sys, time
 from pathlib import Path
-from fivetune.data.encode import LengthLimits
+from fivetune.data.store.encode import LengthLimits
 from fivetune.data.examples import Source
-from fivetune.data.prepared import open_prepared, write_prepared
+from fivetune.data.store.prepared import open_prepared, write_prepared
 from fivetune.model.tokenizer import load_tokenizer
 from fivetune.tasks.jsonl import JSONL
 source, folder, tokenizer, processes = sys.argv[1:]
@@ -153,10 +153,10 @@ def measure_readers(folder: Path, num: int) -> dict[str, Any]:
     import pyarrow
     from pyarrow import parquet
 
-    from fivetune.data.blocks import BlockReader
-    from fivetune.data.convert import Converter
-    from fivetune.data.encode import LengthLimits
     from fivetune.data.examples import Source
+    from fivetune.data.store.blocks import BlockReader
+    from fivetune.data.store.convert import Converter
+    from fivetune.data.store.encode import LengthLimits
     from fivetune.model.tokenizer import load_tokenizer
     from fivetune.tasks.jsonl import JSONL
 

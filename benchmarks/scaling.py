@@ -27,9 +27,9 @@ import yaml
 
 from benchmarks.harness import abba, facts, make_parser, publish_result, table
 from benchmarks.workloads import MODELS, make_model
-from fivetune.compare.records import Variant
-from fivetune.experiments.record import compare_sweep, read_sweep_variants
-from fivetune.experiments.runs import RECIPES
+from fivetune.fleet.experiments.record import compare_sweep, read_sweep_variants
+from fivetune.fleet.experiments.runs import RECIPES
+from fivetune.reading.compare.records import Variant
 from fivetune.rundir import read_run
 from fivetune.rundir.figures import compute_examples_per_second
 

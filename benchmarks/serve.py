@@ -31,19 +31,19 @@ import torch
 from benchmarks.decode import CAP, SHARED, make_answers_end
 from benchmarks.harness import abba, facts, make_parser, publish_result, table
 from fivetune.config import load_config
-from fivetune.data.records import read_records
+from fivetune.data.readers.records import read_records
+from fivetune.delivery.serving.app import Service, build_app
+from fivetune.delivery.serving.batching import AnswerTogether, Batcher
+from fivetune.delivery.serving.schema import RunFacts
+from fivetune.delivery.serving.server import bind_socket, build_server, run_until_stopped
 from fivetune.distributed.world import SINGLE_PROCESS
+from fivetune.machine.telemetry.devices import find_bf16_units
 from fivetune.model.load import load_model_and_tokenizer
-from fivetune.progress import ignore_progress
+from fivetune.rundir.progress import ignore_progress
 from fivetune.rundir.records import Prediction
-from fivetune.serving.app import Service, build_app
-from fivetune.serving.batching import AnswerTogether, Batcher
-from fivetune.serving.schema import RunFacts
-from fivetune.serving.server import bind_socket, build_server, run_until_stopped
-from fivetune.telemetry.devices import find_bf16_units
-from fivetune.training.inference import LoadedRun
-from fivetune.training.learner import choose_compute
+from fivetune.training.answers.inference import LoadedRun
 from fivetune.training.sources import prepare_split
+from fivetune.training.step.learner import choose_compute
 from fivetune.types import RawRecord, TextExample
 
 CLIENTS = (1, 8, 32)

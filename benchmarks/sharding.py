@@ -25,13 +25,13 @@ import torch
 from benchmarks.harness import facts, make_parser, publish_result, table
 from benchmarks.workloads import make_model
 from fivetune import plugins
+from fivetune.data.corpus import CHECKPOINT
 from fivetune.distributed.sharding import get_local
 from fivetune.distributed.world import World
 from fivetune.model.flat import compute_flat_losses
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.model.shards import load_shards
-from fivetune.nano import CHECKPOINT
-from fivetune.training.groups import group_weights
+from fivetune.training.step.groups import group_weights
 from fivetune.types import Batch
 
 LENGTHS = (128, 16)  # tokens of the inputs and of the targets of the only example

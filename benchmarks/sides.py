@@ -16,18 +16,18 @@ import torch
 from benchmarks.harness import Work
 from benchmarks.plan import LR, MAX_GRAD_NORM, OWN, Done, Plan, counted
 from fivetune.config import load_config
-from fivetune.data.stream import TrainingStream
-from fivetune.progress import Progress
+from fivetune.data.store.stream import TrainingStream
+from fivetune.machine.telemetry.meter import Meter
+from fivetune.machine.telemetry.sampler import Sampler
 from fivetune.rundir import TELEMETRY, RunDir
+from fivetune.rundir.progress import Progress
 from fivetune.rundir.records import StepRecord
-from fivetune.telemetry.meter import Meter
-from fivetune.telemetry.sampler import Sampler
 from fivetune.training.autotune.graphs import decide_graphs
-from fivetune.training.checkpoint import TrainingProgress
 from fivetune.training.loop import Training, run_step, write_steps
 from fivetune.training.setup import Setup, set_up
 from fivetune.training.signals import StopRequest
-from fivetune.training.update import make_nonfinite_flag
+from fivetune.training.state.checkpoint import TrainingProgress
+from fivetune.training.step.update import make_nonfinite_flag
 
 
 def own_setup(plan: Plan, *, dropout: float = 0.1, **train: str | int) -> Setup:

@@ -21,8 +21,8 @@ from typing import Any
 
 import fivetune
 from benchmarks.harness import facts, make_parser, publish_result, table
+from fivetune.data.corpus.tokenizer import train_tokenizer
 from fivetune.model.tokenizer import load_tokenizer
-from fivetune.nano.tokenizer import train_tokenizer
 from fivetune.rundir import write_json
 from fivetune.rundir.figures import find_exported_eval
 

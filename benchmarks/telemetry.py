@@ -35,17 +35,17 @@ from benchmarks.harness import (
 from benchmarks.plan import Plan
 from benchmarks.sides import own_setup
 from benchmarks.workloads import MODELS, WORKLOADS, Examples, make_model, write_examples
-from fivetune.nano import CHECKPOINT
-from fivetune.progress import Progress
+from fivetune.data.corpus import CHECKPOINT
+from fivetune.machine.telemetry.devices import count_cores
+from fivetune.machine.telemetry.meter import Meter
+from fivetune.machine.telemetry.sampler import Sampler
 from fivetune.rundir import RunDir
-from fivetune.telemetry.devices import count_cores
-from fivetune.telemetry.meter import Meter
-from fivetune.telemetry.sampler import Sampler
+from fivetune.rundir.progress import Progress
 from fivetune.training import loop
-from fivetune.training.checkpoint import TrainingProgress
 from fivetune.training.loop import Training, run_step
 from fivetune.training.signals import StopRequest
-from fivetune.training.update import Update, make_nonfinite_flag, train_step
+from fivetune.training.state.checkpoint import TrainingProgress
+from fivetune.training.step.update import Update, make_nonfinite_flag, train_step
 from fivetune.types import PhaseTimer, ignore_phase
 
 BAR = 0.015  # of a step's time that recording may take

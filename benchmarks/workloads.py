@@ -21,14 +21,14 @@ import torch
 from numpy.typing import NDArray
 
 from fivetune.config import load_config
-from fivetune.data.arrays import read_arrays, write_arrays
-from fivetune.data.ragged import Ragged
+from fivetune.data.corpus import CHECKPOINT
+from fivetune.data.store.arrays import read_arrays, write_arrays
+from fivetune.data.store.ragged import Ragged
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.model.save import save_model
 from fivetune.model.shapes import KNOWN_SHAPES, build_model_config
 from fivetune.model.tokenizer import load_tokenizer
-from fivetune.nano import CHECKPOINT
-from fivetune.progress import ignore_progress
+from fivetune.rundir.progress import ignore_progress
 from fivetune.training.sources import prepare_split
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"

@@ -14,13 +14,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fivetune.compare import compare_runs
     from fivetune.config import RunConfig, load_config
-    from fivetune.report import write_report
+    from fivetune.reading.compare import compare_runs
+    from fivetune.reading.report import write_report
     from fivetune.rundir import read_run
     from fivetune.rundir.records import Prediction
-    from fivetune.training import train
-    from fivetune.training.trained_run import TrainedRun, evaluate, open_run, predict
+    from fivetune.training.answers.trained_run import TrainedRun, evaluate, open_run, predict
+    from fivetune.training.run import train
 
 ENVIRONMENT = {
     # A thread of OpenMP that waits for the others by spinning keeps them from their core where other programs use the
@@ -54,15 +54,15 @@ __all__ = [
 _PUBLIC_MODULES = {
     "Prediction": "fivetune.rundir.records",
     "RunConfig": "fivetune.config",
-    "TrainedRun": "fivetune.training.trained_run",
-    "compare_runs": "fivetune.compare",
-    "evaluate": "fivetune.training.trained_run",
+    "TrainedRun": "fivetune.training.answers.trained_run",
+    "compare_runs": "fivetune.reading.compare",
+    "evaluate": "fivetune.training.answers.trained_run",
     "load_config": "fivetune.config",
-    "open_run": "fivetune.training.trained_run",
-    "predict": "fivetune.training.trained_run",
+    "open_run": "fivetune.training.answers.trained_run",
+    "predict": "fivetune.training.answers.trained_run",
     "read_run": "fivetune.rundir",
-    "train": "fivetune.training",
-    "write_report": "fivetune.report",
+    "train": "fivetune.training.run",
+    "write_report": "fivetune.reading.report",
 }
 
 
@@ -70,8 +70,8 @@ def __getattr__(name: str) -> Any:
     if name not in _PUBLIC_MODULES:
         raise AttributeError(f"module 'fivetune' has no attribute {name!r}")
     import_module("fivetune.errors").refuse_stripped_python()
-    with import_module("fivetune.launch.signals").defer_interrupts():
-        import_module("fivetune.notebook").prepare_imports()
+    with import_module("fivetune.distributed.processes.signals").defer_interrupts():
+        import_module("fivetune.rundir.notebook").prepare_imports()
         return getattr(import_module(_PUBLIC_MODULES[name]), name)
 
 

@@ -62,7 +62,7 @@ def main(words: list[str] | None = None) -> int:
             _print_error(str(error))
         return error.exit_code
     except KeyboardInterrupt as stop:
-        from fivetune.launch.signals import get_signum
+        from fivetune.distributed.processes.signals import get_signum
 
         print("fivetune: stopped.", file=sys.stderr)
         return 128 + get_signum(stop)

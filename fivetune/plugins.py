@@ -1,4 +1,4 @@
-"""The plugin registry is the file system: one file in `fivetune/<kind>/` is one plugin, named like the file.
+"""The plugin registry is the file system: one file in a kind's package is one plugin, named like the file.
 
 In: a kind (one of KINDS, such as "tasks") and a name.
 Out: the module, or the one options class that it exports.
@@ -21,10 +21,20 @@ from pydantic import BaseModel, ConfigDict, create_model
 
 from fivetune.errors import ConfigError, FiveTuneError, UnknownPluginError, suggest_names
 
-KINDS = (
-    "tasks", "metrics", "optimizers", "schedules", "strategies", "adapters", "sinks", "launchers", "exporters",
-    "importers", "commands",
-)  # fmt: skip
+KINDS = {
+    "tasks": "fivetune.tasks",
+    "metrics": "fivetune.scores.metrics",
+    "optimizers": "fivetune.training.optimizers",
+    "schedules": "fivetune.training.schedules",
+    "strategies": "fivetune.training.strategies",
+    "adapters": "fivetune.model.adapters",
+    "sinks": "fivetune.training.sinks",
+    "launchers": "fivetune.fleet.launchers",
+    "exporters": "fivetune.delivery.exporters",
+    "importers": "fivetune.start.importers",
+    "commands": "fivetune.commands",
+}
+"""Kind of plugin -> the package whose files are its plugins. Users' folders are named after the kind."""
 
 
 class Options(BaseModel):
@@ -57,7 +67,7 @@ def import_plugin(kind: str, name: str) -> ModuleType:
             f"{kind}: there is no {name!r}. {suggest_names(name, known)} FIVETUNE_PLUGINS names folders of your own."
         )
     try:
-        return import_module(f"fivetune.{kind}.{name}")
+        return import_module(f"{KINDS[kind]}.{name}")
     except SyntaxError as error:
         raise ConfigError(
             f"{error.filename}:{error.lineno}: not valid Python: {error.msg}. Correct the plugin."
@@ -90,7 +100,7 @@ def load_plugin(kind: str, name: str) -> Any:
 
 def make_stand_in(kind: str, name: str) -> type[Options]:
     """Make a class of options that takes any settings, for a plugin that is absent and that no answer needs."""
-    return create_model(name, __base__=_AnyOptions, __module__=f"fivetune.{kind}.{name}")
+    return create_model(name, __base__=_AnyOptions, __module__=f"{KINDS[kind]}.{name}")
 
 
 class _AnyOptions(Options):
@@ -104,8 +114,7 @@ def is_own_file(filename: str) -> bool:
 
 
 def _build_search_path(kind: str) -> list[str]:
-    assert kind in KINDS, kind
-    package = import_module(f"fivetune.{kind}")
+    package = import_module(KINDS[kind])
     for folder in filter(None, os.environ.get("FIVETUNE_PLUGINS", "").split(os.pathsep)):
         _refuse_empty_folder(Path(folder))
         extra = str(Path(folder).absolute() / kind)  # the import system remembers relative folders

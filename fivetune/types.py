@@ -135,7 +135,7 @@ class Task(PluginOptions, Protocol):
 
 
 class Optimizer(PluginOptions, Protocol):
-    """Interface of the options class in every file of fivetune/optimizers/, whose docstring has the contract."""
+    """Interface of the options class in every file of training/optimizers/, whose docstring has the contract."""
 
     state_bytes_per_parameter: ClassVar[float]
     lr_range: ClassVar[tuple[float, float]]
@@ -147,7 +147,7 @@ class Optimizer(PluginOptions, Protocol):
 
 
 class Schedule(PluginOptions, Protocol):
-    """Interface of the options class in every file of fivetune/schedules/, whose docstring has the contract."""
+    """Interface of the options class in every file of training/schedules/, whose docstring has the contract."""
 
     def factor(self, step: int, num_steps: int) -> float: ...
 
@@ -169,7 +169,7 @@ class RunSettings:
 
 
 class Strategy(PluginOptions, Protocol):
-    """Interface of the options class in every file of fivetune/strategies/; `StrategyOptions` there describes it.
+    """Interface of the options class in every file of training/strategies/; `StrategyOptions` there describes it.
 
     A method that training needs is added here and there, where its default is that of an unsharded model.
     """
@@ -204,7 +204,7 @@ class Strategy(PluginOptions, Protocol):
 
 
 class Adapter(PluginOptions, Protocol):
-    """Interface of the options class in every file of fivetune/adapters/; `AdapterOptions` there describes it."""
+    """Interface of the options class in every file of fivetune/model/adapters/; `AdapterOptions` there describes it."""
 
     base_bits: ClassVar[int]
     lr_scale: ClassVar[float]
@@ -272,7 +272,7 @@ class Scores:
     Without it, a corpus score is 100 times the mean of the examples' scores of the same name.
 
     `sizes` has the number of examples behind a score where that is not all of them (see `compute_pooled_size` in
-    fivetune.metrics): an interval needs it if no resample differs from the others.
+    fivetune.scores.metrics): an interval needs it if no resample differs from the others.
     """
 
     corpus: dict[str, float]

@@ -16,7 +16,7 @@ from pathlib import Path
 from pkgutil import iter_modules
 
 import reliability.rows
-from fivetune.launch.signals import get_signum, raise_interrupt
+from fivetune.distributed.processes.signals import get_signum, raise_interrupt
 from fivetune.rundir import replace_file
 from reliability.campaign import ROOT, Campaign, Row, derive_seed, describe_code
 from reliability.page import read_page, write_table

@@ -28,7 +28,7 @@ PRELOADED = [
     "reliability.quiet",
     "fivetune.commands.train",
     "fivetune.training",
-    "fivetune.report.run.build",
+    "fivetune.reading.report.run.build",
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto",
     "transformers.models.t5.modeling_t5",

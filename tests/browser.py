@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import pytest
 
-from fivetune.report.page.parts import Page
+from fivetune.reading.report.page.parts import Page
 from reliability.chromium import CHROMIUM
 from reliability.chromium import Tab as Tab
 from reliability.chromium import open_tab as open_tab

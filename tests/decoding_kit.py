@@ -8,9 +8,9 @@ from typing import Any
 import kit
 import torch
 
-from fivetune.data.encode import LengthLimits
 from fivetune.data.examples import Source
-from fivetune.data.store import TokenStore, load_or_build_store
+from fivetune.data.store.encode import LengthLimits
+from fivetune.data.store.token_store import TokenStore, load_or_build_store
 from fivetune.model.family import compute_output_scale
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.tasks.squad_v2 import SQuADV2

@@ -9,8 +9,8 @@ from typing import Any
 
 from fake_run import HOSTILE, fake_run
 
-from fivetune.compare import compare
-from fivetune.compare.records import Comparison, Variant
+from fivetune.reading.compare import compare
+from fivetune.reading.compare.records import Comparison, Variant
 from fivetune.rundir.parse import parse_records
 from fivetune.rundir.records import EvalRecord, Prediction, Run, StepRecord, TelemetryRecord
 from fivetune.types import Verdict

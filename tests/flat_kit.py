@@ -8,7 +8,7 @@ import kit
 import torch
 from torch import Tensor
 
-from fivetune.data.batch import IGNORE_INDEX, pad
+from fivetune.data.store.batch import IGNORE_INDEX, pad
 from fivetune.model.forward import compute_padded_losses
 from fivetune.types import Batch
 

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fivetune.config import load_config
-from fivetune.evaluation.evaluator import Evaluator
 from fivetune.rundir.records import EvalRecord
+from fivetune.training.answers.evaluator import Evaluator
 from fivetune.training.setup import Setup, set_up
 from reliability.workload import COLOURS as COLOURS
 from reliability.workload import FAMILIES as FAMILIES

@@ -12,13 +12,13 @@ from typing import Any
 
 import httpx
 
+from fivetune.delivery.serving.app import Service, ServingLimits, build_app
+from fivetune.delivery.serving.batching import Batcher
+from fivetune.delivery.serving.guard import Guard
+from fivetune.delivery.serving.measures import ServerMeasures
+from fivetune.delivery.serving.schema import FieldFacts, RunFacts
+from fivetune.delivery.serving.server import bind_socket, build_server, run_until_stopped
 from fivetune.rundir.records import Prediction
-from fivetune.serving.app import Service, ServingLimits, build_app
-from fivetune.serving.batching import Batcher
-from fivetune.serving.guard import Guard
-from fivetune.serving.measures import ServerMeasures
-from fivetune.serving.schema import FieldFacts, RunFacts
-from fivetune.serving.server import bind_socket, build_server, run_until_stopped
 from reliability.requests import RECORDS as RECORDS
 
 FIELDS = tuple(FieldFacts(name, value, True) for name, value in RECORDS[0].items())

@@ -26,7 +26,8 @@ from fivetune.errors import DataError, FiveTuneError
 from fivetune.model import flat
 from fivetune.model.backend import Forward
 from fivetune.model.objective import Objective
-from fivetune.training import loop, setup, train
+from fivetune.training import loop, setup
+from fivetune.training.run import train
 from fivetune.training.setup import set_up
 from fivetune.types import Batch
 

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 from fivetune.config import load_config
-from fivetune.experiments import search
-from fivetune.experiments.space import load_search
+from fivetune.fleet.experiments import search
+from fivetune.fleet.experiments.space import load_search
 from fivetune.rundir import EVALS, STATUS, write_json
 from fivetune.rundir.layout import PLAN
 from fivetune.rundir.plan import Plan

@@ -113,7 +113,9 @@ def test_a_wrong_flag_is_named(capsys):
 
 def test_traceback_reaches_the_processes_of_a_run(monkeypatch):
     commands = []
-    monkeypatch.setattr("fivetune.launch.start_processes", lambda words, **_: commands.append(words) or 0)
+    monkeypatch.setattr(
+        "fivetune.distributed.processes.start_processes", lambda words, **_: commands.append(words) or 0
+    )
     settings = ["--model.path", "t5-nano", "--launch.nproc", "2", "--strategy.name", "ddp"]
     assert cli.main(["train", "squad_v2", "--traceback", *settings]) == 0
     assert "--traceback" in commands[0]

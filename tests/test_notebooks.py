@@ -15,8 +15,8 @@ import nbformat
 import pytest
 
 import fivetune
-from fivetune.notebook import MAX_LINES, is_notebook
-from fivetune.progress import Progress
+from fivetune.rundir.notebook import MAX_LINES, is_notebook
+from fivetune.rundir.progress import Progress
 
 FOLDER = Path(__file__).parents[1] / "docs" / "notebooks"
 SPEC = spec_from_file_location("build_notebooks", FOLDER / "build.py")
@@ -112,7 +112,7 @@ def test_a_long_log_keeps_its_warnings_and_says_where_the_rest_is(tmp_path: Path
 
 def test_the_live_line_changes_a_few_times_a_second(display: _Display, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("fivetune.notebook.time.monotonic", lambda: now)
+    monkeypatch.setattr("fivetune.rundir.notebook.time.monotonic", lambda: now)
     progress = Progress()
     for number in range(1000):
         now += 0.01  # ten seconds in all

@@ -12,8 +12,8 @@ from typing import ClassVar, Protocol
 import pytest
 from pydantic import ValidationError
 
-import fivetune.metrics
-import fivetune.schedules
+import fivetune.scores.metrics
+import fivetune.training.schedules
 from fivetune import plugins
 from fivetune.cli import main
 from fivetune.config import RunConfig, load_config
@@ -23,7 +23,7 @@ from fivetune.types import Adapter, Optimizer, Schedule, Strategy, Task
 
 OWN = '''"""Up and down."""
 from pydantic import Field
-from fivetune.schedules import Warmup
+from fivetune.training.schedules import Warmup
 
 class Wave(Warmup):
     """A wave."""
@@ -48,10 +48,10 @@ def own_folder(tmp_path, monkeypatch) -> Path:
     (tmp_path / "schedules").mkdir()
     (tmp_path / "schedules" / "wave.py").write_text(OWN)
     monkeypatch.setenv("FIVETUNE_PLUGINS", str(tmp_path))
-    monkeypatch.setattr(fivetune.schedules, "__path__", list(fivetune.schedules.__path__))
+    monkeypatch.setattr(fivetune.training.schedules, "__path__", list(fivetune.training.schedules.__path__))
     yield tmp_path
-    sys.modules.pop("fivetune.schedules.wave", None)
-    vars(fivetune.schedules).pop("wave", None)
+    sys.modules.pop("fivetune.training.schedules.wave", None)
+    vars(fivetune.training.schedules).pop("wave", None)
 
 
 @pytest.mark.parametrize(("kind", "name"), EVERY)
@@ -157,7 +157,7 @@ def test_unknown_names(kind):
 
 
 def test_a_plugin_of_ones_own_is_one_file(own_folder):
-    shipped = {file.stem for file in Path(fivetune.schedules.__file__).parent.glob("[a-z]*.py")}
+    shipped = {file.stem for file in Path(fivetune.training.schedules.__file__).parent.glob("[a-z]*.py")}
     assert set(plugins.list_plugins("schedules")) == {*shipped, "wave"}
     recipe = {"model": {"path": "m"}, "task": "squad", "schedule": {"name": "wave", "height": 0.25, "warmup_steps": 1}}
     config = load_config(recipe)
@@ -175,10 +175,10 @@ def test_options_are_frozen():
 def test_a_fault_of_a_plugin_in_a_relative_folder_is_named_and_listed(tmp_path, monkeypatch, capsys):
     (tmp_path / "own" / "metrics").mkdir(parents=True)
     path = tmp_path / "own" / "metrics" / "own_bad.py"
-    path.write_text('"""Bad."""\nfrom fivetune.metrics import Scores, Optionz\n')
+    path.write_text('"""Bad."""\nfrom fivetune.scores.metrics import Scores, Optionz\n')
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FIVETUNE_PLUGINS", "own")
-    monkeypatch.setattr(fivetune.metrics, "__path__", list(fivetune.metrics.__path__))
+    monkeypatch.setattr(fivetune.scores.metrics, "__path__", list(fivetune.scores.metrics.__path__))
     with pytest.raises(ConfigError, match=r"own_bad.py:2: ImportError: .*'Optionz'.* Correct the plugin"):
         plugins.load_plugin("metrics", "own_bad")
     assert main(["list", "metrics"]) == 0
@@ -189,14 +189,16 @@ def test_a_plugin_that_cannot_be_imported_is_named_with_its_line(tmp_path, monke
     """Fault A4 DEFECT 8: an import error in a metric of one's own was an internal error."""
     (tmp_path / "metrics").mkdir()
     broken = tmp_path / "metrics" / "length_ratio.py"
-    broken.write_text('"""Lengths."""\n\nfrom __future__ import annotations\nfrom fivetune.metrics import Options\n')
+    broken.write_text(
+        '"""Lengths."""\n\nfrom __future__ import annotations\nfrom fivetune.scores.metrics import Options\n'
+    )
     (tmp_path / "metrics" / "no_class.py").write_text('"""Nothing."""\n')
     monkeypatch.setenv("FIVETUNE_PLUGINS", str(tmp_path))
-    monkeypatch.setattr(fivetune.metrics, "__path__", list(fivetune.metrics.__path__))
+    monkeypatch.setattr(fivetune.scores.metrics, "__path__", list(fivetune.scores.metrics.__path__))
     with pytest.raises(ConfigError) as caught:
         plugins.load_plugin("metrics", "length_ratio")
     assert str(caught.value).startswith(
-        f"{broken}:4: ImportError: cannot import name 'Options' from 'fivetune.metrics'"
+        f"{broken}:4: ImportError: cannot import name 'Options' from 'fivetune.scores.metrics'"
     )
     with pytest.raises(ConfigError, match=r"no_class\.py: defines none\. Allowed is one class derived from"):
         plugins.load_plugin("metrics", "no_class")

@@ -25,14 +25,14 @@ from pyarrow import parquet
 
 from fivetune.config import load_config
 from fivetune.config.layers import PATHS, format_override, parse_overrides
-from fivetune.data.encode import LengthLimits
 from fivetune.data.examples import ReadCounts, Source, convert_records
-from fivetune.data.records import BadRecord, read_records, refuse_duplicate_ids
-from fivetune.data.stream import BatchPlan, TrainingStream
+from fivetune.data.readers.records import BadRecord, read_records, refuse_duplicate_ids
+from fivetune.data.store.encode import LengthLimits
+from fivetune.data.store.stream import BatchPlan, TrainingStream
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import ConfigError
-from fivetune.metrics import Scorer
 from fivetune.plugins import load_plugin
+from fivetune.scores.metrics import Scorer
 
 few = settings(
     max_examples=settings().max_examples // 4,

@@ -17,9 +17,9 @@ from types import ModuleType
 
 import pytest
 from docs_kit import PAGES, ROOT, blocks, commands, shell_lines, spans
-from test_layers import ROWS as LAYERS
+from test_layers import ROOMS
 
-import fivetune.metrics
+import fivetune.scores.metrics
 import fivetune.tasks
 from fivetune import cli, plugins
 from fivetune.commands import score
@@ -28,10 +28,10 @@ from fivetune.config.aliases import ALIASES, NO_EQUIVALENT
 from fivetune.config.layers import NESTED_PLUGINS, PLUGIN_SECTIONS, parse_overrides
 from fivetune.config.manual import build_manual, build_schema
 from fivetune.config.recipes import SWEEPS, find_recipe, list_recipe_names
-from fivetune.experiments.sweep import read_sweep
+from fivetune.fleet.experiments.sweep import read_sweep
 
 FILE_SUFFIXES = {"json", "jsonl", "html", "yaml", "csv", "tsv", "py", "md", "txt", "pt", "safetensors", "gz", "parquet"}
-PACKAGE_FOLDERS = {"commands", "data", "model", "report", "training", "nano", "telemetry", *plugins.KINDS}
+PACKAGE_FOLDERS = {*ROOMS, *plugins.KINDS}
 ERRORS_ON_PURPOSE = {"optimizer.lrr"}  # shown with the message that refuses them
 
 
@@ -199,12 +199,10 @@ def _package(entry: str) -> str:
     return re.split(r"[<>=!~\[; ]", entry)[0]
 
 
-def test_layer_table_is_the_tested_one():
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (\d) \| (`fivetune/.*) \|$", text, re.MULTILINE)
-    told = {int(row): re.findall(r"`fivetune/(\w+)", parts) for row, parts in rows}
-    there = {path.stem for path in (ROOT / "fivetune").iterdir()}
-    assert told == {row: [part for part in parts if part in there] for row, parts in enumerate(LAYERS)}
+def test_table_of_rooms_is_in_the_order_of_imports():
+    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    table = text.partition("## Rooms")[2].partition("\n## ")[0]
+    assert tuple(re.findall(r"^\| `(\w+)/` \|", table, re.MULTILINE)) == ROOMS
 
 
 def test_exit_codes_are_those_of_the_errors():
@@ -249,10 +247,10 @@ def example(tmp_path, monkeypatch) -> Path:
     _copy_example("docs/tasks.md", "class YesNo(TaskOptions)", folder / "tasks" / "yes_no.py")
     _copy_example("docs/tasks.md", "class LengthRatio(PerExample)", folder / "metrics" / "length_ratio.py")
     monkeypatch.setenv("FIVETUNE_PLUGINS", str(folder))
-    for package in (fivetune.tasks, fivetune.metrics):  # both folders are extended when they are searched
+    for package in (fivetune.tasks, fivetune.scores.metrics):  # both folders are extended when they are searched
         monkeypatch.setattr(package, "__path__", list(package.__path__))
     yield folder
-    for package, name in ((fivetune.tasks, "yes_no"), (fivetune.metrics, "length_ratio")):
+    for package, name in ((fivetune.tasks, "yes_no"), (fivetune.scores.metrics, "length_ratio")):
         sys.modules.pop(f"{package.__name__}.{name}", None)
         vars(package).pop(name, None)
 

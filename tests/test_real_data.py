@@ -20,14 +20,14 @@ from hypothesis import strategies as st
 from fivetune import cli
 from fivetune.config import load_config
 from fivetune.data.inspect import InspectedDataset, read_dataset
-from fivetune.evaluation.score_file import read_rankings
-from fivetune.evaluation.tally import Tally
-from fivetune.metrics import Scorer
-from fivetune.publish.card import CardRequest, build_model_card
-from fivetune.publish.usage import Place
-from fivetune.report.page.render import render_html
-from fivetune.report.run.build import build_page
+from fivetune.reading.card.card import CardRequest, build_model_card
+from fivetune.reading.card.usage import Place
+from fivetune.reading.report.page.render import render_html
+from fivetune.reading.report.run.build import build_page
 from fivetune.rundir.records import BestEval, Prediction, Run
+from fivetune.scores.metrics import Scorer
+from fivetune.training.answers.score_file import read_rankings
+from fivetune.training.answers.tally import Tally
 from fivetune.types import Task, TextExample
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"

@@ -13,13 +13,13 @@ import yaml
 from fivetune.cli import main
 from fivetune.config import load_config
 from fivetune.errors import DataError
-from fivetune.evaluation.output import escape_invisible
-from fivetune.publish.card import CardRequest, build_model_card
-from fivetune.publish.usage import Place
+from fivetune.reading.card.card import CardRequest, build_model_card
+from fivetune.reading.card.usage import Place
+from fivetune.reading.report import write_report
 from fivetune.redaction import is_secret_name, name_invisible, redact_json, redact_secrets, redact_settings
-from fivetune.report import write_report
 from fivetune.rundir.records import Run
-from fivetune.training import train
+from fivetune.training.answers.output import escape_invisible
+from fivetune.training.run import train
 
 TOKEN = "hf_" + "aB3" * 11
 

@@ -17,14 +17,14 @@ from fivetune import plugins, rundir
 from fivetune.commands import list as list_command
 from fivetune.commands.list import _parse_docstring_line
 from fivetune.config import load_config
-from fivetune.data.records import read_records
-from fivetune.decode import labels as decode_labels
+from fivetune.data.readers.records import read_records
 from fivetune.errors import ConfigError, DataError, FiveTuneError, RunDirError
+from fivetune.model.decode import labels as decode_labels
 from fivetune.model.files import find_folder
 from fivetune.rundir import CONFIG, RunDir
 from fivetune.tasks import load_task
 from fivetune.tasks.squad import SQuAD
-from fivetune.training.inference import load_run
+from fivetune.training.answers.inference import load_run
 
 
 def test_a_path_that_is_too_long(tmp_path: Path) -> None:
@@ -86,8 +86,8 @@ def test_train_quickstart_writes_its_corpus(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fivetune.nano.reading.QUICKSTART_TRAIN", 40)
-    monkeypatch.setattr("fivetune.nano.reading.QUICKSTART_EVAL", 8)
+    monkeypatch.setattr("fivetune.data.corpus.reading.QUICKSTART_TRAIN", 40)
+    monkeypatch.setattr("fivetune.data.corpus.reading.QUICKSTART_EVAL", 8)
     short = ["--train.num_steps", "1", "--eval.at_start", "false", "--data.cache_dir", "cache", "--train.batch_size=4"]
     assert fivetune.cli.main(["train", "quickstart", *short, "--no-preflight", "--quiet"]) == 0
     assert (tmp_path / "runs" / "quickstart-corpus" / "dev.json").is_file()

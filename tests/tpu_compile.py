@@ -15,8 +15,8 @@ from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec
 from kit import ready
 
-from fivetune.optimizers._traced import compute_rates, create_state
-from fivetune.training.tpu import Chips
+from fivetune.training.optimizers._traced import compute_rates, create_state
+from fivetune.training.step.tpu import Chips
 
 if __name__ == "__main__":
     place, model = (Path(word) for word in sys.argv[1:])

@@ -18,11 +18,11 @@ import torch
 from kit import ready, recipe
 
 from fivetune.config import load_config
-from fivetune.decode import generate
-from fivetune.training import train
-from fivetune.training.learner import build_optimizer
-from fivetune.training.tpu import Chips
-from fivetune.training.update import train_step
+from fivetune.model.decode import generate
+from fivetune.training.run import train
+from fivetune.training.step.learner import build_optimizer
+from fivetune.training.step.tpu import Chips
+from fivetune.training.step.update import train_step
 
 ADAMW = {"name": "adamw", "lr": 1e-3, "weight_decay": 0.01}
 ADAFACTOR = {"name": "adafactor", "lr": 1e-2}

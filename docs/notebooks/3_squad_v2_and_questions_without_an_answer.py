@@ -9,7 +9,7 @@
 # `"model": {"path": "google-t5/t5-small"}` with the official files.
 # %%
 import fivetune
-from fivetune.nano.reading import write_quickstart_corpus
+from fivetune.data.corpus.reading import write_quickstart_corpus
 
 train, held_out = write_quickstart_corpus()
 recipe = fivetune.load_config(

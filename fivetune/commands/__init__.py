@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fivetune.config import RunConfig
-    from fivetune.experiments.sweep import Sweep
-    from fivetune.launchers import JobPlan, JobRun, Launcher
+    from fivetune.fleet.experiments.sweep import Sweep
+    from fivetune.fleet.launchers import JobPlan, JobRun, Launcher
     from fivetune.start.choose import DoubtError
     from fivetune.start.columns import RawTable
     from fivetune.start.files import Started
     from fivetune.start.survey import Reading
-    from fivetune.training.preflight import Check
+    from fivetune.training.checks.preflight import Check
 
 WIDTH = 160  # characters of a table that is not printed to a terminal
 MAX_COLUMNS = 20  # of a data file that are listed; those that the task reads always are
@@ -125,7 +125,7 @@ def add_strategy(recipe: str, settings: Mapping[str, Any], *, quiet: bool) -> di
     counts = [table.get("launch", {}).get(name, 1) for name in ("nnodes", "nproc")]
     if "strategy" in table or not all(type(count) is int for count in counts) or max(counts) < 2:
         return {}
-    from fivetune.estimation.recipe import suggest_strategy
+    from fivetune.fleet.estimation.recipe import suggest_strategy
 
     config = load_config(recipe, {**settings, "launch.nnodes": 1, "launch.nproc": 1})
     proposed, reason = suggest_strategy(config, *counts)
@@ -166,8 +166,8 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def write_finder_result(name: str, found: dict[str, Any], *, run: str, out: Path | None) -> Path:
     """Write the result of a finder beside the run, as JSON and as a page; returns the path of the page."""
-    from fivetune.report.page.render import render_html
-    from fivetune.report.run.finders import build_finder_page
+    from fivetune.reading.report.page.render import render_html
+    from fivetune.reading.report.run.finders import build_finder_page
     from fivetune.rundir import build_sibling_path, write_json, write_text
 
     path = out or build_sibling_path(run, f"{name}.json")
@@ -290,7 +290,7 @@ def _print_columns(started: Started) -> None:
 def add_launcher_arguments(parser: ArgumentParser, *, required: bool) -> None:
     """Add --on and the options of all launchers; an option that only some have names them."""
     from fivetune import plugins
-    from fivetune.launchers import describe_option, is_repeatable, list_options
+    from fivetune.fleet.launchers import describe_option, is_repeatable, list_options
 
     names = plugins.list_plugins("launchers")
     parser.add_argument("--on", choices=names, required=required, help="where to start: a scheduler or a cluster")
@@ -309,7 +309,7 @@ def add_launcher_arguments(parser: ArgumentParser, *, required: bool) -> None:
 def read_launcher(args: Namespace) -> Launcher | None:
     """Read the launcher of a command line; None without --on. Raises ConfigError for an option without --on."""
     from fivetune.errors import ConfigError
-    from fivetune.launchers import load_launcher
+    from fivetune.fleet.launchers import load_launcher
 
     prefix = "launcher_"
     given = {k.removeprefix(prefix): v for k, v in vars(args).items() if k.startswith(prefix) and v is not None}
@@ -363,7 +363,7 @@ def build_job(
 ) -> JobPlan:
     """Build the plan of a job that starts this FiveTune in this directory."""
     from fivetune import __version__
-    from fivetune.launchers import JobPlan
+    from fivetune.fleet.launchers import JobPlan
 
     return JobPlan(
         name=name,
@@ -394,8 +394,8 @@ def launch_sweep(
     Raises ConfigError for several runs on a cluster that has no arrays, RunDirError if the directory is in use.
     """
     from fivetune.errors import ConfigError
-    from fivetune.experiments.runs import RECIPES, list_unfinished, refuse_wrong_start, write_corpus, write_sweep
-    from fivetune.launchers import JobRun, SubmissionError
+    from fivetune.fleet.experiments.runs import RECIPES, list_unfinished, refuse_wrong_start, write_corpus, write_sweep
+    from fivetune.fleet.launchers import JobRun, SubmissionError
     from fivetune.rundir import build_sibling_path
 
     if len(sweep.runs) > 1 and not launcher.supports_arrays:

@@ -17,8 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from fivetune.delivery.hub.package import build_card, find_card_paths, read_edited_card
     from fivetune.errors import ConfigError
-    from fivetune.publish.package import build_card, find_card_paths, read_edited_card
     from fivetune.rundir import refuse_foreign, write_text
 
     refuse_foreign(args.run)

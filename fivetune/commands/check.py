@@ -26,10 +26,10 @@ def run(args: argparse.Namespace) -> int:
 def _run_checks(config):
     """Run the checks. Bad records are counted, not raised; they fail the data check unless data.on_bad_record: skip."""
     from fivetune.errors import DataError
-    from fivetune.progress import Progress
-    from fivetune.sinks import refuse_missing_sinks
-    from fivetune.training.preflight import Check, check_run_directory, run_checks
+    from fivetune.rundir.progress import Progress
+    from fivetune.training.checks.preflight import Check, check_run_directory, run_checks
     from fivetune.training.setup import set_up
+    from fivetune.training.sinks import refuse_missing_sinks
 
     refuse_missing_sinks(config.report.sinks)
     lenient = config.model_copy(update={"data": config.data.model_copy(update={"on_bad_record": "skip"})})

@@ -22,9 +22,9 @@ from fivetune.commands import (
 )
 
 if TYPE_CHECKING:
-    from fivetune.compare.records import Comparison, Measure, Variant
-    from fivetune.experiments.sweep import Sweep
-    from fivetune.launchers import Launcher
+    from fivetune.fleet.experiments.sweep import Sweep
+    from fivetune.fleet.launchers import Launcher
+    from fivetune.reading.compare.records import Comparison, Measure, Variant
     from fivetune.rundir.records import Run
 
 TAKES_SETTINGS = True
@@ -72,7 +72,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     from fivetune.config.layers import parse_overrides
     from fivetune.errors import ConfigError
-    from fivetune.experiments.record import is_sweep
+    from fivetune.fleet.experiments.record import is_sweep
     from fivetune.rundir import refuse_foreign
 
     settings = parse_overrides(args.settings)
@@ -100,8 +100,8 @@ def run(args: Namespace) -> int:
 
 def _compare_sweep_file(args: Namespace, settings: dict[str, Any]) -> int:
     """Train the runs of a sweep file, or list them."""
-    from fivetune.experiments.runs import estimate_seconds, run_sweep
-    from fivetune.experiments.sweep import read_sweep
+    from fivetune.fleet.experiments.runs import estimate_seconds, run_sweep
+    from fivetune.fleet.experiments.sweep import read_sweep
 
     launcher = read_launcher(args)
     if launcher is not None:
@@ -118,7 +118,7 @@ def _compare_sweep_file(args: Namespace, settings: dict[str, Any]) -> int:
 def _launch_sweep(args: Namespace, launcher: Launcher, settings: dict[str, Any]) -> int:
     """Start the runs of a sweep on a cluster: one job per run, and one for the page."""
     from fivetune.errors import ConfigError
-    from fivetune.experiments.sweep import read_sweep
+    from fivetune.fleet.experiments.sweep import read_sweep
 
     source = args.sources[0]
     placed, settings = assign_nodes(launcher, settings, lambda given: read_sweep(source, given).runs[0].config)
@@ -137,7 +137,7 @@ def _launch_sweep(args: Namespace, launcher: Launcher, settings: dict[str, Any])
 def _compare_sweep_folder(args: Namespace, folder: Path) -> int:
     """Compare the finished runs of a sweep's directory; then raise IncompleteError if runs are missing."""
     from fivetune.errors import IncompleteError
-    from fivetune.experiments.record import compare_sweep, read_sweep_variants
+    from fivetune.fleet.experiments.record import compare_sweep, read_sweep_variants
 
     variants = read_sweep_variants(folder)
     _refuse_wrong_arguments(args, variants)
@@ -157,8 +157,8 @@ def _compare_sweep_folder(args: Namespace, folder: Path) -> int:
 
 def _compare_runs(args: Namespace, folders: Sequence[Path]) -> int:
     """Compare any run directories."""
-    from fivetune.compare import compare, group_runs
     from fivetune.errors import ConfigError
+    from fivetune.reading.compare import compare, group_runs
     from fivetune.rundir import read_run
 
     runs = [read_run(folder) for folder in folders]
@@ -195,7 +195,7 @@ def build_page_name(names: Sequence[str]) -> str:
 
 def _write_and_print(comparison: Comparison, args: Namespace, page: Path) -> None:
     """Write the page, to --output if given, and print its summary."""
-    from fivetune.report.comparison import write_comparison
+    from fivetune.reading.report.comparison import write_comparison
 
     page = args.output or page
     write_comparison(comparison, page)
@@ -218,7 +218,7 @@ def _refuse_wrong_arguments(args: Namespace, variants: Sequence[Variant]) -> Non
 
 def _refuse_wrong_page(args: Namespace, sweep: Sweep) -> None:
     """Raise ConfigError for arguments that would fail the page after all runs of a sweep."""
-    from fivetune.metrics import list_score_names
+    from fivetune.scores.metrics import list_score_names
 
     _refuse_unknown("--baseline", args.baseline, sweep.variants)
     _refuse_unknown("--metric", args.metric, list_score_names(sweep.runs[0].config.task.metrics))
@@ -295,8 +295,8 @@ def build_comparison_result(comparison: Comparison) -> dict[str, object]:
 
 def _print_plan(sweep: Sweep, seconds: Mapping[str, float | None], *, overwrite: bool, as_json: bool) -> None:
     """Print the runs in order, each with its state and estimated time; with `overwrite` all runs start over."""
-    from fivetune.experiments.record import is_sweep, read_run_state
-    from fivetune.progress import format_time_span
+    from fivetune.fleet.experiments.record import is_sweep, read_run_state
+    from fivetune.rundir.progress import format_time_span
 
     states = {run.name: "open" if overwrite else read_run_state(sweep.folder / run.name) for run in sweep.runs}
     if as_json:
@@ -335,7 +335,7 @@ def _print_plan(sweep: Sweep, seconds: Mapping[str, float | None], *, overwrite:
 
 def _print_comparison(comparison: Comparison) -> None:
     """Print warnings, the main measures, the outcome, the first verdict of each variant, and failures."""
-    from fivetune.report.comparison import describe_outcome
+    from fivetune.reading.report.comparison import describe_outcome
 
     for warning in comparison.warnings:
         print_text(f"warning: {warning}")
@@ -357,8 +357,8 @@ def _print_comparison(comparison: Comparison) -> None:
 
 def _build_row(variant: Variant, columns: Sequence[tuple[str, bool]], *, baseline: str) -> list[str]:
     """Build the row of a variant: measures with their ranges, and their differences from the baseline."""
-    from fivetune.compare import MEASURES
-    from fivetune.report.comparison.variants import (
+    from fivetune.reading.compare import MEASURES
+    from fivetune.reading.report.comparison.variants import (
         UNKNOWN_MEASURE,
         format_measure,
         format_measure_difference,

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from fivetune.commands import print_json, print_text, print_warning
-from fivetune.diagnosis import faults, speed
-from fivetune.diagnosis.logs import read_log
-from fivetune.diagnosis.rules import TITLES, diagnose, list_missing_data
-from fivetune.diagnosis.stats import RunStats, collect_log_stats, collect_run_stats
-from fivetune.diagnosis.verify import Verification, can_verify, verify_change
 from fivetune.errors import ConfigError, RunDirError
+from fivetune.reading.diagnosis import faults, speed
+from fivetune.reading.diagnosis.logs import read_log
+from fivetune.reading.diagnosis.rules import TITLES, diagnose, list_missing_data
+from fivetune.reading.diagnosis.stats import RunStats, collect_log_stats, collect_run_stats
+from fivetune.reading.diagnosis.verify import Verification, can_verify, verify_change
+from fivetune.reading.report.page.wording import format_flags
 from fivetune.redaction import name_invisible
-from fivetune.report.page.wording import format_flags
 from fivetune.rundir import read_run
 from fivetune.types import Verdict
 

@@ -26,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from fivetune.config import load_config
     from fivetune.errors import ConfigError
-    from fivetune.telemetry.devices import collect_machine_info
-    from fivetune.training.machine_checks import run_machine_checks
+    from fivetune.machine.telemetry.devices import collect_machine_info
+    from fivetune.training.checks.machine_checks import run_machine_checks
 
     if not 0 <= args.seconds <= MOST_SECONDS:
         raise ConfigError(f"--seconds {args.seconds:g}: allowed are 0 to {MOST_SECONDS:g}. Correct it.")

@@ -13,9 +13,9 @@ from fivetune.errors import ConfigError
 
 if TYPE_CHECKING:
     from fivetune.config import RunConfig
-    from fivetune.estimation.choice import Change, Estimate, Refusal
-    from fivetune.estimation.speed import Machine
-    from fivetune.estimation.workload import Layout, Workload
+    from fivetune.fleet.estimation.choice import Change, Estimate, Refusal
+    from fivetune.fleet.estimation.speed import Machine
+    from fivetune.fleet.estimation.workload import Layout, Workload
 
 TAKES_SETTINGS = True
 GIB = 2**30
@@ -47,8 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from fivetune.config import load_config
     from fivetune.config.layers import parse_overrides
-    from fivetune.estimation.choice import Change, choose_estimate, estimate_strategies, find_change
-    from fivetune.estimation.recipe import (
+    from fivetune.fleet.estimation.choice import Change, choose_estimate, estimate_strategies, find_change
+    from fivetune.fleet.estimation.recipe import (
         build_machine,
         build_workload,
         explain_excluded_layout,
@@ -217,7 +217,7 @@ def _as_json(estimate: Estimate, config: RunConfig, work: Workload) -> dict[str,
 
 def _build_settings(layout: Layout, config: RunConfig) -> dict[str, object]:
     """The settings that give a layout: some exclude train.batch_size auto, which is estimated with one example."""
-    from fivetune.estimation.recipe import explain_excluded_layout
+    from fivetune.fleet.estimation.recipe import explain_excluded_layout
 
     needs_number = config.train.batch_size == "auto" and explain_excluded_layout(config, layout)
     return {**layout.as_settings(), **({"train.batch_size": 1} if needs_number else {})}
@@ -259,7 +259,7 @@ def _describe_refusal(refusal: Refusal) -> str:
 
 
 def _describe_change(change: Change | Refusal, config: RunConfig, num_devices: int, machine: Machine) -> str:
-    from fivetune.estimation.choice import Refusal
+    from fivetune.fleet.estimation.choice import Refusal
 
     if isinstance(change, Refusal):
         return _describe_refusal(change)
@@ -277,9 +277,9 @@ def _describe_change(change: Change | Refusal, config: RunConfig, num_devices: i
 def _list_assumptions(
     args: argparse.Namespace, config: RunConfig, work: Workload, machine: Machine, precision: str
 ) -> list[str]:
-    from fivetune.estimation.choice import USABLE_SHARE
-    from fivetune.estimation.communication import ACHIEVED_SHARE, LINK_LATENCY, NETWORK_LATENCY
-    from fivetune.estimation.recipe import PEAK_SHARE
+    from fivetune.fleet.estimation.choice import USABLE_SHARE
+    from fivetune.fleet.estimation.communication import ACHIEVED_SHARE, LINK_LATENCY, NETWORK_LATENCY
+    from fivetune.fleet.estimation.recipe import PEAK_SHARE
 
     memory, fabric = machine.memory_bytes / GIB, machine.fabric
     auto = " (auto: estimated with one)" if config.train.batch_size == "auto" else ""

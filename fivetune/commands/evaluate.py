@@ -19,8 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from fivetune.config.layers import parse_overrides
-    from fivetune.progress import Progress
-    from fivetune.training.trained_run import evaluate
+    from fivetune.rundir.progress import Progress
+    from fivetune.training.answers.trained_run import evaluate
 
     progress = Progress()
     progress.start()

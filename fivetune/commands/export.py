@@ -16,7 +16,7 @@ NOT_OFFERED = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from fivetune import plugins
-    from fivetune.exporters import list_format_options
+    from fivetune.delivery.exporters import list_format_options
 
     formats = plugins.list_plugins("exporters")
     parser.add_argument("run", help="run directory")
@@ -40,9 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from fivetune import plugins
+    from fivetune.delivery.exporters import load_format
     from fivetune.errors import ConfigError, IncompleteError
-    from fivetune.exporters import load_format
-    from fivetune.progress import Progress
+    from fivetune.rundir.progress import Progress
 
     if reason := NOT_OFFERED.get(args.format):
         allowed = ", ".join(plugins.list_plugins("exporters"))
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     prefix = "option_"
     given = {k.removeprefix(prefix): v for k, v in vars(args).items() if k.startswith(prefix) and v is not None}
     exporter = load_format(args.format, given)
-    from fivetune.exporters._export import export_run
+    from fivetune.delivery.exporters._export import export_run
 
     progress = Progress()
     progress.start()

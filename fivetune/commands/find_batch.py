@@ -22,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.config import load_config
     from fivetune.config.layers import parse_overrides
     from fivetune.errors import ConfigError
-    from fivetune.progress import Progress
+    from fivetune.rundir.progress import Progress
     from fivetune.training.autotune.find_batch import find_batch
 
     if args.largest is not None and args.largest < 1:

@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.config import load_config
     from fivetune.config.layers import parse_overrides
     from fivetune.errors import IncompleteError
-    from fivetune.progress import Progress
+    from fivetune.rundir.progress import Progress
     from fivetune.training.autotune.find_lr import find_lr
 
     config = load_config(args.recipe, parse_overrides(args.settings))

@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from fivetune.config.layers import parse_overrides
     from fivetune.errors import ConfigError
-    from fivetune.importers._recipe import describe_recipe, format_recipe, import_recipe, read_source
     from fivetune.rundir import write_text
+    from fivetune.start.importers._recipe import describe_recipe, format_recipe, import_recipe, read_source
 
     if args.source is None:
         raise ConfigError("import-config: no source. Give a command line in quotation marks, or a file.")
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _print_summary(path: Path, recipe) -> None:
     """Print what became of each argument, and the next command."""
-    from fivetune.importers._recipe import list_rows
+    from fivetune.start.importers._recipe import list_rows
 
     print_table(("argument", "became", "why"), list_rows(recipe))
     left_out = sum(finding.state in ("left out", "unknown") for finding in recipe.findings)

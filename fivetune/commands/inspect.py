@@ -36,11 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from fivetune.config.layers import parse_overrides
-    from fivetune.progress import Progress
-    from fivetune.report.inspect import build_inspection_page
-    from fivetune.report.page.render import render_html
-    from fivetune.report.page.terminal import format_page_lines
+    from fivetune.reading.report.inspect import build_inspection_page
+    from fivetune.reading.report.page.render import render_html
+    from fivetune.reading.report.page.terminal import format_page_lines
     from fivetune.rundir import write_text
+    from fivetune.rundir.progress import Progress
 
     if not 0 < args.near <= 1:
         raise ConfigError(f"--near: {args.near} is not a similarity. Allowed: above 0, at most 1. Try 0.8.")
@@ -66,12 +66,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _collect_facts(args: argparse.Namespace, settings: dict[str, Any], on_progress: Any) -> dict[str, Any]:
     """Collect the facts that --json prints."""
-    from fivetune.analysis.slices import find_question_word
     from fivetune.config import load_config
-    from fivetune.data.encode import LengthLimits
     from fivetune.data.inspect import inspect_datasets, read_dataset
-    from fivetune.data.records import check_source
+    from fivetune.data.readers.records import check_source
+    from fivetune.data.store.encode import LengthLimits
     from fivetune.model.tokenizer import load_tokenizer
+    from fivetune.scores.analysis.slices import find_question_word
     from fivetune.tasks.classification import Classification
 
     for key in settings:

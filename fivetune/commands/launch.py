@@ -31,7 +31,7 @@ from fivetune.commands import (
 
 if TYPE_CHECKING:
     from fivetune.config import RunConfig
-    from fivetune.launchers import Launcher
+    from fivetune.fleet.launchers import Launcher
 
 TAKES_SETTINGS = True
 POLL_SECONDS = 2.0
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.config import load_config
     from fivetune.config.layers import parse_overrides
     from fivetune.errors import RunDirError
-    from fivetune.launchers import JobRun
+    from fivetune.fleet.launchers import JobRun
     from fivetune.rundir import build_sibling_path
 
     launcher = read_launcher(args)
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
 def _launch_seeds(args: argparse.Namespace, launcher: Launcher, config: RunConfig, given: Mapping[str, Any]) -> int:
     """Start the runs of a recipe with several seeds: one job per run, and one for the page."""
     from fivetune.errors import ConfigError
-    from fivetune.experiments.seeds import build_seed_sweep
+    from fivetune.fleet.experiments.seeds import build_seed_sweep
 
     if "run.seed" in given:
         raise ConfigError(f"--run.seed {given['run.seed']}: --seeds gives each run its seed. Omit one of them.")

@@ -64,7 +64,7 @@ def _list_plugins(kind: str) -> dict[str, str]:
 
     found = {}
     for name in plugins.list_plugins(kind):
-        spec = find_spec(f"fivetune.{kind}.{name}")
+        spec = find_spec(f"{plugins.KINDS[kind]}.{name}")
         text = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
         found[name] = _parse_docstring_line(text, where=str(spec.origin if spec else name))
         if spec and spec.origin and plugins.is_own_file(spec.origin):

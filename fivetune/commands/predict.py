@@ -16,11 +16,11 @@ from fivetune.commands import print_json
 
 if TYPE_CHECKING:
     from fivetune.distributed.world import World
-    from fivetune.evaluation.inputs import InputRow
-    from fivetune.evaluation.output import Predicted
-    from fivetune.evaluation.predicted_file import PredictedRow, PredictionCounts
-    from fivetune.progress import Progress
-    from fivetune.training.inference import LoadedRun
+    from fivetune.rundir.progress import Progress
+    from fivetune.training.answers.inference import LoadedRun
+    from fivetune.training.answers.inputs import InputRow
+    from fivetune.training.answers.output import Predicted
+    from fivetune.training.answers.predicted_file import PredictedRow, PredictionCounts
 
 TAKES_SETTINGS = True
 STDIN = STDOUT = "-"
@@ -86,14 +86,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from fivetune import launch
     from fivetune.config.layers import parse_overrides
+    from fivetune.distributed import processes as launch
     from fivetune.distributed.world import World
     from fivetune.errors import ConfigError, DataError
-    from fivetune.evaluation.output import Predicted, escape_invisible, refuse_format
-    from fivetune.evaluation.predicted_file import MergedParts, PredictionCounts
-    from fivetune.progress import Progress
-    from fivetune.training.inference import load_run
+    from fivetune.rundir.progress import Progress
+    from fivetune.training.answers.inference import load_run
+    from fivetune.training.answers.output import Predicted, escape_invisible, refuse_format
+    from fivetune.training.answers.predicted_file import MergedParts, PredictionCounts
 
     record = _build_record(args)
     target = None if args.output == STDOUT else Path(args.output)
@@ -149,7 +149,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _iter_rows(trained: LoadedRun, source: str | None) -> Iterator[InputRow]:
     """Yield the records of a file, none without a file."""
-    from fivetune.evaluation.inputs import iter_input_rows
+    from fivetune.training.answers.inputs import iter_input_rows
 
     if source is not None:
         data = trained.config.data
@@ -194,8 +194,8 @@ def _keep_answers(target: Path, *, is_first: bool) -> Generator[Path]:
 
     Raises FiveTuneEnvironmentError if another process uses it, InterruptedRunError for a signal.
     """
-    from fivetune.evaluation.answer_log import PATTERN
-    from fivetune.launch.signals import report_interrupts
+    from fivetune.distributed.processes.signals import report_interrupts
+    from fivetune.training.answers.answer_log import PATTERN
 
     folder = target.with_name(f"{target.name}.partial")
     is_whole = False
@@ -275,9 +275,9 @@ def _build_record(args: argparse.Namespace) -> dict[str, str]:
 
 def _refuse_output(path: Path, source: str | None, format: str | None, *, overwrite: bool) -> None:
     """Raise ConfigError, before any record is answered, for an --output that cannot or should not be written."""
-    from fivetune.data.source_files import list_local_files
+    from fivetune.data.readers.source_files import list_local_files
     from fivetune.errors import ConfigError
-    from fivetune.evaluation.output import FORMATS, SUFFIXES
+    from fivetune.training.answers.output import FORMATS, SUFFIXES
 
     where = f"--output {path}"
     allowed = FORMATS[format].suffixes if format else tuple(SUFFIXES)
@@ -301,7 +301,7 @@ def _refuse_output(path: Path, source: str | None, format: str | None, *, overwr
 
 def _find_source(given: str | None, folder: Path) -> str | None:
     """Find the file to read; standard input is copied into `folder`, because it is read twice."""
-    from fivetune.data.records import check_source
+    from fivetune.data.readers.records import check_source
 
     if given == STDIN:
         path = folder / "stdin"
@@ -322,8 +322,8 @@ def _predict(
     progress: Progress,
     world: World,
 ) -> Iterable[PredictedRow]:
-    from fivetune.evaluation.inputs import InputRow
-    from fivetune.evaluation.predicted_file import PredictedRow
+    from fivetune.training.answers.inputs import InputRow
+    from fivetune.training.answers.predicted_file import PredictedRow
 
     if source is not None:
         folder.mkdir(exist_ok=True)
@@ -369,13 +369,13 @@ def _build_counts(counts: PredictionCounts, path: str, step: int) -> dict[str, A
 def _write(target: Path | None, folder: Path, format: str | None, predicted: Predicted, *, as_array: bool) -> None:
     """Write the predictions to a file, whole or not at all, or to standard output."""
     from fivetune.errors import FiveTuneEnvironmentError
-    from fivetune.evaluation.output import (
+    from fivetune.rundir import replace_file
+    from fivetune.training.answers.output import (
         FORMATS,
         EscapedOutput,
         choose_format,
         write_predictions,
     )
-    from fivetune.rundir import replace_file
 
     if target:
         try:

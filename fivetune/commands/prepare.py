@@ -42,9 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from fivetune.config import load_config
     from fivetune.config.layers import parse_overrides
-    from fivetune.data.store import get_cache_folder
+    from fivetune.data.store.token_store import get_cache_folder
     from fivetune.errors import ConfigError
-    from fivetune.progress import Progress
+    from fivetune.rundir.progress import Progress
 
     config = load_config(args.recipe, parse_overrides(args.settings))
     if args.output is not None and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*:/*|", args.output):
@@ -102,9 +102,9 @@ def _prepare_splits(config: Any, output: str | None, progress: Any) -> Prepared:
 
 def _write_splits(config: Any, tokenizer: Any, output: str, progress: Any) -> Prepared:
     """Write each split to a folder of its name below the output, those of a mixture below the name of the part."""
-    from fivetune.data.prepared import is_prepared, write_prepared
+    from fivetune.data.storage import join_location
+    from fivetune.data.store.prepared import is_prepared, write_prepared
     from fivetune.errors import ConfigError
-    from fivetune.rundir.storage import join_location
     from fivetune.tasks.mixture import Mixture
     from fivetune.training.mixture import build_part_configs
     from fivetune.training.sources import describe_split
@@ -136,7 +136,7 @@ def _write_splits(config: Any, tokenizer: Any, output: str, progress: Any) -> Pr
 
 def _measure_build(name: str, prepare: Callable[[], Built | None], also: tuple[str, ...] = ()) -> dict[str, Any] | None:
     """Return the counts of a build, its seconds, and whether nothing was tokenised; None without data."""
-    from fivetune.training.data_checks import iter_record_notes
+    from fivetune.training.checks.data_checks import iter_record_notes
 
     started = time.perf_counter()
     built = prepare()
@@ -178,7 +178,7 @@ def _drop_settings(given: list[str], replaced: list[str]) -> list[str]:
 
 def _format_split(split: str, facts: dict[str, Any]) -> str:
     from fivetune.errors import format_size
-    from fivetune.progress import format_time_span
+    from fivetune.rundir.progress import format_time_span
 
     tokens = facts["num_input_tokens"] + facts["num_target_tokens"]
     took = f"in {format_time_span(facts['seconds'])}, {facts['num_examples'] / facts['seconds']:,.0f} examples/s"

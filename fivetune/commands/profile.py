@@ -60,10 +60,10 @@ def run(args: argparse.Namespace) -> int:
 def _read_summary(args: argparse.Namespace, path: Path) -> dict[str, Any]:
     """Summarise a trace or a capture file."""
     if args.target.endswith(TRACES) and not args.nsight:
-        from fivetune.profiling.chrome import read_trace, summarise_trace
+        from fivetune.machine.profiling.chrome import read_trace, summarise_trace
 
         return summarise_trace(read_trace(path)).as_dict()
-    from fivetune.profiling.nsight import summarise_capture
+    from fivetune.machine.profiling.nsight import summarise_capture
 
     return summarise_capture(path, num_steps=args.steps).as_dict()
 
@@ -74,9 +74,9 @@ def _record_steps(args: argparse.Namespace) -> int:
     from fivetune.config import load_config
     from fivetune.config.layers import parse_overrides
     from fivetune.errors import RunDirError
-    from fivetune.profiling.chrome import read_trace, summarise_trace
-    from fivetune.progress import Progress
+    from fivetune.machine.profiling.chrome import read_trace, summarise_trace
     from fivetune.rundir import CONFIG, TRACE, TRACE_FOLDER, find_conflict, write_json
+    from fivetune.rundir.progress import Progress
     from fivetune.training.window import profile_steps
 
     config = load_config(args.target, parse_overrides(args.settings))
@@ -114,9 +114,9 @@ def _write_and_print(
     written: dict[str, Path],
 ) -> None:
     """Print the tables and the paths of the written files; write the page if `page` is given."""
-    from fivetune.report.page.render import render_html
-    from fivetune.report.page.terminal import format_page_lines
-    from fivetune.report.run.trace import build_trace_page
+    from fivetune.reading.report.page.render import render_html
+    from fivetune.reading.report.page.terminal import format_page_lines
+    from fivetune.reading.report.run.trace import build_trace_page
     from fivetune.rundir import write_text
 
     made = build_trace_page(summary, title=title, about=about)

@@ -26,9 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from fivetune.delivery.hub.hub import get_endpoint, read_token, refuse_repo_name, upload_files
+    from fivetune.delivery.hub.package import list_files
     from fivetune.errors import format_size
-    from fivetune.publish.hub import get_endpoint, read_token, refuse_repo_name, upload_files
-    from fivetune.publish.package import list_files
     from fivetune.redaction import hide_tokens
 
     refuse_token_flag(args.token, "HF_TOKEN")

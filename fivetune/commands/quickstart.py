@@ -18,11 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from fivetune.nano.reading import QUICKSTART_EVAL, QUICKSTART_TRAIN, write_quickstart_corpus
-    from fivetune.progress import format_time_span
-    from fivetune.report import write_report
+    from fivetune.data.corpus.reading import QUICKSTART_EVAL, QUICKSTART_TRAIN, write_quickstart_corpus
+    from fivetune.reading.report import write_report
     from fivetune.rundir.figures import find_exported_eval
-    from fivetune.training import train
+    from fivetune.rundir.progress import format_time_span
+    from fivetune.training.run import train
 
     folder = Path(args.dir)
     files = write_quickstart_corpus(folder / "quickstart-corpus")

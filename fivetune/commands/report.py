@@ -15,9 +15,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    from fivetune.report import write_report
-    from fivetune.report.run.build import read_reference_runs
-    from fivetune.report.run.scores import build_run_summary
+    from fivetune.reading.report import write_report
+    from fivetune.reading.report.run.build import read_reference_runs
+    from fivetune.reading.report.run.scores import build_run_summary
     from fivetune.rundir import read_run
 
     path = write_report(args.run_dir, output=args.output, on_damage=print_warning)

@@ -19,15 +19,15 @@ from fivetune.commands import print_json, print_text, print_warning
 from fivetune.config import load_layers
 from fivetune.config.layers import Layers, parse_listed_names, parse_overrides
 from fivetune.config.recipes import is_run_directory
-from fivetune.data.source_files import BadRecord, quote_value
+from fivetune.data.readers.source_files import BadRecord, quote_value
 from fivetune.errors import ConfigError, DataError, RecordError
-from fivetune.evaluation.score_file import Values, read_no_answer_scores, read_rankings
-from fivetune.metrics import UNANSWERED, Scorer, drop_blank_golds, rewards_blank, score_all
-from fivetune.metrics.classification import ConfusionMatrix, choose_gold_labels
-from fivetune.metrics.gsm8k import describe_lenient_gap
 from fivetune.plugins import list_plugins
+from fivetune.scores.metrics import UNANSWERED, Scorer, drop_blank_golds, rewards_blank, score_all
+from fivetune.scores.metrics.classification import ConfusionMatrix, choose_gold_labels
+from fivetune.scores.metrics.gsm8k import describe_lenient_gap
 from fivetune.tasks import DROPPED_SYNONYMS, load_task, suggest_language
 from fivetune.tasks.mixture import Mixture
+from fivetune.training.answers.score_file import Values, read_no_answer_scores, read_rankings
 from fivetune.types import JsonTable, Scores, Task, TextExample
 
 OTHER = "(other)"  # a prediction that is none of the labels, or missing
@@ -324,7 +324,7 @@ def _map_to_own_ids(found: Values[T], gold: GoldSet, source: str, part: str | No
 
 def _build_result(task: str, num_examples: int, ours: Scores, theirs: Scores | None) -> dict[str, Any]:
     """Build the --json result of the scores."""
-    from fivetune.analysis.bootstrap import compare_paired, compute_intervals
+    from fivetune.scores.analysis.bootstrap import compare_paired, compute_intervals
 
     table: dict[str, Any] = {"task": task, "num_examples": num_examples, "scores": ours.corpus}
     table["intervals"] = compute_intervals(ours)
@@ -369,7 +369,7 @@ def _read_references(
     task: Task, source: str, columns: Mapping[str, str], header: Sequence[str], *, skips: bool
 ) -> GoldSet:
     """Read the questions of a file with their gold answers. Raises DataError at a bad record unless `skips`."""
-    from fivetune.data.records import (  # readers of many formats, not for --help
+    from fivetune.data.readers.records import (  # readers of many formats, not for --help
         as_bad_record,
         read_records,
         refuse_duplicate_ids,
@@ -472,7 +472,7 @@ def _warn_about_phrases(readers: Sequence[Task], predictions: Sequence[str]) -> 
 
 def _format_scores(ours: Scores, theirs: Scores | None) -> list[str]:
     """Format the table of the terminal: full values and intervals, then the differences."""
-    from fivetune.analysis.bootstrap import compare_paired, compute_intervals, format_p_value
+    from fivetune.scores.analysis.bootstrap import compare_paired, compute_intervals, format_p_value
 
     ranges = {name: f"  95 % interval {low:.1f} to {high:.1f}" for name, (low, high) in compute_intervals(ours).items()}
     values = _format_table(ours.corpus)

@@ -64,8 +64,8 @@ def run(args: argparse.Namespace) -> int:
     token = read_token(args.host)
     settings = parse_overrides(args.settings)
     try:
-        from fivetune.serving.app import Service, ServingLimits, build_app
-        from fivetune.serving.server import bind_socket, build_server, run_until_stopped
+        from fivetune.delivery.serving.app import Service, ServingLimits, build_app
+        from fivetune.delivery.serving.server import bind_socket, build_server, run_until_stopped
     except ModuleNotFoundError as error:
         from fivetune.errors import FiveTuneEnvironmentError
         from fivetune.installation import name_install
@@ -73,10 +73,10 @@ def run(args: argparse.Namespace) -> int:
         raise FiveTuneEnvironmentError(
             f"serve: the package {error.name} is missing. Install it: {name_install('serve')}"
         ) from None
-    from fivetune.serving.batching import Batcher
-    from fivetune.serving.guard import Guard
-    from fivetune.serving.measures import ServerMeasures
-    from fivetune.serving.models import open_models
+    from fivetune.delivery.serving.batching import Batcher
+    from fivetune.delivery.serving.guard import Guard
+    from fivetune.delivery.serving.measures import ServerMeasures
+    from fivetune.delivery.serving.models import open_models
 
     with bind_socket(args.host, args.port) as bound:
         models = open_models(

@@ -47,13 +47,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from dataclasses import asdict
 
-    from fivetune import launch
     from fivetune.config import load_config
     from fivetune.config.layers import parse_overrides
+    from fivetune.distributed import processes as launch
     from fivetune.distributed.world import World
     from fivetune.errors import IncompleteError
-    from fivetune.metrics.classification import describe_majority
     from fivetune.rundir.figures import describe_weights, find_exported_eval
+    from fivetune.scores.metrics.classification import describe_majority
 
     world = World.from_environment()
     with world.report_errors_once():
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         return launch.start_processes(
             _rebuild_words(args), nproc=section.nproc, nnodes=section.nnodes, timeout_minutes=section.timeout_minutes
         )
-    from fivetune.training import train
+    from fivetune.training.run import train
 
     with _report_bad_ending(config.run.dir) if world.is_first else nullcontext():
         done = train(
@@ -112,7 +112,7 @@ def _refuse_absent_model(config: RunConfig) -> None:
 
     Absent data and folders are left to the run, which looks at the data and at its bucket before the model.
     """
-    from fivetune.data.records import is_hub_name
+    from fivetune.data.readers.records import is_hub_name
     from fivetune.errors import ModelError
     from fivetune.model.files import find_folder
 
@@ -150,9 +150,9 @@ def _print_results(folder: str, page: Path, adapter: Adapter | None) -> None:
 
 def _write_report(folder: str) -> Path:
     """Write report.html; returns its path. The model is saved by now, so an error gives the command for the report."""
+    from fivetune.distributed.processes.signals import report_interrupts
     from fivetune.errors import IncompleteError, InterruptedRunError, describe_failure
-    from fivetune.launch.signals import report_interrupts
-    from fivetune.report import write_report
+    from fivetune.reading.report import write_report
 
     advice = f"The model is saved in {folder}/model. Write the report with: fivetune report {folder}"
     try:
@@ -193,7 +193,7 @@ def _read_change_time(path: Path) -> int | None:
 
 def _try_report(folder: str, seconds: float | None) -> str:
     """Write report.html in some seconds, which are limited for ranks of torchrun; returns the line to print."""
-    from fivetune.launch.signals import ALL_SIGNALS, handle_signals, raise_interrupt
+    from fivetune.distributed.processes.signals import ALL_SIGNALS, handle_signals, raise_interrupt
 
     def stop(signum: int, frame: FrameType | None) -> None:
         if signum != signal.SIGTERM or not is_rank:  # by which torchrun ends this rank, because another has ended
@@ -202,7 +202,7 @@ def _try_report(folder: str, seconds: float | None) -> str:
     is_rank = "LOCAL_RANK" in os.environ
     try:
         with handle_signals(ALL_SIGNALS, stop), _restrict_time(REPORT_SECONDS if is_rank else seconds):
-            from fivetune.report import write_report
+            from fivetune.reading.report import write_report
 
             return f"report  {write_report(folder)}"
     except (KeyboardInterrupt, Exception) as error:

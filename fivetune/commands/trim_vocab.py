@@ -20,8 +20,8 @@ from fivetune.commands import print_json, print_table, print_text, print_warning
 from fivetune.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
-    from fivetune.data.texts import TextReader
-    from fivetune.evaluation.trimmed import TrimProof
+    from fivetune.data.readers.texts import TextReader
+    from fivetune.training.answers.trimmed import TrimProof
 
 TAKES_SETTINGS = True
 SAMPLE_SIZE = 32  # pairs of input and target whose logits and answers are compared
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from fivetune.progress import Progress
+    from fivetune.rundir.progress import Progress
 
     if args.margin < 0:
         raise ConfigError(f"--margin {args.margin}: is not a number of pieces. Allowed: 0 or more. Try 1000.")
@@ -75,12 +75,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _trim(args: argparse.Namespace, staging: Path, on_progress: Callable[..., None]) -> dict[str, Any]:
     """Trim, prove, write; returns the facts that --json prints."""
-    from fivetune.evaluation.trimmed import compare_samples, compute_sample
     from fivetune.model import trim
     from fivetune.model.files import find_folder, read_model_config
     from fivetune.model.load import load_model_and_tokenizer
     from fivetune.model.save import replace_folder, save_model
     from fivetune.model.tokenizer import load_tokenizer
+    from fivetune.training.answers.trimmed import compare_samples, compute_sample
 
     reader = _build_reader(args)
     folder = find_folder(args.model)
@@ -145,8 +145,8 @@ def _build_reader(args: argparse.Namespace) -> TextReader:
     """Check the data and the settings, and build their reader."""
     from fivetune.config import load_config
     from fivetune.config.layers import parse_overrides
-    from fivetune.data.records import check_source
-    from fivetune.data.texts import TextReader
+    from fivetune.data.readers.records import check_source
+    from fivetune.data.readers.texts import TextReader
 
     settings = parse_overrides(args.settings)
     for key in settings:

@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from fivetune.config.layers import parse_overrides
-    from fivetune.experiments.search import tune
-    from fivetune.experiments.space import load_search
+    from fivetune.fleet.experiments.search import tune
+    from fivetune.fleet.experiments.space import load_search
 
     config = load_search(args.recipe, parse_overrides(args.settings))
     folder = args.dir or Path(f"{config.run.dir}-search")
@@ -58,8 +58,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _print_table(found: Search) -> None:
     """Print the best trials with their settings, and the reasons of failed ones."""
-    from fivetune.report.page.wording import format_decimal, format_duration, format_setting
-    from fivetune.report.search import sort_trials
+    from fivetune.reading.report.page.wording import format_decimal, format_duration, format_setting
+    from fivetune.reading.report.search import sort_trials
 
     keys = list(found.best.settings) if found.best else []
     rows = []

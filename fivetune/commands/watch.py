@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fivetune.report.live import Watcher
+    from fivetune.reading.report.live import Watcher
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from fivetune.errors import ConfigError, RunDirError
-    from fivetune.report.live import Watcher, list_run_folders, render_frame
+    from fivetune.reading.report.live import Watcher, list_run_folders, render_frame
 
     if not args.folder.is_dir():
         raise RunDirError(f"{args.folder}: no such directory. Give a run directory or a folder of runs.")
@@ -55,7 +55,7 @@ def _run_live_view(console: Any, watcher: Watcher, interval: float) -> None:
     """Draw until q or a signal; the terminal is restored."""
     from rich.live import Live
 
-    from fivetune.report.live import render_frame
+    from fivetune.reading.report.live import render_frame
 
     with Live(console=console, screen=True, auto_refresh=False) as live:
         try:
@@ -76,7 +76,7 @@ def _set_cbreak_mode() -> Iterator[None]:
     import termios
     import tty
 
-    from fivetune.launch.signals import interrupt_on_all_signals
+    from fivetune.distributed.processes.signals import interrupt_on_all_signals
 
     before = termios.tcgetattr(sys.stdin)
     with interrupt_on_all_signals():

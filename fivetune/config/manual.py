@@ -74,7 +74,7 @@ def _build_plugin_section(section: str, kind: str) -> list[str]:
     lines = [
         f"## {section}",
         "",
-        f"`{section}: {{name: ..., options}}`; the names are those of `fivetune/{kind}/`.",
+        f"`{section}: {{name: ..., options}}`; the names are those of `{plugins.KINDS[kind].replace('.', '/')}/`.",
         "",
     ]
     for name in plugins.list_plugins(kind):

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from fivetune.data.encode import LengthLimits
 from fivetune.data.labels import PLACEHOLDERS, get_label_form
-from fivetune.data.records import (
+from fivetune.data.readers.records import (
     BadRecord,
     apply_task,
     as_bad_record,
@@ -21,8 +20,9 @@ from fivetune.data.records import (
     refuse_duplicate_ids,
 )
 from fivetune.data.split import EvalSplit, SplitResult, split_records
+from fivetune.data.store.encode import LengthLimits
 from fivetune.errors import DataError, MissingLabelError, RecordError
-from fivetune.metrics import Scorer, rewards_blank
+from fivetune.scores.metrics import Scorer, rewards_blank
 from fivetune.tasks import DROPPED_SYNONYMS
 from fivetune.types import JsonTable, RawRecord, Task, TextExample, TokenExample
 

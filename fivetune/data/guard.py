@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from fivetune.data.records import list_source_files
+from fivetune.data.readers.records import list_source_files
 from fivetune.errors import DataError, FiveTuneEnvironmentError, FiveTuneError
 
 

@@ -14,9 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from fivetune.data.characters import describe_odd_targets, measure_coverage
-from fivetune.data.convert import MIN_ID_CHARS
 from fivetune.data.duplicates import find_near_duplicates, normalize_text
-from fivetune.data.encode import LengthLimits, encode, tokenize_inputs
 from fivetune.data.labels import (
     PLACEHOLDERS,
     count_label_forms,
@@ -32,12 +30,14 @@ from fivetune.data.limits import (
     compute_length_distribution,
     measure_lengths,
 )
-from fivetune.data.records import BadRecord, apply_task, as_bad_record, read_records, refuse_duplicate_ids
-from fivetune.data.source_files import quote_value
-from fivetune.data.windows import split_into_windows
+from fivetune.data.readers.records import BadRecord, apply_task, as_bad_record, read_records, refuse_duplicate_ids
+from fivetune.data.readers.source_files import quote_value
+from fivetune.data.store.convert import MIN_ID_CHARS
+from fivetune.data.store.encode import LengthLimits, encode, tokenize_inputs
+from fivetune.data.store.windows import split_into_windows
 from fivetune.errors import DataError
-from fivetune.metrics import Scorer, drop_blank_golds, load_metric, rewards_blank
-from fivetune.metrics.tags import Tags
+from fivetune.scores.metrics import Scorer, drop_blank_golds, load_metric, rewards_blank
+from fivetune.scores.metrics.tags import Tags
 from fivetune.tasks import DROPPED_SYNONYMS, find_text, suggest_language
 from fivetune.tasks.classification import Classification
 from fivetune.types import JsonTable, RawRecord, Task, TextExample

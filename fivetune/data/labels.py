@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
 
-from fivetune.data.records import read_records
-from fivetune.data.source_files import quote_value
+from fivetune.data.readers.records import read_records
+from fivetune.data.readers.source_files import quote_value
 from fivetune.errors import ConfigError
 from fivetune.tasks import INVISIBLE_IN_LABELS, LABEL_FORM, normalize_label
 from fivetune.tasks.classification import Classification

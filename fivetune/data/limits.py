@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from fivetune.data.encode import TokenizedInput, find_frame, tokenize_inputs
 from fivetune.data.letters import tokenize
-from fivetune.data.store import NUM_BINS
+from fivetune.data.store.encode import TokenizedInput, find_frame, tokenize_inputs
+from fivetune.data.store.token_store import NUM_BINS
 from fivetune.types import JsonTable, TextExample
 
 if TYPE_CHECKING:

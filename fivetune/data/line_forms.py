@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import IO
 
-from fivetune.data.source_files import (
+from fivetune.data.readers.source_files import (
     MAX_RECORD_BYTES,
     BadRecord,
     format_too_long_message,

@@ -12,7 +12,7 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from fivetune.data.source_files import MAX_RECORD_BYTES
+from fivetune.data.readers.source_files import MAX_RECORD_BYTES
 
 BLOCK_BYTES = 4 * 2**20
 LINE_FEED, CARRIAGE_RETURN, BACKSLASH = 10, 13, 92

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
-from fivetune.data.batch import join_batches, pad
+from fivetune.data.store.batch import join_batches, pad
 from fivetune.model.flat import compute_flat_losses
 from fivetune.model.forward import compute_padded_losses
 from fivetune.model.objective import PLAIN, Objective, attach_gradient

@@ -11,9 +11,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fivetune.data.corpus import CHECKPOINT
 from fivetune.errors import ModelError
 from fivetune.model.download import fetch_snapshot
-from fivetune.nano import CHECKPOINT
 from fivetune.values import is_file_name
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from fivetune.data.batch import IGNORE_INDEX, PaddedBatch
+from fivetune.data.store.batch import IGNORE_INDEX, PaddedBatch
 from fivetune.model.family import compute_output_scale, get_logit_cap
 from fivetune.model.objective import PLAIN, Objective, compute_token_losses
 from fivetune.model.span_head import compute_span_losses

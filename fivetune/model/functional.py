@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from fivetune.data.batch import PaddedBatch
+from fivetune.data.store.batch import PaddedBatch
 from fivetune.model.family import compute_output_scale
 from fivetune.model.forward import compute_logits, compute_padded_losses
 

@@ -19,9 +19,9 @@ from fivetune.distributed.sharding import get_local, is_gathered_by_call
 from fivetune.distributed.tensor_parallel import ColumnLinear, copy_to_group
 from fivetune.model.cuda.dispatch import supports_fused
 from fivetune.model.dropout import compute_keep_scale, draw_dropout, zero_dropped_
-from fivetune.model.kept import KeptLinear, find_kept
 from fivetune.model.low_rank import LowRankPair, apply_low_rank, find_pair
 from fivetune.model.precision import cast_weights, get_matmul_dtype
+from fivetune.model.weight_cache import KeptLinear, find_kept
 
 if TYPE_CHECKING:
     from fivetune.model.modules import AutogradContext

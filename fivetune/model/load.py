@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fivetune.errors import ModelError
 from fivetune.model import selfcheck, span_head
-from fivetune.model.adapters import find_adapter
+from fivetune.model.adapter import find_adapter
 from fivetune.model.family import Family, find_family, get_family, has_own_head, has_span_head
 from fivetune.model.files import find_folder, find_weight_files, read_model_config, refuse_missing_layers
 from fivetune.model.misfit import explain_misfit

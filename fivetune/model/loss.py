@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from fivetune.model.cuda.dispatch import needs_attention_kernel, supports_fused
-from fivetune.model.kept import add_product_, get_kept_grad
 from fivetune.model.objective import MAX_CHUNK_LOGITS, PLAIN, Objective, compute_logit_gradient
 from fivetune.model.precision import copy_weights, get_matmul_dtype, suppress_autocast
+from fivetune.model.weight_cache import add_product_, get_kept_grad
 
 if TYPE_CHECKING:
     from fivetune.model.modules import AutogradContext

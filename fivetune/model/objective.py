@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fivetune.data.batch import IGNORE_INDEX
+from fivetune.data.store.batch import IGNORE_INDEX
 from fivetune.types import Batch
 
 MAX_CHUNK_LOGITS = 2**24  # logits of one chunk

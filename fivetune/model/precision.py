@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fivetune.model.kept import find_kept, join_rows
+from fivetune.model.weight_cache import find_kept, join_rows
 
 if TYPE_CHECKING:
     from fivetune.model.modules import AutogradContext

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fivetune.data.corpus import CHECKPOINT
 from fivetune.errors import ModelError, suggest_names
 from fivetune.model.family import FAMILIES, find_family, has_own_head
 from fivetune.model.files import read_model_config
-from fivetune.nano import CHECKPOINT
 
 NUM_BUCKETS = 32  # relative distances of a table of biases
 

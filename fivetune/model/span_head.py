@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fivetune.data.batch import PaddedBatch
+from fivetune.data.store.batch import PaddedBatch
 from fivetune.errors import ModelError
 from fivetune.model.family import FAMILIES
 from fivetune.model.files import find_weight_files

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fivetune.data.batch import pad
+from fivetune.data.store.batch import pad
 from fivetune.model.family import get_family, get_logit_cap
 from fivetune.model.flat import compute_flat_states
 from fivetune.model.forward import compute_padded_states

@@ -20,8 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fivetune.data.encode import find_frame
 from fivetune.data.letters import tokenize
+from fivetune.data.store.encode import find_frame
 from fivetune.errors import ModelError
 from fivetune.model.family import find_family, has_span_head
 from fivetune.model.tokenizer import TOKENIZER, WORD_START, load_tokenizer, save_tokenizer

@@ -22,7 +22,7 @@ from fivetune.model.saved_adapter import get_method
 if TYPE_CHECKING:
     from peft import PeftConfig
 
-    from fivetune.data.batch import PaddedBatch
+    from fivetune.data.store.batch import PaddedBatch
     from fivetune.model.modules import T5Model
 
 PARAMETER = "virtual_tokens"

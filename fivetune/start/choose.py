@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
-from fivetune.data.records import as_bad_record, parse_item, read_records
-from fivetune.data.source_files import BadRecord, quote_value
+from fivetune.data.readers.records import as_bad_record, parse_item, read_records
+from fivetune.data.readers.source_files import BadRecord, quote_value
 from fivetune.errors import ConfigError, DataError
 from fivetune.start.columns import RawTable, build_table
 from fivetune.start.readings import SIGNATURES, TASKS, iter_readings

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fivetune.data.delimited import read_first_cells
-from fivetune.data.records import detect_format, draw_records, find_column, is_hub_name, list_source_files
-from fivetune.data.source_files import HEAD_BYTES, BadRecord, is_saved_dataset, open_bytes
-from fivetune.data.tables import replace_empty_cell
+from fivetune.data.readers.delimited import read_first_cells
+from fivetune.data.readers.records import detect_format, draw_records, find_column, is_hub_name, list_source_files
+from fivetune.data.readers.source_files import HEAD_BYTES, BadRecord, is_saved_dataset, open_bytes
+from fivetune.data.readers.tables import replace_empty_cell
 from fivetune.errors import DataError
 from fivetune.tasks import is_missing_label
 from fivetune.types import JsonTable, RawRecord

@@ -18,9 +18,9 @@ from typing import cast
 from fivetune.config import load_config
 from fivetune.config.layers import parse_listed_names
 from fivetune.config.recipes import find_shipped_recipe
-from fivetune.data.records import is_hub_name, list_source_files
-from fivetune.data.source_files import get_data_suffix, is_saved_dataset
-from fivetune.data.store import translate_disk_errors
+from fivetune.data.readers.records import is_hub_name, list_source_files
+from fivetune.data.readers.source_files import get_data_suffix, is_saved_dataset
+from fivetune.data.store.token_store import translate_disk_errors
 from fivetune.distributed.world import World
 from fivetune.errors import ConfigError
 from fivetune.rundir import CONFIG

@@ -16,10 +16,10 @@ import numpy as np
 from fivetune.data.characters import describe_odd_targets, measure_coverage
 from fivetune.data.labels import describe_merged_forms, describe_placeholders, describe_rare
 from fivetune.data.limits import TokenLengths, measure_lengths
-from fivetune.data.records import UniqueIds, read_records
-from fivetune.data.source_files import BadRecord
+from fivetune.data.readers.records import UniqueIds, read_records
+from fivetune.data.readers.source_files import BadRecord
+from fivetune.data.readers.tables import replace_empty_cell
 from fivetune.data.split import EvalSplit, Relation, ThreeWaySplit, split_in_three
-from fivetune.data.tables import replace_empty_cell
 from fivetune.errors import DataError
 from fivetune.start.choose import convert_record, infer_task
 from fivetune.start.columns import RawTable, build_table, find_value, is_empty_cell

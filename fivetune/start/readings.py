@@ -21,7 +21,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 
 from fivetune.errors import RecordError
-from fivetune.metrics.gsm8k import extract_final_number
+from fivetune.scores.metrics.gsm8k import extract_final_number
 from fivetune.start.columns import MAX_LABELS, Column, as_text, count_words, describe_column, find_value
 from fivetune.start.quizzes import read_quizzes
 from fivetune.start.roles import CLEAR, USUAL, find_language, rate_name, split_name

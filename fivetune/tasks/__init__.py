@@ -39,9 +39,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from fivetune.config import describe_error
 from fivetune.config.layers import Layers, parse_table
 from fivetune.errors import AbsentColumnError, ConfigError, DataError, MissingLabelError, RecordError
-from fivetune.metrics import is_maximized, list_score_names, list_selectable_scores
-from fivetune.metrics.mlqa import detect_script_language
 from fivetune.plugins import Options, import_plugin, load_plugin
+from fivetune.scores.metrics import is_maximized, list_score_names, list_selectable_scores
+from fivetune.scores.metrics.mlqa import detect_script_language
 from fivetune.types import ConversionResult, Merging, MetricSpec, RawRecord, Task, TextExample
 
 Head = Literal["generate", "extractive"]

@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field
 
 from fivetune.errors import DataError, RecordError, suggest_names
-from fivetune.metrics.mlqa import MLQA_LANGUAGES, Language, parse_language_code
+from fivetune.scores.metrics.mlqa import MLQA_LANGUAGES, Language, parse_language_code
 from fivetune.tasks import (
     Head,
     TaskOptions,

@@ -17,7 +17,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field
 
 from fivetune.errors import RecordError
-from fivetune.metrics.gsm8k import extract_final_number
+from fivetune.scores.metrics.gsm8k import extract_final_number
 from fivetune.tasks import (
     TaskOptions,
     fill_absent_inputs,

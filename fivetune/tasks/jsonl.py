@@ -18,7 +18,7 @@ from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, mod
 from fivetune import plugins
 from fivetune.config.model import is_for_training
 from fivetune.errors import ConfigError, MissingLabelError, RecordError, suggest_names
-from fivetune.metrics import find_absent, list_selectable_scores, load_metric
+from fivetune.scores.metrics import find_absent, list_selectable_scores, load_metric
 from fivetune.tasks import (
     TaskOptions,
     check_template,

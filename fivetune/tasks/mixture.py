@@ -33,7 +33,7 @@ from fivetune import plugins
 from fivetune.config.layers import parse_sources, parse_table
 from fivetune.config.model import is_for_training
 from fivetune.errors import RecordError, suggest_names
-from fivetune.metrics import find_absent, load_metric
+from fivetune.scores.metrics import find_absent, load_metric
 from fivetune.tasks import TaskOptions, get_column, head_of, shorten_repr
 from fivetune.types import ConversionResult, JsonTable, MetricSpec, RawRecord, Task, TextExample
 

@@ -20,25 +20,25 @@ import torch
 from fivetune.config import RunConfig
 from fivetune.config.paths import find_typed_path
 from fivetune.config.recipes import is_run_directory
-from fivetune.data.distilled import DistilledStore, list_missing_parts, write_part
-from fivetune.data.store import TokenStore, get_cache_folder
-from fivetune.decode import Decoding, generate
+from fivetune.data.store.distilled import DistilledStore, list_missing_parts, write_part
+from fivetune.data.store.token_store import TokenStore, get_cache_folder
 from fivetune.distributed.world import World
 from fivetune.errors import FiveTuneEnvironmentError, ModelError
-from fivetune.model.adapters import refuse_lost_tokens
+from fivetune.machine.telemetry.devices import translate_oom_errors
+from fivetune.model.adapter import refuse_lost_tokens
+from fivetune.model.decode import Decoding, generate
 from fivetune.model.files import find_folder, find_weight_files, read_model_config
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.model.teacher import Teacher
 from fivetune.model.tokenizer import list_pieces, load_tokenizer
-from fivetune.telemetry.devices import translate_oom_errors
 from fivetune.training.autotune.forward import explain_unsupported_flat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from fivetune.model.modules import T5Model
-    from fivetune.progress import ProgressCallback
-    from fivetune.training.learner import ComputeConfig
+    from fivetune.rundir.progress import ProgressCallback
+    from fivetune.training.step.learner import ComputeConfig
 
 KEY = "distill.teacher"
 Answer: TypeAlias = tuple[list[int], bool]

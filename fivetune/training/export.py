@@ -17,23 +17,23 @@ import torch
 from torch import Tensor, nn
 
 from fivetune import rundir
-from fivetune.analysis.calibration import FittedTemperature, calibrate_lines, choose_scored_name, restore_lines
 from fivetune.distributed.sharding import get_local, release_gathered
 from fivetune.distributed.world import ProcessGroupError
 from fivetune.errors import InterruptedRunError, describe_failure
-from fivetune.metrics import is_maximized
-from fivetune.model.adapters import select_own_weights
-from fivetune.publish.card import CardRequest, build_model_card
-from fivetune.publish.usage import Place
+from fivetune.model.adapter import select_own_weights
+from fivetune.reading.card.card import CardRequest, build_model_card
+from fivetune.reading.card.usage import Place
 from fivetune.rundir.confidence_file import write_confidence_file
 from fivetune.rundir.figures import build_best_eval, find_chosen_eval, find_own_eval, is_better_eval
 from fivetune.rundir.layout import AVERAGE, CARD
 from fivetune.rundir.plan import Plan
 from fivetune.rundir.records import BestEval
-from fivetune.training import checkpoint
+from fivetune.scores.analysis.calibration import FittedTemperature, calibrate_lines, choose_scored_name, restore_lines
+from fivetune.scores.metrics import is_maximized
 from fivetune.training.loop import Training, measure_phase, run_evaluation, warn_once
-from fivetune.training.past_evals import read_past_evals
 from fivetune.training.setup import build_decoding
+from fivetune.training.state import checkpoint
+from fivetune.training.state.past_evals import read_past_evals
 
 
 def export_model(training: Training) -> list[str]:

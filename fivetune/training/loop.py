@@ -20,31 +20,31 @@ from typing import Any
 from torch import Tensor
 
 from fivetune.errors import ConfigError, InterruptedRunError, RunDirError
-from fivetune.metrics import is_maximized
+from fivetune.machine.telemetry.devices import reset_peak_memory, translate_oom_errors
+from fivetune.machine.telemetry.meter import Meter, StepTimes
+from fivetune.machine.telemetry.sampler import Sampler
 from fivetune.model.flops import Flops
 from fivetune.model.module_flops import StepFlops
-from fivetune.progress import Progress
 from fivetune.rundir import EVALS, STEPS, RunDir
 from fivetune.rundir.figures import build_best_eval, list_eval_losses
 from fivetune.rundir.layout import OWN_SPLITS, PLAN
 from fivetune.rundir.plan import Plan
+from fivetune.rundir.progress import Progress
 from fivetune.rundir.records import EvalRecord, StepRecord
-from fivetune.telemetry.devices import reset_peak_memory, translate_oom_errors
-from fivetune.telemetry.meter import Meter, StepTimes
-from fivetune.telemetry.sampler import Sampler
-from fivetune.training import checkpoint
-from fivetune.training.bucket import Uploader
-from fivetune.training.checkpoint import NO_OWNER, CheckpointOwner, TrainingProgress
-from fivetune.training.loss_warnings import iter_loss_warnings
+from fivetune.scores.metrics import is_maximized
+from fivetune.training.checks.loss_warnings import iter_loss_warnings
 from fivetune.training.machine import record_threads
-from fivetune.training.past_evals import log_whole_evaluation
-from fivetune.training.saving import BackgroundWriter
 from fivetune.training.setup import Setup
 from fivetune.training.signals import StopRequest
-from fivetune.training.snapshot import ShardedSnapshot, take_shards, take_snapshot
+from fivetune.training.state import checkpoint
+from fivetune.training.state.bucket import Uploader
+from fivetune.training.state.checkpoint import NO_OWNER, CheckpointOwner, TrainingProgress
+from fivetune.training.state.past_evals import log_whole_evaluation
+from fivetune.training.state.saving import BackgroundWriter
+from fivetune.training.state.snapshot import ShardedSnapshot, take_shards, take_snapshot
+from fivetune.training.step.update import Update, refuse_nonfinite, train_step
 from fivetune.training.stopping import count_evaluation, is_exhausted, rank_evaluation
 from fivetune.training.threads import ThreadControl, watch_threads
-from fivetune.training.update import Update, refuse_nonfinite, train_step
 from fivetune.types import Batch
 
 

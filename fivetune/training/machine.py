@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fivetune.machine.telemetry.devices import collect_machine_info, get_device_peak_flops, measure_product_flops
 from fivetune.model.files import find_weight_files
 from fivetune.model.load import count_parameters, describe_parameters
 from fivetune.rundir import MACHINE, RunDir
 from fivetune.rundir.reader import read_json, read_machine
-from fivetune.telemetry.devices import collect_machine_info, get_device_peak_flops, measure_product_flops
 from fivetune.training.distill import describe_distillation
-from fivetune.training.objective import describe_loss
+from fivetune.training.step.objective import describe_loss
 
 if TYPE_CHECKING:
     from fivetune.config.model import ModelSection

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from fivetune.config import RunConfig
-from fivetune.data.mixture import ConcatStore, MixtureSampler, compute_mixing_rates
-from fivetune.data.store import TokenStore
+from fivetune.data.store.mixture import ConcatStore, MixtureSampler, compute_mixing_rates
+from fivetune.data.store.token_store import TokenStore
 from fivetune.errors import ConfigError
 from fivetune.tasks.mixture import Mixture
 

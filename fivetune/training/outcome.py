@@ -14,8 +14,8 @@ from pathlib import Path
 
 from fivetune.distributed.world import ProcessGroupError, World
 from fivetune.errors import FiveTuneError, InterruptedRunError, NumericError
-from fivetune.progress import Progress, format_time_span
 from fivetune.rundir import RunDir
+from fivetune.rundir.progress import Progress, format_time_span
 from fivetune.training.loop import format_resume_command
 from fivetune.training.signals import StopNowError, StopRequest
 

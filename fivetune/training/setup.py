@@ -13,46 +13,46 @@ from typing import TYPE_CHECKING, cast
 
 from fivetune.config import RunConfig
 from fivetune.config.paths import find_typed_path, resolve_adapter
-from fivetune.data.encode import encode_labels, find_frame
 from fivetune.data.letters import list_structural_tokens
-from fivetune.data.mixture import ConcatStore
-from fivetune.data.store import TokenStore
-from fivetune.data.stream import BatchPlan, TrainingStream
-from fivetune.decode import Decoding, GenerateAnswers, estimate_max_new_tokens, generate
+from fivetune.data.store.encode import encode_labels, find_frame
+from fivetune.data.store.mixture import ConcatStore
+from fivetune.data.store.stream import BatchPlan, TrainingStream
+from fivetune.data.store.token_store import TokenStore
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import ConfigError
-from fivetune.evaluation.evaluator import Evaluator
-from fivetune.model.adapters import attach_adapter, find_adapter, refuse_lost_tokens
+from fivetune.machine.telemetry.devices import translate_oom_errors
+from fivetune.model.adapter import attach_adapter, find_adapter, refuse_lost_tokens
 from fivetune.model.backend import Forward
+from fivetune.model.decode import Decoding, GenerateAnswers, estimate_max_new_tokens, generate
 from fivetune.model.family import explain_unsupported_parts, get_family
 from fivetune.model.flops import list_block_flops
 from fivetune.model.freeze import Unfreezing, freeze_weights
 from fivetune.model.load import LoadedModel, load_model_and_tokenizer
 from fivetune.model.shards import load_shards
 from fivetune.model.tokenizer import list_sentinel_ids
-from fivetune.progress import ProgressCallback, ignore_progress
 from fivetune.rundir.plan import Plan
+from fivetune.rundir.progress import ProgressCallback, ignore_progress
 from fivetune.tasks import head_of
-from fivetune.telemetry.devices import translate_oom_errors
+from fivetune.training.answers.evaluator import Evaluator
 from fivetune.training.autotune.blocks import measure_block_seconds
 from fivetune.training.autotune.forward import choose_forward, explain_unsupported_flat
 from fivetune.training.autotune.micro_batch import Fit, find_largest_fit
 from fivetune.training.autotune.precision import choose_precision
 from fivetune.training.averaging import build_averages
 from fivetune.training.distill import load_teacher, refuse_other_teacher, replace_targets
-from fivetune.training.groups import count_state_bytes
-from fivetune.training.learner import ComputeConfig, Learner, build_optimizer, choose_compute, get_peak_lr
 from fivetune.training.mixture import build_mixture_sampler, build_part_configs, select_part
-from fivetune.training.objective import build_objective, weigh_labels
 from fivetune.training.plan import decide_plan
-from fivetune.training.snapshot import seed_everything
 from fivetune.training.sources import build_length_limits, check_sources, prepare_split, with_data_labels
+from fivetune.training.state.snapshot import seed_everything
+from fivetune.training.step.groups import count_state_bytes
+from fivetune.training.step.learner import ComputeConfig, Learner, build_optimizer, choose_compute, get_peak_lr
+from fivetune.training.step.objective import build_objective, weigh_labels
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from fivetune.model.modules import T5Model
-    from fivetune.training.tpu import Chips
+    from fivetune.training.step.tpu import Chips
 
 PROVISIONAL_BATCH_SIZE = 8  # examples per forward pass until train.batch_size auto is known
 
@@ -260,7 +260,7 @@ def build_chips(config: RunConfig, model: T5Model, compute: ComputeConfig) -> Ch
         raise ConfigError("device: tpu has no virtual tokens, which the run was trained with. Use device cpu or cuda.")
     if head_of(config.task) == "extractive":
         raise ConfigError("device: tpu has no extractive answers. Set task.head generate, or use device cpu or cuda.")
-    from fivetune.training.tpu import Chips
+    from fivetune.training.step.tpu import Chips
 
     return Chips(
         model,
@@ -395,7 +395,7 @@ def make_evaluator(
 
     Args:
         target_p99: 99th percentile of the training targets' lengths in tokens, from which the generation cap follows.
-        generate: searches for answers; default: that of `fivetune.decode`.
+        generate: searches for answers; default: that of `fivetune.model.decode`.
     """
     parts = {}
     if isinstance(store, ConcatStore):

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from fivetune.launch.signals import ALL_SIGNALS, STOP_SIGNALS, defer_in_import, handle_signals
+from fivetune.distributed.processes.signals import ALL_SIGNALS, STOP_SIGNALS, defer_in_import, handle_signals
 
 DUPLICATE_SECONDS = 5.0
 

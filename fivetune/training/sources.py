@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 from fivetune.config import RunConfig
 from fivetune.config.paths import find_typed_path
-from fivetune.data.encode import LengthLimits
+from fivetune.data.corpus.reading import write_missing_corpus
 from fivetune.data.examples import Source
 from fivetune.data.labels import read_label_set
-from fivetune.data.prepared import is_prepared, open_prepared, read_prepared_index
-from fivetune.data.records import check_source
+from fivetune.data.readers.records import check_source
 from fivetune.data.split import EvalSplit
-from fivetune.data.store import TokenStore, get_cache_folder, load_or_build_store
+from fivetune.data.store.encode import LengthLimits
+from fivetune.data.store.prepared import is_prepared, open_prepared, read_prepared_index
+from fivetune.data.store.token_store import TokenStore, get_cache_folder, load_or_build_store
 from fivetune.errors import ConfigError
-from fivetune.nano.reading import write_missing_corpus
 from fivetune.tasks.classification import Classification
 from fivetune.tasks.mixture import Mixture
 from fivetune.training.mixture import build_part_configs, join_stores
@@ -27,7 +27,7 @@ from fivetune.training.mixture import build_part_configs, join_stores
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from fivetune.progress import ProgressCallback
+    from fivetune.rundir.progress import ProgressCallback
 
 
 def find_sources(config: RunConfig, split: str) -> tuple[str, ...]:

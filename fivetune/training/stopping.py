@@ -10,7 +10,7 @@ from fivetune.config.train import EarlyStopping
 from fivetune.errors import ConfigError
 from fivetune.rundir.figures import build_best_eval, is_better_eval
 from fivetune.rundir.records import BestEval, EvalRecord
-from fivetune.training.checkpoint import TrainingProgress
+from fivetune.training.state.checkpoint import TrainingProgress
 
 
 def count_evaluation(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fivetune.config import RunConfig, load_config
-from fivetune.data.tables import FOLDER, replace_tables, save_table
+from fivetune.data.readers.tables import FOLDER, replace_tables, save_table
 from fivetune.types import JsonTable
 
 PLACEHOLDER = "table.jsonl"

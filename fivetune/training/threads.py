@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from fivetune.progress import ProgressCallback
-from fivetune.telemetry.devices import count_cores
+from fivetune.machine.telemetry.devices import count_cores
+from fivetune.rundir.progress import ProgressCallback
 
 SECONDS_BETWEEN = 60.0  # between two measurements during a run
 MIN_GAIN = 1.2  # times as fast as the present number; with less, the number would follow every disturbance

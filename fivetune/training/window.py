@@ -21,12 +21,12 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from fivetune.config import RunConfig
 from fivetune.config.data import NO_SPLIT
 from fivetune.errors import ConfigError, RunDirError
-from fivetune.profiling.chrome import RANGE_PREFIX
-from fivetune.progress import ProgressCallback, ignore_progress
-from fivetune.telemetry.devices import translate_oom_errors
+from fivetune.machine.profiling.chrome import RANGE_PREFIX
+from fivetune.machine.telemetry.devices import translate_oom_errors
+from fivetune.rundir.progress import ProgressCallback, ignore_progress
 from fivetune.training.autotune.probe import synchronize
 from fivetune.training.setup import Setup, set_up
-from fivetune.training.update import make_nonfinite_flag, train_step
+from fivetune.training.step.update import make_nonfinite_flag, train_step
 from fivetune.types import PhaseTimer, ignore_phase
 
 

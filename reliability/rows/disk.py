@@ -119,8 +119,7 @@ def fill_for_each_file(workload: Workload, random: random.Random) -> Iterator[Tr
 
 def train_with_full_file(recipe: str, name: str) -> int:
     """Run `fivetune train RECIPE`; what is appended to the file `name` of the run goes to /dev/full."""
-    from fivetune import progress
-    from fivetune.rundir import lines
+    from fivetune.rundir import lines, progress
 
     if name == TERMINAL:
         os.dup2(os.open("/dev/full", os.O_WRONLY), 2)

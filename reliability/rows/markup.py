@@ -21,8 +21,8 @@ from typing import Any
 
 import yaml
 
-from fivetune.report.page.render import render_html
-from fivetune.report.search import build_search_page
+from fivetune.reading.report.page.render import render_html
+from fivetune.reading.report.search import build_search_page
 from fivetune.types import Search
 from fivetune.types import Trial as SearchTrial
 from reliability.campaign import Row, Trial

@@ -17,8 +17,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from fivetune.data.records import detect_format
-from fivetune.data.source_files import HEAD_BYTES
+from fivetune.data.readers.records import detect_format
+from fivetune.data.readers.source_files import HEAD_BYTES
 from fivetune.types import RawRecord
 from reliability.batch import share_process
 from reliability.campaign import Row, Trial
@@ -168,9 +168,9 @@ def check_reading(folder: Path, case: tuple[str, int, str]) -> None:
 
 def convert_file(path: Path, tokenizer: str, *, on_bad_record: str = "skip") -> dict[str, Any]:
     """What a run makes of a file: counts and rows, or the message of the error."""
-    from fivetune.data.encode import LengthLimits
     from fivetune.data.examples import Source
-    from fivetune.data.store import load_or_build_store
+    from fivetune.data.store.encode import LengthLimits
+    from fivetune.data.store.token_store import load_or_build_store
     from fivetune.errors import DataError, FiveTuneEnvironmentError
     from fivetune.tasks import load_task
 
@@ -196,7 +196,7 @@ def load_tokenizer_once(folder: str) -> Any:
 
 def check_against_json(path: Path, content: bytes) -> None:
     """Each record that is read from a line is what Python's own decoder makes of it."""
-    from fivetune.data.records import read_records
+    from fivetune.data.readers.records import read_records
 
     lines = content.split(b"\n")
     for record in read_records(str(path), on_bad=lambda bad: None):
@@ -209,7 +209,7 @@ def check_against_json(path: Path, content: bytes) -> None:
 
 def check_against_rows(path: Path, kind: str, rows: list[dict[str, Any]]) -> set[str]:
     """An undamaged file is read as what was written; returns the places of records that every task must keep."""
-    from fivetune.data.records import read_records
+    from fivetune.data.readers.records import read_records
 
     found: list[RawRecord | None] = []
     for record in read_records(str(path), on_bad=lambda bad: found.append(None)):

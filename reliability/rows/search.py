@@ -34,8 +34,8 @@ NUM_ATTEMPTS = 3  # of a trial that fails otherwise than by its numbers
 def tune_warm(recipe: str, folder: str, fault: str) -> int:
     """`fivetune tune RECIPE` whose trainings are forks of this process."""
     from fivetune.cli import main
-    from fivetune.experiments import search
-    from fivetune.launch.jobs import Job, find_exit_reason
+    from fivetune.distributed.processes.jobs import Job, find_exit_reason
+    from fivetune.fleet.experiments import search
 
     class ForkedJob(Job):
         def __init__(self, words: list[str], log: Path) -> None:
@@ -172,8 +172,8 @@ def read_trials(folder: Path, copy: Path) -> Sequence[SearchTrial]:
 
 def open_search(recipe: Path, study: Path) -> Search:
     """A study's search so far."""
-    from fivetune.experiments.space import load_search
-    from fivetune.experiments.study import Study
+    from fivetune.fleet.experiments.space import load_search
+    from fivetune.fleet.experiments.study import Study
 
     return Study(load_search(recipe), study).build_search()
 

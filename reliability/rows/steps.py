@@ -181,10 +181,10 @@ def write_gradients(recipe: str, rows: Sequence[int], cuts: Sequence[int], file:
     import numpy as np
 
     from fivetune.config import load_config
-    from fivetune.data.batch import collate
+    from fivetune.data.store.batch import collate
     from fivetune.distributed.world import World
     from fivetune.training.setup import set_up
-    from fivetune.training.update import train_step
+    from fivetune.training.step.update import train_step
 
     found: dict[str, Any] = {}
     with World.from_environment().connect(cuda=False, timeout_minutes=2) as world:

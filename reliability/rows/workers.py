@@ -111,7 +111,7 @@ def write_inputs(workload: Workload, folder: Path) -> tuple[Path, dict[str, str]
 def train_with_workers(recipe: str) -> int:
     """Run `fivetune train RECIPE` with two processes that convert records, and little patience with them."""
     from fivetune.cli import main
-    from fivetune.data import worker
+    from fivetune.data.store import worker
 
     worker.HUNG_SECONDS = PATIENCE
     return main(["train", recipe, "--no-preflight", "--quiet", "--data.num_processes", "2"])
@@ -121,7 +121,7 @@ def wait_for_workers(process: WarmProcess) -> list[psutil.Process]:
     """The processes that convert records, as soon as there are two."""
     while process.code is None:
         started = psutil.Process(process.pid).children()
-        workers = [one for one in started if "fivetune.data.worker" in one.cmdline()]
+        workers = [one for one in started if "fivetune.data.store.worker" in one.cmdline()]
         if len(workers) == 2:
             return workers
         time.sleep(0.02)

@@ -18,9 +18,9 @@ from fivetune import cli
 from fivetune.commands import train as command
 from fivetune.distributed.world import ProcessGroupError
 from fivetune.errors import NumericError
-from fivetune.progress import Progress
-from fivetune.report.run.build import build_page
+from fivetune.reading.report.run.build import build_page
 from fivetune.rundir import read_run
+from fivetune.rundir.progress import Progress
 
 LONG = {"train__num_steps": 40, "eval__every_steps": 40}
 
@@ -111,7 +111,7 @@ def test_a_report_that_cannot_be_written_changes_no_ending(hinder, tmp_path, mod
     """A scheduler kills the process soon after its signal, so the report has a few seconds."""
     _send_after(2, signal.SIGTERM, monkeypatch)
     monkeypatch.setattr(command, "REPORT_SECONDS", 0.2)
-    monkeypatch.setattr("fivetune.report.write_report", hinder)
+    monkeypatch.setattr("fivetune.reading.report.write_report", hinder)
     started = time.monotonic()
     assert _train(tmp_path, model_folder, data__eval=[], **LONG) == 128 + signal.SIGTERM
     assert time.monotonic() - started < 50
@@ -129,7 +129,7 @@ def test_the_report_outlasts_torchrun_that_ends_its_rank(is_rank, tmp_path, monk
 
     if is_rank:
         monkeypatch.setenv("LOCAL_RANK", "0")
-    monkeypatch.setattr("fivetune.report.write_report", write_while_ended)
+    monkeypatch.setattr("fivetune.reading.report.write_report", write_while_ended)
     line = command._try_report(str(tmp_path), None)
     assert line.startswith(f"report  {tmp_path}" if is_rank else "The report is not written. Write it with")
 

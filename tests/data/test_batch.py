@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fivetune.data.arrays import read_arrays, write_arrays
-from fivetune.data.batch import IGNORE_INDEX, PaddedBatch, collate, pad
-from fivetune.data.ragged import Ragged
+from fivetune.data.store.arrays import read_arrays, write_arrays
+from fivetune.data.store.batch import IGNORE_INDEX, PaddedBatch, collate, pad
+from fivetune.data.store.ragged import Ragged
 from fivetune.types import Batch
 
 SEQUENCES = st.lists(

@@ -8,9 +8,9 @@ import pytest
 
 from fivetune.cli import main
 from fivetune.data.characters import describe_odd_targets
+from fivetune.data.corpus import CHECKPOINT
 from fivetune.data.labels import choose_form
 from fivetune.model.tokenizer import load_tokenizer
-from fivetune.nano import CHECKPOINT
 from fivetune.tasks import normalize_label
 from fivetune.types import TextExample
 

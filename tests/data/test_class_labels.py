@@ -7,7 +7,7 @@ import json
 import pytest
 
 from fivetune.data.class_labels import name_labels
-from fivetune.data.records import read_records
+from fivetune.data.readers.records import read_records
 
 FEATURES = {
     "text": {"dtype": "string", "_type": "Value"},
@@ -61,7 +61,7 @@ def test_names_of_nested_labels(value, feature, expected):
 
 def test_data_sets_in_memory_and_on_disk(tmp_path):
     datasets = pytest.importorskip("datasets")
-    from fivetune.data.tables import iter_rows
+    from fivetune.data.readers.tables import iter_rows
 
     features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
     made = datasets.Dataset.from_dict({"text": ["a", "b"], "label": [1, 0]}, features=features)

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fivetune.data import delimited, hub, json_text, records, source_files, table_records
-from fivetune.data.records import (
+from fivetune.data import hub
+from fivetune.data.readers import delimited, json_text, records, source_files, table_records
+from fivetune.data.readers.records import (
     BadRecord,
     detect_format,
     is_hub_name,

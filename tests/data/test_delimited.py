@@ -8,8 +8,8 @@ import io
 
 import pytest
 
-from fivetune.data.delimited import read_first_cells
-from fivetune.data.records import read_records
+from fivetune.data.readers.delimited import read_first_cells
+from fivetune.data.readers.records import read_records
 from fivetune.errors import DataError
 
 PAIRS = [(f"Gus has key {i}.", f"Gus hat Schlüssel {i}.") for i in range(40)]

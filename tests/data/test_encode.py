@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from fivetune.data.encode import GAP, LengthLimits, TokenizedInput, _truncate_to_fit, encode
+from fivetune.data.store.encode import GAP, LengthLimits, TokenizedInput, _truncate_to_fit, encode
 from fivetune.types import TextExample, TokenExample
 
 QUESTION = "question: What has Ann? context: "

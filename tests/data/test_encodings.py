@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from fivetune.data.encodings import LETTERS, reads_all
-from fivetune.data.records import read_records
+from fivetune.data.readers.records import read_records
 from fivetune.errors import DataError
 
 TEXTS = {

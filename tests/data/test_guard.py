@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from fivetune.data import build
-from fivetune.data import store as store_module
-from fivetune.data.arrays import DamagedStoreError
-from fivetune.data.batch import collate
-from fivetune.data.encode import LengthLimits
 from fivetune.data.examples import Source
 from fivetune.data.guard import ChangedSourceError, SourceGuard
-from fivetune.data.prepared import open_prepared, write_prepared
-from fivetune.data.store import TokenStore, load_or_build_store, read_index
+from fivetune.data.store import build
+from fivetune.data.store import token_store as store_module
+from fivetune.data.store.arrays import DamagedStoreError
+from fivetune.data.store.batch import collate
+from fivetune.data.store.encode import LengthLimits
+from fivetune.data.store.prepared import open_prepared, write_prepared
+from fivetune.data.store.token_store import TokenStore, load_or_build_store, read_index
 from fivetune.errors import DataError
 from fivetune.tasks.jsonl import JSONL
 

@@ -12,8 +12,8 @@ from huggingface_hub import close_session, get_session, set_client_factory
 from huggingface_hub.utils._http import default_client_factory
 
 from fivetune.data import hub as requests
-from fivetune.data.records import list_source_files, read_records
-from fivetune.data.table_records import load_hub_dataset
+from fivetune.data.readers.records import list_source_files, read_records
+from fivetune.data.readers.table_records import load_hub_dataset
 from fivetune.errors import FiveTuneEnvironmentError
 from reliability.fake_hub import FakeHub, running_hub
 

@@ -13,9 +13,9 @@ import yaml
 from fivetune.cli import main
 from fivetune.data.characters import measure_coverage
 from fivetune.data.duplicates import find_near_duplicates
-from fivetune.data.encode import LengthLimits, encode
 from fivetune.data.limits import build_input_limit_table, measure_lengths
-from fivetune.data.records import read_records
+from fivetune.data.readers.records import read_records
+from fivetune.data.store.encode import LengthLimits, encode
 from fivetune.model.tokenizer import load_tokenizer
 from fivetune.tasks.squad_v2 import SQuADV2
 from fivetune.types import TextExample

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fivetune.data.encode import LengthLimits, encode, encode_labels, find_frame
+from fivetune.data.corpus import CHECKPOINT
 from fivetune.data.letters import LITERALS, list_structural_tokens, tokenize
-from fivetune.data.records import apply_task
-from fivetune.data.windows import _cut_window
-from fivetune.evaluation.requests import WholeInputs
+from fivetune.data.readers.records import apply_task
+from fivetune.data.store.encode import LengthLimits, encode, encode_labels, find_frame
+from fivetune.data.store.windows import _cut_window
 from fivetune.model.tokenizer import load_tokenizer
-from fivetune.nano import CHECKPOINT
 from fivetune.tasks import load_task
+from fivetune.training.answers.requests import WholeInputs
 from fivetune.types import RawRecord, TextExample
 
 SHARED = [kit.SHARED / "data" / "tokenizers" / name for name in ("t5-small", "ptt5-portuguese")]

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from fivetune.data.records import read_records
+from fivetune.data.readers.records import read_records
 from fivetune.errors import DataError
 
 SENTENCES = [

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from fivetune import cli, rundir
 from fivetune.config import load_config
-from fivetune.data.mixture import ConcatStore, MixtureSampler, compute_mixing_rates
-from fivetune.data.stream import BatchPlan, TrainingStream
+from fivetune.data.store.mixture import ConcatStore, MixtureSampler, compute_mixing_rates
+from fivetune.data.store.stream import BatchPlan, TrainingStream
 from fivetune.errors import ConfigError
 from fivetune.rundir.records import Prediction
-from fivetune.training import train
-from fivetune.training.inference import load_run
+from fivetune.training.answers.inference import load_run
+from fivetune.training.run import train
 from fivetune.training.setup import set_up
 
 LABELS = {"HQ": "red", "LQ": "blue"}

@@ -12,12 +12,12 @@ import yaml
 from transformers import AutoTokenizer
 
 from fivetune import cli
-from fivetune.data import build, convert
-from fivetune.data import store as store_module
-from fivetune.data.encode import LengthLimits
 from fivetune.data.examples import Source
-from fivetune.data.partial import lock_build_folder
-from fivetune.data.store import load_or_build_store
+from fivetune.data.store import build, convert
+from fivetune.data.store import token_store as store_module
+from fivetune.data.store.encode import LengthLimits
+from fivetune.data.store.partial import lock_build_folder
+from fivetune.data.store.token_store import load_or_build_store
 from fivetune.model import load as load_module
 from fivetune.tasks.squad_v2 import SQuADV2
 

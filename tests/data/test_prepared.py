@@ -21,21 +21,22 @@ from transformers import AutoTokenizer
 
 from fivetune import cli, tasks
 from fivetune.config import load_config
-from fivetune.data import build, prepared, table_records, worker
-from fivetune.data.blocks import BlockReader
-from fivetune.data.encode import LengthLimits
+from fivetune.data import storage
 from fivetune.data.examples import Source
-from fivetune.data.prepared import open_prepared, write_prepared
-from fivetune.data.records import parse_item, read_records
-from fivetune.data.store import TokenStore, load_or_build_store
-from fivetune.data.stream import BatchPlan, TrainingStream
+from fivetune.data.readers import table_records
+from fivetune.data.readers.records import parse_item, read_records
+from fivetune.data.storage import StorageError, delete_object, get_object, join_location, list_objects, put_object
+from fivetune.data.store import build, prepared, worker
+from fivetune.data.store.blocks import BlockReader
+from fivetune.data.store.encode import LengthLimits
+from fivetune.data.store.prepared import open_prepared, write_prepared
+from fivetune.data.store.stream import BatchPlan, TrainingStream
+from fivetune.data.store.token_store import TokenStore, load_or_build_store
 from fivetune.distributed.world import World
 from fivetune.errors import DataError, FiveTuneEnvironmentError
-from fivetune.rundir import storage
-from fivetune.rundir.storage import StorageError, delete_object, get_object, join_location, list_objects, put_object
 from fivetune.tasks.jsonl import JSONL
 from fivetune.tasks.squad_v2 import SQuADV2
-from fivetune.training import train
+from fivetune.training.run import train
 from fivetune.training.setup import set_up
 from fivetune.types import RawRecord
 

@@ -8,7 +8,7 @@ import io
 import pytest
 
 from fivetune.data.quotes import Quoting, are_quotes_well_formed
-from fivetune.data.records import read_records
+from fivetune.data.readers.records import read_records
 
 PLAIN = [(f"{i}", f"plain text {i}", "ab"[i % 2]) for i in range(30)]
 LINED = {  # each line of the text has as many separators as the table

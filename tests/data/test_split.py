@@ -14,11 +14,11 @@ from fivetune.data.split import EvalSplit, split_records
 from fivetune.errors import ConfigError, DataError
 from fivetune.tasks.classification import Classification
 from fivetune.tasks.squad_v2 import SQuADV2
-from fivetune.training import train
+from fivetune.training.answers.inference import load_run
 from fivetune.training.autotune.find_lr import as_single_process
-from fivetune.training.data_checks import iter_record_notes
-from fivetune.training.inference import load_run
-from fivetune.training.preflight import run_checks
+from fivetune.training.checks.data_checks import iter_record_notes
+from fivetune.training.checks.preflight import run_checks
+from fivetune.training.run import train
 from fivetune.training.setup import set_up
 from fivetune.training.sources import with_data_labels
 from fivetune.types import RawRecord

@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from fivetune.data import arrays, build, convert, encode
-from fivetune.data import store as store_module
-from fivetune.data.encode import LengthLimits
+from fivetune.data import storage
 from fivetune.data.examples import MAX_SKIPS_KEPT, Source
-from fivetune.data.store import TokenStore, describe_data, get_cache_folder, load_or_build_store
+from fivetune.data.store import arrays, build, convert, encode
+from fivetune.data.store import token_store as store_module
+from fivetune.data.store.encode import LengthLimits
+from fivetune.data.store.token_store import TokenStore, describe_data, get_cache_folder, load_or_build_store
 from fivetune.errors import DataError, FiveTuneEnvironmentError
-from fivetune.rundir import replace_file, storage
+from fivetune.rundir import replace_file
 from fivetune.tasks.bioasq_factoid import BioASQFactoid
 from fivetune.tasks.jsonl import JSONL
 from fivetune.tasks.squad_v2 import SQuADV2

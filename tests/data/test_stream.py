@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fivetune.data.batch import pad
-from fivetune.data.ragged import Ragged
-from fivetune.data.stream import BatchPlan, TrainingStream, make_length_bucketed_batches
+from fivetune.data.store.batch import pad
+from fivetune.data.store.ragged import Ragged
+from fivetune.data.store.stream import BatchPlan, TrainingStream, make_length_bucketed_batches
 from fivetune.distributed.world import World
 
 ORDERS = st.builds(

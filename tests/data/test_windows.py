@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from fivetune import rundir
 from fivetune.config import load_config
-from fivetune.data.encode import LengthLimits, encode
-from fivetune.data.windows import SLACK, compute_window_starts, select_window_targets, split_into_windows
+from fivetune.data.store.encode import LengthLimits, encode
+from fivetune.data.store.windows import SLACK, compute_window_starts, select_window_targets, split_into_windows
 from fivetune.errors import ConfigError
 from fivetune.model.tokenizer import load_tokenizer
 from fivetune.tasks.squad import SQuAD
 from fivetune.tasks.squad_v2 import SQuADV2
-from fivetune.training import train
+from fivetune.training.run import train
 from fivetune.training.setup import set_up
 from fivetune.types import RawRecord
 

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from fivetune.data import words
+from fivetune.data.corpus import CHECKPOINT
 from fivetune.data.letters import tokenize
-from fivetune.data.words import find_word_table
+from fivetune.data.store import words
+from fivetune.data.store.words import find_word_table
 from fivetune.model.tokenizer import load_tokenizer
-from fivetune.nano import CHECKPOINT
 
 T5 = kit.SHARED / "data" / "tokenizers" / "t5-small"
 LETTERS = "aZé1,.-'’_/\\\t\n  <>▁́­¨  İßﬁſẛ̣Жαﷺำ\r\x1c가一😀"

@@ -27,9 +27,9 @@ def test_the_wheel_holds_all_data_files_and_no_tests():
     recipes = {f"fivetune/{path.relative_to(ROOT)}" for path in (ROOT / "recipes").rglob("*.*") if path.is_file()}
     assert recipes <= files and "fivetune/recipes/compare/quick.yaml" in files
     for name in (
-        "nano/t5-nano/model.safetensors",
-        "nano/t5-nano/tokenizer.json",
-        "report/page/templates/page.html",
+        "data/corpus/t5-nano/model.safetensors",
+        "data/corpus/t5-nano/tokenizer.json",
+        "reading/report/page/templates/page.html",
         "py.typed",
     ):
         assert f"fivetune/{name}" in files

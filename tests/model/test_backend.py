@@ -13,16 +13,16 @@ import pytest
 import torch
 
 from fivetune import rundir
-from fivetune.data.batch import collate, pad, round_up_length
+from fivetune.data.store.batch import collate, pad, round_up_length
 from fivetune.errors import ConfigError
 from fivetune.model.attention import explain_unsupported_kernel
 from fivetune.model.backend import SIZES, Forward
 from fivetune.model.cuda import dispatch
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.rundir.records import ForwardFacts
-from fivetune.training import train
 from fivetune.training.autotune import forward as autotune
 from fivetune.training.autotune.forward import choose_forward
+from fivetune.training.run import train
 from fivetune.training.setup import choose_compute
 
 
@@ -136,7 +136,7 @@ def test_on_cuda_flat_needs_its_kernel(setup, monkeypatch):
 
 def test_the_place_is_taken(monkeypatch):
     taken = []
-    monkeypatch.setattr("fivetune.training.learner.pick_device", lambda asked: asked)
+    monkeypatch.setattr("fivetune.training.step.learner.pick_device", lambda asked: asked)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
     for device in ("cuda:1", "cuda", "cpu"):
         train_section = SimpleNamespace(num_threads=1, precision="fp32")

@@ -21,9 +21,10 @@ from transformers import AutoModelForSeq2SeqLM
 import fivetune
 from fivetune.cli import main
 from fivetune.config import load_config
-from fivetune.data.batch import collate, pad
-from fivetune.decode import Decoding, generate
+from fivetune.data.store.batch import collate, pad
 from fivetune.errors import ConfigError, ModelError
+from fivetune.machine.telemetry.devices import find_bf16_units
+from fivetune.model.decode import Decoding, generate
 from fivetune.model.family import FAMILIES, explain_unsupported_parts
 from fivetune.model.flat import explain_unsupported_model
 from fivetune.model.flops import count_train_flops
@@ -32,8 +33,7 @@ from fivetune.model.load import load_model_and_tokenizer
 from fivetune.model.module_flops import ModelFlops
 from fivetune.model.save import save_model
 from fivetune.model.tokenizer import load_tokenizer
-from fivetune.telemetry.devices import find_bf16_units
-from fivetune.training.inference import load_run
+from fivetune.training.answers.inference import load_run
 from fivetune.training.setup import set_up
 
 NAMES = list(family_kit.CONFIGS)

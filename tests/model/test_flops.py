@@ -13,7 +13,7 @@ from family_kit import make_family_model
 from torch.utils.flop_counter import FlopCounterMode
 
 from fivetune import plugins
-from fivetune.model.adapters import attach_adapter
+from fivetune.model.adapter import attach_adapter
 from fivetune.model.backend import Forward
 from fivetune.model.freeze import freeze_weights
 from fivetune.model.load import load_model_and_tokenizer

@@ -6,7 +6,7 @@ import kit
 import pytest
 import torch
 
-from fivetune.data.batch import IGNORE_INDEX, PaddedBatch
+from fivetune.data.store.batch import IGNORE_INDEX, PaddedBatch
 from fivetune.model.forward import compute_padded_losses, find_nonfinite_module, shift_right
 from fivetune.model.load import load_model_and_tokenizer
 

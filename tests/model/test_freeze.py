@@ -16,11 +16,11 @@ from safetensors.torch import load_file
 from fivetune.errors import ConfigError, InterruptedRunError
 from fivetune.model.freeze import Unfreezing, freeze_weights, is_matched
 from fivetune.model.load import count_parameters, load_model_and_tokenizer
-from fivetune.progress import Progress
 from fivetune.rundir import read_run
+from fivetune.rundir.progress import Progress
 from fivetune.rundir.records import StepRecord
-from fivetune.training import train
-from fivetune.training.update import train_step
+from fivetune.training.run import train
+from fivetune.training.step.update import train_step
 
 QUERY = "encoder.block.3.layer.0.SelfAttention.q.weight"
 

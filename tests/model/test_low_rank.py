@@ -11,7 +11,7 @@ from flat_kit import gradients, make_batch, make_model, padded_nats
 
 from fivetune import plugins
 from fivetune.model import layers
-from fivetune.model.adapters import attach_adapter, find_adapter
+from fivetune.model.adapter import attach_adapter, find_adapter
 from fivetune.model.flat import compute_flat_losses, explain_unsupported_model
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.model.low_rank import find_pair

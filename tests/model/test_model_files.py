@@ -13,10 +13,10 @@ import kit
 import pytest
 from huggingface_hub import constants
 
+from fivetune.data.corpus import CHECKPOINT
 from fivetune.errors import FiveTuneEnvironmentError, ModelError
 from fivetune.model.files import find_folder, find_weight_files, read_model_config
 from fivetune.model.load import load_model_and_tokenizer
-from fivetune.nano import CHECKPOINT
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 242043056\n"
 

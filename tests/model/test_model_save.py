@@ -15,12 +15,12 @@ from transformers import AutoModelForSeq2SeqLM
 
 import fivetune
 from fivetune.cli import main
-from fivetune.data.batch import collate, pad
-from fivetune.decode import Decoding, generate
+from fivetune.data.store.batch import collate, pad
 from fivetune.errors import RunDirError
+from fivetune.model.decode import Decoding, generate
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.model.save import save_model
-from fivetune.training.inference import load_run
+from fivetune.training.answers.inference import load_run
 
 WAYS: list[dict[str, Any]] = [
     {},

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from flat_kit import gradients, make_batch, make_model, padded_nats
 from torch import Tensor
 
-from fivetune.data.batch import IGNORE_INDEX, join_batches, pad, split_batch
+from fivetune.data.store.batch import IGNORE_INDEX, join_batches, pad, split_batch
 from fivetune.model import flat, loss
 from fivetune.model.backend import Forward
 from fivetune.model.forward import compute_padded_losses

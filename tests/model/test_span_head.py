@@ -11,14 +11,14 @@ import torch
 from transformers import T5ForQuestionAnswering
 
 from fivetune import cli, rundir
-from fivetune.data.encode import LengthLimits, compute_encoded_offsets, encode
-from fivetune.data.spans import extract_span_text, find_answer_span
-from fivetune.decode.span_search import find_best_spans
+from fivetune.data.store.encode import LengthLimits, compute_encoded_offsets, encode
+from fivetune.data.store.spans import extract_span_text, find_answer_span
 from fivetune.errors import ModelError
+from fivetune.model.decode.span_search import find_best_spans
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.model.tokenizer import load_tokenizer
 from fivetune.tasks.squad_v2 import SQuADV2
-from fivetune.training import train
+from fivetune.training.run import train
 from fivetune.types import RawRecord, TextExample
 
 SQUAD = kit.SHARED / "data" / "squad_v2" / "dev-v2.0.json.gz"
@@ -88,7 +88,7 @@ def test_a_run_that_points(finished):
 @pytest.mark.slow
 def test_the_loss_is_transformers_own(finished):
     """nats / 2 per example is the loss that T5ForQuestionAnswering itself reports."""
-    from fivetune.data.batch import PaddedBatch
+    from fivetune.data.store.batch import PaddedBatch
     from fivetune.model.forward import compute_padded_losses
 
     model = load_model_and_tokenizer(str(finished[1] / "run" / "model"), head="extractive").model.eval()

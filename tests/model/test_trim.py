@@ -18,12 +18,12 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 import fivetune
 from fivetune.cli import main
 from fivetune.commands import trim_vocab
-from fivetune.data.texts import TextReader
+from fivetune.data.readers.texts import TextReader
 from fivetune.errors import ModelError
-from fivetune.evaluation.trimmed import compare_samples, compute_sample
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.model.tokenizer import list_sentinel_ids, load_tokenizer
 from fivetune.model.trim import choose_ids, iter_ids, trim_tables, trim_tokenizer, verify_segmentation
+from fivetune.training.answers.trimmed import compare_samples, compute_sample
 
 TEXTS = ["What has Ann?", "Ann has a red hat.", "<extra_id_0> Bob", "Bob has 2 hats"]
 
@@ -281,7 +281,7 @@ def test_a_vocabulary_that_is_used_whole(model_folder, data, tmp_path, capsys) -
 
 
 def test_a_failure_leaves_no_folder(model_folder, data, tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("fivetune.evaluation.trimmed.TOLERANCE", -1.0)
+    monkeypatch.setattr("fivetune.training.answers.trimmed.TOLERANCE", -1.0)
     code, text = refused(capsys, model_folder, "--data", data, "--output", tmp_path / "new" / "out")
     assert code == 4 and "logits differ" in text
     assert list((tmp_path / "new").iterdir()) == []

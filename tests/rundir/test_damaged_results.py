@@ -13,7 +13,7 @@ import pytest
 from fake_run import fake_run, write_run
 
 from fivetune.cli import main
-from fivetune.report.run.trace import build_trace_page
+from fivetune.reading.report.run.trace import build_trace_page
 from fivetune.rundir import read_run
 from fivetune.rundir.records import Run
 

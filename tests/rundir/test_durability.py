@@ -11,9 +11,9 @@ import torch
 
 from fivetune.model.save import replace_folder
 from fivetune.rundir.checksums import MANIFEST, compute_crc32, write_checksums
-from fivetune.training.bucket import _fetch_checkpoint
-from fivetune.training.checkpoint import TrainingProgress, write_checkpoint
-from fivetune.training.snapshot import Snapshot
+from fivetune.training.state.bucket import _fetch_checkpoint
+from fivetune.training.state.checkpoint import TrainingProgress, write_checkpoint
+from fivetune.training.state.snapshot import Snapshot
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from fivetune.progress import Progress
 from fivetune.rundir import TELEMETRY, read_jsonl
 from fivetune.rundir.lines import JsonlFile, format_json_line, open_for_append
+from fivetune.rundir.progress import Progress
 
 
 class AlmostFull:

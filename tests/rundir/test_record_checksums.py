@@ -12,7 +12,7 @@ from fivetune.rundir import CHECKSUMS, EVALS, LOCK, STEPS, TELEMETRY, RunDir, re
 from fivetune.rundir.config_file import stamp_config
 from fivetune.rundir.reader import read_checksums
 from fivetune.rundir.record_checksums import describe_change
-from fivetune.training.scoring import record_evaluation
+from fivetune.training.answers.scoring import record_evaluation
 from tests.fake_run import fake_run, make_eval, write_run
 
 CHANGED = "differs from what the run wrote (its checksum differs). Unless you edited it, restore the file."

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from bucket import bucket, s3_server  # noqa: F401
 
-from fivetune.errors import ConfigError, FiveTuneEnvironmentError
-from fivetune.rundir import storage
-from fivetune.rundir.storage import (
+from fivetune.data import storage
+from fivetune.data.storage import (
     MissingObjectError,
     StorageError,
     delete_object,
@@ -25,6 +24,7 @@ from fivetune.rundir.storage import (
     put_object,
     try_repeatedly,
 )
+from fivetune.errors import ConfigError, FiveTuneEnvironmentError
 
 
 @pytest.fixture

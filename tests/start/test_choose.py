@@ -5,7 +5,7 @@ from __future__ import annotations
 import kit
 import pytest
 
-from fivetune.data.records import read_records
+from fivetune.data.readers.records import read_records
 from fivetune.errors import ConfigError, DataError
 from fivetune.start.choose import DoubtError, infer_task
 from fivetune.start.columns import build_table, describe_column

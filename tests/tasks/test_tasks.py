@@ -13,7 +13,7 @@ from pydantic import ValidationError
 import fivetune.tasks
 from fivetune import plugins
 from fivetune.errors import DataError
-from fivetune.metrics import list_score_names, load_metric
+from fivetune.scores.metrics import list_score_names, load_metric
 from fivetune.tasks import fill_template, list_input_columns, load_task
 from fivetune.tasks.jsonl import JSONL
 from fivetune.tasks.squad import SQuAD

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from transformers import AutoTokenizer
 
-from fivetune.data.encode import LengthLimits, encode
 from fivetune.data.examples import Source
 from fivetune.data.labels import read_label_set
-from fivetune.data.records import apply_task, read_records
-from fivetune.data.store import load_or_build_store
+from fivetune.data.readers.records import apply_task, read_records
+from fivetune.data.store.encode import LengthLimits, encode
+from fivetune.data.store.token_store import load_or_build_store
 from fivetune.errors import ConfigError, DataError, MissingLabelError
-from fivetune.metrics import load_metric
-from fivetune.metrics.classification import compute_label_rates, describe_majority
+from fivetune.scores.metrics import load_metric
+from fivetune.scores.metrics.classification import compute_label_rates, describe_majority
 from fivetune.tasks._posts import strip_markup
 from fivetune.tasks.bioasq_yesno import BioASQYesNo
 from fivetune.tasks.classification import Classification

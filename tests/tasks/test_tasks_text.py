@@ -13,9 +13,9 @@ from pydantic import ValidationError
 
 from fivetune.config import load_config
 from fivetune.config.recipes import find_recipe
-from fivetune.data.records import read_records
+from fivetune.data.readers.records import read_records
 from fivetune.errors import DataError
-from fivetune.metrics import score_all
+from fivetune.scores.metrics import score_all
 from fivetune.tasks.causalqa import CausalQA, is_causal
 from fivetune.tasks.gsm8k import GSM8K
 from fivetune.tasks.jsonl import JSONL

@@ -16,12 +16,15 @@ from safetensors.torch import load_file
 from fivetune import rundir
 from fivetune.config import load_config
 from fivetune.errors import ConfigError
-from fivetune.progress import Progress
 from fivetune.rundir.figures import find_exported_eval
-from fivetune.training import bucket, export, preflight, train
+from fivetune.rundir.progress import Progress
+from fivetune.training import export
 from fivetune.training.autotune.graphs import find_graph_obstacle
 from fivetune.training.averaging import compute_decay
-from fivetune.training.update import train_step
+from fivetune.training.checks import preflight
+from fivetune.training.run import train
+from fivetune.training.state import bucket
+from fivetune.training.step.update import train_step
 
 EMA = {"train__ema": 0.9}
 FREE = {"optimizer": {"name": "schedule_free", "lr": 1e-3}, "schedule": {"name": "constant", "warmup_steps": 2}}
@@ -204,7 +207,7 @@ def test_a_resumed_run_averages_the_best_checkpoints_of_all_its_parts(tmp_path, 
     kit.scored(monkeypatch, [10.0, 80.0, 70.0, *[20.0, 30.0, 85.0], 95.0])
     table = averaging(tmp_path, model_folder, 3)
     with monkeypatch.context() as patch:
-        patch.setattr("fivetune.training.export_model", lambda training: [])
+        patch.setattr("fivetune.training.run.export_model", lambda training: [])
         train(table, {"train.num_steps": 3}, preflight=False, quiet=True)
     run = train(table, resume=True, preflight=False, quiet=True)
     assert run.status.best and run.status.best.averaged == (2, 3, 6)
@@ -225,7 +228,7 @@ def test_a_damaged_checkpoint_is_left_out_of_the_mean(tmp_path, model_folder, mo
     kit.scored(monkeypatch, [80.0, 70.0, 90.0, 95.0])
     table = averaging(tmp_path, model_folder, 3, train__num_steps=3)
     with monkeypatch.context() as patch:
-        patch.setattr("fivetune.training.export_model", lambda training: [])
+        patch.setattr("fivetune.training.run.export_model", lambda training: [])
         train(table, preflight=False, quiet=True)
     (tmp_path / "run/checkpoints/1/model.safetensors").write_bytes(b"damaged")
     run = train(table, resume=True, preflight=False, quiet=True)
@@ -246,7 +249,7 @@ def test_the_best_checkpoints_are_kept_in_the_copy(tmp_path, model_folder, monke
     url = f"file://{tmp_path}/copy"
     table = averaging(tmp_path, model_folder, 2, checkpoint__url=url)
     with monkeypatch.context() as patch:
-        patch.setattr("fivetune.training.export_model", lambda training: [])
+        patch.setattr("fivetune.training.run.export_model", lambda training: [])
         patch.setattr(bucket.Uploader, "upload_results", lambda self, warn: None)
         train(table, {"train.num_steps": 4}, preflight=False, quiet=True)
     assert set(bucket.list_copied_steps(url)) == {1, 2, 3, 4}

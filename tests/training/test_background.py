@@ -13,7 +13,9 @@ import pytest
 
 from fivetune.errors import InterruptedRunError, RunDirError
 from fivetune.rundir.checksums import find_damage
-from fivetune.training import checkpoint, loop, train
+from fivetune.training import loop
+from fivetune.training.run import train
+from fivetune.training.state import checkpoint
 from reliability.warm import WarmProcess
 
 

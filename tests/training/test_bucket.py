@@ -18,13 +18,15 @@ from ranks import start_ranks
 
 from fivetune import cli, rundir
 from fivetune.config import load_config
-from fivetune.data.stream import TrainingStream
+from fivetune.data import storage
+from fivetune.data.storage import StorageError, delete_object, get_object, join_location, list_objects, put_object
+from fivetune.data.store.stream import TrainingStream
 from fivetune.errors import ConfigError, InterruptedRunError, RunDirError
-from fivetune.rundir import storage
 from fivetune.rundir.checksums import find_damage
-from fivetune.rundir.storage import StorageError, delete_object, get_object, join_location, list_objects, put_object
-from fivetune.training import bucket as copies
-from fivetune.training import checkpoint, loop, train
+from fivetune.training import loop
+from fivetune.training.run import train
+from fivetune.training.state import bucket as copies
+from fivetune.training.state import checkpoint
 from reliability.warm import WarmProcess
 
 STEPS = 6

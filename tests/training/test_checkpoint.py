@@ -18,16 +18,17 @@ import torch
 from safetensors.torch import load_file
 
 from fivetune import rundir
-from fivetune.data.batch import collate
+from fivetune.data.store.batch import collate
 from fivetune.errors import FiveTuneEnvironmentError, RunDirError
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.model.save import save_model
 from fivetune.rundir.checksums import write_checksums
 from fivetune.rundir.records import BestEval
-from fivetune.training import checkpoint, train
-from fivetune.training.checkpoint import TrainingProgress
-from fivetune.training.snapshot import get_random_states, set_random_states, take_snapshot
-from fivetune.training.update import train_step
+from fivetune.training.run import train
+from fivetune.training.state import checkpoint
+from fivetune.training.state.checkpoint import TrainingProgress
+from fivetune.training.state.snapshot import get_random_states, set_random_states, take_snapshot
+from fivetune.training.step.update import train_step
 
 FILES = ("model.safetensors", "state.pt", "state.json")
 

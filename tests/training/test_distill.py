@@ -18,19 +18,20 @@ import torch.nn.functional as F
 from ranks import start_ranks
 
 from fivetune.config import load_config
-from fivetune.data import distilled
-from fivetune.data.batch import collate, pad
-from fivetune.data.store import DamagedStoreError
-from fivetune.decode.records import Decoding
+from fivetune.data.store import distilled
+from fivetune.data.store.batch import collate, pad
+from fivetune.data.store.token_store import DamagedStoreError
 from fivetune.distributed.world import World
 from fivetune.errors import ConfigError, InterruptedRunError, ModelError
-from fivetune.estimation.recipe import build_workload
+from fivetune.fleet.estimation.recipe import build_workload
 from fivetune.model import objective
 from fivetune.model.backend import Forward
+from fivetune.model.decode.records import Decoding
 from fivetune.model.forward import shift_right
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.model.teacher import Teacher
-from fivetune.training import distill, loop, train
+from fivetune.training import distill, loop
+from fivetune.training.run import train
 from fivetune.training.setup import set_up
 
 

@@ -10,12 +10,12 @@ from fake_run import fake_run, make_eval, make_predictions, write_run
 from safetensors.torch import load_file
 
 from fivetune import cli, train
-from fivetune.evaluation.evaluator import Evaluator
-from fivetune.report import write_report
+from fivetune.reading.report import write_report
 from fivetune.rundir.checksums import find_damage, write_checksums
 from fivetune.rundir.confidence_file import read_temperature
 from fivetune.rundir.records import BestEval
 from fivetune.training import export
+from fivetune.training.answers.evaluator import Evaluator
 from fivetune.training.export import calibrate_confidence
 
 

@@ -11,10 +11,10 @@ import torch
 from fivetune.config import load_config
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError
 from fivetune.model.load import load_model_and_tokenizer
-from fivetune.optimizers import adamw_8bit
 from fivetune.training import setup
-from fivetune.training.groups import group_weights
-from fivetune.training.update import train_step
+from fivetune.training.optimizers import adamw_8bit
+from fivetune.training.step.groups import group_weights
+from fivetune.training.step.update import train_step
 
 
 @pytest.fixture(params=["t5", "v1_1", "umt5"])

@@ -18,18 +18,18 @@ import pytest
 
 import fivetune
 from fivetune import rundir
-from fivetune.analysis.calibration import apply_temperature, calibrate_prediction
 from fivetune.cli import main
-from fivetune.data.records import read_records
+from fivetune.data.readers.records import read_records
+from fivetune.delivery.serving.models import open_models
 from fivetune.errors import ConfigError, DataError, RunDirError
-from fivetune.evaluation.inputs import write_records
-from fivetune.evaluation.output import PREDICTED
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.rundir.checksums import MANIFEST, write_checksums
 from fivetune.rundir.confidence_file import write_confidence_file
 from fivetune.rundir.figures import select_evals_by_step
-from fivetune.serving.models import open_models
-from fivetune.training.inference import load_run, resolve_config
+from fivetune.scores.analysis.calibration import apply_temperature, calibrate_prediction
+from fivetune.training.answers.inference import load_run, resolve_config
+from fivetune.training.answers.inputs import write_records
+from fivetune.training.answers.output import PREDICTED
 
 
 @pytest.fixture(scope="module")
@@ -210,7 +210,7 @@ def test_answers_by_the_slower_path_say_why(
     assert main(["predict", str(run), "--inputs", question]) == 0
     usual = capsys.readouterr()
     fault = "Triton's attention kernels failed their test on this device: it took more than 180 s"
-    monkeypatch.setattr("fivetune.decode.explain_unsupported_device", lambda *request: fault)
+    monkeypatch.setattr("fivetune.model.decode.explain_unsupported_device", lambda *request: fault)
     assert main(["predict", str(run), "--inputs", question]) == 0
     slower = capsys.readouterr()
     assert slower.err.count(fault) == 1 and fault not in usual.err
@@ -356,7 +356,7 @@ def test_evaluate_after_a_resume_that_died_has_the_present_data(tmp_path: Path, 
     assert fivetune.evaluate(tmp_path / "run", split="eval").basis == rundir.read_evals(tmp_path / "run")[0].basis
     changes = {"data.eval": str(tmp_path / "train.json"), "train.num_steps": 2}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fivetune.training.run_training_loop", lambda training: pytest.exit("died"))
+        patch.setattr("fivetune.training.run.run_training_loop", lambda training: pytest.exit("died"))
         with pytest.raises(pytest.exit.Exception):
             fivetune.train(table, changes, resume=True, quiet=True, preflight=False)
     other = fivetune.evaluate(tmp_path / "run", split="eval")
@@ -468,7 +468,9 @@ def test_a_row_without_prediction_keeps_its_columns_and_its_reason(run: Path, tm
 def test_an_output_that_cannot_be_written_is_refused_first(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fivetune.training.inference.load_run", lambda *_, **__: pytest.fail("the run was opened"))
+    monkeypatch.setattr(
+        "fivetune.training.answers.inference.load_run", lambda *_, **__: pytest.fail("the run was opened")
+    )
     source = tmp_path / "new.csv"
     source.write_text(ROWS)
     for name, message in (

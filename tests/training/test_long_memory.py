@@ -17,7 +17,7 @@ from family_kit import make_family_model
 
 from fivetune.config.layers import as_yaml
 from fivetune.rundir import read_run
-from fivetune.training.preflight import find_kept_share
+from fivetune.training.checks.preflight import find_kept_share
 
 SIZES = {"d_model": 256, "d_kv": 64, "d_ff": 512, "local_radius": 127, "global_block_size": 16}
 UNITS = {"MiB": 2**20, "GiB": 2**30}

@@ -13,14 +13,14 @@ import torch
 
 from fivetune import rundir
 from fivetune.config import load_config
-from fivetune.data.batch import collate
+from fivetune.data.store.batch import collate
 from fivetune.errors import ConfigError
-from fivetune.report.run.settings import build_settings_section
+from fivetune.reading.report.run.settings import build_settings_section
 from fivetune.rundir.plan import read_plan
 from fivetune.rundir.records import BestEval, Run
-from fivetune.training import train
+from fivetune.training.run import train
 from fivetune.training.setup import Setup, set_up
-from fivetune.training.update import train_step
+from fivetune.training.step.update import train_step
 
 
 def make_tickets(folder: Path, model: Path, **overrides: Any) -> dict[str, Any]:

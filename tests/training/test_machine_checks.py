@@ -17,8 +17,8 @@ import torch
 from fivetune import installation
 from fivetune.cli import main
 from fivetune.model.shapes import KNOWN_SHAPES
-from fivetune.training import machine_checks
-from fivetune.training.machine_checks import run_machine_checks
+from fivetune.training.checks import machine_checks
+from fivetune.training.checks.machine_checks import run_machine_checks
 
 
 @pytest.fixture(autouse=True)

@@ -16,14 +16,14 @@ from fivetune import plugins
 from fivetune.config import load_config
 from fivetune.distributed.world import World
 from fivetune.errors import ConfigError
+from fivetune.machine.telemetry import devices
 from fivetune.model.precision import cast_weights, copy_weights, get_matmul_dtype
-from fivetune.optimizers.adamw import AdamW
-from fivetune.telemetry import devices
 from fivetune.training import setup as setting_up
 from fivetune.training.autotune import precision
 from fivetune.training.autotune.precision import adopt_trained_precision, choose_precision
-from fivetune.training.learner import ComputeConfig, build_optimizer, choose_compute, restore_process_settings
+from fivetune.training.optimizers.adamw import AdamW
 from fivetune.training.setup import Setup
+from fivetune.training.step.learner import ComputeConfig, build_optimizer, choose_compute, restore_process_settings
 
 CPU = ComputeConfig("cpu", "fp32")
 
@@ -178,7 +178,7 @@ def test_tf32_is_set_for_the_run_and_needs_its_units(tmp_path, model_folder, mon
     assert devices.explain_replaced_precision("tf32", "mps").startswith(words)
     for capability, expected in (((7, 5), "fp32"), ((8, 0), "tf32")):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda capability=capability: capability)
-        monkeypatch.setattr("fivetune.training.learner.pick_device", lambda asked: "cuda")
+        monkeypatch.setattr("fivetune.training.step.learner.pick_device", lambda asked: "cuda")
         section = SimpleNamespace(num_threads=1, precision="tf32")
         compute = choose_compute(SimpleNamespace(device="cuda", train=section))  # type: ignore[arg-type]
         assert compute.precision == expected and bool(compute.precision_why) == (expected == "fp32")

@@ -23,12 +23,12 @@ import fivetune
 from fivetune.cli import main
 from fivetune.commands.predict import _keep_answers as keep_answers
 from fivetune.errors import DataError
-from fivetune.evaluation import answer_log, output
-from fivetune.evaluation.answer_log import AnswerLog, AnswerWriter
-from fivetune.evaluation.inputs import InputRow
-from fivetune.evaluation.predicted_file import PredictedRow, PredictionCounts
 from fivetune.rundir.records import Candidate, Prediction
-from fivetune.training.inference import LoadedRun
+from fivetune.training.answers import answer_log, output
+from fivetune.training.answers.answer_log import AnswerLog, AnswerWriter
+from fivetune.training.answers.inference import LoadedRun
+from fivetune.training.answers.inputs import InputRow
+from fivetune.training.answers.predicted_file import PredictedRow, PredictionCounts
 
 
 @pytest.fixture(scope="module")
@@ -271,10 +271,11 @@ def test_a_kill_while_the_answers_are_removed_leaves_nothing_in_the_way(
 @pytest.mark.parametrize(
     ("function", "told"),
     [
-        ("fivetune.evaluation.answer_log.JsonlFile.append", "answers-0.jsonl: cannot be written: No space left on "
-         "device. The answers so far are kept: free space and run the same command again, or choose another --output."),
-        ("fivetune.data.store._make_staging_folder", "data: cannot be written: No space left on device. Free space, or "
-         "choose another --output."),
+        ("fivetune.training.answers.answer_log.JsonlFile.append", "answers-0.jsonl: cannot be written: No space left "
+         "on device. The answers so far are kept: free space and run the same command again, or choose another "
+         "--output."),
+        ("fivetune.data.store.token_store._make_staging_folder", "data: cannot be written: No space left on "
+         "device. Free space, or choose another --output."),
     ],
 )  # fmt: skip
 def test_a_full_disk_is_named(

@@ -21,8 +21,9 @@ from fivetune import cli
 from fivetune.errors import FiveTuneEnvironmentError, ModelError
 from fivetune.model.family import FAMILIES
 from fivetune.model.load import count_parameters, load_model_and_tokenizer
-from fivetune.training import preflight, train
-from fivetune.training.preflight import Check, run_checks
+from fivetune.training.checks import preflight
+from fivetune.training.checks.preflight import Check, run_checks
+from fivetune.training.run import train
 
 NAMES = [
     "data", "records", "leakage", "model", "characters", "truncation", "learning rate", "train step", "generation",

@@ -22,11 +22,12 @@ from hypothesis import strategies as st
 
 from fivetune import rundir
 from fivetune.errors import ConfigError, InterruptedRunError, RunDirError
-from fivetune.progress import Progress
 from fivetune.rundir import lock_folder
+from fivetune.rundir.progress import Progress
 from fivetune.rundir.records import Run
-from fivetune.training import checkpoint, train
 from fivetune.training.outcome import name_python_call
+from fivetune.training.run import train
+from fivetune.training.state import checkpoint
 from reliability.warm import WarmProcess, start_command
 
 CADENCE = {"eval__every_steps": 3, "checkpoint__every_steps": 2, "model__dropout": 0.1, "eval__metric": "HasAns_exact"}
@@ -199,7 +200,7 @@ def test_stopped_while_preparing(tmp_path, model_folder, monkeypatch):
 def test_stopped_while_the_run_is_opened(tmp_path, model_folder, monkeypatch, place):
     """A copy in a bucket takes minutes to fetch. Then the folder is free at once, also in a notebook."""
     table = _table(tmp_path, model_folder)
-    monkeypatch.setattr(f"fivetune.training.{place}", lambda *args, **options: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(f"fivetune.training.run.{place}", lambda *args, **options: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(
         InterruptedRunError, match=r"^stopped by SIGTERM. Nothing was trained, nothing is kept.$"
     ) as kept:

@@ -19,8 +19,10 @@ from fivetune.config.model import ModelSection
 from fivetune.errors import ConfigError, RunDirError
 from fivetune.rundir.checksums import write_checksums
 from fivetune.rundir.figures import find_exported_eval
-from fivetune.training import loop, resume, train
+from fivetune.training import loop
 from fivetune.training.machine import compute_weights_fingerprint
+from fivetune.training.run import train
+from fivetune.training.state import resume
 
 
 @pytest.fixture(scope="module")
@@ -242,7 +244,7 @@ def test_weights_of_a_damaged_best_checkpoint_are_not_exported(tmp_path, model_f
     kit.scored(monkeypatch, [9.0, 8.0])
     table = kit.recipe(tmp_path, model_folder, train__num_steps=2, eval__every_steps=1, eval__at_start=False)
     with monkeypatch.context() as patch:
-        patch.setattr("fivetune.training.export_model", lambda training: [])
+        patch.setattr("fivetune.training.run.export_model", lambda training: [])
         train(table, preflight=False, quiet=True)
     run = tmp_path / "run"
     weights = run / "checkpoints" / "1" / "model.safetensors"
@@ -344,7 +346,7 @@ def test_a_run_resumed_without_evaluation_data_keeps_the_best_of_a_subset(tmp_pa
     table = kit.recipe(tmp_path, model_folder, train__num_steps=3, eval__at_start=False, eval__max_examples=4)
     table["eval"]["every_steps"] = 1
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fivetune.training.export_model", lambda training: [])
+        patch.setattr("fivetune.training.run.export_model", lambda training: [])
         best = train(table, {"train.num_steps": 2}, preflight=False, quiet=True).status.best
     run = train(table, {"data.eval": []}, resume=True, preflight=False, quiet=True)
     assert (run.status.state, run.status.step, run.status.best) == ("finished", 3, best)

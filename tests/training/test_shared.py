@@ -11,9 +11,10 @@ import kit
 import pytest
 from ranks import start_ranks
 
+from fivetune.distributed import shared_folder as shared
 from fivetune.distributed.world import World
 from fivetune.errors import FiveTuneError
-from fivetune.training import shared, train
+from fivetune.training.run import train
 
 
 def train_as_node(table: dict[str, Any], folders: list[str]) -> int:
@@ -25,7 +26,7 @@ def train_as_node(table: dict[str, Any], folders: list[str]) -> int:
     check = shared.refuse_separate_folders
     patch = pytest.MonkeyPatch()
     look = partial(check, seconds=0.3, host=f"n{rank}")
-    patch.setattr("fivetune.training.refuse_separate_folders", look)
+    patch.setattr("fivetune.training.run.refuse_separate_folders", look)
     try:
         train(table, preflight=False, quiet=True)
     except FiveTuneError as error:

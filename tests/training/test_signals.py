@@ -13,8 +13,8 @@ from collections.abc import Callable
 import pytest
 
 from fivetune.commands import train
+from fivetune.distributed.processes.signals import SAVE_SIGNALS, STOP_SIGNALS, report_interrupts
 from fivetune.errors import IncompleteError, InterruptedRunError
-from fivetune.launch.signals import SAVE_SIGNALS, STOP_SIGNALS, report_interrupts
 from fivetune.training.signals import StopNowError, StopRequest
 
 
@@ -144,7 +144,7 @@ def test_a_signal_during_the_report_is_reported(signum):
     ],
 )
 def test_a_report_that_fails_after_training_says_that_the_model_is_there(monkeypatch, ending, error, words):
-    monkeypatch.setattr("fivetune.report.write_report", lambda folder: ending())
+    monkeypatch.setattr("fivetune.reading.report.write_report", lambda folder: ending())
     with pytest.raises(error) as caught:
         train._write_report("runs/x")
     assert str(caught.value).startswith(f"{words}The model is saved in runs/x/model. Write the report with: fivetune")

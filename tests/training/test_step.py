@@ -8,11 +8,11 @@ import kit
 import pytest
 import torch
 
-from fivetune.data.batch import collate
+from fivetune.data.store.batch import collate
 from fivetune.distributed.sharding import scale_gradients
 from fivetune.errors import NumericError
 from fivetune.model.loss import compute_head_losses
-from fivetune.training.update import train_step
+from fivetune.training.step.update import train_step
 
 
 @pytest.fixture

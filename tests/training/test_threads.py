@@ -12,7 +12,7 @@ from kit import recipe
 
 import fivetune
 from fivetune import cli
-from fivetune.telemetry.devices import find_bf16_units
+from fivetune.machine.telemetry.devices import find_bf16_units
 from fivetune.training import threads
 from fivetune.training.threads import ThreadControl, measure_threads
 

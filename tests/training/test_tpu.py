@@ -19,14 +19,15 @@ import torch
 from kit import recipe
 
 from fivetune.config import load_config
-from fivetune.data.batch import IGNORE_INDEX, collate, join_batches, pad
+from fivetune.data.store.batch import IGNORE_INDEX, collate, join_batches, pad
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError
-from fivetune.optimizers._traced import apply_update, compute_rates, create_state
-from fivetune.optimizers.adafactor import Adafactor
-from fivetune.optimizers.adamw import AdamW
-from fivetune.telemetry import devices
-from fivetune.training import learner, train
-from fivetune.training.inference import load_run
+from fivetune.machine.telemetry import devices
+from fivetune.training.answers.inference import load_run
+from fivetune.training.optimizers._traced import apply_update, compute_rates, create_state
+from fivetune.training.optimizers.adafactor import Adafactor
+from fivetune.training.optimizers.adamw import AdamW
+from fivetune.training.run import train
+from fivetune.training.step import learner
 
 HAS_JAX = find_spec("jax") is not None and find_spec("torchax") is not None
 TESTS = Path(__file__).parents[1]
@@ -157,7 +158,7 @@ def test_a_trained_run_answers_whatever_it_was_trained_with(tmp_path, model_fold
     monkeypatch.setattr(learner, "pick_device", lambda name: name)
     monkeypatch.setattr(learner, "count_tpu_chips", lambda: 4)
     chips = SimpleNamespace(Chips=lambda *_, **options: built.append(options["precision"]))
-    monkeypatch.setitem(sys.modules, "fivetune.training.tpu", chips)
+    monkeypatch.setitem(sys.modules, "fivetune.training.step.tpu", chips)
     if adapter == "prompt":
         with pytest.raises(ConfigError, match=r"device: tpu has no virtual tokens, which the run was trained with"):
             load_run(run, {"device": "tpu"})
@@ -186,7 +187,7 @@ def test_missing_packages_are_named(monkeypatch):
 
 @pytest.mark.skipif(not HAS_JAX, reason="torchax and jax are not installed (pip install -e '.[tpu]')")
 def test_without_chips_the_device_is_refused():
-    code = "from fivetune.telemetry.devices import pick_device; pick_device('tpu')"
+    code = "from fivetune.machine.telemetry.devices import pick_device; pick_device('tpu')"
     environ = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
     assert "device: tpu is not available, jax finds cpu" in done.stderr or "device: tpu cannot start" in done.stderr

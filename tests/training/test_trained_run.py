@@ -20,14 +20,15 @@ import pytest
 
 import fivetune
 from fivetune import cli, rundir
-from fivetune.data.tables import iter_rows
+from fivetune.data.readers.tables import iter_rows
+from fivetune.delivery.serving.models import open_models
 from fivetune.errors import ConfigError, DataError, FiveTuneEnvironmentError, InterruptedRunError, RunDirError
-from fivetune.evaluation.batch_size import AutoBatchSize
-from fivetune.evaluation.evaluator import Evaluator
-from fivetune.evaluation.requests import list_inputs
-from fivetune.progress import Progress
-from fivetune.serving.models import open_models
-from fivetune.training.inference import load_run
+from fivetune.plugins import KINDS
+from fivetune.rundir.progress import Progress
+from fivetune.training.answers.batch_size import AutoBatchSize
+from fivetune.training.answers.evaluator import Evaluator
+from fivetune.training.answers.inference import load_run
+from fivetune.training.answers.requests import list_inputs
 
 CLASSIFY = {"task": {"name": "classification", "inputs": "colour: {thing}", "label": "colour"}}
 FAST = {"train.num_steps": 2, "eval.every_steps": 2, "eval.at_start": False}
@@ -71,7 +72,7 @@ def test_the_model_is_loaded_once_and_only_for_answers(
         loads.append(folder)
         return whole(folder, *args, **options)
 
-    monkeypatch.setattr("fivetune.training.trained_run.load_run", count)
+    monkeypatch.setattr("fivetune.training.answers.trained_run.load_run", count)
     opened = fivetune.open_run(run.folder)
     assert opened.scores and opened.status.state == "finished" and not loads
     record = {"question": "What has Ann?", "context": "Ann has a red hat."}
@@ -152,7 +153,7 @@ def test_auto_fits_the_batch_into_the_free_memory(run: fivetune.TrainedRun, monk
     loaded = load_run(run.folder)
     evaluator, sizes = loaded.build_evaluator(), dict[float, int]()
     for free in (1e12, 4e6, 1.0):
-        monkeypatch.setattr("fivetune.evaluation.batch_size.measure_free_bytes", lambda kind, free=free: free)
+        monkeypatch.setattr("fivetune.training.answers.batch_size.measure_free_bytes", lambda kind, free=free: free)
         sizes[free] = AutoBatchSize().choose(evaluator, loaded.model)
     assert sizes[1e12] == 64 and sizes[1.0] == 1 and 1 < sizes[4e6] < 64
 
@@ -290,7 +291,8 @@ def test_only_data_may_be_a_frame(tmp_path: Path, model_folder: Path) -> None:
 
 def test_pandas_and_datasets_are_not_imported() -> None:
     code = (
-        "import sys, fivetune.training.trained_run; from fivetune.evaluation.requests import list_inputs; "
+        "import sys, fivetune.training.answers.trained_run\n"
+        "from fivetune.training.answers.requests import list_inputs\n"
         "assert list_inputs([{'a': 1}]) and not {'pandas', 'datasets'} & {*sys.modules}"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -390,7 +392,7 @@ def test_a_data_file_is_trained_and_errors_name_arguments_of_python(tmp_path, mo
 OWN = {  # plugins of one's own; each is a kind of which no answer of a trained run needs one
     "metrics": """
 from typing import ClassVar
-from fivetune.metrics import PerExample
+from fivetune.scores.metrics import PerExample
 class Own(PerExample):
     main: ClassVar = "own_length"
     score_names: ClassVar = ("own_length", "total")
@@ -400,12 +402,12 @@ class Own(PerExample):
     def score_one(self, prediction, references, details):
         return {"own_length": min(1.0, len(prediction) / 99)}
 """,
-    "optimizers": "from fivetune.optimizers.sgd import SGD\nclass Own(SGD):\n    pass\n",
-    "schedules": "from fivetune.schedules.constant import Constant\nclass Own(Constant):\n    pass\n",
-    "strategies": "from fivetune.strategies.single import Single\nclass Own(Single):\n    pass\n",
+    "optimizers": "from fivetune.training.optimizers.sgd import SGD\nclass Own(SGD):\n    pass\n",
+    "schedules": "from fivetune.training.schedules.constant import Constant\nclass Own(Constant):\n    pass\n",
+    "strategies": "from fivetune.training.strategies.single import Single\nclass Own(Single):\n    pass\n",
     "sinks": """
 from typing import ClassVar
-from fivetune.sinks import Sink
+from fivetune.training.sinks import Sink
 class Writer:
     def step(self, record): pass
     def evaluation(self, record): pass
@@ -423,7 +425,7 @@ def test_a_run_answers_where_the_plugins_of_its_training_are_absent(
 ) -> None:
     """A run with a metric of one's own could not predict, serve or be exported elsewhere."""
     folder = tmp_path / "plugins"
-    packages = {kind: importlib.import_module(f"fivetune.{kind}") for kind in OWN}
+    packages = {kind: importlib.import_module(KINDS[kind]) for kind in OWN}
     with monkeypatch.context() as here:
         here.setenv("FIVETUNE_PLUGINS", str(folder))
         for kind, text in OWN.items():
@@ -439,7 +441,7 @@ def test_a_run_answers_where_the_plugins_of_its_training_are_absent(
         run = fivetune.train(given, FAST, quiet=True, preflight=False)
         before = [one.prediction for one in run.predict(["red hat", "blue hat"])]
     for kind, package in packages.items():
-        sys.modules.pop(f"fivetune.{kind}.own", None)
+        sys.modules.pop(f"{KINDS[kind]}.own", None)
         vars(package).pop("own", None)
 
     here = fivetune.open_run(run.folder)

@@ -14,15 +14,17 @@ from safetensors.torch import load_file
 
 import fivetune
 from fivetune import cli, rundir
-from fivetune.data.batch import collate
-from fivetune.diagnosis.stats import collect_run_stats
+from fivetune.data.store.batch import collate
 from fivetune.errors import ConfigError, DataError, FiveTuneEnvironmentError, NumericError, RunDirError
-from fivetune.metrics.squad_v2 import SQuADV2 as SquadV2Metric
+from fivetune.machine.telemetry.devices import pick_device, pick_precision, translate_oom_errors
 from fivetune.model.backend import Forward
-from fivetune.progress import Progress
+from fivetune.reading.diagnosis.stats import collect_run_stats
+from fivetune.rundir.progress import Progress
 from fivetune.rundir.records import BestEval, Run
-from fivetune.telemetry.devices import pick_device, pick_precision, translate_oom_errors
-from fivetune.training import loop, setup, train
+from fivetune.scores.metrics.squad_v2 import SQuADV2 as SquadV2Metric
+from fivetune.training import loop, setup
+from fivetune.training import run as training_run
+from fivetune.training.run import train
 
 POISONED = "decoder.block.1.layer.2.DenseReluDense.wo"
 
@@ -288,7 +290,7 @@ def test_lost_best_checkpoint_is_reported(tmp_path, model_folder, monkeypatch, c
 
 def _poisoned_after(step: int, monkeypatch):
     """A run whose weights get an inf after `step` optimizer steps."""
-    whole = fivetune.training.set_up
+    whole = training_run.set_up
 
     def set_up(config, **kwargs):
         setup, steps = whole(config, **kwargs), iter(range(1, 99))
@@ -300,7 +302,7 @@ def _poisoned_after(step: int, monkeypatch):
         setup.learner.optimizer.register_step_post_hook(poison)
         return setup
 
-    monkeypatch.setattr(fivetune.training, "set_up", set_up)
+    monkeypatch.setattr(training_run, "set_up", set_up)
 
 
 def test_loss_that_is_not_finite_stops_the_run(tmp_path, model_folder, monkeypatch):
@@ -339,14 +341,14 @@ def test_gradient_that_is_not_finite_stops_too(tmp_path, model_folder):
 
 
 def test_numeric_trouble_in_preflight_has_its_exit_code(tmp_path, model_folder, monkeypatch):
-    whole = fivetune.training.set_up
+    whole = training_run.set_up
 
     def set_up(config, **kwargs):
         setup = whole(config, **kwargs)
         setup.learner.model.get_submodule(POISONED).weight.data[0, 0] = math.inf
         return setup
 
-    monkeypatch.setattr(fivetune.training, "set_up", set_up)
+    monkeypatch.setattr(training_run, "set_up", set_up)
     with pytest.raises(NumericError, match=r"^pre-flight: train step: .*loss nan"):
         _train(tmp_path, model_folder, preflight=True)
 

@@ -15,13 +15,14 @@ import torch
 from transformers import AutoTokenizer, T5ForConditionalGeneration
 
 from fivetune.config import load_config
-from fivetune.data.batch import collate, pad
+from fivetune.data.store.batch import collate, pad
 from fivetune.errors import ConfigError
 from fivetune.model import files
-from fivetune.optimizers._batched_adafactor import BatchedAdafactor, compute_base_rate
-from fivetune.training import loop, train
+from fivetune.training import loop
+from fivetune.training.optimizers._batched_adafactor import BatchedAdafactor, compute_base_rate
+from fivetune.training.run import train
 from fivetune.training.setup import Setup, build_decoding, set_up
-from fivetune.training.update import train_step
+from fivetune.training.step.update import train_step
 
 # A setting with another value that must change what `observe` sees; the base is that of kit.recipe.
 ACTING: dict[str, Any] = {

@@ -20,9 +20,9 @@ from fivetune.model.cuda.optimizer import ALIGNMENT, NORM, POWER1, POWER2, STEPS
 from fivetune.model.cuda.random import draw_seeds_together
 from fivetune.model.cuda.static_step import CapturedStep, GraphRecorder, StaticBatch, compute_static_losses
 from fivetune.model.cuda.tiles import round_up
-from fivetune.model.kept import KeptWeights
 from fivetune.model.objective import PLAIN, Objective
 from fivetune.model.precision import get_matmul_dtype
+from fivetune.model.weight_cache import KeptWeights
 from fivetune.types import Autocast, Batch, TorchState
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from fivetune.distributed.world import World
     from fivetune.model.modules import T5Model
-    from fivetune.training.learner import ComputeConfig
+    from fivetune.training.step.learner import ComputeConfig
     from fivetune.types import Batch
 
 NUM_TRIALS = 5

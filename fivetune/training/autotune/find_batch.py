@@ -13,17 +13,17 @@ from functools import partial
 import numpy as np
 
 from fivetune.config import RunConfig
-from fivetune.data.batch import collate
+from fivetune.data.store.batch import collate
 from fivetune.errors import ConfigError
-from fivetune.progress import ProgressCallback, ignore_progress
+from fivetune.machine.telemetry.devices import translate_oom_errors
 from fivetune.rundir.finders import BatchTest, Speed
-from fivetune.telemetry.devices import translate_oom_errors
+from fivetune.rundir.progress import ProgressCallback, ignore_progress
 from fivetune.training.autotune.find_lr import as_single_process
 from fivetune.training.autotune.micro_batch import find_largest_fit
 from fivetune.training.autotune.probe import forward_backward, measure_seconds, restore_state
-from fivetune.training.groups import count_state_bytes
-from fivetune.training.learner import Learner
 from fivetune.training.setup import Setup, set_up
+from fivetune.training.step.groups import count_state_bytes
+from fivetune.training.step.learner import Learner
 from fivetune.types import Batch
 
 DEFAULT_LARGEST_SIZE = 256  # if the recipe sets no global batch

@@ -19,15 +19,15 @@ from functools import partial
 from fivetune import plugins
 from fivetune.config import RunConfig
 from fivetune.config.data import NO_SPLIT
-from fivetune.data.stream import TrainingStream
+from fivetune.data.store.stream import TrainingStream
 from fivetune.errors import ConfigError, NumericError
-from fivetune.progress import ProgressCallback, ignore_progress
+from fivetune.machine.telemetry.devices import translate_oom_errors
 from fivetune.rundir.finders import RangeTest
-from fivetune.telemetry.devices import translate_oom_errors
+from fivetune.rundir.progress import ProgressCallback, ignore_progress
 from fivetune.training.autotune.probe import restore_learner
-from fivetune.training.learner import Learner, build_optimizer
 from fivetune.training.setup import set_up
-from fivetune.training.update import train_step
+from fivetune.training.step.learner import Learner, build_optimizer
+from fivetune.training.step.update import train_step
 
 SMOOTHING = 0.9  # weight of the previous average: a mean over about ten steps
 DIVERGENCE_FACTOR = 4.0  # times the lowest smoothed loss

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fivetune.data.batch import split_batch
+from fivetune.data.store.batch import split_batch
 from fivetune.distributed.pipeline import find_stage
 from fivetune.errors import ConfigError, is_out_of_memory, refuse_broken_context
 from fivetune.model.attention import explain_unsupported_device

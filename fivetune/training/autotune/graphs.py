@@ -36,9 +36,9 @@ from fivetune.training.autotune.probe import (
     save_weights,
     synchronize,
 )
-from fivetune.training.learner import Learner, build_optimizer, get_peak_lr
 from fivetune.training.setup import Setup
-from fivetune.training.update import make_nonfinite_flag, train_step
+from fivetune.training.step.learner import Learner, build_optimizer, get_peak_lr
+from fivetune.training.step.update import make_nonfinite_flag, train_step
 from fivetune.types import Batch
 
 TOLERANCES = {"fp32": 1e-4, "tf32": 2e-3, "bf16": 2e-2}

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fivetune.data.batch import collate
-from fivetune.data.store import TokenStore
+from fivetune.data.store.batch import collate
+from fivetune.data.store.token_store import TokenStore
 from fivetune.errors import format_size, is_out_of_memory
+from fivetune.machine.telemetry.devices import translate_oom_errors
+from fivetune.machine.telemetry.memory import get_free_bytes, get_used_bytes, measure_peak_bytes
 from fivetune.model.backend import Forward
 from fivetune.rundir.finders import Fit
-from fivetune.telemetry.devices import translate_oom_errors
-from fivetune.telemetry.memory import get_free_bytes, get_used_bytes, measure_peak_bytes
 from fivetune.training.autotune.probe import forward_backward, restore_state
 
 if TYPE_CHECKING:

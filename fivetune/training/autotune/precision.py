@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from fivetune.data.batch import split_batch
+from fivetune.data.store.batch import split_batch
 from fivetune.errors import ConfigError
+from fivetune.machine.telemetry.devices import find_bf16_units
 from fivetune.model.backend import Forward
-from fivetune.telemetry.devices import find_bf16_units
 from fivetune.training.autotune.probe import forward_backward, measure_best_seconds, restore_state
-from fivetune.training.learner import ComputeConfig
+from fivetune.training.step.learner import ComputeConfig
 from fivetune.types import Batch
 
 if TYPE_CHECKING:

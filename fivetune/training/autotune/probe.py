@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from fivetune.model.backend import Forward
-from fivetune.training.learner import Learner
-from fivetune.training.snapshot import get_random_states, set_random_states
+from fivetune.training.state.snapshot import get_random_states, set_random_states
+from fivetune.training.step.learner import Learner
 from fivetune.types import Batch
 
 if TYPE_CHECKING:

@@ -29,13 +29,14 @@ from fivetune.model.cuda import dispatch, kernel_trial
 from fivetune.model.cuda.buckets import plan_buckets
 from fivetune.model.cuda.optimizer import FlatAdamW
 from fivetune.model.objective import PLAIN, Objective
-from fivetune.training import checkpoint, train
 from fivetune.training.autotune import capture_trial
 from fivetune.training.autotune import graphs as capture
 from fivetune.training.autotune.graphs import count_micro_batches, decide_graphs, find_graph_obstacle
-from fivetune.training.checkpoint import TrainingProgress
-from fivetune.training.snapshot import take_snapshot
-from fivetune.training.update import refuse_nonfinite, train_step
+from fivetune.training.run import train
+from fivetune.training.state import checkpoint
+from fivetune.training.state.checkpoint import TrainingProgress
+from fivetune.training.state.snapshot import take_snapshot
+from fivetune.training.step.update import refuse_nonfinite, train_step
 
 pytestmark = pytest.mark.slow
 

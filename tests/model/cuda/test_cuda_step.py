@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.workloads import WORKLOADS
-from fivetune.data.stream import BatchPlan, make_length_bucketed_batches
+from fivetune.data.store.stream import BatchPlan, make_length_bucketed_batches
 from fivetune.errors import FiveTuneEnvironmentError
 from fivetune.model.cuda.buckets import Bucket, Buckets, describe_batch, plan_buckets
 from fivetune.model.cuda.static_step import (

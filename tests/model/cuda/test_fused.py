@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
 pytest.importorskip("triton", reason="the package triton is not installed; it exists for Linux only")
 
-from fivetune.model import flat, kept
+from fivetune.model import flat
+from fivetune.model import weight_cache as kept
 from fivetune.model.attention import compute_relative_buckets, get_relative_buckets
 from fivetune.model.cuda import attention, cross_entropy, dispatch, norm, pointwise, rows, tiles
 from fivetune.model.cuda.buckets import Buckets

@@ -137,7 +137,7 @@ def test_small_heads_have_tiles_without_wgmma():
 BROKEN = """
 import sys
 sys.modules["triton"] = None  # every import of it fails
-from fivetune.decode import generate
+from fivetune.model.decode import generate
 from fivetune.model.attention import explain_unsupported_kernel
 """
 

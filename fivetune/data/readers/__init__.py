@@ -1,0 +1,1 @@
+"""From files, folders, tables and hub names to raw records."""

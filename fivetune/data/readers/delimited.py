@@ -1,0 +1,603 @@
+"""Read records from tables of text: find the separator, the use of quotes and the header, then read row by row.
+
+In: a binary stream. Out: TableRow or BadRecord per row; every line of the file is part of one of them, the header, or
+blank. Separators are the comma, tab, semicolon and vertical bar, or a run of several marks (`|||`, `####`).
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from fivetune.data.quotes import Quoting, are_quotes_well_formed
+from fivetune.data.readers.source_files import (
+    HEAD_BYTES,
+    MAX_RECORD_BYTES,
+    BadRecord,
+    format_too_long_message,
+    get_data_suffix,
+    make_utf8_error,
+    quote_value,
+    read_lines,
+)
+from fivetune.errors import DataError
+from fivetune.types import RawRecord
+
+BOM = b"\xef\xbb\xbf"
+SEPARATORS = "\t;,|"  # where several divide all lines alike: the one that sentences hold least often
+PROSE_SEPARATORS = ";,"  # sentences hold them, followed by a space or at the end of a line
+BY_SUFFIX = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
+MAX_ABOVE = 20  # lines of a title, a licence or comments above the header
+SAMPLE_ROWS = 100  # that show the separator, and whether there is a header
+ROWS_OF_STYLE = 1_000  # most of which have quoted cells: then all quotes are read so
+MIN_PROSE_LINES = 5  # that show that nothing divides them alike
+MAX_ALIKE, MAX_PROSE_ALIKE = 0.2, 0.5  # share of lines as wide as the first below which nothing divides them
+MAX_TRUSTED_LINES = 20  # of a quoted cell, of which each line could be a record
+MIN_GAIN = 0.05  # share of lines that unusual quotes read more than usual ones, to be believed if not well-formed
+MIN_SHARE_ALIKE = 0.9  # of the sampled lines of a file whose suffix does not say that it is a table
+SENTENCE_END = re.compile(r"[.!?。！？।؟][\"'”’»)]*\s*$")
+QUESTION_END = re.compile(r"[?？؟][\"'”’»)]*\s*$")
+HEADER_WORDS = re.compile(
+    r"id|text|labels?|sentence\d?|title|category|class|review|summary|document|article|questions?|answers?|context|"
+    r"inputs?|outputs?|targets?|source|prompt|response|instruction|intent",
+    re.IGNORECASE,
+)
+
+
+class TableRow(NamedTuple):
+    """A row of a table that is not a record yet; `number` is its first line, from 1."""
+
+    path: Path
+    number: int
+    header: Sequence[str]
+    cells: list[str]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(map(len, self.cells))
+
+    def parse(self) -> RawRecord | BadRecord:
+        where, num = f"{self.path}:{self.number}", len(self.header)
+        if len(self.cells) >= num and not any(self.cells[num:]):  # separators at the end of lines alone
+            return RawRecord(dict(zip(self.header, self.cells[:num], strict=True)), where)
+        first = quote_value(self.cells[0], limit=30)
+        return BadRecord(
+            where,
+            f"{len(self.cells)} cells, beginning with {first}, but the header has {len(self.header)}. "
+            "Allowed is one cell per column, in double quotes if it holds a delimiter. Correct the row.",
+        )
+
+
+# --- separator ---
+
+
+def find_separator(head: str, path: Path) -> str:
+    """Return the separator of a table: it divides all of the first hundred lines alike; "" if nothing does.
+
+    The suffix only breaks ties, and decides where some lines differ. Of several marks in a row all are the separator.
+
+    >>> find_separator('"a,b,c";d\\n"e";f\\n', Path("a.csv")), find_separator("text\\n", Path("a.tsv"))
+    (';', '\\t')
+    >>> find_separator("Title, short\\tlabel\\nGood, long\\tpos\\n", Path("a.tsv"))
+    '\\t'
+    >>> find_separator("good ||| pos\\nbad ||| neg\\n", Path("a.txt"))
+    '|||'
+    """
+    suffix = get_data_suffix(path)
+    shares = {one: 0.0 if not suffix and _is_prose(head, one) else _measure_alike(head, one) for one in SEPARATORS}
+    by_suffix = BY_SUFFIX.get(suffix, "")
+    alike = [one for one in SEPARATORS if shares[one] == 1]
+    enclosing = [one for one in SEPARATORS if any(_are_cells_enclosed(head, one, mark) for mark in "\"'")]
+    if enclosing and max(map(shares.__getitem__, enclosing)) >= MIN_SHARE_ALIKE:  # other separators are within quotes
+        alike = [one for one in enclosing if shares[one] >= MIN_SHARE_ALIKE]
+    if not {*alike} - {"|"} and (marks := _find_marks(head)):
+        return marks
+    if alike:
+        return by_suffix if by_suffix in alike else alike[0]
+    best = max(SEPARATORS, key=lambda one: (shares[one], one == by_suffix))
+    return best if shares[best] > (0 if suffix else MIN_SHARE_ALIKE) else by_suffix
+
+
+def has_columns(head: str, path: Path) -> bool:
+    """Return whether something may divide the lines of a file into columns: it is no prose with differing commas.
+
+    >>> has_columns("one, two, three\nfour, five\nsix\nno, no, no, no\nso, so\n", Path("a.csv"))
+    False
+    """
+    start, separator = find_start(head, path)
+    rest = "\n".join(head.split("\n")[start - 1 :])
+    num_lines = sum(map(bool, map(str.strip, rest.split("\n")[:SAMPLE_ROWS])))
+    first = split_plain(rest.partition("\n")[0], separator or ",")
+    if separator not in PROSE_SEPARATORS or len(first) < 2 or _is_known(first) or num_lines < MIN_PROSE_LINES:
+        return True
+    return _measure_alike(rest, separator) >= (MAX_PROSE_ALIKE if _is_prose(rest, separator) else MAX_ALIKE)
+
+
+def find_start(head: str, path: Path) -> tuple[int, str]:
+    """Return the number of the header's line, from 1, and the separator; "" if nothing divides the lines.
+
+    Above the header may be the line that Excel reads and writes, `sep=;`, and lines with fewer cells than all others: a
+    title, a licence, comments.
+
+    >>> find_start("sep=|\\na|b\\n", Path("a.csv"))
+    (2, '|')
+    >>> find_start("Tickets, all\\n\\nid,text,label\\n1,Late,no\\n2,Lost,yes\\n", Path("a.csv"))
+    (3, ',')
+    """
+    if named := re.match(r'\s*"?sep=([^\n\w"])"?[;,\t]*\r?\n', head, re.IGNORECASE):
+        return 2, named[1]
+    lines = head.split("\n")
+    separator = find_separator(head, path)
+    for start in range(min(MAX_ABOVE, len(lines))):
+        rest = "\n".join(lines[start:])
+        own = find_separator(rest, path) if start else separator
+        if own and lines[start].strip() and _is_header(lines[:start], rest, own):
+            return start + 1, own
+    return 1, separator
+
+
+def _is_header(above: Sequence[str], rest: str, separator: str) -> bool:
+    """Return whether the first line has as many cells as those below, and the lines above it are text."""
+    first, *others = _sample_rows(rest, separator, _sample_quoting(rest, separator)) or [[]]
+    num_alike = sum(len(row) == len(first) for row in others)
+    if len(first) < 2 or num_alike < max(2, MIN_SHARE_ALIKE * len(others)):
+        return False
+    is_text = not _is_known(first) and _is_text(rest.partition("\n")[0], separator)
+    is_short = len(first) > 2 and _count_cells(first) < max(map(_count_cells, others))  # as Excel writes it: Tickets;;;
+    if is_text and (is_short or _is_known(others[0])):
+        return False
+    if any(_is_known(split_plain(line, separator)) or not _is_text(line, separator) for line in above):
+        return False
+    return not above or not _is_prose(rest, separator)
+
+
+def _is_known(cells: Sequence[str]) -> bool:
+    return any(HEADER_WORDS.fullmatch(cell.strip()) for cell in cells)
+
+
+def _is_text(line: str, separator: str) -> bool:
+    """Return whether a line is a comment, a sentence, one cell or blank."""
+    return line.startswith("#") or _is_prose(line, separator) or _count_cells(split_plain(line, separator)) < 2
+
+
+def _count_cells(cells: Sequence[str]) -> int:
+    """Count the cells of a row, empty ones at its end left out."""
+    return max((place for place, cell in enumerate(cells, 1) if cell.strip()), default=0)
+
+
+def _is_prose(head: str, separator: str) -> bool:
+    """Return whether a separator is followed by a space or a line end in most places: it is part of sentences."""
+    in_prose = re.findall(rf"{re.escape(separator)}(?=[ \r\n])", head)
+    return separator in PROSE_SEPARATORS and 2 * len(in_prose) > head.count(separator)
+
+
+def _measure_alike(head: str, separator: str) -> float:
+    """Return the share of the first lines with as many cells as the first one, 0 if that has one cell.
+
+    Lines are counted by quoted and by plain cells; the larger share counts.
+    """
+    shares = [0.0]
+    for quoting in (*_list_quotings(head, separator), Quoting("")):
+        widths = [len(row) for row in _sample_rows(head, separator, quoting)]
+        if widths and widths[0] > 1:
+            shares.append(widths.count(widths[0]) / len(widths))
+    return max(shares)
+
+
+def _are_cells_enclosed(head: str, separator: str, mark: str) -> bool:
+    """Return whether most lines have a cell between quotes."""
+    divider = re.escape(separator)
+    cell = re.compile(rf"(?:^|{divider}){mark}[^{mark}]+{mark}(?={divider}|\r?$)")
+    lines = head.split("\n")
+    return 2 * sum(bool(cell.search(line)) for line in lines) > len(lines)
+
+
+def _sample_rows(head: str, separator: str, quoting: Quoting) -> list[list[str]]:
+    """Return the cells of the first SAMPLE_ROWS rows; a row that the head cuts off is left out."""
+    lines = [line for line in head.split("\n") if line.strip("\r")]
+    if len(head) >= HEAD_BYTES // 4 and len(lines) > 1:  # a character of UTF-8 has four bytes at most
+        del lines[-1]
+    if not quoting.mark:
+        return [split_plain(line, separator) for line in lines[:SAMPLE_ROWS]]
+    rows: list[list[str]] = []
+    with suppress(csv.Error):
+        ended = quoting.normalize(f"{line}\n" for line in lines)
+        rows.extend(islice(csv.reader(ended, delimiter=separator, quotechar=quoting.mark), SAMPLE_ROWS))
+    return rows
+
+
+def _sample_quoting(head: str, separator: str) -> Quoting:
+    return _list_quotings(head, separator)[0] if len(separator) == 1 else Quoting("")
+
+
+def _find_marks(head: str) -> str:
+    """Return the run of two or more marks that divides all of the first lines alike; "" if there is none."""
+    lines = [line for line in head.split("\n")[:SAMPLE_ROWS] if line.strip()]
+    runs = re.findall(r"[|#:~^@$+*=]{2,}", lines[0]) if lines else []
+    for marks in runs:
+        if {len(line.split(marks)) for line in lines} == {len(lines[0].split(marks))}:
+            return marks
+    return ""
+
+
+def split_plain(line: str, separator: str) -> list[str]:
+    """Divide a line without quoting; cells beside several marks lose the spaces around these.
+
+    >>> split_plain('"a" b\\tc\\r\\n', "\\t"), split_plain("a ||| b", "|||")
+    (['"a" b', 'c'], ['a', 'b'])
+    """
+    cells = line.removesuffix("\n").removesuffix("\r").split(separator)
+    return [cell.strip(" ") for cell in cells] if len(separator) > 1 else cells
+
+
+# --- quotes ---
+
+
+def _find_quoting(file: IO[bytes], start: int, separator: str, rest: str) -> Quoting:
+    """Return how the cells of a table are quoted.
+
+    Quotes that are well-formed over the whole file are trusted where commas or semicolons, which prose holds, divide
+    the cells.
+
+    Args:
+        start: number of the first line of the table.
+        rest: the beginning of the table.
+    """
+    if len(separator) > 1:
+        return Quoting("")
+    ways = _list_quotings(rest, separator)
+    for way in ways if separator in PROSE_SEPARATORS else ():
+        _skip_to_line(file, start)
+        if are_quotes_well_formed(file, separator, way):
+            return way._replace(is_trusted=True)
+    if _measure_read(rest, separator, ways[0]) > _measure_read(rest, separator, Quoting()) + MIN_GAIN:
+        return ways[0]
+    _skip_to_line(file, start)
+    texts = (line.removeprefix(BOM).decode(errors="replace") for _, line in read_lines(file) if line.strip(b"\r\n"))
+    return _weigh_quotes(texts, separator)
+
+
+def _list_quotings(head: str, separator: str) -> list[Quoting]:
+    """List the ways in which quotes may enclose the cells of a table, those first that read more of its lines."""
+    ways = [Quoting(is_escaped=True)] if '\\"' in head else []
+    if re.search(rf"(?:^|{re.escape(separator)})'", head, re.MULTILINE):
+        ways += [Quoting("'"), Quoting("'", is_escaped=True)]
+    usual = _measure_read(head, separator, Quoting()) if ways else 0
+    shares = {way: _measure_read(head, separator, way) for way in ways}
+    is_single = _are_cells_enclosed(head, separator, "'")
+    better = [way for way in ways if shares[way] > usual or (shares[way] == usual and is_single and way.mark == "'")]
+    return [*sorted(better, key=shares.__getitem__, reverse=True), Quoting()]
+
+
+def _measure_read(head: str, separator: str, quoting: Quoting) -> float:
+    """Return the share of the first lines that are in records without an error, as wide as most."""
+    lines = head.split("\n")[:ROWS_OF_STYLE]
+    records = list(_iter_quoted((f"{line}\n" for line in lines[:-1]), 1, separator, quoting))
+    widths = Counter(len(record.cells) for record in records if record.cells)
+    width = max(widths, key=widths.__getitem__, default=0)
+    num_read = sum(len(record.lines) for record in records if len(record.cells) == width > 1)
+    return num_read / max(1, len(lines) - 1)
+
+
+def _weigh_quotes(lines: Iterable[str], separator: str) -> Quoting:
+    """Return whether the double quotes of a table enclose cells, by comparing both ways to read each quote.
+
+    A way is right for a line if its record has as many cells as the first one. Where lines that are whole records by
+    themselves would become one cell, the quotes do not enclose it. A table most of whose rows have quoted cells is
+    quoted. Commas and semicolons need quotes in prose, so such a table is only read without if rows would vanish.
+    """
+    plain_width = quoted_width = 0
+    num_rows = num_plain = num_quoted = num_swallowed = num_styled = 0
+    for record in _iter_quoted(lines, 1, separator, Quoting()):
+        own, cells = record.lines, record.cells
+        num_rows += 1
+        if plain_width and '"' not in own[0]:
+            continue
+        plain_width = plain_width or len(split_plain(own[0], separator))
+        quoted_width = quoted_width or len(cells) or plain_width
+        num_plain += sum(len(split_plain(line, separator)) == plain_width for line in own)
+        if (cells or separator not in PROSE_SEPARATORS) and is_swallowed(own, cells, separator, plain_width):
+            num_swallowed += 1
+        elif len(cells) == quoted_width:
+            num_quoted += len(own)
+            num_styled += own[0].startswith('"') or f'{separator}"' in own[0]
+        if num_rows >= ROWS_OF_STYLE and 2 * num_styled > num_rows:
+            return Quoting(is_trusted=separator in PROSE_SEPARATORS)
+    is_styled = 2 * num_styled > num_rows
+    if separator in PROSE_SEPARATORS or is_styled:
+        is_quoted = not num_swallowed or num_plain <= num_quoted
+    else:
+        is_quoted = num_quoted >= num_plain
+    return Quoting(is_trusted=is_styled and separator in PROSE_SEPARATORS) if is_quoted else Quoting("")
+
+
+class _Record(NamedTuple):
+    """A record's first line, counted from 1, its lines, and its cells; none for a blank line or for an error."""
+
+    number: int
+    lines: list[str]
+    cells: list[str]
+    error: csv.Error | None = None
+
+
+def _iter_quoted(lines: Iterable[str], start: int, separator: str, quoting: Quoting) -> Iterator[_Record]:
+    """Yield each record, whose quoted cells may hold separators and line ends; `start`: number of the first line."""
+    taken: list[str] = []
+
+    def take() -> Iterator[str]:
+        for line in quoting.normalize(lines):
+            taken.append(line)
+            yield line
+
+    rows = csv.reader(take(), delimiter=separator, quotechar=quoting.mark, strict=True)
+    while True:
+        taken.clear()
+        cells: list[str] = []
+        error = None
+        try:
+            cells = next(rows)
+        except StopIteration:
+            return
+        except csv.Error as raised:
+            error = raised
+        yield _Record(start + rows.line_num - len(taken), taken.copy(), cells, error)
+
+
+def _iter_plain(lines: Iterable[str], start: int, separator: str) -> Iterator[_Record]:
+    """Yield each line that is not empty as a record."""
+    for number, line in enumerate(lines, start):
+        if line.strip("\r\n"):
+            yield _Record(number, [line], split_plain(line, separator))
+
+
+def is_swallowed(lines: Sequence[str], cells: Sequence[str], separator: str, width: int) -> bool:
+    """Return whether the lines of one quoted record are records by themselves: the quotes are part of the text.
+
+    Args:
+        cells: of the quoted record.
+        width: number of cells of each record.
+
+    >>> is_swallowed(['"Where?\\tWo?\\n', 'It is 15"\\tEs\\n'], ["Where?\\tWo?\\nIt is 15", "Es"], "\\t", 2)
+    True
+    >>> is_swallowed(['"Hello Ann,\\n', 'thanks",pos\\n'], ["Hello Ann,\\nthanks", "pos"], ",", 2)
+    False
+    """
+    if len(lines) < 2 or (width < 2 and separator in PROSE_SEPARATORS):
+        return False
+    rows = [split_plain(line, separator) for line in lines]
+    if any(len(row) != width for row in rows):
+        return False
+    # A program quotes all cells, or text that begins with a line end; code begins its lines with tabs.
+    quoted = separator.join('"{}"'.format(cell.replace('"', '""')) for cell in cells)
+    is_written = len(cells) == width and quoted == "".join(lines).removesuffix("\n").removesuffix("\r")
+    if is_written or rows[0][-1] == '"':
+        return False
+    if width > 1 and any(not row[0] for row in rows[1:]):
+        return False
+    return separator not in PROSE_SEPARATORS or all(cell and cell[0] != " " for row in rows for cell in row)
+
+
+# --- header ---
+
+
+def name_columns(cells: Sequence[str]) -> list[str]:
+    """Return the names of columns; an empty one, as the index of pandas has, gets the name that pandas gives it.
+
+    >>> name_columns(["", "text"])
+    ['Unnamed: 0', 'text']
+    """
+    return [cell or f"Unnamed: {place}" for place, cell in enumerate(cells)]
+
+
+def find_data_in_header(rows: Sequence[Sequence[str]]) -> str:
+    """Return why the first row of a table is certainly a record like the others, "" if it can be a header.
+
+    A number stands above numbers, a value of a few occurs below, or a sentence stands above sentences.
+
+    >>> find_data_in_header([["ham", "Go on"], ["spam", "Win"], ["ham", "Ok"], ["ham", "Yes"]])
+    "'ham' occurs again below"
+    >>> find_data_in_header([["Go.", "Geh."], ["Run!", "Lauf!"], ["Hi.", "Hallo."]])
+    "'Go.' is a sentence, as those below"
+    >>> find_data_in_header([["label", "text"], ["ham", "Ok."], ["ham", "Go."]])
+    ''
+    """
+    first, *others = rows
+    below = [row for row in others if len(row) == len(first) and row != first]
+    is_numbered = len(first) > 1 and _are_consecutive([cell for cell in first if _is_number(cell)])
+    if len(below) < 2 or is_numbered or _is_known(first):
+        return ""
+    for place, cell in enumerate(first):
+        column = [row[place] for row in below if row[place].strip()]
+        if not cell.strip() or len(column) < 2:
+            continue
+        shown = quote_value(cell, limit=30)
+        if _is_number(cell) and all(map(_is_number, column)):
+            return f"{shown} is a number, as those below"
+        times = Counter(column)
+        if times[cell] >= max(2, len(column) / 50) and len(times) <= len(column) / 2 + 1:
+            return f"{shown} occurs again below"
+        ending = QUESTION_END if QUESTION_END.search(cell) else SENTENCE_END
+        if ending.search(cell) and sum(map(bool, map(ending.search, column))) >= 0.8 * len(column):
+            return f"{shown} is a sentence, as those below"
+    return ""
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"\s*[-+]?\d+([.,]\d+)?([eE][-+]?\d+)?\s*", text) is not None
+
+
+def _are_consecutive(cells: Sequence[str]) -> bool:
+    """Return whether cells are two or more numbers in a row: the names that pandas gives, or years."""
+    if len(cells) < 2 or not all(cell.strip().isdecimal() for cell in cells):
+        return False
+    first = int(cells[0])
+    return [int(cell) for cell in cells] == [*range(first, first + len(cells))]
+
+
+def describe_missing_header(reason: str, num: int) -> str:
+    """Return the error for records whose columns have no names, with the flag and the setting that name them."""
+    names = ",".join("abcdefgh"[:num]) if num <= len("abcdefgh") else "a,b,..."
+    return (
+        f"no header: {reason}. Allowed are records with names of columns. Name the {num:,}: --header {names} (in a "
+        "recipe data.header)"
+    )
+
+
+# --- rows ---
+
+
+def read_csv_rows(
+    file: IO[bytes], path: Path, *, columns: Mapping[str, str], header: Sequence[str] = ()
+) -> Iterator[TableRow | BadRecord]:
+    """Yield each row below the header; `where` is its first line. Quoted cells may hold separators and line ends.
+
+    Args:
+        header: names of the columns of a table without a header; a first line with the same names is one.
+
+    Raises DataError for a file without a header, or with one that has a name twice or lacks one of `columns`.
+    """
+    head = file.read(HEAD_BYTES).decode("utf-8-sig", errors="replace")
+    if "\r" in head.strip() and "\n" not in head:
+        into = shlex.quote(f"{path.stem}-lines{path.suffix}")
+        raise DataError(
+            f"{path}: its lines end in carriage returns alone. Allowed are line feeds, also after carriage returns. "
+            f"Convert it: tr '\\r' '\\n' < {shlex.quote(str(path))} > {into}"
+        )
+    start, separator = find_start(head, path)
+    separator = separator or ","
+    csv.field_size_limit(MAX_RECORD_BYTES)  # process-wide, 131,072 by default; csv.reader has no such option
+    above, rest = head.split("\n")[: start - 1], "\n".join(head.split("\n")[start - 1 :])
+    quoting = _find_quoting(file, start, separator, rest)
+    _skip_to_line(file, start)
+    for number, line in enumerate(above, 1):
+        if line.strip() and not line.lstrip('"').startswith("sep="):
+            yield _describe_above(f"{path}:{number}", line, start, header)
+    lines = _decode_lines(file, path, start)
+    names: list[str] = []
+    records = _iter_quoted(lines, start, separator, quoting) if quoting.mark else _iter_plain(lines, start, separator)
+    max_lines = MAX_TRUSTED_LINES if quoting.is_trusted else 1
+    for record in records:
+        where = f"{path}:{record.number}"
+        if record.error:
+            yield _classify_csv_error(record.error, where)
+        if not record.cells:
+            continue
+        if not names:
+            sample = _sample_rows(rest, separator, quoting)
+            names, is_record = _find_names(record.cells, sample, header, where)
+            if wrong := describe_missing_column(names, columns):
+                raise DataError(f"{where}: {wrong}")
+            if not is_record:
+                continue
+        if len(record.lines) > max_lines and is_swallowed(record.lines, record.cells, separator, len(names)):
+            yield _describe_swallowed(where, record)
+        else:
+            yield TableRow(path, record.number, names, record.cells)
+
+
+def read_text_lines(file: IO[bytes], path: Path, header: Sequence[str]) -> Iterator[TableRow]:
+    """Yield each line as a row of one column, blank ones too, so that the n-th record is the n-th line."""
+    for number, line in enumerate(_decode_lines(file, path, 1), 1):
+        yield TableRow(path, number, header, [line.removesuffix("\n").removesuffix("\r")])
+
+
+def read_first_cells(head: str, path: Path) -> list[str]:
+    """Return the cells of a table's first row, of lines without a separator the first line."""
+    start, separator = find_start(head, path)
+    rest = "\n".join(head.split("\n")[start - 1 :])
+    return next(iter(_sample_rows(rest, separator or ",", _sample_quoting(rest, separator or ","))), [])
+
+
+def _find_names(
+    cells: Sequence[str], sample: Sequence[Sequence[str]], header: Sequence[str], where: str
+) -> tuple[list[str], bool]:
+    """Return the names of the columns, and whether the first row is a record, not the header."""
+    if not header:
+        if reason := find_data_in_header(sample or [cells]):
+            what = describe_missing_header(reason, len(cells))
+            raise DataError(f"{where}: {what}. If it is the header, give its names there.")
+        names = name_columns(cells)
+        _refuse_repeated_name(names, where)
+        return names, False
+    _refuse_repeated_name(header, where)
+    if len(cells) != len(header):
+        raise DataError(
+            f"{where}: {len(cells)} cells, but data.header names {len(header)}: {', '.join(header)}. Allowed is one "
+            "name per column. Correct --header (data.header)."
+        )
+    return [*header], name_columns(cells) != [*header]
+
+
+def _refuse_repeated_name(names: Sequence[str], where: str) -> None:
+    times = Counter(names)
+    if repeated := next((name for name in names if times[name] > 1), None):
+        places = " and ".join(str(place) for place, name in enumerate(names, 1) if name == repeated)
+        raise DataError(f"{where}: the columns {places} are both named {repeated!r}. Names must be unique. Rename one.")
+
+
+def _skip_to_line(file: IO[bytes], number: int) -> None:
+    file.seek(0)
+    for _ in range(number - 1):
+        file.readline(HEAD_BYTES)
+
+
+def _decode_lines(file: IO[bytes], path: Path, start: int) -> Iterator[str]:
+    """Decode the lines from the file's position on, which is the line `start`."""
+    for number, line in enumerate((line for _, line in read_lines(file)), start):
+        if len(line) > MAX_RECORD_BYTES:
+            raise DataError(f"{path}:{number}: {format_too_long_message('the line')}")
+        try:
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise make_utf8_error(path, error, line=number) from error
+
+
+def _classify_csv_error(error: csv.Error, where: str) -> BadRecord:
+    """Return a BadRecord; raise DataError for an unclosed quote, since it swallows all rows after it."""
+    advice = "Allowed: cells in double quotes, quotes inside them doubled. Correct the row."
+    if "field larger" in str(error) or "unexpected end" in str(error):
+        raise DataError(f"{where}: a quoted cell that begins in this row is never closed. {advice}") from error
+    return BadRecord(where, f"not CSV: {error}. {advice}")
+
+
+def _describe_above(where: str, line: str, start: int, header: Sequence[str]) -> BadRecord:
+    what = "records" if header else "header"
+    return BadRecord(
+        where,
+        f"{quote_value(line, limit=30)} is above the {what}, in line {start}. Allowed is a header in the first line. "
+        "Delete the lines above it.",
+    )
+
+
+def _describe_swallowed(where: str, record: _Record) -> BadRecord:
+    num = len(record.lines)
+    return BadRecord(
+        where,
+        f"a quoted cell that begins in this line ends in line {record.number + num - 1}, and each of these "
+        f"{num:,} lines is a record by itself. Allowed: cells in double quotes, quotes inside them doubled. "
+        "Close the quote, or double it.",
+    )
+
+
+def describe_missing_column(names: Iterable[str], columns: Mapping[str, str]) -> str:
+    """Return the error of a column mapping {task's name: file's name}, else "". Of a dotted name the first part must
+    exist.
+
+    >>> describe_missing_column(["Frage", "Antwort"], {"question": "Fragen"})
+    "no column 'Fragen', which data.columns names for 'question'. There are: Frage, Antwort. Correct data.columns."
+    """
+    have = list(names)
+    for wanted, name in columns.items():
+        if name not in have and name.partition(".")[0] not in have:
+            return (
+                f"no column {name!r}, which data.columns names for {wanted!r}. "
+                f"There are: {', '.join(have[:20]) or 'none'}. Correct data.columns.".replace("\n", "\\n")
+            )
+    return ""

@@ -1,0 +1,362 @@
+"""Read records from JSON: SQuAD documents, flat documents, arrays, objects by id, JSON lines; one record at a time.
+
+In: a binary stream. Out: RawRecord or BadRecord, in the order of the file. Memory holds one article at most.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import IO, Literal, NamedTuple, cast
+
+from fivetune.data.readers.delimited import describe_missing_header
+from fivetune.data.readers.json_text import (
+    DuplicateKeyObject,
+    JsonTooLongError,
+    JsonWindow,
+    decode_line,
+    describe_kind,
+    describe_value,
+    find_json_error,
+)
+from fivetune.data.readers.source_files import (
+    MAX_RECORD_BYTES,
+    BadRecord,
+    format_too_long_message,
+    make_utf8_error,
+    read_lines,
+)
+from fivetune.errors import DataError
+from fivetune.types import JsonTable, RawRecord
+
+RECORD_LISTS = ("data", "questions")  # keys of a document's list of records: SQuAD's, BioASQ's
+SPLIT_NAMES = ("train", "validation", "val", "valid", "dev", "test")
+MIN_ROWS = 20  # of columns whose rows have names, not numbers: fewer are records with so many fields
+_Form = Literal["listed", "by id", "columns of rows", "columns of values"]
+_TO_RECORDS = "df.to_json(FILE, orient='records', lines=True)"
+_DOCUMENT_FORM = (
+    "Allowed: {'data': [...]} (SQuAD or flat), {'questions': [...]}, {id: object}, columns of equal length, an array "
+    "of objects, JSONL. "
+    "Name the list 'data'."
+)
+_QUESTION_FORM = (
+    "A question has 'question' (text), 'answers' (a list of objects with 'text' and 'answer_start') and in SQuAD 2.0 "
+    "'is_impossible' (true or false); its paragraph has 'context' (text) and 'qas' (a list)."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RawLine:
+    """A line of a JSONL file that is not parsed yet; `number` counts from 1."""
+
+    path: Path
+    number: int
+    content: bytes
+    header: Sequence[str] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.content)
+
+    def parse(self) -> RawRecord | BadRecord:
+        return _parse_line(self)
+
+
+def read_jsonl_lines(file: IO[bytes], path: Path, header: Sequence[str] = ()) -> Iterator[RawLine]:
+    """Yield one line per record; blank lines are skipped.
+
+    Args:
+        header: names of the values of records that are lists.
+    """
+    for number, line in read_lines(file):
+        if line.strip():
+            yield RawLine(path, number, line, header)
+
+
+def _parse_line(raw: RawLine) -> RawRecord | BadRecord:
+    line, path, number = raw.content, raw.path, raw.number
+    where = f"{path}:{number}"
+    if len(line) > MAX_RECORD_BYTES:
+        return BadRecord(where, format_too_long_message("the line"))
+    torn = not line.endswith(b"\n")
+    value, wrong = None, ""
+    try:
+        value, wrong = decode_line(line.decode("utf-8-sig" if number == 1 else "utf-8").strip())
+    except UnicodeDecodeError as error:
+        if not (torn and error.reason == "unexpected end of data"):
+            raise make_utf8_error(path, error, line=number) from error
+        wrong = "the last character is incomplete"
+    if wrong and b"\0" in line:
+        wrong = f"NUL byte at column {line.index(0) + 1}"
+    elif wrong and torn:
+        wrong = f"the last line is cut off: it has no line end, and {wrong}"
+    if wrong:
+        return BadRecord(where, f"{wrong}. Allowed is one JSON object per line. Repair or remove the line.")
+    return _make_record(value, where, raw.header)
+
+
+def _make_record(value: object, where: str, header: Sequence[str]) -> RawRecord | BadRecord:
+    if isinstance(value, dict):
+        return RawRecord(cast("JsonTable", value), where)
+    values = cast("list[object]", value) if isinstance(value, list) else []
+    if len(values) < 2:
+        return BadRecord(where, f"{describe_value(value)}. A record is an object {{name: value}}. Repair or remove it.")
+    if len(values) == len(header):
+        return RawRecord(dict(zip(header, values, strict=True)), where)
+    if header:
+        return BadRecord(
+            where, f"a list of {len(values)} values, but data.header names {len(header)}. Repair or remove it."
+        )
+    reason = f"the record is {describe_value(values)}, without names for its values"
+    return BadRecord(where, f"{describe_missing_header(reason, len(values))}.")
+
+
+def read_json_records(file: IO[bytes], path: Path, header: Sequence[str] = ()) -> Iterator[RawRecord | BadRecord]:
+    """Yield the records of a JSON document: an array of objects, an object with such an array under one of
+    RECORD_LISTS, an object {id: record}, as in PubMedQA, or columns, as in MS MARCO and of `DataFrame.to_json`.
+
+    An element with "paragraphs" is a SQuAD article and gives one record per question.
+    """
+    window = JsonWindow(file, path)
+    form: _Form = "listed"
+    if window.peek() == "[":
+        yield from _read_list_items(window, f"{path}: ", header)
+    elif window.peek() == "{":
+        form = yield from _read_listed_records(window, path, header)
+    else:
+        value = window.read_value()
+        raise DataError(f"{path}: {describe_value(value)}. {_DOCUMENT_FORM}")
+    if window.peek():
+        raise window.make_error("data after the end of the document")
+    if form != "listed":
+        file.seek(0)
+        read = _read_records_by_id if form == "by id" else _read_columns
+        yield from read(JsonWindow(file, path), path)
+
+
+def _read_listed_records(
+    window: JsonWindow, path: Path, header: Sequence[str]
+) -> Generator[RawRecord | BadRecord, None, _Form]:
+    """Yield the records of an object's lists under RECORD_LISTS; return what the object holds without one."""
+    seen: dict[str, _Member] = {}
+    has_list = False
+    for key in window.iter_keys():
+        if key in seen:
+            raise window.make_error(f"the key {key!r} occurs more than once")
+        if key in RECORD_LISTS and window.peek() == "[":
+            seen[key], has_list = _Member("a list"), True
+            yield from _read_list_items(window, f"{path}: {key}", header)
+            continue
+        try:
+            value = window.read_value()
+        except JsonTooLongError as error:
+            raise DataError(f"{error} Columns of df.to_json() are written as records by {_TO_RECORDS}.") from None
+        if key == "columns" and isinstance(value, list) and not header:  # df.to_json(orient="split")
+            header = [str(name) for name in cast("list[object]", value)]
+        seen[key] = _describe_member(value)
+    if has_list:
+        return "listed"
+    form = _find_form(list(seen.values())) if not seen.keys() & {*RECORD_LISTS} else None
+    if form is None:
+        raise DataError(_describe_missing_list(path, seen))
+    return form
+
+
+class _Member(NamedTuple):
+    """What is known of the value of a key: its kind, and of a list or object its number and kind of parts.
+
+    Args:
+        parts: "records", "lists" or "values" of a list, "rows" of an object with whole numbers as keys, else "".
+        keys: hash of an object's keys.
+    """
+
+    kind: str
+    parts: str = ""
+    num: int = 0
+    keys: int = 0
+
+
+def _describe_member(value: object) -> _Member:
+    kind = describe_kind(value)
+    if isinstance(value, dict):
+        table = cast("JsonTable", value)
+        parts = "rows" if table and all(key.isdecimal() for key in table) else ""
+        return _Member(kind, parts, len(table), hash(tuple(table)))
+    if isinstance(value, list) and value:
+        items = cast("list[object]", value)
+        kinds = {type(item) for item in items}
+        parts = {frozenset({dict}): "records", frozenset({list}): "lists"}.get(frozenset(kinds), "values")
+        return _Member(kind, parts, len(items))
+    return _Member(kind)
+
+
+def _find_form(members: Sequence[_Member]) -> _Form | None:
+    """Find how an object without a list of records holds records: by id, or column by column; None if it does not."""
+    objects = all(member.kind == describe_kind({}) for member in members)
+    if not members or len({(member.num, member.keys) for member in members}) > 1:
+        return "by id" if members and objects else None
+    first = members[0]
+    if objects:
+        is_columns = first.parts == "rows" or first.num >= max(MIN_ROWS, len(members) + 1)
+        return "columns of rows" if is_columns else "by id"
+    return "columns of values" if any(member.parts == "values" for member in members) else None
+
+
+def _read_records_by_id(window: JsonWindow, path: Path) -> Iterator[RawRecord]:
+    for key in window.iter_keys():
+        value = window.read_value()
+        value.setdefault("id", key)
+        yield RawRecord(value, f"{path}: {key!r}")
+
+
+def _read_columns(window: JsonWindow, path: Path) -> Iterator[RawRecord]:
+    """Yield the records of {column: {row: value}} or {column: [value, ...]}, as data frames write them; all is in
+    memory. A row without a number has its name as id.
+    """
+    columns: dict[str, JsonTable] = {}
+    for name in window.iter_keys():
+        value = window.read_value()
+        columns[name] = {str(row): one for row, one in enumerate(value)} if isinstance(value, list) else value
+    for row in next(iter(columns.values())):
+        fields = {name: values[row] for name, values in columns.items()}
+        named = fields if row.isdecimal() else {"id": row, **fields}
+        yield RawRecord(named, f"{path}: row {row}")
+
+
+def _describe_missing_list(path: Path, seen: Mapping[str, _Member]) -> str:
+    for name in RECORD_LISTS:
+        if name in seen:
+            return f"{path}: {name!r} is {seen[name].kind}. It must be a list of records. Correct the file."
+    sets = {name: one for name, one in seen.items() if one.parts in ("records", "lists")}
+    if sets:
+        return _describe_sets(path, sets)
+    keys = ", ".join(repr(key) for key in list(seen)[:8]) or "none"
+    return f"{path}: no list of records: the keys are {keys}. {_DOCUMENT_FORM}"
+
+
+def _describe_sets(path: Path, sets: Mapping[str, _Member]) -> str:
+    """Return the error for an object with several lists of records, with the command that writes one to a file."""
+    told = ", ".join(f"{name!r} ({one.num:,})" for name, one in list(sets.items())[:8])
+    chosen = "train" if "train" in sets else next(iter(sets))
+    code = f"import json; print(json.dumps(json.load(open({str(path)!r}))[{chosen!r}]))"
+    names = ", and name the values of its lists: --header text,label" if sets[chosen].parts == "lists" else ""
+    return (
+        f"{path}: no list of records by the name data; there are {told}. Allowed in a file is one list. Write it to a "
+        f"file of its own: python -c {shlex.quote(code)} > {shlex.quote(f'{chosen}.json')}{names}."
+    )
+
+
+def _read_list_items(window: JsonWindow, place: str, header: Sequence[str]) -> Iterator[RawRecord | BadRecord]:
+    for index in window.iter_indices():
+        where = f"{place}[{index}]"
+        try:
+            value = window.read_item()
+        except JsonTooLongError as error:
+            yield from _read_long_article(window, where, error)
+            continue
+        if isinstance(value, dict) and "paragraphs" in value:
+            yield from _split_article(value, where)
+        else:
+            yield _make_record(value, where, header)
+
+
+def _read_long_article(window: JsonWindow, where: str, error: JsonTooLongError) -> Iterator[RawRecord | BadRecord]:
+    """Yield the records of an article over the size limit, by paragraph; its title is known only if it comes first."""
+    if window.peek() != "{":
+        raise error
+    title, found = "", False
+    for key in window.iter_keys():
+        if key == "paragraphs" and window.peek() == "[":
+            found = True
+            for index in window.iter_indices():
+                yield from _split_paragraph(window.read_value(), f"{where}.paragraphs[{index}]", title)
+        else:
+            value = window.read_value()
+            title = value if key == "title" and isinstance(value, str) else title
+    if not found:
+        raise error
+
+
+def _split_article(article: JsonTable, where: str) -> Iterator[RawRecord | BadRecord]:
+    paragraphs, title = article["paragraphs"], article.get("title") or ""
+    if isinstance(article, DuplicateKeyObject):
+        yield BadRecord(where, find_json_error(article) or "")
+    elif not isinstance(paragraphs, list):
+        yield BadRecord(where, f"'paragraphs' is {describe_kind(paragraphs)}. Allowed is a list. Correct the file.")
+    else:
+        for index, paragraph in enumerate(paragraphs):
+            yield from _split_paragraph(paragraph, f"{where}.paragraphs[{index}]", title)
+
+
+def _split_paragraph(paragraph: object, where: str, title: object) -> Iterator[RawRecord | BadRecord]:
+    if not isinstance(paragraph, dict):
+        yield BadRecord(where, f"{describe_value(paragraph)}. Allowed is an object. {_QUESTION_FORM}")
+    elif isinstance(paragraph, DuplicateKeyObject):
+        yield BadRecord(where, find_json_error(paragraph) or "")
+    elif not isinstance(paragraph.get("qas"), list):
+        yield BadRecord(where, f"{_describe_bad_field(paragraph, 'qas')}. {_QUESTION_FORM}")
+    else:
+        for index, question in enumerate(paragraph["qas"]):
+            place = f"{where}.qas[{index}]"
+            if wrong := find_json_error(question) or _find_question_error(question, paragraph):
+                yield BadRecord(place, wrong)
+            else:
+                yield RawRecord(flatten_question(question, context=paragraph["context"], title=title), place)
+
+
+def flatten_question(question: JsonTable, *, context: str, title: object = "") -> JsonTable:
+    """Flatten a question of a SQuAD document, with its answers as columns; -1 is an unknown start.
+
+    Absent answers and an absent `is_impossible` stay absent: only the task can interpret that.
+
+    >>> flatten_question({"id": "q1", "question": "Who?", "answers": [{"text": "Ann", "answer_start": 4}]},
+    ...               context="Dr. Ann slept.", title="Ann")["answers"]
+    {'text': ['Ann'], 'answer_start': [4]}
+    """
+    fields = {name: question[name] for name in ("id", "question") if name in question}
+    fields["title"], fields["context"] = title, context
+    answers = question.get("answers")
+    if answers is not None:
+        fields["answers"] = {
+            "text": [answer["text"] for answer in answers],
+            "answer_start": [answer.get("answer_start", -1) for answer in answers],
+        }
+    if "is_impossible" in question:
+        fields["is_impossible"] = question["is_impossible"]
+    return fields
+
+
+def _find_question_error(question: object, paragraph: JsonTable) -> str:
+    wrong = ""
+    if not isinstance(question, dict):
+        wrong = f"{describe_value(question)}, not an object"
+    elif not isinstance(question.get("question"), str):
+        wrong = _describe_bad_field(question, "question")
+    elif not isinstance(paragraph.get("context"), str):
+        wrong = f"its paragraph: {_describe_bad_field(paragraph, 'context')}"
+    elif not isinstance(question.get("is_impossible", False), bool):
+        wrong = _describe_bad_field(question, "is_impossible")
+    elif (answers := question.get("answers")) is not None and not isinstance(answers, list):
+        wrong = _describe_bad_field(question, "answers")
+    else:
+        wrong = next(filter(None, map(_find_answer_error, answers or [], count())), "")
+    return f"{wrong}. {_QUESTION_FORM}" if wrong else ""
+
+
+def _find_answer_error(answer: object, index: int) -> str:
+    if not isinstance(answer, dict):
+        return f"answers[{index}]: {describe_kind(answer)}, not an object"
+    if not isinstance(answer.get("text"), str):
+        return f"answers[{index}]: {_describe_bad_field(answer, 'text')}"
+    if not isinstance(answer.get("answer_start", -1), int):
+        return f"answers[{index}]: {_describe_bad_field(answer, 'answer_start')}"
+    return ""
+
+
+def _describe_bad_field(fields: JsonTable, name: str) -> str:
+    if name in fields:
+        return f"{name!r} is {describe_value(fields[name])}"
+    return f"no {name!r}; the keys are {', '.join(repr(key) for key in list(fields)[:8]) or 'none'}"

@@ -1,0 +1,496 @@
+"""Read raw records from any supported source: files, folders, hub names.
+
+In: a source's name and the column mapping. Out: RawRecords with an `id` (text) and the columns under the task's names.
+Memory holds one record, one SQuAD article or one small batch of rows, however large the source is.
+
+Formats: SQuAD JSON (nested), {"data": [...]} or {"questions": [...]} with flat records, {id: record}, a JSON array,
+JSONL, CSV, TSV, fastText's lines, Parquet, each also gzipped; a folder of such files; a folder saved by `datasets`;
+`org/name:config:split`. The format is detected from the content first, then from the suffix.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, islice
+from operator import itemgetter
+from pathlib import Path
+from types import MappingProxyType
+from typing import IO, cast
+
+from fivetune.data.letters import LITERALS, MARKS, mark_template
+from fivetune.data.line_forms import is_fasttext, read_fasttext_lines, refuse_features_and_tokens
+from fivetune.data.readers.delimited import (
+    TableRow,
+    describe_missing_column,
+    find_start,
+    has_columns,
+    read_csv_rows,
+    read_text_lines,
+)
+from fivetune.data.readers.json_records import RECORD_LISTS, SPLIT_NAMES, RawLine, read_json_records, read_jsonl_lines
+from fivetune.data.readers.json_text import decode_line, describe_value, find_json_error
+from fivetune.data.readers.source_files import (
+    FORMATS,
+    HEAD_BYTES,
+    SUFFIXES,
+    BadRecord,
+    get_data_suffix,
+    is_saved_dataset,
+    list_local_files,
+    make_utf8_error,
+    open_bytes,
+    quote_value,
+    refuse_foreign_format,
+)
+from fivetune.data.readers.table_records import (
+    ArrowRow,
+    is_hub_form,
+    load_hub_dataset,
+    read_hub_records,
+    read_parquet_rows,
+    read_saved_records,
+)
+from fivetune.errors import DataError, FiveTuneError, RecordError
+from fivetune.types import ConversionResult, JsonTable, RawRecord, Task, TextExample
+
+RUN_LENGTH = 20  # consecutive records that are drawn together, so that those of one group are seen side by side
+
+__all__ = [
+    "BadRecord",
+    "UniqueIds",
+    "apply_task",
+    "as_bad_record",
+    "detect_format",
+    "is_hub_name",
+    "list_source_files",
+    "read_records",
+    "refuse_duplicate_ids",
+]
+
+UnparsedItem = RawLine | TableRow | ArrowRow
+Item = RawRecord | BadRecord | UnparsedItem
+
+NO_RENAMES: Mapping[str, str] = MappingProxyType({})
+
+
+def is_hub_name(source: str) -> bool:
+    """Return whether a source names a data set of the Hugging Face hub and no local path.
+
+    >>> is_hub_name("rajpurkar/squad_v2::validation")
+    True
+    >>> is_hub_name("data/dev.json")
+    False
+    """
+    if not is_hub_form(source) or os.path.exists(source):
+        return False
+    if ":" in source:
+        return True
+    return not get_data_suffix(Path(source)) and not Path(source).parent.is_dir()
+
+
+def list_source_files(source: str) -> list[Path]:
+    """Return the local files of a source, sorted; of a hub name those in the cache of `datasets`.
+
+    Raises DataError if a local source has none, FiveTuneEnvironmentError if a hub data set cannot be loaded.
+    """
+    if is_hub_name(source):
+        return sorted(Path(file["filename"]) for file in load_hub_dataset(source).cache_files)
+    return list_local_files(source)
+
+
+def check_source(source: str, *, allows_lines: bool = False) -> None:
+    """Raise DataError or FiveTuneEnvironmentError unless a source's files exist, are readable and begin like data.
+
+    No record is read. A hub name passes unchecked, because its content is known only after the download.
+
+    Args:
+        allows_lines: lines of text without columns are data, too.
+    """
+    if is_hub_name(source):
+        return
+    files = list_local_files(source)
+    if is_saved_dataset(Path(source).expanduser()):
+        return
+    for file in files:
+        with open_bytes(file) as content:
+            head = content.read(HEAD_BYTES)
+        if detect_format(head, file) == "lines" and not allows_lines:
+            raise _make_lines_error(head, file)
+
+
+def read_records(
+    source: str,
+    *,
+    columns: Mapping[str, str] = NO_RENAMES,
+    header: Sequence[str] = (),
+    require_columns: bool = True,
+    on_bad: Callable[[BadRecord], None] | None = None,
+) -> Iterator[RawRecord]:
+    """Read the records of a source, in its order.
+
+    Args:
+        source: a file, a folder, or `org/name:config:split`.
+        columns: the task's name -> the source's name, dotted for a nested value (`info.topic`, `answers.0.text`);
+            other columns keep their names.
+        header: names of the columns of a table without a header, and of JSON records that are lists.
+        require_columns: whether the mapped columns must exist; a mapped `id` always must. False for prediction, where
+            the task reports an absent column that it needs.
+        on_bad: called with each bad record; None raises RecordError at the first. A damaged or unreadable file always
+            raises DataError or FiveTuneEnvironmentError.
+
+    A record without an `id` gets the value of its only column `Id` or `ID`, else the file's stem and its number from 1,
+    bad records included.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "train.jsonl"
+    >>> _ = path.write_text('{"Frage": "Wer?", "id": 7}\\n{"Frage": "Was?"}\\n')
+    >>> for record in read_records(str(path), columns={"question": "Frage"}):
+    ...     print(record.fields)
+    {'id': '7', 'question': 'Wer?'}
+    {'id': 'train-2', 'question': 'Was?'}
+    """
+    required = select_required_columns(columns, require_columns=require_columns)
+    for stem, number, item in iter_items(source, required, header=header):
+        record = parse_item(item, columns, required, f"{stem}-{number}")
+        if isinstance(record, RawRecord):
+            yield record
+        elif on_bad is None:
+            raise RecordError(record.where, record.reason, skippable=record.skippable)
+        else:
+            on_bad(record)
+
+
+def select_required_columns(columns: Mapping[str, str], *, require_columns: bool) -> dict[str, str]:
+    """Return the mapped columns that must exist (see `read_records`)."""
+    return {wanted: name for wanted, name in columns.items() if require_columns or wanted == "id"}
+
+
+def iter_items(
+    source: str,
+    required: Mapping[str, str],
+    on_open: Callable[[IO[bytes]], None] = lambda file: None,
+    *,
+    header: Sequence[str] = (),
+) -> Iterator[tuple[str, int, Item]]:
+    """Yield (stem for ids, number from 1 in its file, item) of each record of a source, in its order.
+
+    Lines of JSONL and rows of CSV and Parquet are not parsed yet, so that `parse_item` can do it in another process.
+
+    Args:
+        on_open: called with each file.
+    """
+    for name, stem, items in _iter_readers(source, required, header, on_open):
+        number = 0
+        for number, item in enumerate(items, 1):
+            yield stem, number, item
+        if number == 0:
+            raise DataError(f"{name}: holds no records. Allowed is at least one. Check how the file was written.")
+
+
+def parse_item(
+    item: Item, columns: Mapping[str, str], required: Mapping[str, str], fallback_id: str
+) -> RawRecord | BadRecord:
+    """Return the record of an item with checked values, renamed columns and an id, or a BadRecord with the error."""
+    record = item.parse() if isinstance(item, UnparsedItem) else item
+    return _normalize_record(record, columns, required, fallback_id) if isinstance(record, RawRecord) else record
+
+
+def apply_task(task: Task, record: RawRecord, *, labelled: bool = True) -> ConversionResult:
+    """Convert a record. An exception of the task, which may be the user's own, becomes a RecordError with its line.
+
+    Raises DataError as `to_text` does, MemoryError: it is no fault of the record, which must not be skipped for it.
+    """
+    try:
+        return _convert(task, record, labelled=labelled)
+    except (FiveTuneError, MemoryError):
+        raise
+    except Exception as error:
+        line = traceback.extract_tb(error.__traceback__)[-1]
+        what = f"{type(error).__name__}: {error} ({line.filename}:{line.lineno})".replace("\n", " ")
+        raise RecordError(
+            record.where, f"task {task.plugin_name()} fails on this record: {what}. Correct the task."
+        ) from error
+
+
+def _convert(task: Task, record: RawRecord, *, labelled: bool) -> ConversionResult:
+    """Convert a record, and note in `meta` where inputs hold a token of the template: a special one is meant there.
+
+    The template is filled with another character for the "<" of its tokens, one that the record lacks: so a text that
+    spells out the same token cannot take its place.
+    """
+    option = "template" if hasattr(task, "template") else "inputs"
+    template = getattr(task, option, None)
+    if not isinstance(template, str) or "<" not in template:
+        return task.to_text(record, labelled=labelled)
+    known = repr(record.fields)
+    mark = next(mark for mark in MARKS if ascii(mark)[1:-1] not in known)
+    marked = task.model_copy(update={option: mark_template(template, mark)})
+    converted = marked.to_text(record, labelled=labelled)
+    if isinstance(converted, tuple):
+        return tuple(_replace_marks(example, mark) for example in converted)
+    return converted and _replace_marks(converted, mark)
+
+
+def _replace_marks(example: TextExample, mark: str) -> TextExample:
+    places = [place for place, character in enumerate(example.inputs) if character == mark]
+    if not places:
+        return example
+    return replace(example, inputs=example.inputs.replace(mark, "<"), meta={**example.meta, LITERALS: places})
+
+
+def as_bad_record(error: DataError, record: RawRecord) -> BadRecord:
+    """Convert a task's error into a BadRecord; a plugin may raise a plain DataError."""
+    if isinstance(error, RecordError):
+        return BadRecord(error.where, error.reason, error.skippable)
+    return BadRecord(record.where, str(error).removeprefix(f"{record.where}: "))
+
+
+def refuse_duplicate_ids(
+    records: Iterable[RawRecord], *, on_bad: Callable[[BadRecord], None] | None = None
+) -> Iterator[RawRecord]:
+    """Yield the records with unique ids; a duplicate goes to `on_bad`, without which it raises RecordError.
+
+    Memory holds an 8-byte hash and a position per record (about 150 bytes in Python), not the ids.
+
+    >>> twice = [RawRecord({"id": "q1"}, "a.jsonl:1"), RawRecord({"id": "q1"}, "a.jsonl:2")]
+    >>> list(refuse_duplicate_ids(twice))
+    Traceback (most recent call last):
+    fivetune.errors.RecordError: a.jsonl:2: the id 'q1' is already used by record 1. Ids must be unique. Rename one.
+    """
+    first: dict[int, int] = {}
+    for number, record in enumerate(records, 1):
+        earlier = first.setdefault(hash(str(record.fields["id"])), number)
+        if earlier == number:
+            yield record
+            continue
+        bad = BadRecord(
+            record.where,
+            f"the id {quote_value(record.fields['id'])} is already used by record {earlier}. Ids must be "
+            "unique. Rename one.",
+        )
+        if on_bad is None:
+            raise RecordError(bad.where, bad.reason)
+        on_bad(bad)
+
+
+def draw_records(records: Iterable[RawRecord], most: int) -> tuple[list[RawRecord], int]:
+    """Draw up to `most` records in runs of RUN_LENGTH, each with the same chance (reservoir sampling), and count all.
+
+    Files are often sorted by label: their first records say nothing about the others.
+
+    >>> draw_records((RawRecord({"id": str(i)}, "") for i in range(3)), 20)[1]
+    3
+    """
+    draw = random.Random(0)
+    runs: list[tuple[int, Sequence[RawRecord]]] = []
+    num_read = 0
+    following = iter(records)
+    while run := list(islice(following, RUN_LENGTH)):
+        replaced = draw.randrange(num_read // RUN_LENGTH + 1)
+        if len(runs) < most // RUN_LENGTH:
+            runs.append((num_read, run))
+        elif replaced < len(runs):
+            runs[replaced] = (num_read, run)
+        num_read += len(run)
+    return list(chain.from_iterable(run for _, run in sorted(runs, key=itemgetter(0)))), num_read
+
+
+class UniqueIds:
+    """Makes the ids of records unique: a repeated one gets a number. For prediction, which answers each record.
+
+    >>> ids = UniqueIds()
+    >>> [ids.number(RawRecord({"id": "q1"}, "a.jsonl")).fields["id"] for _ in range(3)]
+    ['q1', 'q1 (2)', 'q1 (3)']
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+
+    def number(self, record: RawRecord) -> RawRecord:
+        """Return the record with an id that no earlier one has."""
+        given = own = str(record.fields["id"])
+        count = self._counts.get(given, 0) + 1
+        if count > 1:
+            while (own := f"{given} ({count})") in self._counts:
+                count += 1
+        self._counts[given] = count
+        self._counts.setdefault(own, 1)
+        return record if own == given else replace(record, fields={**record.fields, "id": own})
+
+
+def _iter_readers(
+    source: str, columns: Mapping[str, str], header: Sequence[str], on_open: Callable[[IO[bytes]], None]
+) -> Iterator[tuple[str, str, Iterator[Item]]]:
+    """Yield (name for messages, stem for ids, items) of each file of a source."""
+    if is_hub_name(source):
+        yield source, re.sub(r"\W+", "-", source), read_hub_records(source, columns=columns)
+        return
+    files = list_local_files(source)
+    folder = Path(source).expanduser()
+    if is_saved_dataset(folder):
+        yield source, folder.name, read_saved_records(folder, columns=columns)
+        return
+    for file in files:
+        name = file.name.removesuffix(".gz")
+        items = _read_file_items(file, columns, header, on_open)
+        yield str(file), Path(name).stem if get_data_suffix(file) else name, items
+
+
+def _read_file_items(
+    path: Path, columns: Mapping[str, str], header: Sequence[str], on_open: Callable[[IO[bytes]], None]
+) -> Iterator[Item]:
+    with open_bytes(path, on_open) as file:
+        head = file.read(HEAD_BYTES)
+        kind = detect_format(head, path)
+        file.seek(0)
+        if kind in ("csv", "lines") and len(header) == 1 and not get_data_suffix(path):
+            yield from read_text_lines(file, path, header)
+        elif kind == "lines":
+            raise _make_lines_error(head, path)
+        elif kind == "csv":
+            yield from read_csv_rows(file, path, columns=columns, header=header)
+        elif kind == "fasttext":
+            yield from read_fasttext_lines(file, path)
+        elif kind == "parquet":
+            yield from read_parquet_rows(file, path, columns=columns)
+        elif kind == "jsonl":
+            yield from read_jsonl_lines(file, path, header)
+        else:
+            yield from read_json_records(file, path, header)
+
+
+def _normalize_record(
+    record: RawRecord, columns: Mapping[str, str], required: Mapping[str, str], fallback_id: str
+) -> RawRecord | BadRecord:
+    """Return the record with checked values, renamed columns and an id, or a BadRecord with the error."""
+    fields, where = record.fields, record.where
+    if wrong := find_json_error(fields):
+        return BadRecord(where, wrong)
+    wanted = {name: found[0] for name, old in columns.items() if (found := find_column(fields, old))}
+    if missing := [name for name in required if name not in wanted]:
+        reason = describe_missing_column(fields, {missing[0]: columns[missing[0]]})
+        return BadRecord(where, reason or _describe_missing_part(fields, columns[missing[0]]), skippable=False)
+    renamed = set(columns.values())
+    fields = {name: value for name, value in fields.items() if name not in renamed} | wanted
+    given = fields.pop("id", None) if "id" in fields else _find_id(fields)
+    if given is None or given == "":
+        return RawRecord({"id": fallback_id} | fields, where, has_own_id=False)
+    if isinstance(given, bool) or not isinstance(given, str | int):
+        return BadRecord(
+            where,
+            f"'id' is {describe_value(given)}. Allowed is text or a whole number. Correct it.",
+        )
+    return RawRecord({"id": str(given)} | fields, where)
+
+
+def find_column(fields: Mapping[str, object], name: str) -> tuple[object] | None:
+    """Return the value of a column in a 1-tuple, None if there is none; a dotted name descends into objects and lists.
+
+    >>> find_column({"info": {"topics": ["rain", "snow"]}}, "info.topics.1")
+    ('snow',)
+    """
+    if name in fields:
+        return (fields[name],)
+    value: object = fields
+    for part in name.split("."):
+        if isinstance(value, Mapping) and part in value:
+            value = value[part]
+        elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
+            value = value[int(part)]
+        else:
+            return None
+    return (value,)
+
+
+def _describe_missing_part(fields: Mapping[str, object], name: str) -> str:
+    """Return the error for a missing dotted column whose first part exists."""
+    first = name.partition(".")[0]
+    return (
+        f"{first!r} is {quote_value(fields[first])}, without {name!r}, which data.columns names. "
+        "Allowed are keys of its objects and indices of its lists, from 0. Correct data.columns."
+    )
+
+
+def _find_id(fields: Mapping[str, object]) -> object:
+    """Return the only column named `id` in another case if it is text or an integer, else None; it is not removed."""
+    values = [value for name, value in fields.items() if name.lower() == "id"]
+    is_usable = len(values) == 1 and isinstance(values[0], str | int) and not isinstance(values[0], bool)
+    return values[0] if is_usable else None
+
+
+def detect_format(head: bytes, path: Path) -> str:
+    """Detect a file's format from its first bytes, then from its suffix: "json", "jsonl", "csv", "parquet",
+    "fasttext" or "lines", which are text that nothing divides alike.
+
+    Raises DataError for other content: an empty file, a Git-LFS pointer, an HTML page, an archive, UTF-16, NUL bytes,
+    features or tokens in place of texts.
+
+    >>> detect_format(b'[{"question": "Why?"}]', Path("a.txt"))
+    'json'
+    >>> detect_format(b'{"question": "Why?"}\\n{"question": "Who?"}\\n', Path("a.json"))
+    'jsonl'
+    >>> detect_format(b"question;answer\\nWhy?;Because\\n", Path("a"))
+    'csv'
+    """
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    refuse_foreign_format(head, path)
+    text = head.decode("utf-8-sig", errors="replace")
+    expected = SUFFIXES.get(get_data_suffix(path), "")
+    if _is_first_line_list(text):
+        return "jsonl"
+    if re.match(r"\s*\[\s*[\[{\]]", text):
+        return "json"
+    if re.match(r'\s*\{\s*["}]', text):
+        return "jsonl" if expected == "jsonl" or _is_first_line_record(text) else "json"
+    if expected == "parquet":
+        raise DataError(
+            f"{path}: not a Parquet file: begins with {quote_value(text, limit=20)}. {FORMATS} Rename or replace it."
+        )
+    if is_fasttext(text):
+        return "fasttext"
+    refuse_features_and_tokens(text, path)
+    if expected and not has_columns(text, path):
+        return "lines"
+    return expected or ("csv" if find_start(text, path)[1] else "lines")
+
+
+def _make_lines_error(head: bytes, path: Path) -> DataError:
+    whole = head[: head.rfind(b"\n") + 1] or head
+    try:
+        whole.decode()
+    except UnicodeDecodeError as error:
+        return make_utf8_error(path, error, line=1)
+    text = head.decode("utf-8-sig", errors="replace")
+    command = """awk '{gsub(/[\\t\\r]/, " "); print $0 "\\t" FILENAME}' pos.txt neg.txt > all.tsv"""
+    return DataError(
+        f"{path}: lines of text without labels, which nothing divides alike; the first begins with "
+        f"{quote_value(text.partition(chr(10))[0], limit=30)}. {FORMATS} Files of one label each make a table: "
+        f"{command}, with --header text,label. Two files whose lines belong together do, too: "
+        "paste A.en A.de > A.tsv, with --header en,de."
+    )
+
+
+def _is_first_line_list(text: str) -> bool:
+    """Return whether the first of several lines is a JSON list, which is a record."""
+    line, _, rest = text.lstrip().partition("\n")
+    return line.startswith("[") and rest.lstrip().startswith("[") and isinstance(decode_line(line)[0], list)
+
+
+def _is_first_line_record(text: str) -> bool:
+    """Return whether the first line is a complete JSON object that is a record, not a document of records."""
+    line, _, rest = text.lstrip().partition("\n")
+    value, _ = decode_line(line)
+    if not isinstance(value, dict):
+        return False
+    members = cast("JsonTable", value)
+    if any(isinstance(members.get(name), list | dict) for name in (*RECORD_LISTS, *SPLIT_NAMES)):
+        return False
+    if members and not rest.strip() and all(isinstance(member, list) for member in members.values()):
+        return False  # columns
+    return not members or not all(isinstance(member, dict) for member in members.values())

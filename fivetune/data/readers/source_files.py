@@ -1,0 +1,350 @@
+"""Data files: list those of a source, open and unpack them, and refuse foreign formats before any record is read.
+
+In: a path. Out: its files, a binary stream (gzip unpacked), lines of bounded length. Errors are DataError or
+FiveTuneEnvironmentError and name the file.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shlex
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from difflib import get_close_matches
+from io import BytesIO
+from pathlib import Path
+from typing import IO, cast
+
+from fivetune.data.storage import is_url
+from fivetune.errors import DataError, FiveTuneEnvironmentError
+
+MAX_RECORD_BYTES = 16 * 2**20  # longer than any real text record; a longer line is a damaged file
+HEAD_BYTES = 64 * 2**10  # read to detect the format of a file
+SUFFIXES = {
+    ".json": "json",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".tab": "csv",
+    ".parquet": "parquet",
+}
+WORKBOOKS = (".xlsx", ".xls", ".xlsm", ".ods")
+FORMATS = "Allowed: SQuAD JSON, a JSON array, JSONL, CSV, TSV, Parquet, each also gzipped."
+
+IN_ICONV = {"mac-roman": "macintosh", "iso8859-5": "iso-8859-5"}  # names of Python that iconv lacks
+MAX_CONTROL_SHARE = 0.05  # largest share of control bytes in text; random bytes have 11 %
+MIN_CONTROL_BYTES = 100  # a file with fewer is accepted here; its records are checked one by one
+
+_GZIP = b"\x1f\x8b"
+_CONTROL_BYTES = bytes({*range(32)} - {*b"\t\n\v\f\r\x1b"})
+_FOREIGN = {  # first bytes, compared in lower case -> kind of file, advice
+    b"pk\x03\x04": ("a zip archive", "Unpack it and name the file inside"),
+    b"\xfd7zXZ": ("an xz archive", "Unpack it with xz -d"),
+    b"(\xb5/\xfd": ("a zstd archive", "Unpack it with zstd -d"),
+    b"BZh": ("a bzip2 archive", "Unpack it with bzip2 -d"),
+    b"ARROW1": ("an Arrow file", "Name the folder written by datasets.save_to_disk, or write Parquet"),
+    b"version https://git-lfs.github.com/spec/": (
+        "a Git-LFS pointer, not the data",
+        "Fetch the data with git lfs pull",
+    ),
+    b"\x89png": ("no text file (PNG)", "Name the file that holds the data"),
+    b"\xff\xd8\xff": ("no text file (JPEG)", "Name the file that holds the data"),
+    b"gif8": ("no text file (GIF)", "Name the file that holds the data"),
+    b"%pdf-": ("no text file (PDF)", "Extract its text first"),
+    b"sqlite format 3": ("no text file (SQLite)", "Export its table as CSV"),
+    b"\x7felf": ("no text file (ELF program)", "Name the file that holds the data"),
+    b"<!doctype html": ("an HTML page, not data", "Download the file itself (its raw link)"),
+    b"<html": ("an HTML page, not data", "Download the file itself (its raw link)"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BadRecord:
+    """One record that cannot be used.
+
+    Args:
+        where: file and line (or record number): `train.jsonl:17`.
+        reason: what is wrong, with which value, and what is allowed.
+        skippable: false if the cause affects all records, so that skipping would leave none.
+    """
+
+    where: str
+    reason: str
+    skippable: bool = True
+
+
+def quote_value(value: object, *, limit: int = 60) -> str:
+    """Format a value for messages: on one line, truncated to `limit` characters; texts are quoted, others are as JSON
+    has them.
+
+    >>> quote_value("two\\nlines")
+    "'two\\\\nlines'"
+    >>> quote_value("abcdef", limit=4), quote_value({"a": [True, None]})
+    ("'abcd...'", '{"a": [true, null]}')
+    """
+    is_json = value is None or isinstance(value, bool | int | float | list | dict)
+    text = json.dumps(value, ensure_ascii=False, default=str) if is_json else str(value)
+    shown = text if len(text) <= limit else text[:limit] + "..."
+    return shown.encode(errors="backslashreplace").decode() if is_json else repr(shown)
+
+
+def get_data_suffix(path: Path) -> str:
+    """Return the suffix that names the format, `.gz` ignored; "" if it is no data suffix.
+
+    >>> get_data_suffix(Path("train.jsonl.gz"))
+    '.jsonl'
+    >>> get_data_suffix(Path("README.md"))
+    ''
+    """
+    suffix = Path(path.name.lower().removesuffix(".gz")).suffix
+    return suffix if suffix in SUFFIXES else ""
+
+
+def is_saved_dataset(path: Path) -> bool:
+    """Return whether the folder was written by `datasets.save_to_disk`."""
+    return (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
+
+
+def list_local_files(source: str) -> list[Path]:
+    """Return the data file at a path, the data files of a folder, or all files of a saved `datasets` folder; sorted.
+
+    Raises DataError if there is no file of a supported format, FiveTuneEnvironmentError if the path is unreadable.
+    """
+    if not source.strip():
+        raise DataError("data: the name of the source is empty. Allowed: a file, a folder, a hub name. Set data.train.")
+    if is_url(source):
+        raise DataError(
+            f"{source}: a URL. Allowed here: a file, a folder, a hub name; a URL leads to prepared data, which only "
+            "train, check and evaluate read. Copy the file to this machine."
+        )
+    path = Path(source).expanduser()
+    try:
+        if not os.path.exists(path):  # unlike Path.exists, false for an impossible name
+            raise DataError(_describe_missing_path(path, source))
+        if path.is_dir():
+            return _list_folder_files(path, source)
+    except OSError as error:
+        raise FiveTuneEnvironmentError(_describe_read_error(path, error)) from error
+    if source.endswith("/"):
+        raise DataError(f"{source}: this is a file, not a folder. Allowed are both. Remove the slash at the end.")
+    if not path.is_file():
+        raise DataError(f"{source}: neither a file nor a folder. {FORMATS} Write the data to a file first.")
+    return [path]
+
+
+def _list_folder_files(path: Path, source: str) -> list[Path]:
+    if is_saved_dataset(path):
+        return sorted(file for file in path.rglob("*") if file.is_file())
+    inside = sorted(path.iterdir())
+    files = [file for file in inside if file.is_file() and get_data_suffix(file) and not file.name.startswith(".")]
+    if not files:
+        for folder in (file for file in inside if (file / "index.json").is_file()):
+            raise DataError(f"{source}: holds prepared data in folders. Name one of them, such as {folder}.")
+        holds = ", ".join(file.name for file in inside[:5]) or "nothing"
+        raise DataError(
+            f"{source}: a folder without data files; it holds {holds}. "
+            f"Allowed in a folder: {', '.join(SUFFIXES)}, each also with .gz, or a folder of datasets.save_to_disk. "
+            f"Name the folder or file that holds the data."
+        )
+    return files
+
+
+@contextmanager
+def open_bytes(path: Path, on_open: Callable[[IO[bytes]], None] = lambda file: None) -> Iterator[IO[bytes]]:
+    """Open a file, unpacking gzip. Raises DataError for damaged gzip, FiveTuneEnvironmentError if reading fails.
+
+    Args:
+        on_open: called with the file on disk, whose position shows how much was read.
+    """
+    try:
+        with path.open("rb") as file:
+            on_open(file)
+            packed = file.read(2) == _GZIP
+            file.seek(0)
+            if packed:
+                with gzip.GzipFile(fileobj=file) as unpacked:
+                    yield cast(IO[bytes], unpacked)
+            else:
+                yield file
+    except EOFError as error:
+        raise DataError(f"{path}: the gzip file is cut off before its end. Copy or download it again.") from error
+    except (zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path}: the gzip file is damaged ({error}). Copy or download it again.") from error
+    except OSError as error:
+        raise FiveTuneEnvironmentError(_describe_read_error(path, error)) from error
+
+
+def refuse_foreign_format(head: bytes, path: Path) -> None:
+    """Raise DataError if the first bytes are not UTF-8 text: empty, an archive, an image, UTF-16, a Git-LFS pointer."""
+    start = head[:200].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    if not head:
+        raise DataError(f"{path}: the file is empty. {FORMATS} Write or download it again.")
+    if not head.strip(b"\0"):
+        raise DataError(f"{path}: holds NUL bytes instead of text. {FORMATS} Copy or download it again.")
+    if not head.removeprefix(b"\xef\xbb\xbf").strip():
+        raise DataError(f"{path}: the file holds white space only. {FORMATS} Write or download it again.")
+    if encoding := _detect_wide_encoding(head):
+        raise DataError(
+            f"{path}: the text is {encoding}. Allowed is UTF-8. Convert it: {format_iconv_command(encoding, path)}"
+        )
+    if path.suffix.lower() in WORKBOOKS and start.startswith((b"pk", b"\xd0\xcf\x11\xe0")):
+        raise DataError(f"{path}: this is a workbook. {FORMATS} Save its sheet as CSV in UTF-8, and name that file.")
+    for magic, (what, advice) in _FOREIGN.items():
+        if start.startswith(magic.lower()):
+            raise DataError(f"{path}: this is {what}. {FORMATS} {advice}.")
+    if MIN_CONTROL_BYTES < _count_control_bytes(head) > MAX_CONTROL_SHARE * len(head):
+        raise DataError(f"{path}: this is no text file. {FORMATS} Name the file that holds the data.")
+
+
+def _detect_wide_encoding(head: bytes) -> str:
+    """Return the name of a UTF-16 or UTF-32 encoding, else "": by byte order mark, else by the positions of NULs."""
+    if head.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")):
+        return "utf-32"
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "utf-16"
+    text = head[:1024]
+    nuls = (text[::2].count(0), text[1::2].count(0))
+    if max(nuls) > len(text) // 4 and min(nuls) <= len(text) // 50:
+        return "utf-16-be" if nuls[0] > nuls[1] else "utf-16-le"
+    return ""
+
+
+def _count_control_bytes(head: bytes) -> int:
+    return len(head) - len(head.translate(None, _CONTROL_BYTES))
+
+
+@contextmanager
+def open_text(path: Path) -> Iterator[IO[bytes]]:
+    """Open a text file with `open_bytes`, and check its first bytes with `refuse_foreign_format`."""
+    with open_bytes(path) as file:
+        refuse_foreign_format(file.read(HEAD_BYTES), path)
+        file.seek(0)
+        yield file
+
+
+def read_lines(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Yield (number from 1, line with its end), truncated to MAX_RECORD_BYTES + 1, which bounds the memory."""
+    number = 0
+    while line := file.readline(MAX_RECORD_BYTES + 1):
+        number += 1
+        rest = line
+        while len(rest) > MAX_RECORD_BYTES and not rest.endswith(b"\n"):
+            rest = file.readline(MAX_RECORD_BYTES + 1)
+        yield number, line
+
+
+def format_too_long_message(unit: str) -> str:
+    """Return the error for a line or record over MAX_RECORD_BYTES."""
+    return f"{unit} is longer than {MAX_RECORD_BYTES // 2**20} MiB, the limit for one record. Split it or leave it out."
+
+
+def format_iconv_command(encoding: str, path: Path) -> str:
+    """Return the shell command that converts a file to UTF-8; a gzipped file is unpacked first.
+
+    >>> format_iconv_command("cp1252", Path("data/train.csv.gz"))
+    'gzip -dc data/train.csv.gz | iconv -f cp1252 -t utf-8 > data/utf8-train.csv'
+    """
+    encoding = IN_ICONV.get(encoding, encoding)
+    source, target = shlex.quote(str(path)), shlex.quote(str(path.with_name(f"utf8-{path.name.removesuffix('.gz')}")))
+    if path.name.endswith(".gz"):
+        return f"gzip -dc {source} | iconv -f {encoding} -t utf-8 > {target}"
+    return f"iconv -f {encoding} -t utf-8 {source} > {target}"
+
+
+def make_utf8_error(path: Path, error: UnicodeDecodeError, *, line: int) -> DataError:
+    """Return the error for bytes that are not UTF-8, with their probable encoding.
+
+    Args:
+        error: raised by decoding; its `object` may span several lines.
+        line: number of the line in which `error.object` begins.
+    """
+    data, at = bytes(error.object), error.start
+    line += data.count(b"\n", 0, at)
+    start = data.rfind(b"\n", 0, at) + 1
+    excerpt = data[max(start, at - 20) : at + 20]
+    if _count_control_bytes(excerpt) > MAX_CONTROL_SHARE * len(excerpt):
+        return DataError(f"{path}:{line}: this is no text: byte 0x{data[at]:02x}. {FORMATS} Download the file again.")
+    end = data.find(b"\n", at) + 1 or len(data)
+    lines, ranked = _rank_encodings(path, data)
+    is_damaged = 2 * sum(map(_is_utf8, lines)) > len(lines)
+    if is_damaged:
+        advice = "Most lines beyond ASCII are UTF-8: this one is damaged. Correct it."
+    elif not ranked:
+        advice = "No known encoding reads the whole file. Export it again."
+    else:
+        advice = f"{ranked[0]} reads it: {format_iconv_command(ranked[0], path)}"
+    place = f"{path}:{line}: not UTF-8: byte 0x{data[at]:02x} in"
+    readers = ["utf-8"] if is_damaged else ranked or ["latin-1"]
+    shown, *others = [_quote_around(data[start:end], at - start, name) for name in readers]
+    if others and others[0] != shown:
+        advice += f". If that is no text: {ranked[1]}, which reads {others[0]}"
+    return DataError(f"{place} {shown}. Allowed is UTF-8. {advice}")
+
+
+def _quote_around(line: bytes, at: int, encoding: str) -> str:
+    """Quote what an encoding reads around a byte of a line."""
+    text = line.decode(encoding, errors="replace")
+    place = len(line[:at].decode(encoding, errors="replace"))
+    return quote_value(text[max(0, place - 20) : place + 20])
+
+
+def _rank_encodings(path: Path, data: bytes) -> tuple[list[bytes], list[str]]:
+    """Return lines beyond ASCII, and the likeliest encoding that reads the whole file; two if a second is close."""
+    from fivetune.data.encodings import MARGIN, rank_encodings, reads_all, sample_lines
+
+    with open_bytes(path) if path.is_file() else nullcontext(BytesIO(data)) as file:
+        lines, present = sample_lines(file)
+        ranked: list[tuple[str, float]] = []
+        for name, points in rank_encodings(lines, present):
+            file.seek(0)
+            if (not ranked or points > ranked[0][1] - MARGIN) and reads_all(file, name):
+                ranked.append((name, points))
+            if len(ranked) == 2:
+                break
+    return lines, [name for name, _ in ranked]
+
+
+def _is_utf8(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _format_unpacked(source: str) -> str:
+    """Format a file as an argument of a shell command that reads text."""
+    return f"<(gzip -dc {shlex.quote(source)})" if source.endswith(".gz") else shlex.quote(source)
+
+
+def _describe_missing_path(path: Path, source: str) -> str:
+    parts = source.split(",")
+    if len(parts) > 1 and all(os.path.isfile(Path(part).expanduser()) for part in parts):
+        names = ",".join(Path(part.removesuffix(".gz")).suffix[1:] or "NAME" for part in parts)
+        joined = " ".join(map(_format_unpacked, parts))
+        return (
+            f"{source}: several files in one name. Files of lines that belong together become one table: paste "
+            f"{joined} > {Path(parts[0]).stem}.tsv, with --header {names}. Other files are a list: [A, B]."
+        )
+    folder = path.parent
+    while not os.path.exists(folder):
+        folder = folder.parent
+    if folder.is_file():
+        return f"{source}: {folder} is a file, not a folder. Name the file itself, or the folder it is in."
+    names = sorted(file.name for file in folder.iterdir()) if folder.is_dir() else []
+    wanted = path.relative_to(folder).parts[0]
+    stems = {name: Path(name).stem for name in names}  # equal suffixes make no two names alike
+    close = get_close_matches(Path(wanted).stem, stems.values(), n=3)
+    near = [name for name, stem in stems.items() if stem in close][:3]
+    lacking = "no such file or folder" if folder == path.parent else f"the folder {folder / wanted} does not exist"
+    around = f" Near it in {folder}: {', '.join(near)}." if near else "" if names else f" The folder {folder} is empty."
+    return f"{source}: {lacking}.{around} Allowed: a file, a folder, or a hub name like org/name:config:split."
+
+
+def _describe_read_error(path: Path, error: OSError) -> str:
+    return f"{path}: cannot be read: {error.strerror or error}. Check its rights and the disk."

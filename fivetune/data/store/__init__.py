@@ -1,0 +1,1 @@
+"""From raw records to rows of token ids on disk, and from rows to batches."""

@@ -1,0 +1,1 @@
+"""How users get a finished model: exports, the server, the hub."""

@@ -1,0 +1,310 @@
+"""The ASGI application: routes, limits, and errors as one JSON object each.
+
+In: a Batcher that answers. Out: `build_app`, an application for uvicorn. Every error is
+{"error": {"message", "type"}}, without traces and paths; the server's log has those of internal errors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from fivetune.delivery.serving.batching import Batcher, Inputs, QueueFullError, ServerStoppingError
+from fivetune.delivery.serving.body import RequestError, choose_model, parse_json, read_inputs, read_prompts, read_query
+from fivetune.delivery.serving.demo import describe_models, render_demo
+from fivetune.delivery.serving.guard import BROWSER_ROUTES, Guard
+from fivetune.delivery.serving.measures import ServerMeasures
+from fivetune.delivery.serving.schema import RunFacts, build_openapi, render_docs
+from fivetune.errors import is_out_of_memory
+from fivetune.rundir.records import Prediction
+from fivetune.training.answers.output import build_line
+
+LOG = logging.getLogger("fivetune.delivery.serving")
+DISCARDED_BYTES = 32 * 2**20  # of a body that is too long: a client that still sends could not read the answer
+DISCONNECTED = 499  # in the measures alone: the client has gone
+SECURITY_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+KINDS = {404: "not_found", 405: "method_not_allowed"}
+PASSWORD_CHALLENGE = 'Basic realm="FiveTune: any name, and the token as password", charset="UTF-8"'
+
+
+@dataclass(frozen=True, slots=True)
+class ServingLimits:
+    """Limits of a request; `seconds` from its headers to its answer."""
+
+    body_bytes: int = 64 * 1024
+    records: int = 16
+    seconds: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Answers the routes.
+
+    Args:
+        models: facts by the name of the model, of those that `batcher` answers with.
+        started: seconds since 1970.
+    """
+
+    batcher: Batcher
+    models: Mapping[str, RunFacts]
+    limits: ServingLimits = field(default_factory=ServingLimits)
+    guard: Guard = field(default_factory=Guard)
+    measures: ServerMeasures = field(default_factory=ServerMeasures)
+    started: float = field(default_factory=time.time)
+
+    async def predict(self, request: Request) -> Response:
+        model = choose_model(read_query(request.query_params.multi_items()), list(self.models))
+        value = parse_json(await self._read_body(request))
+        inputs, is_list = read_inputs(value, max_records=self.limits.records)
+        found = await self._answer(request, model, inputs)
+        if is_list:
+            return JSONResponse({"predictions": [_build_answer(one) for one in found]})
+        _refuse_skipped(found)
+        return JSONResponse(_build_answer(found[0]))
+
+    async def complete(self, request: Request) -> Response:
+        value = parse_json(await self._read_body(request))
+        given = value.get("model") if isinstance(value, dict) else None
+        model = choose_model(given, list(self.models))
+        limits = {"max_records": self.limits.records, "max_new_tokens": self.models[model].max_new_tokens}
+        found = await self._answer(request, model, read_prompts(value, **limits))
+        _refuse_skipped(found)
+        num_read, num_written = (
+            sum(one.num_input_tokens or 0 for one in found),
+            sum(one.num_tokens or 0 for one in found),
+        )
+        usage = {"prompt_tokens": num_read, "completion_tokens": num_written, "total_tokens": num_read + num_written}
+        choices = [
+            {
+                "index": index,
+                "text": one.prediction,
+                "logprobs": None,
+                "finish_reason": "length" if one.hit_cap else "stop",
+            }
+            for index, one in enumerate(found)
+        ]
+        head = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time())}
+        return JSONResponse({**head, "model": model, "choices": choices, "usage": usage})
+
+    async def list_models(self, request: Request) -> Response:
+        common = {"object": "model", "created": int(self.started), "owned_by": "fivetune"}
+        data = [{"id": one.name, **common, "task": one.task, "step": one.step} for one in self.models.values()]
+        return JSONResponse({"object": "list", "data": data})
+
+    async def report_health(self, request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def report_ready(self, request: Request) -> Response:
+        if not self.batcher.is_ready:
+            raise _make_stopping_error()
+        return JSONResponse({"status": "ready", "models": list(self.models)})
+
+    async def report_measures(self, request: Request) -> Response:
+        return PlainTextResponse(self.measures.format_text({"fivetune_queue_requests": len(self.batcher)}))
+
+    async def show_demo(self, request: Request) -> Response:
+        page, policy = render_demo()
+        return HTMLResponse(page, headers={"Content-Security-Policy": policy})
+
+    async def describe_demo(self, request: Request) -> Response:
+        return JSONResponse({"models": describe_models(self.models.values())})
+
+    async def show_openapi(self, request: Request) -> Response:
+        return JSONResponse(build_openapi(list(self.models.values())))
+
+    async def show_docs(self, request: Request) -> Response:
+        facts = list(self.models.values())
+        return HTMLResponse(render_docs(build_openapi(facts), facts[0]))
+
+    async def _read_body(self, request: Request) -> bytes:
+        """Read the body. Raises RequestError 415 unless it is JSON, 413 if it is too long."""
+        headers, limit = request.headers, self.limits.body_bytes
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json" or headers.get("content-encoding", "identity") != "identity":
+            raise RequestError(
+                415, "unsupported_media_type", "Content-Type: Allowed is application/json, not compressed."
+            )
+        body, size, given = bytearray(), 0, headers.get("content-length", "0")
+        if int(given) <= DISCARDED_BYTES:  # h11 has checked that it is a number
+            async for piece in request.stream():
+                size += len(piece)
+                if size <= limit:
+                    body += piece
+                elif size > DISCARDED_BYTES:
+                    break
+        if max(size, int(given)) > limit:
+            raise RequestError(
+                413, "body_too_large", f"body: too many bytes. Allowed are {limit:,}. Send less at once."
+            )
+        request.scope["fivetune.has_body"] = True
+        return bytes(body)
+
+    async def _answer(self, request: Request, model: str, inputs: Inputs) -> Sequence[Prediction]:
+        """Queue the inputs and wait for the answers; a client that has gone, or a timeout, cancels them."""
+        try:
+            answer = asyncio.wrap_future(self.batcher.submit(model, inputs))
+        except QueueFullError:
+            raise RequestError(
+                429, "queue_full", "the queue is full. Send the request again later.", retry_seconds=1
+            ) from None
+        except ServerStoppingError:
+            raise _make_stopping_error() from None
+        gone = asyncio.ensure_future(_wait_for_disconnect(request))
+        try:
+            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                raise ClientDisconnect
+            found = answer.result()
+        finally:
+            gone.cancel()
+            answer.cancel()
+        for name, number in (
+            ("records", len(found)),
+            ("input_tokens", sum(one.num_input_tokens or 0 for one in found)),
+            ("output_tokens", sum(one.num_tokens or 0 for one in found)),
+        ):
+            self.measures.count(f"fivetune_{name}_total", number, model=model)
+        return found
+
+
+async def _wait_for_disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _build_answer(prediction: Prediction) -> dict[str, object]:
+    if prediction.skipped:
+        return build_line(prediction)
+    tokens = {"num_input_tokens": prediction.num_input_tokens, "num_clipped_tokens": prediction.num_clipped_tokens}
+    clipped = {"inputs": prediction.inputs, "clipped_spans": prediction.clipped_spans}
+    return {**build_line(prediction), **tokens, **(clipped if prediction.clipped_spans else {})}
+
+
+def _refuse_skipped(found: Sequence[Prediction]) -> None:
+    """Raise RequestError 422 for the first record that cannot be answered."""
+    for number, one in enumerate(found):
+        if one.skipped:
+            where = f"record {number}: " if len(found) > 1 else ""
+            raise RequestError(422, "invalid_record", f"{where}{one.skipped}")
+
+
+def _make_stopping_error() -> RequestError:
+    return RequestError(503, "stopping", "the server stops. Send the request again later.", retry_seconds=5)
+
+
+# --- around the routes ---
+
+
+def build_app(service: Service) -> ASGIApp:
+    """Build the application."""
+    routes = {
+        "/predict": (service.predict, "POST"),
+        "/v1/completions": (service.complete, "POST"),
+        "/v1/models": (service.list_models, "GET"),
+        "/health": (service.report_health, "GET"),
+        "/ready": (service.report_ready, "GET"),
+        "/metrics": (service.report_measures, "GET"),
+        "/": (service.show_demo, "GET"),
+        "/demo.json": (service.describe_demo, "GET"),
+        "/openapi.json": (service.show_openapi, "GET"),
+        "/docs": (service.show_docs, "GET"),
+    }
+    router = Router(
+        [Route(path, endpoint, methods=[method]) for path, (endpoint, method) in routes.items()], redirect_slashes=False
+    )
+    return GuardedApp(router, service, frozenset(routes))
+
+
+def _add_security(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Add SECURITY_HEADERS to those that an answer does not have."""
+    added = {name.lower().encode(): value.encode() for name, value in SECURITY_HEADERS.items()}
+    return list((added | dict(headers)).items())
+
+
+def _build_refusal(error: RequestError, path: str) -> Response:
+    headers = {"Retry-After": str(error.retry_seconds)} if error.retry_seconds else {}
+    if error.code == 401:  # a browser asks for a password only where it may send one
+        headers["WWW-Authenticate"] = PASSWORD_CHALLENGE if path in BROWSER_ROUTES else "Bearer"
+    if error.code in (401, 403, 408, 413, 415) or error.kind == "invalid_http":  # the rest of the body is not read
+        headers["Connection"] = "close"
+    return _build_error(error.code, error.kind, str(error), headers)
+
+
+def _build_error(code: int, kind: str, message: str, headers: dict[str, str] | None = None) -> Response:
+    return JSONResponse({"error": {"message": message, "type": kind}}, code, headers)
+
+
+@dataclass(frozen=True, slots=True)
+class GuardedApp:
+    """Checks headers and time around the routes, counts what was answered, and turns every failure into an answer."""
+
+    app: ASGIApp
+    service: Service
+    routes: frozenset[str]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started, code = time.monotonic(), DISCONNECTED
+
+        async def send_counted(message: Message) -> None:
+            nonlocal code
+            if message["type"] == "http.response.start":
+                code = message["status"]
+                message["headers"] = _add_security(message["headers"])
+            await send(message)
+
+        scope["app"] = self  # without it Starlette's router answers 404 and 405 itself, as plain text
+        refusal = await self._run(scope, receive, send_counted)
+        if refusal is not None and code == DISCONNECTED:
+            with suppress(asyncio.CancelledError):
+                await refusal(scope, receive, send_counted)
+        route = scope["path"] if scope["path"] in self.routes else "other"
+        self.service.measures.add_request(route, code, time.monotonic() - started)
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> Response | None:
+        """Run the routes; returns the error to send, None if an answer is sent or the client has gone."""
+        try:
+            self.service.guard.check(scope["path"], Headers(scope=scope))
+            async with asyncio.timeout(self.service.limits.seconds) as limit:
+                await self.app(scope, receive, send)
+        except RequestError as error:
+            return _build_refusal(error, scope["path"])
+        except HTTPException as error:
+            kind, phrase = KINDS[error.status_code], HTTPStatus(error.status_code).phrase
+            message = f"{scope['method']} {scope['path'][:100]}: {phrase}. See /docs."
+            return _build_error(error.status_code, kind, message, dict(error.headers or {}))
+        except ClientDisconnect:
+            return None
+        except asyncio.CancelledError:  # the time to drain is over
+            return _build_refusal(_make_stopping_error(), scope["path"])
+        except Exception as error:
+            if isinstance(error, TimeoutError) and limit.expired():
+                timeout = self._describe_timeout(has_body=scope.get("fivetune.has_body", False))
+                return _build_refusal(timeout, scope["path"])
+            LOG.exception("%s %s failed", scope["method"], scope["path"][:100])
+            if is_out_of_memory(error) or is_out_of_memory(error.__cause__ or error):
+                return _build_error(503, "out_of_memory", "the device has too little memory for it. Send less at once.")
+            return _build_error(500, "internal_error", "internal error. The server's log has the cause.")
+        return None
+
+    def _describe_timeout(self, *, has_body: bool) -> RequestError:
+        seconds = f"{self.service.limits.seconds:g} seconds"
+        if has_body:
+            return RequestError(503, "timeout", f"no answer within {seconds}. Send it again later.", retry_seconds=1)
+        return RequestError(408, "request_timeout", f"the request did not arrive within {seconds}.")

@@ -1,0 +1,120 @@
+"""The page at /: a form with the fields of the task, answers of one or two models, examples of the evaluation data.
+
+In: tasks, and runs with their predictions. Out: HTML in which script and style are inlined, the policy that admits them
+alone, and what the page asks for at /demo.json. Without a token the page shows nothing of the runs.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from functools import cache
+from hashlib import sha256
+from itertools import islice
+from pathlib import Path
+
+from fivetune.config.paths import find_typed_path
+from fivetune.delivery.serving.schema import DemoExample, FieldFacts, RunFacts
+from fivetune.errors import DataError
+from fivetune.reading.report.run.examples import compute_mean_score, sample
+from fivetune.reading.report.run.scores import choose_best_eval
+from fivetune.rundir.reader import read_run
+from fivetune.rundir.records import Prediction
+from fivetune.training.answers.inference import LoadedRun
+from fivetune.training.answers.inputs import iter_input_rows
+from fivetune.types import JsonTable
+
+PAGE = Path(__file__).with_name("page")
+MAX_ROWS = 20_000  # of the evaluation data that are searched for the records of examples
+MAX_CHARACTERS = 20_000  # of an example
+
+
+@cache
+def render_demo() -> tuple[str, str]:
+    """Render the page; also returns its content security policy."""
+    style, script, page = ((PAGE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js", "page.html"))
+    policy = (
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return page.replace("{style}", style).replace("{script}", script), policy
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
+
+
+def describe_models(models: Iterable[RunFacts]) -> list[JsonTable]:
+    """Describe models for the page."""
+    return [
+        {
+            "name": one.name,
+            "task": one.task,
+            "step": one.step,
+            "fields": [_describe_field(field) for field in one.fields],
+            "examples": [asdict(example) for example in one.examples],
+        }
+        for one in models
+    ]
+
+
+def _describe_field(field: FieldFacts) -> JsonTable:
+    value = field.example
+    is_list = isinstance(value, list) and all(isinstance(one, str) for one in value)
+    kind = "text" if isinstance(value, str) else "list" if is_list else "json"
+    return {"name": field.name, "kind": kind, "is_required": field.is_required}
+
+
+def find_examples(
+    trained: LoadedRun, fields: Sequence[FieldFacts], *, num: int, on_warning: Callable[[str], object]
+) -> tuple[DemoExample, ...]:
+    """Choose up to `num` right and `num` wrong predictions of the run's best evaluation; () without predictions.
+
+    An example has its record if the evaluation data are a local file whose first MAX_ROWS records hold it.
+    """
+    if not num or not (trained.folder / "predictions").is_dir():
+        return ()
+    run = read_run(trained.folder)
+    scored = [
+        one
+        for one in run.read_predictions(choose_best_eval(run))
+        if compute_mean_score(one) is not None and len(one.inputs) <= MAX_CHARACTERS
+    ]
+    for damage in run.damage:
+        on_warning(damage)
+    right = [one for one in scored if compute_mean_score(one) == 1]
+    chosen = [*sample(right, [], num), *sample(scored, right, num)]
+    records = _find_records(trained, {one.id for one in chosen})
+    names = [field.name for field in fields]
+    return tuple(_build_example(one, records.get(one.id), names) for one in chosen)
+
+
+def _build_example(one: Prediction, record: Mapping[str, object] | None, names: Sequence[str]) -> DemoExample:
+    fields = {name: record[name] for name in names if name in record} if record else None
+    return DemoExample(fields, one.inputs, one.prediction, one.references, compute_mean_score(one) == 1)
+
+
+def _find_records(trained: LoadedRun, ids: set[str]) -> dict[str, Mapping[str, object]]:
+    """Find records of the evaluation data by the id of their prediction; only those that local files hold."""
+    data, found = trained.config.data, dict[str, Mapping[str, object]]()
+    for source in data.eval or data.train:
+        path = find_typed_path(source, trained.folder)
+        if not Path(path).is_file():
+            continue
+        try:
+            for row in islice(iter_input_rows(path, trained.config.task, data.columns, data.header), MAX_ROWS):
+                if row.key in ids and _is_json(row.fields):
+                    found.setdefault(row.key, row.fields)
+        except DataError:  # the file has changed since the run: its examples are texts
+            continue
+    return found
+
+
+def _is_json(value: object) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True

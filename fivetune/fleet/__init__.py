@@ -1,0 +1,1 @@
+"""Many runs and many machines: sweeps and searches, clusters, estimates of memory."""

@@ -1,0 +1,339 @@
+"""Memory of one rank during an optimizer step, from the tensors that FiveTune's flat forward keeps.
+
+In: a Workload and a Layout. Out: a Memory: bytes by kind at the moment of the largest sum.
+
+The model is a row of parts: embedding, blocks, the final norm of each stack, head. A part has weights, bytes that its
+forward pass saves for the backward pass, and temporary bytes of its backward pass. The step is a row of moments: the
+end of the forward pass, the backward pass of each part from the last to the first, the optimizer; the peak is at the
+largest. Per token of a stack, with d = d_model, i = inner size, f = d_ff, h heads, e bytes of a number in matrix
+products (4, or 2 in 16 bits), P bytes for a dropped position times the rate (8 on a CPU: int64; 0 on a GPU, where masks
+are drawn again), the bytes that are saved:
+
+    norm                    4 d + 4       its input, a sum of the residual stream in fp32, and a factor in fp32
+    products of the norm    e d           the input of q, k, v (self), q (cross) or wi
+    self-attention          4 e i         q, k, v, and the input of o
+    cross-attention         2 e i         q and the input of o; per source token 2 e i for k and v (+ 2 d in 16 bits:
+                                          the encoder's output, cast for every block)
+    attention weights       (4 + P) h     per pair of tokens, on a CPU; on a GPU 4 h per token (log-sum-exp)
+    feed-forward, relu      e f           the input of wo, which its ReLU needs too; on a GPU 2 e f
+    feed-forward, gated     (3 e + P) f   both inputs of the gate and the input of wo
+    residual dropout        P d           at the end of each layer
+
+Weights that one product reads together (q, k, v; k, v; wi_0, wi_1) are concatenated, which saves a copy of them; under
+autocast all weights of the blocks have a 16-bit copy. With recomputation only the input of each block is saved.
+Sources: `fivetune/model/flat.py`, `layers.py`, `attention.py`, `loss.py`, which hold these tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from fivetune.distributed.pipeline import divide_costs
+from fivetune.fleet.estimation.workload import BUCKET_BYTES, FP32, Layout, Workload
+from fivetune.model.shapes import NUM_BUCKETS
+
+CHUNK_LOGITS = 2**24  # as model/loss.py: most logits that are saved, and those of a chunk
+CUDA_CHUNKS, CHUNK_TILE = (
+    8,
+    128,
+)  # as model/loss.py: chunks that CUDA computes at once, and what its rows are rounded to
+BLOCK_ROWS = 64  # as model/attention.py: rows of short sequences that share a block
+POSITION = 8  # bytes of a dropped position on a CPU
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Consecutive layers of the model, as one rank computes them.
+
+    Args:
+        sizes: numbers of elements of each weight.
+        copies: bytes of the copies of weights that are saved.
+        cached: bytes of 16-bit copies that autocast keeps until the end of the forward pass, if nothing is saved.
+        saved: bytes of activations that are saved.
+        inputs: bytes of the input, which is all that recomputation saves.
+        temporary: bytes of the backward pass.
+        forward: bytes of temporary tensors at the end of the forward pass.
+        is_block: whether it is a block, which recomputation repeats and whose weights FSDP2 gathers alone.
+    """
+
+    name: str
+    sizes: tuple[int, ...]
+    copies: float = 0.0
+    cached: float = 0.0
+    saved: float = 0.0
+    inputs: float = 0.0
+    temporary: float = 0.0
+    forward: float = 0.0
+    is_block: bool = False
+
+    @property
+    def num_weights(self) -> int:
+        return sum(self.sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of a rank at one moment of a step.
+
+    Args:
+        moment: what is computed.
+        weights: with gathered ones. buffers: temporary tensors, copies of weights, and gradients that are being sent.
+    """
+
+    moment: str
+    weights: float
+    gradients: float
+    state: float
+    activations: float
+    buffers: float
+
+    @property
+    def peak(self) -> float:
+        return self.weights + self.gradients + self.state + self.activations + self.buffers
+
+
+def estimate_memory(work: Workload, layout: Layout) -> Memory:
+    """Estimate the peak of the rank that needs most."""
+    num_micro_batches = layout.count_micro_batches(work)
+    peaks = (
+        _find_peak(work, layout, parts, in_flight=min(layout.stages - number, num_micro_batches))
+        for number, parts in enumerate(list_stages(work, layout))
+    )
+    return max(peaks, key=lambda memory: memory.peak)
+
+
+def list_stages(work: Workload, layout: Layout) -> list[list[Part]]:
+    """List the parts that a rank computes, for each pipeline stage; without a pipeline there is one, the model.
+
+    Weights that the ranks of a tensor-parallel group or several stages replicate belong to each of them.
+    """
+    parts = list_parts(work, layout)
+    if layout.stages == 1:
+        return [parts]
+    return [list(_select_stage(work, parts, blocks)) for blocks in divide_costs(work.list_block_flops(), layout.stages)]
+
+
+def _find_peak(work: Workload, layout: Layout, parts: Sequence[Part], *, in_flight: int) -> Memory:
+    """The largest moment of a step.
+
+    Args:
+        in_flight: micro-batches of which a pipeline stage holds activations.
+    """
+    num_weights = sum(part.num_weights for part in parts)
+    root = sum(part.num_weights for part in parts if not part.is_block)
+    is_sharded, several = layout.shards > 1, layout.count_micro_batches(work) > 1
+    accumulates = several and (layout.reduce_once or not is_sharded)  # whole gradients
+    held = 0.0 if layout.offload else FP32 / layout.shards  # bytes for each weight
+    state = work.state_bytes / (1 if work.gathers_state else layout.shards)
+    copied = count_bucket_share(parts) if layout.strategy in ("ddp", "tensor", "pipeline") and layout.copies > 1 else 0
+    repeats = [work.recompute and part.is_block for part in parts]
+    saved = [part.inputs if repeat else part.saved for part, repeat in zip(parts, repeats, strict=True)]
+    copies = [0.0 if repeat else part.copies for part, repeat in zip(parts, repeats, strict=True)]
+    others = (in_flight - 1) * (sum(saved) + sum(copies))  # of the other micro-batches
+
+    def build(moment: str, until: int, finished: int, reduced: int, buffers: float, num_gathered: int) -> Memory:
+        """The moment when `until` parts hold activations, and some weights have gradients, part of them reduced."""
+        whole = num_weights - reduced if accumulates else 0 if is_sharded else finished
+        return Memory(
+            moment,
+            weights=held * num_weights
+            + _count_gathered_bytes(work, parts, num_gathered, is_sharded=is_sharded)
+            + (FP32 * work.teacher.num_weights if work.teacher else 0),
+            gradients=FP32 * whole + (held * (num_weights if several and not accumulates else reduced)),
+            state=0.0 if layout.offload else state * num_weights,
+            activations=sum(saved[:until]) + others,
+            buffers=buffers + sum(copies[:until]) + FP32 * copied * finished,
+        )
+
+    cached = sum(part.cached for part in parts) if work.recompute and not is_sharded else 0
+    moments = [build("end of forward", len(parts), 0, 0, max(part.forward for part in parts) + cached, 0)]
+    finished = reduced = 0
+    pending = 0.0  # gradients of embedding and head that are not in the sums yet
+    for number, part in reversed(list(enumerate(parts))):
+        finished += part.num_weights
+        own = (work.matmul_bytes if is_sharded else FP32) * part.num_weights if accumulates or is_sharded else 0
+        buffer = FP32 * part.num_weights if is_sharded and part.is_block else 0  # of the reduction
+        again = part.saved + part.copies if repeats[number] else 0
+        temporary = part.temporary + pending + own + buffer + again
+        num_gathered = 2 if part.is_block else 1
+        moments.append(build(f"backward of {part.name}", number + 1, finished, reduced, temporary, num_gathered))
+        if part.is_block:
+            reduced += part.num_weights if is_sharded else 0
+        elif work.shape.is_tied or not accumulates:
+            pending += own
+    if is_sharded:
+        buffers = FP32 * root + (0 if accumulates else pending)
+        moments.append(build("reduction of embedding and head", 0, num_weights, reduced, buffers, 0))
+    largest = max(max(part.sizes, default=0) for part in parts)
+    buffers = 2 * FP32 * largest if work.gathers_state and is_sharded else 0
+    moments.append(build("optimizer", 0, num_weights, num_weights if is_sharded else 0, buffers, -1))
+    return max(moments, key=lambda memory: memory.peak)
+
+
+def _count_gathered_bytes(work: Workload, parts: Sequence[Part], num_blocks: int, *, is_sharded: bool) -> float:
+    """Weights that FSDP2 holds whole: embedding, norms and head until the end of the backward pass, and `num_blocks`
+    blocks: the one that is computed, and one ahead. -1: nothing."""
+    if num_blocks < 0 or not is_sharded:
+        return 0.0
+    root = sum(part.num_weights for part in parts if not part.is_block)
+    return work.matmul_bytes * (root + num_blocks * max(part.num_weights for part in parts if part.is_block))
+
+
+def count_bucket_share(parts: Sequence[Part]) -> float:
+    """Share of the gradients that are copied into buckets for the all-reduce; a large one is sent in place."""
+    sizes = [size for part in reversed(parts) for size in reversed(part.sizes)]
+    copied, bucket, room = 0, list[int](), 0
+    for size in [*sizes, BUCKET_BYTES]:  # the last closes the bucket
+        if bucket and FP32 * size > room:
+            copied += sum(bucket) if len(bucket) > 1 else 0
+            bucket = []
+        room = (room if bucket else BUCKET_BYTES) - FP32 * size
+        bucket.append(size)
+    return copied / max(sum(sizes), 1)
+
+
+def _select_stage(work: Workload, parts: Sequence[Part], blocks: range) -> Iterator[Part]:
+    """Yield the parts of a pipeline stage; the embedding is held by the first blocks of both stacks."""
+    num_encoder = work.shape.num_layers
+    last = num_encoder + work.shape.num_decoder_layers - 1
+    by_name = {part.name: part for part in parts}
+    named = [part for part in parts if part.is_block]
+    if {0, num_encoder} & set(blocks):
+        alone = work.shape.is_tied and last not in blocks  # else the head has the table
+        yield replace(by_name["embedding"], sizes=(work.shape.table_size,)) if alone else by_name["embedding"]
+    for number in blocks:
+        yield named[number]
+        if number == num_encoder - 1:
+            yield by_name["the encoder's norm"]
+    if last in blocks:
+        yield by_name["the decoder's norm"]
+        yield by_name["head"]
+
+
+def list_parts(work: Workload, layout: Layout) -> list[Part]:
+    """List the parts of the whole model in the order of the forward pass, with one rank's share of heads and features.
+
+    The weights of a tied embedding belong to the head, whose gradient is the first.
+    """
+    shape, batch = work.shape, work.passes * layout.get_batch_size(work)
+    inputs, targets = batch * work.num_inputs, batch * work.num_targets
+    d, dropped = shape.d_model, _count_position_bytes(work)
+    norm = 4 * d + 4
+    encoder_end = norm + FP32 * d + dropped * d
+    decoder_end = encoder_end + (work.matmul_bytes * d if work.matmul_bytes < FP32 else 0)
+    is_tied = shape.is_tied
+    embedded = FP32 * d * (inputs + targets)
+    return [
+        Part(
+            "embedding",
+            () if is_tied else (shape.table_size,),
+            saved=dropped * d * (inputs + targets),
+            temporary=2 * embedded,
+        ),
+        *(_build_block(work, layout, number, batch, is_decoder=False) for number in range(shape.num_layers)),
+        Part("the encoder's norm", (d,), saved=encoder_end * inputs, temporary=8 * d * inputs),
+        *(_build_block(work, layout, number, batch, is_decoder=True) for number in range(shape.num_decoder_layers)),
+        Part("the decoder's norm", (d,), saved=decoder_end * targets, temporary=8 * d * targets),
+        _build_head(work, layout, targets, embedded),
+    ]
+
+
+def _build_block(work: Workload, layout: Layout, number: int, batch: int, *, is_decoder: bool) -> Part:
+    shape, share = work.shape, layout.heads
+    d, inner, width, heads = shape.d_model, shape.inner_size // share, shape.d_ff // share, shape.num_heads / share
+    e, dropped = work.matmul_bytes, _count_position_bytes(work)
+    inputs, targets = batch * work.num_inputs, batch * work.num_targets
+    tokens, length = (targets, work.num_targets) if is_decoder else (inputs, work.num_inputs)
+    num_matrices = 2 if shape.is_gated_act else 1
+
+    layer = 4 * d + 4 + e * d + dropped * d  # norm, input of the products, residual dropout
+    saved = 2 * tokens * layer + 4 * e * inner * tokens
+    saved += _count_attention_bytes(work, batch, length, length, heads)
+    feed_forward = (3 * e + dropped) * width if shape.is_gated_act else (2 if work.on_gpu else 1) * e * width
+    saved += feed_forward * tokens
+    sizes = [inner * d] * 4
+    joined = 3 * inner * d + (2 * width * d if shape.is_gated_act else 0)
+    square = 4 * FP32 * heads * length**2 if not work.on_gpu else 0  # gradients of the relative bias
+    attention = (8 * d + 8 * e * inner) * tokens + square
+    if is_decoder:
+        sizes += [inner * d] * 4
+        saved += tokens * layer + 2 * e * inner * tokens
+        if should_read_memory(work, layout):
+            saved += _count_attention_bytes(work, batch, work.num_targets * shape.num_heads, work.num_inputs, 1)
+            saved += 2 * FP32 * shape.num_heads * d * tokens
+            attention = max(attention, 4 * FP32 * shape.num_heads * d * tokens + 2 * FP32 * d * inputs)
+        else:
+            saved += _count_attention_bytes(work, batch, work.num_targets, work.num_inputs, heads)
+            saved += (2 * e * inner + (e * d if e < FP32 else 0)) * inputs
+            joined += 2 * inner * d
+            attention = max(attention, (4 * e * inner + FP32 * d) * inputs)
+        attention += FP32 * d * inputs  # the gradient of the encoder's output
+    sizes += [width * d] * num_matrices + [width * d] + [d] * (3 if is_decoder else 2)
+    if number == 0 or shape.has_bias_per_layer:
+        sizes.append(int(NUM_BUCKETS * heads))
+    linear = sum(sizes) - (sizes[-1] if number == 0 or shape.has_bias_per_layer else 0)
+    casts = e < FP32 and layout.shards == 1
+    dense = (8 * d + (6 if shape.is_gated_act else 2) * e * width) * tokens
+    return Part(
+        f"{'decoder' if is_decoder else 'encoder'} block {number}",
+        tuple(sizes),
+        copies=e * (linear if casts else joined),
+        cached=e * (linear - joined) if casts else 0.0,
+        saved=saved,
+        inputs=FP32 * d * tokens,
+        temporary=max(attention, dense),
+        is_block=True,
+    )
+
+
+def should_read_memory(work: Workload, layout: Layout) -> bool:
+    """Whether cross-attention reads the encoder's output in place of keys and values (`should_attend_memory`)."""
+    return not work.on_gpu and layout.heads == 1 and 2 * work.num_targets < work.shape.d_kv
+
+
+def count_stored_pairs(batch: int, queries: int, keys: int) -> int:
+    """Pairs of tokens whose attention weights are stored for one head: short sequences share blocks of 64 rows.
+
+    >>> count_stored_pairs(4, 128, 128), count_stored_pairs(4, 16, 32), count_stored_pairs(3, 32, 32)
+    (65536, 4096, 5120)
+    """
+    together = max(1, BLOCK_ROWS // max(queries, keys))
+    whole, rest = divmod(batch, together)
+    return (whole * together**2 + rest**2) * queries * keys
+
+
+def _count_attention_bytes(work: Workload, batch: int, queries: int, keys: int, heads: float) -> float:
+    if work.on_gpu:
+        return FP32 * heads * batch * queries
+    return (FP32 + _count_position_bytes(work)) * heads * count_stored_pairs(batch, queries, keys)
+
+
+def _count_position_bytes(work: Workload) -> float:
+    """Bytes that remember a dropped value, per value."""
+    return 0.0 if work.on_gpu else POSITION * work.dropout
+
+
+def _build_head(work: Workload, layout: Layout, targets: int, embedded: float) -> Part:
+    """The output head: logits are saved if they are few, else computed again, in chunks of rows.
+
+    Bytes per logit of a chunk: the logits, unless they are saved (e); those or the softmax of the chunk before (e); the
+    softmax, in the forward pass the exponentials, in fp32 (4; in 16 bits 8, because the logits are cast first).
+    """
+    shape, e = work.shape, work.matmul_bytes
+    logits = targets * shape.vocab_size
+    limit, tile = (CUDA_CHUNKS * CHUNK_LOGITS, CHUNK_TILE) if work.on_gpu else (CHUNK_LOGITS, 1)
+    chunk = min(logits, max(1, limit // shape.vocab_size // tile) * tile * shape.vocab_size)
+    keeps, several = logits <= CHUNK_LOGITS, chunk < logits
+    wide = FP32 if e == FP32 else 2 * FP32
+    computed = (0 if keeps else e) + (e if several else 0)
+    backward = (wide + computed) * chunk + e * shape.d_model * targets
+    casts = e * shape.table_size if e < FP32 and layout.shards == 1 else 0
+    return Part(
+        "head",
+        (shape.table_size,),
+        copies=casts,
+        saved=e * logits if keeps else 0,
+        temporary=backward + casts,
+        forward=embedded + (wide + computed) * chunk,
+    )

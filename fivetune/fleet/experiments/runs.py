@@ -1,0 +1,279 @@
+"""Training of a sweep's runs, one process after the other.
+
+In: a Sweep. Out: its directory, with
+
+    sweep.json              variants, settings and the state of each run
+    recipes/<run>.yaml      the resolved recipe of each run, for `fivetune train`
+    logs/<run>.log          the output of each process
+    <run>/                  the run directories
+    log.txt                 the progress lines of the terminal
+
+Finished runs are kept, interrupted ones are resumed, failed ones start over.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+
+from fivetune import rundir
+from fivetune.config import load_config
+from fivetune.distributed.processes.jobs import PERMANENT_ERROR_CODES, Job
+from fivetune.distributed.processes.signals import report_interrupts
+from fivetune.errors import RunDirError
+from fivetune.fleet.experiments.record import (
+    RunRecord,
+    SweepRecord,
+    is_sweep,
+    make_sweep_record,
+    read_run_owner,
+    read_run_records,
+    read_run_state,
+)
+from fivetune.fleet.experiments.sweep import CorpusSection, PlannedRun, Sweep
+from fivetune.rundir.progress import Progress, format_time_span
+from fivetune.values import flatten_table
+
+RECIPES, LOGS, LOG = "recipes", "logs", "log.txt"
+
+
+def run_sweep(sweep: Sweep, *, resume: bool = False, overwrite: bool = False, quiet: bool = False) -> Path:
+    """Train all runs of a sweep that are not finished; returns its directory.
+
+    A run that fails is retried `sweep.retries` times; then its error goes to sweep.json and the sweep continues.
+
+    Args:
+        resume: continue the sweep in the directory.
+        overwrite: move the sweep in the directory aside.
+
+    Raises RunDirError if the directory is in use or holds something else, InterruptedRunError after a signal.
+    """
+    _prepare_folder(sweep, resume=resume, overwrite=overwrite)
+    sweep.folder.mkdir(parents=True, exist_ok=True)
+    owned = rundir.lock_folder(sweep.folder)
+    progress = Progress(sweep.folder / LOG, quiet=quiet)
+    try:
+        record = _write_inputs(sweep)
+        with report_interrupts(lambda name: _describe_stop(sweep)):
+            _run_all(sweep, record, progress)
+    finally:
+        progress.close()
+        owned.close()
+    return sweep.folder
+
+
+def refuse_wrong_start(sweep: Sweep, *, resume: bool, overwrite: bool) -> None:
+    """Raise RunDirError if a sweep's directory is in use or holds something else; write nothing."""
+    folder = sweep.folder
+    if not rundir.find_conflict(folder):
+        return
+    if not is_sweep(folder):
+        raise RunDirError(f"{folder}: is not empty and holds no sweep. Choose another folder.")
+    rundir.lock_folder(folder).close()  # report a running sweep before any other error
+    if not (resume or overwrite):
+        raise RunDirError(
+            f"{folder}: holds a sweep already, {_count_finished(sweep)} of {len(sweep.runs)} runs are finished. "
+            "Add --resume to train the others, --overwrite to move it aside, or compare the finished runs: "
+            f"fivetune compare {folder}"
+        )
+
+
+def write_sweep(sweep: Sweep, *, resume: bool = False, overwrite: bool = False) -> None:
+    """Write a sweep's directory for a cluster to train. Raises RunDirError as `run_sweep` does."""
+    _prepare_folder(sweep, resume=resume, overwrite=overwrite)
+    sweep.folder.mkdir(parents=True, exist_ok=True)
+    with closing(rundir.lock_folder(sweep.folder)):
+        _write_inputs(sweep)
+
+
+def list_unfinished(sweep: Sweep) -> list[tuple[PlannedRun, list[str]]]:
+    """List the runs of a sweep that are not finished, each with the flags by which `fivetune train` continues it."""
+    folders = {run.name: sweep.folder / run.name for run in sweep.runs}
+    return [
+        (run, _choose_train_flags(folders[run.name], may_resume=True))
+        for run in sweep.runs
+        if read_run_state(folders[run.name]) != "finished"
+    ]
+
+
+def estimate_seconds(sweep: Sweep, *, overwrite: bool = False) -> dict[str, float | None]:
+    """Estimate the seconds of each run by name: the median of the finished runs of its variant, else of all.
+
+    None if no run of the sweep has finished; 0 for finished runs, unless `overwrite` repeats all.
+    """
+    known = read_run_records(sweep.folder)
+    kept = {name for name in known if not overwrite and read_run_state(sweep.folder / name) == "finished"}
+    return {
+        run.name: 0.0 if run.name in kept else _estimate_run_seconds(run.variant, known.values()) for run in sweep.runs
+    }
+
+
+def _estimate_run_seconds(variant: str, known: Iterable[RunRecord]) -> float | None:
+    taken = [(run.variant, run.seconds) for run in known if run.seconds and not run.failure]
+    own = [seconds for name, seconds in taken if name == variant]
+    some = own or [seconds for _, seconds in taken]
+    return statistics.median(some) if some else None
+
+
+def _describe_stop(sweep: Sweep) -> str:
+    return (
+        f"{sweep.folder}: stopped with {_count_finished(sweep)} of {len(sweep.runs)} runs finished. "
+        f"Resume with: fivetune compare {sweep.path} --resume"
+    )
+
+
+def _count_finished(sweep: Sweep) -> int:
+    return sum(read_run_state(sweep.folder / run.name) == "finished" for run in sweep.runs)
+
+
+# --- the directory ---
+
+
+def _prepare_folder(sweep: Sweep, *, resume: bool, overwrite: bool) -> None:
+    """Check that the directory is free or holds a sweep to resume; with `overwrite` move that sweep aside."""
+    refuse_wrong_start(sweep, resume=resume, overwrite=overwrite)
+    folder = sweep.folder
+    if overwrite and rundir.find_conflict(folder):
+        folder.rename(folder.with_name(f"{folder.name}.before-{time.strftime('%Y%m%dT%H%M%S')}"))
+
+
+def _update_record(sweep: Sweep) -> SweepRecord:
+    """Write the record of this sweep with the known state of its runs. Raises RunDirError if one has other settings."""
+    record, known = make_sweep_record(sweep), read_run_records(sweep.folder)
+    for place, run in enumerate(sweep.runs):
+        folder = sweep.folder / run.name
+        entry = known.get(run.name, record.runs[place])
+        state = read_run_state(folder)
+        if state in ("running", "preparing"):
+            raise RunDirError(
+                f"{folder}: is still {state} in {read_run_owner(folder)}. "
+                "Wait until it has finished, or stop it, then try again."
+            )
+        if state != "open":
+            _check_settings_unchanged(sweep, run)
+        if state == "finished" and entry.seconds is None:  # the sweep was killed, its run was not
+            seconds = rundir.read_status(folder).seconds
+            changes = {"attempts": max(1, entry.attempts), "failure": None, "seconds": seconds}
+            entry = entry.model_copy(update=changes)
+        record.runs[place] = entry.model_copy(update={"variant": run.variant, "seed": run.seed})
+    record.write(sweep.folder)
+    return record
+
+
+def _check_settings_unchanged(sweep: Sweep, run: PlannedRun) -> None:
+    """Raise RunDirError if a run in the directory was trained with other settings than the sweep file gives now."""
+    path = sweep.folder / RECIPES / f"{run.name}.yaml"
+    if not path.is_file():
+        return
+    now, before = (flatten_table(config.as_redacted_dict()) for config in (run.config, load_config(path)))
+    changed = [key for key in now | before if now.get(key) != before.get(key) and not key.startswith("report.")]
+    if changed:
+        key = changed[0]
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        raise RunDirError(
+            f"{sweep.folder / run.name}: was trained with {key} {before.get(key)!r}, not {now.get(key)!r}{more}. "
+            "Undo the change, add --overwrite to train all runs again, or choose another folder."
+        )
+
+
+def _write_inputs(sweep: Sweep) -> SweepRecord:
+    """Write the record, the corpus and the recipes of a sweep."""
+    record = _update_record(sweep)
+    write_corpus(sweep.corpus)
+    for run in sweep.runs:
+        rundir.write_text(sweep.folder / RECIPES / f"{run.name}.yaml", run.config.as_redacted_yaml())
+    return record
+
+
+def write_corpus(corpus: CorpusSection | None) -> None:
+    """Write the generated reading corpus of the quickstart, unless its files exist."""
+    if corpus is None or all((Path(corpus.dir) / name).is_file() for name in ("train.json", "dev.json")):
+        return
+    from fivetune.data.corpus.reading import FIRMS, PEOPLE, SHIPS, write_reading_corpus
+
+    write_reading_corpus(
+        Path(corpus.dir),
+        num_train=corpus.num_train,
+        num_eval=corpus.num_eval,
+        seed=corpus.seed,
+        domains=(SHIPS, FIRMS, PEOPLE),
+        max_facts=corpus.max_facts,
+    )
+
+
+# --- the runs ---
+
+
+def _run_all(sweep: Sweep, record: SweepRecord, progress: Progress) -> None:
+    for number, run in enumerate(sweep.runs, start=1):
+        folder = sweep.folder / run.name
+        if read_run_state(folder) == "finished":
+            continue
+        name = f"{number}/{len(sweep.runs)}  {run.variant}, seed {run.seed}"
+        progress.log(f"{name}: started")
+        started = time.monotonic()
+        attempts, failure = _run_with_retries(sweep, run, progress)
+        taken = time.monotonic() - started
+        status = rundir.read_status(folder)
+        seconds = taken if attempts == 1 and not status.num_resumes else status.seconds
+        changes = {"attempts": attempts, "failure": failure, "seconds": seconds}
+        record.runs[number - 1] = record.runs[number - 1].model_copy(update=changes)
+        record.write(sweep.folder)
+        outcome = f"failed: {failure}" if failure else _describe_result(folder)
+        left = sum(
+            _estimate_run_seconds(other.variant, record.runs) or 0.0
+            for other in sweep.runs[number:]
+            if read_run_state(sweep.folder / other.name) != "finished"
+        )
+        remaining = f"; about {format_time_span(left)} left" if left else ""
+        progress.log(f"{name}: {outcome}, in {format_time_span(taken)}{remaining}")
+
+
+def _run_with_retries(sweep: Sweep, run: PlannedRun, progress: Progress) -> tuple[int, str | None]:
+    """Train one run, with retries. Returns: the number of attempts, and the error of the last one or None.
+
+    Resuming an interrupted run does not count as a retry: if it is refused, the run starts over.
+    """
+    folder = sweep.folder / run.name
+    attempts, left, may_resume = 0, sweep.retries, True
+    while True:
+        attempts += 1
+        flags = _choose_train_flags(folder, may_resume=may_resume)
+        code, error = _run_train_process(sweep, run, flags, progress)
+        if read_run_state(folder) == "finished":
+            return attempts, None
+        may_resume = "--resume" not in flags
+        if may_resume:
+            if code in PERMANENT_ERROR_CODES or not left:
+                return attempts, error
+            left -= 1
+        progress.log(f"{run.name}: {error}. Retrying.", style="yellow")
+
+
+def _choose_train_flags(folder: Path, *, may_resume: bool) -> list[str]:
+    """Choose the flags by which `fivetune train` resumes or replaces the run in a folder."""
+    if not rundir.find_conflict(folder):
+        return []
+    status = rundir.read_status(folder)
+    can_resume = may_resume and status.state == "interrupted" and status.begun
+    return ["--resume"] if can_resume else ["--overwrite"]
+
+
+def _run_train_process(sweep: Sweep, run: PlannedRun, flags: list[str], progress: Progress) -> tuple[int, str]:
+    """Run `fivetune train` as a process; returns its exit code and error. Ctrl-C stops it after it has saved."""
+    words = ["train", str(sweep.folder / RECIPES / f"{run.name}.yaml"), "--quiet", *flags]
+    with Job(words, sweep.folder / LOGS / f"{run.name}.log") as job:
+        try:
+            return job.wait(), job.read_error()
+        except KeyboardInterrupt:
+            progress.log("stopping: the run saves its state first; a second Ctrl-C stops it at once")
+            raise
+
+
+def _describe_result(folder: Path) -> str:
+    """Describe the best score of a run: `finished, f1 80.10`."""
+    best = rundir.read_status(folder).best
+    return f"finished, {best.metric} {best.score:.2f}" if best else "finished"

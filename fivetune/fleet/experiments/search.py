@@ -1,0 +1,178 @@
+"""Search: runs the trials of a study, each in its own process, with settings drawn by a sampler.
+
+In: a recipe with a section `search`. Out: a Search; `best.yaml` and a page in the study's folder. The same command
+continues a study, and several processes can share one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fivetune import rundir
+from fivetune.config import RunConfig
+from fivetune.distributed.processes.jobs import PERMANENT_ERROR_CODES, Job
+from fivetune.distributed.processes.signals import report_interrupts
+from fivetune.errors import ConfigError, IncompleteError, NumericError
+from fivetune.fleet.experiments.space import build_trial_config
+from fivetune.fleet.experiments.study import Heartbeat, Study
+from fivetune.reading.report.live import find_first_verdict
+from fivetune.reading.report.page.render import render_html
+from fivetune.reading.report.page.wording import format_setting
+from fivetune.reading.report.run.build import write_report
+from fivetune.reading.report.search import build_search_page
+from fivetune.rundir.figures import find_chosen_eval, select_evals_by_step
+from fivetune.rundir.plan import read_plan
+from fivetune.rundir.reader import read_json
+from fivetune.types import Search
+
+if TYPE_CHECKING:
+    import optuna
+
+POLL_SECONDS = 0.5
+MAX_FAILED_TRIALS = 3  # a search ends if its first trials all fail
+
+
+def tune(config: RunConfig, *, folder: Path, write_line: Callable[[str], None]) -> Search:
+    """Run trials until the study has `search.num_trials`; several processes may do so at once.
+
+    Args:
+        config: from `space.load_search`.
+        folder: folder of the study, which is created or continued.
+        write_line: receives a line per trial.
+
+    Raises InterruptedRunError after a signal (the same command continues), IncompleteError if no trial has a score.
+    """
+    study = Study(config, folder)
+    with study.translate_storage_errors():
+        try:
+            with report_interrupts(lambda name: f"stopped; {folder} keeps the study. Resume with the same command."):
+                while (trial := study.start_next_trial()) is not None:
+                    with study.ignore_lost_trial(), Heartbeat(trial) as heartbeat:
+                        _run_trial(study, trial, heartbeat)
+                    write_line(_format_trial(study.build_search(), trial.number))
+                    _check_failures(study.build_search(), folder)
+        finally:
+            found = study.build_search()
+            _write_results(found, config, folder)
+    if found.best is None and not any(one.state == "running" for one in found.trials):
+        raise IncompleteError(f"{folder}: no trial has a score.")
+    return found
+
+
+def _run_trial(study: Study, trial: optuna.Trial, heartbeat: Heartbeat) -> None:
+    """Train one trial and record its outcome; after a signal the study retries it."""
+    run = study.folder / trial.user_attrs["run"]
+    started = time.monotonic()
+    try:
+        is_resumed = rundir.read_status(run).begun
+        with _start_trial(study, trial, run) as job:
+            study.record_owner(trial, child_pid=job.pid)
+            pruned = _watch_trial(study, trial, heartbeat, job, run)
+    except ConfigError as error:  # each setting is valid, their combination is not
+        return study.fail(trial, str(error), retry=False)
+    except BaseException:
+        with study.ignore_lost_trial():
+            study.fail(trial, "stopped before it was finished", retry=True, count_attempt=False)
+        raise
+    seconds: float | None = time.monotonic() - started
+    if is_resumed:  # this process has seen the last part only; unknown if the run did not finish
+        seconds = rundir.read_status(run, on_damage=lambda text: None).seconds
+    if pruned:
+        why = f"pruned after evaluation {len(trial.user_attrs['curve'])}"
+        trial.set_user_attr("why", why)
+        # The run's process has ended, so that nothing else writes its status; it may have finished just before.
+        (run / rundir.CHECKSUMS).unlink(missing_ok=True)
+        rundir.write_json(run / rundir.STATUS, {**read_json(run / rundir.STATUS), "state": "pruned", "why": why})
+        if (run / "report.html").is_file():  # the stopped process has called the run interrupted
+            write_report(run)
+        study.finish(trial, seconds=seconds)
+    elif job.code in (0, IncompleteError.exit_code):
+        study.finish(trial, score=read_best_score(run, study.metric), seconds=seconds)
+    elif job.code == NumericError.exit_code:  # a pruned trial: the sampler learns to avoid its settings
+        trial.set_user_attr("why", job.read_error())
+        study.finish(trial, seconds=seconds)
+    else:
+        study.fail(trial, job.read_error(), retry=job.code not in PERMANENT_ERROR_CODES)
+
+
+def _start_trial(study: Study, trial: optuna.Trial, run: Path) -> Job:
+    """Start the training of a trial, or resume it if an earlier attempt has begun."""
+    if rundir.read_status(run).begun:
+        words = ["train", str(run), "--resume", "--quiet"]
+    else:
+        recipe = run.with_suffix(".yaml")
+        rundir.write_text(recipe, build_trial_config(study.config, trial.params, run).as_redacted_yaml())
+        words = ["train", str(recipe), "--overwrite", "--quiet", *(["--no-preflight"] if trial.number else [])]
+    return Job(words, run.with_suffix(".log"))
+
+
+def _watch_trial(study: Study, trial: optuna.Trial, heartbeat: Heartbeat, job: Job, run: Path) -> bool:
+    """Report each evaluation to the study until the training ends; stop it and return True if it is pruned."""
+    num_reported = 0
+    while True:
+        running = job.code is None
+        scores = read_scores(run, study.metric)
+        for number, (_, score) in enumerate(scores[num_reported:], start=num_reported + 1):
+            trial.report(score, number)
+        if len(scores) > num_reported:
+            num_reported = len(scores)
+            trial.set_user_attr("curve", scores)
+            plan = read_plan(run)
+            is_last = plan is not None and scores[-1][0] == plan.num_steps
+            if running and not is_last and trial.should_prune():
+                job.stop()
+                return True
+        if not running:
+            return False
+        heartbeat.check()
+        time.sleep(POLL_SECONDS)
+
+
+def read_scores(folder: Path, metric: str) -> list[tuple[int, float]]:
+    """Read (step, score) of a run's own evaluations after step 0, in order."""
+    evals = select_evals_by_step(rundir.read_evals(folder))
+    return [(one.step, one.scores[metric]) for one in evals if one.step > 0 and metric in one.scores]
+
+
+def read_best_score(folder: Path, metric: str) -> float | None:
+    """Read the score of the best evaluation of a run, on all examples once the run has finished."""
+    best = rundir.read_status(folder).best
+    chosen = find_chosen_eval(rundir.read_evals(folder), best) if best else None
+    return chosen.scores.get(metric) if chosen else None
+
+
+def _format_trial(found: Search, number: int) -> str:
+    """Format one trial as a line.
+
+    >>> from fivetune.types import Trial
+    >>> lost = Trial(3, "failed", {}, None, why="its process died; retried as trial 4")
+    >>> _format_trial(Search("s", "f1", True, (lost,), None), 3)
+    'trial 3: failed: its process died; retried as trial 4'
+    """
+    one = next(one for one in found.trials if one.number == number)
+    settings = "  ".join(f"{key} {format_setting(key, value)}" for key, value in one.settings.items())
+    if one.state == "failed":
+        return f"trial {number}: failed: {one.why}  {settings}".rstrip()
+    best = f"  (best {found.best.score:.2f}, trial {found.best.number})" if found.best else ""
+    score = "no score" if one.score is None else f"{found.metric} {one.score:.2f}"
+    return f"trial {number}: {score}{', pruned' if one.state == 'pruned' else ''}{best}  {settings}"
+
+
+def _check_failures(found: Search, folder: Path) -> None:
+    over = [one for one in found.trials if one.state in ("finished", "pruned", "failed") and one.run]
+    if len(over) >= MAX_FAILED_TRIALS and all(one.state == "failed" for one in over):
+        raise IncompleteError(f"{folder}: all of {len(over)} trials failed, the last one: {over[-1].why}")
+
+
+def _write_results(found: Search, config: RunConfig, folder: Path) -> None:
+    """Write the page, and best.yaml if there is a best trial."""
+    if found.best is not None:
+        recipe = build_trial_config(config, found.best.settings, f"{config.run.dir}-best").as_redacted_yaml()
+        title = f"# Trial {found.best.number} of {folder.name}: {found.metric} {found.best.score:.2f}, the best so far."
+        rundir.write_text(folder / "best.yaml", f"{title}\n{recipe}")
+    doubt, is_bad = find_first_verdict(folder / found.best.run) if found.best and found.best.run else ("", False)
+    page = build_search_page(found, recipe=str(folder / "best.yaml"), doubt=doubt if is_bad else "")
+    rundir.write_text(folder / "search.html", render_html(page))

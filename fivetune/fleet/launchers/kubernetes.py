@@ -1,0 +1,177 @@
+"""Kubernetes: a Job for one node, a TrainJob or PyTorchJob of Kubeflow for several, on a volume that all pods share.
+
+A pod that starts again continues its run. The recipe and its files must be in the image or on the volume.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from fivetune.errors import ConfigError
+from fivetune.fleet.launchers import OFFLINE, JobPlan, Launcher, build_start_lines, format_manifest, submit_file
+
+PERMANENT_CODES = [2, 3, 5, 6]  # settings, data, a loss that is not finite, an incomplete result: a retry fails too
+SECONDS_TO_SAVE = 300  # between SIGTERM and SIGKILL
+VOLUME, SHARED_MEMORY = "workspace", "shared-memory"
+
+
+class Kubernetes(Launcher):
+    """Kubernetes, with Kubeflow for several nodes."""
+
+    image: str | None = Field(default=None, description="container image with FiveTune and its Python (required)")
+    namespace: str | None = Field(default=None, description="namespace; default: that of kubectl")
+    volume: str | None = Field(default=None, description="persistent volume claim for recipe, data and runs (required)")
+    mount: Annotated[str, Field(pattern=r"^/")] = Field(
+        default="/workspace", description="where the volume is mounted, and the working directory"
+    )
+    kind: Literal["trainjob", "pytorchjob"] = Field(
+        default="trainjob", description="of several nodes: trainjob (Kubeflow Trainer 2.2) or pytorchjob (Operator 1)"
+    )
+    runtime: str = Field(default="torch-distributed", description="the ClusterTrainingRuntime of a TrainJob")
+    retries: Annotated[int, Field(ge=0)] = Field(default=6, description="times that a failed job starts again")
+    offline: bool = Field(default=False, description="nodes read the hub's cache only")
+    env: tuple[Annotated[str, Field(pattern=r"^\w+=")], ...] = Field(
+        default=(), description="environment variable, such as HF_HOME=/workspace/hub"
+    )
+
+    supports_arrays: ClassVar[bool] = False
+    shares_files: ClassVar[bool] = False
+
+    def render(self, plan: JobPlan) -> dict[str, str]:
+        for option in ("image", "volume"):
+            if not getattr(self, option):
+                description = type(self).model_fields[option].description
+                raise ConfigError(f"--on kubernetes needs --{option}: {description}.")
+        run_dir = plan.runs[0].run_dir
+        if not Path(os.path.normpath(Path(self.mount, run_dir))).is_relative_to(self.mount):
+            raise ConfigError(
+                f"run.dir: {run_dir} is not on the volume, which pods have at {self.mount}: the run would be lost with "
+                f"its pod. Give a path below {self.mount} (--mount), or a relative one."
+            )
+        name = _make_name(plan.name, plan.launch_id)
+        if plan.nnodes == 1:
+            manifest = self._build_job(name, plan)
+        elif self.kind == "trainjob":
+            manifest = self._build_train_job(name, plan)
+        else:
+            manifest = self._build_pytorch_job(name, plan)
+        return {"job.yaml": format_manifest(plan, manifest, command="kubectl create -f job.yaml")}
+
+    def submit(self, folder: Path) -> str:
+        return submit_file(["kubectl", "create", "-f", str(folder / "job.yaml"), "-o", "name"], tool="Kubernetes")
+
+    def explain_next_steps(self, job: str) -> list[str]:
+        where = f" --namespace {self.namespace}" if self.namespace else ""
+        return [f"kubectl get {job}{where}", f"kubectl delete {job}{where}"]
+
+    def _build_job(self, name: str, plan: JobPlan) -> dict[str, Any]:
+        pod = {
+            "restartPolicy": "Never",
+            **self._build_pod(),
+            "containers": [{"name": "node", **self._build_container(plan)}],
+        }
+        spec = {
+            "backoffLimit": self.retries,
+            "podFailurePolicy": {
+                "rules": [
+                    {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                    {"action": "FailJob", "onExitCodes": {"operator": "In", "values": PERMANENT_CODES}},
+                ]
+            },
+            "template": {"spec": pod},
+        }
+        return {"apiVersion": "batch/v1", "kind": "Job", "metadata": self._build_metadata(name), "spec": spec}
+
+    def _build_train_job(self, name: str, plan: JobPlan) -> dict[str, Any]:
+        container = self._build_container(plan)
+        mounts = container.pop("volumeMounts")
+        container.pop("workingDir")  # the command changes to it: a TrainJob has no field for it
+        patch = {"volumes": self._build_pod()["volumes"], "containers": [{"name": "node", "volumeMounts": mounts}]}
+        replicated = {"name": "node", "template": {"spec": {"template": {"spec": patch}}}}
+        spec = {
+            "runtimeRef": {"name": self.runtime, "kind": "ClusterTrainingRuntime", "apiGroup": "trainer.kubeflow.org"},
+            "trainer": {
+                "numNodes": plan.nnodes,
+                "numProcPerNode": plan.nproc,
+                "image": container["image"],
+                "command": container["command"],
+                "args": container["args"],
+                "env": container["env"],
+                "resourcesPerNode": container["resources"],
+            },
+            "runtimePatches": [
+                {
+                    "manager": "fivetune.distributed.processes/runs",
+                    "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [replicated]}}},
+                }
+            ],
+        }
+        metadata = self._build_metadata(name)
+        return {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": metadata, "spec": spec}
+
+    def _build_pytorch_job(self, name: str, plan: JobPlan) -> dict[str, Any]:
+        pod = {**self._build_pod(), "containers": [{"name": "pytorch", **self._build_container(plan)}]}
+
+        def replicas(number: int) -> dict[str, Any]:
+            return {"replicas": number, "restartPolicy": "OnFailure", "template": {"spec": pod}}
+
+        spec = {
+            "nprocPerNode": str(plan.nproc),
+            "runPolicy": {"backoffLimit": self.retries},
+            "pytorchReplicaSpecs": {"Master": replicas(1), "Worker": replicas(plan.nnodes - 1)},
+        }
+        metadata = self._build_metadata(name)
+        return {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": metadata, "spec": spec}
+
+    def _build_metadata(self, name: str) -> dict[str, Any]:
+        return {"name": name, **({"namespace": self.namespace} if self.namespace else {})}
+
+    def _build_pod(self) -> dict[str, Any]:
+        """Build what all pods have: time to save after SIGTERM, the volume, and memory that processes share."""
+        return {
+            "terminationGracePeriodSeconds": SECONDS_TO_SAVE,
+            "volumes": [
+                {"name": VOLUME, "persistentVolumeClaim": {"claimName": self.volume}},
+                {"name": SHARED_MEMORY, "emptyDir": {"medium": "Memory"}},
+            ],
+        }
+
+    def _build_container(self, plan: JobPlan) -> dict[str, Any]:
+        amounts: dict[str, Any] = {}
+        if self.cpus:
+            amounts["cpu"] = str(self.cpus)
+        if self.memory:
+            amounts["memory"] = f"{self.memory}i"
+        if self.gpus:
+            amounts["nvidia.com/gpu"] = self.gpus
+        given = [entry.partition("=") for entry in self.env]
+        variables = {**(OFFLINE if self.offline else {}), **{name: value for name, _, value in given}}
+        return {
+            "image": self.image,
+            "workingDir": self.mount,
+            "command": ["bash", "-c"],
+            "args": ["\n".join([f"cd {shlex.quote(self.mount)}", *build_start_lines(plan), ""])],
+            "env": [{"name": name, "value": value} for name, value in variables.items()],
+            "resources": {"requests": amounts, "limits": dict(amounts)},
+            "volumeMounts": [
+                {"name": VOLUME, "mountPath": self.mount},
+                {"name": SHARED_MEMORY, "mountPath": "/dev/shm"},
+            ],
+        }
+
+
+def _make_name(name: str, launch_id: str) -> str:
+    """Make a name that Kubernetes accepts and no earlier launch has; Kubeflow adds words such as -worker-12 to it.
+
+    >>> _make_name("Squad_v2.small", "0a1b2c3d"), _make_name("3b", "0a1b2c3d")
+    ('squad-v2-small-0a1b2c3d', 'run-3b-0a1b2c3d')
+    """
+    kept = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    begun = kept if kept[:1].isalpha() else f"run-{kept}"
+    return f"{begun[:30].rstrip('-')}-{launch_id}"

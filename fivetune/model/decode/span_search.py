@@ -1,0 +1,111 @@
+"""Extractive answers: the best span of the context, or none.
+
+In: a model with a span head and the encoded inputs of a store. Out: one SpanAnswer per example, in length order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fivetune.data.store.batch import PaddedBatch, collate, pad
+from fivetune.data.store.token_store import TokenStore
+from fivetune.distributed.sharding import is_gathered_by_call
+from fivetune.distributed.world import SINGLE_PROCESS, World
+from fivetune.model.span_head import compute_span_logits
+
+if TYPE_CHECKING:
+    from fivetune.model.modules import T5Model
+    from fivetune.types import Autocast
+
+NUM_ENDS = 20  # most probable first and last tokens that are combined (transformers' n_best_size)
+MAX_SPAN_TOKENS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class SpanAnswer:
+    """The spans that the model predicts for one example.
+
+    Args:
+        row: of the store.
+        spans: (first position, last position, log p), best first; log p of both positions together, in nats.
+        null_logprob: log p of position 0 as first and as last one, which represents no answer.
+        target_loss: -log p of the first and of the last position of the gold answer, summed.
+    """
+
+    row: int
+    spans: tuple[tuple[int, int, float], ...]
+    null_logprob: float
+    target_loss: float
+
+
+@torch.no_grad()
+def extract_spans(
+    model: T5Model,
+    store: TokenStore,
+    rows: Sequence[int],
+    batches: Sequence[Sequence[int]],
+    *,
+    context_of: Callable[[int], range],
+    num_candidates: int,
+    device: str,
+    autocast: Autocast,
+    world: World = SINGLE_PROCESS,
+) -> Iterator[SpanAnswer]:
+    """Yield the best spans for `rows` of a store, batch by batch.
+
+    Args:
+        batches: positions in `rows`, grouped into batches.
+        context_of: returns the positions of a row's inputs that belong to the context.
+        world: as for `generate`.
+    """
+    together = world if is_gathered_by_call(model) else SINGLE_PROCESS
+    was_training = model.training
+    model.eval()
+    try:
+        for positions in together.iter_together(batches):
+            chosen = [0] if positions is None else [rows[p] for p in positions]
+            batch = pad(collate(store, chosen), pad_id=model.config.pad_token_id).to(device)
+            with autocast():
+                logits = compute_span_logits(model, batch.input_ids, batch.attention_mask)
+            if positions is None:
+                continue
+            logp = logits.float().log_softmax(1)
+            nats = _compute_target_losses(logp, batch)
+            for row, one, nat in zip(chosen, logp.cpu(), nats, strict=True):
+                spans = find_best_spans(one, context_of(row), num_candidates)
+                yield SpanAnswer(row, spans, float(one[0].sum()), nat)
+    finally:
+        model.train(was_training)
+
+
+def find_best_spans(logp: Tensor, context: range, num: int) -> tuple[tuple[int, int, float], ...]:
+    """Find the best spans of one input, each with its log p.
+
+    log p = log p_first[i] + log p_last[j], i <= j < i + 60, both in the context
+
+    Args:
+        logp: [S, 2] log p of each position as the first one and as the last one.
+
+    >>> find_best_spans(torch.tensor([[-4.0, -4.0], [-0.5, -4.0], [-4.0, -0.25]]), range(1, 3), 1)
+    ((1, 2, -0.75),)
+    """
+    starts, ends = logp[:, 0].numpy(), logp[:, 1].numpy()
+    inside = np.array(context, dtype=np.int64)
+    found = [
+        (int(i), int(j), float(starts[i] + ends[j]))
+        for i in inside[np.argsort(-starts[inside])[:NUM_ENDS]]
+        for j in inside[np.argsort(-ends[inside])[:NUM_ENDS]]
+        if i <= j < i + MAX_SPAN_TOKENS
+    ]
+    return tuple(sorted(found, key=lambda span: -span[2])[:num])
+
+
+def _compute_target_losses(logp: Tensor, batch: PaddedBatch) -> list[float]:
+    chosen = logp.gather(1, batch.labels[:, None, :].clamp(min=0)).squeeze(1)
+    return (-chosen.sum(1)).tolist()

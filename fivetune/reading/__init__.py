@@ -1,0 +1,1 @@
+"""A run, read without torch: diagnosis, comparison, report and model card."""

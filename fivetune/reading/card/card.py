@@ -1,0 +1,365 @@
+"""The model card of a run: README.md with the metadata of the hub, scores, data, limits, training and code examples.
+
+In: the records of a run and its settings. Out: Markdown. What the records do not hold is left out. A card ends with a
+mark of its own content, by which a card that a user has edited is recognised.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import fivetune
+from fivetune.config import RunConfig
+from fivetune.config.layers import as_yaml
+from fivetune.config.paths import find_typed_path, resolve_adapter
+from fivetune.errors import format_size
+from fivetune.reading.card.facts import (
+    build_data_lines,
+    build_limit_lines,
+    escape_markdown,
+    find_no_answer,
+    list_dataset_names,
+    name_eval_data,
+    read_base_license,
+)
+from fivetune.reading.card.usage import Place, build_fivetune_example, build_peft_example, build_plain_example
+from fivetune.redaction import redact_settings
+from fivetune.rundir.figures import compute_energy_joules, compute_peak_bytes, describe_weights
+from fivetune.rundir.records import BestEval, EvalRecord, Run
+from fivetune.scores.metrics import find_absent, load_metric
+from fivetune.tasks import head_of
+
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
+
+    from fivetune.types import JsonTable, MetricSpec
+
+Kind = Literal["model", "adapter", "export"]
+MARK = "<!-- written by FiveTune, sha256 of the text above: {digest} -->"
+_MARK = re.compile(r"\n<!-- written by FiveTune, sha256 of the text above: ([0-9a-f]{64}) -->\n?\Z")
+TASK_TYPES = {
+    "squad": "question-answering",
+    "squad_v2": "question-answering",
+    "mlqa": "question-answering",
+    "korquad": "question-answering",
+    "bioasq": "question-answering",
+    "causalqa": "question-answering",
+    "classification": "text-classification",
+    "yes_no": "text-classification",
+    "rouge": "summarization",
+    "bleu": "translation",
+}
+"""The hub's name of a task by its first metric; text2text-generation for others."""
+JOULES_PER_WH = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class CardRequest:
+    """What a card is asked for.
+
+    Args:
+        folder: the run directory, which relative paths are resolved with.
+        model_type: the family in config.json: t5, mt5 or umt5.
+        kind: the model, its adapter alone, or an export in another format.
+        export: content of export.json, for that kind.
+        license: the licence that the user gives the model; None if not given.
+        with_checksums: read the data files and give their sha256.
+    """
+
+    folder: Path
+    place: Place
+    model_type: str
+    kind: Kind = "model"
+    export: JsonTable = field(default_factory=dict)
+    license: str | None = None
+    with_checksums: bool = False
+
+
+def build_model_card(
+    config: RunConfig, run: Run, evaluation: EvalRecord | None, best: BestEval | None, request: CardRequest
+) -> str:
+    """Build the card in Markdown.
+
+    Secrets in settings are hidden as in config.yaml: labels and templates are unchanged.
+
+    Args:
+        evaluation: evaluation of the exported weights; None without evaluations. best: as in status.json.
+    """
+    settings = config.as_redacted_dict()
+    base = find_base(config, request.folder)
+    name = redact_settings(request.place.name if request.place.is_published else run.name)
+    score = best.metric if best else config.task.main_metric
+    lines = [f"# {escape_markdown(name)}", "", *_describe_model(config, request), ""]
+    lines += _build_score_lines(config, run, evaluation, best)
+    if request.kind == "export":
+        lines += _build_proof_lines(request.export)
+    lines += ["## Use", "", *_build_examples(config, base, request)]
+    no_answer = find_no_answer(config.tasks)
+    lines += build_limit_lines(run, evaluation, no_answer=no_answer, score=score)
+    lines += build_data_lines(run, request.folder, with_checksums=request.with_checksums)
+    lines += _build_training_lines(settings, run)
+    lines += ["## Settings of the run", "", *_format_block(as_yaml(shorten_paths(settings)).strip()), ""]
+    metadata = _build_metadata(config, run, evaluation, base, request)
+    return mark_card(f"---\n{metadata}\n---\n\n" + "\n".join(lines))
+
+
+# --- the mark ---
+
+
+def mark_card(text: str) -> str:
+    """Add the mark of a card's content."""
+    text = text.rstrip("\n") + "\n"
+    return text + MARK.format(digest=sha256(text.encode()).hexdigest()) + "\n"
+
+
+def is_generated(text: str) -> bool:
+    """Whether a card is as FiveTune wrote it: it has the mark of its content.
+
+    >>> is_generated(mark_card("# a")), is_generated(mark_card("# a").replace("# a", "# mine")), is_generated("# a")
+    (True, False, False)
+    """
+    found = _MARK.search(text)
+    return found is not None and sha256(text[: found.start() + 1].encode()).hexdigest() == found[1]
+
+
+# --- the base and the metadata ---
+
+
+def find_base(config: RunConfig, folder: Path) -> str | None:
+    """Return the name of the base model on the hub; None for a local folder, t5-nano and random weights."""
+    name = config.model.path
+    if config.model.init != "pretrained" or not name or name.startswith((".", "/", "~")):
+        return None
+    is_form = re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None
+    return name if is_form and not Path(find_typed_path(name, folder)).exists() else None
+
+
+def shorten_paths(settings: Any) -> Any:
+    """Replace absolute paths in settings by their last part: the folders of a machine concern no reader.
+
+    Templates and labels (`task`) are unchanged, but for the files of a mixture's parts.
+
+    >>> shorten_paths({"data": {"train": ["/home/me/a.csv", "b/c.csv"]}, "task": {"inputs": "/{text}"}})
+    {'data': {'train': ['a.csv', 'b/c.csv']}, 'task': {'inputs': '/{text}'}}
+    """
+    if isinstance(settings, Mapping):
+        shown = {key: value if key == "task" else shorten_paths(value) for key, value in settings.items()}
+        task = shown.get("task")
+        if isinstance(task, Mapping) and isinstance(parts := task.get("parts"), Mapping):
+            short = {name: shorten_paths(part) if isinstance(part, Mapping) else part for name, part in parts.items()}
+            shown["task"] = {**task, "parts": short}
+        return shown
+    if isinstance(settings, list):
+        return [shorten_paths(one) for one in settings]
+    if isinstance(settings, str) and settings.startswith(("/", "~/")):
+        return settings.rstrip("/").rpartition("/")[2]
+    return settings
+
+
+def _format_block(text: str) -> tuple[str, str, str]:
+    """Lines of a code block in YAML whose fence is longer than any in the text."""
+    marks = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{marks}yaml", text, marks
+
+
+def _build_metadata(
+    config: RunConfig, run: Run, evaluation: EvalRecord | None, base: str | None, request: CardRequest
+) -> str:
+    from huggingface_hub import ModelCardData
+
+    adapter = resolve_adapter(config.model.adapter, str(request.folder))
+    is_adapter = request.kind == "adapter" or bool(adapter and adapter.is_virtual)
+    library = "peft" if is_adapter else "transformers"
+    relation = "adapter" if is_adapter else "finetune"
+    if request.kind == "export" and request.export.get("format") != "hf":
+        library = str(request.export.get("format"))
+        if request.export.get("options", {}).get("quantization", "none") != "none":
+            relation = "quantized"
+    results = _list_eval_results(config, run, evaluation)
+    name = redact_settings(request.place.name if request.place.is_published else run.name)
+    data = ModelCardData(
+        base_model=base,
+        base_model_relation=relation if base else None,
+        datasets=list_dataset_names(run) or None,
+        eval_results=results or None,
+        model_name=name.rpartition("/")[2] if results else None,
+        library_name=library,
+        license=request.license,
+        tags=["fivetune", config.task.plugin_name()],
+    )
+    return data.to_yaml().strip()
+
+
+def _list_eval_results(config: RunConfig, run: Run, evaluation: EvalRecord | None) -> list[EvalResult]:
+    """List the finite scores for the metadata; [] if the name of the evaluation data is unknown."""
+    from huggingface_hub import EvalResult
+
+    dataset = name_eval_data(run)
+    if evaluation is None or not dataset:
+        return []
+    counts, oracles = ("total", "_thresh"), "best_"
+    first = _get_metric_name(config.tasks[0].metrics[0])
+    return [
+        EvalResult(
+            task_type=TASK_TYPES.get(first, "text2text-generation"),
+            dataset_type=dataset.partition(":")[0] if "/" in dataset else re.sub(r"\W+", "-", dataset).strip("-"),
+            dataset_name=dataset,
+            metric_type=name,
+            metric_name=name,
+            metric_value=round(value, 4),
+        )
+        for name, value in evaluation.scores.items()
+        if math.isfinite(value) and not name.endswith(counts) and not name.startswith(oracles)
+    ]
+
+
+# --- sections ---
+
+
+def _describe_model(config: RunConfig, request: CardRequest) -> Iterator[str]:
+    settings = shorten_paths(config.as_redacted_dict())
+    shown = settings["model"]["path"] or f"random weights ({settings['model']['config']})"
+    task = config.task.plugin_name()
+    adapter = resolve_adapter(config.model.adapter, str(request.folder))
+    how = ""
+    if adapter is not None:
+        kind = "its matrices are merged into the weights" if not adapter.is_virtual else "its virtual tokens are apart"
+        kind = "the weights here are the adapter's alone" if request.kind == "adapter" else kind
+        how = f", with the adapter `{adapter.plugin_name()}` ({kind})"
+    yield f"Fine-tuned with FiveTune {fivetune.__version__} on the task `{task}` from {escape_markdown(shown)}{how}."
+    given = config.model.path
+    if config.model.init == "pretrained" and given and (found := read_base_license(given, request.folder)):
+        yield ""
+        yield f"Licence of the base model: {escape_markdown(found)}."
+
+
+def _build_score_lines(
+    config: RunConfig, run: Run, evaluation: EvalRecord | None, best: BestEval | None
+) -> Iterator[str]:
+    if evaluation is None:
+        return
+    dataset = name_eval_data(run)
+    weights = describe_weights(evaluation, best)
+    yield from ("## Scores", "")
+    yield f"Scores on {evaluation.num_examples:,} evaluation examples at {weights}:"
+    yield from ("", "| score | value | 95 % interval |", "|---|---|---|")
+    for name, value in evaluation.scores.items():
+        interval = evaluation.intervals.get(name)
+        shown = f"{interval[0]:.2f} to {interval[1]:.2f}" if interval else ""
+        yield f"| {name} | {format_score(name, value)} | {shown} |"
+    scorers = "; ".join(dict.fromkeys(_describe_scorer(spec) for task in config.tasks for spec in task.metrics))
+    yield ""
+    yield f"Scorer: FiveTune's {scorers}. Scores are of 0 to 100, intervals from a bootstrap over the questions."
+    if dataset:
+        yield f"Evaluation data: {escape_markdown(dataset)}."
+    yield ""
+
+
+def _build_proof_lines(export: JsonTable) -> Iterator[str]:
+    """Build the section on an export: its format, and what its proof found."""
+    proof = export.get("proof") or {}
+    options = ", ".join(f"{name} {value}" for name, value in export.get("options", {}).items())
+    yield from ("## Export", "")
+    yield f"Format {export.get('format')}{f' ({options})' if options else ''}. The scores above are of the run."
+    verdict = proof.get("verdict")
+    if verdict:
+        yield f"Verdict of its proof: {verdict}" + "".join(f"; {reason}" for reason in proof.get("reasons", ())) + "."
+    if "identical_predictions" in proof:
+        yield f"Same predictions as the run: {proof['identical_predictions']:.1%} of {proof['examples']:,}."
+    for side in ("original", "export"):
+        if side in proof and "metric" in proof:
+            interval = proof[side].get("interval")
+            shown = f" ({interval[0]:.1f} to {interval[1]:.1f})" if interval else ""
+            yield f"{proof['metric']} of the {side} on these: {proof[side]['score']:.2f}{shown}."
+    yield ""
+
+
+def _build_examples(config: RunConfig, base: str | None, request: CardRequest) -> Iterator[str]:
+    place = Place(redact_settings(request.place.name), request.place.is_published)
+    adapter = resolve_adapter(config.model.adapter, str(request.folder))
+    if request.kind == "adapter":
+        yield build_peft_example(place, base=base or place.model)
+        return
+    yield build_fivetune_example(place, config.task, config.data.columns)
+    if adapter and adapter.is_virtual:
+        yield build_peft_example(place, base=None)
+    elif head_of(config.task) != "extractive" and request.export.get("format", "hf") == "hf":
+        yield build_plain_example(place, model_type=request.model_type)
+
+
+def _build_training_lines(settings: JsonTable, run: Run) -> Iterator[str]:
+    """Build the section on hyper-parameters, hardware, time and energy."""
+    rows = [*_list_hyper_parameters(settings, run), *_list_hardware(run)]
+    yield from ("## Training", "", "| | |", "|---|---|")
+    yield from (f"| {name} | {escape_markdown(str(value))} |" for name, value in rows if value not in (None, ""))
+    yield ""
+
+
+def _list_hyper_parameters(settings: JsonTable, run: Run) -> Iterator[tuple[str, object]]:
+    optimizer, data = settings["optimizer"], settings["data"]
+    plan = run.plan
+    yield "optimizer", optimizer["name"]
+    yield "learning rate", _format_number(plan.lr if plan and plan.lr else optimizer.get("lr"))
+    yield "weight decay", _format_number(optimizer.get("weight_decay"))
+    yield "schedule", settings["schedule"]["name"]
+    yield "steps", f"{run.status.step:,}" if run.status.step else None
+    yield "examples per step", _count_examples_per_step(run)
+    yield "precision", run.machine.precision
+    yield "max input tokens", data.get("max_input_tokens")
+    yield "max target tokens", data.get("max_target_tokens")
+    yield "dropout", _format_number(settings["model"].get("dropout"))
+    yield "seed", settings["run"].get("seed")
+    yield "beams of the evaluation", settings["eval"].get("num_beams")
+
+
+def _list_hardware(run: Run) -> Iterator[tuple[str, object]]:
+    machine = run.machine
+    world = machine.strategy.world_size or 1
+    device = machine.device.name or machine.device.kind
+    yield "hardware", device and (f"{world} x {device}" if world > 1 else device)
+    yield "cores of the host", machine.host.num_cores
+    yield "strategy", machine.strategy.name if world > 1 else None
+    yield "parameters", f"{machine.num_parameters:,}" if machine.num_parameters else None
+    trained = machine.num_trained_parameters
+    yield "trained parameters", f"{trained:,}" if trained and trained != machine.num_parameters else None
+    peak = compute_peak_bytes(run.steps)
+    yield "peak memory of a device", format_size(peak) if peak else None
+    seconds = run.status.seconds
+    yield "time", f"{seconds / 60:,.1f} min" if seconds else None
+    energy = compute_energy_joules(run.telemetry)
+    yield "energy of the devices", f"{energy / JOULES_PER_WH:,.2f} Wh" if energy else None
+    versions = {name: text for name, text in machine.versions.items() if text}
+    yield "versions", ", ".join(f"{name} {text}" for name, text in versions.items())
+
+
+def _count_examples_per_step(run: Run) -> int | None:
+    first = run.steps[0] if run.steps else None
+    return first.num_examples_seen if first and first.step == 1 else None
+
+
+def _format_number(value: object) -> str | None:
+    return f"{value:g}" if isinstance(value, int | float) else None
+
+
+def _describe_scorer(spec: MetricSpec) -> str:
+    name = _get_metric_name(spec)
+    return f"`{name}`" if find_absent([spec]) else f"`{name}` ({load_metric(spec).source})"
+
+
+def _get_metric_name(spec: MetricSpec) -> str:
+    return spec if isinstance(spec, str) else str(spec["name"])
+
+
+def format_score(name: str, value: float) -> str:
+    """Format a score with two decimals, a number of examples as an integer.
+
+    >>> format_score("f1", 80.12345), format_score("HasAns_total", 600.0)
+    ('80.12', '600')
+    """
+    return f"{value:,.0f}" if name.endswith("total") else f"{value:.2f}"

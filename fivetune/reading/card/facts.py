@@ -1,0 +1,271 @@
+"""What a model card says of the data of a run: its files with sizes and checksums, and the limits that they show.
+
+In: the records of a run and its files. Out: lines of Markdown; an unknown value is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from fivetune.config.paths import find_typed_path
+from fivetune.data.readers.records import is_hub_name
+from fivetune.errors import FiveTuneError, format_size
+from fivetune.redaction import name_invisible
+from fivetune.rundir.checksums import compute_sha256
+from fivetune.rundir.records import EvalRecord, Prediction, Run, SplitSummary
+from fivetune.scores.analysis.labels import build_confusion
+from fivetune.scores.analysis.slices import Slice, compute_slices
+
+MIN_GROUP = 20
+"""Fewest examples of a group that a card names: the interval of a smaller one is wider than most differences."""
+MAX_GROUPS = 5
+LOW_RECALL = 0.5  # below it, most examples of a label get another one
+MAX_NAME_CHARS = 60
+SETS = {"train": "training", "eval": "evaluation"}
+
+
+def iter_splits(run: Run) -> Iterator[tuple[str, SplitSummary]]:
+    """Yield the name and the summary of each set; of a mixture those of its parts."""
+    for split, words in SETS.items():
+        summary: SplitSummary | None = getattr(run.data, split)
+        if summary is None:
+            continue
+        parts = {f"{words}, {name}": part for name, part in summary.parts.items()}
+        yield from (parts or {words: summary}).items()
+
+
+def build_data_lines(run: Run, folder: Path, *, with_checksums: bool) -> list[str]:
+    """Build the section on the data: counts of each set, then its files; [] if data.json has none.
+
+    Args:
+        folder: the run directory, which relative paths are resolved with.
+        with_checksums: read the files and give their sha256, but of those that were changed after the run started.
+    """
+    sets = list(iter_splits(run))
+    if not sets:
+        return []
+    lines = ["## Data", ""]
+    lines += [f"- {escape_markdown(name)}: {_describe_counts(summary)}." for name, summary in sets]
+    started = _parse_time(run.status.started)
+    rows = [row for name, part in sets for row in _list_files(name, part, folder, started, with_checksums)]
+    with_sums = any(row[3] for row in rows)
+    lines += ["", "| set | file | size |" + (" sha256 |" if with_sums else "")]
+    lines += ["|---|---|---|" + ("---|" if with_sums else "")]
+    lines += [f"| {' | '.join(row if with_sums else row[:3])} |" for row in rows]
+    return [*lines, ""]
+
+
+def _describe_counts(summary: SplitSummary) -> str:
+    words = [
+        f"{number:,} {unit}"
+        for number, unit in (
+            (summary.num_records_kept, "records"),
+            (summary.num_examples, "examples"),
+            (summary.num_skipped or None, "records left out"),
+            (summary.num_unlabelled or None, "of them without a label"),
+            (summary.num_target_tokens, "target tokens"),
+        )
+        if number is not None
+    ]
+    if summary.split and summary.split.share:
+        words.append(f"divided by data.eval_share {summary.split.share:g}, seed {summary.split.seed}")
+    if summary.fingerprint:
+        words.append(f"fingerprint {summary.fingerprint}")
+    return ", ".join(words) or "sizes unknown"
+
+
+def _parse_time(started: str | None) -> float | None:
+    try:
+        return datetime.fromisoformat(started).timestamp() if started else None
+    except ValueError:
+        return None
+
+
+def _list_files(
+    name: str, summary: SplitSummary, folder: Path, started: float | None, with_checksums: bool
+) -> Iterator[tuple[str, str, str, str]]:
+    """Yield set, name, size and sha256 of each file; "" for what is unknown."""
+    for source in summary.source:
+        path = Path(find_typed_path(source, folder))
+        if is_hub_name(source) or not path.is_file():
+            shown = source if is_hub_name(source) else path.name
+            yield escape_markdown(name), quote_markdown(shown), "", ""
+            continue
+        try:
+            facts = path.stat()
+            is_unchanged = started is not None and facts.st_mtime <= started
+            digest = f"`{compute_sha256(path)}`" if with_checksums and is_unchanged else ""
+        except OSError:
+            yield escape_markdown(name), quote_markdown(path.name), "", ""
+            continue
+        yield escape_markdown(name), quote_markdown(path.name), format_size(facts.st_size), digest
+
+
+def list_dataset_names(run: Run) -> list[str]:
+    """List the data sets of the hub that a run was trained on, without configuration and split."""
+    found = [source for name, part in iter_splits(run) if name.startswith(SETS["train"]) for source in part.source]
+    return list(dict.fromkeys(source.partition(":")[0] for source in found if is_hub_name(source)))
+
+
+def name_eval_data(run: Run) -> str:
+    """The name of the evaluation data: of its first file, or of the data set of the hub; "" if unknown."""
+    summary = next((part for name, part in iter_splits(run) if name.startswith(SETS["eval"])), None)
+    source = summary.source[0] if summary and summary.source else ""
+    return source if not source or is_hub_name(source) else os.path.basename(source.rstrip("/"))
+
+
+# --- limits ---
+
+
+def build_limit_lines(
+    run: Run, evaluation: EvalRecord | None, *, no_answer: str | None, score: str | None
+) -> list[str]:
+    """Build the section on limits: truncation, unknown tokens, broken and missing answers, groups that do worse.
+
+    Args:
+        evaluation: of the exported weights. no_answer: the text of an unanswerable question, for tasks with such.
+        score: name of the main score.
+    """
+    lines = [sentence for name, part in iter_splits(run) for sentence in _describe_truncation(name, part)]
+    if evaluation:
+        predictions = _read_predictions(run, evaluation)
+        is_empty_right = no_answer is not None or any("" in one.references for one in predictions)
+        lines += _describe_answers(evaluation, is_empty_right=is_empty_right)
+        lines += _describe_abstention(predictions, no_answer)
+        lines += _describe_weak_groups(predictions, score)
+    else:
+        lines.append("The run has no evaluation of these weights: nothing is known of their quality.")
+    status = run.status
+    if status.state and status.state not in ("finished", "running", "pruned"):
+        planned = f" of {run.num_steps:,}" if run.num_steps else ""
+        lines.append(f"The run did not finish: {status.state} at step {status.step:,}{planned}.")
+    return ["## Limits", "", *(f"- {line}" for line in lines), ""]
+
+
+def _read_predictions(run: Run, evaluation: EvalRecord) -> list[Prediction]:
+    """The predictions of an evaluation; [] if their file is lost or damaged, so that no part stands for the whole."""
+    num_damaged = len(run.damage)
+    found = run.read_predictions(evaluation)
+    return found if len(run.damage) == num_damaged else []
+
+
+def _describe_truncation(name: str, part: SplitSummary) -> Iterator[str]:
+    """Yield sentences on the truncation and the unknown tokens of a set."""
+    if part.num_examples and part.num_examples_clipped is not None:
+        limit = f" of {part.max_input_tokens:,} tokens" if part.max_input_tokens else ""
+        if part.num_examples_clipped:
+            lost = f"; {part.num_answers_lost:,} lost their answer" if part.num_answers_lost else ""
+            share = f"{part.num_examples_clipped:,} of {part.num_examples:,} inputs"
+            share += f" ({part.num_examples_clipped / part.num_examples:.1%})"
+            yield f"{name}: {share} are longer than the limit{limit} and were truncated{lost}."
+        else:
+            yield f"{name}: no input is longer than the limit{limit}."
+    if part.num_clipped_targets:
+        limit = f" of {part.max_target_tokens:,} tokens" if part.max_target_tokens else ""
+        yield f"{name}: {part.num_clipped_targets:,} targets were truncated to the limit{limit}."
+    if part.num_unknown_tokens and part.num_input_tokens:
+        share = part.num_unknown_tokens / part.num_input_tokens
+        yield (
+            f"{name}: {part.num_unknown_tokens:,} tokens ({share:.2%}) are unknown to the tokenizer: the model does "
+            "not see these characters."
+        )
+
+
+def _describe_answers(evaluation: EvalRecord, *, is_empty_right: bool) -> Iterator[str]:
+    texts = {
+        "cap_hit": f"reach the limit of {evaluation.max_new_tokens} new tokens and may be incomplete",
+        "sentinel": "hold a sentinel token of the pre-training (`<extra_id_0>`)",
+        "unknown_characters": "hold characters that the tokenizer does not have",
+        "left_label_set": "would be none of the labels if the model wrote freely; the labels are scored instead",
+        "not_in_context": "are no part of their context",
+    }
+    if not is_empty_right:
+        texts["empty"] = "are empty"
+    for rate, words in texts.items():
+        if evaluation.rates.get(rate):
+            yield f"{evaluation.rates[rate]:.1%} of the answers {words}."
+
+
+def _describe_abstention(predictions: Sequence[Prediction], no_answer: str | None) -> Iterator[str]:
+    known = [one for one in predictions if one.references]
+    if no_answer is None or not known:
+        return
+    abstained = sum(not one.prediction for one in known) / len(known)
+    unanswerable = sum(not any(one.references) for one in known) / len(known)
+    yield (
+        f"The model abstains ({quote_markdown(no_answer)}) on {abstained:.1%} of the questions; {unanswerable:.1%} of "
+        "them have no answer."
+    )
+
+
+def _describe_weak_groups(predictions: Sequence[Prediction], score: str | None) -> Iterator[str]:
+    """Yield sentences on groups whose 95 % interval lies below the mean of all, the largest difference first."""
+    values = [line.scores[score] for line in predictions if score in line.scores] if score else []
+    if values and score:
+        mean = 100 * sum(values) / len(values)
+        groups: dict[str, list[Slice]] = compute_slices(predictions, score)
+        weak = [one for group in groups.values() if len(group) > 1 for one in group if one.num >= MIN_GROUP]
+        weak = [one for one in weak if round(one.high, 1) < round(mean, 1)]  # as printed: no "worse" between equals
+        weak = sorted(weak, key=lambda one: one.score)
+        for one in weak[:MAX_GROUPS]:
+            yield (
+                f"Worse where {one.name} is {quote_markdown(one.value)}: {score} {one.score:.1f} (95 % interval "
+                f"{one.low:.1f} to {one.high:.1f}, {one.num:,} examples); all examples: {mean:.1f}."
+            )
+    confusion = build_confusion(predictions)
+    if confusion is None:
+        return
+    recalls = [(confusion.compute_recall(label), label) for label in confusion.labels]
+    golds = {label: sum(n for (gold, _), n in confusion.counts.items() if gold == label) for label in confusion.labels}
+    weak_labels = sorted(
+        (recall, label)
+        for recall, label in recalls
+        if golds[label] >= MIN_GROUP and recall is not None and recall < LOW_RECALL
+    )
+    for recall, label in weak_labels[:MAX_GROUPS]:
+        yield f"Label {quote_markdown(label)} is found in {recall:.1%} of its {golds[label]:,} examples."
+
+
+def escape_markdown(text: str) -> str:
+    r"""Escape a name or value of the run, which is text of one line in Markdown and no markup.
+
+    >>> escape_markdown("a_b <img>\n| [x](y)")
+    'a_b \\<img\\> \\| \\[x\\](y)'
+    """
+    text = re.sub(r"([\\`*\[\]<>|&~]|(?<!\w)_|_(?!\w)|(?<=_)_)", r"\\\1", " ".join(text.split()))
+    return name_invisible(text)
+
+
+def quote_markdown(text: str) -> str:
+    """Quote a value of the run as Markdown code of one line."""
+    text = name_invisible(" ".join(text.split())).replace("`", "'").replace("|", "/")
+    return f"`{text if len(text) <= MAX_NAME_CHARS else text[:MAX_NAME_CHARS] + '...'}`"
+
+
+def find_no_answer(tasks: Sequence[object]) -> str | None:
+    """The text of an unanswerable question, if all tasks have the same; None without such questions."""
+    texts = {getattr(task, "no_answer_text", None) for task in tasks}
+    return next(iter(texts)) if len(texts) == 1 else None
+
+
+def read_base_license(base: str, folder: Path) -> str | None:
+    """Read the licence of a base model from its own card, where that is on this machine; None if unknown."""
+    from huggingface_hub import ModelCard, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from yaml import YAMLError
+
+    from fivetune.data.corpus import CHECKPOINT
+
+    path = CHECKPOINT if base == CHECKPOINT.name else Path(find_typed_path(base, folder))
+    try:
+        card = path / "README.md" if path.is_dir() else try_to_load_from_cache(base, "README.md")
+        if isinstance(card, str | Path) and Path(card).is_file():
+            found = ModelCard.load(card, ignore_metadata_errors=True).data.get("license")
+            return found if isinstance(found, str) else None
+    except (OSError, ValueError, HFValidationError, HfHubHTTPError, FiveTuneError, YAMLError):
+        pass
+    return None

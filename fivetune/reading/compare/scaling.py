@@ -1,0 +1,81 @@
+"""Efficiency of runs on several devices against one, and what is lost by phase of the step.
+
+In: Variants with the measures of their runs. Out: shares (0-1); None or {} without a one-device run to compare with.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+
+from fivetune.reading.compare.records import Variant
+from fivetune.reading.compare.variants import select_work_settings
+from fivetune.rundir.figures import compute_examples_per_second, compute_phase_shares
+from fivetune.rundir.records import Run
+from fivetune.types import PHASES
+
+PARALLELISM_KEYS = ("launch.", "strategy.")  # number of devices, and division of the work
+BATCH_KEYS = ("train.batch_size", "train.global_batch_size")  # may grow with the devices
+OTHER = "other"  # the part of a step that no phase measures
+
+
+def find_one_device_runs(run: Run, variants: Sequence[Variant]) -> list[Run]:
+    """Return the runs on one device with the settings of `run`.
+
+    Those with another batch size count only if none has the same batch size.
+    """
+    alone = [
+        other
+        for variant in variants
+        for other in variant.runs
+        if max((step.world_size for step in other.steps), default=0) == 1
+    ]
+    for ignored in (PARALLELISM_KEYS, (*PARALLELISM_KEYS, *BATCH_KEYS)):
+        found = [other for other in alone if _exclude_settings(ignored, other) == _exclude_settings(ignored, run)]
+        if found:
+            return found
+    return []
+
+
+def _exclude_settings(ignored: tuple[str, ...], run: Run) -> dict[str, object]:
+    return {key: value for key, value in select_work_settings(run).items() if not key.startswith(ignored)}
+
+
+def compute_scaling_efficiency(run: Run, reference: Sequence[Run]) -> float | None:
+    """Compute examples per second / (processes x the median of one-device runs); None for one process."""
+    size, rate = max((step.world_size for step in run.steps), default=0), compute_examples_per_second(run.steps)
+    rates = [each for one in reference if (each := compute_examples_per_second(one.steps))]
+    return None if size < 2 or rate is None or not rates else rate / (size * statistics.median(rates))
+
+
+def compute_scaling_losses(runs: Sequence[Run], reference: Sequence[Run], efficiency: float) -> dict[str, float]:
+    """Divide 1 - efficiency among the phases of the step.
+
+    With n devices an example takes t_n seconds, on one device t_1; the efficiency is E = t_1 / (n t_n). Ideally every
+    phase p takes 1 / n of its time on one device, so its loss as a share of t_n is s_n(p) - E s_1(p), where s(p) is the
+    phase's share of a step. The sum over all phases is 1 - E. The loss of a phase that is faster than this is negative.
+
+    Args:
+        runs: of one variant, on several devices.
+        reference: on one device, with the same settings.
+        efficiency: of the variant (0-1).
+
+    """
+    shares, alone = (_average_shares(each) for each in (runs, reference))
+    if not shares or not alone:
+        return {}
+    return {
+        phase: shares.get(phase, 0.0) - efficiency * alone.get(phase, 0.0)
+        for phase in (*PHASES, OTHER)
+        if phase in shares or phase in alone
+    }
+
+
+def _average_shares(runs: Collection[Run]) -> Mapping[str, float]:
+    """Average the phases' shares over runs; {} unless every run has measured phases."""
+    each = [compute_phase_shares(run.steps) for run in runs]
+    if not all("forward" in shares for shares in each):
+        return {}
+    named = {phase for shares in each for phase in shares}
+    means = {phase: statistics.fmean(shares.get(phase, 0.0) for shares in each) for phase in named}
+    return means | {OTHER: 1.0 - sum(means.values())}

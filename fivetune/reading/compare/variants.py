@@ -1,0 +1,91 @@
+"""Grouping of run directories to variants: runs that differ only in the seed are repeats of one variant.
+
+In: Runs. Out: Variants without measures, in the order of the runs, and the settings in which they differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from itertools import count
+from typing import Any
+
+from fivetune.config.layers import NESTED_PLUGINS, PLUGIN_SECTIONS, find_plugin_setting
+from fivetune.reading.compare.records import Variant
+from fivetune.rundir.records import Run
+from fivetune.values import flatten_table, get_nested
+
+NOT_WORK = ("run.", "report.", "search.", "telemetry.")  # sections that, except for the seed, do not affect the work
+NOT_WORK_KEYS = ("data.cache_dir", "train.log_every_steps", "checkpoint.keep")
+ABSENT = "(not there)"
+
+
+def select_work_settings(run: Run) -> dict[str, Any]:
+    """Return the dotted settings of a run that determine its work, without the seed."""
+    return {
+        f"{key}.name" if key in NESTED_PLUGINS else key: value  # null: no plugin has this name
+        for key, value in flatten_table(run.config).items()
+        if not key.startswith(NOT_WORK) and key not in NOT_WORK_KEYS
+    }
+
+
+def find_differing_settings(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Return the settings in which runs differ; of different plugins, the name and what their runs vary."""
+    tables = [select_work_settings(run) for run in runs]
+    keys = dict.fromkeys(key for table in tables for key in table)
+    found = [key for key in keys if any(table.get(key, ABSENT) != tables[0].get(key, ABSENT) for table in tables)]
+    named = {section for section in (*PLUGIN_SECTIONS, *NESTED_PLUGINS) if f"{section}.name" in found}
+    return tuple(
+        key
+        for key in found
+        if find_plugin_setting(key) not in named
+        or all(key in table for table in tables)
+        or _has_variants_of_plugin(key, tables)
+    )
+
+
+def _has_variants_of_plugin(key: str, tables: Sequence[dict[str, Any]]) -> bool:
+    """Whether an option differs between runs with the same plugin: lora of two ranks beside ia3, which has none."""
+    values: dict[object, set[str]] = {}
+    for table in tables:
+        if key in table:
+            values.setdefault(table.get(f"{find_plugin_setting(key)}.name"), set()).add(repr(table[key]))
+    return any(len(found) > 1 for found in values.values())
+
+
+def group_runs(runs: Sequence[Run]) -> tuple[tuple[Variant, ...], tuple[str, ...]]:
+    """Group runs by their settings to variants; return these and the settings in which they differ.
+
+    A variant is named after its first run, without the seed that a sweep appends.
+    """
+    varied = find_differing_settings(runs)
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        table = select_work_settings(run)
+        groups.setdefault(repr([table.get(key, ABSENT) for key in varied]), []).append(run)
+    variants: dict[str, Variant] = {}
+    for members in groups.values():
+        table = select_work_settings(members[0])
+        name = make_unique_name(_get_variant_name(members[0]), variants)
+        settings = {key: table.get(key, ABSENT) for key in varied}
+        variants[name] = Variant(name, settings, tuple(members), measures={})
+    return tuple(variants.values()), varied
+
+
+def get_seed(run: Run) -> int | None:
+    seed = get_nested(run.config, "run", "seed")
+    return seed if isinstance(seed, int) else None
+
+
+def _get_variant_name(run: Run) -> str:
+    return run.name.removesuffix(f"-seed{get_seed(run)}")
+
+
+def make_unique_name(name: str, taken: Collection[str], *, template: str = "{} ({})") -> str:
+    """Return the name; if it is taken, append the lowest number that makes it unique.
+
+    >>> make_unique_name("a", ()), make_unique_name("a", ("a (2)", "a"))
+    ('a', 'a (3)')
+    """
+    if name not in taken:
+        return name
+    return next(other for number in count(2) if (other := template.format(name, number)) not in taken)

@@ -1,0 +1,231 @@
+"""The rules of the diagnosis and their order.
+
+In: RunStats, or a Run. Out: Verdicts, most important first; and missing data with the rules that require it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from fivetune.reading.diagnosis import faults, learning, speed, truncation
+from fivetune.reading.diagnosis.device_use import DeviceUse
+from fivetune.reading.diagnosis.stats import MIN_STEPS, RunStats, collect_run_stats
+from fivetune.rundir.records import Run
+from fivetune.types import Verdict
+
+WRONG, LEARNT, AT_RISK, DISTURBED, SLOW = range(5)
+"""Kinds of rules, most severe first: invalid results, a failed learning goal, a run that may fail, times distorted by
+other programs, wasted time."""
+
+LOG_ADVICE = {
+    "idle_device": "Start one process per device, or request one device only.",
+    "host_bound": "Record the times of data loading, host, forward and backward: they show what the device waits for.",
+    "memory_bandwidth_bound": "Use 16-bit values or fused kernels.",
+    "memory_full": "Use smaller batches.",
+}
+"""Advice for another tool's log, to which FiveTune's settings do not apply."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """Data that a rule requires.
+
+    Args:
+        description: name of the data, for the list of unchecked rules.
+        is_known: whether the records contain it.
+        applies: whether it exists for this run; a CPU run has no device clocks.
+    """
+
+    description: str
+    is_known: Callable[[RunStats], bool]
+    applies: Callable[[RunStats], bool] = lambda stats: True
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One question about a run.
+
+    Args:
+        check: returns the verdict; None without a problem or without the required data.
+        requirements: the data that the check needs.
+    """
+
+    check: Callable[[RunStats], Verdict | None]
+    kind: int
+    requirements: tuple[Requirement, ...] = ()
+
+
+def _has_accelerator(stats: RunStats) -> bool:
+    return stats.device_kind != "cpu"
+
+
+def _make_device_predicate(get: Callable[[DeviceUse], float | None]) -> Callable[[RunStats], bool]:
+    """Return a predicate: whether any device reports a figure."""
+    return lambda stats: any(get(device) is not None for device in stats.devices)
+
+
+STEP_RECORDS = Requirement("step records", lambda e: bool(e.train_loss) or e.nonfinite_step is not None)
+STEP_TIMES = Requirement(f"times of {MIN_STEPS} steps after the warm-up", lambda e: e.times is not None)
+PHASE_TIMES = Requirement("times of the steps by phase", lambda e: e.times is not None and e.times.host is not None)
+FIXED_COST = Requirement(
+    "the fixed cost of a pass (steps of different lengths, steady times)", speed.is_fixed_cost_known
+)
+HOST_LOAD = Requirement(
+    "busy cores of the host and of the run", lambda e: e.host_load is not None, lambda e: e.device_kind == "cpu"
+)
+COMMUNICATION_TIME = Requirement(
+    "the time of the all-reduce of gradients",
+    lambda e: e.times is not None and e.times.exchange is not None,
+    lambda e: (e.world_size or 1) > 1,
+)
+REQUESTED_DEVICES = Requirement(
+    "the number of requested devices (--devices N)",
+    lambda e: e.devices_requested is not None,
+    lambda e: _has_accelerator(e) or (e.world_size or 1) > 1,
+)
+DATA_COUNTS = Requirement("the counts of the data", lambda e: bool(e.splits), lambda e: not e.is_log)
+EVALUATIONS = Requirement("two evaluations", lambda e: len(e.evals) > 1)
+LABEL_COUNTS = Requirement("the number of labels of the data", lambda e: e.scored_ratio is not None)
+LABEL_RATES = Requirement(
+    "the share of the most frequent predicted label",
+    lambda e: any("one_label" in record.rates for record in e.evals),
+    lambda e: any("left_label_set" in record.rates for record in e.evals),
+)
+MEMORY_USE = Requirement("memory in use and its size", lambda e: speed.compute_memory_share(e)[0] is not None)
+UTILISATION = Requirement(
+    "utilisation of the devices", _make_device_predicate(lambda device: device.utilisation), _has_accelerator
+)
+MEMORY_TRAFFIC = Requirement(
+    "the time in which device memory is read or written",
+    _make_device_predicate(lambda device: device.memory_busy),
+    _has_accelerator,
+)
+THROTTLING = Requirement(
+    "why the clocks of the devices are lowered",
+    _make_device_predicate(lambda device: device.throttled_share),
+    _has_accelerator,
+)
+WORKER_ACTIVITY = Requirement(
+    "the activity of each device or process", lambda e: bool(e.devices) or len(e.ranks) > 1, REQUESTED_DEVICES.applies
+)
+
+RULES = (
+    Rule(faults.check_not_finite, WRONG, (STEP_RECORDS,)),
+    Rule(faults.check_overflow, WRONG, (STEP_RECORDS,)),
+    Rule(faults.check_world_size, WRONG, (STEP_RECORDS, REQUESTED_DEVICES)),
+    Rule(faults.check_idle_device, WRONG, (REQUESTED_DEVICES, WORKER_ACTIVITY)),
+    Rule(faults.check_updates_below_precision, WRONG, (STEP_RECORDS,)),
+    Rule(faults.check_frozen, WRONG, (EVALUATIONS,)),
+    Rule(faults.check_padded_labels, WRONG, (STEP_RECORDS, LABEL_COUNTS)),
+    Rule(learning.check_diverged, LEARNT, (STEP_RECORDS,)),
+    Rule(truncation.check_truncated_targets, LEARNT, (DATA_COUNTS,)),
+    Rule(truncation.check_lost_answers, LEARNT, (DATA_COUNTS,)),
+    Rule(truncation.check_truncated_inputs, LEARNT, (DATA_COUNTS,)),
+    Rule(learning.check_majority_label, LEARNT, (LABEL_RATES,)),
+    Rule(learning.check_abstention, LEARNT, (EVALUATIONS,)),
+    Rule(learning.check_over_fitting, LEARNT, (EVALUATIONS,)),
+    Rule(speed.check_memory_full, AT_RISK, (MEMORY_USE,)),
+    Rule(speed.check_shared_cores, DISTURBED, (HOST_LOAD,)),
+    Rule(speed.check_input_bound, SLOW, (STEP_TIMES,)),
+    Rule(speed.check_host_bound, SLOW, (PHASE_TIMES,)),
+    Rule(speed.check_waiting_device, SLOW, (UTILISATION,)),
+    Rule(speed.check_launch_bound, SLOW, (FIXED_COST,)),
+    Rule(speed.check_padding_bound, SLOW, (STEP_TIMES,)),
+    Rule(speed.check_communication_bound, SLOW, (COMMUNICATION_TIME,)),
+    Rule(speed.check_evaluation_bound, SLOW, (STEP_RECORDS,)),
+    Rule(speed.check_checkpoint_bound, SLOW, (STEP_RECORDS,)),
+    Rule(speed.check_throttled, SLOW, (THROTTLING,)),
+    Rule(speed.check_memory_bandwidth_bound, SLOW, (MEMORY_TRAFFIC,)),
+    Rule(speed.check_memory_empty, SLOW, (MEMORY_USE,)),
+)
+
+
+TITLES = {
+    "not_finite": "The loss or the gradient was not finite",
+    "overflow": "Updates were skipped",
+    "world_size": "Another number of processes trained than was requested",
+    "idle_device": "A device was idle",
+    "updates_below_precision": "The updates are too small to change the weights",
+    "frozen": "The weights do not change",
+    "padded_labels": "The loss counts padding",
+    "diverged": "The training diverged",
+    "truncated_targets": "Targets are cut",
+    "lost_answers": "Answers are cut out of the inputs",
+    "truncated_inputs": "Inputs are cut",
+    "majority_label": "One label is always predicted",
+    "abstention": "The model does not answer",
+    "over_fitting": "The model over-fits",
+    "memory_full": "The memory is nearly full",
+    "shared_cores": "Other programs used the cores",
+    "input_bound": "Steps wait for data",
+    "host_bound": "The device waits for the host",
+    "launch_bound": "Passes are too small for the device",
+    "padding_bound": "Padding takes much of the time",
+    "communication_bound": "Steps wait for other processes",
+    "evaluation_bound": "Evaluations take much of the time",
+    "checkpoint_bound": "Checkpoints take much of the time",
+    "throttled": "The device lowers its clocks",
+    "memory_bandwidth_bound": "The device waits for its memory",
+    "memory_empty": "Memory is unused",
+}
+"""Plain words for each rule, for headings."""
+
+CAUSES = ("diverged", "updates_below_precision", "frozen", "truncated_targets", "lost_answers", "truncated_inputs")
+"""Rules that explain why nothing was learnt, the first being the cause."""
+
+SEVERE = {rule.check.__name__.removeprefix("check_") for rule in RULES if rule.kind in (WRONG, LEARNT)}
+
+CONSEQUENCES = {
+    "not_finite": {"diverged", "majority_label", "abstention", "over_fitting"},
+    "diverged": {"frozen", "majority_label", "abstention", "over_fitting"},
+}
+"""Verdicts that another one explains, which is the one to act on."""
+
+
+def is_severe(verdict: Verdict) -> bool:
+    """Return whether results are invalid, or the goal of the training was missed."""
+    return verdict.rule in SEVERE
+
+
+def diagnose(stats: RunStats) -> tuple[Verdict, ...]:
+    """Return all verdicts, most important first: by kind, then by gain, then in the order of RULES.
+
+    Without what another verdict explains, and without verdicts on speed where other programs distorted the times.
+    """
+    found = [(rule.kind, verdict) for rule in RULES if (verdict := rule.check(stats)) is not None]
+    explained = {rule for _, verdict in found for rule in CONSEQUENCES.get(verdict.rule, ())}
+    is_distorted = any(kind == DISTURBED for kind, _ in found)
+    found = [
+        (kind, verdict)
+        for kind, verdict in found
+        if verdict.rule not in explained and not (is_distorted and kind == SLOW)
+    ]
+    ranked = (verdict for _, verdict in sorted(found, key=lambda pair: (pair[0], -(pair[1].gain or 0.0))))
+    if not stats.is_log:
+        return tuple(ranked)
+    return tuple(replace(v, change={}, gain=None, advice=LOG_ADVICE.get(v.rule, v.advice)) for v in ranked)
+
+
+def diagnose_run(run: Run, *, devices_requested: int | None = None) -> tuple[Verdict, ...]:
+    """Return the verdicts on a run, finished or in progress.
+
+    Args:
+        devices_requested: requested number of devices, if the recipe does not contain it.
+    """
+    return diagnose(collect_run_stats(run, devices_requested=devices_requested))
+
+
+def list_missing_data(stats: RunStats) -> dict[str, tuple[str, ...]]:
+    """Return the missing data, each with the rules that require it.
+
+    A rule whose verdict another check has returned is excluded: low utilisation is reported as host_bound too.
+    """
+    given = {verdict.rule for verdict in diagnose(stats)}
+    missing: dict[str, list[str]] = {}
+    for rule in RULES:
+        name = rule.check.__name__.removeprefix("check_")
+        unknown = next((need for need in rule.requirements if not need.is_known(stats)), None)
+        if unknown and name not in given and all(need.applies(stats) for need in rule.requirements):
+            missing.setdefault(unknown.description, []).append(name)
+    return {description: tuple(rules) for description, rules in missing.items()}

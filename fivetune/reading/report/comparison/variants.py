@@ -1,0 +1,323 @@
+"""Measures of variants and their differences to the baseline as text and tables, and the outcome in sentences.
+
+In: a Comparison. Out: sentences and Tables, with "n/a" for missing measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from fivetune.reading.compare import MEASURES, MeasureSpec
+from fivetune.reading.compare.records import Comparison, Measure, Variant
+from fivetune.reading.compare.variants import select_work_settings
+from fivetune.reading.report.page.parts import Table
+from fivetune.reading.report.page.wording import (
+    UNKNOWN,
+    format_bytes,
+    format_decimal,
+    format_duration,
+    format_percent,
+    format_plural,
+    format_setting,
+    format_signed,
+    format_significant,
+)
+from fivetune.reading.report.run.scores import get_score_label
+from fivetune.scores.analysis.bootstrap import format_p_value
+from fivetune.values import as_finite_number
+
+SCORE, LAST, LOSS, SPEED = "score_best", "score_last", "loss_best", "examples_per_second"
+COSTS = ("seconds", "energy_joules", "cost")
+MAIN_MEASURES = (SCORE, LAST, LOSS, "seconds", "seconds_to_score", SPEED, *COSTS[1:])
+MAX_SETTINGS = 3  # maximum number of varied keys with their own column
+MAX_LEFT_OUT = 3  # variants whose reason the outcome tells
+UNKNOWN_MEASURE = Measure(None)
+CONSTANTS = {"abstention": "learnt to give no answer", "majority_label": "learnt one label"}
+
+MEASURE_FORMATTERS: dict[str, Callable[[float], str]] = {
+    "score": format_decimal,
+    "loss": lambda value: format_decimal(value, 3),
+    "duration": lambda value: format_duration(value) if value >= 60 else f"{format_significant(value)} s",
+    "bytes": format_bytes,
+    "share": format_percent,
+    "celsius": lambda value: f"{format_decimal(value, 0)} \u00b0C",
+    "watts": lambda value: f"{format_significant(value)} W",
+    "joules": lambda value: (
+        f"{format_significant(value)} J" if value < 1e4 else f"{format_significant(value / 1e3)} kJ"
+    ),
+}
+DIFFERENCE_FORMATTERS: dict[str, Callable[[float], str]] = {
+    "loss": lambda value: format_signed(value, 3),
+    "share": lambda value: f"{format_signed(100 * value, 1)} points",
+    "celsius": lambda value: f"{format_signed(value, 0)} \u00b0C",
+}
+
+
+def get_measure(variant: Variant, name: str) -> Measure:
+    return variant.measures.get(name, UNKNOWN_MEASURE)
+
+
+def format_measure(kind: MeasureSpec, value: float | None) -> str:
+    """Format a measure's value with its unit."""
+    return UNKNOWN if value is None else MEASURE_FORMATTERS.get(kind.kind, format_significant)(value)
+
+
+def format_measure_difference(kind: MeasureSpec, value: float | None) -> str:
+    """Format a difference to the baseline with its sign, or a ratio as a multiple of the baseline's value."""
+    if value is None:
+        return UNKNOWN
+    return (
+        DIFFERENCE_FORMATTERS.get(kind.kind, format_signed)(value)
+        if kind.compared == "minus"
+        else f"{format_decimal(value)} x"
+    )
+
+
+def format_with_range(format_value: Callable[[MeasureSpec, float | None], str], kind: MeasureSpec, one: Measure) -> str:
+    """Format a value, with its range in a second line if there is one, or with the two values of two runs."""
+    value, low, high = (format_value(kind, edge) for edge in (one.value, one.low, one.high))
+    if one.value is None or one.low is None or one.high is None or low == high:
+        return value
+    return f"{value}\n{low} {'and' if one.spread == 'values' else 'to'} {high}"
+
+
+def is_significant(kind: MeasureSpec, one: Measure) -> bool | None:
+    """Whether the range of a difference excludes "no difference"; None without a range, or with two values."""
+    if one.low is None or one.high is None or one.spread == "values":
+        return None
+    nothing = 0.0 if kind.compared == "minus" else 1.0
+    return not one.low <= nothing <= one.high
+
+
+def format_heading(name: str, metric: str) -> str:
+    """Format a measure's name; scores are named after their metric."""
+    kind = MEASURES[name]
+    return kind.label.replace("score", get_score_label(metric)) if kind.kind == "score" else kind.label
+
+
+def _select_known_measures(tables: Iterable[Mapping[str, Measure]], *, main: bool) -> list[str]:
+    """Select the main or the other measures that at least one table has, in the order of MEASURES."""
+    known = {name for table in tables for name, one in table.items() if one.value is not None}
+    return [name for name in MEASURES if name in known and (name in MAIN_MEASURES) == main]
+
+
+def build_variants_tables(comparison: Comparison) -> list[Table]:
+    """Build a table of variants with settings and main measures, and a folded table of the other measures."""
+    tables = [variant.measures for variant in comparison.variants]
+    first, rest = (_select_known_measures(tables, main=main) for main in (True, False))
+    caption = (
+        "Every variant over its runs: scores and losses as mean with 95 % interval, of two runs with both values, "
+        "which are too few seeds for an interval; other measures as median with minimum and maximum. Click a column's "
+        "name to sort by it."
+    )
+    more = "The other measures of every variant."
+    return [
+        _build_variants_table(comparison, first, caption),
+        _build_variants_table(comparison, rest, more, folded=True),
+    ]
+
+
+def _build_variants_table(comparison: Comparison, names: Sequence[str], caption: str, *, folded: bool = False) -> Table:
+    keys = () if folded or len(comparison.varied) > MAX_SETTINGS else comparison.varied
+    rows: list[tuple[str, ...]] = []
+    values: list[tuple[float | None, ...]] = []
+    for variant in comparison.variants:
+        resolved = select_work_settings(variant.runs[0]) if variant.runs else {}
+        changed = [variant.settings.get(key, resolved.get(key, UNKNOWN)) for key in keys]
+        told = [format_setting(key, value) for key, value in zip(keys, changed, strict=True)]
+        found = [get_measure(variant, name) for name in names]
+        cells = [format_with_range(format_measure, MEASURES[name], one) for name, one in zip(names, found, strict=True)]
+        rows.append((_format_variant_name(comparison, variant), *told, str(len(variant.runs)), *cells))
+        values.append((None, *map(as_finite_number, changed), float(len(variant.runs)), *(one.value for one in found)))
+    columns = (*keys, "runs", *(format_heading(name, comparison.metric) for name in names))
+    return Table(caption, ("variant", *columns), tuple(rows), folded=folded, values=tuple(values))
+
+
+def _format_variant_name(comparison: Comparison, variant: Variant) -> str:
+    failed = f"{format_plural(len(variant.failures), 'run')} missing" if variant.failures else ""
+    marks = (
+        "baseline" if variant.name == comparison.baseline else "",
+        "Pareto front" if variant.pareto else "",
+        CONSTANTS[variant.constant.rule] if variant.constant else "",
+        failed,
+    )
+    remark = ", ".join(filter(None, marks))
+    return f"{variant.name}\n{remark}" if remark else variant.name
+
+
+def build_baseline_tables(comparison: Comparison) -> list[Table]:
+    """Build a table of differences or ratios to the baseline, and a folded table of the other measures."""
+    others = [variant for variant in comparison.variants if variant.against]
+    first, rest = (_select_known_measures([variant.against for variant in others], main=main) for main in (True, False))
+    caption = (
+        f"Against the baseline {comparison.baseline}: scores and losses as differences, seed by seed; other measures "
+        "as multiples of the baseline's. A difference whose range contains 0 or 1.00 x may be chance. The column "
+        "by example has the interval over the examples for these trained models, the next one that over the seeds."
+    )
+    more = "The other measures against the baseline; shares as differences in per cent of the whole."
+    tables = [_build_baseline_table(comparison, others, first, caption)] if first else []
+    return [*tables, *([_build_baseline_table(comparison, others, rest, more, folded=True)] if rest else [])]
+
+
+def _build_baseline_table(
+    comparison: Comparison, others: Sequence[Variant], names: Sequence[str], caption: str, *, folded: bool = False
+) -> Table:
+    paired = not folded and any(variant.over_examples for variant in others)
+    rows: list[tuple[str, ...]] = []
+    values: list[tuple[float | None, ...]] = []
+    for variant in others:
+        found = [variant.against.get(name, UNKNOWN_MEASURE) for name in names]
+        cells = [
+            format_with_range(format_measure_difference, MEASURES[name], one)
+            for name, one in zip(names, found, strict=True)
+        ]
+        rows.append((variant.name, *([_format_paired_difference(variant)] if paired else ()), *cells))
+        over = [(variant.over_examples or UNKNOWN_MEASURE).value] if paired else ()
+        values.append((None, *over, *(one.value for one in found)))
+    first = [f"{format_heading(SCORE, comparison.metric)}, by example"] if paired else []
+    columns = (*first, *(format_heading(name, comparison.metric) for name in names))
+    return Table(caption, ("variant", *columns), tuple(rows), folded=folded, values=tuple(values))
+
+
+def _format_paired_difference(variant: Variant) -> str:
+    """Format the difference over examples with its interval and p-value."""
+    one = variant.over_examples or UNKNOWN_MEASURE
+    chance = "" if one.p_value is None else f", p {format_p_value(one.p_value)}"
+    return format_with_range(format_measure_difference, MEASURES[SCORE], one) + chance
+
+
+# --- sentences ---
+
+
+def quote_name(variant: Variant) -> str:
+    """Quote a variant's name for a sentence, because it may contain spaces and commas."""
+    return f"\N{LEFT DOUBLE QUOTATION MARK}{variant.name}\N{RIGHT DOUBLE QUOTATION MARK}"
+
+
+def describe_outcome(comparison: Comparison) -> list[str]:
+    """Describe the compared variants and the best one, with intervals, in a few sentences."""
+    variants = comparison.variants
+    runs, failed = sum(len(one.runs) for one in variants), sum(len(one.failures) for one in variants)
+    keys = ", ".join(comparison.varied) or "nothing"
+    sentences = [
+        f"{format_plural(len(variants), 'variant')} in {format_plural(runs, 'run')} were compared; varied: {keys}."
+    ]
+    if failed:
+        sentences.append(
+            f"{format_plural(failed, 'run')} did not finish and {'is' if failed == 1 else 'are'} excluded."
+        )
+    return [*sentences, *_describe_best(comparison), *_describe_speed(comparison)]
+
+
+def _rank_variants(variants: Sequence[Variant], name: str, *, higher: bool) -> list[Variant]:
+    """Rank the variants that have a measure, the best first; ties keep their order."""
+    found = [variant for variant in variants if get_measure(variant, name).value is not None]
+    return sorted(found, key=lambda variant: (-1 if higher else 1) * (get_measure(variant, name).value or 0.0))
+
+
+def _describe_best(comparison: Comparison) -> list[str]:
+    """Describe the variant with the best score; if all scores are equal, the one with the lowest evaluation loss.
+
+    No variant is the best if their scores cannot be compared.
+    """
+    every = _rank_variants(comparison.variants, SCORE, higher=comparison.higher_is_better)
+    if comparison.incomparable:
+        return [comparison.incomparable]
+    if not every:
+        return ["No variant has a score, so their quality is unknown."]
+    ranked = [variant for variant in every if not variant.constant]
+    hollow = [_describe_constant(comparison, variant) for variant in every if variant.constant]
+    if len(hollow) > MAX_LEFT_OUT:
+        hollow[MAX_LEFT_OUT:] = [
+            f"So are {len(hollow) - MAX_LEFT_OUT} more, for reasons of this kind (see the verdicts)."
+        ]
+    if not ranked:
+        return ["No variant is the best, because none has learnt the task.", *hollow]
+    name = get_score_label(comparison.metric)
+    scores = {format_decimal(get_measure(variant, SCORE).value) for variant in ranked}  # means of equal scores round
+    by_loss = _rank_variants(ranked, LOSS, higher=False)
+    if len(ranked) > 1 and len(scores) == 1 and len(by_loss) == len(ranked):
+        same = f"All variants have the same {name}, {next(iter(scores))}; the evaluation loss decides."
+        return [same, _describe_leader(comparison, by_loss[0], LOSS, "evaluation loss", "lower"), *hollow]
+    return [_describe_leader(comparison, ranked[0], SCORE, name, "better"), *hollow]
+
+
+def _describe_constant(comparison: Comparison, variant: Variant) -> str:
+    """Describe why the score of a variant does not count."""
+    reached = format_measure(MEASURES[SCORE], get_measure(variant, SCORE).value)
+    assert variant.constant
+    return (
+        f"{quote_name(variant)} ({get_score_label(comparison.metric)} {reached}) is left out: "
+        f"{CONSTANTS[variant.constant.rule]}. {variant.constant.message}"
+    )
+
+
+def _describe_leader(comparison: Comparison, best: Variant, measure: str, name: str, better: str) -> str:
+    """Describe the best variant of a measure: its value, and its difference to the baseline with its significance."""
+    kind = MEASURES[measure]
+    reached = _format_inline(format_with_range(format_measure, kind, get_measure(best, measure)))
+    doubted = f" Note how: {best.abstaining.message}" if best.abstaining and measure == SCORE else ""
+    if best.name == comparison.baseline:
+        return f"No variant has a {better} {name} than the baseline {quote_name(best)}: {reached}.{doubted}"
+    leads = f"{quote_name(best)} has the {'best' if better == 'better' else 'lowest'} {name}: {reached}"
+    gap = _get_score_difference(best) if measure == SCORE else best.against.get(measure, UNKNOWN_MEASURE)
+    if gap.value is None:
+        return f"{leads}.{doubted}"
+    over = {"seeds": " over seeds", "examples": " over the examples"}.get(gap.spread, "")
+    trained = " for these trained models; other seeds may differ" if gap.spread == "examples" else ""
+    doubt = {
+        True: f"that is significant, because the interval{over} excludes 0{trained}",
+        False: f"that may be chance, because the interval{over} contains 0",
+        None: "there are too few seeds for an interval",
+    }[is_significant(kind, gap)]
+    return (
+        f"{leads}, {_format_inline(format_with_range(format_measure_difference, kind, gap))} against the "
+        f"baseline; {doubt}.{doubted}"
+    )
+
+
+def _get_score_difference(variant: Variant) -> Measure:
+    """Return the difference to the baseline's score with its interval over seeds, else over examples."""
+    seeds = variant.against.get(SCORE, UNKNOWN_MEASURE)
+    return seeds if seeds.spread == "seeds" else variant.over_examples or seeds
+
+
+def _describe_speed(comparison: Comparison) -> list[str]:
+    """Describe the fastest variant and the Pareto front; neither if other load distorts the times."""
+    ranked = _rank_variants(comparison.variants, SPEED, higher=True)
+    if comparison.disturbed:
+        runs = format_plural(len(comparison.disturbed), "run")
+        told = f"Speeds are not compared: other work used the machine beside {runs} (see the warnings)."
+        return [told] if len(ranked) > 1 else []
+    return [*_describe_fastest(comparison, ranked), *_describe_pareto_front(comparison)]
+
+
+def _describe_fastest(comparison: Comparison, ranked: Sequence[Variant]) -> list[str]:
+    if len(ranked) < 2:
+        return []
+    first = ranked[0]
+    reached = f"{format_measure(MEASURES[SPEED], get_measure(first, SPEED).value)} examples per second"
+    if first.name == comparison.baseline:
+        return [f"The baseline is also the fastest: {reached}."]
+    ratio = first.against.get(SPEED, UNKNOWN_MEASURE)
+    factor = _format_inline(format_with_range(format_measure_difference, MEASURES[SPEED], ratio)).replace(" x", "")
+    times = "" if ratio.value is None else f", {factor} times the baseline's"
+    return [f"{quote_name(first)} is the fastest: {reached}{times}."]
+
+
+def _describe_pareto_front(comparison: Comparison) -> list[str]:
+    names = [quote_name(variant) for variant in comparison.variants if variant.pareto]
+    if not names or len(names) == len(comparison.variants) or not has_nonzero_scores(comparison):
+        return []
+    return [f"The Pareto front of score and time: {', '.join(names)}."]
+
+
+def has_nonzero_scores(comparison: Comparison) -> bool:
+    """Whether any variant has a score other than 0; scores that are all 0 do not distinguish variants."""
+    return any(get_measure(variant, name).value for variant in comparison.variants for name in (SCORE, LAST))
+
+
+def _format_inline(text: str) -> str:
+    """Format value and range in one line: 93.4 (92.1 to 94.5)."""
+    value, _, edges = text.partition("\n")
+    return f"{value} ({edges})" if edges else value

@@ -1,0 +1,371 @@
+"""The live view of runs, read from the ends of their files.
+
+In: a run directory or a folder of them. Out: a View per run, and a frame of text for a terminal. The cost does not
+grow with the number of steps: of steps and telemetry it reads only the last records, and samples of earlier steps for
+the loss curve. The few evaluations are all read, because the best one may be any of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from math import ceil
+from pathlib import Path
+from statistics import fmean
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from fivetune import rundir
+from fivetune.errors import FiveTuneError
+from fivetune.reading.report.page.wording import (
+    UNKNOWN,
+    format_count,
+    format_decimal,
+    format_duration,
+    format_large_count,
+    format_percent,
+    format_significant,
+)
+from fivetune.reading.report.run.scores import choose_best_eval, find_main_score_key, read_score
+from fivetune.redaction import name_invisible
+from fivetune.rundir.figures import count_tokens, list_device_series
+from fivetune.rundir.layout import TELEMETRY_FILES
+from fivetune.rundir.parse import parse_records
+from fivetune.rundir.plan import Plan, read_plan
+from fivetune.rundir.records import EvalRecord, Run, StepRecord, TelemetryRecord
+from fivetune.types import JsonTable, JsonValue
+
+TAIL_BYTES = 64 * 2**10  # about 150 steps
+SAMPLE_BYTES = 2 * 2**10  # about five steps
+MAX_DEPTH = 4  # folders below the given one
+MAX_NAME = 60  # characters
+NUM_RECENT_STEPS = 50  # window of the mean speed
+RECENT_SECONDS = 30.0  # window of the mean utilisation
+VERDICT_INTERVAL_SECONDS = 10.0
+STALE_SECONDS = 5.0  # time without a new record after which the process of a run is checked
+ACTIVE = ("preparing", "running")
+MAX_PLAIN_LOSS = 1000.0  # nats: a larger one is of a training that diverges, and its decimals say nothing
+STYLES = {
+    "finished": "green", "preparing": "cyan", "running": "cyan", "pruned": "dim", "interrupted": "yellow",
+    "failed": "red",
+}  # fmt: skip
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The present state of one run; unknown values are None.
+
+    Args:
+        losses: evenly spaced losses of the whole run, oldest first.
+        utilisation: 0-1, of the run's accelerators, or of the host's cores without one (`on_gpu`).
+        seconds_left: of the remaining steps and evaluations.
+        verdict: message of the first verdict of the diagnosis; is_bad: it says that the training failed its goal.
+    """
+
+    name: str
+    state: str
+    why: str = ""
+    step: int | None = None
+    num_steps: int | None = None
+    loss: float | None = None
+    losses: tuple[float, ...] = ()
+    metric: str = ""
+    score: float | None = None
+    score_step: int | None = None
+    utilisation: float | None = None
+    on_gpu: bool = False
+    tokens_per_second: float | None = None
+    seconds_left: float | None = None
+    seconds: float | None = None
+    verdict: str = ""
+    is_bad: bool = False
+
+
+@dataclass(slots=True)
+class Watcher:
+    """Reads the runs of a folder repeatedly, but only changed files."""
+
+    folder: Path
+    _views: dict[Path, tuple[tuple[float, ...], View]] = field(
+        default_factory=dict[Path, tuple[tuple[float, ...], View]]
+    )
+    _verdicts: dict[Path, tuple[float, tuple[str, bool]]] = field(
+        default_factory=dict[Path, tuple[float, tuple[str, bool]]]
+    )
+
+    def read_views(self) -> list[View]:
+        """Return the views of all runs: active ones first, then the others, each by name."""
+        views = [self._read_view(path) for path in list_run_folders(self.folder)]
+        return sorted(views, key=lambda view: (view.state not in ACTIVE, view.name))
+
+    def _read_view(self, path: Path) -> View:
+        mark = _compute_fingerprint(path)
+        known = self._views.get(path)
+        if known and known[0] == mark:
+            is_over, is_fresh = known[1].state not in ACTIVE, time.time() - mark[0] < STALE_SECONDS
+            if is_over or is_fresh:
+                return known[1]
+        name = str(path.relative_to(self.folder)) if path != self.folder else path.resolve().name
+        try:
+            verdict, is_bad = self._read_verdict(path)
+            view = replace(read_view(path, name=name), verdict=verdict, is_bad=is_bad)
+        except (FiveTuneError, OSError) as error:
+            view = View(name, "unreadable", why=str(error))
+        self._views[path] = (mark, view)
+        return view
+
+    def _read_verdict(self, path: Path) -> tuple[str, bool]:
+        made, verdict = self._verdicts.get(path, (float("-inf"), ("", False)))
+        if time.monotonic() - made > VERDICT_INTERVAL_SECONDS:
+            verdict = find_first_verdict(path)
+            self._verdicts[path] = (time.monotonic(), verdict)
+        return verdict
+
+
+def list_run_folders(folder: Path) -> list[Path]:
+    """List the run directories in a folder, or the folder itself if it is one."""
+    return sorted(_iter_run_folders(folder, MAX_DEPTH))
+
+
+def _iter_run_folders(folder: Path, depth: int) -> Iterator[Path]:
+    if (folder / rundir.CONFIG).is_file():
+        yield folder
+    elif depth:
+        with suppress(OSError), os.scandir(folder) as entries:  # unreadable or removed
+            inner = [Path(entry) for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+            for one in inner:
+                yield from _iter_run_folders(one, depth - 1)
+
+
+def read_view(path: Path, *, name: str) -> View:
+    """Read the View of one run. Raises RunDirError for a damaged config.yaml."""
+    damage: list[str] = []
+    status = rundir.read_status(path, on_damage=damage.append)
+    config = rundir.read_run_config(path)  # raises where the directory is damaged
+    steps = parse_records(StepRecord, read_last_records(path / rundir.STEPS))
+    recent = steps[-NUM_RECENT_STEPS:]
+    seconds = fmean(step.step_seconds for step in recent) if recent else None
+    tokens = fmean(count_tokens(step) for step in recent) if recent else None
+    state = status.state or ("unreadable" if damage else "preparing")
+    step = steps[-1].step if steps else status.step or None
+    utilisation, on_gpu = _read_utilisation(path)
+    plan = read_plan(path, on_damage=damage.append)
+    evals = rundir.read_evals(path, is_growing=state in ACTIVE, on_damage=damage.append)
+    run = Run(name=name, config=config, status=status, evals=evals)
+    metric, best = find_main_score_key(run), choose_best_eval(run)
+    return View(
+        name=name,
+        state=state,
+        why=" ".join([status.why, *damage[:1]]).strip(),
+        step=step,
+        num_steps=plan.num_steps if plan else None,
+        loss=steps[-1].loss if steps else None,
+        losses=tuple(_sample_losses(path / rundir.STEPS)),
+        metric=metric or "",
+        score=read_score(best, metric) if metric else None,
+        score_step=best.step if best else None,
+        utilisation=utilisation if state in ACTIVE else None,
+        on_gpu=on_gpu,
+        tokens_per_second=tokens / seconds if seconds and tokens else None,
+        seconds_left=_estimate_seconds_left(plan, evals, step, seconds) if state in ACTIVE else None,
+        seconds=status.seconds,
+    )
+
+
+def read_last_records(path: Path, *, num_bytes: int = TAIL_BYTES) -> list[JsonTable]:
+    """Read the records in the last bytes of a JSONL file, without partial lines; [] if there is no file."""
+    try:
+        with path.open("rb") as file:
+            start = max(0, file.seek(0, os.SEEK_END) - num_bytes)
+            file.seek(start)
+            lines = file.read().split(b"\n")
+    except FileNotFoundError:
+        return []
+    return _parse_records(lines[1:] if start else lines)
+
+
+def sample_records(path: Path, num: int) -> Iterator[list[JsonTable]]:
+    """Yield a few neighbouring records at each of `num` evenly spaced places of a JSONL file, in order."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        size = file.seek(0, os.SEEK_END)
+        room = max(SAMPLE_BYTES, size // num)
+        for start in range(0, size, room):
+            file.seek(start)
+            lines = file.read(SAMPLE_BYTES).split(b"\n")
+            if records := _parse_records(lines[1:] if start else lines):
+                yield records
+
+
+def _parse_records(lines: Sequence[bytes]) -> list[JsonTable]:
+    records: list[JsonTable] = []
+    for line in lines:
+        try:
+            record: JsonValue = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict):
+            records.append(record)
+    return records
+
+
+def _sample_losses(path: Path, num: int = 40) -> Iterator[float]:
+    """Yield the loss over the whole run: means of neighbouring steps at evenly spaced places."""
+    for records in sample_records(path, num):
+        losses = [step.loss for step in parse_records(StepRecord, records) if step.loss is not None]
+        if losses:
+            yield fmean(losses)
+
+
+def _estimate_seconds_left(
+    plan: Plan | None, evals: Sequence[EvalRecord], step: int | None, seconds: float | None
+) -> float | None:
+    """Estimate the time of the remaining steps and evaluations, at the speed of the last ones."""
+    if plan is None or step is None or seconds is None:
+        return None
+    num_steps, every = plan.num_steps, plan.eval_every_steps
+    each = evals[-1].seconds if evals else 0.0
+    return (num_steps - step) * seconds + each * (ceil(num_steps / every) - step // every)
+
+
+def _read_utilisation(path: Path) -> tuple[float | None, bool]:
+    """Read the mean utilisation over the last seconds of the devices that the run uses, else of the host's cores."""
+    records = _read_telemetry(path)
+    newest = records[-1].seconds if records else 0.0
+    records = [record for record in records if newest - record.seconds <= RECENT_SECONDS]
+    devices = [
+        sample.utilisation
+        for device in list_device_series(records)
+        for sample in device.samples
+        if device.is_used and sample.utilisation is not None
+    ]
+    if devices:
+        return fmean(devices), True
+    cores = [fmean(record.core_utilisation) for record in records if record.core_utilisation]
+    return (fmean(cores) if cores else None), False
+
+
+def _read_telemetry(path: Path) -> list[TelemetryRecord]:
+    """Read the last records of all processes of a run, in order of time."""
+    tables = [table for file in path.glob(TELEMETRY_FILES) for table in read_last_records(file)]
+    return sorted(parse_records(TelemetryRecord, tables), key=lambda record: record.seconds)
+
+
+def find_first_verdict(path: Path) -> tuple[str, bool]:
+    """Return the damage of a run's files, else the first verdict on its last part or "", and whether it is bad."""
+    from fivetune.reading.diagnosis.rules import diagnose_run, is_severe
+
+    damage: list[str] = []
+    try:
+        status = rundir.read_status(path, on_damage=damage.append)
+        found = diagnose_run(
+            Run(
+                name=path.name,
+                config=rundir.read_run_config(path),
+                machine=rundir.read_machine(path, on_damage=damage.append),
+                status=status,
+                data=rundir.read_data(path, on_damage=damage.append),
+                steps=parse_records(StepRecord, read_last_records(path / rundir.STEPS)),
+                evals=rundir.read_evals(path, is_growing=status.state in ACTIVE, on_damage=damage.append),
+                telemetry=_read_telemetry(path),
+                plan=read_plan(path, on_damage=damage.append),
+            )
+        )
+    except FiveTuneError as error:
+        return str(error), True
+    if damage or not found:
+        return damage[0] if damage else "", False
+    return found[0].message, is_severe(found[0])
+
+
+def render_frame(views: Sequence[View], *, width: int, height: int | None = None) -> RenderableType:
+    """Render all runs as text. Beyond `height` lines, finished runs take one line, the last ones none."""
+    blocks = [_format_run_lines(view, width, folded=len(views) > 1) for view in views]
+    room = max(height - 2, 2) if height else sum(map(len, blocks))
+    if sum(map(len, blocks)) > room:
+        blocks = [lines if view.state in ACTIVE else lines[:1] for view, lines in zip(views, blocks, strict=True)]
+    shown: list[Text] = []
+    for index, lines in enumerate(blocks):
+        if len(shown) + len(lines) > room - (index < len(blocks) - 1):
+            shown.append(Text(f"and {len(blocks) - index} more", style="dim"))
+            break
+        shown += lines
+    return Group(_format_headline(views), *(shown or [Text("no run yet")]))
+
+
+def _format_headline(views: Sequence[View]) -> Text:
+    counts = {state: sum(view.state == state for view in views) for state in (*ACTIVE, *STYLES, "unreadable")}
+    listed = ", ".join(f"{num} {state}" for state, num in counts.items() if num)
+    return Text(f"{time.strftime('%H:%M:%S')}  {listed}", style="dim")
+
+
+def _format_run_lines(view: View, width: int, *, folded: bool = True) -> list[Text]:
+    """Format one run in up to three lines: progress, figures, verdict (`folded`: shortened to one line)."""
+    end = format_duration(view.seconds) if view.seconds_left is None else f"{format_duration(view.seconds_left)} left"
+    steps = done = UNKNOWN
+    if view.step is not None and view.num_steps:
+        steps, done = (
+            f"{format_count(view.step)}/{format_count(view.num_steps)}",
+            f"{100 * view.step // view.num_steps} %",
+        )
+    style = "red" if view.is_bad else STYLES.get(view.state, "red")
+    name = Text(name_invisible(view.name), style="bold")
+    name.truncate(min(max(width - 52, 8), MAX_NAME), overflow="ellipsis", pad=True)
+    lines = [Text.assemble(name, " ", (f"{view.state:<11}", style), f"{steps:>17}{done:>6}{end:>17}", no_wrap=True)]
+    if view.losses or view.score is not None:
+        lines.append(_format_figures(view, width))
+    failed = view.state not in ("finished", *ACTIVE)
+    if reason := view.why if failed else view.verdict:
+        shown = Text(f"  {name_invisible(reason)}", style=style if failed or view.is_bad else "yellow")
+        shown.no_wrap, shown.overflow = folded, "ellipsis"
+        lines.append(shown)
+    return lines
+
+
+def _format_figures(view: View, width: int) -> Text:
+    where = "gpu" if view.on_gpu else "cpu"
+    score = f"{view.metric or 'score'} {format_decimal(view.score)} at step {format_count(view.score_step)}"
+    facts = [f"{format_large_count(view.tokens_per_second)} tok/s"]
+    is_small = view.loss is None or view.loss < MAX_PLAIN_LOSS
+    loss = format_decimal(view.loss, 3) if is_small else format_significant(view.loss)
+    if view.state in ACTIVE:
+        facts.append(f"{where} {format_percent(view.utilisation, 0)}")
+    figures = "  ".join([f"loss {loss}", score if view.score is not None else "no score yet", *facts])
+    curve = draw_sparkline(view.losses, num=max(8, min(40, width - len(figures) - 6)))
+    return Text.assemble("  ", (curve, "cyan"), f"  {figures}", no_wrap=True, overflow="ellipsis")
+
+
+def draw_sparkline(values: Sequence[float], *, num: int) -> str:
+    """Draw at most `num` blocks, scaled from the lowest to the highest value; each is a mean of neighbouring values.
+
+    >>> (draw_sparkline([4.0, 3.0, 2.0, 1.0], num=40), draw_sparkline([1.0, 1.0], num=40),
+    ...  draw_sparkline([8.0, 8.0, 1.0, 1.0], num=2))
+    ('█▆▃▁', '▁▁', '█▁')
+    """
+    cuts = [len(values) * i // num for i in range(num + 1)]
+    means = [fmean(values[low:high]) for low, high in pairwise(cuts) if high > low]
+    low, high = min(means, default=0.0), max(means, default=0.0)
+    span = (high - low) or 1.0
+    return "".join(BLOCKS[round((value - low) / span * (len(BLOCKS) - 1))] for value in means)
+
+
+def _compute_fingerprint(path: Path) -> tuple[float, ...]:
+    """Return times and sizes of the run's files, which change with every record; the newest time first."""
+    marks: list[float] = []
+    for name in (rundir.STATUS, rundir.STEPS, rundir.EVALS, rundir.TELEMETRY):
+        try:
+            found = (path / name).stat()
+            marks += [found.st_mtime, float(found.st_size)]
+        except OSError:
+            marks += [0.0, -1.0]
+    return (max(marks[::2]), *marks)

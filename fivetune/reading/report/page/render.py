@@ -1,0 +1,160 @@
+"""Rendering of a page as one self-contained HTML file; its content security policy admits only its own scripts.
+
+In: a Page. Out: HTML text.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import cache
+from hashlib import sha256
+from itertools import groupby
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from fivetune.reading.report.page.charts import give_zero_axes_a_range
+from fivetune.reading.report.page.parts import Chart, Example, Page, Section, Table
+from fivetune.reading.report.page.wording import UNKNOWN, escape_hidden
+
+_NUMERIC = re.compile(r"[\u2212+-]?[\d,.]+(e[+-]?\d+)?( %| s| to [\d.]+| \([\d.,]+ %\))?")
+
+
+def render_html(page: Page) -> str:
+    """Render a page as HTML. Text from data is escaped, invisible characters are named."""
+    own_script = _render_page_script()
+    plotly_hash, packed_plotly = _pack_plotly()
+    policy = (
+        f"default-src 'none'; script-src {plotly_hash} {_hash_script(own_script)}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+    environment = _build_environment()
+    style = environment.get_template("style.css").render()
+    return environment.get_template("page.html").render(
+        page=page, policy=policy, plotly=Markup(packed_plotly), script=Markup(own_script), style=Markup(style)
+    )
+
+
+def _hash_script(script: str) -> str:
+    return f"'sha256-{base64.b64encode(sha256(script.encode()).digest()).decode()}'"
+
+
+@cache
+def _pack_plotly() -> tuple[str, str]:
+    """Return the hash of plotly.js for the content security policy, and the gzipped script in base64.
+
+    Compression shrinks a page from 5 to 2 MB. The page's own script decompresses plotly.js, and the browser runs it
+    only if its hash is in the policy.
+    """
+    from plotly.offline import get_plotlyjs  # pyright: ignore[reportMissingTypeStubs, reportUnknownVariableType]
+
+    script = get_plotlyjs()
+    assert "\r" not in script, "a browser would change the line ends, and with them the hash"
+    return _hash_script(script), base64.b64encode(gzip.compress(script.encode(), mtime=0)).decode()
+
+
+def _render_page_script() -> str:
+    return _build_environment().get_template("page.js").render()
+
+
+@cache
+def _build_environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("fivetune.reading.report.page"),
+        autoescape=lambda name: name is not None and name.endswith(".html"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_escape_text,
+    )
+    environment.filters |= {  # pyright: ignore[reportUnknownMemberType]
+        "blocks": group_parts,
+        "figure_json": dump_chart_json,
+        "slug": to_slug,
+        "align": choose_column_classes,
+        "tile_columns": choose_tile_columns,
+        "unbroken": insert_nonbreaking_spaces,
+        "choices": collect_filter_values,
+        "chosen_by": get_filter_value,
+    }
+    return environment
+
+
+def _escape_text(value: Any) -> Any:
+    """Name the invisible characters of a text from data; return Markup and other values unchanged."""
+    return escape_hidden(value) if type(value) is str else value
+
+
+def to_slug(title: str) -> str:
+    """Convert a title to an anchor: "Key figures" -> key-figures."""
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+
+
+def choose_tile_columns(num: int) -> int:
+    """Choose the columns of a grid of figures: one row up to six, else 5, 4 or 3 columns, by the fullest last row.
+
+    >>> [choose_tile_columns(num) for num in (1, 3, 6, 7, 8, 9, 10)]
+    [1, 3, 6, 4, 4, 3, 5]
+    """
+    return num if num <= 6 else min((4, 5, 3), key=lambda columns: -num % columns)
+
+
+def insert_nonbreaking_spaces(text: str) -> str:
+    """Put a no-break space between numbers and units."""
+    return re.sub(r"(?<=\d) (?=(?:%|[smh]|min)\b)", "\N{NO-BREAK SPACE}", text)
+
+
+def group_parts(section: Section) -> Iterator[tuple[str, Sequence[Any]]]:
+    """Group neighbouring parts of one kind: figures in a grid, half-width charts and small tables in pairs."""
+    for name, parts in groupby(section.parts, key=_classify_part):
+        yield name, list(parts)
+
+
+def _classify_part(part: Any) -> str:
+    if isinstance(part, Chart):
+        return "wide" if part.wide else "half"
+    if isinstance(part, Table) and not part.folded and not part.values and len(part.header) <= 3:
+        return "small"
+    return type(part).__name__.lower()
+
+
+def collect_filter_values(examples: Sequence[Example]) -> dict[str, list[str]]:
+    """Collect the filters of examples: each tag in which they differ, with its values, the most frequent first."""
+    names = dict.fromkeys(name for example in examples for name in ("verdict", *example.tags))
+    found = {name: Counter(get_filter_value(example, name) for example in examples) for name in names}
+    return {name: [value for value, _ in counts.most_common()] for name, counts in found.items() if len(counts) > 1}
+
+
+def get_filter_value(example: Example, name: str) -> str:
+    """Return an example's value of a filter, a tag or the verdict; "unknown" if it has none."""
+    return example.verdict if name == "verdict" else example.tags.get(name, "unknown")
+
+
+def choose_column_classes(table: Table) -> list[str]:
+    """Choose the CSS class of each column: "num" if all cells are numbers, or any has a numeric sort key."""
+    columns = zip(*table.rows, strict=True) if table.rows else ((),) * len(table.header)
+    valued = zip(*table.values, strict=True) if table.values else ((),) * len(table.header)
+    return [
+        "num" if any(value is not None for value in values) or _are_numbers(cells) else ""
+        for cells, values in zip(columns, valued, strict=True)
+    ]
+
+
+def _are_numbers(cells: Sequence[str]) -> bool:
+    given = [cell for cell in cells if cell not in (UNKNOWN, "")]
+    return bool(given) and all(_NUMERIC.fullmatch(cell) for cell in given)
+
+
+def dump_chart_json(chart: Chart) -> Markup:
+    """Dump a chart as JSON that is safe inside a script element: without "<", ">" and "&"."""
+    layout = give_zero_axes_a_range(chart)
+    text = json.dumps({"data": chart.data, "layout": layout}, ensure_ascii=True, allow_nan=False)
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)

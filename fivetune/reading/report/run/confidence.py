@@ -1,0 +1,201 @@
+"""Calibration, risk and coverage, and the no-answer threshold: the section on confidence.
+
+In: the prediction lines of the best evaluation and the name of a score. Out: a Section.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fivetune.reading.report.page import charts
+from fivetune.reading.report.page.parts import Figure, Part, Section, Table, Text
+from fivetune.reading.report.page.wording import (
+    format_count,
+    format_decimal,
+    format_percent,
+    format_plural,
+    format_signed,
+    format_significant,
+)
+from fivetune.reading.report.run.scores import get_score_label
+from fivetune.rundir.records import Prediction
+from fivetune.scores.analysis.bootstrap import format_p_value
+from fivetune.scores.analysis.calibration import (
+    FittedTemperature,
+    RiskCoverage,
+    calibrate_lines,
+    calibrate_prediction,
+    compute_calibration_error,
+    compute_reliability,
+    compute_risk_coverage,
+    restore_lines,
+)
+from fivetune.scores.analysis.threshold import TunedThreshold, tune_threshold
+
+CALIBRATED = 0.01  # difference of mean confidence and accuracy below which a model is neither over- nor underconfident
+COVERAGES = (0.5, 0.7, 0.8, 0.9, 0.95, 1.0)
+MEANING = (
+    "Confidence is the probability of the whole answer: of a label among the labels of the task, of a written answer "
+    "the product of the probabilities of its tokens, of a span that of its first and last token."
+)
+
+
+def build_confidence_section(
+    lines: Sequence[Prediction], key: str | None, *, temperature: float | None = None, applied: float = 1.0
+) -> Section:
+    """Build the section: calibration, score of the most confident answers, gain of a no-answer threshold.
+
+    Args:
+        key: name of the score of each line (0-1); 1 is right.
+        temperature: of the confidences of the lines; None if they are the model's own.
+        applied: the temperature of model/, at which confidences are shown.
+    """
+    if not lines or key is None:
+        return Section("Confidence", ())
+    own = restore_lines(lines, temperature)
+    fitted = calibrate_lines(own, key)
+    shown = [calibrate_prediction(line, applied) for line in own]
+    pairs = [
+        (line.confidence, line.scores[key]) for line in shown if line.confidence is not None and key in line.scores
+    ]
+    if not pairs:
+        return Section("Confidence", (Text(_explain_no_calibration(lines, key)), *_build_threshold_parts(shown)))
+    parts = _build_calibration_parts(pairs, key, fitted, applied)
+    return Section("Confidence", (*parts, *_build_threshold_parts(shown)))
+
+
+def _describe_temperature(fitted: FittedTemperature | None, applied: float) -> tuple[str, str]:
+    """Return the remark on the calibration error, and a sentence on the temperature; "" for what is unknown."""
+    if fitted is None:
+        return "", "" if applied == 1 else f" It is given at temperature {format_decimal(applied)}, which model/ holds."
+    before, after = (format_percent(error) for error in (fitted.error_before, fitted.error_after))
+    halves = (
+        f"on halves of the predictions that it was not fitted on, the calibration error is {after}, without it {before}"
+    )
+    if applied != 1:
+        sentence = f" It is given at temperature {format_decimal(applied)}, which model/ holds: {halves}."
+        return f"; {before} without temperature", sentence
+    if fitted.helps:
+        return "", f" Temperature {format_decimal(fitted.temperature)} would help, but model/ holds none: {halves}."
+    return "", f" No temperature makes it better: {halves}."
+
+
+def _explain_no_calibration(lines: Sequence[Prediction], key: str) -> str:
+    lacking = (
+        "confidences" if all(line.confidence is None for line in lines) else f"{get_score_label(key)} per prediction"
+    )
+    return f"The prediction lines hold no {lacking}, so calibration is not known. Evaluate again to have it."
+
+
+def _build_calibration_parts(
+    pairs: Sequence[tuple[float, float]], key: str, fitted: FittedTemperature | None, applied: float
+) -> list[Part]:
+    sure, values = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    right = [value >= 1 for value in values]
+    bins, curve, ideal = (
+        compute_reliability(sure, right),
+        compute_risk_coverage(sure, values),
+        compute_risk_coverage(values, values),
+    )
+    accuracy, mean = sum(right) / len(right), sum(sure) / len(sure)
+    remark, sentence = _describe_temperature(fitted, applied)
+    error = fitted.error_after if fitted and applied != 1 else compute_calibration_error(bins)
+    figures = (
+        Figure("Calibration error", format_percent(error), f"ECE, 10 bins; 0 is best{remark}"),
+        Figure(
+            "Mean confidence",
+            format_percent(mean),
+            f"{format_percent(accuracy)} are right{_describe_tendency(mean, accuracy)}",
+        ),
+        Figure(
+            "Area under risk",
+            format_decimal(100 * curve.area, 1),
+            f"{format_decimal(100 * ideal.area, 1)} if ranked perfectly",
+        ),
+    )
+    measured = f"{MEANING}{sentence} Measured on {format_plural(len(pairs), 'prediction')}."
+    reliability = charts.build_reliability_chart(
+        bins,
+        "Share of right predictions by confidence. On the diagonal the model is calibrated; below it, it is "
+        "overconfident.",
+    )
+    if all(value >= 1 for value in values):
+        return [Text(f"{measured} All of them are right, so there is no risk to draw."), *figures, reliability]
+    risk = charts.build_risk_coverage_chart(
+        curve,
+        ideal,
+        f"Risk ({get_score_label(key)}, points below 100) over coverage: if only the most confident predictions are "
+        "kept, and if they were ranked perfectly.",
+    )
+    return [Text(measured), *figures, reliability, risk, _build_coverage_table(curve, key)]
+
+
+def _describe_tendency(mean: float, accuracy: float) -> str:
+    """Return ": overconfident" or ": underconfident"; "" for a difference below CALIBRATED."""
+    if abs(mean - accuracy) < CALIBRATED:
+        return ""
+    return ": overconfident" if mean > accuracy else ": underconfident"
+
+
+def _build_coverage_table(curve: RiskCoverage, key: str) -> Table:
+    num = len(curve.coverage)
+    rows: list[tuple[str, ...]] = []
+    for coverage in COVERAGES:
+        last = max(round(coverage * num), 1) - 1
+        rows.append(
+            (
+                format_percent(coverage, 0),
+                format_count(last + 1),
+                format_decimal(100 * (1 - curve.risk[last]), 2),
+                format_significant(float(curve.least_confidence[last])),
+            )
+        )
+    header = ("answered", "examples", get_score_label(key), "confidence at least")
+    return Table("The score if only the most confident predictions are kept.", header, tuple(rows), folded=True)
+
+
+def _build_threshold_parts(lines: Sequence[Prediction]) -> list[Part]:
+    if not any(line.no_answer_score is not None for line in lines):
+        return []
+    found = [tuned for name in ("exact", "f1") if (tuned := tune_threshold(lines, name)) is not None]
+    heading = Text("No-answer threshold", "heading")
+    if not found:
+        reason = "No threshold is tuned: both halves need questions with and without answers."
+        return [heading, Text(reason)]
+    first = found[0]
+    words = (
+        "Predictions whose no-answer score is above the threshold become no answer. The threshold is tuned on "
+        f"{format_plural(first.num_tuned, 'question')}, drawn by a hash of their ids, and measured on the other "
+        f"{format_count(first.num_held_out)}."
+    )
+    header = (
+        "score",
+        "threshold",
+        "tuning half",
+        "held-out half, no threshold",
+        "held-out half, threshold",
+        "gain",
+        "95 % interval",
+    )
+    return [
+        heading,
+        Text(words),
+        Table(
+            "Gain of the threshold. p: probability of such a gain if the threshold changes nothing.",
+            (*header, "p"),
+            tuple(_format_threshold_row(tuned) for tuned in found),
+        ),
+    ]
+
+
+def _format_threshold_row(tuned: TunedThreshold) -> tuple[str, ...]:
+    return (
+        get_score_label(tuned.name),
+        format_significant(tuned.threshold),
+        format_decimal(tuned.tuned),
+        format_decimal(tuned.plain),
+        format_decimal(tuned.held_out),
+        format_signed(tuned.gain.difference),
+        f"{format_signed(tuned.gain.low)} to {format_signed(tuned.gain.high)}",
+        format_p_value(tuned.gain.p_value),
+    )

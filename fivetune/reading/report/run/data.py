@@ -1,0 +1,146 @@
+"""Records read and lost, lengths of the texts: the section on data.
+
+In: the counts of data.json by split. Out: a Section.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from fivetune.reading.report.page import charts
+from fivetune.reading.report.page.parts import Part, Section, Table, Text
+from fivetune.reading.report.page.wording import (
+    format_count,
+    format_decimal,
+    format_percent,
+    format_plain,
+    format_plural,
+    shorten_home,
+)
+from fivetune.rundir.records import Histogram, Run, SplitSummary
+from fivetune.values import divide
+
+
+def build_data_section(run: Run) -> Section:
+    """Build the section: counts of records and examples, losses by truncation, lengths in tokens."""
+    splits = {name: found for name, found in (("train", run.data.train), ("eval", run.data.eval)) if found is not None}
+    if not splits:
+        return Section("Data", (Text("The run directory holds no data counts (data.json).", "note"),))
+    parts: list[Part] = [Text(_describe_counts(splits)), Text(_describe_truncation(splits))]
+    cut = any(facts.num_windows for facts in splits.values())
+    of_what = "of the windows, and of inputs that need none" if cut else "before truncation"
+    lengths = {
+        "input": {name: facts.input_lengths for name, facts in splits.items()},
+        "target": {name: facts.target_lengths for name, facts in splits.items()},
+    }
+    limits = {
+        "input": next((facts.max_input_tokens for facts in splits.values()), None),
+        "target": next((facts.max_target_tokens for facts in splits.values()), None),
+    }
+    for kind, histograms in lengths.items():
+        caption = f"Lengths of the {kind}s {of_what}."
+        chart = charts.build_lengths_chart(histograms, caption, unit=f"{kind} tokens", limit=limits[kind])
+        parts += [chart] if chart else []
+    header = ("count", *(word for name in splits for word in (name, "share")))
+    rows = tuple(
+        (words, *(cell for facts in splits.values() for cell in _format_count_and_share(count(facts), base, facts)))
+        for words, count, base in _DATA_ROWS
+    )
+    parts.append(Table("Counts of what was read and lost. (data.json)", header, rows))
+    parts += _build_lengths_tables(lengths)
+    skips = [(name, skip.where, skip.reason) for name, facts in splits.items() for skip in facts.skips]
+    if skips:
+        caption = "Records left out: the first invalid ones, and the first that the task excludes."
+        parts.append(Table(caption, ("split", "where", "reason"), tuple(skips[:40]), folded=True))
+    return Section("Data", tuple(parts))
+
+
+def _describe_counts(splits: Mapping[str, SplitSummary]) -> str:
+    """Describe the counts of each split: 30 records read = 3 kept + 27 left out; 35 examples."""
+    sentences: list[str] = []
+    for name, facts in splits.items():
+        read, out, bad = facts.num_read, facts.num_skipped, facts.num_skipped_bad
+        kept = f"{format_count(facts.num_records_kept)} kept + {format_count(out)} left out"
+        why = (
+            f" ({format_count(out - bad)} by the task, {format_count(bad)} that cannot be used)"
+            if out and bad is not None
+            else ""
+        )
+        made = format_plural(facts.num_examples, "example")
+        sentences.append(f"{name}: {format_plural(read, 'record')} read = {kept}{why}; {made}.")
+    return " ".join(sentences)
+
+
+def count_examples(facts: SplitSummary | None) -> int | None:
+    """Return the number of examples, several per record where a task trains on all answers; None if it is unknown."""
+    return None if facts is None else facts.num_examples or facts.num_kept
+
+
+Count = Callable[[SplitSummary], int | None]
+_DATA_ROWS: tuple[tuple[str, Count, Count | None], ...] = (
+    ("records read", lambda facts: facts.num_read, None),
+    ("records kept", lambda facts: facts.num_records_kept, lambda facts: facts.num_read),
+    ("records left out", lambda facts: facts.num_skipped, lambda facts: facts.num_read),
+    ("of these, cannot be used", lambda facts: facts.num_skipped_bad, lambda facts: facts.num_read),
+    ("examples made of them", lambda facts: facts.num_examples, None),
+    ("examples with a clipped input", lambda facts: facts.num_examples_clipped, count_examples),
+    ("answers lost to truncation", lambda facts: facts.num_answers_lost, count_examples),
+    ("targets clipped", lambda facts: facts.num_clipped_targets, count_examples),
+    ("input tokens clipped", lambda facts: facts.num_clipped_input_tokens, None),
+    ("input tokens", lambda facts: facts.num_input_tokens, None),
+    ("target tokens", lambda facts: facts.num_target_tokens, None),
+    (
+        "records with a blank gold answer beside others",
+        lambda facts: facts.num_blank_golds,
+        lambda facts: facts.num_read,
+    ),
+)
+
+
+def _format_count_and_share(num: int | None, base: Count | None, facts: SplitSummary) -> tuple[str, str]:
+    """Format a count, and its share of the count `base`; "" for a count without base."""
+    return format_count(num), "" if base is None else format_percent(divide(num, base(facts)), 2)
+
+
+def _describe_truncation(splits: Mapping[str, SplitSummary]) -> str:
+    """Describe by split what truncation and windows cost, and where the records come from."""
+    sentences: list[str] = []
+    for name, facts in splits.items():
+        clipped, lost = facts.num_examples_clipped, facts.num_answers_lost
+        if clipped is None:
+            continue
+        cost = (
+            f"truncation shortened {format_plural(clipped, 'input')} "
+            f"({format_percent(divide(clipped, count_examples(facts)))})"
+        )
+        loss = "and cut no answer away" if lost == 0 else f"and cut the answer away in {format_count(lost)}"
+        questions, cut = facts.num_cut_into_windows, facts.num_windows
+        windows = f"{format_plural(questions, 'question')} too long for one input became {format_plural(cut, 'window')}"
+        if cut:
+            sentences.append(f"{name}: {windows}.")
+        if clipped or not cut:
+            sentences.append(f"{name}: {cost} {loss}." if clipped else f"{name}: no input was too long.")
+    for name, facts in splits.items():
+        if num := facts.num_not_learnt:
+            sentences.append(
+                f"{name}: {format_plural(num, 'example')} without the answer in the input have no training target."
+            )
+    sources = "; ".join(
+        f"{name}: {format_plain(list(dict.fromkeys(facts.source)) or None)}" for name, facts in splits.items()
+    )
+    return f"{' '.join(sentences) or 'Losses by truncation are not known.'} Sources: {shorten_home(sources)}."
+
+
+def _build_lengths_tables(lengths: Mapping[str, Mapping[str, Histogram | None]]) -> list[Table]:
+    """Build the table of the length histograms: share of the examples by kind of text, split and range of tokens."""
+    rows: list[tuple[str, ...]] = []
+    for kind, histograms in lengths.items():
+        for name, histogram in histograms.items():
+            edges, shares = charts.compute_histogram_shares(histogram)
+            rows += [
+                (name, kind, f"{format_count(low)} to {format_count(high)}", format_decimal(part, 1))
+                for low, high, part in zip(edges, edges[1:], shares, strict=False)
+                if part
+            ]
+    caption = "The length histograms in numbers."
+    return [Table(caption, ("split", "text", "tokens", "examples (%)"), tuple(rows), folded=True)] if rows else []

@@ -1,0 +1,172 @@
+"""Rates that reveal a broken run: their labels, and the thresholds of their warnings.
+
+In: evaluations. Out: a Table of their rates, and sentences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from fivetune.reading.report.page.parts import Table
+from fivetune.reading.report.page.wording import UNKNOWN, format_percent, format_plural
+from fivetune.reading.report.run.scores import LABEL_SCORES, EvalRecord, read_score
+from fivetune.rundir.records import Prediction
+from fivetune.scores.metrics.gsm8k import describe_lenient_gap
+
+
+class Rate(NamedTuple):
+    """A share of the predictions: its name, and optionally a threshold with its `warning`."""
+
+    name: str
+    limit: float | None = None
+    warning: str = ""
+
+
+RATES = {
+    "cap_hit": Rate(
+        "cut off at the length cap",
+        0.01,
+        "{share} of the predictions were cut off at {cap}. Raise eval.max_new_tokens, or look for repetition in them.",
+    ),
+    "sentinel": Rate(
+        "holding a sentinel token",
+        0.0,
+        "{share} of the predictions hold sentinel tokens (<extra_id_N>) of pre-training.",
+    ),
+    "unknown_characters": Rate(
+        "holding an unknown token",
+        0.001,
+        "{share} of the predictions hold unknown tokens: the tokenizer cannot write what the targets ask for.",
+    ),
+    "not_in_context": Rate(
+        "answer not in the context",
+        0.05,
+        "{share} of the answers given do not stand in the context that they are to be taken from.",
+    ),
+    "left_label_set": Rate(
+        "none of the labels, written freely",
+        0.01,
+        "{share} of the predictions would be none of the labels if the model wrote freely: the label probabilities "
+        "rest on texts that it does not want to write.",
+    ),
+    "one_label": Rate(
+        "most frequent predicted label",
+        0.999,
+        "{share} of the predictions are the same label: the model does not tell the examples apart.",
+    ),
+    "majority_label": Rate("most frequent gold label"),
+    "empty": Rate("empty"),
+    "teacher_forced_exact": Rate("target exact, teacher-forced"),
+    "free_running_exact": Rate("target exact, free-running"),
+}
+EMPTY_LIMIT, EMPTY_BEYOND_UNANSWERABLE = 0.01, 0.1
+DECODING_GAP = 0.01
+
+
+def read_rate(record: EvalRecord | None, name: str) -> float | None:
+    """Return a rate (0-1) of an evaluation; None if unknown."""
+    return None if record is None else record.rates.get(name)
+
+
+def read_majority_score(record: EvalRecord | None, key: str) -> float | None:
+    """Return the score in points of always predicting the most frequent label; None for tasks without labels."""
+    share = read_rate(record, "majority_label") if key in LABEL_SCORES else None
+    return None if share is None else 100 * share
+
+
+def recompute_written_rates(record: EvalRecord | None, lines: Sequence[Prediction]) -> EvalRecord | None:
+    """Return the evaluation with its rates of exact targets recomputed over generated answers only.
+
+    A label that was chosen by its probability has no generated target to compare with.
+    """
+    written = [line for line in lines if line.left_label_set is None]
+    if record is None or len(written) == len(lines):
+        return record
+    found = {
+        "teacher_forced_exact": [line.teacher_forced_exact for line in written],
+        "free_running_exact": [line.free_running_exact for line in written],
+    }
+    rates = dict(record.rates)
+    for name, flags in found.items():
+        known = [flag for flag in flags if flag is not None]
+        if known:
+            rates[name] = sum(known) / len(known)
+        else:
+            rates.pop(name, None)
+    return replace(record, rates=rates)
+
+
+def find_rate_warnings(
+    best: EvalRecord | None, lines: Sequence[Prediction] = (), rules: Collection[str] = ()
+) -> list[str]:
+    """Return the warnings of the best evaluation's rates; none for the model before fine-tuning.
+
+    Args:
+        lines: its predictions.
+        rules: of verdicts; one on labels says more than the rate.
+    """
+    if best is None or best.step == 0:
+        return []
+    cap = format_plural(best.max_new_tokens, "token")
+    over = {
+        name: value
+        for name, known in RATES.items()
+        if known.limit is not None
+        and not (name == "one_label" and "majority_label" in rules)
+        and (value := read_rate(best, name)) is not None
+        and value > known.limit
+    }
+    sentences = [RATES[name].warning.format(share=format_percent(value), cap=cap) for name, value in over.items()]
+    if gap := describe_lenient_gap(best.scores):
+        sentences.append(gap)
+    return [*sentences, *_find_empty_warnings(best, lines), *_find_decoding_gap_warnings(best)]
+
+
+def _find_empty_warnings(best: EvalRecord, lines: Sequence[Prediction]) -> list[str]:
+    """Warn of more empty predictions than unanswerable questions; a text without labels is right where golds are."""
+    empty, unanswerable = read_rate(best, "empty"), read_score(best, "NoAns_total")
+    if empty is None:
+        return []
+    if not unanswerable:
+        if any("" in line.references for line in lines):
+            return []
+        return [f"{format_percent(empty)} of the predictions are empty."] if empty > EMPTY_LIMIT else []
+    expected = unanswerable / (read_score(best, "total") or unanswerable)
+    if empty - expected <= EMPTY_BEYOND_UNANSWERABLE:
+        return []
+    return [
+        f"{format_percent(empty)} of the questions were left unanswered, but only {format_percent(expected)} "
+        "have no answer: "
+        "the model abstains too often."
+    ]
+
+
+def _find_decoding_gap_warnings(best: EvalRecord) -> list[str]:
+    """Warn of targets that are exact with teacher forcing but not in generation: the cause is a setting or a fault."""
+    forced, free = read_rate(best, "teacher_forced_exact"), read_rate(best, "free_running_exact")
+    if forced is None or free is None or forced - free <= DECODING_GAP:
+        return []
+    return [
+        f"Given the target so far, the model would write {format_percent(forced)} of the targets exactly, but "
+        "generation "
+        f"wrote only {format_percent(free)}. Look at eval.max_new_tokens, at what generation suppresses, and at "
+        "the precision."
+    ]
+
+
+def build_rates_table(best: EvalRecord | None, baseline: EvalRecord | None) -> Table | None:
+    """Build a table of the rates of the best evaluation and of the one before fine-tuning."""
+    rows = tuple(
+        (
+            known.name,
+            format_percent(read_rate(best, name)),
+            format_percent(read_rate(baseline, name)),
+            UNKNOWN if known.limit is None else format_percent(known.limit),
+        )
+        for name, known in RATES.items()
+        if read_rate(best, name) is not None
+    )
+    caption = "Shares of the predictions that reveal a broken run, at the best evaluation. (rates in evals.jsonl)"
+    return Table(caption, ("predictions", "share", "before fine-tuning", "warning above"), rows) if rows else None

@@ -1,0 +1,159 @@
+"""Settings, machine, reproduction and definitions of a run.
+
+In: a Run. Out: Sections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import PurePath
+
+from fivetune.reading.report.page.parts import Section, Table, Text
+from fivetune.reading.report.page.wording import format_bytes, format_count, format_plain, format_setting, shorten_home
+from fivetune.reading.report.run.scores import DEFINITIONS
+from fivetune.rundir.records import MachineRecord, Run
+from fivetune.values import flatten_table, get_nested
+
+MAIN_SETTINGS = (
+    ("model", "model.path"),
+    ("adapter", "model.adapter.name"),
+    ("task", "task.name"),
+    ("optimizer", "optimizer.name"),
+    ("learning rate", "optimizer.lr"),
+    ("schedule", "schedule.name"),
+    ("steps", "train.num_steps"),
+    ("epochs", "train.num_epochs"),
+    ("examples per step", "train.global_batch_size"),
+    ("micro-batch", "train.batch_size"),
+    ("input limit (tokens)", "data.max_input_tokens"),
+    ("target limit (tokens)", "data.max_target_tokens"),
+    ("dropout", "model.dropout"),
+    ("seed", "run.seed"),
+)
+
+
+def describe_run(run: Run) -> str:
+    """Describe a run in one line: model, task, device, start, as far as they are known."""
+    model = get_nested(run.config, "model", "path") or get_nested(run.config, "model", "config")
+    fresh = " (random weights)" if get_nested(run.config, "model", "init") == "random" else ""
+    device = run.machine.device.name or run.machine.device.kind
+    started = (run.status.started or "")[:16].replace("T", " ")
+    words = (
+        PurePath(str(model)).name + fresh if model else None,
+        get_nested(run.config, "task", "name"),
+        device,
+        started,
+    )
+    return " \u00b7 ".join(str(word) for word in words if word)
+
+
+def build_settings_section(run: Run) -> Section:
+    """Build the section: the main settings with the options of the loss that are on, then all settings."""
+    values = flatten_table(run.config)
+    if not values:
+        return Section("Settings", (Text("The run directory holds no settings (config.yaml).", "note"),))
+    first = tuple(
+        (words, format_setting(key, values[key])) for words, key in MAIN_SETTINGS if values.get(key) is not None
+    )
+    options = tuple(
+        (key, format_setting(key, value)) for key, value in values.items() if key.startswith("loss.") and value
+    )
+    everything = tuple((key, format_setting(key, value)) for key, value in values.items())
+    main = Table("The main settings.", ("setting", "value"), first + options)
+    plain = "The losses on this page are the plain negative log-likelihood: options of the loss change gradients only."
+    whole_table = Table(
+        f"All {len(everything)} settings, as resolved. (config.yaml)", ("key", "value"), everything, folded=True
+    )
+    return Section("Settings", (main, *((Text(plain, "note"),) if options else ()), whole_table))
+
+
+def build_machine_section(run: Run) -> Section:
+    """Build the section: the machine of the run, and the commands that reproduce it."""
+    machine = run.machine
+    if machine == MachineRecord():
+        return Section(
+            "Reproduce", (Text("The run directory holds no facts about the machine (machine.json).", "note"),)
+        )
+    parts = (
+        Table("Where it ran. (machine.json)", ("fact", "value"), tuple(format_machine_facts(machine))),
+        *_build_parts_table(machine),
+        *_build_reproduction_texts(run),
+    )
+    return Section("Reproduce", parts)
+
+
+def format_machine_facts(machine: MachineRecord) -> list[tuple[str, str]]:
+    """Format the machine and the software of a run as (fact, value) pairs; "n/a" for what is unknown."""
+    cores = None if machine.host.num_cores is None else f"{format_count(machine.host.num_cores)} cores"
+    changes = " with uncommitted changes" if machine.git.commit and machine.git.dirty else ""
+    return [
+        ("device", _join_words(machine.device.name, machine.device.kind)),
+        ("device memory", format_bytes(machine.device.memory_bytes)),
+        ("host", _join_words(machine.host.cpu, cores)),
+        ("host memory", format_bytes(machine.host.memory_bytes)),
+        ("system", format_plain(machine.host.os)),
+        ("precision", _join_words(machine.precision, machine.precision_why)),
+        ("attention", format_plain(machine.attention)),
+        ("parameters", format_count(machine.num_parameters)),
+        ("trained parameters", format_count(machine.num_trained_parameters)),
+        ("commit", format_plain(machine.git.commit) + changes),
+        *((f"version of {name}", format_plain(version)) for name, version in machine.versions.items()),
+    ]
+
+
+def _join_words(*words: str | None) -> str:
+    """Join the known words by commas; "n/a" if none is known."""
+    return ", ".join(word for word in words if word) or format_plain(None)
+
+
+def _build_parts_table(machine: MachineRecord) -> list[Table]:
+    """Build the table of the parts of a resumed run, with what changed between them; [] for one part."""
+    rows = tuple(
+        (
+            format_count(part.step),
+            format_plain(part.started),
+            format_plain(part.device),
+            format_plain(part.num_threads),
+            ", ".join(part.changed) or "nothing",
+        )
+        for part in machine.parts
+    )
+    header = ("from step", "started", "device", "threads", "changed settings")
+    return [Table("Parts of the run: it was resumed. (machine.json)", header, rows)] if len(rows) > 1 else []
+
+
+def _build_reproduction_texts(run: Run) -> list[Text]:
+    """Build the commands that started the run, train it again, and rebuild the page."""
+    folder = str(get_nested(run.config, "run", "dir") or f"runs/{run.name}")
+    command = run.machine.command
+    parts = [Text("Commands", "heading")]
+    if command:
+        parts += [Text("Start of the run:"), Text(shorten_home(command), "code")]
+    again = f"fivetune train {folder}/config.yaml --run.dir {folder}-again"
+    parts += [
+        Text("Train again with the resolved settings:"),
+        Text(shorten_home(again), "code"),
+    ]
+    rebuilt = f"fivetune report {folder}"
+    return [*parts, Text("Rebuild this page from the run directory:"), Text(shorten_home(rebuilt), "code")]
+
+
+def build_run_definitions_section(keys: Sequence[str]) -> Section:
+    """Build the section: meanings of the scores `keys` and of the terms on the page."""
+    rows = [*(DEFINITIONS[key] for key in keys if key in DEFINITIONS), *_WORDS]
+    return Section("Definitions", (Table("Terms on this page.", ("term", "meaning"), tuple(rows)),))
+
+
+_WORDS = [
+    ("before fine-tuning", "The evaluation at step 0: the model as it was loaded, on the same examples."),
+    (
+        "95 % interval",
+        "From a bootstrap over the examples, where the evaluation made one; else, and where all examples are right "
+        "or all wrong, Wilson's score interval. It covers the choice of the examples, not that of the seed.",
+    ),
+    ("loss", "Negative log-likelihood in nats per target token of the whole global batch (natural logarithm)."),
+    ("effective learning rate", "Learning rate times the optimizer's parameter scaling."),
+    ("cut off", "Predictions that reached the generation cap before they ended."),
+    ("padding", "Share of padded positions in what the model computed; tokens per second does not count them."),
+    ("answer lost", "An example whose input held a gold answer before truncation and holds none after it."),
+]

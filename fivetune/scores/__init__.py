@@ -1,0 +1,1 @@
+"""How answers are judged: metrics, and what they mean (intervals, calibration, slices)."""

@@ -1,0 +1,36 @@
+"""Confusion matrix of a label task, with precision, recall and F1 of each label.
+
+In: prediction lines of a label task. Out: a ConfusionMatrix.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from fivetune.rundir.records import Prediction
+from fivetune.scores.metrics.classification import ConfusionMatrix, choose_gold_labels
+
+
+def build_confusion(lines: Sequence[Prediction]) -> ConfusionMatrix | None:
+    """Count gold label against prediction, the most frequent gold label first; None without lines of a label task.
+
+    A line belongs to a label task if its `meta` has the label set, or if it has a value of `left_label_set`.
+
+    >>> pairs = [("a", "a"), ("a", "b"), ("b", "b")]
+    >>> found = build_confusion([Prediction(id="", references=(a,), prediction=b, meta={"labels": ["a", "b"]})
+    ...     for a, b in pairs])
+    >>> found.labels, found.compute_precision("b"), found.compute_recall("a"), round(found.compute_f1("a"), 4)
+    (('a', 'b'), 0.5, 0.5, 0.6667)
+    """
+    known = [line for line in lines if _has_labels(line) and line.references]
+    predicted = [line.prediction for line in known]
+    golds = choose_gold_labels(predicted, [list(line.references) for line in known])
+    counts = Counter(zip(golds, predicted, strict=True))
+    support = Counter(golds)
+    labels = sorted({*golds, *predicted}, key=lambda label: (-support[label], label))
+    return ConfusionMatrix(tuple(labels), counts) if known else None
+
+
+def _has_labels(line: Prediction) -> bool:
+    return line.left_label_set is not None or "labels" in line.meta

@@ -1,0 +1,220 @@
+"""Scores by slice of the data: question word, length, truncation, language and source.
+
+In: predictions, and the name of a score. Out: one Slice per value, with a 95 % interval.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+from typing import NamedTuple
+
+from fivetune.rundir.records import Prediction
+from fivetune.scores.analysis.bootstrap import compute_intervals, compute_wilson_interval
+from fivetune.types import Scores
+
+MAX_VALUES = 12
+MIN_BOOTSTRAP_VALUES = 20  # fewer values give no reliable spread for a bootstrap
+ANSWER_WORDS = (1, 2, 3, 5, 10)
+INPUT_TOKENS = (64, 128, 256, 384, 512, 1024, 2048)
+OTHER = "other"
+
+QUESTION_WORDS = {
+    "en": "who whom whose what when where why how which",
+    "es": "quién quiénes qué cuándo dónde cómo cuál cuáles cuánto cuánta cuántos cuántas",
+    "de": "wer wen wem wessen was wann wo warum wie welche welcher welches welchem welchen wieso",
+    "fr": "qui que quoi quand où pourquoi comment quel quelle quels quelles combien",
+    "pt": "quem que quê quando onde como qual quais quanto quanta quantos quantas porquê",
+}
+FUNCTION_WORDS = {
+    "en": "the a an of is are was were did does do has have had can to in on at for by from and or it its he she they "
+    "his her their that this there be been",
+    "es": "el la los las un una de del al en es era fue son fueron ha se su y o con para por lo más",
+    "de": "der die das den dem des ein eine einen einem einer ist sind war waren wurde wurden hat haben wird werden in "
+    "im am zu zum zur von vom mit für und oder es er sie man sich",
+    "fr": "le la les l un une des du de d au aux en est sont était a ont il elle on ce se son sa ses et ou dans pour",
+    "pt": "o a os as um uma de do da dos das em no na nos nas é são era foi foram há se seu sua e ou com por para ao à",
+}
+_QUESTION_WORDS = {language: frozenset(words.split()) for language, words in QUESTION_WORDS.items()}
+_ALL_WORDS = {name: words | set(FUNCTION_WORDS[name].split()) for name, words in _QUESTION_WORDS.items()}
+_PHRASES = {("how", "many"), ("how", "much"), ("how", "long"), ("por", "qué"), ("por", "que"), ("por", "quê")}
+_WORD = re.compile(r"[^\W\d_]+")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
+
+
+class Slice(NamedTuple):
+    """Predictions with one property in common: mean score and 95 % interval in points of 0-100."""
+
+    name: str
+    value: str
+    num: int
+    score: float
+    low: float
+    high: float
+
+
+def compute_slices(lines: Sequence[Prediction], score: str, *, seed: int = 0) -> dict[str, list[Slice]]:
+    """Group the scored lines by each property; a property that no line has gets an empty list.
+
+    Values keep their natural order; free ones are sorted by number of predictions, from the 13th on pooled as "other".
+
+    >>> found = compute_slices([Prediction(id="1", references=("a b",), scores={"f1": 1.0}),
+    ...     Prediction(id="2", references=("c",), scores={"f1": 0.0})], "f1")
+    >>> [(one.value, one.num, one.score) for one in found["answer length"]]
+    [('1 word', 1, 0.0), ('2 words', 1, 100.0)]
+    """
+    scored = [line for line in lines if score in line.scores]
+    return {name: _group_slices(name, value_of, scored, score, seed) for name, value_of in DIMENSIONS.items()}
+
+
+def _group_slices(
+    name: str, value_of: Callable[[Prediction], str | None], lines: Sequence[Prediction], score: str, seed: int
+) -> list[Slice]:
+    groups: dict[str, list[float]] = {}
+    for line in lines:
+        value = value_of(line)
+        if value is not None:
+            groups.setdefault(value, []).append(line.scores[score])
+    by_number = sorted(groups, key=lambda value: (value == OTHER, -len(groups[value]), value))
+    kept = [value for value in by_number[:MAX_VALUES] if value != OTHER]
+    rest = [number for value in by_number if value not in kept for number in groups[value]]
+    shown = {value: groups[value] for value in sorted(kept, key=lambda value: _find_position(name, value, kept))}
+    if rest:
+        shown[OTHER] = rest
+    return [_build_slice(name, value, numbers, seed) for value, numbers in shown.items()]
+
+
+def _find_position(name: str, value: str, kept: Sequence[str]) -> int:
+    order = ORDERS.get(name, kept)
+    return order.index(value)
+
+
+def _build_slice(name: str, value: str, numbers: Sequence[float], seed: int) -> Slice:
+    mean = sum(numbers) / len(numbers)
+    if len(numbers) < MIN_BOOTSTRAP_VALUES or set(numbers) <= {0.0, 1.0}:
+        low, high = (100 * edge for edge in compute_wilson_interval(min(mean, 1.0), len(numbers)))
+    else:
+        low, high = compute_intervals(Scores({"score": 100 * mean}, [{"score": n} for n in numbers]), seed=seed)[
+            "score"
+        ]
+    return Slice(name, value, len(numbers), 100 * mean, low, high)
+
+
+# --- the slice of a line; None if unknown ---
+
+
+def find_question_word(question: str, language: str = "") -> str:
+    """Return the first question word of the last interrogative sentence, in its language; "other" if there is none.
+
+    Question words depend on the language: German "was" is an English auxiliary, Portuguese "que" and "como" are Spanish
+    conjunctions. If QUESTION_WORDS lacks `language`, the language is detected: the one with the most function and
+    question words in the sentence, of equals the first in QUESTION_WORDS.
+
+    >>> [find_question_word(q) for q in ("In what year?", "How many people came?", "¿Por qué vino?", "Name one.")]
+    ['what', 'how many', 'por qué', 'other']
+    >>> find_question_word("When she left, 4 remained. How old was Ann?"), find_question_word("Was ist das?")
+    ('how', 'was')
+    >>> find_question_word("Who led the Infantry No. 15?"), find_question_word("12 + 5 = ?"), find_question_word("")
+    ('who', 'other', 'other')
+    """
+    # "Is it No. 15?" and "by 5 + 7 = ?" end in a sentence without words, which asks nothing.
+    sentences = [one for one in _SENTENCE_END.split(question.strip()) if _WORD.search(one)]
+    asking = next((one for one in reversed(sentences) if one.endswith("?")), question)
+    words = _WORD.findall(asking.casefold())
+    if language not in QUESTION_WORDS:
+        language = max(QUESTION_WORDS, key=lambda name: sum(word in _ALL_WORDS[name] for word in words))
+    for word, following in zip_longest(words, words[1:], fillvalue=""):
+        if (word, following) in _PHRASES and {word, following} & _QUESTION_WORDS[language]:
+            return f"{word} {following}"
+        if word in _QUESTION_WORDS[language]:
+            return word
+    return OTHER
+
+
+def _get_question_word(line: Prediction) -> str | None:
+    question, language = _get_meta(line, "question"), _get_meta(line, "language")
+    return find_question_word(question, str(language or "")) if isinstance(question, str) and question else None
+
+
+def format_bucket(number: int, edges: Sequence[int], unit: str) -> str:
+    """Return the label of the bucket of a count; an edge belongs to the bucket below it.
+
+    >>> format_bucket(1, (1, 2, 5), "word"), format_bucket(4, (1, 2, 5), "word"), format_bucket(9, (1, 2, 5), "word")
+    ('1 word', '3-5 words', 'over 5 words')
+    """
+    return next(
+        (words for edge, words in _build_bucket_labels(edges, unit).items() if number <= edge),
+        f"over {edges[-1]} {unit}s",
+    )
+
+
+def _build_bucket_labels(edges: Sequence[int], unit: str) -> dict[int, str]:
+    first = [low + 1 for low in (0, *edges[:-1])]
+    return {
+        edge: f"{edge} {unit}{'s' if edge > 1 else ''}" if low == edge else f"{low}-{edge} {unit}s"
+        for low, edge in zip(first, edges, strict=True)
+    }
+
+
+def _get_answer_length(line: Prediction) -> str | None:
+    if not line.references:
+        return None
+    first = next(filter(None, line.references), "")
+    return format_bucket(len(first.split()), ANSWER_WORDS, "word") if first else "no answer"
+
+
+def _get_input_length(line: Prediction) -> str | None:
+    if line.num_input_tokens is None or _is_merged(line):
+        return None
+    return format_bucket(line.num_input_tokens + (line.num_clipped_tokens or 0), INPUT_TOKENS, "token")
+
+
+def _get_truncation(line: Prediction) -> str | None:
+    if line.num_clipped_tokens is None or _is_merged(line):
+        return None
+    if line.answer_clipped:
+        return "truncated, answer lost"
+    return "truncated" if line.num_clipped_tokens else "whole"
+
+
+def _get_answerable(line: Prediction) -> str | None:
+    """Whether a question has an answer; None for tasks without questions, such as classification."""
+    known = _get_meta(line, "answerable")
+    if known is None and line.references and (_get_meta(line, "question") or not any(line.references)):
+        known = any(line.references)
+    return None if known is None else "answerable" if known else "unanswerable"
+
+
+def _is_merged(line: Prediction) -> bool:
+    """Whether the answer was merged from several inputs; the recorded input length is that of one of them."""
+    return (line.num_passages or 1) > 1
+
+
+def _get_meta(line: Prediction, key: str) -> object:
+    return line.meta.get(key)
+
+
+def _make_meta_getter(key: str) -> Callable[[Prediction], str | None]:
+    return lambda line: None if _get_meta(line, key) in (None, "") else str(_get_meta(line, key))
+
+
+DIMENSIONS: dict[str, Callable[[Prediction], str | None]] = {
+    "question word": _get_question_word,
+    "answer length": _get_answer_length,
+    "input length": _get_input_length,
+    "truncation": _get_truncation,
+    "answerable": _get_answerable,
+    "language": _make_meta_getter("language"),
+    "source task": _make_meta_getter("source_task"),
+}
+ORDERS: dict[str, Sequence[str]] = {
+    "answer length": [
+        "no answer",
+        *_build_bucket_labels(ANSWER_WORDS, "word").values(),
+        f"over {ANSWER_WORDS[-1]} words",
+    ],
+    "input length": [*_build_bucket_labels(INPUT_TOKENS, "token").values(), f"over {INPUT_TOKENS[-1]} tokens"],
+    "truncation": ["whole", "truncated", "truncated, answer lost"],
+    "answerable": ["answerable", "unanswerable"],
+}

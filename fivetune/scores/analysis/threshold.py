@@ -1,0 +1,83 @@
+"""Gain of a no-answer threshold, tuned on one half of the questions and reported on the other.
+
+In: prediction lines with `no_answer_score`. Out: the threshold and the scores with and without it.
+A score on the questions that chose the threshold is optimistic; best_* of squad_v2 are such scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import NamedTuple
+
+from fivetune.rundir.records import Prediction
+from fivetune.scores.analysis.bootstrap import Difference, compare_paired
+from fivetune.scores.metrics.squad_v2 import find_best_threshold
+from fivetune.types import Scores
+
+
+class TunedThreshold(NamedTuple):
+    """A threshold on `no_answer_score` above which a prediction becomes no answer.
+
+    Scores are in points: `tuned` with the threshold on the `num_tuned` questions that chose it; `plain` without and
+    `held_out` with the threshold on the `num_held_out` other questions; `gain` is held_out - plain, paired.
+    """
+
+    name: str
+    threshold: float
+    num_tuned: int
+    tuned: float
+    num_held_out: int
+    plain: float
+    held_out: float
+    gain: Difference
+
+
+def tune_threshold(lines: Sequence[Prediction], name: str) -> TunedThreshold | None:
+    """Tune on a half drawn by a hash of the id, so that the split does not depend on the order of the lines.
+
+    Args:
+        name: the score per question (0-1) to maximise: "exact" or "f1".
+
+    Returns None unless both halves contain questions with and without answers.
+    """
+    usable = sorted((line for line in lines if _is_usable(line, name)), key=lambda line: line.id)
+    chosen = [line for line in usable if is_drawn(line.id)]
+    others = [line for line in usable if not is_drawn(line.id)]
+    if any(len({is_answerable(line) for line in half}) < 2 for half in (chosen, others)):
+        return None
+    tuned, threshold = find_best_threshold(
+        [line.scores[name] for line in chosen],
+        predictions=[line.prediction for line in chosen],
+        answerable=[is_answerable(line) for line in chosen],
+        no_answer_scores=[line.no_answer_score or 0.0 for line in chosen],
+    )
+    before = _build_scores([line.scores[name] for line in others], name)
+    after = _build_scores([_score_at_threshold(threshold, line, name) for line in others], name)
+    gain = compare_paired(after, before)[name]
+    return TunedThreshold(
+        name, threshold, len(chosen), tuned, len(others), before.corpus[name], after.corpus[name], gain
+    )
+
+
+def is_answerable(line: Prediction) -> bool:
+    return any(line.references)
+
+
+def _is_usable(line: Prediction, name: str) -> bool:
+    return name in line.scores and line.no_answer_score is not None
+
+
+def is_drawn(key: str) -> bool:
+    """Draw half of all ids by a hash."""
+    return sha256(f"threshold:{key}".encode("utf-8", "surrogatepass")).digest()[0] % 2 == 0
+
+
+def _score_at_threshold(threshold: float, line: Prediction, name: str) -> float:
+    if (line.no_answer_score or 0.0) <= threshold:
+        return line.scores[name]
+    return float(not is_answerable(line))
+
+
+def _build_scores(values: Sequence[float], name: str) -> Scores:
+    return Scores({name: 100 * sum(values) / len(values)}, [{name: value} for value in values])

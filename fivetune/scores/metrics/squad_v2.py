@@ -1,0 +1,242 @@
+"""Exact match and F1 of SQuAD v2.0, where some questions have no answer.
+
+In: one predicted answer ("" = no answer) and all gold answers (("",) = unanswerable) per question, and from the details
+optional no-answer scores. Out: exact and f1 over all, over answerable (HasAns) and unanswerable (NoAns) questions, and
+with no-answer scores the best exact and f1 over all thresholds on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from pydantic import Field
+
+from fivetune.plugins import Options
+from fivetune.scores.metrics import (
+    UNANSWERED,
+    Case,
+    Details,
+    average_array,
+    compute_percent,
+    compute_token_f1,
+    normalize_answer,
+)
+from fivetune.types import DrawnRows, Resampler, Scores
+
+
+class SQuADV2(Options):
+    """SQuAD v2.0's exact match and F1."""
+
+    main: ClassVar[str] = "f1"
+    score_names: ClassVar[tuple[str, ...]] = (
+        *("exact", "f1", "total"),
+        *("HasAns_exact", "HasAns_f1", "HasAns_total"),
+        *("NoAns_exact", "NoAns_f1", "NoAns_total"),
+        *("best_exact", "best_exact_thresh", "best_f1", "best_f1_thresh"),
+    )
+    higher_is_better: ClassVar[bool] = True
+    source: ClassVar[str] = "evaluate-v2.0.py of SQuAD (Rajpurkar et al. 2018)"
+
+    no_answer_threshold: float = Field(
+        default=1.0, description="a no-answer score above it turns the prediction into no answer (the official default)"
+    )
+
+    def score(
+        self,
+        predictions: Sequence[str],
+        references: Sequence[Sequence[str]],
+        *,
+        details: Sequence[Details] | None = None,
+    ) -> Scores:
+        """Return percentages; HasAns_* and NoAns_* only if there are such questions, best_* with no-answer scores.
+
+        Reads `no_answer_score`, used if every question has one, and `answer`, the best answer other than abstaining,
+        which the threshold search scores in place of the prediction.
+        """
+        assert predictions, "nothing to score"
+        no_answer_scores = _collect_no_answer_scores(details)
+        answerable = [any(reference) for reference in references]
+        # a missing prediction cannot abstain: no threshold makes it right
+        costly = [known or p == UNANSWERED for known, p in zip(answerable, predictions, strict=True)]
+        raw = [_score_one(p, r) for p, r in zip(predictions, references, strict=True)]
+        each = raw
+        best: dict[str, float] = {}
+        if no_answer_scores is not None:
+            each = [
+                self._score_abstention(scores, costs) if leaning > self.no_answer_threshold else scores
+                for scores, costs, leaning in zip(raw, costly, no_answer_scores, strict=True)
+            ]
+            answers = [detail.get("answer", p) for detail, p in zip(details or (), predictions, strict=True)]
+            forced = [_score_one(answer, r) for answer, r in zip(answers, references, strict=True)]
+            for name in ("exact", "f1"):
+                values = [scores[name] for scores in forced]
+                best[f"best_{name}"], best[f"best_{name}_thresh"] = find_best_threshold(
+                    values, predictions=answers, answerable=costly, no_answer_scores=no_answer_scores
+                )
+        corpus = _average_scores(each, "")
+        for prefix, wanted in (("HasAns_", True), ("NoAns_", False)):
+            corpus |= _average_scores(
+                [s for s, has_answer in zip(each, answerable, strict=True) if has_answer == wanted], prefix
+            )
+        sizes = {
+            f"{kind}_{name}": corpus[f"{kind}_total"]
+            for kind in ("HasAns", "NoAns")
+            if f"{kind}_total" in corpus
+            for name in ("exact", "f1")
+        }
+        return Scores(corpus | best, each, _build_resampler(each, answerable), sizes)
+
+    @staticmethod
+    def _score_abstention(scores: dict[str, float], costs: bool) -> dict[str, float]:
+        return dict.fromkeys(scores, 0 if costs else 1)
+
+
+def find_best_threshold(
+    values: Sequence[float],
+    *,
+    predictions: Sequence[str],
+    answerable: Sequence[bool],
+    no_answer_scores: Sequence[float],
+) -> tuple[float, float]:
+    """Return the best percentage over all thresholds t, and t; a no-answer score above t abstains.
+
+    Abstaining everywhere is right for the unanswerable questions. From there predictions are admitted in the order of
+    their no-answer scores: an answerable question adds its value, an answer to an unanswerable one subtracts 1. The
+    threshold is the score of the last admitted prediction, 0.0 without any. Questions of equal no-answer score are
+    admitted together, because no threshold separates them (evaluate-v2.0.py also stops between them, and then reports
+    a score that its threshold does not give).
+
+    values            1.0   0     0       right answers 1, 3 if all abstain: 2 of 3 unanswerable
+    no_answer_scores  0.1   0.2   0.9     admit the first: 3 of 3; the second costs 1
+    >>> find_best_threshold([1.0, 0, 0], predictions=["x", "y", "z"], answerable=[True, False, False],
+    ...                no_answer_scores=[0.1, 0.2, 0.9])
+    (100.0, 0.1)
+    """
+    current: float = sum(not has_answer for has_answer in answerable)
+    best, threshold = current, 0.0
+    order = sorted(range(len(values)), key=no_answer_scores.__getitem__)
+    for place, i in enumerate(order):
+        if answerable[i]:
+            current += values[i]
+        elif predictions[i]:
+            current -= 1
+        is_last_of_tie = place + 1 == len(order) or no_answer_scores[order[place + 1]] != no_answer_scores[i]
+        if is_last_of_tie and current > best:
+            best, threshold = current, no_answer_scores[i]
+    return 100.0 * best / len(values), threshold
+
+
+def _score_one(prediction: str, references: Sequence[str]) -> dict[str, float]:
+    """Return the best over gold answers not empty after normalisation; without any only the empty answer is right.
+
+    >>> _score_one("", ("",)), _score_one("the", ("the", "a cat"))
+    ({'exact': 1, 'f1': 1.0}, {'exact': 0, 'f1': 0.0})
+    """
+    predicted = normalize_answer(prediction)
+    golds = [gold for gold in map(normalize_answer, references) if gold] or [""]
+    return {
+        "exact": max(int(predicted == gold) for gold in golds),
+        "f1": max(_compute_f1(predicted, gold) for gold in golds),
+    }
+
+
+def _compute_f1(predicted: str, gold: str) -> float:
+    """Return token F1; if either side is empty, 1 if both are, else 0."""
+    if not predicted or not gold:
+        return float(predicted == gold)
+    return compute_token_f1(predicted.split(), gold.split())
+
+
+def _collect_no_answer_scores(details: Sequence[Details] | None) -> list[float] | None:
+    found = [detail.get("no_answer_score") for detail in details or ()]
+    known = [leaning for leaning in found if leaning is not None]
+    return known if known and len(known) == len(found) else None
+
+
+def _average_scores(each: Sequence[dict[str, float]], prefix: str) -> dict[str, float]:
+    if not each:
+        return {}
+    means = {
+        f"{prefix}{name}": compute_percent((scores[name] for scores in each), len(each)) for name in ("exact", "f1")
+    }
+    return {**means, f"{prefix}total": len(each)}
+
+
+def _build_resampler(each: Sequence[dict[str, float]], answerable: Sequence[bool]) -> Resampler:
+    """Return a Resampler of all, answerable and unanswerable questions drawn; it leaves out best_*."""
+    import numpy as np
+
+    has_answer = np.array(answerable)
+    columns = {name: np.array([scores[name] for scores in each], dtype=float) for name in ("exact", "f1")}
+
+    def resample(rows: DrawnRows) -> dict[str, float]:
+        every = np.asarray(rows)
+        answered = has_answer[every]
+        kinds = {"": every, "HasAns_": every[answered], "NoAns_": every[~answered]}
+        return {
+            f"{prefix}{name}": 100 * average_array(column[drawn])
+            for prefix, drawn in kinds.items()
+            if len(drawn)
+            for name, column in columns.items()
+        }
+
+    return resample
+
+
+_MIXED = (("France",), ("10th and 11th centuries", "the 10th century"), ("",), ("",))
+
+CASES = (
+    Case(
+        predictions=("France", "in the 10th century", "", "Rollo"),
+        references=_MIXED,
+        expected={
+            "exact": 50.0,
+            "f1": 70.0,
+            "total": 4,
+            "HasAns_exact": 50.0,
+            "HasAns_f1": 90.0,
+            "HasAns_total": 2,
+            "NoAns_exact": 50.0,
+            "NoAns_f1": 50.0,
+            "NoAns_total": 2,
+        },
+        source="by hand: F1 1, 4/5, 1, 0",
+    ),
+    Case(
+        predictions=("France", "in the 10th century", "", "Rollo"),
+        references=_MIXED,
+        details=tuple({"no_answer_score": leaning} for leaning in (0.1, 0.2, 0.9, 1.5)),
+        expected={
+            "exact": 75.0,
+            "f1": 95.0,
+            "NoAns_exact": 100.0,
+            "HasAns_exact": 50.0,
+            "best_exact": 75.0,
+            "best_exact_thresh": 0.1,
+            "best_f1": 95.0,
+            "best_f1_thresh": 0.2,
+        },
+        source="by hand: 1.5 is above the threshold 1.0; best: 2 abstentions + 1 (exact) or + 1.8 (f1)",
+    ),
+    Case(
+        predictions=("", "Rollo"),
+        references=(("Rhine",), ("",)),
+        details=({"no_answer_score": 0.6, "answer": "Rhine"}, {"no_answer_score": 0.9, "answer": "Rollo"}),
+        expected={"exact": 0.0, "best_exact": 100.0, "best_exact_thresh": 0.6},
+        source="by hand: the threshold 0.6 admits the answer Rhine, but not Rollo",
+    ),
+    Case(
+        predictions=("Rollo", "Seine"),
+        references=(("",), ("Rhine",)),
+        details=({"no_answer_score": 0.3}, {"no_answer_score": 0.4}),
+        expected={"exact": 0.0, "f1": 0.0, "best_exact": 50.0, "best_exact_thresh": 0.0, "best_f1_thresh": 0.0},
+        source="by hand: nothing is gained by answering, so the threshold stays at its start, 0.0",
+    ),
+    Case(
+        predictions=("", "the"),
+        references=(("the",), ("",)),
+        expected={"exact": 100.0, "f1": 100.0, "HasAns_total": 1, "NoAns_total": 1},
+        source="evaluate-v2.0.py: gold answers empty after normalisation are dropped, then empty equals empty",
+    ),
+)

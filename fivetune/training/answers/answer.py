@@ -1,0 +1,232 @@
+"""Answers of the passages of a prepared set: generated text, the most probable label, or a span of the context.
+
+In: a model, rows of a TokenStore. Out: (row, Prediction), streamed in the order of decoding: longest inputs first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import exp, isfinite
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from fivetune.data.store.encode import LengthLimits, compute_encoded_offsets
+from fivetune.data.store.spans import Offsets, extract_span_text, find_context_positions
+from fivetune.data.store.token_store import TokenStore
+from fivetune.distributed.world import SINGLE_PROCESS, World
+from fivetune.errors import NumericError
+from fivetune.model.decode import Decoding, GenerateAnswers, GeneratedAnswer, group_by_length, to_text
+from fivetune.model.decode.span_search import SpanAnswer, extract_spans
+from fivetune.model.family import SENTINEL
+from fivetune.rundir.records import Candidate, Prediction
+from fivetune.tasks import head_of
+from fivetune.training.answers.tally import TargetLoss
+from fivetune.types import Task, TextExample
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from fivetune.model.modules import T5Model
+    from fivetune.types import Autocast
+
+
+class AnswerSettings(Protocol):
+    """Options of answering, without the model; `Evaluator` implements it."""
+
+    @property
+    def task(self) -> Task: ...
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase: ...
+    @property
+    def store(self) -> TokenStore: ...
+    @property
+    def decoding(self) -> Decoding: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def keep_special(self) -> bool: ...
+    @property
+    def limits(self) -> LengthLimits: ...
+    @property
+    def autocast(self) -> Autocast: ...
+    @property
+    def generate(self) -> GenerateAnswers: ...
+
+
+def answer_passages(
+    settings: AnswerSettings,
+    model: T5Model,
+    rows: Sequence[int],
+    loss: TargetLoss,
+    world: World = SINGLE_PROCESS,
+) -> Iterator[tuple[int, Prediction]]:
+    """Yield row and Prediction of every passage as soon as it is answered; adds the loss of its target to `loss`.
+
+    Raises NumericError if the loss or a confidence is not finite: no file of a run holds such a number.
+    """
+    answer = _answer_with_spans if head_of(settings.task) == "extractive" else _answer_with_text
+    for row, prediction in answer(settings, model, rows, loss, world):
+        found = {"loss": loss.total, "confidence": prediction.confidence, "log-probability": prediction.logprob}
+        if bad := [f"{name} {value}" for name, value in found.items() if value is not None and not isfinite(value)]:
+            raise NumericError(
+                f"evaluation of {prediction.id}: {', '.join(bad)}. The weights are not finite or the forward pass "
+                "overflows. Use train.precision bf16 or fp32 (T5 overflows in fp16), or earlier weights."
+            )
+        yield row, prediction
+
+
+def _answer_with_text(
+    settings: AnswerSettings, model: T5Model, rows: Sequence[int], loss: TargetLoss, world: World
+) -> Iterator[tuple[int, Prediction]]:
+    store, device, autocast = settings.store, settings.device, settings.autocast
+    for one in settings.generate(model, store, rows, settings.decoding, device=device, autocast=autocast, world=world):
+        yield one.row, _build_text_prediction(settings, one, loss)
+
+
+def _start_prediction(settings: AnswerSettings, row: int, example: TextExample, prediction: str) -> Prediction:
+    """Build a Prediction with the fields that all kinds of answers share."""
+    in_context = None
+    if settings.task.extractive and prediction and example.clippable[0] < example.clippable[1]:
+        in_context = is_in_context(prediction, example)
+    return Prediction(
+        id=example.group or example.id,
+        inputs=example.inputs,
+        prediction=prediction,
+        references=tuple(example.references),
+        num_input_tokens=len(settings.store.inputs[row]),
+        num_clipped_tokens=int(settings.store.num_clipped[row]),
+        answer_clipped=bool(settings.store.answer_clipped[row]),
+        in_context=in_context,
+        meta=dict(example.meta),
+    )
+
+
+def _build_text_prediction(settings: AnswerSettings, one: GeneratedAnswer, loss: TargetLoss) -> Prediction:
+    """Build the Prediction of a generated text, or of the most probable label for a label task."""
+    task, tokenizer = settings.task, settings.tokenizer
+    example = settings.store.read_example(one.row)
+    text = to_text(tokenizer, one.token_ids, keep_special=settings.keep_special)
+    prediction, confidence = task.from_text(text), compute_probability(one.logprob)
+    candidates = ()
+    if one.label_logprobs is not None:
+        candidates = _rank_labels(task, one.label_logprobs)
+        # The label itself, because the tokenizer may not return its words unchanged.
+        prediction, confidence = candidates[0].text, candidates[0].score
+    elif one.candidates:
+        candidates = _decode_candidates(settings, one)
+    started = _start_prediction(settings, one.row, example, prediction)
+    teacher_forced = free_running = None
+    if example.references:
+        target = settings.store.labels[one.row].tolist()
+        if one.label_logprobs is None:
+            teacher_forced = one.target_correct
+            free_running = [*one.token_ids, tokenizer.eos_token_id] == target
+        loss.add(one.target_loss, len(target))
+    return replace(
+        started,
+        confidence=confidence,
+        logprob=one.logprob,
+        num_tokens=one.num_scored_tokens,
+        hit_cap=one.hit_cap,
+        sentinel=SENTINEL in text,
+        unknown_chars=sum(token_id == tokenizer.unk_token_id for token_id in one.token_ids),
+        no_answer_score=None if one.phrase_loss is None else compute_probability(-one.phrase_loss),
+        candidates=candidates,
+        left_label_set=None if one.label_logprobs is None else one.left_label_set,
+        teacher_forced_exact=teacher_forced,
+        free_running_exact=free_running,
+    )
+
+
+def _rank_labels(task: Task, logprobs: Sequence[float]) -> tuple[Candidate, ...]:
+    """Rank the labels by probability, normalized over the label set, best first."""
+    assert task.labels is not None
+    shares = np.exp(np.array(logprobs) - np.max(logprobs))
+    shares /= shares.sum()
+    ranked = sorted(zip(shares.tolist(), task.labels, strict=True), key=lambda pair: -pair[0])
+    return tuple(Candidate(label, share) for share, label in ranked)
+
+
+def _decode_candidates(settings: AnswerSettings, one: GeneratedAnswer) -> tuple[Candidate, ...]:
+    """Decode the hypotheses of a beam search to texts, each with its probability, and no answer if they lack it.
+
+    Their order is that of the search, by log p / length^length_penalty.
+    """
+    found = [
+        Candidate(
+            settings.task.from_text(to_text(settings.tokenizer, ids, keep_special=settings.keep_special)),
+            compute_probability(logprob),
+        )
+        for ids, logprob in one.candidates
+    ]
+    if one.phrase_loss is not None and all(candidate.text for candidate in found):
+        found.append(Candidate("", compute_probability(-one.phrase_loss)))
+    return tuple(found)
+
+
+def _answer_with_spans(
+    settings: AnswerSettings, model: T5Model, rows: Sequence[int], loss: TargetLoss, world: World
+) -> Iterator[tuple[int, Prediction]]:
+    waiting: dict[int, tuple[TextExample, Offsets]] = {}
+
+    def context_of(row: int) -> range:
+        example = settings.store.read_example(row)
+        waiting[row] = example, compute_encoded_offsets(settings.tokenizer, example, settings.limits)
+        return find_context_positions(*waiting[row])
+
+    spans = extract_spans(
+        model,
+        settings.store,
+        rows,
+        group_by_length(settings.store.inputs.lengths[list(rows)], settings.decoding.batch_size),
+        context_of=context_of,
+        num_candidates=settings.decoding.num_candidates,
+        device=settings.device,
+        autocast=settings.autocast,
+        world=world,
+    )
+    for one in spans:
+        yield one.row, _build_span_prediction(settings, one, *waiting.pop(one.row), loss)
+
+
+def _build_span_prediction(
+    settings: AnswerSettings, one: SpanAnswer, example: TextExample, offsets: Offsets, loss: TargetLoss
+) -> Prediction:
+    """Build the Prediction of an extractive model; it abstains if the task allows that and no answer is likelier."""
+    candidates = tuple(
+        Candidate(extract_span_text(example.inputs, offsets, first, last), compute_probability(logprob))
+        for first, last, logprob in one.spans
+    )
+    best = candidates[0] if candidates else Candidate("", 0.0)
+    can_abstain, no_answer = settings.task.no_answer_text is not None, compute_probability(one.null_logprob)
+    abstains = can_abstain and best.score < no_answer
+    if example.references:
+        loss.add(one.target_loss, 2)
+    return replace(
+        _start_prediction(settings, one.row, example, "" if abstains else best.text),
+        confidence=no_answer if abstains else best.score,
+        candidates=candidates,
+        no_answer_score=no_answer if can_abstain else None,
+        answer=best.text if can_abstain else None,
+    )
+
+
+def compute_probability(logprob: float) -> float:
+    """Compute the probability (0-1) of a text from the sum of its tokens' log p, which rounding can take above 0.
+
+    >>> compute_probability(1e-7), compute_probability(float("-inf"))
+    (1.0, 0.0)
+    """
+    return exp(min(logprob, 0.0))
+
+
+def is_in_context(prediction: str, example: TextExample) -> bool:
+    """Whether the answer occurs in the clippable part of the inputs, ignoring white space and case.
+
+    >>> is_in_context("the  Seine", TextExample("q", "q: Where? c: At The Seine.", "", (), (13, 26)))
+    True
+    """
+    context = example.inputs[slice(*example.clippable)]
+    return "".join(prediction.split()).casefold() in "".join(context.split()).casefold()

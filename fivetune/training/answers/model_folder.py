@@ -1,0 +1,74 @@
+"""model/ of a run directory: whether it is there and the run's own, and what its files say about answers.
+
+In: a run directory. Out: the step of its weights, the generation cap; or an error with the command that repairs it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from fivetune.config import RunConfig
+from fivetune.errors import RunDirError
+from fivetune.rundir import MACHINE, find_model_folder
+from fivetune.rundir.checksums import MANIFEST, read_owner
+from fivetune.rundir.records import RunStatus
+from fivetune.tasks import head_of
+from fivetune.training.state import checkpoint
+
+
+def refuse_missing_model(folder: Path, status: RunStatus) -> None:
+    """Raise RunDirError with the command that exports the model if there is no model/."""
+    if find_model_folder(folder).is_dir():
+        return
+    if status.state == "finished":
+        why, advice = "model/ is missing, although the run is finished", "Export it again from the checkpoint with"
+    else:
+        why, advice = "has no model/ yet: the run is not finished", "Resume with"
+    raise RunDirError(f"{folder}: {why}. {advice}: fivetune train {folder} --resume")
+
+
+def find_exported_step(folder: Path, status: RunStatus) -> int:
+    """The step of the weights in model/; of the best checkpoint, else of the last one, if status.json is damaged; 0
+    without checkpoints.
+    """
+    if status.best or status.step:
+        return status.best.step if status.best else status.step
+    steps = checkpoint.list_steps(folder / "checkpoints")
+    best = (folder / "best").resolve().name
+    return next((step for step in steps if str(step) == best), max(steps, default=0))
+
+
+def refuse_foreign_model(folder: Path, own: str | None) -> None:
+    """Raise RunDirError if model/ of a run directory has no manifest or was exported by another run.
+
+    Args:
+        own: id of the run; None if machine.json is lost.
+    """
+    model = find_model_folder(folder)
+    manifest, exporter = model / MANIFEST, read_owner(model)
+    if not manifest.is_file():
+        reason = "is missing: whether model/ is whole and belongs to the run is unknown"
+    elif own and exporter and exporter != own:
+        reason = f"belongs to another run (id {exporter}; {MACHINE} of this run has {own})"
+    else:
+        return
+    raise RunDirError(f"{manifest}: {reason}. {_advise_export(model)}")
+
+
+def _advise_export(folder: Path) -> str:
+    return f"Export the model again: delete {folder}, then run: fivetune train {folder.parent} --resume"
+
+
+def with_exported_cap(config: RunConfig, folder: Path) -> RunConfig:
+    """Add the generation cap of the exported model to the config, unless eval.max_new_tokens is set."""
+    if config.eval.max_new_tokens or head_of(config.task) == "extractive":
+        return config
+    path = folder / "generation_config.json"
+    try:
+        cap = json.loads(path.read_text(encoding="utf-8"))["max_new_tokens"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise RunDirError(
+            f"{path}: holds no max_new_tokens, the generation cap of the run. {_advise_export(folder)}"
+        ) from None
+    return config.model_copy(update={"eval": config.eval.model_copy(update={"max_new_tokens": cap})})

@@ -1,0 +1,311 @@
+"""Output formats of predictions: JSON lines, a table joined to the input's columns, and submission formats.
+
+In: the records of an input with their predictions, in the input's order, which are iterated as often as a format needs.
+Out: an open file. A record without a prediction has a line with null, or a row with empty cells.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from fivetune.errors import ConfigError, DataError
+from fivetune.redaction import INVISIBLE
+from fivetune.rundir.records import Prediction
+from fivetune.scores.metrics.bioasq import NUM_RANKS
+from fivetune.training.answers.inputs import InputRow
+from fivetune.training.answers.predicted_file import PredictedRow, PredictionCounts
+
+PREDICTED = ("id", "prediction", "confidence", "logprob", "no_answer_score", "candidates", "hit_cap", "skipped")
+BIOASQ_TYPES = {"bioasq_factoid": "factoid", "bioasq_yesno": "yesno"}
+ID_NAMES = ("id", "Id", "ID")
+TARGET_NAMES = ("label", "answer", "answers", "target", "targets")
+AS_JSON = (bool, int, float, list, dict)
+EXACT_INTEGERS = 2**53  # that a double holds
+ROWS_PER_GROUP = 1024  # of a Parquet file that is written
+
+
+class TextFile(Protocol):
+    """What takes the text of an output."""
+
+    def write(self, text: str, /) -> object: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """The predictions of a source, as a format writes them.
+
+    Args:
+        rows: of all records in order; iterated once or more.
+        counts: of these rows.
+        parts: rows by the name of the task; for a mixture, an entry per part.
+        columns: data.columns of the run.
+    """
+
+    rows: Iterable[PredictedRow]
+    counts: PredictionCounts
+    parts: Mapping[str, Iterable[PredictedRow]]
+    columns: Mapping[str, str]
+
+
+def build_line(prediction: Prediction) -> dict[str, object]:
+    """Build the output line of a prediction; `prediction` is null if the record was skipped."""
+    line = {key: value for key, value in prediction.as_dict().items() if key in PREDICTED}
+    return {**line, "prediction": None} if prediction.skipped else line
+
+
+def write_lines(file: TextFile, predicted: Predicted) -> None:
+    """Write predictions as JSON lines."""
+    for one in predicted.rows:
+        file.write(json.dumps(build_line(one.prediction), ensure_ascii=False) + "\n")
+
+
+def write_array(file: TextFile, predicted: Predicted) -> None:
+    """Write predictions as one JSON array, an element per line."""
+    file.write("[")
+    for number, one in enumerate(predicted.rows):
+        file.write((",\n" if number else "\n") + json.dumps(build_line(one.prediction), ensure_ascii=False))
+    file.write("\n]\n")
+
+
+def write_table(file: TextFile, predicted: Predicted, *, delimiter: str = ",") -> None:
+    """Write a table of the input's columns, prediction and confidence, one row per record of the input.
+
+    If a record was skipped, the column `skipped` has the reasons.
+
+    >>> import sys
+    >>> from fivetune.training.answers.inputs import InputRow
+    >>> row = InputRow("a.csv:2", "a-1", {"ticket": "17", "text": "no screen, help"})
+    >>> rows = [PredictedRow(row, Prediction(id="a-1", prediction="hardware", confidence=0.5))]
+    >>> write_table(sys.stdout, Predicted(rows, PredictionCounts.count(rows), {}, {}))
+    ticket,text,prediction,confidence
+    17,"no screen, help",hardware,0.5
+    """
+    table = csv.writer(file, delimiter=delimiter, lineterminator="\n")
+    names = _list_table_columns(predicted.counts)
+    table.writerow(names)
+    for cells in _iter_table_rows(predicted, names):
+        table.writerow([_format_cell(value) for value in cells])
+
+
+def _list_table_columns(counts: PredictionCounts) -> list[str]:
+    added = ("prediction", "confidence", "skipped") if counts.num_skipped else ("prediction", "confidence")
+    return [*counts.columns, *(_choose_free_name(name, counts.columns) for name in added)]
+
+
+def _iter_table_rows(predicted: Predicted, names: Sequence[str]) -> Iterator[list[object]]:
+    """Yield the values of each record in the order of the columns; None where there is none."""
+    for row, one in predicted.rows:
+        values = [row.fields.get(name) for name in predicted.counts.columns]
+        answer = [None, None] if one.skipped else [one.prediction, one.confidence]
+        yield [*values, *answer, one.skipped][: len(names)]
+
+
+def _choose_free_name(name: str, taken: Iterable[str]) -> str:
+    while name in taken:
+        name = f"{name}_2"
+    return name
+
+
+def _format_cell(value: object) -> str:
+    """Format a value of the input as text: JSON for numbers, lists and objects, else as Python does (a date).
+
+    >>> import datetime
+    >>> _format_cell(None), _format_cell(1.5), _format_cell(datetime.date(2026, 1, 2)), _format_cell([True])
+    ('', '1.5', '2026-01-02', '[true]')
+    """
+    if value is None:
+        return ""
+    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, AS_JSON) else str(value)
+
+
+def write_parquet(file: IO[bytes], predicted: Predicted) -> None:
+    """Write the table of `write_table` as Parquet; a column whose values have no common type is text."""
+    pyarrow = import_module("pyarrow")
+    parquet = import_module("pyarrow.parquet")
+    names = _list_table_columns(predicted.counts)
+    kinds = _infer_types(predicted, names)
+    schema = pyarrow.schema([(name, kind or pyarrow.string()) for name, kind in zip(names, kinds, strict=True)])
+    with parquet.ParquetWriter(file, schema) as writer:
+        for columns in _iter_column_groups(predicted, names):
+            arrays = [
+                pyarrow.array(
+                    values if kind else [None if value is None else _format_cell(value) for value in values],
+                    type=field.type,
+                )
+                for values, kind, field in zip(columns, kinds, schema, strict=True)
+            ]
+            writer.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
+
+
+def _iter_column_groups(predicted: Predicted, names: Sequence[str]) -> Iterator[list[tuple[object, ...]]]:
+    """Yield the values of each column, ROWS_PER_GROUP records at a time."""
+    rows = _iter_table_rows(predicted, names)
+    while group := list(islice(rows, ROWS_PER_GROUP)):
+        yield list(zip(*group, strict=True))
+
+
+def _infer_types(predicted: Predicted, names: Sequence[str]) -> list[Any]:
+    """Infer the type of each column over all rows; None for one that is written as text.
+
+    Whole numbers and others are doubles together, if these hold them exactly; other types do not mix.
+    """
+    pyarrow = import_module("pyarrow")
+    mixed = {pyarrow.int64(), pyarrow.float64()}
+    found: list[set[Any]] = [set() for _ in names]
+    largest = [0] * len(names)
+    for columns in _iter_column_groups(predicted, names):
+        for place, values in enumerate(columns):
+            try:
+                kind = pyarrow.array(values).type
+            except (pyarrow.ArrowException, OverflowError):
+                kind = None
+            if kind == pyarrow.int64():
+                largest[place] = max([largest[place], *(abs(value) for value in values if isinstance(value, int))])
+            if "struct<>" in str(kind):  # Parquet has no objects without fields
+                kind = None
+            if kind is None or not pyarrow.types.is_null(kind):
+                found[place].add(kind)
+    return [
+        next(iter(kinds))
+        if len(kinds) == 1
+        else pyarrow.float64()
+        if kinds == mixed and most <= EXACT_INTEGERS
+        else None
+        for kinds, most in zip(found, largest, strict=True)
+    ]
+
+
+def write_squad(file: TextFile, predicted: Predicted) -> None:
+    """Write SQuAD's prediction file, {id: answer}; "" for no answer."""
+    answered = (one for _, one in predicted.rows if not one.skipped)
+    file.write("{")
+    for number, one in enumerate(answered):
+        file.write((",\n" if number else "\n") + f"{json.dumps(one.id)}: {json.dumps(one.prediction)}")
+    file.write("\n}\n")
+
+
+def write_kaggle(file: TextFile, predicted: Predicted) -> None:
+    """Write a submission of two columns, id and answer, named as in the run's data; empty for a skipped record."""
+    of_id = predicted.columns.get("id") or next((name for name in ID_NAMES if name in predicted.counts.columns), "id")
+    target = next((predicted.columns[name] for name in TARGET_NAMES if name in predicted.columns), "prediction")
+    table = csv.writer(file, lineterminator="\n")
+    table.writerow([of_id, target])
+    for _, one in predicted.rows:
+        table.writerow([one.id, one.prediction])
+
+
+def write_bioasq(file: TextFile, predicted: Predicted) -> None:
+    """Write BioASQ's submission: {"questions": [{"id", "type", "exact_answer"}]}.
+
+    A factoid answer is a list of at most five lists of one synonym; a yes/no answer is a text.
+    """
+    questions: dict[str, dict[str, object]] = {}
+    for task, rows in predicted.parts.items():
+        for _, prediction in rows:
+            if prediction.skipped:
+                continue
+            texts = [candidate.text for candidate in prediction.candidates] or [prediction.prediction]
+            ranked = [[text] for text in texts[:NUM_RANKS] if text]
+            answer = ranked if BIOASQ_TYPES[task] == "factoid" else prediction.prediction
+            questions[prediction.id] = {"id": prediction.id, "type": BIOASQ_TYPES[task], "exact_answer": answer}
+    json.dump({"questions": list(questions.values())}, file, ensure_ascii=False, indent=1)
+    file.write("\n")
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFormat:
+    """A format of predictions: the suffixes of its files, the first of which chooses it, and what writes it."""
+
+    suffixes: tuple[str, ...]
+    write: Callable[[Any, Predicted], None]
+    is_text: bool = True
+    is_chosen_by_suffix: bool = True
+
+
+FORMATS = {
+    "csv": OutputFormat((".csv",), write_table),
+    "tsv": OutputFormat((".tsv",), partial(write_table, delimiter="\t")),
+    "json": OutputFormat((".json",), write_array),
+    "jsonl": OutputFormat((".jsonl", ".ndjson"), write_lines),
+    "parquet": OutputFormat((".parquet",), write_parquet, is_text=False),
+    "bioasq": OutputFormat((".json",), write_bioasq, is_chosen_by_suffix=False),
+    "squad": OutputFormat((".json",), write_squad, is_chosen_by_suffix=False),
+    "kaggle": OutputFormat((".csv",), write_kaggle, is_chosen_by_suffix=False),
+}
+SUFFIXES = {suffix: name for name, one in FORMATS.items() if one.is_chosen_by_suffix for suffix in one.suffixes}
+
+
+def refuse_format(name: str | None, tasks: Iterable[str], rows: Iterable[InputRow]) -> None:
+    """Raise ConfigError for a run whose tasks a format cannot express, DataError for records that it cannot.
+
+    Args:
+        rows: of the input, read before any is answered.
+    """
+    for task in tasks:
+        if name == "bioasq" and task not in BIOASQ_TYPES:
+            raise ConfigError(
+                f"--format bioasq: the run's task is {task}. Allowed: {', '.join(BIOASQ_TYPES)}. Leave --format out."
+            )
+    for row in rows if name in ("squad", "bioasq") else ():
+        if row.key != row.id:
+            raise DataError(f"{row.where}: the id {row.id!r} is used twice; --format {name} has one answer per id.")
+
+
+def choose_format(path: Path | None) -> str:
+    """The name of the format by the suffix of the file; JSON lines without one and on standard output.
+
+    >>> choose_format(Path("a.CSV")), choose_format(Path("a")), choose_format(None)
+    ('csv', 'jsonl', 'jsonl')
+    """
+    return SUFFIXES.get(path.suffix.lower(), "jsonl") if path else "jsonl"
+
+
+def write_predictions(file: IO[bytes], name: str, predicted: Predicted) -> None:
+    """Write predictions in a format to a binary file, which stays open."""
+    chosen = FORMATS[name]
+    if not chosen.is_text:
+        chosen.write(file, predicted)
+        return
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+    try:
+        chosen.write(text, predicted)
+    finally:
+        text.detach()
+
+
+class EscapedOutput:
+    """A text file whose writes are escaped by `escape_invisible`."""
+
+    def __init__(self, file: TextFile) -> None:
+        self._file = file
+
+    def write(self, text: str, /) -> object:
+        return self._file.write(escape_invisible(text))
+
+
+def escape_invisible(text: str) -> str:
+    """Replace characters that a terminal does not show as such (`redaction.INVISIBLE`) by \\u escapes of JSON.
+
+    >>> escape_invisible('"a\\u202eb"')
+    '"a\\\\u202eb"'
+    """
+    return INVISIBLE.sub(_escape_character, text)
+
+
+def _escape_character(match: re.Match[str]) -> str:
+    return "".join(f"\\u{unit:04x}" for unit in _list_utf16_units(match.group()))
+
+
+def _list_utf16_units(character: str) -> list[int]:
+    data = character.encode("utf-16-be", "surrogatepass")
+    return [int.from_bytes(data[i : i + 2], "big") for i in range(0, len(data), 2)]

@@ -1,0 +1,83 @@
+"""One evaluation of a trained run, recorded in its directory.
+
+In: a loaded run whose config names the data. Out: an EvalRecord; predictions and scores are in the run directory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from fivetune import rundir
+from fivetune.config import load_config
+from fivetune.machine.telemetry.devices import translate_oom_errors
+from fivetune.rundir.progress import ProgressCallback
+from fivetune.rundir.records import EvalRecord
+from fivetune.training.answers.inference import LoadedRun
+from fivetune.training.state import checkpoint
+from fivetune.training.state.resume import with_evaluation
+from fivetune.training.threads import watch_threads
+
+
+def record_evaluation(
+    trained: LoadedRun,
+    *,
+    split: str | None,
+    has_own_settings: bool,
+    on_progress: ProgressCallback,
+    on_damage: Callable[[str], object],
+    on_note: Callable[[str], object],
+) -> EvalRecord:
+    """Evaluate a run on the data of its config and record it in the run directory.
+
+    Args:
+        split: name of the predictions file; default: the data file's name.
+        has_own_settings: whether nothing is overridden.
+        on_damage: called with a sentence for each damaged file that the evaluation does not need.
+        on_note: called with a sentence when the number of CPU threads changes.
+    """
+    folder = trained.folder
+    evaluator = trained.build_evaluator(on_progress=on_progress, on_damage=on_damage)
+    own = rundir.read_data(folder, on_damage=on_damage).eval
+    is_own = has_own_settings and own is not None and own.fingerprint == evaluator.store.fingerprint
+    name = choose_split_name(split, evaluator.store.summary["source"][0], is_own=is_own)
+    run = rundir.RunDir.resume(folder, repair=False)
+    try:
+        for message in run.damage:
+            on_damage(message)
+        rundir.read_evals(folder, is_growing=False, on_damage=on_damage)  # the new evaluation is appended to them
+        with translate_oom_errors():
+            record = evaluator.run(
+                trained.model,
+                step=trained.step,
+                split=name,
+                write=lambda predictions: run.write_predictions(
+                    name, trained.step, (one.as_dict() for one in predictions)
+                ),
+                on_progress=partial(watch_threads(trained.threads, on_progress, on_note), "evaluating"),
+            )
+        if name == "eval":  # of the run's own data and settings, those of config.yaml without the exported cap
+            basis = with_evaluation(
+                checkpoint.NO_OWNER, load_config(folder / rundir.CONFIG, trained=True), evaluator
+            ).eval_basis
+            record = replace(record, basis=basis)
+        run.append(rundir.EVALS, record.as_dict())
+    finally:
+        run.close()
+    return record
+
+
+def choose_split_name(given: str | None, source: str, *, is_own: bool) -> str:
+    """Choose the name of an evaluation; `eval` only for the run's own data and settings, `subset` never.
+
+    >>> choose_split_name(None, "data/dev.json", is_own=False), choose_split_name(None, "data/eval.json", is_own=False)
+    ('dev', 'other-eval')
+    >>> (choose_split_name("eval", "data/dev.json", is_own=True),
+    ...  choose_split_name("subset", "data/dev.json", is_own=True))
+    ('eval', 'other-subset')
+    """
+    name = re.sub(r"[^\w.-]+", "-", given or Path(source).name.partition(".")[0]).strip(".-") or "other"
+    return f"other-{name}" if name in rundir.OWN_SPLITS and not (is_own and name == "eval") else name

@@ -1,0 +1,1 @@
+"""Checks before and while a run trains."""

@@ -1,0 +1,82 @@
+"""The steps of AdamW with RMS scaling, on lists of tensors.
+
+In: parameter groups with gradients. Out: changed weights, and the state step, exp_avg, exp_avg_sq and RMS.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fivetune.distributed.sharding import compute_norms, get_local
+from fivetune.training.optimizers._closure import run_closure
+
+if TYPE_CHECKING:
+    from torch.optim.optimizer import ParamsT
+
+many: Any = torch  # untyped, because torch's _foreach functions are private
+
+
+class ScaledAdamW(Optimizer):
+    """AdamW with the rate of each tensor multiplied by max(min_rms, RMS of the tensor)."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float = 0.0,
+        min_rms: float = 1e-3,
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "min_rms": min_rms}
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = run_closure(closure)
+        for group in self.param_groups:
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            if weights:
+                self._update(group, weights)
+        return loss
+
+    def _update(self, group: dict[str, Any], weights: list[Tensor]) -> None:
+        states = [self.state[weight] for weight in weights]
+        for weight, state in zip(weights, states, strict=True):
+            if not state:
+                state.update(step=0, exp_avg=torch.zeros_like(weight), exp_avg_sq=torch.zeros_like(weight))
+            state["step"] += 1
+        grads = [weight.grad for weight in weights]
+        means, squares = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states]
+        beta1, beta2 = group["betas"]
+        many._foreach_lerp_(means, grads, 1 - beta1)
+        many._foreach_mul_(squares, beta2)
+        many._foreach_addcmul_(squares, grads, grads, 1 - beta2)
+        denominators = many._foreach_sqrt(squares)
+        many._foreach_div_(denominators, [math.sqrt(1 - beta2 ** state["step"]) for state in states])
+        many._foreach_add_(denominators, group["eps"])
+        scales = compute_norms(weights)
+        many._foreach_div_(scales, [math.sqrt(weight.numel()) for weight in weights])
+        many._foreach_clamp_min_(scales, group["min_rms"])
+        many._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+        updates = many._foreach_div(means, denominators)
+        many._foreach_mul_([get_local(update) for update in updates], scales)
+        many._foreach_mul_(updates, [-group["lr"] / (1 - beta1 ** state["step"]) for state in states])
+        many._foreach_add_(weights, updates)
+        for state, scale in zip(states, scales, strict=True):
+            state["RMS"] = scale
+
+    def compute_mean_rate(self) -> float | None:
+        """Learning rate of the last step, averaged over all parameters; None before the first step."""
+        stepped = [
+            (group, weight) for group in self.param_groups for weight in group["params"] if self.state.get(weight)
+        ]
+        total = sum(group["lr"] * self.state[weight]["RMS"] * weight.numel() for group, weight in stepped)
+        return float(total) / sum(weight.numel() for _, weight in stepped) if stepped else None

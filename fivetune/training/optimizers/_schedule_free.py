@@ -1,0 +1,82 @@
+"""The steps of schedule-free AdamW, on lists of tensors (Defazio et al. 2024, algorithm 1).
+
+    y = (1 - beta1) z + beta1 x        gradient g at y, v = beta2 v + (1 - beta2) g^2
+    z -= lr (g / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay y)
+    x += c (z - x)                     c = lr_max^2 / sum of lr_max^2 over all steps: 1/t after the warm-up
+
+In: parameter groups with gradients, whose weights are y. Out: changed weights, and the state step, z, exp_avg_sq,
+lr_max, weight_sum of each weight. x is not stored: y and z determine it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fivetune.training.optimizers._closure import run_closure
+
+if TYPE_CHECKING:
+    from torch.optim.optimizer import ParamsT
+
+    from fivetune.types import TorchState
+
+many: Any = torch  # untyped, because torch's _foreach functions are private
+
+
+class ScheduleFreeAdamW(Optimizer):
+    """The weights are y; `compute_averages` returns x."""
+
+    def __init__(
+        self, params: ParamsT, *, lr: float, betas: tuple[float, float], eps: float, weight_decay: float = 0.0
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = run_closure(closure)
+        for group in self.param_groups:
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            if weights:
+                self._update(group, weights)
+        return loss
+
+    def _update(self, group: TorchState, weights: list[Tensor]) -> None:
+        """Update weights; each counts its own steps, because some may be trained later than others."""
+        states = [self.state[weight] for weight in weights]
+        lr, (beta1, beta2) = group["lr"], group["betas"]
+        for weight, state in zip(weights, states, strict=True):
+            if not state:
+                state.update(step=0, lr_max=0.0, weight_sum=0.0)
+                state.update(z=weight.detach().clone(), exp_avg_sq=torch.zeros_like(weight))
+            state["step"] += 1
+            state["lr_max"] = max(state["lr_max"], lr)
+            state["weight_sum"] += state["lr_max"] ** 2
+        shares = [state["lr_max"] ** 2 / state["weight_sum"] if state["weight_sum"] else 1.0 for state in states]
+        fast, squares = [state["z"] for state in states], [state["exp_avg_sq"] for state in states]
+        grads = [weight.grad for weight in weights]
+        many._foreach_mul_(squares, beta2)
+        many._foreach_addcmul_(squares, grads, grads, 1 - beta2)
+        denominators = many._foreach_div(squares, [1 - beta2 ** state["step"] for state in states])
+        many._foreach_sqrt_(denominators)
+        many._foreach_add_(denominators, group["eps"])
+        updates = many._foreach_div(grads, denominators)
+        if group["weight_decay"]:
+            many._foreach_add_(updates, weights, alpha=group["weight_decay"])
+        for weight, own, share in zip(weights, fast, shares, strict=True):
+            weight.lerp_(own, share)
+        factors = [lr * (beta1 * (1 - share) - 1) for share in shares]
+        many._foreach_add_(weights, many._foreach_mul(updates, factors))
+        many._foreach_add_(fast, updates, alpha=-lr)
+
+    @torch.no_grad()
+    def compute_averages(self, weights: Sequence[Tensor]) -> list[Tensor]:
+        """Compute x of weights: (y - (1 - beta1) z) / beta1; a copy of a weight without a step."""
+        beta1_of = {weight: group["betas"][0] for group in self.param_groups for weight in group["params"]}
+        return [
+            weight.lerp(state["z"], 1 - 1 / beta1_of[weight]) if (state := self.state.get(weight)) else weight.clone()
+            for weight in weights
+        ]

@@ -1,0 +1,52 @@
+"""AdamW (Loshchilov and Hutter 2019), torch's fused kernel.
+
+State: two fp32 tensors of the parameters' size. On a CPU, large tables have factored gradients (`_table_adamw.py`):
+the same steps with less memory.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import Field
+
+from fivetune.plugins import Options
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from fivetune.types import TorchState
+
+LARGE_TABLE = 2**26  # elements (256 MiB of fp32): the tables of mT5 and umT5
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class AdamW(Options):
+    """AdamW. T5 fine-tunes well at 1e-4 to 1e-3; 5e-5, a common default elsewhere, is too small for it."""
+
+    state_bytes_per_parameter: ClassVar[float] = 8.0
+    lr_range: ClassVar[tuple[float, float]] = (1e-5, 5e-3)
+    supports_shards: ClassVar[bool] = True
+
+    lr: Annotated[float, Field(gt=0, le=10)] = Field(3e-4, description="peak learning rate")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="decoupled; not applied to norms")
+    beta1: Beta = 0.9
+    beta2: Beta = 0.999
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+
+    def build(self, groups: list[TorchState]) -> Optimizer:
+        import torch
+
+        return torch.optim.AdamW(groups, fused=True, **self._build_options())
+
+    def build_for_tables(self, groups: list[TorchState]) -> Optimizer:
+        """Build the same optimizer for one process on a CPU, with factored gradients of large tables."""
+        from fivetune.training.optimizers._table_adamw import TableAdamW
+
+        return TableAdamW(groups, smallest=LARGE_TABLE, **self._build_options())
+
+    def _build_options(self) -> TorchState:
+        return {"lr": self.lr, "betas": (self.beta1, self.beta2), "eps": self.eps, "weight_decay": self.weight_decay}
+
+    def effective_lr(self, optimizer: Optimizer) -> float | None:
+        return float(optimizer.param_groups[0]["lr"])

@@ -1,0 +1,67 @@
+"""AdamW with moments of 8 bits (Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization"), bitsandbytes'.
+
+State: two bytes per element of a matrix and a scale per 256 elements, a quarter of AdamW's. Tensors of less than 4,096
+elements have moments of 32 bits, and so do embeddings and head, whose rows are updated unevenly (as in transformers'
+Trainer); `table_bits: 8` saves memory where the vocabulary is most of the model.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from fivetune.errors import FiveTuneEnvironmentError
+from fivetune.installation import name_install
+from fivetune.plugins import Options
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from fivetune.types import TorchState
+
+BLOCK = 256  # elements that share an fp32 scale
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class AdamW8bit(Options):
+    """AdamW with a quarter of its memory for moments. Learning rates as for AdamW; needs bitsandbytes."""
+
+    state_bytes_per_parameter: ClassVar[float] = 2 * (1 + 4 / BLOCK)
+    lr_range: ClassVar[tuple[float, float]] = (1e-5, 5e-3)
+
+    lr: Annotated[float, Field(gt=0, le=10)] = Field(3e-4, description="peak learning rate")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="decoupled; not applied to norms")
+    beta1: Beta = 0.9
+    beta2: Beta = 0.999
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    table_bits: Literal[8, 32] = Field(32, description="bits of the moments of embeddings and head")
+
+    @property
+    def state_bytes_per_table_weight(self) -> float:
+        return 8.0 if self.table_bits == 32 else self.state_bytes_per_parameter
+
+    def refuse_missing_packages(self) -> None:
+        """Raise FiveTuneEnvironmentError without bitsandbytes."""
+        if find_spec("bitsandbytes") is None:
+            raise FiveTuneEnvironmentError(
+                "optimizer.name adamw_8bit: needs the package bitsandbytes, which is not installed. Install it: "
+                f"{name_install('bitsandbytes')}. Without it: adafactor, whose state is smaller still"
+            )
+
+    def build(self, groups: list[TorchState]) -> Optimizer:
+        self.refuse_missing_packages()
+        from fivetune.training.optimizers._adamw_8bit import BlockwiseAdamW
+
+        return BlockwiseAdamW(
+            groups,
+            lr=self.lr,
+            betas=(self.beta1, self.beta2),
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            table_bits=self.table_bits,
+        )
+
+    def effective_lr(self, optimizer: Optimizer) -> float | None:
+        return float(optimizer.param_groups[0]["lr"])

@@ -1,0 +1,38 @@
+"""Lion (Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms"): steps of one size, by the momentum's sign.
+
+State: one fp32 tensor of the parameters' size, half of AdamW's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import Field
+
+from fivetune.plugins import Options
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from fivetune.types import TorchState
+
+
+class Lion(Options):
+    """Lion. Its learning rate is 3 to 10 times smaller than AdamW's, its weight decay as much larger."""
+
+    state_bytes_per_parameter: ClassVar[float] = 4.0
+    lr_range: ClassVar[tuple[float, float]] = (3e-6, 2e-3)
+    supports_shards: ClassVar[bool] = True
+
+    lr: Annotated[float, Field(gt=0, le=10)] = Field(1e-4, description="peak learning rate")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="decoupled; not applied to norms")
+    beta1: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="share of the momentum in a step's direction")
+    beta2: Annotated[float, Field(ge=0, lt=1)] = Field(0.99, description="decay of the momentum")
+
+    def build(self, groups: list[TorchState]) -> Optimizer:
+        from fivetune.training.optimizers._lion import Lion as TorchLion
+
+        return TorchLion(groups, lr=self.lr, betas=(self.beta1, self.beta2), weight_decay=self.weight_decay)
+
+    def effective_lr(self, optimizer: Optimizer) -> float | None:
+        return float(optimizer.param_groups[0]["lr"])

@@ -1,0 +1,51 @@
+"""Muon (Jordan et al. 2024): the momentum of a matrix is orthogonalised; torch's. AdamW updates everything else.
+
+State: one fp32 tensor of a matrix's size; two for embeddings, head and norms. The update of a matrix is scaled to the
+size of AdamW's (Liu et al. 2025, "Muon is Scalable for LLM Training"), so that one learning rate serves both.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import Field
+
+from fivetune.plugins import Options
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from fivetune.types import TorchState
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Muon(Options):
+    """Muon for the matrices of the blocks, AdamW for the rest. Learning rates as for AdamW."""
+
+    state_bytes_per_parameter: ClassVar[float] = 4.0
+    state_bytes_per_table_weight: ClassVar[float] = 8.0
+    lr_range: ClassVar[tuple[float, float]] = (1e-5, 2e-2)
+    supports_shards: ClassVar[bool] = True
+
+    lr: Annotated[float, Field(gt=0, le=10)] = Field(3e-4, description="peak learning rate")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="decoupled; not applied to norms")
+    momentum: Beta = Field(0.95, description="of Muon")
+    beta1: Beta = Field(0.9, description="of AdamW")
+    beta2: Beta = Field(0.999, description="of AdamW")
+    eps: Annotated[float, Field(gt=0)] = Field(1e-8, description="of AdamW")
+
+    def build(self, groups: list[TorchState]) -> Optimizer:
+        from fivetune.training.optimizers._muon import MuonWithAdamW
+
+        return MuonWithAdamW(
+            groups,
+            lr=self.lr,
+            weight_decay=self.weight_decay,
+            momentum=self.momentum,
+            betas=(self.beta1, self.beta2),
+            eps=self.eps,
+        )
+
+    def effective_lr(self, optimizer: Optimizer) -> float | None:
+        return float(optimizer.param_groups[0]["lr"])

@@ -1,0 +1,1 @@
+"""The state of a run: checkpoints, resuming, and its copy in a bucket."""

@@ -1,0 +1,1 @@
+"""One optimizer step, and the parts that it needs."""

@@ -1,0 +1,102 @@
+"""Parameter groups of an optimizer: by kind of weight, by pattern, and by the depth of a layer.
+
+In: a model and the settings train.param_groups and train.layer_decay. Out: groups of trainable weights with the keys
+weight_decay (0 for norms), kind ("norm": all vectors; "table": embeddings and heads; "matrix") and lr_factor; with an
+adapter of matrices also scales_by_size: False, because steps in proportion to its size hardly move a matrix that begins
+at 0.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from math import ceil
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from fivetune.model.adapter import find_adapter
+from fivetune.model.freeze import is_matched, select_names
+from fivetune.training.optimizers import get_state_bytes
+
+if TYPE_CHECKING:
+    from fivetune.config.train import ParamGroup
+    from fivetune.types import Optimizer, TorchState
+
+FP32 = 4  # bytes
+KINDS = ("matrix", "table", "norm")  # in the order of the groups: norms, without weight decay, come last
+IA3_FACTORS = ".ia3_l."  # in their names; peft stores the vectors as matrices with one row or column
+BLOCK_NAME = re.compile(r"\b(encoder|decoder)\.(?:block|layers)\.(\d+)\.")
+
+
+def group_weights(
+    model: nn.Module, rules: Sequence[ParamGroup] = (), *, layer_decay: float | None = None
+) -> list[TorchState]:
+    """Divide the trainable weights into an optimizer's groups, the one with the largest lr_factor first.
+
+    torch's fused steps refuse a group with both sharded and other weights, or with shards over two meshes.
+
+    Args:
+        rules: the first one whose pattern matches a weight applies to it; norms stay without weight decay.
+        layer_decay: factor of the learning rate per layer, as `compute_depth_factor` says.
+
+    Raises ConfigError for a pattern that matches nothing.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    for rule in rules:
+        select_names(names, rule.match, setting="train.param_groups")
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    adapter = find_adapter(model)
+    unscaled = {"scales_by_size": False} if adapter and not adapter.is_virtual else {}
+    groups: dict[tuple[float, str, str, float | None], TorchState] = {}
+    for name, weight in model.named_parameters():
+        if not weight.requires_grad:
+            continue
+        rule = next((rule for rule in rules if is_matched(rule.match, name)), None)
+        is_embedding = id(weight) in tables
+        is_table = is_embedding or name.startswith("lm_head.")
+        factor = rule.lr if rule else 1.0
+        if layer_decay:
+            factor *= compute_depth_factor(names, name, layer_decay, is_embedding=is_embedding)
+        is_vector = weight.dim() <= 1 or IA3_FACTORS in name
+        kind = "norm" if is_vector else "table" if is_table else "matrix"
+        decay = 0.0 if kind == "norm" else rule.weight_decay if rule else None
+        key = (-factor, kind, str(getattr(weight, "device_mesh", "")), decay)
+        group = groups.setdefault(key, {"params": [], "kind": kind, "lr_factor": factor, **unscaled})
+        if decay is not None:
+            group["weight_decay"] = decay
+        group["params"].append(weight)
+    return [groups[key] for key in sorted(groups, key=lambda key: (key[0], KINDS.index(key[1]), key[2], str(key[3])))]
+
+
+def count_state_bytes(model: nn.Module, optimizer: Optimizer, *, has_average: bool = False) -> int:
+    """Count the bytes of an optimizer's state, and of a moving average; frozen weights have none."""
+    average = FP32 if has_average else 0
+    return ceil(
+        sum(
+            weight.numel() * (average + get_state_bytes(optimizer, group["kind"]))
+            for group in group_weights(model)
+            for weight in group["params"]
+        )
+    )
+
+
+def compute_depth_factor(names: Sequence[str], name: str, decay: float, *, is_embedding: bool) -> float:
+    """Compute the factor of the learning rate of a weight by the depth of its layer (Clark et al. 2020, ELECTRA).
+
+    Block i of a stack of n has decay^(n - 1 - i), the embedding decay^n of the deeper stack, everything above the
+    blocks 1.
+
+    Args:
+        names: of all weights. is_embedding: whether it is an embedding outside of the blocks.
+
+    >>> names = [f"encoder.block.{i}.layer.0.layer_norm.weight" for i in range(3)]
+    >>> [compute_depth_factor(names, name, 0.5, is_embedding=False) for name in names]
+    [0.25, 0.5, 1.0]
+    >>> compute_depth_factor(names, "shared.weight", 0.5, is_embedding=True)
+    0.125
+    """
+    found = [match for one in names if (match := BLOCK_NAME.search(one))]
+    if own := BLOCK_NAME.search(name):
+        return decay ** (max(int(match[2]) for match in found if match[1] == own[1]) - int(own[2]))
+    return decay ** (1 + max(int(match[2]) for match in found)) if is_embedding else 1.0

@@ -1,0 +1,125 @@
+"""Builds the objective of a run from the section `loss`, the labels of its task and the counts of its training set.
+
+In: a RunConfig, a tokenizer, counts of labels. Out: the weights of the labels, and the Objective of the run's Forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+from torch import nn
+
+from fivetune.config import RunConfig
+from fivetune.config.loss import LossSection
+from fivetune.data.store.encode import LengthLimits, encode
+from fivetune.errors import ConfigError, suggest_names
+from fivetune.model.objective import Objective
+from fivetune.tasks import normalize_label
+from fivetune.types import JsonTable, TextExample
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+MAX_LISTED = 8  # labels whose weights a line lists; plan.json has all
+
+
+def compute_class_weights(
+    given: Mapping[str, float] | Literal["balanced"], labels: Mapping[str, str], counts: Mapping[str, int]
+) -> dict[str, float]:
+    """The weight of every label; {} if none is given. Case and white space of the names are ignored.
+
+    Args:
+        labels: label -> target word. counts: examples of each label in the training set.
+
+    `balanced` is that of scikit-learn: n / (k * count) over the k labels that occur; a label without examples has 1.
+    Raises ConfigError for a name that is no label.
+
+    >>> compute_class_weights("balanced", {"no": "no", "yes": "yes"}, {"no": 3, "yes": 1})
+    {'no': 0.6666666666666666, 'yes': 2.0}
+    >>> compute_class_weights("balanced", {"no": "no", "rare": "rare", "yes": "yes"}, {"no": 3, "rare": 0, "yes": 1})
+    {'no': 0.6666666666666666, 'rare': 1.0, 'yes': 2.0}
+    >>> compute_class_weights({"Yes": 3.0}, {"no": "no", "yes": "yes"}, {})
+    {'no': 1.0, 'yes': 3.0}
+    """
+    if given == "balanced":
+        seen = {label: counts[label] for label in labels if counts.get(label)}
+        total = sum(seen.values())
+        return {label: total / (len(seen) * seen[label]) if label in seen else 1.0 for label in labels}
+    known = {normalize_label(label): label for label in labels}
+    weights = {}
+    for name, weight in given.items():
+        label = known.get(normalize_label(name))
+        if label is None:
+            raise ConfigError(f"loss.class_weights: {name!r} is not a label of the task. {suggest_names(name, labels)}")
+        weights[label] = weight
+    return {label: weights.get(label, 1.0) for label in labels} if weights else {}
+
+
+def describe_loss(section: LossSection, label_weights: Mapping[str, float]) -> str:
+    """The options that are on, with the weights of at most MAX_LISTED labels; "" for the plain loss.
+
+    >>> describe_loss(LossSection(z_loss=1e-4, class_weights="balanced"), {"no": 2 / 3, "yes": 2.0})
+    'z_loss 0.0001, class_weights (no 0.667, yes 2)'
+    """
+    listed = [f"{label} {weight:.3g}" for label, weight in label_weights.items()]
+    more = ", ..." if len(listed) > MAX_LISTED else ""
+    weights = f"({', '.join(listed[:MAX_LISTED])}{more})"
+    values = {name: weights if name == "class_weights" else f"{getattr(section, name):g}" for name in section.used}
+    return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def weigh_labels(config: RunConfig, counts: Mapping[str, int]) -> dict[str, float]:
+    """The weight of every label of the task by loss.class_weights; {} without. Raises ConfigError for unknown labels.
+
+    Args:
+        counts: examples of each label in the training set.
+    """
+    return compute_class_weights(config.loss.class_weights, config.task.labels or {}, counts)
+
+
+def has_dropout(model: nn.Module) -> bool:
+    """Whether a model drops values in training: by a module, or with a rate that is an attribute, as Bart's."""
+    return any(
+        (isinstance(module, nn.Dropout) and module.p > 0)
+        or any(name.endswith("dropout") and isinstance(rate, float) and rate > 0 for name, rate in vars(module).items())
+        for module in model.modules()
+    )
+
+
+def build_objective(
+    config: RunConfig, model: nn.Module, tokenizer: PreTrainedTokenizerBase, summary: JsonTable
+) -> tuple[Objective, dict[str, float]]:
+    """Build the objective of a run; returns it and the weights of the labels.
+
+    Args:
+        summary: of the training set, as in data.json.
+
+    Raises ConfigError for R-Drop without dropout, and for labels whose targets are equal within data.max_target_tokens.
+    """
+    section, labels = config.loss, config.task.labels or {}
+    label_weights = weigh_labels(config, summary.get("label_counts", {}))
+    if section.r_drop and not has_dropout(model):
+        raise ConfigError(
+            f"loss.r_drop {section.r_drop:g}: it compares two passes with different dropout, and this model has none "
+            "(model.dropout null keeps the checkpoint's). Set model.dropout: 0.1, or remove loss.r_drop."
+        )
+    words = [labels[label] for label in label_weights]
+    examples = [TextExample("", "", word, ()) for word in words]
+    limits = LengthLimits(max_target_tokens=config.data.max_target_tokens)
+    rows = encode(tokenizer, examples, words, limits=limits) if words else ()  # some tokenizers refuse no texts
+    targets = [tuple(row.labels) for row in rows]
+    for number, target in enumerate(targets):
+        if target in targets[:number]:
+            raise ConfigError(
+                f"loss.class_weights: the targets {words[targets.index(target)]!r} and {words[number]!r} have the same "
+                "tokens, so their weights cannot differ. Choose other words in task.labels, or raise "
+                "data.max_target_tokens."
+            )
+    objective = Objective(
+        label_smoothing=section.label_smoothing,
+        z_loss=section.z_loss,
+        r_drop=section.r_drop,
+        class_weights=dict(zip(targets, label_weights.values(), strict=True)),
+    )
+    return objective, label_weights
