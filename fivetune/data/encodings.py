@@ -94,7 +94,7 @@ def rank_encodings(lines: Iterable[bytes], present: bytes) -> list[tuple[str, fl
     return sorted(points.items(), key=lambda item: -item[1])
 
 
-def reads_all(file: IO[bytes], encoding: str) -> bool:
+def can_read_all(file: IO[bytes], encoding: str) -> bool:
     """Return whether an encoding decodes a file from its position on, also by iconv, which reads fewer bytes of cp932
     than Python.
     """

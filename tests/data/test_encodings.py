@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from fivetune.data.encodings import LETTERS, reads_all
+from fivetune.data.encodings import LETTERS, can_read_all
 from fivetune.data.readers.records import read_records
 from fivetune.errors import DataError
 
@@ -84,7 +84,7 @@ def test_bytes_of_cp932_that_iconv_lacks(tmp_path):
     for content, is_read in (("面白い".encode("cp932"), True), (b"\xa0\x80", False)):
         (tmp_path / "a").write_bytes(content)
         with (tmp_path / "a").open("rb") as file:
-            assert reads_all(file, "cp932") == is_read
+            assert can_read_all(file, "cp932") == is_read
 
 
 def test_letters_of_encodings_can_be_written_in_them():

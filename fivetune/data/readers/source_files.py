@@ -295,14 +295,14 @@ def _quote_around(line: bytes, at: int, encoding: str) -> str:
 
 def _rank_encodings(path: Path, data: bytes) -> tuple[list[bytes], list[str]]:
     """Return lines beyond ASCII, and the likeliest encoding that reads the whole file; two if a second is close."""
-    from fivetune.data.encodings import MARGIN, rank_encodings, reads_all, sample_lines
+    from fivetune.data.encodings import MARGIN, rank_encodings, can_read_all, sample_lines
 
     with open_bytes(path) if path.is_file() else nullcontext(BytesIO(data)) as file:
         lines, present = sample_lines(file)
         ranked: list[tuple[str, float]] = []
         for name, points in rank_encodings(lines, present):
             file.seek(0)
-            if (not ranked or points > ranked[0][1] - MARGIN) and reads_all(file, name):
+            if (not ranked or points > ranked[0][1] - MARGIN) and can_read_all(file, name):
                 ranked.append((name, points))
             if len(ranked) == 2:
                 break
