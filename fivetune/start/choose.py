@@ -5,24 +5,30 @@ In: a RawTable, the task and the columns that the user named. Out: a Reading, or
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
 from fivetune.data.readers.records import as_bad_record, parse_item, read_records
 from fivetune.data.readers.source_files import BadRecord, quote_value
 from fivetune.errors import ConfigError, DataError
-from fivetune.start.columns import RawTable, build_table
+from fivetune.start.columns import Column, RawTable, as_text, build_table, describe_column, find_value, is_empty_cell
 from fivetune.start.readings import SIGNATURES, TASKS, iter_readings
-from fivetune.start.roles import USUAL, Given, find_given, find_group, find_language, is_column_name
-from fivetune.start.survey import ENOUGH, MARGIN, TARGET_ROLES, Reading, Survey, make_survey
+from fivetune.start.roles import USUAL, Given, find_given, find_group, find_language, is_column_name, split_name
+from fivetune.start.survey import ENOUGH, FEW_WORDS, MARGIN, TARGET_ROLES, Reading, Survey, make_survey
 from fivetune.tasks import load_task
 from fivetune.types import RawRecord, Task, TextExample
 
 NUM_TRIED = 20  # first records, one of which a reading's task must convert
 NUM_SHOWN = 3  # readings that a doubt lists
+MAX_NAMES, NAME_CHARS = 20, 40  # columns that a message names, and letters of a name
+SEQUENCES = (
+    "FiveTune learns texts, not labels of words or of spans. Write a record for each text, and what is to be found in "
+    "it as text, such as `Ann: person; Oslo: place` in a column `targets`"
+)
 
 
 class DoubtError(DataError):
@@ -63,6 +69,8 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
     if not given and can_lack_header(table) and (choices := list_without_header(table, task)):
         first = ", ".join(map(quote_value, table.first_line))
         raise DoubtError(f"the first line, {first}, may be a record or the names of the columns", choices)
+    if not given and (words := explain_words(survey)):
+        raise DataError(f"{table.source}: {words}.")
     ranked = _list_readings(survey, task, wanted)
     if not ranked:
         raise DataError(f"{table.source}: {explain_none(survey, task)}")
@@ -73,8 +81,11 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
     rivals = [one for one in others if one.targets != best.targets or not {*one.inputs} <= {*best.inputs}]
     if best.doubts or best.points < ENOUGH or any(one.points > best.points - MARGIN for one in rivals):
         why = [*best.doubts, "several readings are about as likely"][0]
-        likely = [(table, one) for one in ranked if one.points >= best.points - 2 * MARGIN]
-        raise DoubtError(why, likely[:NUM_SHOWN])
+        words = rf"(?<!\w)(?:{'|'.join(re.escape(name) for one in others for name in one.targets)})(?!\w)"
+        meant = {*re.findall(words, why)} if best.doubts else set[str]()  # by the reason
+        named = [one for one in others if one.targets and meant.issuperset(one.targets)]
+        likely = [one for one in others if one.points >= best.points - 2 * MARGIN and one not in named]
+        raise DoubtError(why, [(table, one) for one in [best, *named, *likely][:NUM_SHOWN]])
     # near ones are told, as they may be meant
     least = max(ENOUGH, best.points - 2 * MARGIN)
     return _complete(best, [one for one in rivals if one.points >= least and not one.doubts], survey)
@@ -123,11 +134,18 @@ def _list_readings(survey: Survey, task: str | None, wanted: Given) -> list[Read
         if task not in (None, reading.task) or not is_wanted:
             continue
         loaded, bad = load_task(reading.task, reading.options), []
-        if any(convert_record(record, reading, loaded, bad.append) for record in survey.table.records[:NUM_TRIED]):
+        if any(convert_record(record, reading, loaded, bad.append) for record in _list_filled(survey.table, reading)):
             flags = shlex.join(list_flags(reading))
             if flags not in found or found[flags].points < reading.points:
                 found[flags] = reading
     return sorted(found.values(), key=attrgetter("points"), reverse=True)
+
+
+def _list_filled(table: RawTable, reading: Reading) -> Sequence[RawRecord]:
+    """List the first records with a value to learn."""
+    empty = (all(is_empty_cell(find_value(one.fields, name)) for name in reading.targets) for one in table.records)
+    found = (one for one, is_empty in zip(table.records, empty, strict=True) if not is_empty)
+    return [*itertools.islice(found, NUM_TRIED)] or table.records[:NUM_TRIED]
 
 
 def convert_record(
@@ -193,8 +211,30 @@ def describe_reading(reading: Reading) -> str:
     >>> describe_reading(Reading("classification", "classification", {"text": ("a", "b"), "label": ("y",)}, ""))
     'classification: y from a, b'
     """
-    source = f" from {', '.join(reading.inputs)}" if reading.inputs else ""
-    return f"{reading.kind}: {', '.join(reading.targets[:4])}{source}"
+    source = f" from {_describe_names(reading.inputs)}" if reading.inputs else ""
+    return f"{reading.kind}: {_describe_names(reading.targets)}{source}"
+
+
+def explain_words(survey: Survey) -> str | None:
+    """Explain why a table with one word in each record fits no task: a line for each word of a text, as of CoNLL.
+
+    Full stops are among the words, or blank lines or a column part them into sentences.
+    """
+    columns = survey.columns.values()
+    words = [one for one in columns if one.kind == "text" and one.mean_words <= FEW_WORDS and not one.has_labels]
+    words = [one for one in words if not one.has_codes]
+    if not words or any(one.is_running for one in columns):
+        return None
+    word = max(words, key=attrgetter("num_distinct"))
+    has_marks = word.share_distinct < 0.9 and "." in map(as_text, survey.table.list_values(word.name))
+    lines = [
+        int(record.where.rpartition(":")[2] or 0) for record in survey.table.records if record.where[-1].isdecimal()
+    ]
+    has_gaps = bool(lines) and lines[-1] - lines[0] + 1 > 1.02 * survey.table.num_read
+    has_sentences = any(split_name(name)[:1] == ["sentence"] for name in survey.columns)
+    if not (has_marks or has_gaps or has_sentences) or not any(one.has_labels for one in columns):
+        return None
+    return f"each record has one word of a text, in {word.name}: {SEQUENCES}"
 
 
 def explain_none(survey: Survey, task: str | None) -> str:
@@ -202,34 +242,63 @@ def explain_none(survey: Survey, task: str | None) -> str:
     columns = survey.columns
     if len(columns) < 2:
         return (
-            f"has one column with values, {', '.join(columns) or 'none'}. Training needs inputs and what is to be "
-            "learned for them, such as text,label or question,answer. Add the other column."
+            f"has one column with values, {_describe_names(columns) or 'none'}. Training needs inputs and what is to "
+            "be learned for them, such as text,label or question,answer. Add the other column."
         )
+    nested = [name for name, column in columns.items() if _is_nested(survey, name, column)]
     reasons: list[str] = []
     for name, column in columns.items():
         if column.kind == "text list":
             reasons.append(f"{name} holds lists as text, such as {column.example[:20]}: write what they stand for")
-        elif survey.rate(name, "label") < USUAL or column.has_labels:
+        elif survey.rate(name, "label") < USUAL or column.has_labels or name in nested:
             continue
         elif column.num_distinct == 1:
-            reasons.append(f"all values of {name} are {column.example!r}, and a classification needs two labels")
+            reasons.append(
+                f"all values of {name} are {column.example!r}, and a classification needs two labels: if other files "
+                "hold the others, give their folder"
+            )
         else:
             number = f"{column.num_distinct:,} different values in {column.num_filled:,} records"
             reasons.append(f"{name} has {number}, so it is no label")
     texts = sorted((name for name in columns if columns[name].has_text), key=lambda name: -columns[name].mean_chars)
-    texts += [f"{name}.0" for name, column in columns.items() if column.kind == "list"]
+    texts = [name for name in texts if name not in nested]
+    is_read = any(survey.rate(name, "targets") < USUAL for name in texts)
+    lists = [name for name, column in columns.items() if column.kind == "list" and not survey.is_sequence(name)]
+    parts = [f"{name}.0" for name in lists if not (is_read and name in nested)]
+    parts = [name for name in parts if describe_column(name, survey.table.list_values(name)).mean_words > FEW_WORDS]
+    fits = f"--task {task} does not fit" if task else "no task fits"
+    fits += f" the columns {_describe_names(survey.table.columns)}:"
+    if nested and len(texts) + len(parts) < 2:
+        verb = "holds" if len(nested) == 1 else "hold"
+        return f"{fits} {_describe_names(nested)} {verb} lists or objects. {SEQUENCES}."
+    texts += parts
     given = [f"--column {role}={name}" for role, names in survey.given.items() for name in names]
     if texts:
-        learned = [*survey.list_columns("targets", "answer", minimum=2), *texts[:0:-1], "NAME"]
-        reasons.append(f"text in {', '.join(texts)}, and no other column is named as what is to be learned")
-        way = (
-            f"Name the columns, such as --column text=NAME --column label=NAME or --column inputs={texts[0]} --column "
-            f"targets={learned[0]}, or the task with --task; NAME.0.PART is a part of a list."
-        )
+        read = min(texts, key=lambda name: survey.rate(name, "targets") >= USUAL)
+        learned = [*survey.list_columns("targets", "answer", minimum=2), *texts[::-1]]
+        learned = [name for name in learned if name not in (*nested, read)]
+        reasons.append(f"text in {_describe_names(texts)}, and no other column is named as what is to be learned")
+        flags = shlex.join(["--column", f"inputs={read}", "--column", f"targets={[*learned, 'NAME'][0]}"])
+        way = f"Name the columns, such as --column text=NAME --column label=NAME or {flags}, or the task with --task"
+        way += "; NAME.0.PART is a part of a list." if parts else "."
+        if not learned:
+            way += " If the file holds the texts of one label, add it as a column, and join the files of all labels."
     else:
         reasons.append("no column holds text: what the model would read is missing")
         way = "Add a column with the text of each record."
     if given:
         way = f"Give other columns than {' '.join(given)}, or another task with --task."
-    fits = f"--task {task} does not fit" if task else "no task fits"
-    return f"{fits} the columns {', '.join(survey.table.columns)}: {'; '.join(reasons)}. {way}"
+    return f"{fits} {'; '.join(reasons)}. {way}"
+
+
+def _is_nested(survey: Survey, name: str, column: Column) -> bool:
+    """Whether a column holds objects, or a value for each word: what is learned of them has to be written as text."""
+    if column.kind == "object" or ".0." in name:
+        return True
+    return column.kind == "list" and (column.example[1:2] in ("{", "[") or survey.is_sequence(name))
+
+
+def _describe_names(names: Collection[str]) -> str:
+    """Join the first names, each shortened."""
+    shown = [name if len(name) <= NAME_CHARS else f"{name[:NAME_CHARS]}..." for name in list(names)[:MAX_NAMES]]
+    return ", ".join(shown) + (f" and {len(names) - MAX_NAMES:,} others" if len(names) > MAX_NAMES else "")

@@ -5,10 +5,11 @@ In: a source. Out: a RawTable of an even sample of its records, and errors for d
 
 from __future__ import annotations
 
+import itertools
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -38,7 +39,7 @@ NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)?(?:[eE][-+]?\d+)?")
 FORMS: Mapping[Kind, re.Pattern[str]] = {
     "number": NUMBER,
     # lists written as text: [15, 16, 17], ['joy', 'fear']
-    "text list": re.compile(r"""[\[(][-+\d\s.,;:eE()\[\]]*[\])]|(?s:\[\s*['"].*['"]\s*\])"""),
+    "text list": re.compile(r"""[\[(][-+\d\s.,;:eE()\[\]]*[\])]|(?s:\[[\[\]\s,]*['"].*['"][\[\]\s,]*\])"""),
     # 2024-01-02T10:00, 2.1.24, 10:00:05, 5:30 PM, Mon Apr 06 22:19:45 2009, January 2024
     "date": re.compile(
         rf"(?=.{{,40}}$)(?=.*(?:\d[-/.]\d+[-/.]\d|\d:\d\d|{MONTH}.*\d|\d.*{MONTH}))"
@@ -49,6 +50,8 @@ FORMS: Mapping[Kind, re.Pattern[str]] = {
 }
 # Thai, Lao, Burmese, Khmer; kana, Chinese
 WITHOUT_BLANKS = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
+# letters mixed with digits, as of R_2PoEZfAptrk; several long numbers
+LONG_CODE = re.compile(r"(?=.*[A-Za-z])(?=(?:.*\d){2})(?!.*[-_]\d+$)[\w=-]{10,}|\d{9,}(?:[\s,;|]+\d{9,})+")
 FRACTION = re.compile(r".*[.,]0*[1-9]\d*")  # 2.5, but not 2.0
 CODE = re.compile(
     r"(?ims)select\s.+\sfrom\s|[;{}]\s*$|\w\(.*\)\s*[;{:.]?$|[=!<>]=|</(?!s>)\w+>|\b[A-Za-z_]\w* ?= ?\S|->"
@@ -177,6 +180,17 @@ def build_table(
     return RawTable(source, first, columns, header, flags, num_read, () if header else read_first_line(source))
 
 
+def skip_head_lines(records: Iterable[RawRecord], on_bad: Callable[[BadRecord], None]) -> Iterator[RawRecord]:
+    """Yield records without the two lines below the names that Qualtrics writes: questions, and {"ImportId": ...}."""
+    iterator = iter(records)
+    head = list(itertools.islice(iterator, 2))
+    if len(head) == 2 and any('"ImportId"' in str(value) for value in head[1].fields.values()):
+        for record in head:
+            on_bad(BadRecord(record.where, "is a further line of names, as Qualtrics writes them"))
+        head = []
+    yield from itertools.chain(head, iterator)
+
+
 def read_first_line(source: str) -> list[str]:
     """Read the names of the columns from the first file of a source, if that is a table of text."""
     if is_hub_name(source) or not Path(source).exists() or is_saved_dataset(Path(source)):
@@ -211,7 +225,9 @@ def describe_column(name: str, values: Sequence[object]) -> Column:
     is_short = len(counts) <= MAX_LABELS and max(lengths) <= MAX_LABEL_CHARS and kind in ("text", "number")
     mean_words = statistics.fmean(map(count_words, texts))
     num_with_digits = sum(any(map(str.isdigit, text)) for text in texts)
-    is_unique = mean_words <= 1.2 and len(counts) > 0.9 * len(texts)
+    has_fractions = kind == "number" and any(map(FRACTION.fullmatch, counts))
+    num_codes = sum(map(bool, map(LONG_CODE.fullmatch, texts)))
+    is_unique = mean_words <= 1.2 and len(counts) > 0.9 * len(texts) and not has_fractions
     return Column(
         name,
         kind,
@@ -223,8 +239,8 @@ def describe_column(name: str, values: Sequence[object]) -> Column:
         max(lengths),
         texts[0],
         code_share=statistics.fmean(bool(CODE.search(text[:2_000])) for text in texts[:200]),
-        has_fractions=kind == "number" and any(map(FRACTION.fullmatch, counts)),
-        has_codes=is_unique and num_with_digits > 0.5 * len(texts),
+        has_fractions=has_fractions,
+        has_codes=(is_unique and num_with_digits > 0.5 * len(texts)) or num_codes > 0.9 * len(texts),
     )
 
 

@@ -22,7 +22,7 @@ from fivetune.data.readers.tables import replace_empty_cell
 from fivetune.data.split import EvalSplit, Relation, ThreeWaySplit, split_in_three
 from fivetune.errors import DataError
 from fivetune.start.choose import convert_record, infer_task
-from fivetune.start.columns import RawTable, build_table, find_value, is_empty_cell
+from fivetune.start.columns import RawTable, build_table, find_value, is_empty_cell, skip_head_lines
 from fivetune.start.roles import Given
 from fivetune.start.survey import Reading
 from fivetune.tasks import load_task
@@ -73,7 +73,9 @@ class StartPlan:
 
     def describe_relations(self, *, kept: bool = True) -> str:
         """Describe what records of one set may have in common; with `kept` false, what does not keep them together."""
-        nouns: Mapping[Relation, str] = {"inputs": "inputs", "context": "contexts", "question": "questions"}
+        nouns: dict[Relation, str] = {"inputs": "inputs"}
+        if "question" in self.reading.roles:
+            nouns |= {"context": "contexts", "question": "questions"}
         equal = [noun for relation, noun in nouns.items() if (relation in self.split.given_up) != kept]
         found = [f"equal {' or '.join(', '.join(equal).rsplit(', ', 1))}"] if equal else []
         if self.reading.group_column and ("group" in self.split.given_up) != kept:
@@ -87,7 +89,9 @@ def read_examples(
     """Yield (record as it is read, the same with a unique id, its examples) of usable records."""
     ids = UniqueIds()
     columns = {"id": reading.id_column} if reading.id_column else {}
-    for read in read_records(table.source, columns=columns, header=table.header, on_bad=on_bad):
+    for read in skip_head_lines(
+        read_records(table.source, columns=columns, header=table.header, on_bad=on_bad), on_bad
+    ):
         record = ids.number(read)
         if examples := convert_record(record, reading, task, on_bad):
             yield read, record, examples
@@ -112,7 +116,7 @@ def build_plan(
     """
     # the task, from a sample of the records
     bad: list[BadRecord] = []
-    records = read_records(source, header=header, on_bad=bad.append)
+    records = skip_head_lines(read_records(source, header=header, on_bad=bad.append), bad.append)
     table = build_table(source, records, bad, header=header, flags=flags)
     reading = infer_task(table, task=task, given=given)
     loaded = load_task(reading.task, reading.options)

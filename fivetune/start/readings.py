@@ -14,6 +14,7 @@ In: a Survey. Out: Readings, in no order; choose.py takes the best, or doubts. A
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from importlib.util import find_spec
 
 from fivetune.errors import RecordError
 from fivetune.scores.metrics.gsm8k import extract_final_number
-from fivetune.start.columns import MAX_LABELS, Column, as_text, count_words, describe_column, find_value
+from fivetune.start.columns import MAX_LABELS, Column, as_text, count_words, describe_column, find_value, is_empty_cell
 from fivetune.start.quizzes import read_quizzes
 from fivetune.start.roles import CLEAR, USUAL, find_language, rate_name, split_name
 from fivetune.start.survey import (
@@ -31,6 +32,7 @@ from fivetune.start.survey import (
     READ,
     SHORTER,
     TARGET_ROLES,
+    UNKNOWN,
     VALUES,
     Evidence,
     Reading,
@@ -47,11 +49,14 @@ SHORT_TARGET_WORDS = 2.0  # mean words up to which a target is right or wrong as
 SAMPLE = 2_000  # records of which answers are compared with contexts
 CONFLICTS = 0.2  # share of records whose inputs another record has with another label
 MAX_NUMBERED = 20  # distinct whole numbers up to which they may be labels without a name that says so
+CONSTANT = 0.98  # share of one value from which on a column without a clear name is hardly a label
+LONG_CONTEXT = 20  # mean words from which on a text may be asked about
 CERTAIN = 100  # points of a layout that cannot mean anything else
 NO_LABEL = "no column is named as a label"
 OUTPUTS = "output outputs completion response answer answers reply a chosen gold reference"
 GENERAL_LABELS = "label labels class y gold"  # what is learned, whatever else is known of the texts
-NO_PEARSON = "FiveTune has no correlation (Pearson) yet: exact_match counts equal numbers only"
+NO_PEARSON = "numbers are learned as text, and exact_match counts equal ones only: there is no correlation yet"
+STANCES = "against favor favour pro con support deny agree disagree"
 
 
 # --- data sets that have a task of their own ---
@@ -157,8 +162,9 @@ def read_pairs(survey: Survey) -> Iterator[Reading]:
     texts = [name for name in survey.list_unread(()) if columns[name].has_text]
     if "targets" not in survey.given:
         targets = [name for name in targets if _can_be_target(survey, name)]
-        if len(texts) <= 3:
-            targets += [name for name in reversed(texts) if survey.rate(name, "targets", *_INPUTS) == 0]
+        unknown = [name for name in reversed(texts) if survey.rate(name, "targets", *_INPUTS) == 0]
+        if len(texts) <= 3 or len(unknown) == 1:
+            targets += unknown
     for target in targets:
         for sources in _list_sources(survey, target, texts):
             yield _read_pair(survey, sources, target)
@@ -186,6 +192,10 @@ def _list_sources(survey: Survey, target: str, texts: Sequence[str]) -> list[lis
     questions = [name for name in known if survey.rate(name, "question") >= USUAL and name not in contexts]
     if questions and contexts:  # of a question and the schema of its tables, both
         return [[name for name in survey.columns if name in (questions[0], contexts[0])]]
+    long = [name for name in contexts if survey.columns[name].mean_words >= LONG_CONTEXT]
+    if long and survey.rate(target, "targets") == 0 and len(known) > len(contexts):  # what a text asks of a long one
+        short = next(name for name in known if name not in contexts)
+        return [[name for name in survey.columns if name in (short, long[0])], [short], long[:1]]
     unknown = [name for name in texts if survey.rate(name, "targets", "answer", *_INPUTS) < 2]
     others = [name for name in unknown or texts if name != target]
     return [[name] for name in (known or others)[:3]]
@@ -208,8 +218,8 @@ def _read_pair(survey: Survey, sources: Sequence[str], target: str) -> Reading:
     is_longer = _is_longer_summary(survey, target, source)
     if last.has_code:
         values, points = f"{target} holds code, a query or a formula", CODE
-    elif is_short:
-        values, points = f"{target} is shorter", SHORTER
+    elif is_short or is_longer:
+        values, points = f"length of {target}", SHORTER if is_short else UNKNOWN
     # the kind of the pair
     word = split_name(target)[-1]
     languages = find_language(source), find_language(target)
@@ -413,34 +423,91 @@ def read_labels(survey: Survey) -> Iterator[Reading]:
     """Yield each column of few and short values that repeat, as the label of the texts."""
     repeating = [name for name, column in survey.columns.items() if column.has_labels and not _is_amount(survey, name)]
     labels = [name for name in survey.list_columns("label", "answer", minimum=0) if name in repeating][:8]
-    if not labels:  # a language is a label if nothing else is
+    facts = [name for name in survey.columns if survey.is_aside(name) and survey.columns[name].num_distinct > 1]
+    if not labels and all(name in repeating or rate_name("id", name) >= USUAL for name in facts):  # a language may be
         labels = [name for name in repeating if survey.rate(name, "label") > 1]
     for label in labels:
         same = [name for name in repeating if survey.is_same(name, label)]
         if "label" not in survey.given and label != _choose_words(survey, same):
             continue
-        texts, known = survey.list_texts(label), survey.list_texts(label, only_known=True)
         is_answer = survey.rate(label, "answer") >= USUAL > survey.rate(label, "label")
-        for one in [texts, known] if texts != known else [texts]:
-            has_question = any(survey.rate(name, "question") > 2 for name in one)
-            if one and not (is_answer and has_question):
-                yield _read_label(survey, label, one, same)
+        for texts, spare, doubts in _list_read(survey, label, same):
+            has_question = any(survey.rate(name, "question") > 2 for name in texts)
+            if texts and not (is_answer and has_question):
+                yield _read_label(survey, label, texts, [*same, *spare], doubts)
 
 
-def _read_label(survey: Survey, label: str, texts: Sequence[str], same: Sequence[str]) -> Reading:
+def _list_read(survey: Survey, label: str, same: Sequence[str]) -> Iterator[tuple[list[str], list[str], list[str]]]:
+    """Yield the texts that a label may be given for, what else is known of them, and why it is doubtful."""
+    texts, known = survey.list_texts(label), survey.list_texts(label, only_known=True)
+    leaks = [name for name in texts if _has_gaps(survey, name, label)]
+    alike = [pair for pair in itertools.combinations(texts, 2) if survey.is_copy(*pair)][:1]
+    doubts: list[str] = []
+    if 0 < len(leaks) < len(texts):
+        doubts.append(f"{_join(leaks)} is filled for some values of {label} only, as what the giver of it writes")
+        yield [name for name in texts if name not in leaks], leaks, doubts
+    for pair in alike:
+        doubts.append(f"{_join(pair)} hold nearly the same texts, one of which is enough")
+        for spare in reversed(pair):
+            yield [name for name in texts if name != spare], [spare], doubts
+    # what the texts are about, and answers to them, if these tell labels apart
+    for name in survey.list_unread([label, *same, *texts]) if texts and "text" not in survey.given else ():
+        column = survey.columns[name]
+        is_subject = survey.is_subject(name)
+        is_answer = column.has_text and survey.rate(name, "answer") >= USUAL
+        if (is_subject and _is_stance(survey, label)) or (
+            (is_subject or is_answer) and _is_missing(survey, texts, label, name)
+        ):
+            named = [f"{name} is named as an answer, and may be read or not"] if is_answer else []
+            yield [one for one in survey.columns if one in (*texts, name)], [], [*doubts, *named]
+    yield texts, [], doubts
+    if known != texts:
+        yield known, [], doubts
+
+
+def _has_gaps(survey: Survey, name: str, label: str) -> bool:
+    """Whether a text is there for some labels and missing for others."""
+    if survey.columns[name].num_filled > 0.95 * survey.table.num_records:
+        return False
+    filled: dict[str, list[bool]] = {}
+    for value, text in zip(survey.table.list_values(label), survey.table.list_values(name), strict=True):
+        filled.setdefault(as_text(value), []).append(not is_empty_cell(text))
+    shares = [sum(of_label) / len(of_label) for of_label in filled.values() if len(of_label) >= 3]
+    return len(shares) > 1 and min(shares) < 0.2 and max(shares) > 0.8
+
+
+def _is_stance(survey: Survey, label: str) -> bool:
+    values = {value.casefold() for value in survey.columns[label].values}
+    return "stance" in split_name(label) or not values.isdisjoint(STANCES.split())
+
+
+def _is_missing(survey: Survey, texts: Sequence[str], label: str, name: str) -> bool:
+    """Whether equal texts have different labels, and do not with another column beside them."""
+    before = _count_conflicts(survey, texts, label)
+    return (
+        before >= CONFLICTS * survey.table.num_records and _count_conflicts(survey, [*texts, name], label) < before / 2
+    )
+
+
+def _read_label(
+    survey: Survey, label: str, texts: Sequence[str], same: Sequence[str], doubts: Sequence[str]
+) -> Reading:
     values = survey.columns[label].values
     shown = ", ".join(f"{value} ({count:,})" for value, count in list(values.items())[:4])
     if len(values) > 4:
         shown += ", ..."
     reason = f"{label} has {len(values)} values that repeat, {shown}, and {_describe_columns(texts)} text"
     found = Reading("classification", "classification", {"text": texts, "label": (label,)}, reason)
-    doubts = _describe_conflicts(survey, texts, label)
-    is_only = len(texts) == 1 and not survey.can_learn_other([label, *texts, *same])
+    is_only = len(texts) == 1 and survey.columns[label].num_filled > 0.9 * survey.table.num_records
+    is_only = is_only and not survey.can_learn_other([label, *texts, *same])
+    doubts = [*doubts, *_describe_values(survey, texts, label, is_only=is_only)]
     if survey.rate(label, "label", "answer") == 0 and not is_only:
         doubts.append(NO_LABEL)
     if "label" not in survey.given:
         doubts += _find_rivals(survey, label, [label, *texts, *same])
-    return survey.weigh(found, values="the values repeat", read=same, doubts=doubts)
+    is_told = any(survey.columns[name].has_labels for name in texts) and _is_stance(survey, label)
+    points = 2 * VALUES if is_told else VALUES
+    return survey.weigh(found, values="the values repeat", points=points, read=same, doubts=doubts)
 
 
 def _find_rivals(survey: Survey, label: str, used: Sequence[str]) -> Iterator[str]:
@@ -470,15 +537,34 @@ def _choose_words(survey: Survey, same: Sequence[str]) -> str:
     return max(ranks, key=ranks.__getitem__)
 
 
-def _describe_conflicts(survey: Survey, texts: Sequence[str], label: str) -> list[str]:
-    """Describe equal texts with different labels: then something is missing from the inputs, or there are several."""
+def _describe_values(survey: Survey, texts: Sequence[str], label: str, *, is_only: bool) -> Iterator[str]:
+    """Yield what makes the values of a label doubtful.
+
+    Equal texts have different labels: something is missing from the inputs. Several columns have the same values, each
+    for some records. Nearly all values are the same.
+    """
+    column, num_records = survey.columns[label], survey.table.num_records
+    num_unlike = _count_conflicts(survey, texts, label)
+    if num_unlike >= CONFLICTS * num_records:
+        yield f"{num_unlike:,} records have the texts of others and another {label}"
+    labels = [name for name in survey.list_unread(texts) if survey.columns[name].has_labels]
+    alike = [name for name in labels if len({*survey.columns[name].values} & {*column.values}) > 1]
+    if len(alike) > 1 and column.num_filled < 0.9 * num_records:
+        yield f"{', '.join(alike)} have the same values, each for some of the records"
+    most = max(column.values.values())
+    if most >= CONSTANT * column.num_filled and survey.rate(label, "label") < CLEAR and not is_only:
+        yield f"{most / column.num_filled:.0%} of the values of {label} are the same"
+
+
+def _count_conflicts(survey: Survey, texts: Sequence[str], label: str) -> int:
+    """Count the records whose texts others have with another label."""
     by_text: dict[tuple[str, ...], Counter[str]] = {}
     for record in survey.table.records:
         key = tuple(as_text(find_value(record.fields, name)) for name in texts)
-        by_text.setdefault(key, Counter())[as_text(find_value(record.fields, label))] += 1
-    num_unlike = sum(labels.total() for labels in by_text.values() if len(labels) > 1)
-    is_unclear = num_unlike >= CONFLICTS * survey.table.num_records
-    return [f"{num_unlike:,} records have the texts of others and another {label}"] if is_unclear else []
+        value = find_value(record.fields, label)
+        if not is_empty_cell(value):
+            by_text.setdefault(key, Counter())[as_text(value)] += 1
+    return sum(labels.total() for labels in by_text.values() if len(labels) > 1)
 
 
 def read_tags(survey: Survey) -> Iterator[Reading]:
@@ -495,16 +581,19 @@ def read_tags(survey: Survey) -> Iterator[Reading]:
             doubts = [NO_LABEL] if is_unknown else []
             yield survey.weigh(reading, values="several labels that repeat", points=VALUES + 1, doubts=doubts)
     flags = named or [name for name in survey.list_unread(()) if _is_flag(survey, name)]
+    if len(flags) < 3:
+        flags = [name for name in flags if survey.rate(name, "label") < USUAL or survey.rate(name, "flag")]
     texts = survey.list_texts("")
     if len(flags) >= 3 and texts:
-        reason = f"{len(flags)} columns hold 0 or 1 ({', '.join(flags[:4])} ...), and {_describe_columns(texts)} text"
+        shown = ", ".join([*flags[:4], *(["..."] if len(flags) > 4 else [])])
+        reason = f"{len(flags)} columns hold 0 or 1 ({shown}), and {_describe_columns(texts)} text"
         reading = Reading("several labels", "tags", {"text": texts, "tags": flags}, reason, {"separator": ","})
         yield survey.weigh(reading, form="a column of 0 and 1 per label")
 
 
 def _is_flag(survey: Survey, name: str) -> bool:
     values = {*survey.columns[name].values}
-    is_label = survey.rate(name, "label") >= USUAL and not survey.rate(name, "flag")
+    is_label = survey.rate(name, "label") >= CLEAR and not survey.rate(name, "flag")
     return not is_label and values in ({"0", "1"}, {"true", "false"}, {"0.0", "1.0"})
 
 
@@ -513,6 +602,8 @@ def _find_separator(survey: Survey, name: str) -> str:
     column = survey.columns[name]
     rating = survey.rate(name, "tags")
     is_list = column.kind == "list"
+    if is_list and survey.is_sequence(name):
+        return ""
     if column.kind not in ("text", "list") or survey.rate(name, *READ, *TARGET_ROLES["targets"]) > max(1, rating):
         return ""
     # a list needs no guess about its parts: with a known name a few records may do
@@ -534,12 +625,17 @@ def _find_separator(survey: Survey, name: str) -> str:
 def read_numbers(survey: Survey) -> Iterator[Reading]:
     """Yield texts with a number that is no label: a similarity, a score. There is no metric for them yet."""
     for name in survey.list_columns("number", "label", "targets", minimum=2):
+        if not _is_amount(survey, name) or survey.columns[name].num_distinct < 2:
+            continue
         texts = survey.list_texts(name)
-        if texts and _is_amount(survey, name):
-            reason = f"{name} holds numbers, and {_describe_columns(texts)} text"
-            roles = {"inputs": texts, "targets": [name]}
-            found = Reading("numbers as text", "jsonl", roles, reason)
-            yield survey.weigh(found, values="numbers that are no labels", doubts=[NO_PEARSON])
+        answers = [one for one in survey.list_unread([name, *texts]) if survey.columns[one].has_text]
+        answers = [one for one in answers if survey.rate(one, "answer") > 1 and survey.rate(name, "answer") == 0]
+        every = [one for one in survey.columns if one in (*texts, *answers)]  # an answer is scored beside its reference
+        for one in [every, texts] if every != texts and "inputs" not in survey.given else [texts]:
+            if one:
+                reason = f"{name} holds numbers, and {_describe_columns(one)} text"
+                found = Reading("numbers as text", "jsonl", {"inputs": one, "targets": [name]}, reason)
+                yield survey.weigh(found, values="numbers that are no labels", doubts=[NO_PEARSON])
 
 
 def _is_amount(survey: Survey, name: str) -> bool:

@@ -72,7 +72,7 @@ WORDS: Mapping[str, tuple[str, str]] = {
         "targets target output outputs target_text output_text summary highlights translation tgt trg completion "
         "response tldr zusammenfassung resumen résumé riassunto übersetzung traducción",
         "abstract headline headlines title titel titre titulo título subtitle subtitulo subtítulo "
-        "reply answer answers reference references ref human_reference "
+        "reply answer answers reference references ref human_reference queries "
         "short corrected correction corrections correct simple simplification simplifications simplified paraphrase "
         "paraphrases query sql sparql code snippet equation equations formula linear_formula annotated_formula "
         "program resolution solution dst msg commit_message docstring "
@@ -80,11 +80,11 @@ WORDS: Mapping[str, tuple[str, str]] = {
     ),
     "summary": ("summary highlights abstract headline headlines title titulo título tldr zusammenfassung resumen", ""),
     "instruction": ("instruction instructions anweisung instrucción system_prompt", "prefix system task_prefix"),
-    "number": ("score similarity relatedness", "rating value gold target label relevance grade"),
+    "number": ("score similarity relatedness mos", "rating value gold target label relevance grade"),
     # those that are read only if the user names them
     "id": (
         "id ids nr no uid uuid guid key idx index row nummer pid qid rowid unnamed lfd_nr",
-        "hash sha number fips asin isbn zip zip_code phone",
+        "session hash sha number fips asin isbn zip zip_code phone",
     ),
     "date": ("date dates datum fecha time timestamp datetime year month day at created published zeit uhrzeit", ""),
     "link": ("url urls link links href image avatar photo permalink", "website read_more mail_address"),
@@ -96,7 +96,8 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "place": ("location city country place state region timezone coord", ""),
     "fact": (
         "language lang languages license split publication publisher source_lang target_lang version confidence count "
-        "likes retweets votes ups downs parse flag filename",
+        "like likes retweet retweets quote votes ups downs parse flag filename platform device channel finished "
+        "progress duration recipient ip_address user_language latitude longitude",
         "explanation exp rationale reason reasoning package package_name domain website helpful upvotes "
         "gender age answer_start is_impossible plausible_answers "
         "tokens toks",
@@ -113,8 +114,12 @@ ROLES = ("question", "context", "answer", "choices", "label", "tags", "text", "i
 """What --column may name."""
 
 SEVERAL = ("text", "inputs", "tags", "choices")  # roles that may have several columns
-COPIES = "clean cleaned processed preprocessed tokenized normalized lemmatized lower tok parse"
+COPIES = "raw clean cleaned processed preprocessed tokenized normalized lemmatized stemmed lower tok parse"
+PAIRED = "premise hypothesis source target before after correct corrected"
 """Words for another form of a text that is there, too: `text_clean` beside `text`."""
+
+SUBJECTS = "target topic entity claim aspect candidate company brand party issue"
+"""Words for what a stance or an opinion is about."""
 
 INNER = "text texts value stem content human_readable spans body_text"
 """Members of an object that say nothing of their own: `answer.value` is an answer."""
@@ -265,5 +270,7 @@ def find_group(table: RawTable, given: Given, taken: Sequence[str], inputs: Sequ
     read = [table.columns[name] for name in inputs if name in table.columns and rate_name("instruction", name) < USUAL]
     # few may be enough, as the split gives up what leaves it without shares
     texts = [one for one in read if one.is_running and one.num_distinct >= MIN_GROUPS / 2]
-    repeated = min(texts, key=lambda one: one.share_distinct, default=None) if len(read) > 1 else None
-    return repeated.name if repeated and repeated.share_distinct <= SHARED else None
+    shared = [one for one in texts if one.share_distinct <= SHARED] if len(read) > 1 else []
+    # a context, else the one of most values: few that repeat often are templates
+    ranks = {one.name: (rate_name("context", one.name) >= USUAL, one.num_distinct) for one in shared}
+    return max(ranks, key=ranks.__getitem__, default=None)

@@ -6,13 +6,14 @@ In: a RawTable, and the columns that the user named. Out: the columns that may h
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import NamedTuple
 
-from fivetune.start.columns import Column, RawTable, as_text, describe_column
-from fivetune.start.roles import CLEAR, COPIES, USUAL, Given, rate_name, split_language, split_name
+from fivetune.start.columns import Column, RawTable, as_text, count_words, describe_column
+from fivetune.start.roles import CLEAR, COPIES, PAIRED, SUBJECTS, USUAL, Given, rate_name, split_language, split_name
 from fivetune.types import JsonTable
 
 # Points of evidence, beside the 1 to CLEAR of a name (roles.py). Names that leave no doubt on both sides, and values
@@ -25,8 +26,16 @@ ONLY = 3  # no other column could be the target
 SHORTER = 1  # the target is much shorter than the inputs, as a summary is
 UNKNOWN = -2  # a free text without a known name is not read; for an input without a known name half of it
 LONG_WORDS = 5  # mean words from which on a text is more than a name or a heading
+LONG_ID = 9  # digits from which on numbers that differ are ids
+MAX_TEXTS = 30  # columns of text up to which all of them may be read
+SAMPLE = 300  # records whose texts are compared
+BLANK = ("", "None")  # an empty cell as text
 ENOUGH = 5
 MARGIN = 2
+
+FEW_WORDS = 1.1  # mean words up to which a text is one word
+SEQUENCE = 0.1  # share of lists with a value twice from which on they are no sets of labels
+COPY, NEAR = 0.6, 0.9  # share in common with the shorter text, of a column named as a copy; else with both texts
 
 READ = ("text", "inputs", "question", "context", "choices", "instruction")
 LEARNED = ("targets", "answer", "label", "tags", "number")
@@ -119,7 +128,8 @@ class Survey:
             return name in self.given.get("id", ())
         column = self.columns[name]
         learned = self.rate(name, *LEARNED)
-        if column.kind in ("date", "link") or (column.has_codes and learned < USUAL):
+        is_long = column.kind == "number" and column.mean_chars >= LONG_ID
+        if column.kind in ("date", "link") or (column.has_codes and (learned < USUAL or is_long)):
             return True
         if column.num_distinct < 2 and max(learned, self.rate(name, "instruction", "choices")) < USUAL:
             return True
@@ -135,6 +145,40 @@ class Survey:
         is_code = column.kind == "text" and re.fullmatch(r"[^\W\d_][\w-]*|[\w-]{8,}", column.example) is not None
         is_unique = column.num_distinct == self.table.num_records
         return rate_name("id", name) > points or (points == 0 and is_code and is_unique)
+
+    def is_subject(self, name: str) -> bool:
+        """Whether a column says what a text is about: words that repeat, with such a name."""
+        column = self.columns[name]
+        is_short = column.kind == "text" and column.mean_words < LONG_WORDS and column.share_distinct < 0.7
+        return is_short and bool({*split_name(name)} & {*SUBJECTS.split()})
+
+    def is_sequence(self, name: str) -> bool:
+        """Whether the lists of a column have a value for each word of a text: unlike those of a set, they repeat."""
+        lists = [value for value in self.table.list_values(name) if isinstance(value, list)]
+        is_short = all(count_words(as_text(part)) <= 3 for value in lists[:100] for part in value)
+        num_repeating = sum(len({*map(as_text, value)}) < len(value) > 2 for value in lists)
+        return is_short and num_repeating > SEQUENCE * len(lists)
+
+    def measure_overlap(self, name: str, other: str) -> tuple[float, float]:
+        """Measure how alike the texts of two columns are, 0 to 1: means of the share of triples of letters that both
+        have, of those of the shorter one and of all.
+        """
+        pairs = zip(self.table.list_values(name)[:SAMPLE], self.table.list_values(other)[:SAMPLE], strict=True)
+        sets = [(_list_triples(one), _list_triples(two)) for one, two in pairs if one and two]
+        shorter = [len(one & two) / max(1, min(len(one), len(two))) for one, two in sets]
+        return statistics.fmean(shorter or [0]), statistics.fmean(
+            [len(a & b) / max(1, len(a | b)) for a, b in sets] or [0]
+        )
+
+    def is_copy(self, name: str, other: str) -> bool:
+        """Whether a text is another form of a second one, such as its cleaned words; not one of a pair like premise and
+        hypothesis."""
+        words = {*split_name(name)}, {*split_name(other)}
+        if words[0] == words[1] or (words[0] | words[1]) & {*PAIRED.split()}:
+            return False
+        one_named, other_named = (bool(one & {*COPIES.split()}) for one in words)
+        of_shorter, of_all = self.measure_overlap(name, other)
+        return of_all >= NEAR or (one_named != other_named and of_shorter >= COPY)
 
     def list_columns(self, *roles: str, minimum: int) -> list[str]:
         """List the columns with a role, the clearest name first; those that the user gave the first role, if any."""
@@ -156,14 +200,18 @@ class Survey:
         found = [name for name in texts if self._is_read(name) and not (self.columns[name].has_code and len(texts) > 1)]
         if not only_known:
             found += [name for name in texts if self._can_be_read(name)]
-        copies = [name for name in found if set(split_name(name)).intersection(COPIES.split())]
+        named = {name for name in found if {*split_name(name)} & {*COPIES.split()}}
+        alike = [(name, one) for name in named for one in found if one != name and self.is_copy(name, one)]
+        copies = {name for name, _ in alike} if any(one not in named for _, one in alike) else set[str]()
         if not found and self.rate(target, "label") >= USUAL:  # code or answers that are classified
             return [name for name in texts if not self.columns[name].has_labels]
-        return [name for name in texts if name in found and (name not in copies or len(copies) == len(found))]
+        kept = [name for name in texts if name in found and name not in copies]
+        return kept if len(kept) <= MAX_TEXTS else []
 
     def _is_read(self, name: str) -> bool:
         """Whether a name says that a column is read, and its other words not that it is learned: replyContent."""
-        read, learned = self.rate(name, *READ), self.rate(name, "targets", "answer", "label")
+        roles = ("answer", "label") if rate_name("summary", name) >= 2 else ("targets", "answer", "label")
+        read, learned = self.rate(name, *READ), self.rate(name, *roles)  # a title is a text of a label
         if self.columns[name].has_labels:  # a question that is cause or effect, but not the source "web"
             return self.rate(name, "text", "question") >= USUAL and read >= learned
         return read >= max(2, learned) and (learned == 0 or learned >= USUAL or read >= CLEAR)
@@ -208,7 +256,8 @@ class Survey:
         named = self.rate(target, *roles)
         used = {*reading.targets, *inputs, *read}
         rated = {name: self.rate(name, *READ) for name in inputs}
-        unknown = [name for name in inputs if rated[name] < 2]
+        unread = [name for name in inputs if max(rated[name], self.rate(name, "answer")) < 2]
+        unknown = [name for name in unread if not self.is_subject(name)]
         is_mixed = 0 < len(unknown) < len(inputs) and "choices" not in reading.roles
         table = [
             (named, f"{target} is named as {roles[0]}"),
@@ -222,12 +271,19 @@ class Survey:
         is_certain = bool(form or self.given.keys() & {"text", "inputs", "context"})
         for name in self.list_unread(used):
             weight, doubt = self._weigh_unread(name, is_certain=is_certain, is_guess=named <= 2 and not form)
+            is_output = self._is_output(name) and self.rate(name, "targets", "answer") >= named
+            if is_output and not is_certain and reading.roles.keys() & {"label", "tags"}:
+                doubt = f"{name} holds text that is named as what is learned, and is not read"
             table.append((weight, f"{name} is not read"))
             told.append(doubt)
         if is_mixed and [split_name(name) for name in inputs].count(split_name(unknown[0])) == 1:  # not one of several
             told.append(f"{unknown[0]} holds text without a known name, and may be read or not")
         evidence = [Evidence(*row) for row in table if row[0]]
         return replace(reading, evidence=evidence, doubts=[*filter(None, told)])
+
+    def _is_output(self, name: str) -> bool:
+        column = self.columns[name]
+        return column.has_text and column.mean_words >= LONG_WORDS and self.rate(name, "targets", "answer") >= USUAL
 
     def _weigh_unread(self, name: str, *, is_certain: bool, is_guess: bool) -> tuple[int, str]:
         """Weigh a column that a reading leaves out: one that is named as a target speaks for another reading.
@@ -274,7 +330,9 @@ class Survey:
     def is_same(self, name: str, other: str) -> bool:
         """Whether two columns of labels say the same in each record, such as `label` and `label_text`."""
         values = [[as_text(value) for value in self.table.list_values(one)] for one in (name, other)]
-        return len({*zip(*values, strict=True)}) == len({*values[0]}) == len({*values[1]})
+        pairs = {*zip(*values, strict=True)}
+        is_filled_alike = all((one in BLANK) == (two in BLANK) for one, two in pairs)
+        return is_filled_alike and len(pairs) == len({*values[0]}) == len({*values[1]})
 
     def list_examples(self, name: str, number: int) -> list[str]:
         """List the first filled values of a column as text."""
@@ -282,10 +340,17 @@ class Survey:
         return [as_text(value) for value in values if isinstance(value, str | int | float)][:number]
 
 
+def _list_triples(value: object) -> set[str]:
+    letters = re.sub(r"\W", "", str(value).casefold())
+    return {letters[place : place + 3] for place in range(max(1, len(letters) - 2))}
+
+
 def make_survey(table: RawTable, given: Given) -> Survey:
     """Make the survey of a table; parts of lists that the user named are described too."""
     named = [name for names in given.values() for name in names]
     columns = {name: column for name, column in table.columns.items() if column.num_filled > 0.02 * table.num_records}
+    if "ResponseId" in columns:  # Qualtrics: whether the answers are a test
+        columns.pop("Status", None)
     for name in named:
         columns[name] = table.columns.get(name) or describe_column(name, table.list_values(name))
     return Survey(table, given, columns)
