@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fivetune.data.readers.delimited import read_first_cells
+from fivetune.data.readers.delimited import describe_quotes, read_first_cells
 from fivetune.data.readers.records import detect_format, draw_records, find_column, is_hub_name, list_source_files
 from fivetune.data.readers.source_files import HEAD_BYTES, BadRecord, is_saved_dataset, open_bytes
 from fivetune.data.readers.tables import replace_empty_cell
@@ -189,6 +189,11 @@ def skip_head_lines(records: Iterable[RawRecord], on_bad: Callable[[BadRecord], 
             on_bad(BadRecord(record.where, "is a further line of names, as Qualtrics writes them"))
         head = []
     yield from itertools.chain(head, iterator)
+
+
+def describe_form(source: str) -> list[str]:
+    """Describe what is unusual in how the first file of a source is written, if that is a table of text."""
+    return [note] if read_first_line(source) and (note := describe_quotes(list_source_files(source)[0])) else []
 
 
 def read_first_line(source: str) -> list[str]:

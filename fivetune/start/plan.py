@@ -22,7 +22,7 @@ from fivetune.data.readers.tables import replace_empty_cell
 from fivetune.data.split import EvalSplit, Relation, ThreeWaySplit, split_in_three
 from fivetune.errors import DataError
 from fivetune.start.choose import convert_record, infer_task
-from fivetune.start.columns import RawTable, build_table, find_value, is_empty_cell, skip_head_lines
+from fivetune.start.columns import RawTable, build_table, describe_form, find_value, is_empty_cell, skip_head_lines
 from fivetune.start.roles import Given
 from fivetune.start.survey import Reading
 from fivetune.tasks import load_task
@@ -37,6 +37,7 @@ SAMPLE = 2_000  # examples whose tokens and characters are counted
 FOREIGN = 0.1  # share of texts with letters that T5 lacks from which on its vocabulary does not suit
 FEW = 200  # records from which on a test set says something
 LONGEST = 512  # tokens of inputs and of targets
+MAX_ABOVE = 3  # lines that are no records, such as a title, which no table is refused for
 MAX_UNREAD = 0.05  # share of records that cannot be read, up to which the others are worth a recipe
 CUT = 0.05  # share of inputs over the limit from which on it is told
 
@@ -122,7 +123,7 @@ def build_plan(
     loaded = load_task(reading.task, reading.options)
     # the sets, from all records; what else is needed of them is kept on the way
     num_total = table.num_read + len(bad)
-    if len(bad) > MAX_UNREAD * num_total:
+    if len(bad) > max(MAX_UNREAD * num_total, MAX_ABOVE):
         share = f"{len(bad):,} of {num_total:,} records cannot be read"
         raise DataError(f"{source}: {share}; the first: {_describe_bad(bad[0])} Nothing was written.")
     bad = []
@@ -180,7 +181,7 @@ def build_plan(
         lengths=measure_texts(examples, tokenizer),
         is_measured=tokenizer is not None,
     )
-    warnings = [*reading.warnings, *_list_warnings(plan, bad)]
+    warnings = [*describe_form(source), *reading.warnings, *_list_warnings(plan, bad)]
     if renamed:
         warnings.append(
             f"{len(renamed):,} records have the id of an earlier one, such as {renamed[0]!r}: in the sets it is "

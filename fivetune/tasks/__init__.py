@@ -48,6 +48,7 @@ Head = Literal["generate", "extractive"]
 DROPPED_SYNONYMS = "num_blank_synonyms"  # key of `meta`: number of blank synonyms dropped from the gold answers
 LABEL_FORM = "label_form"  # key of `meta`: the label as the record has it, if it differs from the label
 MAX_NESTED_NAMES = 6  # that a message lists
+MAX_NAMES, MAX_NAME_CHARS = 20, 30  # of the columns that a message lists
 INVISIBLE_IN_LABELS = re.compile(  # soft hyphen, joiners, marks of direction, byte order mark, variation selectors
     "[\u00ad\u034f\u061c\u180b-\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufe00-\ufe0f\ufeff]"
 )
@@ -393,7 +394,7 @@ def get_record_id(record: RawRecord) -> str:
 def describe_absent_column(record: RawRecord, name: str) -> str:
     """Return the error for an absent column, with the existing ones."""
     names = [str(key).replace("\n", "\\n") for key in record.fields if key != "id" or record.has_own_id]
-    existing = ", ".join(names) or "none"
+    existing = list_names(names)
     near = get_close_matches(name, names, n=1)
     hint = f"Did you mean {near[0]}? " if near else ""
     inside = _describe_nested_names(record.fields, name)
@@ -440,6 +441,18 @@ def list_nested_names(fields: Mapping[str, object]) -> list[str]:
     for name, value in fields.items():
         collect(value, str(name))
     return [name for name in found if name.partition(".")[0] in fields and name not in fields]
+
+
+def list_names(names: Iterable[str]) -> str:
+    """List names of columns for messages: each on one line, cut to 30 characters; of more than 20 the first ones.
+
+    >>> list_names(["text", "a" * 40])
+    'text, aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa...'
+    """
+    listed = [name.replace("\n", "\\n") for name in names]
+    shown = [name[:MAX_NAME_CHARS] + "..." * (len(name) > MAX_NAME_CHARS) for name in listed[:MAX_NAMES]]
+    more = f" and {len(listed) - MAX_NAMES:,} more" if len(listed) > MAX_NAMES else ""
+    return f"{', '.join(shown) or 'none'}{more}"
 
 
 def shorten_repr(value: object) -> str:

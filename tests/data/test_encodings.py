@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from fivetune.data.encodings import LETTERS, can_read_all
+from fivetune.data.readers.encodings import LETTERS, can_read_all
 from fivetune.data.readers.records import read_records
 from fivetune.errors import DataError
 

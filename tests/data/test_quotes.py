@@ -7,7 +7,7 @@ import io
 
 import pytest
 
-from fivetune.data.quotes import Quoting, are_quotes_well_formed
+from fivetune.data.readers.quotes import Quoting, are_quotes_well_formed
 from fivetune.data.readers.records import read_records
 
 PLAIN = [(f"{i}", f"plain text {i}", "ab"[i % 2]) for i in range(30)]
@@ -119,5 +119,5 @@ def test_apostrophes_are_text(read, text, separator):
 )
 @pytest.mark.parametrize("block", [1, 4, 1_000])
 def test_well_formed_quotes(monkeypatch, content, is_well_formed, block):
-    monkeypatch.setattr("fivetune.data.quotes.BLOCK_BYTES", block)
+    monkeypatch.setattr("fivetune.data.readers.quotes.BLOCK_BYTES", block)
     assert are_quotes_well_formed(io.BytesIO(content), ",", Quoting()) == is_well_formed

@@ -22,7 +22,9 @@ from fivetune import cli
 from fivetune.config import load_config
 from fivetune.data.split import EvalSplit, split_in_three
 from fivetune.errors import ConfigError, DataError
+from fivetune.start.columns import describe_form
 from fivetune.start.files import is_data
+from fivetune.start.plan import build_plan
 from fivetune.tasks.classification import Classification
 from fivetune.types import RawRecord
 
@@ -528,3 +530,26 @@ def test_of_many_columns_those_that_are_read_are_listed(folder, capsys) -> None:
     lines = [line.split()[0] for line in out.splitlines()[3:] if line and line[0] != "─"]
     assert "c18" in lines and "c19" not in lines and {"text", "label"} <= set(lines) and "... 21 others" in out
     assert "and 1 other" not in out and "and text holds text" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("cell", "told"),
+    [
+        ("'a film, {}'", "single quotes enclose cells"),
+        (r'"a \"film\", {}"', "double quotes enclose cells; inside, a backslash before a quote is left out"),
+        ('"a ""film"", {}"', ""),
+    ],
+)
+def test_unusual_quotes_are_told(tmp_path, cell, told):
+    path = tmp_path / "a.csv"
+    lines = [f"{cell.format(i)},{'ab'[i % 2]}\n" for i in range(20)]
+    path.write_text("".join(["text,label\n", *lines]))
+    assert describe_form(str(path)) == [told] * bool(told)
+
+
+def test_a_table_of_which_much_cannot_be_read_is_refused(tmp_path):
+    path = tmp_path / "a.csv"
+    lines = [f"a film {i}{', number' if i % 5 == 0 else ''},{'ab'[i % 2]}\n" for i in range(60)]
+    path.write_text("".join(["text,label\n", *lines]))
+    with pytest.raises(DataError, match=r"12 of 60 records cannot be read; the first: .*a\.csv:2: 3 cells"):
+        build_plan(str(path), given={}, load_tokenizer=lambda name: None)

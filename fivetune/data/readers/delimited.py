@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from fivetune.data.quotes import Quoting, are_quotes_well_formed
+from fivetune.data.readers.quotes import Quoting, are_quotes_well_formed
 from fivetune.data.readers.source_files import (
     HEAD_BYTES,
     MAX_RECORD_BYTES,
@@ -24,10 +24,12 @@ from fivetune.data.readers.source_files import (
     format_too_long_message,
     get_data_suffix,
     make_utf8_error,
+    open_bytes,
     quote_value,
     read_lines,
 )
 from fivetune.errors import DataError
+from fivetune.tasks import list_names
 from fivetune.types import RawRecord
 
 BOM = b"\xef\xbb\xbf"
@@ -108,7 +110,7 @@ def find_separator(head: str, path: Path) -> str:
 def has_columns(head: str, path: Path) -> bool:
     """Return whether something may divide the lines of a file into columns: it is no prose with differing commas.
 
-    >>> has_columns("one, two, three\nfour, five\nsix\nno, no, no, no\nso, so\n", Path("a.csv"))
+    >>> has_columns("one, two, three\\nfour, five\\nsix\\nno, no, no, no\\nso, so\\n", Path("a.csv"))
     False
     """
     start, separator = find_start(head, path)
@@ -262,6 +264,18 @@ def _find_quoting(file: IO[bytes], start: int, separator: str, rest: str) -> Quo
     _skip_to_line(file, start)
     texts = (line.removeprefix(BOM).decode(errors="replace") for _, line in read_lines(file) if line.strip(b"\r\n"))
     return _weigh_quotes(texts, separator)
+
+
+def describe_quotes(path: Path) -> str:
+    """Describe how the cells of a table are quoted if it is unusual, else ""."""
+    with open_bytes(path) as file:
+        head = file.read(HEAD_BYTES).decode("utf-8-sig", errors="replace")
+        start, separator = find_start(head, path)
+        quoting = _find_quoting(file, start, separator or ",", "\n".join(head.split("\n")[start - 1 :]))
+    names = {"'": "single quotes enclose cells", '"': "double quotes enclose cells"}
+    if not quoting.is_escaped and quoting.mark in ("", '"'):
+        return ""
+    return names[quoting.mark] + ("; inside, a backslash before a quote is left out" if quoting.is_escaped else "")
 
 
 def _list_quotings(head: str, separator: str) -> list[Quoting]:
@@ -529,7 +543,7 @@ def _find_names(
     _refuse_repeated_name(header, where)
     if len(cells) != len(header):
         raise DataError(
-            f"{where}: {len(cells)} cells, but data.header names {len(header)}: {', '.join(header)}. Allowed is one "
+            f"{where}: {len(cells)} cells, but data.header names {len(header)}: {list_names(header)}. Allowed is one "
             "name per column. Correct --header (data.header)."
         )
     return [*header], name_columns(cells) != [*header]
@@ -598,6 +612,6 @@ def describe_missing_column(names: Iterable[str], columns: Mapping[str, str]) ->
         if name not in have and name.partition(".")[0] not in have:
             return (
                 f"no column {name!r}, which data.columns names for {wanted!r}. "
-                f"There are: {', '.join(have[:20]) or 'none'}. Correct data.columns.".replace("\n", "\\n")
+                f"There are: {list_names(have)}. Correct data.columns."
             )
     return ""

@@ -23,7 +23,6 @@ from types import MappingProxyType
 from typing import IO, cast
 
 from fivetune.data.letters import LITERALS, MARKS, mark_template
-from fivetune.data.line_forms import is_fasttext, read_fasttext_lines, refuse_features_and_tokens
 from fivetune.data.readers.delimited import (
     TableRow,
     describe_missing_column,
@@ -34,6 +33,7 @@ from fivetune.data.readers.delimited import (
 )
 from fivetune.data.readers.json_records import RECORD_LISTS, SPLIT_NAMES, RawLine, read_json_records, read_jsonl_lines
 from fivetune.data.readers.json_text import decode_line, describe_value, find_json_error
+from fivetune.data.readers.line_forms import is_fasttext, read_fasttext_lines, refuse_features_and_tokens
 from fivetune.data.readers.source_files import (
     FORMATS,
     HEAD_BYTES,

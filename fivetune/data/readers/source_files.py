@@ -295,7 +295,7 @@ def _quote_around(line: bytes, at: int, encoding: str) -> str:
 
 def _rank_encodings(path: Path, data: bytes) -> tuple[list[bytes], list[str]]:
     """Return lines beyond ASCII, and the likeliest encoding that reads the whole file; two if a second is close."""
-    from fivetune.data.encodings import MARGIN, rank_encodings, can_read_all, sample_lines
+    from fivetune.data.readers.encodings import MARGIN, can_read_all, rank_encodings, sample_lines
 
     with open_bytes(path) if path.is_file() else nullcontext(BytesIO(data)) as file:
         lines, present = sample_lines(file)
