@@ -45,6 +45,14 @@ SYNONYMS = {
     "env": "doctor",
 }
 """Names of commands in other tools, with the nearest command."""
+GROUPS = {
+    "Start": ("quickstart", "new", "inspect", "check", "import-config"),
+    "Train": ("train", "tune", "launch", "prepare", "estimate", "find-lr"),
+    "Look": ("watch", "report", "diagnose", "compare", "profile"),
+    "Use": ("predict", "evaluate", "score", "serve", "export", "card", "push", "trim-vocab"),
+    "Help": ("list", "config", "doctor", "completion"),
+}
+"""Commands in the order in which a user meets them. A user's own command is in a group of its own, More."""
 COMMANDS = Path(__file__).parent / "commands"
 
 
@@ -173,11 +181,16 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _format_help(names: list[str]) -> str:
-    lines = [str(fivetune.__doc__).partition("\n")[0], "", "usage: fivetune COMMAND ... [--section.key value ...]", ""]
-    for name in names:
-        first = _read_docstring_line(COMMANDS / f"{name.replace('-', '_')}.py")
-        lines.append(f"  {name:<12} {first}")
-    lines += ["", "Arguments of a command: fivetune COMMAND --help. Settings: fivetune config --help."]
+    """Format the commands in groups, a line each, which fits into 80 columns."""
+    lines = [textwrap.fill(str(fivetune.__doc__).partition("\n")[0], 80), "", "usage: fivetune COMMAND ... [--section.key value ...]"]
+    more = tuple(name for name in names if not any(name in group for group in GROUPS.values()))
+    for title, group in {**GROUPS, "More": more}.items():
+        if shown := [name for name in group if name in names]:
+            lines += ["", title]
+        for name in shown:
+            file = COMMANDS / f"{name.replace('-', '_')}.py"
+            lines.append(f"  {name:<14} {_read_docstring_line(file)}")
+    lines += ["", "Arguments of a command: fivetune COMMAND --help", "All settings: fivetune config --help"]
     return "\n".join(lines)
 
 

@@ -46,6 +46,12 @@ def test_help_lists_every_command(capsys, words):
     listed = {line.split()[0]: line.split(maxsplit=1)[1] for line in out.splitlines() if line.startswith("  ")}
     assert sorted(listed) == COMMANDS
     assert all(len(line.split()) > 2 for line in listed.values())
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_every_command_is_in_one_group():
+    grouped = [name for group in cli.GROUPS.values() for name in group]
+    assert sorted({*grouped, "find-batch"}) == COMMANDS and len(grouped) == len({*grouped})
 
 
 def test_version(capsys):

@@ -1,4 +1,7 @@
-"""Write the model card of a run: scores with intervals, data, limits, training, energy, and code that runs."""
+"""Write the model card of a run.
+
+It has scores with intervals, data, limits, training, energy, and code that runs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Run only the pre-flight checks: files, model, tokenizer, truncation, one step, one evaluation, save and reload."""
+"""Run the pre-flight checks of a recipe, and nothing else.
+
+Files, model, tokenizer, truncation, one step, one evaluation, save and reload.
+"""
 
 from __future__ import annotations
 

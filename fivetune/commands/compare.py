@@ -1,4 +1,4 @@
-"""Train a sweep and compare its variants, or compare existing runs: a table, and one HTML page.
+"""Train a sweep, or compare runs: a table and an HTML page.
 
 In: a sweep file (docs/compare.md), a sweep's directory, or run directories. Out: the runs, and an HTML page.
 """

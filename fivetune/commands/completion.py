@@ -1,4 +1,7 @@
-"""Print the completion script of a shell: commands, flags, recipes, run directories, settings and their choices."""
+"""Print the completion script of a shell.
+
+It completes commands, flags, recipes, run directories, settings and their choices.
+"""
 
 from __future__ import annotations
 

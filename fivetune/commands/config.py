@@ -1,4 +1,4 @@
-"""Print the resolved settings of a recipe, the JSON schema of recipes, or the manual of all settings."""
+"""Print a recipe's settings, the manual, or the JSON schema."""
 
 from __future__ import annotations
 

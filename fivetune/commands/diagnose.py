@@ -1,5 +1,6 @@
-"""Find what limits or invalidates a run, with the change and its predicted gain (no torch).
+"""Say what limits or invalidates a run, and what to change.
 
+Each finding has the change and its predicted gain. torch is not imported.
 In: a run directory, finished or in progress, or another tool's CSV log of utilisation, plain or gzipped. Out: the
 verdicts, most important first, and the rules that were not checked. --verify measures the first change in short runs.
 """

@@ -1,4 +1,7 @@
-"""Check this machine: packages, processor, devices, memory, disk, hub, and the speed of training here."""
+"""Check this machine and measure the speed of training.
+
+Packages, processor, devices, memory, disk and hub.
+"""
 
 from __future__ import annotations
 

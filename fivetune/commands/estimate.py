@@ -1,4 +1,7 @@
-"""Estimate memory and step time of a recipe by strategy, on any number of devices, without running it."""
+"""Estimate memory and step time of a recipe by strategy.
+
+On any number of devices; nothing is run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Score a trained run on other data (or again on its own): official metrics, predictions in the run directory."""
+"""Score a trained run on other data, or on its own again.
+
+Official metrics; the predictions are kept in the run directory.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Export a trained run to another format, with a proof on its evaluation data: same answers, score, speed, size."""
+"""Export a run to another format, with a proof.
+
+The proof compares answers, score, speed and size on the run's evaluation data.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Find the micro-batch size: the sizes that fit into memory, their throughput, and the setting to use."""
+"""Find the micro-batch size that fits into memory.
+
+The sizes that fit, their throughput, and the setting to use.
+"""
 
 from __future__ import annotations
 

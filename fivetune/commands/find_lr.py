@@ -1,4 +1,7 @@
-"""Find a learning rate: training steps with a growing rate, a plot, and the setting to use (minutes at most)."""
+"""Find a learning rate by a few steps in which it grows.
+
+Prints a plot and the setting to use; it takes minutes at most.
+"""
 
 from __future__ import annotations
 

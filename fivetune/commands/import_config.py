@@ -1,4 +1,7 @@
-"""Convert a Trainer script or notebook, transformers' command lines, or simpletransformers' arguments to a recipe."""
+"""Convert the settings of another program to a recipe.
+
+A Trainer script or notebook, transformers' command lines, or simpletransformers' arguments.
+"""
 
 from __future__ import annotations
 

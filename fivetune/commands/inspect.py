@@ -1,4 +1,7 @@
-"""Inspect data before training: counts, lengths and limits, duplicates, leaks into evaluation, lost characters."""
+"""Inspect data: lengths, duplicates, leaks, lost characters.
+
+Counts, lengths and limits, duplicates, leaks into the evaluation data, and characters that the tokenizer loses.
+"""
 
 from __future__ import annotations
 

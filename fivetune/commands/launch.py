@@ -1,5 +1,6 @@
-"""Start a run on a cluster: write the job for SLURM, Kubernetes or SkyPilot, submit it, and watch the run.
+"""Start a run on a cluster: SLURM, Kubernetes or SkyPilot.
 
+Writes the job, submits it and watches the run.
 In: a recipe, and the options of the cluster. Out: the job's files beside the run directory, and its id: of one run, or
 of an array of runs with different seeds. The settings are checked here, and what a run needs from the hub is
 downloaded, because the nodes often have no network.

@@ -1,4 +1,7 @@
-"""List tasks, metrics, optimizers, adapters and other plugins, recipes or models, with a line of help."""
+"""List tasks, metrics, optimizers, recipes, models, plugins.
+
+With a line of help each.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Start from a data file: find the task and say why, or ask; split off a test set, and write a commented recipe."""
+"""Write a recipe for a data file.
+
+Finds the task and says why, or asks; splits off a test set; the recipe is commented.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Predict for new inputs with a trained run: a file of records, one question, or texts on the command line."""
+"""Answer new inputs with a trained run.
+
+Inputs are a file of records, one question, or texts on the command line.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Tokenise the data of a recipe, into the cache that its run reads, or for other machines into a folder or bucket.
+"""Tokenise the data of a recipe, once for all runs.
 
+Into the cache that its run reads, or for other machines into a folder or bucket.
 In: a recipe. Out: one line each for data.train and data.eval: records, examples, tokens, time, then what is odd about
 these data. Nothing is trained, and only the tokenizer of the model is read. An interrupted build continues after the
 last complete shard, of 32 MB or 50,000 examples.

@@ -1,4 +1,7 @@
-"""Profile training steps: time of kernels by class, gaps, launches, memory; also reads Nsight Systems captures."""
+"""Profile training steps: kernels, gaps, launches, memory.
+
+Kernel time by class of operation. Captures of Nsight Systems are read, too.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Upload the model of a run to a model hub, with its card; lists what it uploads, and holds back data and secrets."""
+"""Upload the model of a run to a model hub, with its card.
+
+Lists the files to upload first; data and secrets are held back.
+"""
 
 from __future__ import annotations
 

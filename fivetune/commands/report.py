@@ -1,4 +1,7 @@
-"""Rebuild report.html from a run directory (no torch, no network)."""
+"""Write report.html of a run again.
+
+torch and network are not needed.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Score a file of predictions by a task's official metrics; needs no model.
+"""Score a file of predictions; no model is needed.
 
+By a task's official metrics.
 In: a task's name, or a recipe or run that has one, a data file with the gold answers, and predictions: what `fivetune
 predict` writes, the table that pandas writes of it, {id: text} as JSON, or without ids one row or line of text per
 record in order. Out: a table, or with --json one JSON object, on standard output: every score with its 95 % interval,

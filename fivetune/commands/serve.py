@@ -1,4 +1,7 @@
-"""Serve a trained run over HTTP: predictions in batches, an OpenAI-like route, health, measures, limits."""
+"""Serve a trained run over HTTP.
+
+Predictions in batches, an OpenAI-like route, health, measures, limits.
+"""
 
 from __future__ import annotations
 

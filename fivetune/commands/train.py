@@ -1,4 +1,7 @@
-"""Fine-tune by a recipe: check, train, evaluate, write model/ and report.html."""
+"""Fine-tune by a recipe.
+
+Checks, trains, evaluates, and writes model/ and report.html.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Trim a model's vocabulary to the pieces that some data use: mT5 for one language in a third of its size.
+"""Trim a model's vocabulary to the pieces that data use.
 
+For one language mT5 becomes a third of its size.
 In: a model folder, and the data that it will be trained on and used for. Out: a folder with model and tokenizer, that
 FiveTune and plain transformers load. Before it is written it is proved that the segmentation of all the data is the
 same, that the scores of all kept pieces are the same on a sample, and how many greedy answers to that sample are.

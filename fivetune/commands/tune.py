@@ -1,4 +1,7 @@
-"""Search for the best settings: many short runs, pruned early if others are better; resumable, shareable."""
+"""Search for the best settings by many short runs.
+
+Runs that fall behind are pruned early; a search can be resumed and shared.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Live view of running and finished runs: loss, score, utilisation, speed, time left, verdict."""
+"""Show running and finished runs live.
+
+Loss, score, utilisation, speed, time left, verdict.
+"""
 
 from __future__ import annotations
 
