@@ -17,10 +17,12 @@ TOKENIZER = "t5-nano"  # part of the package
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("data", metavar="DATA", nargs="+", help="data files, folders or hub names")
-    parser.add_argument("--task", required=True, help="task that reads them, such as squad_v2 (fivetune list tasks)")
+    parser.add_argument("data", metavar="DATA|RECIPE", nargs="+", help="data files, folders or hub names; or a recipe")
     parser.add_argument(
-        "--tokenizer", default=TOKENIZER, help=f"folder or hub name of the model to be trained; default: {TOKENIZER}"
+        "--task", help="task that reads them, such as squad_v2 (fivetune list tasks); default: the recipe's"
+    )
+    parser.add_argument(
+        "--tokenizer", help=f"folder or hub name of the model to be trained; default: {TOKENIZER}, or the recipe's"
     )
     parser.add_argument("--against", metavar="EVAL", nargs="+", default=[], help="evaluation data, to find leaks")
     parser.add_argument(
@@ -73,15 +75,24 @@ def _collect_facts(args: argparse.Namespace, settings: dict[str, Any], on_progre
     from fivetune.data.inspect import inspect_datasets, read_dataset
     from fivetune.data.readers.records import check_source
     from fivetune.data.store.encode import LengthLimits
-    from fivetune.model.tokenizer import load_tokenizer
+    from fivetune.model.tokenizer import load_local_tokenizer, load_tokenizer
     from fivetune.scores.analysis.slices import find_question_word
     from fivetune.tasks.classification import Classification
 
     for key in settings:
         if not key.startswith(("task.", "data.")):
             raise ConfigError(f"--{key}: not a setting of inspect. Allowed: --task.OPTION VALUE, --data.SETTING VALUE.")
-    config = load_config({"model": {"path": args.tokenizer}, "task": {"name": args.task}}, settings)
+    is_recipe = len(args.data) == 1 and args.data[0].endswith((".yaml", ".yml")) and args.task is None
+    if args.task is None and not is_recipe:
+        raise ConfigError("--task: is needed to read data: fivetune new DATA finds it. A recipe has its own.")
+    named = {"model": {"path": args.tokenizer or TOKENIZER}, "task": {"name": args.task}}
+    config = load_config(args.data[0] if is_recipe else named, settings)
     task, data = config.task, config.data
+    if is_recipe:
+        args.data, args.against = list(data.train), [*args.against, *data.eval]
+        is_local = load_local_tokenizer(config.model.path) is not None
+        args.tokenizer = args.tokenizer or (config.model.path if is_local else None)
+    args.tokenizer = args.tokenizer or TOKENIZER
     for source in (*args.data, *args.against):
         check_source(source)
     tokenizer = load_tokenizer(args.tokenizer, Path(), key="--tokenizer")
@@ -109,7 +120,11 @@ def _collect_facts(args: argparse.Namespace, settings: dict[str, Any], on_progre
     )
     named = {"input": limits.max_input_tokens, "target": limits.max_target_tokens, "overlong": limits.overlong}
     head = {"tokenizer": args.tokenizer, "is_default_tokenizer": args.tokenizer == TOKENIZER, "limits": named}
-    return {**head, **facts, "recipe": _build_recipe(args, task) if isinstance(task, Classification) else ""}
+    return {
+        **head,
+        **facts,
+        "recipe": "" if is_recipe or not isinstance(task, Classification) else _build_recipe(args, task),
+    }
 
 
 def _build_recipe(args: argparse.Namespace, task: Any) -> str:

@@ -6,6 +6,7 @@ In: a source, and what its user named. Out: a StartPlan: the settings with their
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -249,7 +250,11 @@ def _list_warnings(plan: StartPlan, bad: Sequence[BadRecord]) -> Iterator[str]:
     split = plan.split
     if split.given_up:
         group = plan.reading.group_column
-        remedy = f". To keep the same {group} in one: --column group={group}" if "group" in split.given_up else ""
+        remedy = (
+            f". To keep the same {group} in one: {shlex.join(['--column', f'group={group}'])}"
+            if "group" in split.given_up
+            else ""
+        )
         yield (
             f"records with {plan.describe_relations(kept=False)} may be in several sets: all that relates records "
             f"would join {split.num_joined:,} of {split.num_records:,} into one group{remedy}"

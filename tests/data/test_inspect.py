@@ -212,3 +212,17 @@ def test_merged_labels_are_those_of_the_training_set(tmp_path, tokenizer_folder,
     assert found["train"]["forms"] == {"Yes": [["Yes", 10], ["yes", 5]]}
     assert found["eval"]["common"] == [["Yes", 2], ["no", 1], ["new", 1]]
     assert found["eval"]["forms"] == {"Yes": [["yes", 2]], "no": [["No", 1]]}
+
+
+def test_a_recipe_is_inspected_with_its_own_task_data_and_model(tmp_path, capsys, tokenizer_folder):
+    (tmp_path / "a.csv").write_text("text,tone\n" + "".join(f"a hat {i},{'good' if i % 2 else 'bad'}\n" for i in range(9)))
+    recipe = {
+        "model": {"path": str(tokenizer_folder)},
+        "task": {"name": "classification", "inputs": "it says: {text}", "label": "tone"},
+        "data": {"train": str(tmp_path / "a.csv")},
+    }
+    (tmp_path / "a.yaml").write_text(json.dumps(recipe))
+    assert main(["inspect", str(tmp_path / "a.yaml")]) == 0
+    assert "it says: a hat 0" in capsys.readouterr().out
+    assert main(["inspect", str(tmp_path / "a.csv")]) == 2
+    assert "--task: is needed" in capsys.readouterr().err
