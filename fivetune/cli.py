@@ -53,6 +53,10 @@ GROUPS = {
     "Help": ("list", "config", "doctor", "completion"),
 }
 """Commands in the order in which a user meets them. A user's own command is in a group of its own, More."""
+ADVICE = {
+    "find-batch": "train.batch_size: auto finds the largest batch that fits; fivetune check RECIPE tests a given size.",
+}
+"""What does the work of a name that was a command or that users look for."""
 COMMANDS = Path(__file__).parent / "commands"
 
 
@@ -130,8 +134,10 @@ def _dispatch(words: list[str], *, show_traceback: bool) -> int:
         print(f"fivetune {fivetune.__version__}")
         return 0
     if words[0] not in names:
-        known = SYNONYMS.get(words[0].replace("_", "-"), words[0])
-        _print_error(f"there is no command {words[0]!r}. {suggest_names(known, names, listing='fivetune --help')}")
+        given = words[0].replace("_", "-")
+        known = SYNONYMS.get(given, words[0])
+        advice = ADVICE.get(given) or suggest_names(known, names, listing="fivetune --help")
+        _print_error(f"there is no command {words[0]!r}. {advice}")
         return 2
     refuse_stripped_python()
     command = import_module(f"fivetune.commands.{words[0].replace('-', '_')}")

@@ -94,6 +94,8 @@ def test_unknown_command(capsys):
     code, out, err = run(capsys, "trian", "recipe")
     assert (code, out) == (2, "")
     assert err.startswith("fivetune: there is no command 'trian'. Did you mean train? All names: fivetune --help.")
+    code, out, err = run(capsys, "find-batch", "recipe")
+    assert (code, out) == (2, "") and "train.batch_size: auto" in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize("command", ["train", "check"])

@@ -164,19 +164,6 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     Console(highlight=False, width=shutil.get_terminal_size((WIDTH, 24)).columns).print(grid)
 
 
-def write_finder_result(name: str, found: dict[str, Any], *, run: str, out: Path | None) -> Path:
-    """Write the result of a finder beside the run, as JSON and as a page; returns the path of the page."""
-    from fivetune.reading.report.page.render import render_html
-    from fivetune.reading.report.run.finders import build_finder_page
-    from fivetune.rundir import build_sibling_path, write_json, write_text
-
-    path = out or build_sibling_path(run, f"{name}.json")
-    write_json(path, found)
-    page = path.with_suffix(".html")
-    write_text(page, render_html(build_finder_page(name, found, run=run)))
-    return page
-
-
 # --- a recipe from data ---
 
 

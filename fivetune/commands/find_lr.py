@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fivetune.commands import print_json, print_text, write_finder_result
+from fivetune.commands import print_json, print_text
 
 TAKES_SETTINGS = True
 
@@ -27,7 +27,11 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.config import load_config
     from fivetune.config.layers import parse_overrides
     from fivetune.errors import IncompleteError
+    from fivetune.reading.report.page.render import render_html
+    from fivetune.reading.report.run.range_test import build_range_test_page
+    from fivetune.rundir import build_sibling_path, write_json, write_text
     from fivetune.rundir.progress import Progress
+    from fivetune.rundir.reader import FIND_LR
     from fivetune.training.autotune.find_lr import find_lr
 
     config = load_config(args.recipe, parse_overrides(args.settings))
@@ -38,7 +42,10 @@ def run(args: argparse.Namespace) -> int:
     finally:
         progress.close()
     result = found.as_dict() | {"optimizer": config.optimizer.plugin_name()}
-    page = write_finder_result("find-lr", result, run=config.run.dir, out=args.out)
+    path = args.out or build_sibling_path(config.run.dir, FIND_LR)
+    write_json(path, result)
+    page = path.with_suffix(".html")
+    write_text(page, render_html(build_range_test_page(result, run=config.run.dir)))
     if args.json:
         print_json({"lr": found.lr, "steepest": found.steepest, "tenth": found.tenth, "page": str(page)})
     else:

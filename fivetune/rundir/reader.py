@@ -23,7 +23,6 @@ from fivetune.rundir.confidence_file import read_temperature
 from fivetune.rundir.config_file import find_config_change
 from fivetune.rundir.figures import find_chosen_eval
 from fivetune.rundir.files import lock_file, open_regular
-from fivetune.rundir.finders import BatchTest, RangeTest
 from fivetune.rundir.layout import (
     CHECKSUMS,
     CONFIG,
@@ -41,6 +40,7 @@ from fivetune.rundir.layout import (
 )
 from fivetune.rundir.parse import name_json_type, parse_record
 from fivetune.rundir.plan import read_plan
+from fivetune.rundir.range_test import RangeTest
 from fivetune.rundir.record_checksums import PREDICTION_FILES, describe_change, find_changed_records
 from fivetune.rundir.records import (
     STATES,
@@ -60,11 +60,10 @@ from fivetune.values import as_finite_number
 T = TypeVar("T", RunStatus, MachineRecord, DataSummary)
 Line = TypeVar("Line", StepRecord, EvalRecord, TelemetryRecord)
 # A record that is used without any damage or not at all.
-Whole = TypeVar("Whole", bound=Prediction | TraceSummary | RangeTest | BatchTest)
+Whole = TypeVar("Whole", bound=Prediction | TraceSummary | RangeTest)
 
 REWRITTEN = (STATUS, MACHINE, DATA)
-RESULTS: dict[str, type[RangeTest | BatchTest]] = {"find-lr": RangeTest, "find-batch": BatchTest}
-"""What the files beside a run (<run>.find-lr.json) hold, by the name of the finder."""
+FIND_LR = "find-lr.json"  # <run>.find-lr.json, next to the run directory
 TORN = "no whole JSON value"
 OnDamage = Callable[[str], object]  # receives a sentence for each damaged file or line, which then counts as missing
 LARGEST_PLAUSIBLE = 1e15  # of a step or a time stamp; larger values overflow when they are formatted
@@ -155,7 +154,8 @@ def read_run(folder: str | Path) -> Run:
         damage.append(f"{folder / STEPS}: {missing}")
     telemetry, plan = read_telemetry(folder, on_damage=damage.append), read_plan(folder, on_damage=damage.append)
     status = _complete_status(status, steps, telemetry)
-    trace, found = _read_table(TraceSummary, folder / TRACE, damage.append), _read_finders(folder, damage.append)
+    trace = _read_table(TraceSummary, folder / TRACE, damage.append)
+    range_test = _read_table(RangeTest, build_sibling_path(folder, FIND_LR), damage.append)
     damage += find_changes(folder, listed := read_checksums(folder, on_damage=damage.append), known=damage)
     warnings = [*dict.fromkeys([*(one.message for one in status.warnings), *damage])]  # a resume recorded what it met
 
@@ -188,7 +188,7 @@ def read_run(folder: str | Path) -> Run:
         telemetry=telemetry,
         trace=trace,
         plan=plan,
-        found=found,
+        range_test=range_test,
         temperature=temperature,
         has_model=find_model_folder(folder).is_dir(),
     )
@@ -220,14 +220,6 @@ def find_changes(folder: Path, listed: Mapping[str, JsonValue], *, known: Sequen
     """
     changes = find_changed_records(folder, listed)
     return [text for name, text in changes if not any(one.startswith(f"{folder / name}:") for one in known)]
-
-
-def _read_finders(folder: Path, on_damage: OnDamage) -> dict[str, JsonTable]:
-    """Read the results of find-lr and find-batch beside a run, by the name of the command."""
-    found = {
-        name: _read_table(kind, build_sibling_path(folder, f"{name}.json"), on_damage) for name, kind in RESULTS.items()
-    }
-    return {name: table for name, table in found.items() if table}
 
 
 def read_steps(folder: Path, *, on_damage: OnDamage) -> list[StepRecord]:
@@ -328,7 +320,7 @@ def _read_record(kind: type[T], path: Path, on_damage: OnDamage | None) -> T:
     return kind() if record is None else record
 
 
-def _read_table(kind: type[TraceSummary | RangeTest | BatchTest], path: Path, on_damage: OnDamage) -> JsonTable:
+def _read_table(kind: type[TraceSummary | RangeTest], path: Path, on_damage: OnDamage) -> JsonTable:
     """Read a JSON file as the table of a record; {} if the file is missing, or has any damage, which `on_damage` gets.
 
     Such a file is used as a whole or not at all, because its values belong together: times and their shares, rates and
@@ -349,9 +341,9 @@ def _read_table(kind: type[TraceSummary | RangeTest | BatchTest], path: Path, on
     return {}
 
 
-def find_result_flaw(name: str, table: Mapping[str, JsonValue]) -> str | None:
-    """Find why the result of a finder (`find-lr`) is damaged; None if it can be drawn."""
-    record, reason = _parse_whole(RESULTS[name], {**table})
+def find_range_test_flaw(table: Mapping[str, JsonValue]) -> str | None:
+    """Find why the result of `find-lr` is damaged; None if it can be drawn."""
+    record, reason = _parse_whole(RangeTest, {**table})
     return reason if record is None else record.find_flaw()
 
 

@@ -474,7 +474,7 @@ class Run:
             of those that have been read.
         temperature: of the confidences that model/ gives; 1 if they are the model's own.
         has_model: model/ is there, also of a run that failed after it was written.
-        trace: the table of a TraceSummary; found: the tables of a RangeTest and a BatchTest by command (`find-lr`).
+        trace: the table of a TraceSummary; range_test: the table of a RangeTest (`fivetune find-lr`).
     """
 
     name: str
@@ -489,7 +489,7 @@ class Run:
     damage: list[str] = field(default_factory=list[str])
     telemetry: list[TelemetryRecord] = field(default_factory=list[TelemetryRecord])
     trace: JsonTable = field(default_factory=JsonTable)
-    found: dict[str, JsonTable] = field(default_factory=dict[str, JsonTable])
+    range_test: JsonTable = field(default_factory=JsonTable)
     plan: Plan | None = None
     temperature: float = 1.0
     has_model: bool = False

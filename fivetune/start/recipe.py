@@ -145,7 +145,7 @@ def _list_training_lines(plan: StartPlan) -> Iterator[Line]:
     num_train = plan.sizes["train"]
     batch = choose_batch(num_train)
     epochs = choose_epochs(num_train, batch)
-    yield Line("train", "batch_size", 8, "examples that are in memory at once; fivetune find-batch measures what fits")
+    yield Line("train", "batch_size", 8, "examples that are in memory at once; auto finds what fits")
     reason = f"examples per step: {num_train:,} examples give {math.ceil(num_train / batch):,} steps per epoch"
     yield Line("train", "global_batch_size", batch, reason)
     reason = f"about {math.ceil(num_train * epochs / batch):,} steps at most; ten evaluations select the best weights"

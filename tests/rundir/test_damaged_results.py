@@ -1,4 +1,4 @@
-"""Damaged predictions, traces and results of finders: named on the terminal and in the report, which omits them."""
+"""Damaged predictions, traces and results of find-lr: named on the terminal and in the report, which omits them."""
 
 from __future__ import annotations
 
@@ -31,13 +31,8 @@ RATES = {
     "lrs": [1e-3, 1e-2], "losses": [3.0, 2.0], "smoothed": [3.0, 2.0], "steepest": None, "tenth": 1e-3, "lr": 1e-3,
     "stopped": "all rates were tried", "rule": "a tenth", "optimizer": "adamw",
 }  # fmt: skip
-SIZES = {
-    "speeds": [{"batch_size": 1, "tokens_per_second": 9.0}], "batch_size": 1, "total": 1, "device": "cpu",
-    "precision": "fp32", "rule": "the smallest",
-    "fit": {"batch_size": 1, "measured_bytes": 9, "forecast_bytes": 9, "state_bytes": 9, "why": "it is all"},
-}  # fmt: skip
 LINE = {"id": "q1", "prediction": "a", "references": ["a"], "scores": {"exact": 1.0, "f1": 1.0}, "confidence": 0.5}
-FILES = {"run/trace/summary.json": TRACE, "run.find-lr.json": RATES, "run.find-batch.json": SIZES}
+FILES = {"run/trace/summary.json": TRACE, "run.find-lr.json": RATES}
 PREDICTIONS = "run/predictions/eval-250.jsonl"
 NO_JSON = [b"", b" \n", b"{", b"[" * 100_000, b"[]", b"null", b"3", b'"text"', b"{}", b"\x00\xff\x80", b'{"a": "\xe5"}']
 CHANGES: list[tuple[str, tuple[str | int, ...], Any]] = [
@@ -57,14 +52,6 @@ CHANGES: list[tuple[str, tuple[str | int, ...], Any]] = [
         (("rule",), []), (("smoothed",), {"a": 1}), (("smoothed",), [True, 1.0]), (("smoothed", 1), float("inf")),
         (("lrs",), DEEP), (("rule",), DEEP),
     )),
-    *(("run.find-batch.json", path, value) for path, value in (
-        (("speeds",), []), (("speeds",), None), (("speeds",), "x"), (("speeds", 0), {}), (("speeds", 0), None),
-        (("speeds", 0, "batch_size"), 0), (("speeds", 0, "batch_size"), 1.5), (("speeds", 0, "batch_size"), "1"),
-        (("speeds", 0, "tokens_per_second"), 0), (("speeds", 0, "tokens_per_second"), -1.0), (("batch_size",), -1),
-        (("speeds", 0, "tokens_per_second"), NAN), (("speeds", 0, "tokens_per_second"), HUGE), (("batch_size",), []),
-        (("batch_size",), None), (("fit",), None), (("fit",), []), (("fit", "why"), 3), (("fit", "batch_size"), "8"),
-        (("fit", "measured_bytes"), HUGE), (("device",), None), (("precision",), 16),
-    )),
 ]  # fmt: skip
 LINES = [
     *NO_JSON[2:],
@@ -83,7 +70,7 @@ LINES = [
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory) -> Path:
-    """A small run directory with a trace, and the results of both finders beside it."""
+    """A small run directory with a trace, and the result of find-lr next to it."""
     folder = tmp_path_factory.mktemp("damaged")
     run = fake_run()
     small = {name: lines[:3] for name, lines in run.predictions.items()}
@@ -126,8 +113,8 @@ def change_value(table: Any, path: tuple[str | int, ...], value: Any) -> bytes:
 
 def test_whole_files_are_no_damage(written):
     run = read_run(written / "run")
-    assert len(run.predictions["eval-250"]) == 3 and sorted(run.found) == ["find-batch", "find-lr"]
-    assert run.trace["busy_share"] == 0.5 and run.found["find-lr"]["optimizer"] == "adamw"
+    assert len(run.predictions["eval-250"]) == 3 and run.range_test["lr"] == 1e-3
+    assert run.trace["busy_share"] == 0.5 and run.range_test["optimizer"] == "adamw"
     assert build_trace_page(run.trace, title="t").sections[0].parts and run.damage == []
 
 
@@ -142,8 +129,8 @@ def test_a_damaged_result_is_left_out_and_named_once(damage, name, content):
     run = damage(name, content)
     assert len(run.damage) == 1 and f"/{name}" in run.damage[0] and "damaged: " in run.damage[0]
     assert run.damage[0].endswith("Restore the file. It is left out.") and run.warnings[-1] == run.damage[0]
-    kept = {"run/trace/summary.json": run.trace, **{f"run.{key}.json": table for key, table in run.found.items()}}
-    assert not kept.get(name) and sum(map(bool, kept.values())) == 2
+    kept = {"run/trace/summary.json": run.trace, "run.find-lr.json": run.range_test}
+    assert not kept.get(name) and sum(map(bool, kept.values())) == 1
 
 
 @pytest.mark.parametrize("line", LINES)
@@ -170,7 +157,7 @@ def test_numbers_of_any_size_in_the_columns_of_the_data_are_no_damage(damage):
 @pytest.mark.parametrize("name", FILES)
 def test_unknown_keys_of_a_result_are_no_damage_at_any_depth(damage, name):
     run = damage(name, json.dumps(FILES[name] | {"new": DEEP, "large": HUGE}).encode())
-    assert run.damage == [] and run.trace and len(run.found) == 2
+    assert run.damage == [] and run.trace and run.range_test
 
 
 @pytest.mark.parametrize("extra", [{"new": DEEP}, {"meta": {"topic": DEEP}}])
@@ -194,7 +181,7 @@ def test_the_report_and_the_terminal_name_all_damage(damage, written, capsys):
     told, page = capsys.readouterr().err, (written / "run" / "report.html").read_text()
     assert told.count("warning: ") == len(names) and all(told.count(f"/{name}") == 1 for name in names)
     assert all(page.count(f"/{name}") == 1 for name in names)
-    assert "Damaged lines in all: 2." in told and "<h2>Trace" not in page and "Micro-batch size" not in page
+    assert "Damaged lines in all: 2." in told and "<h2>Trace" not in page and "range test" not in page
 
 
 def test_a_comparison_names_damaged_predictions(damage, written, tmp_path, capsys):

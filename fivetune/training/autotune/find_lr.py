@@ -22,8 +22,8 @@ from fivetune.config.data import NO_SPLIT
 from fivetune.data.store.stream import TrainingStream
 from fivetune.errors import ConfigError, NumericError
 from fivetune.machine.telemetry.devices import translate_oom_errors
-from fivetune.rundir.finders import RangeTest
 from fivetune.rundir.progress import ProgressCallback, ignore_progress
+from fivetune.rundir.range_test import RangeTest
 from fivetune.training.autotune.probe import restore_learner
 from fivetune.training.setup import set_up
 from fivetune.training.step.learner import Learner, build_optimizer

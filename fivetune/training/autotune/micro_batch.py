@@ -8,6 +8,7 @@ kill the process, so a trial runs only if the forecast from smaller trials fits.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,7 +19,6 @@ from fivetune.errors import format_size, is_out_of_memory
 from fivetune.machine.telemetry.devices import translate_oom_errors
 from fivetune.machine.telemetry.memory import get_free_bytes, get_used_bytes, measure_peak_bytes
 from fivetune.model.backend import Forward
-from fivetune.rundir.finders import Fit
 from fivetune.training.autotune.probe import forward_backward, restore_state
 
 if TYPE_CHECKING:
@@ -26,6 +26,32 @@ if TYPE_CHECKING:
     from fivetune.types import Autocast
 
 CPU_MEMORY_SHARE = 0.8  # of the CPU's free memory that training may take
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The largest micro-batch that fits into memory.
+
+    Args:
+        batch_size: examples per forward pass; a divisor of the global batch.
+        measured_bytes: peak memory of forward and backward with weights and gradients; on a GPU with state_bytes too.
+        forecast_bytes: the linear forecast of measured_bytes from the smaller trials.
+        state_bytes: size of the optimizer's state.
+        why: the reason why the search ended.
+    """
+
+    batch_size: int
+    measured_bytes: int
+    forecast_bytes: int
+    state_bytes: int
+    why: str
+
+    def __str__(self) -> str:
+        return (
+            f"train.batch_size auto: {self.batch_size} examples, {format_size(self.measured_bytes)} measured on the "
+            f"longest (forecast {format_size(self.forecast_bytes)}), optimizer state {format_size(self.state_bytes)}; "
+            f"{self.why}"
+        )
 
 
 def find_largest_fit(

@@ -21,11 +21,11 @@ from fivetune.reading.report.page.wording import (
 from fivetune.reading.report.run.confidence import build_confidence_section
 from fivetune.reading.report.run.data import build_data_section
 from fivetune.reading.report.run.examples import build_run_examples_section
-from fivetune.reading.report.run.finders import build_finder_sections
 from fivetune.reading.report.run.learning import build_learning_section
 from fivetune.reading.report.run.load_charts import build_run_load_section
 from fivetune.reading.report.run.outcome import build_figures_section, build_verdict_section
 from fivetune.reading.report.run.problems import build_evidence_section, list_problems
+from fivetune.reading.report.run.range_test import build_range_test_sections
 from fivetune.reading.report.run.scores import (
     choose_best_eval,
     find_baseline_eval,
@@ -71,7 +71,7 @@ def build_page(run: Run, *, reference_runs: Sequence[Run] = (), notes: Sequence[
         build_trace_section(run.trace),
         build_step_time_section(run),
         build_run_load_section(run),
-        *build_finder_sections(run.found),
+        *build_range_test_sections(run.range_test),
         build_data_section(run),
         build_confidence_section(lines, key, temperature=best.temperature if best else None, applied=run.temperature),
         build_slices_section(lines, key),
