@@ -217,6 +217,8 @@ def print_start(started: Started) -> None:
     _print_columns(started)
     kind = reading.task if reading.kind == reading.task else f"{reading.task} ({reading.kind})"
     fields: list[tuple[str, str]] = [("task", f"{kind}: {reading.reason}")]
+    if plan.reading.id_column:
+        fields.append(("", f"id: {plan.reading.id_column}"))
     if plan.reading.unread:
         fields.append(("", f"not read: {', '.join(plan.reading.unread[:MAX_COLUMNS])}"))
     for other in plan.reading.others:

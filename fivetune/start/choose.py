@@ -15,7 +15,16 @@ from operator import attrgetter
 from fivetune.data.readers.records import as_bad_record, parse_item, read_records
 from fivetune.data.readers.source_files import BadRecord, quote_value
 from fivetune.errors import ConfigError, DataError
-from fivetune.start.columns import Column, RawTable, as_text, build_table, describe_column, find_value, is_empty_cell
+from fivetune.start.columns import (
+    Column,
+    RawTable,
+    as_text,
+    build_table,
+    describe_column,
+    describe_second_names,
+    find_value,
+    is_empty_cell,
+)
 from fivetune.start.readings import SIGNATURES, TASKS, iter_readings
 from fivetune.start.roles import USUAL, Given, find_given, find_group, find_language, is_column_name, split_name
 from fivetune.start.survey import ENOUGH, FEW_WORDS, MARGIN, TARGET_ROLES, Reading, Survey, make_survey
@@ -180,8 +189,10 @@ def _complete(reading: Reading, others: Sequence[Reading], survey: Survey) -> Re
     group = find_group(survey.table, survey.given, [*taken, identity or ""], inputs)
     known = (*taken, *(name.partition(".")[0] for name in taken), identity, group, "id")
     unread = [name for name in survey.columns if name not in known and reading.task not in SIGNATURES]
+    wholes = [f"{name} is made of {', '.join(parts)}, and is not read" for name, parts in survey.wholes.items()]
     return replace(
         reading,
+        warnings=[*reading.warnings, *wholes, *describe_second_names(survey.table)],
         columns=renamed,
         id_column=identity,
         group_column=group,

@@ -28,6 +28,7 @@ MIN_RECORDS = 10  # fewer leave no validation or test set
 MAX_RECORDS = 20_000  # records that the readings are based on
 MAX_LABELS = 200  # a column with more distinct values is not taken for labels
 MAX_LABEL_CHARS = 60
+NUM_COMPARED = 200  # records of which texts are compared
 MIN_WORDS = 3  # mean words from which on texts are running text
 
 MONTH = (
@@ -300,3 +301,48 @@ def _find_kind(values: Sequence[object], texts: Sequence[str]) -> Kind:
         if all(form.fullmatch(text) for text in texts):
             return kind
     return "text"
+
+
+def find_wholes(table: RawTable, columns: Mapping[str, Column]) -> dict[str, list[str]]:
+    """Find the texts that are made of at least two others, and of words that repeat: the whole prompt with its answer.
+
+    Returns: column -> those that it holds.
+    """
+    texts = [name for name, column in columns.items() if column.has_text and column.mean_words >= 2]
+    texts.sort(key=lambda name: -columns[name].mean_chars)
+    records = table.records[:: 1 + table.num_records // NUM_COMPARED]
+    found: dict[str, list[str]] = {}
+    for place, name in enumerate(texts[:-2]):
+        frames: Counter[str] = Counter()
+        held: Counter[str] = Counter()
+        asked: Counter[str] = Counter()
+        for record in records:
+            frame = as_text(find_value(record.fields, name))
+            for part in texts[place + 1 :]:
+                value = as_text(find_value(record.fields, part) or "")
+                asked[part] += bool(value)
+                if value and value in frame:
+                    held[part] += 1
+                    frame = frame.replace(value, " ", 1)
+            frames["".join(frame.split())] += 1
+        parts = [part for part in held if held[part] > 0.9 * asked[part]]
+        if len(parts) > 1 and len(frames) <= max(3, 0.1 * len(records)):
+            found[name] = parts
+    return found
+
+
+def describe_second_names(table: RawTable) -> list[str]:
+    """Describe a first record that may be a second line of names: short cells, no number where all others have one."""
+    if not table.first_line or len(table.records) < 2:
+        return []
+    first = table.records[0].fields
+    cells = [as_text(first[name]) for name in table.columns if not is_empty_cell(first.get(name))]
+    is_odd = False
+    for name, column in table.columns.items():
+        if column.num_filled >= table.num_records - 1 and column.kind in ("number", "text"):
+            values = [value for value in table.list_values(name)[1:] if not is_empty_cell(value)]
+            is_number = len(values) == table.num_records - 1 and _find_kind(values, [*map(as_text, values)]) == "number"
+            is_odd |= is_number and NUMBER.fullmatch(as_text(first.get(name) or "")) is None
+    if not is_odd or not all(count_words(cell) <= MIN_WORDS for cell in cells):
+        return []
+    return [f"the first record, {', '.join(cells)}, may be a second line of names: delete it from the file if so"]

@@ -201,6 +201,11 @@ def _list_sources(survey: Survey, target: str, texts: Sequence[str]) -> list[lis
     return [[name] for name in (known or others)[:3]]
 
 
+def _is_document(name: str) -> bool:
+    """Whether a column is named as what has summaries."""
+    return not {*split_name(name)}.isdisjoint(["article", "document", "documents", "dialogue", "dialog", "transcript"])
+
+
 def _is_longer_summary(survey: Survey, name: str, other: str) -> bool:
     """Whether a column is named as a summary, and its texts are longer than those of another column."""
     return rate_name("summary", name) >= 2 and survey.columns[name].mean_chars > survey.columns[other].mean_chars
@@ -223,11 +228,12 @@ def _read_pair(survey: Survey, sources: Sequence[str], target: str) -> Reading:
     # the kind of the pair
     word = split_name(target)[-1]
     languages = find_language(source), find_language(target)
+    is_unknown = survey.rate(target, "targets") == 0
     if all(languages) and languages[0] != languages[1]:
         kind, prefix = "translation", f"translate {languages[0]} to {languages[1]}: "
         form = reason = f"the columns {source} and {target} are named after languages"
         others = [name for name in survey.columns if find_language(name) and name not in used]
-    elif not is_longer and (rate_name("summary", target) >= 2 or (is_short and word not in OUTPUTS.split())):
+    elif not is_longer and (rate_name("summary", target) >= 2 or (is_short and _is_document(source) and is_unknown)):
         kind, prefix = "summarisation", "summarize: "
         reason = f"{target} is {last.mean_chars / max(first.mean_chars, 1):.0%} as long as {_join(sources)}"
     # what speaks against it
@@ -265,20 +271,11 @@ def read_instructions(survey: Survey) -> Iterator[Reading]:
     further = survey.list_columns("inputs", "context", "question", minimum=USUAL)
     read = [name for name in texts if name in further and name not in (*targets, found[0])]
     for target in targets:
-        extra = [name for name in read if not _has_target(survey, name, target)]
-        reason = f"{_join([found[0], *extra])} instruct, {target} is the answer"
-        roles = {"inputs": [found[0], *extra], "targets": [target]}
+        reason = f"{_join([found[0], *read])} instruct, {target} is the answer"
+        roles = {"inputs": [found[0], *read], "targets": [target]}
         pair = Reading("instructions", "jsonl", roles, reason)
-        doubts = _describe_outputs(_list_outputs(survey, [found[0], *extra, target]))
+        doubts = _describe_outputs(_list_outputs(survey, [found[0], *read, target]))
         yield survey.weigh(pair, form="instruction and output", doubts=doubts)
-
-
-def _has_target(survey: Survey, name: str, target: str) -> bool:
-    """Whether most texts of a column have what is learned in them: Alpaca's `text` is the whole of a record."""
-    texts = [[as_text(value) for value in survey.table.list_values(one)] for one in (name, target)]
-    pairs = zip(*texts, strict=True)
-    found = [learned in text for text, learned in pairs if count_words(learned) > LONG_ANSWER_WORDS]
-    return sum(found) > 0.9 * len(found)
 
 
 CHATS = (("role", "content", "system", "user", "assistant"), ("from", "value", "system", "human", "gpt"))
@@ -298,10 +295,21 @@ def read_chat(survey: Survey) -> Iterator[Reading]:
             num_long = sum(len(roles) > len(form) for roles in spoken)
             further = f"{num_long:,} of {len(spoken):,} chats go on after the first answer, which is not read"
             warnings = [further] if num_long else []
+            num_other = sum(roles[: len(form)] != form for roles in spoken)
+            others = Counter(str(one) for roles in spoken for one in roles if one not in speakers)
+            shown = ", ".join(f"{one} ({number:,})" for one, number in others.most_common(5))
+            tools = [f"{one} is not read" for one in survey.columns if one in ("tools", "functions")]
+            if num_other:
+                warnings.append(
+                    f"{num_other:,} of {len(spoken):,} chats do not begin with {_join(form)}: {shown or 'others'}"
+                )
+            elif shown:
+                warnings.append(f"turns of others are not read: {shown}")
             outputs = _list_outputs(survey, [name])
+            doubts = _describe_outputs(outputs)
             for target in (paths[-1], *outputs):
                 roles = {"inputs": paths[:-1], "targets": [target]}
-                found = Reading("chat", "jsonl", roles, reason, warnings=warnings, doubts=_describe_outputs(outputs))
+                found = Reading("chat", "jsonl", roles, reason, warnings=[*warnings, *tools], doubts=doubts)
                 yield replace(found, evidence=[Evidence(CERTAIN, "lists of messages")])
 
 

@@ -74,8 +74,8 @@ WORDS: Mapping[str, tuple[str, str]] = {
         "abstract headline headlines title titel titre titulo título subtitle subtitulo subtítulo "
         "reply answer answers reference references ref human_reference queries "
         "short corrected correction corrections correct simple simplification simplifications simplified paraphrase "
-        "paraphrases query sql sparql code snippet equation equations formula linear_formula annotated_formula "
-        "program resolution solution dst msg commit_message docstring "
+        "paraphrases query queries sql sparql cypher code snippet equation equations formula linear_formula "
+        "annotated_formula program resolution solution dst msg commit_message docstring "
         "doctor slots entities keyphrases keywords regex bash cmd command target_sequence chosen gold",
     ),
     "summary": ("summary highlights abstract headline headlines title titulo título tldr zusammenfassung resumen", ""),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import NamedTuple
 
-from fivetune.start.columns import Column, RawTable, as_text, count_words, describe_column
+from fivetune.start.columns import Column, RawTable, as_text, count_words, describe_column, find_wholes
 from fivetune.start.roles import CLEAR, COPIES, PAIRED, SUBJECTS, USUAL, Given, rate_name, split_language, split_name
 from fivetune.types import JsonTable
 
@@ -106,11 +106,16 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The columns of a table that hold values, with those that the user named."""
+    """The columns of a table that hold values, with those that the user named.
+
+    Args:
+        wholes: text that is made of others, which is not among the columns -> those others.
+    """
 
     table: RawTable
     given: Given
     columns: Mapping[str, Column]
+    wholes: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def rate(self, name: str, *roles: str) -> int:
         """Rate how clearly a column's name says one of these roles; a column that the user gave it has CLEAR + 1."""
@@ -137,14 +142,14 @@ class Survey:
         return aside >= USUAL and aside > max(learned, self.rate(name, *READ))
 
     def is_id(self, name: str) -> bool:
-        """Whether a column tells the records apart: codes with the name of an id, or with letters and another name."""
+        """Whether a column tells the records apart: codes in all of them, with the name of an id, or as T-0017."""
         column = self.columns.get(name)
-        if column is None or not column.has_codes or column.has_fractions or column.kind == "date":
+        if column is None or column.has_fractions or column.num_filled < self.table.num_records:
             return False
-        points = max(rate_name(role, name) for role in ("date", "number", "targets", "answer"))
+        others = max(rate_name(role, name) for role in ("date", "number", "targets", "answer"))
         is_code = column.kind == "text" and re.fullmatch(r"[^\W\d_][\w-]*|[\w-]{8,}", column.example) is not None
-        is_unique = column.num_distinct == self.table.num_records
-        return rate_name("id", name) > points or (points == 0 and is_code and is_unique)
+        is_code &= others == 0 and column.num_distinct == self.table.num_records
+        return column.has_codes and column.kind != "date" and (is_code or rate_name("id", name) > others)
 
     def is_subject(self, name: str) -> bool:
         """Whether a column says what a text is about: words that repeat, with such a name."""
@@ -353,4 +358,5 @@ def make_survey(table: RawTable, given: Given) -> Survey:
         columns.pop("Status", None)
     for name in named:
         columns[name] = table.columns.get(name) or describe_column(name, table.list_values(name))
-    return Survey(table, given, columns)
+    wholes = {name: parts for name, parts in find_wholes(table, columns).items() if name not in named}
+    return Survey(table, given, {name: columns[name] for name in columns if name not in wholes}, wholes)

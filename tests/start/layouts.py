@@ -177,6 +177,10 @@ KINDS: dict[str, Callable[[Draw, int], object]] = {
     "lettered cell": lambda draw, row: str(dict(zip("ABCD", draw.sample(WHAT, 4), strict=True))),
     "json cell": lambda draw, row: json.dumps(draw.sample(WHAT, 4)),
     "lines cell": lambda draw, row: "\n".join(f"{a}) {b}" for a, b in zip("ABCD", draw.sample(WHAT, 4), strict=True)),
+    "graph": lambda draw, row: f"MATCH (p:Person) WHERE p.number > {row} RETURN p.name",
+    "turns of tools": lambda draw, row: chat("human", *["tool"] * (row % 3 == 0), "gpt", who="from", said="value")(
+        draw, row
+    ),
     "option objects": lambda draw, row: [{"key": a, "value": f"{row} {a}s"} for a in "ABCD"],
     "marked objects": lambda draw, row: [{"text": f"{row} {a}s", "correct": a == row % 4} for a in range(4)],
     "lettered": lambda draw, row: dict(zip("ABCD", draw.sample(WHAT, 4), strict=True)),
@@ -196,6 +200,10 @@ def make_rows(layout: str, num: int = 90) -> list[dict[str, object]]:
     for row in range(num):
         fields: dict[str, object] = {}
         for name, _, kind in columns:
+            if kind.startswith("whole of "):
+                kept = [str(fields.get(one, "")) for one in kind.split()[2:]]
+                fields[name] = "\n".join(f"<|{place}|> {text}" for place, text in enumerate(kept))
+                continue
             outer, _, inner = name.partition(".") if not name.startswith("#") else (name, "", "")
             value = KINDS[kind](draw, row)
             if inner:
@@ -365,6 +373,13 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "a list of labels without a known name": ("text=sentence | ailments=labels", "tags: ailments < text"),
     "two texts without known names": ("Anfang=sentence | Ende=german", "?"),
     "entities as text": ("text=sentence | entities=spans", "jsonl: entities < text"),
+    # texts that are made of others; code of a language without a known name; tools
+    "Alpaca with whole prompts": ("instruction=sentence | input=maybe | output=reply | text=whole of instruction input output", "jsonl: output < instruction input"),
+    "prompts with their answers": ("input=question | output=reply | text=whole of input output", "jsonl: output < input"),
+    "whole dialogues of questions": ("question=question | answer=reply | formatted=whole of question answer", "unifiedqa abstractive: answer < question"),
+    "whole posts": ("titel=sentence | inhalt=paragraph | alles=whole of titel inhalt | kategorie=three", "classification: kategorie < titel inhalt"),
+    "graph queries": ("question=question | schema=long | cypher=graph", "jsonl: cypher < question schema"),
+    "chat with tools": ("conversations=turns of tools | tools=constant", "jsonl: conversations.1.value < conversations.0.value"),
     # answers beside answers, and columns in several languages
     "an ideal answer beside a chat": ("messages=turns | ideal_response=reply", "?"),
     "preferences beside a chat": ("messages=turns | chosen=reply | rejected=reply", "?"),
