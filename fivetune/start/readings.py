@@ -271,11 +271,20 @@ def read_instructions(survey: Survey) -> Iterator[Reading]:
     further = survey.list_columns("inputs", "context", "question", minimum=USUAL)
     read = [name for name in texts if name in further and name not in (*targets, found[0])]
     for target in targets:
-        reason = f"{_join([found[0], *read])} instruct, {target} is the answer"
-        roles = {"inputs": [found[0], *read], "targets": [target]}
+        extra = [name for name in read if not _has_target(survey, name, target)]
+        reason = f"{_join([found[0], *extra])} instruct, {target} is the answer"
+        roles = {"inputs": [found[0], *extra], "targets": [target]}
         pair = Reading("instructions", "jsonl", roles, reason)
-        doubts = _describe_outputs(_list_outputs(survey, [found[0], *read, target]))
+        doubts = _describe_outputs(_list_outputs(survey, [found[0], *extra, target]))
         yield survey.weigh(pair, form="instruction and output", doubts=doubts)
+
+
+def _has_target(survey: Survey, name: str, target: str) -> bool:
+    """Whether most texts of a column have what is learned in them."""
+    texts = [[as_text(value) for value in survey.table.list_values(one)] for one in (name, target)]
+    pairs = zip(*texts, strict=True)
+    found = [learned in text for text, learned in pairs if count_words(learned) > LONG_ANSWER_WORDS]
+    return sum(found) > 0.9 * len(found)
 
 
 CHATS = (("role", "content", "system", "user", "assistant"), ("from", "value", "system", "human", "gpt"))

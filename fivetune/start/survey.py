@@ -288,7 +288,7 @@ class Survey:
 
     def _is_output(self, name: str) -> bool:
         column = self.columns[name]
-        return column.has_text and column.mean_words >= LONG_WORDS and self.rate(name, "targets", "answer") >= USUAL
+        return column.has_text and column.is_running and self.rate(name, "targets", "answer") >= USUAL
 
     def _weigh_unread(self, name: str, *, is_certain: bool, is_guess: bool) -> tuple[int, str]:
         """Weigh a column that a reading leaves out: one that is named as a target speaks for another reading.

@@ -380,6 +380,8 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "whole posts": ("titel=sentence | inhalt=paragraph | alles=whole of titel inhalt | kategorie=three", "classification: kategorie < titel inhalt"),
     "graph queries": ("question=question | schema=long | cypher=graph", "jsonl: cypher < question schema"),
     "chat with tools": ("conversations=turns of tools | tools=constant", "jsonl: conversations.1.value < conversations.0.value"),
+    "a translation beside a judgement": ("sentence=german | translation=sentence | label=flag", "?"),
+    "a translation in Spanish beside a grade": ("oración=german | traducción=sentence | valoración=three", "?"),
     # answers beside answers, and columns in several languages
     "an ideal answer beside a chat": ("messages=turns | ideal_response=reply", "?"),
     "preferences beside a chat": ("messages=turns | chosen=reply | rejected=reply", "?"),
