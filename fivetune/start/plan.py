@@ -23,7 +23,15 @@ from fivetune.data.readers.tables import replace_empty_cell
 from fivetune.data.split import EvalSplit, Relation, ThreeWaySplit, split_in_three
 from fivetune.errors import DataError
 from fivetune.start.choose import convert_record, infer_task
-from fivetune.start.columns import RawTable, build_table, describe_form, find_value, is_empty_cell, skip_head_lines
+from fivetune.start.columns import (
+    WITHOUT_BLANKS,
+    RawTable,
+    build_table,
+    describe_form,
+    find_value,
+    is_empty_cell,
+    skip_head_lines,
+)
 from fivetune.start.roles import Given
 from fivetune.start.survey import Reading
 from fivetune.tasks import load_task
@@ -218,8 +226,18 @@ def measure_texts(examples: Sequence[TextExample], tokenizer: Any) -> TokenLengt
     if tokenizer is not None:
         return measure_lengths(tokenizer, examples, targets, answers_can_be_lost=False)
     texts = ([one.inputs for one in examples], targets)
-    inputs, learned = (np.array([math.ceil(len(one) / CHARS_PER_TOKEN) + 1 for one in part]) for part in texts)
+    inputs, learned = (np.array([_estimate_tokens(one) for one in part]) for part in texts)
     return TokenLengths(inputs, inputs, inputs, learned)
+
+
+def _estimate_tokens(text: str) -> int:
+    """Estimate the tokens of a text; a character of a script without blanks is one.
+
+    >>> _estimate_tokens("red hat"), _estimate_tokens("什么是人工智能")
+    (4, 8)
+    """
+    num_wide = len(WITHOUT_BLANKS.findall(text))
+    return num_wide + math.ceil((len(text) - num_wide) / CHARS_PER_TOKEN) + 1
 
 
 def _choose_model(examples: Sequence[TextExample]) -> tuple[str, str]:
