@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from fivetune.errors import ConfigError, suggest_names
 from fivetune.start.columns import RawTable, find_value
@@ -160,6 +161,7 @@ def _split_words(name: str) -> list[str]:
     return re.findall(r"[^\W_]+", re.sub(r"(?<=[^\W\d_A-Z])(?=[A-Z])", "_", name).casefold())
 
 
+@lru_cache(100_000)  # columns are rated again for each reading, and a survey of people has a thousand
 def rate_name(role: str, name: str) -> int:
     """Rate how clearly the name of a column says a role, 0 to CLEAR.
 
