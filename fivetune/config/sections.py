@@ -192,7 +192,7 @@ class LaunchSection(_Section):
     """The processes of a run: docs/parallel.md."""
 
     nnodes: PositiveInt = Field(
-        default=1, description="nodes, each with launch.nproc processes; fivetune launch starts them (docs/cluster.md)"
+        default=1, description="nodes, each with launch.nproc processes; fivetune launch starts them (docs/parallel.md)"
     )
     nproc: PositiveInt = Field(
         default=1,

@@ -42,7 +42,7 @@ SHORT = ["--train.num_steps", "2", "--train.num_epochs", "null", "--data.max_tra
          "--data.max_eval_examples", "8", "--eval.every_steps", "null", "--train.num_threads", "1",
          "--device", "cpu"]  # fmt: skip
 LONG_COMMANDS = ("train", "find-lr", "profile", "check", "tune")
-SKIPPED_PAGES = {"CHANGELOG.md", "mistakes.md", "gpu-day.md", "LOG.md"}
+SKIPPED_PAGES = {"CHANGELOG.md", "mistakes.md", "LOG.md"}
 HUB = {"google-t5/t5-small": "t5-nano", "google-t5/t5-base": "t5-nano", "google/mt5-small": "t5-nano"}
 DOCUMENTED = [
     (page, tuple(words))
