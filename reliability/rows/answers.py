@@ -114,7 +114,6 @@ def check_evaluations(run: Path, scores: dict[str, float], numbers: set[int]) ->
 
 ROWS = [
     Row("R33", "predict or evaluate is killed and started again; two run at a time on one file or run",
-        "each question answered once, the same answers and scores, confidences within 1e-5; the second of two refuses "
-        "or agrees",
+        "each question is answered once, with the same scores; the second of two refuses or agrees",
         disturb_answers, 4, 40),
 ]  # fmt: skip

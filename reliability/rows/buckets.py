@@ -194,7 +194,6 @@ def explain_absence() -> str:
 
 ROWS = [
     Row("R37", "a bucket cuts, refuses or delays writes of a checkpoint; every second time the machine is lost then",
-        "the training goes on; at its end the bucket has its last checkpoint, or exit code 6 and a warning name it; "
-        "what was whole in the bucket stays; on an empty machine it resumes from there to identical weights",
+        "training goes on; the bucket keeps whole checkpoints, and an empty machine resumes from them",
         fail_at_a_write, 2, 20, explain_absence=explain_absence),
 ]  # fmt: skip

@@ -90,6 +90,6 @@ def describe_jobs(folder: Path, environ: Mapping[str, str]) -> str:
 
 ROWS = [
     Row("R38", "a node of a real SLURM is lost while a run trains on two nodes",
-        "the job is queued again and resumes from a checkpoint, to the weights of an uninterrupted run",
+        "the job is queued again and resumes to the weights of an uninterrupted run",
         lose_node, 0, 10, explain_absence=explain_absence),
 ]  # fmt: skip

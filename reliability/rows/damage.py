@@ -240,8 +240,6 @@ def is_damage_named(done: CompletedProcess[str], name: str) -> bool:
 ROWS = [
     Row("R8", "a damaged file of a checkpoint (also sharded, of an adapter, of an extractive head), of the records, of "
         "model/: missing, empty, zeroed, cut, one bit flipped, of another step or run; the link `best` to nothing",
-        "named, with an error or a warning; without error: same weights and answers (others only where it names "
-        "changed settings); of a checkpoint: resumed from the one before it (from it where a manifest says the same); "
-        "not named: same report, too",
+        "an error or a warning names the file; without an error the same weights and answers",
         damage_any, 36, None, damage_peer),
 ]  # fmt: skip

@@ -169,13 +169,11 @@ def _call(*words: str) -> None:
 
 ROWS = [
     Row("R7a", "a file system of 0.5 to 3 checkpoints, which later grows",
-        "the message names the full disk, of a checkpoint, a table and the report also needed and free space; "
-        "resumes at most a step behind the records to identical weights, records and predictions, nothing half-written "
-        "is left",
+        "the message names the full disk; resumes to identical weights, nothing half-written is left",
         shrink_file_system, 4, 20, explain_absence=explain_absence),
     Row("R7b", "the disk is full from a file operation on", "as R7a", fill_at_each_operation, 5),
     Row("R7c", "no file may become larger than a limit", "as R7a, without sizes", limit_files, 2, 40),
     Row("R7d", "the disk is full for one file alone: log, telemetry, the terminal's output, steps, evaluations",
-        "log, telemetry and terminal: told, the run ends well with identical weights; steps and evaluations: "
-        "exit code 4 with the file, and with space it resumes to identical weights", fill_for_each_file, 2),
+        "log or terminal: the run ends well; records: exit code 4, and a resume to identical weights",
+        fill_for_each_file, 2),
 ]  # fmt: skip

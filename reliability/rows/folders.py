@@ -176,6 +176,5 @@ def mount_read_only(folder: Path, run: Path | None = None) -> Iterator[None]:
 ROWS = [
     Row("R21", "a run directory that cannot be made or written: read-only from the start or later, of another user, "
         "invalid names",
-        "refused with the reason in one line and 5 s, before the model loads, nothing left; read-only later: told, and "
-        "with the right back it resumes at most a step behind the records", refuse_places, 15),
+        "refused with the reason in one line within 5 s, before the model loads", refuse_places, 15),
 ]  # fmt: skip

@@ -329,6 +329,6 @@ def check_named_refusal(done: CompletedProcess[str], named: str) -> None:
 
 ROWS = [
     Row("R25", "a pickle, code or a YAML tag where weights, states, data or settings are read",
-        "no planted code runs; what is read is refused in one line that names the file, what is not is ignored",
+        "no planted code runs; a file that is read is refused by name",
         open_planted_files),
 ]  # fmt: skip

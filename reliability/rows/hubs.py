@@ -256,7 +256,6 @@ def read_environment() -> None:
 ROWS = [
     Row("R22", "the hub refuses, fails, gives half a file or a changed one (of a model), never answers, cannot be "
         "reached, has a certificate of its own: for a model, a data set, an upload",
-        "what is in the cache is used; else the reason and what to do in 15 s, in 45 s where a file stops, which the "
-        "message states; of an upload nothing is published; the next attempt succeeds",
+        "uses the cache, or gives the reason and the remedy within 15 s",
         disturb_hub, 14),
 ]  # fmt: skip

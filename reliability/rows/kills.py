@@ -285,10 +285,7 @@ def check_little_lost(run: Path) -> None:
         assert damage is None, f"the checkpoint of step {step}: {damage}"
 
 
-SAME_RUN = (
-    "resumes without help from the newest whole checkpoint, at most a step behind the records; weights, records and "
-    "predictions identical to those of the undisturbed run"
-)
+SAME_RUN = "resumes by itself from the newest whole checkpoint, to the bits of the undisturbed run"
 ROWS = [
     Row("R1", "SIGKILL at a random time, a checkpoint at every step", SAME_RUN,
         kill_at_random, 9, 200, kill_peer_at_random),
@@ -297,6 +294,6 @@ ROWS = [
     Row("R3", "five SIGKILLs at random times, some of them during a resume", SAME_RUN, kill_five_times, 1, 50),
     Row("R20", "two processes start in one folder within 50 ms, also where a killed one left its lock; another host "
         "holds the lock, then has left it",
-        "one trains, to identical weights; the other exits with 4 within 5 s and names the process and host of the "
-        "owner", start_two, 4, 60, start_two_of_peer),
+        "one trains to identical weights, the other exits with 4 within 5 s and names the owner",
+        start_two, 4, 60, start_two_of_peer),
 ]  # fmt: skip

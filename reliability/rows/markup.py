@@ -387,7 +387,6 @@ def _change(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 ROWS = [
     Row("R24", "a payload (of 200) as question, context, answer, prediction, name of a run, a file, a setting and a "
         "job, setting, warning, reason and error; 25 share a run",
-        "report, comparison, inspection, search, card and server pages have it, and no foreign element, handler or "
-        "address; the terminal has no control character, a job's script has it as one word or is refused, the server "
-        "answers JSON, a table gives each cell back", show_hostile_texts, 25, 200),
+        "pages and terminals show it as text: no foreign element, handler, address or control character",
+        show_hostile_texts, 25, 200),
 ]  # fmt: skip

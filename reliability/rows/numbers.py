@@ -270,10 +270,9 @@ def measure_feed_forward(model: Path) -> float:
 
 ROWS = [
     Row("R12", "NaN or infinity in losses, a gradient, activations, on one of two ranks; once or for ever",
-        "exit code 5, the step and the place are named; no weight on the disk is not finite; "
-        "resumed without the fault: identical weights, records and predictions",
+        "exit code 5 with step and place, no bad weight on the disk; resumes to identical weights",
         put_bad_values, 6, 60, put_bad_values_in_peer),
     Row("R13", "feed-forward outputs beyond fp16's 65,504 in T5, T5 v1.1, mT5, umT5, LongT5; "
         "gradients that overflow at every loss scale",
-        "refused, or found within 10 steps (gradients: 17) with the advice to use bf16 or fp32", overflow_fp16, 2, 20),
+        "refused, or found within 10 steps with the advice to use bf16 or fp32", overflow_fp16, 2, 20),
 ]  # fmt: skip

@@ -248,6 +248,6 @@ FAULTS: dict[str, Callable[[Workload, Path, float], None]] = {
 }
 ROWS = [
     Row("R34", "a search is killed, its training is killed, its lock is held, a trial gives NaN or finds no memory",
-        "the search goes on and keeps what is finished; it waits for the lock; a trial that fails says why",
+        "the search goes on and keeps finished trials; a failed trial says why",
         disturb_search, 6, 24),
 ]  # fmt: skip

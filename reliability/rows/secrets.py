@@ -149,6 +149,5 @@ def ask_with_a_wrong_token(port: int) -> None:
 
 ROWS = [
     Row("R27", "12 secrets in environment, settings, command lines and URLs",
-        "no file that training, report, card, comparison, evaluation, export, search and server write holds one, nor "
-        "what they, config, check and launch --dry-run print; a job that would is refused", hide_secrets, 12),
+        "no file and no output contains a secret; a job that would is refused", hide_secrets, 12),
 ]  # fmt: skip

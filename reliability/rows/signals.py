@@ -173,11 +173,9 @@ def check_gone_on(workload: Workload, recipe: Path, run: Path) -> None:
 
 ROWS = [
     Row("R4", "SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2 at a random time",
-        "exit code 128 + signal within 3 s (two ranks: 10 s), or -signal of a process that has no run yet; the "
-        "last step saved; resumes from it, to identical weights, records and predictions",
+        "exit code 128 + signal within 3 s; resumes from the last step to identical weights",
         signal_at_random, 5, 50, signal_peer_at_random),
     Row("R5", "Ctrl-C once at a random time, or twice within half a second in a step of 10 s",
-        "exit code 130 within 3 s, within 1 s of a second one; no trace; the last finished step is saved; resumes from "
-        "it, to identical weights, records and predictions",
+        "exit code 130 within 3 s, no trace; resumes from the last step to identical weights",
         press_ctrl_c, 2, 20),
 ]  # fmt: skip

@@ -233,7 +233,7 @@ def cut_peer_step(workload: Workload, random: random.Random) -> Iterator[Trial]:
 
 ROWS = [
     Row("R14", "memory runs out in a forward or backward pass, also on one of two ranks",
-        "the step is redone with smaller micro-batches: the same examples, losses within 1e-5, no restart",
+        "repeats the step with smaller micro-batches: the same examples, losses within 1e-5",
         run_out_of_memory, 4, 40, run_peer_out_of_memory),
     Row("R15", "a step of 12 examples cut into 1, 3 or 12 micro-batches, on 1 and 2 ranks",
         "the gradient of each weight within 1e-5 of its own norm; Trainer: the norm over all weights, on one rank",

@@ -119,5 +119,5 @@ def check_records(run: Path, num_devices: int, is_known: bool, *, lost: Sequence
 
 ROWS = [
     Row("R30", "the GPUs' driver is missing, knows no field, sets all bits, fails during a run; 8 devices, MIG",
-        "identical weights; what is unknown is absent, never 0; the report is built", change_driver, 3),
+        "identical weights; unknown values are absent, never 0; the report is built", change_driver, 3),
 ]  # fmt: skip

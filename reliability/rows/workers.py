@@ -130,8 +130,6 @@ def wait_for_workers(process: WarmProcess) -> list[psutil.Process]:
 
 ROWS = [
     Row("R18", "a process that converts records is killed, stopped for ever, slow, or its task fails",
-        "told within 30 s (a hung one after 3 s without work, in the program after 60) with the numbers of its records "
-        "and their data set (a task that fails: file and line; slow: nothing is told); nothing left behind; the same "
-        "command then gives identical weights",
+        "told within 30 s with data set and records; the same command then gives identical weights",
         disturb_workers, 4, 32),
 ]  # fmt: skip
