@@ -1,74 +1,111 @@
-"""Measures of the source code: functions, names, types, comments.
+"""Measures of the source code: size, density, comments, functions.
 
-python -m benchmarks.code_measures                 # of this checkout
-python -m benchmarks.code_measures ../before       # of another checkout beside it
+python -m benchmarks.code_measures                    # the package and the folders around it
+python -m benchmarks.code_measures fivetune/data      # other folders
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import io
-import json
-import re
 import statistics
-import sys
 import tokenize
-from collections import defaultdict
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.harness import make_parser
+FOLDERS = ("fivetune", "reliability", "benchmarks")
+COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+CODE = {tokenize.NAME, tokenize.NUMBER, tokenize.OP, tokenize.STRING}
+"""Kinds of tokens that count as code: a line on which one of them begins is a code line."""
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+
+@dataclass
+class CodeCounts:
+    """Counts over the modules of a folder."""
+
+    lines: int = 0
+    tokens: int = 0
+    code_lines: int = 0
+    statements: int = 0
+    comprehensions: int = 0
+    conditionals: int = 0
+    whole_comments: int = 0
+    trailing_comments: int = 0
+    function_lines: list[int] = field(default_factory=list[int])
+    private_functions: list[str] = field(default_factory=list[str])
+    names: Counter[str] = field(default_factory=Counter[str])
+
+    def add(self, text: str) -> None:
+        """Add a module by its text."""
+        self.lines += text.count("\n")
+        begun: set[int] = set()
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type in CODE:
+                self.tokens += 1
+                begun.add(token.start[0])
+            if token.type == tokenize.NAME:
+                self.names[token.string] += 1
+            if token.type == tokenize.COMMENT:
+                is_whole = token.line.lstrip().startswith("#")
+                self.whole_comments += is_whole
+                self.trailing_comments += not is_whole
+        self.code_lines += len(begun)
+        for node in ast.walk(ast.parse(text)):
+            self._add_node(node)
+
+    def _add_node(self, node: ast.AST) -> None:
+        self.statements += isinstance(node, ast.stmt)
+        self.comprehensions += isinstance(node, COMPREHENSIONS)
+        self.conditionals += isinstance(node, ast.IfExp)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            self.function_lines.append((node.end_lineno or node.lineno) - node.lineno + 1)
+            if node.name.startswith("_") and node.name[1:2].islower():
+                self.private_functions.append(node.name)
+
+    def describe(self) -> dict[str, str]:
+        """The measures by name, as they are printed."""
+        lengths = sorted(self.function_lines)
+        # A name that occurs twice is the definition and its only call.
+        used_once = sum(self.names[name] <= 2 for name in self.private_functions)
+        return {
+            "lines": f"{self.lines:,}",
+            "code tokens": f"{self.tokens:,}",
+            "tokens per code line": f"{self.tokens / self.code_lines:.2f}",
+            "comprehensions per 1,000 statements": f"{1000 * self.comprehensions / self.statements:.0f}",
+            "conditional expressions per 1,000 statements": f"{1000 * self.conditionals / self.statements:.0f}",
+            "comment lines": f"{100 * self.whole_comments / self.lines:.2f} %",
+            "lines with a trailing comment": f"{100 * self.trailing_comments / self.lines:.2f} %",
+            "lines of a function: median / p95 / longest": (
+                f"{statistics.median(lengths):.0f} / {lengths[int(0.95 * len(lengths))]} / {lengths[-1]}"
+            ),
+            "private functions used once": f"{100 * used_once / len(lengths):.0f} %",
+        }
 
 
-def measure_code(root: Path) -> dict[str, float]:
-    """The measures of the package below `root`, by name."""
-    from test_vocabulary import CONTRACTS, OPERATIONS, PLUGINS, begins_with_verb, iter_functions
+def count_code(folder: Path) -> CodeCounts:
+    """Count the Python code below a folder."""
+    counts = CodeCounts()
+    for path in sorted(folder.rglob("*.py")):
+        counts.add(path.read_text(encoding="utf-8"))
+    return counts
 
-    found: dict[str, float] = defaultdict(int)
-    lengths: list[int] = []
-    places: dict[str, set[Path]] = defaultdict(set)
-    for path in sorted((root / "fivetune").rglob("*.py")):
-        text = path.read_text(encoding="utf-8")
-        tree = ast.parse(text)
-        found["modules"] += 1
-        found["lines"] += text.count("\n")
-        for name, node in iter_functions(tree):
-            last = name.rpartition(".")[2]
-            if not last.startswith("__") and last not in CONTRACTS | OPERATIONS:
-                found["functions"] += 1
-                found["functions that begin with a verb"] += begins_with_verb(last)
-            lengths.append((node.end_lineno or node.lineno) - node.lineno + 1)
-        if not PLUGINS & {path.parent.name}:
-            for node in tree.body:
-                if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
-                    places[node.name].add(path)
-        for node in ast.walk(tree):
-            found["uses of Any"] += isinstance(node, ast.Name) and node.id == "Any"
-            if isinstance(node, ast.ClassDef) and any("Error" in ast.unparse(base) for base in node.bases):
-                found["exceptions"] += 1
-                found["exceptions that end in Error"] += node.name.endswith("Error")
-        comments = [
-            t.string for t in tokenize.generate_tokens(io.StringIO(text).readline) if t.type == tokenize.COMMENT
-        ]
-        found["comments"] += sum(not re.match(r"# (fmt|type|noqa|pyright)", comment) for comment in comments)
-        found["fmt: skip"] += sum("fmt: skip" in comment for comment in comments)
-    found["median lines of a function"] = statistics.median(lengths)
-    found["longest function"] = max(lengths)
-    found["public names in several modules"] = sum(len(each) > 1 for each in places.values())
-    return dict(found)
+
+def format_measures(folders: list[str]) -> str:
+    """Format a Markdown table: a row for each measure, a column for each folder."""
+    columns = [count_code(Path(folder)).describe() for folder in folders]
+    lines = [f"| measure | {' | '.join(folders)} |", "|---|" + "---:|" * len(folders)]
+    for name in columns[0]:
+        values = " | ".join(column[name] for column in columns)
+        lines.append(f"| {name} | {values} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
-    parser = make_parser(__doc__, results=None)
-    parser.add_argument("checkout", nargs="?", type=Path, default=ROOT)
-    args = parser.parse_args()
-    found = measure_code(args.checkout)
-    for name, value in found.items():
-        print(f"{value:10,.10g}  {name}")
-    if args.json:
-        print(json.dumps(found))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="*", default=FOLDERS, help="default: fivetune, reliability and benchmarks")
+    print(format_measures([*parser.parse_args().folders]))
 
 
 if __name__ == "__main__":
