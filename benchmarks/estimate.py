@@ -17,7 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ from fivetune.config import RunConfig, load_config
 from fivetune.distributed.world import World
 from fivetune.fleet.estimation.memory import estimate_memory
 from fivetune.fleet.estimation.recipe import build_workload
-from fivetune.fleet.estimation.workload import Layout
 from fivetune.model.backend import Forward
 from fivetune.model.flops import list_block_flops
 from fivetune.training.step.learner import ComputeConfig, Learner, build_optimizer
@@ -131,7 +130,7 @@ def start_case(number: int) -> dict[str, Any]:
         if ended.returncode or len(found) != case.ranks:
             sys.exit(f"{case.name} ended with {ended.returncode}:\n{ended.stderr}")
         config = build_config(case, folder)
-        memory = estimate_memory(build_workload(config, None), build_layout(config.strategy.plugin_name(), case.ranks))
+        memory = estimate_memory(build_workload(config, None), config.strategy.get_layout(case.ranks))
     return {
         "name": case.name,
         "ranks": case.ranks,
@@ -144,12 +143,6 @@ def start_case(number: int) -> dict[str, Any]:
         "activations_bytes": round(memory.activations),
         "buffers_bytes": round(memory.buffers),
     }
-
-
-def build_layout(strategy: str, ranks: int) -> Layout:
-    """All ranks share one copy of the model, except under ddp."""
-    shared = {"tensor": "heads", "pipeline": "stages", "fsdp": "shards"}.get(strategy)
-    return replace(Layout(strategy, ranks), **{shared: ranks} if shared else {})
 
 
 def build_config(case: Case, folder: str) -> RunConfig:

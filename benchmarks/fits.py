@@ -1,7 +1,7 @@
 """Which strategy fits large models on 8, 64 and 512 devices, by `fivetune estimate`: python -m benchmarks.fits
 
 In: names of models and numbers of devices. Out: a table as Markdown: GiB of a rank at its peak, bold if that fits; and
-which strategy is taken, with the seconds of its step. Nothing is measured.
+which strategy is taken. Nothing is measured.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def format_cell(one: dict[str, Any]) -> str:
 
 def describe_choice(found: dict[str, Any]) -> str:
     if not found["choice"]:
-        return " ".join(f"{key} {value}" for key, value in (found["change"] or {"none": ""}).items())
+        return "none"
     (taken,) = [one for one in found["strategies"] if one["settings"] == found["choice"]]
-    return f"{name_column(taken)}, {taken['step_seconds']:.3g} s"
+    return name_column(taken)
 
 
 if __name__ == "__main__":

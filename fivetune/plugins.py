@@ -15,7 +15,7 @@ import traceback
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, Protocol
 
 from pydantic import BaseModel, ConfigDict, create_model
 
@@ -35,6 +35,19 @@ KINDS = {
     "commands": "fivetune.commands",
 }
 """Kind of plugin -> the package whose files are its plugins. Users' folders are named after the kind."""
+CONTRACTS = {
+    "tasks": ("fivetune.types", "Task"),
+    "metrics": ("fivetune.scores.metrics", "Metric"),
+    "optimizers": ("fivetune.types", "Optimizer"),
+    "schedules": ("fivetune.types", "Schedule"),
+    "strategies": ("fivetune.types", "Strategy"),
+    "adapters": ("fivetune.types", "Adapter"),
+    "sinks": ("fivetune.training.sinks", "SinkContract"),
+    "launchers": ("fivetune.fleet.launchers", "Launcher"),
+    "exporters": ("fivetune.delivery.exporters", "Exporter"),
+    "importers": ("fivetune.start.importers", "Importer"),
+}
+"""Kind of plugin -> module and name of the class that has all members which other code asks of its plugins."""
 
 
 class Options(BaseModel):
@@ -82,7 +95,10 @@ def import_plugin(kind: str, name: str) -> ModuleType:
 
 
 def load_plugin(kind: str, name: str) -> Any:
-    """Return the only subclass of Options in a plugin's file; ConfigError for none or several."""
+    """Return the only subclass of Options in a plugin's file.
+
+    Raises ConfigError for none or several, and for one without a member of its kind's contract.
+    """
     plugin = import_plugin(kind, name)
     found = [
         value
@@ -95,7 +111,26 @@ def load_plugin(kind: str, name: str) -> Any:
             f"{plugin.__file__}: defines {named}. Allowed is one class derived from fivetune.plugins.Options. "
             "Correct the plugin."
         )
+    if missing := list_missing_members(kind, found[0]):
+        module, contract = CONTRACTS[kind]
+        raise ConfigError(
+            f"{plugin.__file__}: {found[0].__name__} has no {', '.join(missing)}. The contract of {kind} is "
+            f"{contract} in {module}. Add what is missing, or derive the class from a base that has it."
+        )
     return found[0]
+
+
+def list_missing_members(kind: str, options: type[Options]) -> list[str]:
+    """List the members of a kind's contract that an options class has not, sorted."""
+    module, name = CONTRACTS[kind]
+    contract = getattr(import_module(module), name)
+    asked = set[str]()
+    for base in contract.__mro__:
+        if base in Options.__mro__ or base in (Protocol, Generic):
+            continue
+        asked.update(vars(base), base.__annotations__)
+    missing = {one for one in asked if not (hasattr(options, one) or one in options.model_fields)}
+    return sorted(one for one in missing | options.__abstractmethods__ if not one.startswith("_"))
 
 
 def make_stand_in(kind: str, name: str) -> type[Options]:

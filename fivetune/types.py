@@ -135,14 +135,24 @@ class Task(PluginOptions, Protocol):
 
 
 class Optimizer(PluginOptions, Protocol):
-    """Interface of the options class in every file of training/optimizers/, whose docstring has the contract."""
+    """Interface of the options class in every file of training/optimizers/; `OptimizerOptions` there describes it."""
 
     state_bytes_per_parameter: ClassVar[float]
     lr_range: ClassVar[tuple[float, float]]
+    supports_shards: ClassVar[bool]
+    supports_graphs: ClassVar[bool]
+    supports_tpu: ClassVar[bool]
+    gathers_state: ClassVar[bool]
+    replaces_decay: ClassVar[bool]
 
     @property
     def lr(self) -> float | None: ...
+    @property
+    def computes_rate(self) -> bool: ...
+    def get_state_bytes(self, kind: str) -> float: ...
+    def refuse_missing_packages(self) -> None: ...
     def build(self, groups: list[TorchState]) -> optim.Optimizer: ...
+    def build_for_tables(self, groups: list[TorchState]) -> optim.Optimizer: ...
     def effective_lr(self, optimizer: optim.Optimizer) -> float | None: ...
 
 
@@ -168,6 +178,41 @@ class RunSettings:
     num_ranks: int
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the ranks of a run share the model and the examples.
+
+    Args:
+        world: ranks.
+        heads: ranks that share each block's heads and features (tensor parallel).
+        stages: ranks that each hold some of the blocks (pipeline).
+        shards: ranks among which weights, gradients and state are sharded (FSDP2).
+        offload: whether the shards are in the host's memory.
+        reduce_once: whether whole gradients are kept until the last micro-batch of a step, else shards after each.
+    """
+
+    world: int = 1
+    heads: int = 1
+    stages: int = 1
+    shards: int = 1
+    offload: bool = False
+    reduce_once: bool = True
+
+    @property
+    def copies(self) -> int:
+        """Groups of ranks that compute different examples.
+
+        >>> Layout(8, shards=8).copies, Layout(8, heads=4).copies
+        (8, 2)
+        """
+        return self.world // (self.heads * self.stages)
+
+    @property
+    def replicas(self) -> int:
+        """Copies of the shards, between which gradients are all-reduced."""
+        return self.copies // self.shards
+
+
 class Strategy(PluginOptions, Protocol):
     """Interface of the options class in every file of training/strategies/; `StrategyOptions` there describes it.
 
@@ -176,10 +221,16 @@ class Strategy(PluginOptions, Protocol):
 
     supports_multiple: ClassVar[bool]
     sharded: ClassVar[bool]
+    supports_tpu: ClassVar[bool]
+    complexity: ClassVar[int]
+    size_option: ClassVar[str]
 
+    @classmethod
+    def list_variants(cls, num_ranks: int, per_node: int) -> Iterator[Self]: ...
     @property
     def needs_block_seconds(self) -> bool: ...
     def get_model_size(self, num_ranks: int) -> int: ...
+    def get_layout(self, num_ranks: int) -> Layout: ...
     def explain_incompatibility(self, settings: RunSettings) -> str: ...
     def get_seed_offset(self, world: World) -> int: ...
     def wrap(

@@ -200,7 +200,7 @@ def test_list_of_what_there_is_not(capsys):
 
 def test_plugins_of_ones_own_are_listed(tmp_path):
     (tmp_path / "schedules").mkdir()
-    wave = "from fivetune.plugins import Options\n\nclass Wave(Options):\n    pass\n"
+    wave = "from fivetune.training.schedules import Warmup\n\nclass Wave(Warmup):\n    pass\n"
     (tmp_path / "schedules" / "wave.py").write_text(f'"""Up and down."""\n\n{wave}')
     code = "from fivetune.cli import main; main(['list', 'schedules'])"
     done = subprocess.run(

@@ -324,6 +324,7 @@ def assign_nodes(
 
     Raises ConfigError if an option of the launcher contradicts a setting of the command line.
     """
+    from fivetune.config.sections import STRATEGY_OF_SEVERAL
     from fivetune.errors import ConfigError
 
     counts = ("launch.nnodes", "launch.nproc")
@@ -343,7 +344,7 @@ def assign_nodes(
     if nproc != config.launch.nproc:
         settings["launch.nproc"] = nproc
     if nodes * nproc > 1 and not config.strategy.supports_multiple and "strategy.name" not in given:
-        settings["strategy.name"] = "ddp"
+        settings["strategy.name"] = STRATEGY_OF_SEVERAL
     return launcher.model_copy(update={"nodes": nodes, "gpus": gpus}), settings
 
 

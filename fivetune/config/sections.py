@@ -34,10 +34,14 @@ from fivetune.errors import suggest_names
 from fivetune.redaction import redact_settings
 from fivetune.types import JsonTable, Optimizer, RunSettings, Schedule, Strategy, Task
 
+DEFAULT_OPTIMIZER = "adafactor"
+DEFAULT_STRATEGY = "single"
+STRATEGY_OF_SEVERAL = "ddp"  # default of several processes
+
 _parse_task = partial(parse_plugin, "tasks", None)
-_parse_optimizer = partial(parse_plugin, "optimizers", "adafactor")
+_parse_optimizer = partial(parse_plugin, "optimizers", DEFAULT_OPTIMIZER)
 _parse_schedule = partial(parse_plugin, "schedules", "constant")
-_parse_strategy = partial(parse_plugin, "strategies", "single")
+_parse_strategy = partial(parse_plugin, "strategies", DEFAULT_STRATEGY)
 
 
 class _Section(BaseModel):
@@ -216,7 +220,7 @@ class RunConfig(_Section):
     task: Annotated[Task, PlainValidator(_parse_task)]
     data: DataSection = DataSection()
     optimizer: Annotated[Optimizer, PlainValidator(_parse_optimizer)] = Field(
-        default_factory=lambda: plugins.load_plugin("optimizers", "adafactor")()
+        default_factory=lambda: plugins.load_plugin("optimizers", DEFAULT_OPTIMIZER)()
     )
     schedule: Annotated[Schedule, PlainValidator(_parse_schedule)] = Field(
         default_factory=lambda: plugins.load_plugin("schedules", "constant")()
@@ -230,7 +234,7 @@ class RunConfig(_Section):
     report: ReportSection = ReportSection()
     search: SearchSection = SearchSection()
     strategy: Annotated[Strategy, PlainValidator(_parse_strategy)] = Field(
-        default_factory=lambda: plugins.load_plugin("strategies", "single")()
+        default_factory=lambda: plugins.load_plugin("strategies", DEFAULT_STRATEGY)()
     )
     launch: LaunchSection = LaunchSection()
     device: str = Field(
@@ -316,10 +320,9 @@ class RunConfig(_Section):
                 "one. Use ddp, or fsdp if the model does not fit into one device"
             )
         if num % (model_size := self.strategy.get_model_size(num)):
-            key = "strategy.stages" if name == "pipeline" else "strategy.size"
             raise ValueError(
-                f"{key} {model_size} does not divide {several}. Every copy of the model has the same "
-                "number of processes"
+                f"strategy.{self.strategy.size_option} {model_size} does not divide {several}. Every copy of "
+                "the model has the same number of processes"
             )
         if self.train.examples_per_step % (copies := num // model_size):
             key = "global_batch_size" if self.train.global_batch_size else "batch_size"
@@ -332,7 +335,7 @@ class RunConfig(_Section):
         train = self.train
         settings = RunSettings(
             self.optimizer.plugin_name(),
-            getattr(self.optimizer, "supports_shards", False),
+            self.optimizer.supports_shards,
             train.precision,
             train.forward,
             train.batch_size,
@@ -396,7 +399,7 @@ class RunConfig(_Section):
     @model_validator(mode="after")
     def _check_single_lr_source(self) -> RunConfig:
         """Refuse a schedule with an optimizer that computes its own learning rate."""
-        if not getattr(self.optimizer, "relative_step", False):
+        if not self.optimizer.computes_rate:
             return self
         if self.train.layer_decay or any(group.lr != 1 for group in self.train.param_groups):
             key = "layer_decay" if self.train.layer_decay else "param_groups"
@@ -418,12 +421,12 @@ class RunConfig(_Section):
     def _check_decay(self) -> RunConfig:
         """Refuse a decaying schedule with an optimizer that averages the weights instead."""
         name = self.schedule.plugin_name()
-        if getattr(self.optimizer, "replaces_decay", False) and name != "constant":
+        if self.optimizer.replaces_decay and name != "constant":
             raise ValueError(
                 f"schedule.name {name} lowers the learning rate, and optimizer.name {self.optimizer.plugin_name()} "
                 "averages the weights instead. Use schedule.name constant, with warmup_steps or warmup_fraction"
             )
-        if getattr(self.optimizer, "replaces_decay", False) and self.train.ema:
+        if self.optimizer.replaces_decay and self.train.ema:
             raise ValueError(
                 f"train.ema {self.train.ema:g} averages the weights, and so does optimizer.name "
                 f"{self.optimizer.plugin_name()}. Keep one of them"

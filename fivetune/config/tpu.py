@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fivetune.plugins import list_plugins, load_plugin
 from fivetune.types import JsonTable
 from fivetune.values import get_nested
 
@@ -9,7 +10,6 @@ SUPPORTED: dict[str, tuple[object, ...]] = {
     "model.freeze": ((), []),
     "model.unfreeze": ({},),
     "model.adapter": (None,),
-    "optimizer.name": ("adafactor", "adamw"),
     "train.param_groups": ((), []),
     "train.layer_decay": (None,),
     "train.ema": (None,),
@@ -20,7 +20,6 @@ SUPPORTED: dict[str, tuple[object, ...]] = {
     "distill.teacher": (None,),
     "launch.nnodes": (1,),
     "launch.nproc": (1,),  # one process uses all chips of the machine
-    "strategy.name": ("single", "ddp", "fsdp"),  # fsdp shards weights and optimizer state over the chips
     "train.forward": ("auto", "buckets"),
     "train.precision": ("auto", "bf16", "fp32"),
     "train.recompute": (False,),
@@ -28,6 +27,8 @@ SUPPORTED: dict[str, tuple[object, ...]] = {
     "eval.num_beams": (1,),
     "eval.repetition_penalty": (1.0,),
 }
+PLUGINS = {"optimizer": "optimizers", "strategy": "strategies"}
+"""Section -> kind of its plugin, which has a field `supports_tpu`."""
 ANSWERING = ("train.precision", "eval.num_beams", "eval.repetition_penalty")  # also of a trained run
 
 
@@ -49,6 +50,11 @@ def explain_unsupported_tpu(settings: JsonTable, *, for_training: bool = True) -
             shown = " or ".join(str(one).lower() for one in allowed)
             value = get_nested(settings, section, name, "name") or value
             return f"{key} {str(value).lower()} is not supported with device tpu. Use {shown}"
+    for section, kind in PLUGINS.items() if for_training else ():
+        name = get_nested(settings, section, "name")
+        if isinstance(name, str) and not load_plugin(kind, name).supports_tpu:
+            allowed = [one for one in list_plugins(kind) if load_plugin(kind, one).supports_tpu]
+            return f"{section}.name {name} is not supported with device tpu. Use {' or '.join(allowed)}"
     if for_training and settings.get("train", {}).get("batch_size") == "auto":
         return "train.batch_size auto is measured by torch, not with device tpu. Set a number"
     return ""

@@ -26,7 +26,7 @@ def build_averages(
     options: Optimizer, model: nn.Module, optimizer: torch.optim.Optimizer, ema: float | None
 ) -> Averages | None:
     """Build the averages of a run; None if the trained weights are evaluated."""
-    if getattr(options, "replaces_decay", False):
+    if options.replaces_decay:
         return Averages(model, optimizer, optimizer.compute_averages)  # type: ignore[attr-defined]
     return MovingAverages(model, optimizer, ema) if ema else None
 

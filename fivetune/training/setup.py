@@ -220,7 +220,7 @@ def _measure_blocks(
 
 def _load_supported_model(config: RunConfig, compute: ComputeConfig, world: World) -> LoadedModel:
     """Load the model. Raises ConfigError if its family does not support the strategy or the device."""
-    getattr(config.optimizer, "refuse_missing_packages", lambda: None)()
+    config.optimizer.refuse_missing_packages()
     is_sharded = config.strategy.sharded and world.size > 1
     loaded = load_configured_model(config, compute.device, on_meta=is_sharded)
     refuse_other_teacher(config, loaded.tokenizer)

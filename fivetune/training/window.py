@@ -72,7 +72,7 @@ def profile_steps(
 
     Raises ConfigError for a strategy of several processes, RunDirError if the trace cannot be written.
     """
-    if config.strategy.plugin_name() != "single":
+    if config.strategy.supports_multiple:
         raise ConfigError(
             f"strategy: {config.strategy.plugin_name()} uses several processes; a profile records one. "
             "Add --strategy.name single --launch.nproc 1."

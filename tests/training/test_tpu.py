@@ -138,7 +138,7 @@ def test_another_optimizer_has_no_traced_update():
         ("optimizer.name", "lion", r"optimizer\.name lion is not supported with device tpu\. Use adafactor or adamw"),
         ("train.forward", "flat", r"train\.forward flat is not supported with device tpu\. Use auto or buckets"),
         ("train.batch_size", "auto", r"train\.batch_size auto is measured by torch"),
-        ("strategy.name", "tensor", r"strategy\.name tensor is not supported .* Use single or ddp or fsdp"),
+        ("strategy.name", "tensor", r"strategy\.name tensor is not supported .* Use ddp or fsdp or single"),
     ],
 )
 def test_unsupported_settings_are_refused(tmp_path, model_folder, key, value, message):

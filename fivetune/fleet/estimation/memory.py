@@ -30,8 +30,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fivetune.distributed.pipeline import divide_costs
-from fivetune.fleet.estimation.workload import BUCKET_BYTES, FP32, Layout, Workload
+from fivetune.fleet.estimation.workload import BUCKET_BYTES, FP32, Workload
 from fivetune.model.shapes import NUM_BUCKETS
+from fivetune.types import Layout
 
 CHUNK_LOGITS = 2**24  # as model/loss.py: most logits that are saved, and those of a chunk
 CUDA_CHUNKS, CHUNK_TILE = (
@@ -95,7 +96,7 @@ class Memory:
 
 def estimate_memory(work: Workload, layout: Layout) -> Memory:
     """Estimate the peak of the rank that needs most."""
-    num_micro_batches = layout.count_micro_batches(work)
+    num_micro_batches = work.count_micro_batches(layout)
     peaks = (
         _find_peak(work, layout, parts, in_flight=min(layout.stages - number, num_micro_batches))
         for number, parts in enumerate(list_stages(work, layout))
@@ -122,11 +123,11 @@ def _find_peak(work: Workload, layout: Layout, parts: Sequence[Part], *, in_flig
     """
     num_weights = sum(part.num_weights for part in parts)
     root = sum(part.num_weights for part in parts if not part.is_block)
-    is_sharded, several = layout.shards > 1, layout.count_micro_batches(work) > 1
+    is_sharded, several = layout.shards > 1, work.count_micro_batches(layout) > 1
     accumulates = several and (layout.reduce_once or not is_sharded)  # whole gradients
     held = 0.0 if layout.offload else FP32 / layout.shards  # bytes for each weight
     state = work.state_bytes / (1 if work.gathers_state else layout.shards)
-    copied = count_bucket_share(parts) if layout.strategy in ("ddp", "tensor", "pipeline") and layout.copies > 1 else 0
+    copied = count_bucket_share(parts) if layout.copies > 1 and not is_sharded else 0
     repeats = [work.recompute and part.is_block for part in parts]
     saved = [part.inputs if repeat else part.saved for part, repeat in zip(parts, repeats, strict=True)]
     copies = [0.0 if repeat else part.copies for part, repeat in zip(parts, repeats, strict=True)]
@@ -216,7 +217,7 @@ def list_parts(work: Workload, layout: Layout) -> list[Part]:
 
     The weights of a tied embedding belong to the head, whose gradient is the first.
     """
-    shape, batch = work.shape, work.passes * layout.get_batch_size(work)
+    shape, batch = work.shape, work.passes * work.get_batch_size(layout)
     inputs, targets = batch * work.num_inputs, batch * work.num_targets
     d, dropped = shape.d_model, _count_position_bytes(work)
     norm = 4 * d + 4

@@ -5,29 +5,23 @@ In: a RunConfig, numbers of the command line. Out: a Workload, a Machine, and wh
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from fivetune import plugins
 from fivetune.config import RunConfig
 from fivetune.config.recipes import is_run_directory
+from fivetune.config.sections import STRATEGY_OF_SEVERAL
 from fivetune.errors import ConfigError, FiveTuneError, format_size, suggest_names
-from fivetune.fleet.estimation.choice import USABLE_SHARE, choose_estimate, estimate_strategies
-from fivetune.fleet.estimation.communication import Fabric
-from fivetune.fleet.estimation.speed import Machine
-from fivetune.fleet.estimation.workload import FP32, Layout, Workload
+from fivetune.fleet.estimation.choice import USABLE_SHARE, Machine, choose_estimate, estimate_strategies
+from fivetune.fleet.estimation.workload import FP32, Workload
 from fivetune.machine.telemetry.accelerators import ACCELERATORS, Accelerator, find_accelerator, find_peak_flops
 from fivetune.machine.telemetry.limits import get_host_memory
 from fivetune.machine.telemetry.nvml import Nvml
 from fivetune.model.shapes import ModelShape, read_shape
-from fivetune.training.optimizers import get_state_bytes
-from fivetune.types import RunSettings
+from fivetune.types import Layout, RunSettings, Strategy
 
 CPU = "cpu"
-HOST_FABRIC = Fabric(10e9, 1.25e9, 2**20)  # gloo over memory; unused for times, because a CPU's operations are unknown
-PEAK_SHARE = {"fp32": 0.5, "tf32": 0.3, "fp16": 0.3, "bf16": 0.3}
-"""Assumed share of the peak that a step reaches; it was not measured."""
+PER_HOST = 2**20  # processes that a host may run
 
 
 def find_device(name: str, memory_mib: int | None = None) -> Accelerator | None:
@@ -64,7 +58,6 @@ def build_workload(config: RunConfig, device: Accelerator | None) -> Workload:
             )
     assert config.data.max_input_tokens and config.data.max_target_tokens
     optimizer = config.optimizer
-    momentum = FP32 if optimizer.plugin_name() == "adafactor" and getattr(optimizer, "beta1", None) else 0
     precision = resolve_precision(config.train.precision, device)
     batch_size = 1 if config.train.batch_size == "auto" else config.train.batch_size
     shape = read_shape(config.model.path, config.model.config)
@@ -78,11 +71,10 @@ def build_workload(config: RunConfig, device: Accelerator | None) -> Workload:
         matmul_bytes=FP32 if precision in ("fp32", "tf32") else 2,
         dropout=config.model.dropout or 0.0,
         recompute=config.train.recompute,
-        state_bytes=tables * get_state_bytes(optimizer, "table")
-        + (1 - tables) * get_state_bytes(optimizer, "matrix")
-        + momentum
+        state_bytes=tables * optimizer.get_state_bytes("table")
+        + (1 - tables) * optimizer.get_state_bytes("matrix")
         + (FP32 if config.train.ema else 0),
-        gathers_state=optimizer.plugin_name() == "adafactor",
+        gathers_state=optimizer.gathers_state,
         on_gpu=device is not None,
         passes=2 if config.loss.r_drop else 1,
         teacher=_read_teacher_shape(config),
@@ -97,31 +89,16 @@ def _read_teacher_shape(config: RunConfig) -> ModelShape | None:
     return read_shape(str(Path(name) / "model") if is_run_directory(name) else name, None)
 
 
-def build_machine(
-    device: Accelerator | None,
-    precision: str,
-    num_devices: int,
-    *,
-    devices_per_node: int | None = None,
-    link: float | None = None,
-    network: float | None = None,
-    peak_share: float | None = None,
-) -> Machine:
+def build_machine(device: Accelerator | None, num_devices: int, *, devices_per_node: int | None = None) -> Machine:
     """Build the machine of an estimate; processes on a CPU share the memory of their host, which is as large as this.
 
     Args:
-        link, network: GB/s, in place of those of the device; peak_share: in place of PEAK_SHARE.
+        devices_per_node: default: devices of the device's usual node.
     """
     if device is None:
-        per_node = devices_per_node or HOST_FABRIC.devices_per_node
-        fabric = replace(HOST_FABRIC, devices_per_node=per_node)
-        return Machine(get_host_memory()[0] / min(num_devices, per_node), None, 0.0, fabric)
-    peak = find_peak_flops(device.peak_name, precision)
-    assert peak is not None
-    fabric = Fabric(
-        1e9 * (link or device.link), 1e9 * (network or device.network), devices_per_node or device.devices_per_node
-    )
-    return Machine(device.memory_bytes, peak * (peak_share or PEAK_SHARE[precision]), 1e9 * device.bandwidth, fabric)
+        per_node = devices_per_node or PER_HOST
+        return Machine(get_host_memory()[0] / min(num_devices, per_node), per_node)
+    return Machine(device.memory_bytes, devices_per_node or device.devices_per_node)
 
 
 def find_local_device(requested: str) -> Accelerator | None:
@@ -135,7 +112,7 @@ def find_local_device(requested: str) -> Accelerator | None:
 
 
 def suggest_strategy(config: RunConfig, nnodes: int, nproc: int) -> tuple[dict[str, object], str]:
-    """Propose a strategy for several ranks on devices like this node's: ddp if it fits, else the fastest that does.
+    """Propose a strategy for several ranks on devices like this node's: the default if it fits, else the simplest.
 
     Args:
         config: of the run, read for one process.
@@ -143,53 +120,53 @@ def suggest_strategy(config: RunConfig, nnodes: int, nproc: int) -> tuple[dict[s
 
     Returns: its dotted settings, and the reason.
     """
-    default: dict[str, object] = {"strategy.name": "ddp"}
+    default: dict[str, object] = {"strategy.name": STRATEGY_OF_SEVERAL}
     try:
         device = find_local_device(config.device)
         work = build_workload(config, device)
-        precision, num_ranks = resolve_precision(config.train.precision, device), nnodes * nproc
-        machine = build_machine(device, precision, num_ranks, devices_per_node=nproc)
+        machine = build_machine(device, nnodes * nproc, devices_per_node=nproc)
     except FiveTuneError as error:
         return default, f"the default; memory cannot be estimated: {str(error).partition('. ')[0]}"
-    found = estimate_strategies(work, machine, num_ranks, partial(explain_excluded_layout, config))
+    found = estimate_strategies(work, machine, nnodes * nproc, partial(explain_excluded_strategy, config))
     several = [one for one in found if one.layout.world > 1 and one.memory is not None]
-    ddp = next((one for one in several if one.layout.strategy == "ddp"), None)
-    if ddp is None or ddp.memory is None:
+    usual = next((one for one in several if one.strategy.plugin_name() == STRATEGY_OF_SEVERAL), None)
+    if usual is None or usual.memory is None:
         return default, "the default"
-    need, usable = (format_size(size) for size in (ddp.memory.peak, USABLE_SHARE * machine.memory_bytes))
-    if ddp.fits:
+    need, usable = (format_size(size) for size in (usual.memory.peak, USABLE_SHARE * machine.memory_bytes))
+    if usual.fits:
         return default, f"which fits: {need} of {usable} for each process by estimate"
     chosen = choose_estimate(several)
-    why = f"because ddp needs {need} of {usable} for each process by estimate"
+    why = f"because {STRATEGY_OF_SEVERAL} needs {need} of {usable} for each process by estimate"
     if chosen is None:
         chosen = min(several, key=lambda one: one.memory.peak if one.memory else 0.0)
         excluded = next((f". {one.obstacle}" for one in found if one.obstacle), "")
         why += f"; no strategy fits, this one needs least (fivetune estimate prints what to change){excluded}"
     assert chosen.memory is not None
-    return chosen.layout.as_settings(), f"{why}, this one {format_size(chosen.memory.peak)}"
+    return chosen.as_settings(), f"{why}, this one {format_size(chosen.memory.peak)}"
 
 
-def explain_excluded_layout(config: RunConfig, layout: Layout, *, batch_size: int | None = None) -> str:
-    """Explain why the settings of a recipe exclude a layout; empty if they do not.
+def explain_excluded_strategy(
+    config: RunConfig, strategy: Strategy, layout: Layout, *, batch_size: int | None = None
+) -> str:
+    """Explain why the settings of a recipe exclude a strategy; empty if they do not.
 
     Args:
         batch_size: in place of train.batch_size.
     """
     if layout.world == 1:
         return ""
-    settings = {key.removeprefix("strategy."): value for key, value in layout.as_settings().items()}
-    strategy = plugins.load_plugin("strategies", str(settings.pop("name"))).model_validate(settings)
+    name, size = strategy.plugin_name(), strategy.get_model_size(layout.world)
+    if layout.world % size:
+        return f"strategy.{strategy.size_option} {size} does not divide {layout.world} devices"
     if strategy.sharded and config.distill.teacher and config.distill.kind == "logits":
-        return (
-            f"strategy.name {strategy.plugin_name()} divides the model, and the teacher of distill.kind logits is whole"
-        )
+        return f"strategy.name {name} divides the model, and the teacher of distill.kind logits is whole"
     if strategy.sharded and config.model.adapter:
-        return f"strategy.name {strategy.plugin_name()} divides the weights, and model.adapter adds others to them"
+        return f"strategy.name {name} divides the weights, and model.adapter adds others to them"
     train = config.train
     return strategy.explain_incompatibility(
         RunSettings(
             config.optimizer.plugin_name(),
-            getattr(config.optimizer, "supports_shards", False),
+            config.optimizer.supports_shards,
             train.precision,
             train.forward,
             batch_size or train.batch_size,

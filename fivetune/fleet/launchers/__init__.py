@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,13 +116,13 @@ class Launcher(Options):
     supports_arrays: ClassVar[bool] = True
     shares_files: ClassVar[bool] = True  # whether the nodes see the files of this machine
 
+    @abstractmethod
     def render(self, plan: JobPlan) -> dict[str, str]:
         """Render the job's files by name, the one to submit first."""
-        raise NotImplementedError
 
+    @abstractmethod
     def submit(self, folder: Path) -> str:
         """Submit the files in `folder`; returns the id of the job. Raises SubmissionError if nothing was accepted."""
-        raise NotImplementedError
 
     def explain_next_steps(self, job: str) -> list[str]:
         """Commands with which a user looks at a submitted job, or ends it."""

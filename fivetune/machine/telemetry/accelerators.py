@@ -52,17 +52,11 @@ class Accelerator:
     Args:
         peak_name: its name in PEAK_TERAFLOPS.
         memory_mib: as its driver reports it.
-        bandwidth: of its memory, GB/s.
-        link: to the others of its node, GB/s in one direction.
-        network: of the node to other nodes, GB/s in one direction for each of its devices.
         devices_per_node: of the usual node.
     """
 
     peak_name: str
     memory_mib: int
-    bandwidth: float
-    link: float
-    network: float
     devices_per_node: int
 
     @property
@@ -71,25 +65,25 @@ class Accelerator:
 
 
 ACCELERATORS = {
-    #             peak             MiB     GB/s  link network node      node (source of link, network and devices)
-    "v100": Accelerator("V100 SXM2", 32768, 900, 150, 6.25, 8),  # NVIDIA DGX-1: NVLink 2, 4 x 100 Gb/s
-    "v100-16gb": Accelerator("V100 SXM2", 16384, 900, 150, 6.25, 8),  # NVIDIA DGX-1 with 16 GB
-    "t4": Accelerator("T4", 15360, 320, 16, 1.56, 4),  # AWS g4dn.12xlarge: PCIe 3, 50 Gb/s
-    "a10": Accelerator("A10", 23028, 600, 32, 1.56, 8),  # PCIe 4, 100 Gb/s, as AWS g5.48xlarge
-    "a10g": Accelerator("A10G", 23028, 600, 32, 1.56, 8),  # AWS g5.48xlarge: PCIe 4, 100 Gb/s
-    "a40": Accelerator("A40", 46068, 696, 32, 3.13, 8),  # PCIe 4, 200 Gb/s
-    "a100": Accelerator("A100 SXM4", 81920, 2039, 300, 25, 8),  # NVIDIA DGX A100 80 GB: NVLink 3, 8 x 200 Gb/s
-    "a100-40gb": Accelerator("A100 SXM4", 40960, 1555, 300, 25, 8),  # NVIDIA DGX A100 40 GB
-    "l4": Accelerator("L4", 23034, 300, 32, 1.56, 8),  # AWS g6.48xlarge: PCIe 4, 100 Gb/s
-    "l40s": Accelerator("L40S", 46068, 864, 32, 6.25, 8),  # AWS g6e.48xlarge: PCIe 4, 400 Gb/s
-    "a6000": Accelerator("RTX A6000", 49140, 768, 32, 0.31, 4),  # workstation: PCIe 4, 10 Gb/s
-    "rtx3090": Accelerator("RTX 3090", 24576, 936, 32, 0.31, 4),  # workstation: PCIe 4, 10 Gb/s
-    "rtx4090": Accelerator("RTX 4090", 24564, 1008, 32, 0.31, 4),  # workstation: PCIe 4, 10 Gb/s
-    "h100": Accelerator("H100", 81559, 3350, 450, 50, 8),  # NVIDIA DGX H100: NVLink 4, 8 x 400 Gb/s
-    "h200": Accelerator("H200", 143771, 4800, 450, 50, 8),  # NVIDIA DGX H200: as H100
-    "b200": Accelerator("B200", 183359, 8000, 900, 50, 8),  # NVIDIA DGX B200: NVLink 5, 8 x 400 Gb/s
+    # peak, MiB, devices of the usual node, which the comment names
+    "v100": Accelerator("V100 SXM2", 32768, 8),  # NVIDIA DGX-1: NVLink 2, 4 x 100 Gb/s
+    "v100-16gb": Accelerator("V100 SXM2", 16384, 8),  # NVIDIA DGX-1 with 16 GB
+    "t4": Accelerator("T4", 15360, 4),  # AWS g4dn.12xlarge: PCIe 3, 50 Gb/s
+    "a10": Accelerator("A10", 23028, 8),  # PCIe 4, 100 Gb/s, as AWS g5.48xlarge
+    "a10g": Accelerator("A10G", 23028, 8),  # AWS g5.48xlarge: PCIe 4, 100 Gb/s
+    "a40": Accelerator("A40", 46068, 8),  # PCIe 4, 200 Gb/s
+    "a100": Accelerator("A100 SXM4", 81920, 8),  # NVIDIA DGX A100 80 GB: NVLink 3, 8 x 200 Gb/s
+    "a100-40gb": Accelerator("A100 SXM4", 40960, 8),  # NVIDIA DGX A100 40 GB
+    "l4": Accelerator("L4", 23034, 8),  # AWS g6.48xlarge: PCIe 4, 100 Gb/s
+    "l40s": Accelerator("L40S", 46068, 8),  # AWS g6e.48xlarge: PCIe 4, 400 Gb/s
+    "a6000": Accelerator("RTX A6000", 49140, 4),  # workstation: PCIe 4, 10 Gb/s
+    "rtx3090": Accelerator("RTX 3090", 24576, 4),  # workstation: PCIe 4, 10 Gb/s
+    "rtx4090": Accelerator("RTX 4090", 24564, 4),  # workstation: PCIe 4, 10 Gb/s
+    "h100": Accelerator("H100", 81559, 8),  # NVIDIA DGX H100: NVLink 4, 8 x 400 Gb/s
+    "h200": Accelerator("H200", 143771, 8),  # NVIDIA DGX H200: as H100
+    "b200": Accelerator("B200", 183359, 8),  # NVIDIA DGX B200: NVLink 5, 8 x 400 Gb/s
 }
-"""By the names that `fivetune estimate` knows. Memory bandwidths are those of the data sheets above."""
+"""By the names that `fivetune estimate` knows."""
 
 
 def find_peak_flops(name: str, precision: str) -> float | None:

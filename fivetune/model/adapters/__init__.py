@@ -8,6 +8,7 @@ imported inside the methods; `fivetune/model/adapter.py` attaches, merges and sa
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -66,13 +67,13 @@ class AdapterOptions(Options):
         """Folder with the weights that the adapter begins with; "" for new ones."""
         return ""
 
+    @abstractmethod
     def build_config(self, targets: Sequence[str]) -> PeftConfig:
         """Build peft's configuration.
 
         Args:
             targets: names of the adapted matrices.
         """
-        raise NotImplementedError
 
 
 class LowRankOptions(AdapterOptions):

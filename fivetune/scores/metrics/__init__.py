@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import re
 import string
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
@@ -76,9 +77,9 @@ class PerExample(plugins.Options):
         known = details or [{}] * len(predictions)
         return average_scores([self.score_one(p, r, d) for p, r, d in zip(predictions, references, known, strict=True)])
 
+    @abstractmethod
     def score_one(self, prediction: str, references: Sequence[str], details: Details) -> dict[str, float]:
         """Return the scores (0-1) of one example, under the same names for every example."""
-        raise NotImplementedError
 
 
 class Case(NamedTuple):

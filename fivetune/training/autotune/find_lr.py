@@ -19,6 +19,7 @@ from functools import partial
 from fivetune import plugins
 from fivetune.config import RunConfig
 from fivetune.config.data import NO_SPLIT
+from fivetune.config.sections import DEFAULT_STRATEGY
 from fivetune.data.store.stream import TrainingStream
 from fivetune.errors import ConfigError, NumericError
 from fivetune.machine.telemetry.devices import translate_oom_errors
@@ -50,7 +51,7 @@ def find_lr(
 
     Raises ConfigError for an optimizer that computes its own rate, and for an empty range.
     """
-    if getattr(config.optimizer, "relative_step", False):
+    if config.optimizer.computes_rate:
         raise ConfigError(
             "optimizer.relative_step: the optimizer computes its own rate, so there is none to find. "
             "Set optimizer.relative_step false."
@@ -79,7 +80,7 @@ def as_single_process(config: RunConfig) -> RunConfig:
     """The config with a single process and without evaluation data."""
     return config.model_copy(
         update={
-            "strategy": plugins.load_plugin("strategies", "single")(),
+            "strategy": plugins.load_plugin("strategies", DEFAULT_STRATEGY)(),
             "launch": config.launch.model_copy(update={"nnodes": 1, "nproc": 1}),
             "data": config.data.model_copy(update={"eval": (), **NO_SPLIT}),
         }

@@ -83,7 +83,7 @@ def find_graph_obstacle(setup: Setup) -> str:
     config, forward, compute = setup.config, setup.learner.forward, setup.learner.compute
     facts = (
         (not supports_graphs(compute.device), f"the device is {compute.device}, which has no CUDA graphs"),
-        (config.strategy.plugin_name() != "single", f"strategy.name is {config.strategy.plugin_name()}, not single"),
+        (config.strategy.supports_multiple, f"strategy.name is {config.strategy.plugin_name()}, not single"),
         (compute.precision not in TOLERANCES, f"the precision is {compute.precision}, not bf16, tf32 or fp32"),
         (bool(config.model.adapter), "model.adapter is set"),
         (bool(config.model.unfreeze), "model.unfreeze changes what is trained"),
@@ -311,7 +311,7 @@ def _build_learner(
 
     learner, stream, config = setup.learner, setup.data.stream, setup.config
     longest = [int(lengths.max()) for lengths in (stream.store.inputs.lengths, stream.store.labels.lengths)]
-    if config.optimizer.plugin_name() == "adamw" and not (config.train.param_groups or config.train.layer_decay):
+    if config.optimizer.supports_graphs and not (config.train.param_groups or config.train.layer_decay):
         optimizer = GraphedAdamW(optimizer, max_norm=learner.max_grad_norm or math.inf)
         gradients = optimizer.flat.grads
     else:

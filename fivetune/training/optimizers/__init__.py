@@ -1,33 +1,70 @@
 """Optimizers, one per file.
 
-An optimizer's file holds one options class with `lr` (the peak learning rate), `build(groups)` (a
-torch.optim.Optimizer over parameter groups), `effective_lr(optimizer)` (the learning rate that the last step applied,
-or None), `state_bytes_per_parameter` (for fp32 weights) and `lr_range` (the rates at which T5 fine-tuning is known to
-work). torch is imported inside the methods. Optional are:
-
-- `relative_step`: a field by which the optimizer computes its own rate.
-- `replaces_decay`: whether the optimizer averages the weights instead of lowering its rate. Its torch optimizer then
-  has `compute_averages(weights)`, which returns the weights to evaluate.
-- `state_bytes_per_table_weight`: of an embedding or a head, where it differs from other weights.
-- `supports_shards`: whether the torch optimizer updates tensors that are divided among ranks (DTensor).
-- `build_for_tables(groups)`: builds the optimizer of one process on a CPU.
-- `refuse_missing_packages()`: raises FiveTuneEnvironmentError, before a model is loaded.
+An optimizer's file holds one subclass of `OptimizerOptions`, whose fields are its options, with `lr` among them. torch
+is imported inside the methods. What other code asks of an optimizer is a field or a method of the class.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from abc import abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+from fivetune.plugins import Options
 
 if TYPE_CHECKING:
-    from fivetune.types import Optimizer
+    from torch.optim import Optimizer
+
+    from fivetune.types import TorchState
+
+__all__ = ["OptimizerOptions"]
 
 
-def get_state_bytes(options: Optimizer, kind: str) -> float:
-    """Return the bytes of state for each weight of a kind: "matrix", "table" (embedding and head) or "norm".
+class OptimizerOptions(Options):
+    """Base of all optimizers, which describes the contract `fivetune.types.Optimizer`.
 
-    >>> from fivetune.training.optimizers.muon import Muon
-    >>> get_state_bytes(Muon(), "matrix"), get_state_bytes(Muon(), "table")
-    (4.0, 8.0)
+    A subclass adds `lr` (peak learning rate), `build` and the two fields without a value.
     """
-    name = "state_bytes_per_parameter" if kind == "matrix" else "state_bytes_per_table_weight"
-    return getattr(options, name, options.state_bytes_per_parameter)
+
+    state_bytes_per_parameter: ClassVar[float]  # of a matrix with fp32 weights
+    lr_range: ClassVar[tuple[float, float]]  # rates at which T5 fine-tuning is known to work
+
+    # Whether the torch optimizer updates tensors that are divided among ranks (DTensor).
+    supports_shards: ClassVar[bool] = False
+    # Whether it is AdamW's rule, which CUDA graphs apply to all weights in one buffer.
+    supports_graphs: ClassVar[bool] = False
+    # Whether a step can be traced for the chips of device tpu.
+    supports_tpu: ClassVar[bool] = False
+    # Whether a step needs whole weights, and each rank holds the whole state.
+    gathers_state: ClassVar[bool] = False
+    # Whether the optimizer averages the weights instead of lowering its rate. Its torch optimizer then has
+    # `compute_averages(weights)`, which returns the weights to evaluate.
+    replaces_decay: ClassVar[bool] = False
+
+    @property
+    def computes_rate(self) -> bool:
+        """Whether the optimizer computes its own learning rate."""
+        return False
+
+    def get_state_bytes(self, kind: str) -> float:
+        """Return the bytes of state for each weight of a kind: "matrix", "table" (embedding and head) or "norm".
+
+        >>> from fivetune.training.optimizers.muon import Muon
+        >>> Muon().get_state_bytes("matrix"), Muon().get_state_bytes("table")
+        (4.0, 8.0)
+        """
+        return self.state_bytes_per_parameter
+
+    def refuse_missing_packages(self) -> None:
+        """Raise FiveTuneEnvironmentError, before a model is loaded, if a package is missing."""
+
+    @abstractmethod
+    def build(self, groups: list[TorchState]) -> Optimizer:
+        """Build the torch optimizer over parameter groups."""
+
+    def build_for_tables(self, groups: list[TorchState]) -> Optimizer:
+        """Build the optimizer of one process on a CPU, where large tables may have factored gradients."""
+        return self.build(groups)
+
+    def effective_lr(self, optimizer: Optimizer) -> float | None:
+        """The learning rate that the last step applied; None before the first step."""
+        return float(optimizer.param_groups[0]["lr"])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from fivetune.plugins import Options
+from fivetune.training.optimizers import OptimizerOptions
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from fivetune.types import TorchState
 
 
-class Adafactor(Options):
+class Adafactor(OptimizerOptions):
     """Adafactor. State per matrix: one fp32 row and one column, a negligible amount of memory."""
 
     state_bytes_per_parameter: ClassVar[float] = 0.1
     lr_range: ClassVar[tuple[float, float]] = (1e-4, 1e-2)
     supports_shards: ClassVar[bool] = True
+    supports_tpu: ClassVar[bool] = True
+    gathers_state: ClassVar[bool] = True
 
     preset: Literal["t5-paper", "hf"] = Field(
         "t5-paper", description="t5-paper: steps scaled by each tensor's RMS; hf: plain steps"
@@ -63,6 +65,14 @@ class Adafactor(Options):
     @property
     def scales_by_size(self) -> bool:
         return self.preset == "t5-paper"
+
+    @property
+    def computes_rate(self) -> bool:
+        return self.relative_step
+
+    def get_state_bytes(self, kind: str) -> float:
+        momentum = 0.0 if self.beta1 is None else 4.0
+        return self.state_bytes_per_parameter + momentum
 
     def build(self, groups: list[TorchState]) -> Optimizer:
         from fivetune.training.optimizers._batched_adafactor import BatchedAdafactor

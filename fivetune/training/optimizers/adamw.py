@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from fivetune.plugins import Options
+from fivetune.training.optimizers import OptimizerOptions
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -21,12 +21,14 @@ LARGE_TABLE = 2**26  # elements (256 MiB of fp32): the tables of mT5 and umT5
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-class AdamW(Options):
+class AdamW(OptimizerOptions):
     """AdamW. T5 fine-tunes well at 1e-4 to 1e-3; 5e-5, a common default elsewhere, is too small for it."""
 
     state_bytes_per_parameter: ClassVar[float] = 8.0
     lr_range: ClassVar[tuple[float, float]] = (1e-5, 5e-3)
     supports_shards: ClassVar[bool] = True
+    supports_graphs: ClassVar[bool] = True
+    supports_tpu: ClassVar[bool] = True
 
     lr: Annotated[float, Field(gt=0, le=10)] = Field(3e-4, description="peak learning rate")
     weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="decoupled; not applied to norms")
@@ -47,6 +49,3 @@ class AdamW(Options):
 
     def _build_options(self) -> TorchState:
         return {"lr": self.lr, "betas": (self.beta1, self.beta2), "eps": self.eps, "weight_decay": self.weight_decay}
-
-    def effective_lr(self, optimizer: Optimizer) -> float | None:
-        return float(optimizer.param_groups[0]["lr"])

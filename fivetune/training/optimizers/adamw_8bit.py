@@ -14,7 +14,7 @@ from pydantic import Field
 
 from fivetune.errors import FiveTuneEnvironmentError
 from fivetune.installation import name_install
-from fivetune.plugins import Options
+from fivetune.training.optimizers import OptimizerOptions
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -25,7 +25,7 @@ BLOCK = 256  # elements that share an fp32 scale
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-class AdamW8bit(Options):
+class AdamW8bit(OptimizerOptions):
     """AdamW with a quarter of its memory for moments. Learning rates as for AdamW; needs bitsandbytes."""
 
     state_bytes_per_parameter: ClassVar[float] = 2 * (1 + 4 / BLOCK)
@@ -38,9 +38,9 @@ class AdamW8bit(Options):
     eps: Annotated[float, Field(gt=0)] = 1e-8
     table_bits: Literal[8, 32] = Field(32, description="bits of the moments of embeddings and head")
 
-    @property
-    def state_bytes_per_table_weight(self) -> float:
-        return 8.0 if self.table_bits == 32 else self.state_bytes_per_parameter
+    def get_state_bytes(self, kind: str) -> float:
+        is_exact = kind != "matrix" and self.table_bits == 32
+        return 8.0 if is_exact else self.state_bytes_per_parameter
 
     def refuse_missing_packages(self) -> None:
         """Raise FiveTuneEnvironmentError without bitsandbytes."""
@@ -62,6 +62,3 @@ class AdamW8bit(Options):
             weight_decay=self.weight_decay,
             table_bits=self.table_bits,
         )
-
-    def effective_lr(self, optimizer: Optimizer) -> float | None:
-        return float(optimizer.param_groups[0]["lr"])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from fivetune.plugins import Options
+from fivetune.training.optimizers import OptimizerOptions
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-class AdamWRMS(Options):
+class AdamWRMS(OptimizerOptions):
     """AdamW with RMS scaling: learning rates as for Adafactor's preset t5-paper."""
 
     state_bytes_per_parameter: ClassVar[float] = 8.0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from fivetune.plugins import Options
+from fivetune.training.optimizers import OptimizerOptions
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fivetune.types import TorchState
 
 
-class Lion(Options):
+class Lion(OptimizerOptions):
     """Lion. Its learning rate is 3 to 10 times smaller than AdamW's, its weight decay as much larger."""
 
     state_bytes_per_parameter: ClassVar[float] = 4.0
@@ -33,6 +33,3 @@ class Lion(Options):
         from fivetune.training.optimizers._lion import Lion as TorchLion
 
         return TorchLion(groups, lr=self.lr, betas=(self.beta1, self.beta2), weight_decay=self.weight_decay)
-
-    def effective_lr(self, optimizer: Optimizer) -> float | None:
-        return float(optimizer.param_groups[0]["lr"])

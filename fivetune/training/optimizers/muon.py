@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from fivetune.plugins import Options
+from fivetune.training.optimizers import OptimizerOptions
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -20,11 +20,10 @@ if TYPE_CHECKING:
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-class Muon(Options):
+class Muon(OptimizerOptions):
     """Muon for the matrices of the blocks, AdamW for the rest. Learning rates as for AdamW."""
 
     state_bytes_per_parameter: ClassVar[float] = 4.0
-    state_bytes_per_table_weight: ClassVar[float] = 8.0
     lr_range: ClassVar[tuple[float, float]] = (1e-5, 2e-2)
     supports_shards: ClassVar[bool] = True
 
@@ -34,6 +33,9 @@ class Muon(Options):
     beta1: Beta = Field(0.9, description="of AdamW")
     beta2: Beta = Field(0.999, description="of AdamW")
     eps: Annotated[float, Field(gt=0)] = Field(1e-8, description="of AdamW")
+
+    def get_state_bytes(self, kind: str) -> float:
+        return self.state_bytes_per_parameter if kind == "matrix" else 8.0
 
     def build(self, groups: list[TorchState]) -> Optimizer:
         from fivetune.training.optimizers._muon import MuonWithAdamW
@@ -46,6 +48,3 @@ class Muon(Options):
             betas=(self.beta1, self.beta2),
             eps=self.eps,
         )
-
-    def effective_lr(self, optimizer: Optimizer) -> float | None:
-        return float(optimizer.param_groups[0]["lr"])

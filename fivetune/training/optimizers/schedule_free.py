@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from fivetune.plugins import Options
+from fivetune.training.optimizers import OptimizerOptions
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fivetune.types import TorchState
 
 
-class ScheduleFree(Options):
+class ScheduleFree(OptimizerOptions):
     """Schedule-free AdamW. Learning rates 1 to 10 times AdamW's; a warm-up of a few per cent of the steps."""
 
     state_bytes_per_parameter: ClassVar[float] = 8.0
@@ -43,6 +43,3 @@ class ScheduleFree(Options):
         return ScheduleFreeAdamW(
             groups, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps, weight_decay=self.weight_decay
         )
-
-    def effective_lr(self, optimizer: Optimizer) -> float | None:
-        return float(optimizer.param_groups[0]["lr"])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from fivetune.plugins import Options
+from fivetune.training.optimizers import OptimizerOptions
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fivetune.types import TorchState
 
 
-class SGD(Options):
+class SGD(OptimizerOptions):
     """Gradient descent with momentum. It needs clipping and a much larger rate than AdamW."""
 
     state_bytes_per_parameter: ClassVar[float] = 4.0
@@ -40,6 +40,3 @@ class SGD(Options):
             nesterov=self.nesterov,
             weight_decay=self.weight_decay,
         )
-
-    def effective_lr(self, optimizer: Optimizer) -> float | None:
-        return float(optimizer.param_groups[0]["lr"])

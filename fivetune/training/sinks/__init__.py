@@ -9,11 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from importlib.util import find_spec
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
 from fivetune.errors import FiveTuneEnvironmentError
 from fivetune.plugins import Options, load_plugin
 from fivetune.rundir.records import EvalRecord, StepRecord
+from fivetune.types import JsonTable
+
+
+class SinkContract(Protocol):
+    """Interface of the options class in every file of this folder; `open` returns a writer."""
+
+    def open(self, folder: Path, config: JsonTable, *, first_step: int = ...) -> Any: ...
 
 
 class Sink(Options):

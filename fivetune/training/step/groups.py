@@ -17,7 +17,6 @@ from torch import nn
 
 from fivetune.model.adapter import find_adapter
 from fivetune.model.freeze import is_matched, select_names
-from fivetune.training.optimizers import get_state_bytes
 
 if TYPE_CHECKING:
     from fivetune.config.train import ParamGroup
@@ -74,7 +73,7 @@ def count_state_bytes(model: nn.Module, optimizer: Optimizer, *, has_average: bo
     average = FP32 if has_average else 0
     return ceil(
         sum(
-            weight.numel() * (average + get_state_bytes(optimizer, group["kind"]))
+            weight.numel() * (average + optimizer.get_state_bytes(group["kind"]))
             for group in group_weights(model)
             for weight in group["params"]
         )

@@ -206,7 +206,7 @@ def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimize
     build = config.optimizer.build
     # Factored gradients can be neither all-reduced, nor unscaled by a GradScaler, nor computed by TPU chips.
     if not config.strategy.supports_multiple and config.train.precision != "fp16" and config.device != "tpu":
-        build = getattr(config.optimizer, "build_for_tables", build)
+        build = config.optimizer.build_for_tables
     optimizer = build(groups)
     # Fused optimizers write without torch counting it, by which `copy_weights` notices a change.
     optimizer.register_step_post_hook(lambda stepped, *_: increment_version(list_weights(stepped)))

@@ -6,10 +6,11 @@ update: `launch.nproc` and `strategy` change speed and memory, not the result.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from fivetune.distributed.collective_log import find_collective_log
 from fivetune.distributed.sharding import compute_sharded_norm, is_sharded, iter_gathered, scale_gradients
@@ -17,7 +18,7 @@ from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import is_out_of_memory
 from fivetune.plugins import Options
 from fivetune.training.strategies._buckets import finish_reduction, start_reduction
-from fivetune.types import ModelT
+from fivetune.types import Layout, ModelT
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -32,6 +33,15 @@ MINIMAL_LENGTHS = (9, 2)  # tokens of inputs and targets; a span head has two ta
 def is_on_meta(model: nn.Module) -> bool:
     """Whether the weights have no values yet: they are loaded in shards after `StrategyOptions.wrap`."""
     return next(model.parameters()).is_meta
+
+
+def list_divisors(number: int) -> list[int]:
+    """List the divisors from 2 on.
+
+    >>> list_divisors(8)
+    [2, 4, 8]
+    """
+    return [size for size in range(2, number + 1) if number % size == 0]
 
 
 def build_minimal_batch(batch: Batch) -> Batch:
@@ -63,6 +73,18 @@ class StrategyOptions(Options):
 
     supports_multiple: ClassVar[bool] = True  # whether it supports more than one rank
     sharded: ClassVar[bool] = False  # whether each rank holds a shard of the weights
+    supports_tpu: ClassVar[bool] = False  # whether the chips of device tpu, which one process uses, are divided alike
+    complexity: ClassVar[int] = 9  # place in the order in which estimates propose what fits, the simplest first
+    size_option: ClassVar[str] = "size"  # option that sets `get_model_size`
+
+    @classmethod
+    def list_variants(cls, num_ranks: int, per_node: int) -> Iterator[Self]:
+        """Yield the options that an estimate compares on so many ranks, the ones that communicate least first.
+
+        Args:
+            per_node: ranks of one node, which divides num_ranks or equals it.
+        """
+        yield cls()
 
     @property
     def needs_block_seconds(self) -> bool:
@@ -80,6 +102,10 @@ class StrategyOptions(Options):
         1
         """
         return 1
+
+    def get_layout(self, num_ranks: int) -> Layout:
+        """How so many ranks share the model, from which its memory is estimated."""
+        return Layout(num_ranks)
 
     def get_seed_offset(self, world: World) -> int:
         """What to add to the seed of this rank's dropout masks: ranks with the same number draw the same masks."""
@@ -270,6 +296,6 @@ class ShardedOptions(StrategyOptions):
         """Remove what passes that ended with an error, or of minimal batches, left in the model."""
         model.zero_grad(set_to_none=True)
 
+    @abstractmethod
     def shard(self, model: nn.Module, device: str, world: World, *, precision: str, costs: Sequence[float]) -> None:
         """Shard the weights of a model in place; several ranks share it. For the arguments see `wrap`."""
-        raise NotImplementedError

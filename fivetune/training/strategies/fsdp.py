@@ -7,12 +7,13 @@ a copy each (hybrid sharding): weights are gathered inside a group, gradients ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
 from pydantic import Field
 
 from fivetune.training.strategies._fully_shard import FullyShardedOptions, shard_fully
+from fivetune.types import Layout
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,9 +25,22 @@ if TYPE_CHECKING:
 class FSDP(FullyShardedOptions):
     """Weights, gradients and optimizer state sharded among the ranks."""
 
+    supports_tpu: ClassVar[bool] = True  # weights and optimizer state are sharded over the chips
+    complexity: ClassVar[int] = 2
+
     replicas: Annotated[int, Field(ge=1)] = Field(
         1, description="copies of the sharded model; the ranks of one copy should share a machine"
     )
+
+    @classmethod
+    def list_variants(cls, num_ranks: int, per_node: int) -> Iterator[Self]:
+        for replicas in dict.fromkeys((1, max(1, num_ranks // per_node))):
+            yield cls(replicas=replicas)
+            yield cls(replicas=replicas, reduce_once=False)
+
+    def get_layout(self, num_ranks: int) -> Layout:
+        shards = num_ranks // self.replicas
+        return Layout(num_ranks, shards=shards, offload=self.offload, reduce_once=self.reduce_once)
 
     def explain_incompatibility(self, settings: RunSettings) -> str:
         if settings.num_ranks % self.replicas:

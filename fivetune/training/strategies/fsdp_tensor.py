@@ -6,13 +6,15 @@ afterwards. For models that neither dimension alone can hold: `size` is the numb
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
 from pydantic import Field
 
+from fivetune.training.strategies import list_divisors
 from fivetune.training.strategies._fully_shard import FullyShardedOptions, shard_fully
 from fivetune.training.strategies._tensor import split_heads
+from fivetune.types import Layout
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,7 +26,25 @@ if TYPE_CHECKING:
 class FSDPTensor(FullyShardedOptions):
     """Heads and features split inside groups, the shares sharded between them."""
 
+    complexity: ClassVar[int] = 4
+
     size: Annotated[int, Field(ge=2)] = Field(2, description="ranks that share the heads and features of a block")
+
+    @classmethod
+    def list_variants(cls, num_ranks: int, per_node: int) -> Iterator[Self]:
+        for size in list_divisors(per_node):
+            if size < num_ranks:
+                yield cls(size=size)
+                yield cls(size=size, reduce_once=False)
+
+    def get_layout(self, num_ranks: int) -> Layout:
+        return Layout(
+            num_ranks,
+            heads=self.size,
+            shards=num_ranks // self.size,
+            offload=self.offload,
+            reduce_once=self.reduce_once,
+        )
 
     def get_model_size(self, num_ranks: int) -> int:
         return self.size

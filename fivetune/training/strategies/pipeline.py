@@ -11,17 +11,17 @@ Sources: Huang et al. 2019, "GPipe"; Narayanan et al. 2019, "PipeDream" (1F1B, h
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
 from fivetune.distributed.pipeline import find_stage, order_passes
 from fivetune.distributed.sharding import scale_gradients
 from fivetune.errors import is_out_of_memory
-from fivetune.training.strategies import ShardedOptions
+from fivetune.training.strategies import ShardedOptions, list_divisors
 from fivetune.training.strategies._stages import assign_stage, count_block_weights
-from fivetune.types import ignore_phase
+from fivetune.types import Layout, ignore_phase
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 class Pipeline(ShardedOptions):
     """Consecutive blocks on each rank; micro-batches pass through all of them."""
+
+    complexity: ClassVar[int] = 5
+    size_option: ClassVar[str] = "stages"
 
     stages: Annotated[int, Field(ge=2)] | None = Field(
         None, description="ranks that share one copy of the model, each with some of its blocks; default: all"
@@ -47,6 +50,14 @@ class Pipeline(ShardedOptions):
         description="what the stages have equal shares of: measured, the seconds of a first micro-batch; counted, the "
         "operations for the data's lengths; memory, the weights of the blocks",
     )
+
+    @classmethod
+    def list_variants(cls, num_ranks: int, per_node: int) -> Iterator[Self]:
+        for stages in list_divisors(num_ranks):
+            yield cls(stages=None if stages == num_ranks else stages)
+
+    def get_layout(self, num_ranks: int) -> Layout:
+        return Layout(num_ranks, stages=self.get_model_size(num_ranks))
 
     @property
     def needs_block_seconds(self) -> bool:

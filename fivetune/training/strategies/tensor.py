@@ -8,13 +8,14 @@ gradients are all-reduced between the groups.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
 from pydantic import Field
 
-from fivetune.training.strategies import ShardedOptions, is_on_meta
+from fivetune.training.strategies import ShardedOptions, is_on_meta, list_divisors
 from fivetune.training.strategies._tensor import split_heads
+from fivetune.types import Layout
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,9 +27,19 @@ if TYPE_CHECKING:
 class Tensor(ShardedOptions):
     """Attention heads and feed-forward features split among the ranks."""
 
+    complexity: ClassVar[int] = 3
+
     size: Annotated[int, Field(ge=2)] | None = Field(
         None, description="ranks that share one copy of the model; default: all"
     )
+
+    @classmethod
+    def list_variants(cls, num_ranks: int, per_node: int) -> Iterator[Self]:
+        for size in list_divisors(per_node):  # groups that share heads stay inside a node
+            yield cls(size=None if size == num_ranks else size)
+
+    def get_layout(self, num_ranks: int) -> Layout:
+        return Layout(num_ranks, heads=self.get_model_size(num_ranks))
 
     def get_model_size(self, num_ranks: int) -> int:
         return self.size or num_ranks

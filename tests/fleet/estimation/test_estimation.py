@@ -1,4 +1,4 @@
-"""Estimates of memory and time: worked numbers, the tensors of real steps, properties, the choice, the command."""
+"""Estimates of memory: worked numbers, the tensors of real steps, properties, the choice, the command."""
 
 from __future__ import annotations
 
@@ -11,27 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from fivetune import cli
+from fivetune import cli, plugins
 from fivetune.config import load_config
 from fivetune.errors import ModelError
 from fivetune.fleet.estimation import recipe as estimation_recipe
 from fivetune.fleet.estimation.choice import (
-    Change,
-    Refusal,
+    Machine,
     choose_estimate,
-    estimate_layout,
     estimate_strategies,
-    find_change,
-    list_layouts,
-)
-from fivetune.fleet.estimation.communication import (
-    Fabric,
-    Group,
-    compute_all_gather_seconds,
-    compute_all_reduce_seconds,
-    compute_bandwidth,
-    compute_send_seconds,
-    make_group,
+    estimate_strategy,
+    list_candidates,
+    list_strategies,
 )
 from fivetune.fleet.estimation.memory import (
     BLOCK_ROWS,
@@ -51,8 +41,7 @@ from fivetune.fleet.estimation.recipe import (
     find_local_device,
     suggest_strategy,
 )
-from fivetune.fleet.estimation.speed import Machine, estimate_step_time
-from fivetune.fleet.estimation.workload import BUCKET_BYTES, Layout, Workload
+from fivetune.fleet.estimation.workload import BUCKET_BYTES, Workload
 from fivetune.machine.telemetry import limits
 from fivetune.machine.telemetry.accelerators import find_accelerator
 from fivetune.model import attention, loss
@@ -60,12 +49,12 @@ from fivetune.model.flat import compute_flat_losses
 from fivetune.model.shapes import KNOWN_SHAPES, ModelShape, build_model_config, find_known_shape, read_shape
 from fivetune.rundir.records import DeviceSample
 from fivetune.training.strategies import _buckets
-from fivetune.types import Batch
+from fivetune.types import Batch, Layout
 
 GOLDEN = Path(__file__).parent / "golden" / "squad_t5_base.json"
 TINY = ModelShape(8, 4, 16, 2, 1, 1, 32, is_gated_act=False, is_tied=True)
 LARGE = KNOWN_SHAPES["t5-11b"]
-H100 = build_machine(find_device("h100"), "bf16", 8)
+H100 = build_machine(find_device("h100"), 8)
 
 
 def make_work(shape: ModelShape = TINY, **changes: Any) -> Workload:
@@ -74,7 +63,7 @@ def make_work(shape: ModelShape = TINY, **changes: Any) -> Workload:
 
 
 def find_part(work: Workload, name: str, layout: Layout | None = None) -> Part:
-    (part,) = [part for part in list_parts(work, layout or Layout("single")) if part.name == name]
+    (part,) = [part for part in list_parts(work, layout or Layout()) if part.name == name]
     return part
 
 
@@ -147,7 +136,7 @@ def test_an_encoder_block_on_a_gpu():
 
 
 def test_two_ranks_halve_what_heads_and_features_take():
-    alone, halved = (find_part(make_work(), "encoder block 0", Layout("tensor", n, heads=n)) for n in (1, 2))
+    alone, halved = (find_part(make_work(), "encoder block 0", Layout(n, heads=n)) for n in (1, 2))
     assert halved.sizes == (32, 32, 32, 32, 64, 64, 8, 8, 32)
     assert alone.saved - halved.saved == 4 * (4 * 2 * 8 + 4 * 2 + 2 * 2 * 16) / 2
 
@@ -197,7 +186,7 @@ def test_saved_tensors_of_the_flat_forward(gated, lengths, dropout):
         losses = compute_flat_losses(model, batch)
     assert losses.requires_grad
     work = Workload(shape, 4, 4, *lengths, matmul_bytes=4, dropout=dropout, on_gpu=False)
-    predicted = sum(part.saved + part.copies for part in list_parts(work, Layout("single")))
+    predicted = sum(part.saved + part.copies for part in list_parts(work, Layout()))
     assert predicted == pytest.approx(sum(saved.values()), rel=0.02)
 
 
@@ -207,15 +196,15 @@ def test_saved_tensors_of_the_flat_forward(gated, lengths, dropout):
 def test_fsdp_falls_with_devices_and_ddp_does_not():
     work = make_work(LARGE, examples_per_step=64, num_inputs=512, num_targets=64)
     sizes = (8, 16, 32, 64)
-    sharded = [estimate_memory(work, Layout("fsdp", n, shards=n)).peak for n in sizes]
+    sharded = [estimate_memory(work, Layout(n, shards=n)).peak for n in sizes]
     assert sharded == sorted(sharded, reverse=True) and len(set(sharded)) == len(sizes)
-    held = [estimate_memory(work, Layout("fsdp", n, shards=n)).state * n for n in sizes]
+    held = [estimate_memory(work, Layout(n, shards=n)).state * n for n in sizes]
     assert held == [8.0 * LARGE.num_weights] * len(sizes)
-    assert {estimate_memory(work, Layout("ddp", n)).weights for n in sizes} == {4.0 * LARGE.num_weights}
-    assert min(estimate_memory(work, Layout("ddp", n)).peak for n in sizes) > 12 * LARGE.num_weights
+    assert {estimate_memory(work, Layout(n)).weights for n in sizes} == {4.0 * LARGE.num_weights}
+    assert min(estimate_memory(work, Layout(n)).peak for n in sizes) > 12 * LARGE.num_weights
 
 
-@pytest.mark.parametrize("layout", [Layout("single"), Layout("ddp", 4), Layout("fsdp", 4, shards=4)], ids=str)
+@pytest.mark.parametrize("layout", [Layout(), Layout(4), Layout(4, shards=4)], ids=str)
 def test_what_lowers_memory(layout):
     work = make_work(LARGE, batch_size=4, examples_per_step=32, num_inputs=512, num_targets=64)
     peak = estimate_memory(work, layout).peak
@@ -229,152 +218,81 @@ def test_what_lowers_memory(layout):
 
 
 def test_the_kinds_add_up_to_the_peak():
-    memory = estimate_memory(make_work(LARGE), Layout("fsdp", 8, shards=8))
+    memory = estimate_memory(make_work(LARGE), Layout(8, shards=8))
     kinds = (memory.weights, memory.gradients, memory.state, memory.activations, memory.buffers)
     assert memory.peak == sum(kinds) and min(kinds) >= 0
 
 
 def test_stages_hold_their_blocks():
     work = make_work(KNOWN_SHAPES["t5-base"], examples_per_step=8, num_inputs=400, num_targets=400)
-    alone, two, four = (estimate_memory(work, Layout("pipeline", n, stages=n)) for n in (1, 2, 4))
+    alone, two, four = (estimate_memory(work, Layout(n, stages=n)) for n in (1, 2, 4))
     assert alone.weights > two.weights > four.weights > alone.weights / 4  # two stages hold the embedding
-
-
-# --- communication ---
-
-
-def test_collectives_with_worked_numbers():
-    fabric, inside = Fabric(link=100, network=10, devices_per_node=8), Group(4, 4)
-    assert compute_bandwidth(inside, fabric) == 80  # 80 % of a link
-    assert compute_all_gather_seconds(800, inside, fabric) == pytest.approx(2 * 5e-6 + 3 / 4 * 800 / 80)
-    assert compute_all_reduce_seconds(800, inside, fabric) == pytest.approx(6 * 5e-6 + 2 * 3 / 4 * 800 / 80)
-    assert compute_all_reduce_seconds(800, Group(1, 1), fabric) == 0
-    assert compute_all_gather_seconds(800, Group(1, 1), fabric) == 0
-    # 16 ranks on two nodes use the network of 8; one of each node that of one
-    assert compute_bandwidth(make_group(16, fabric), fabric) == 64
-    assert compute_bandwidth(make_group(2, fabric, stride=8), fabric) == 8
-    assert compute_all_gather_seconds(800, inside, fabric, num_calls=2) == pytest.approx(4 * 5e-6 + 7.5)
-    assert compute_send_seconds(800, make_group(16, fabric), fabric) == pytest.approx(15e-6 + 100)
-
-
-def test_trees_sum_small_tensors_of_many_ranks():
-    fabric = Fabric(1e9, 1e9, 1)
-    assert compute_all_reduce_seconds(8, Group(1024, 1), fabric) == pytest.approx(2 * 10 * 15e-6, rel=1e-3)
-
-
-# --- time ---
-
-
-def test_step_time_with_worked_numbers():
-    work = make_work(examples_per_step=4)
-    machine = Machine(1e9, flops=work.count_flops(4) / 6, bandwidth=28 * TINY.num_weights, fabric=Fabric(1e9, 1e9, 8))
-    alone = estimate_step_time(work, Layout("single"), machine)
-    assert alone is not None
-    assert (alone.compute, alone.bubble, alone.exposed, alone.optimizer) == pytest.approx((6, 0, 0, 1))
-    again = estimate_step_time(replace(work, recompute=True), Layout("single"), machine)
-    assert again is not None and again.compute == pytest.approx(8)
-    two = estimate_step_time(work, Layout("ddp", 2), machine)
-    assert two is not None and two.compute == pytest.approx(3)
-    assert two.exposed == 0 and two.hidden > 0
-    stages = estimate_step_time(work, Layout("pipeline", 2, stages=2), machine)
-    assert stages is not None and stages.bubble == pytest.approx(stages.compute / 4)
-    assert estimate_step_time(work, Layout("single"), replace(machine, flops=None)) is None
-
-
-def test_a_slow_network_exposes_the_communication():
-    work = make_work(KNOWN_SHAPES["t5-base"], examples_per_step=16, num_inputs=512, num_targets=64)
-    fast, slow = (
-        estimate_step_time(work, Layout("ddp", 16), replace(H100, fabric=Fabric(450e9, n, 8))) for n in (50e9, 1e8)
-    )
-    assert fast is not None and slow is not None
-    assert slow.exposed > fast.exposed and slow.compute == fast.compute
 
 
 @pytest.mark.parametrize("name", ["t5-base", "mt5-small", "umt5-small"])
 def test_one_rank_holds_the_weights_of_the_model(name):
-    (parts,) = list_stages(make_work(KNOWN_SHAPES[name]), Layout("single"))
+    (parts,) = list_stages(make_work(KNOWN_SHAPES[name]), Layout())
     assert sum(part.num_weights for part in parts) == KNOWN_SHAPES[name].num_weights
-
-
-def test_copies_of_a_pipeline_sum_gradients_when_nothing_computes():
-    work = make_work(KNOWN_SHAPES["t5-base"], examples_per_step=16, num_inputs=512, num_targets=64)
-    one, two = (
-        estimate_step_time(replace(work, examples_per_step=8 * n), Layout("pipeline", 2 * n, stages=2), H100)
-        for n in (1, 2)
-    )
-    assert one is not None and two is not None and one.hidden == two.hidden == 0
-    held = 4 * max(sum(part.num_weights for part in parts) for parts in list_stages(work, Layout("x", 2, stages=2)))
-    assert two.exposed - one.exposed > held / (0.8 * H100.fabric.link)  # two ranks send every gradient once
-
-
-def test_weights_that_ranks_replicate_are_updated_and_summed_by_each():
-    # mt5-small: 256 M of 300 M weights are embedding and head, which two ranks of a tensor-parallel group hold whole
-    shape = KNOWN_SHAPES["mt5-small"]
-    work = make_work(shape, examples_per_step=2)
-    machine = replace(H100, flops=1e30)  # hides nothing
-    alone, tensor, stages = (
-        estimate_step_time(work, layout, machine)
-        for layout in (Layout("single"), Layout("tensor", 4, heads=2), Layout("pipeline", 4, stages=2))
-    )
-    assert alone is not None and tensor is not None and stages is not None
-    assert tensor.optimizer > 0.9 * alone.optimizer  # divided alike it would be half
-    assert stages.optimizer > 0.5 * alone.optimizer
-    one_copy = estimate_step_time(replace(work, examples_per_step=1), Layout("tensor", 2, heads=2), machine)
-    assert one_copy is not None  # differs by the all-reduce alone, in which each of two copies sends its tables once
-    assert tensor.exposed - one_copy.exposed > 4 * 2 * shape.table_size / (0.8 * H100.fabric.link)
 
 
 # --- the choice ---
 
 
-def test_the_fastest_that_fits_is_taken_and_the_simplest_on_a_tie():
+def make_strategy(name: str, **options: Any) -> Any:
+    return plugins.load_plugin("strategies", name)(**options)
+
+
+def test_every_strategy_is_estimated_in_the_order_of_its_complexity():
+    assert [one.plugin_name() for one in list_strategies()] == [
+        *("single", "ddp", "fsdp", "tensor", "fsdp_tensor", "pipeline")
+    ]
     small = make_work(KNOWN_SHAPES["t5-base"], batch_size=16, examples_per_step=1024, num_inputs=512, num_targets=64)
-    found = estimate_strategies(small, H100, 8)
-    chosen = choose_estimate(found)
-    assert chosen is not None and chosen.layout.strategy == "ddp"
-    assert [estimate.layout.strategy for estimate in found][:3] == ["single", "ddp", "fsdp"]
-    same = [replace(found[2], time=found[1].time), replace(found[1], layout=found[2].layout)]
-    assert choose_estimate(same) is same[0]
-    large = replace(small, shape=LARGE, examples_per_step=512)
+    found = estimate_strategies(small, H100, 16)
+    assert [one.name for one in found] == [
+        *("single", "ddp", "fsdp", "fsdp 2 copies", "tensor 2", "fsdp_tensor 2", "pipeline 2")
+    ]
+
+
+def test_the_simplest_that_fits_is_taken():
+    small = make_work(KNOWN_SHAPES["t5-base"], batch_size=16, examples_per_step=1024, num_inputs=512, num_targets=64)
+    chosen = choose_estimate(estimate_strategies(small, H100, 8))
+    assert chosen is not None and chosen.as_settings() == {"strategy.name": "ddp"}
+    large = replace(small, shape=LARGE, batch_size=8, examples_per_step=512)
     chosen = choose_estimate(estimate_strategies(large, H100, 64))
     assert chosen is not None and chosen.layout.shards > 1
+    assert choose_estimate(estimate_strategies(large, Machine(2**30, 8), 8)) is None
+
+
+@pytest.mark.parametrize("num", [2, 8])
+@pytest.mark.parametrize("name", plugins.list_plugins("strategies"))
+def test_settings_of_an_estimate_give_its_layout(name, num):
+    for strategy in make_strategy(name).list_variants(num, min(num, 4)):
+        layout = strategy.get_layout(num)
+        estimate = estimate_strategy(make_work(examples_per_step=64), strategy, H100, num)
+        options = {key.removeprefix("strategy."): value for key, value in estimate.as_settings().items()}
+        assert plugins.load_plugin("strategies", str(options.pop("name"))).model_validate(options) == strategy
+        shared = layout.heads * layout.stages
+        assert name == "single" or (layout.world, shared) == (num, strategy.get_model_size(num))
 
 
 def test_what_cannot_share_a_batch_is_no_candidate():
-    found = estimate_layout(make_work(examples_per_step=4), Layout("ddp", 8), H100)
+    found = estimate_strategy(make_work(examples_per_step=4), make_strategy("ddp"), H100, 8)
     assert found.obstacle == "train.global_batch_size 4 is not a multiple of 8 copies" and not found.fits
 
 
-def test_a_run_that_does_not_fit_gets_a_change_that_does():
-    work = make_work(LARGE, batch_size=8, examples_per_step=128, num_inputs=512, num_targets=97)
-    machine = build_machine(find_device("l4"), "bf16", 8)
-    assert choose_estimate(estimate_strategies(work, machine, 8)) is None
-    change = find_change(work, machine, 8)
-    assert isinstance(change, Change) and change.estimate.fits and change.settings["strategy.name"] == "fsdp"
-    refused = find_change(replace(work, num_inputs=10**8), machine, 8)
-    assert refused == Refusal(128, 256, "train.global_batch_size 128 is not a multiple of 256 copies")
-
-
 def test_groups_that_share_heads_stay_inside_a_node():
-    machine = build_machine(find_device("h100"), "bf16", 12, devices_per_node=6)
-    work = make_work(KNOWN_SHAPES["t5-base"], examples_per_step=12)
-    assert {layout.heads for layout in list_layouts(work, machine, 12)} == {1, 2, 3, 6}  # 4 would cross the border
+    sizes = {one.get_layout(12).heads for one in list_candidates(Machine(1, 6), 12)}
+    assert sizes == {1, 2, 3, 6}  # 4 would cross the border
 
 
-def test_a_change_uses_whole_nodes():
-    machine = build_machine(find_device("l4"), "bf16", 3)  # 8 in a node
-    work = make_work(LARGE, examples_per_step=96, num_inputs=512, num_targets=97)
-    tried = []
-    assert find_change(work, machine, 3, lambda layout: tried.append(layout.world) or "no") == Refusal(0, 3, "no")
-    assert set(tried) == {3, 6, 24, 48, 96}
-
-
-def test_nothing_is_tried_twice():
-    tried: list[Layout] = []
-    work = make_work(LARGE, examples_per_step=1, recompute=True, num_inputs=512, num_targets=64)
-    full = replace(H100, memory_bytes=1)
-    find_change(work, full, 1, lambda layout: tried.append(layout) or "")
-    assert tried == [Layout("single")]
+def test_options_of_the_recipe_are_estimated_in_place_of_others():
+    work = make_work(LARGE, examples_per_step=64, num_inputs=512, num_targets=64)
+    usual, own = (
+        {one.name: one for one in estimate_strategies(work, H100, 8, own=strategy)}
+        for strategy in (None, make_strategy("fsdp", offload=True, reduce_once=False))
+    )
+    assert own["fsdp"].layout.offload and own["fsdp"].room > usual["fsdp"].room
+    assert own["ddp"] == usual["ddp"]
 
 
 # --- devices ---
@@ -404,7 +322,7 @@ def test_the_memory_of_a_local_device_is_sampled(monkeypatch):
     )
     monkeypatch.setattr("fivetune.machine.telemetry.nvml.Nvml.sample", lambda self: samples)
     found = find_local_device("auto")
-    assert found is not None and (found.memory_bytes, found.bandwidth) == (39 * 2**30, 1555)
+    assert found is not None and (found.memory_bytes, found.peak_name) == (39 * 2**30, "A100 SXM4")
     assert find_local_device("cpu") is None
 
 
@@ -413,8 +331,8 @@ def test_the_limit_of_a_container_is_the_memory_of_a_cpu(monkeypatch, tmp_path):
         (tmp_path / f"memory.{name}").write_text(text)
     monkeypatch.setattr(limits, "CGROUP_DIR", tmp_path)
     assert limits.get_host_memory() == (1_000_000, 450_000)
-    assert build_machine(None, "fp32", 4).memory_bytes == 250_000
-    assert build_machine(None, "fp32", 4, devices_per_node=2).memory_bytes == 500_000
+    assert build_machine(None, 4).memory_bytes == 250_000
+    assert build_machine(None, 4, devices_per_node=2).memory_bytes == 500_000
     (tmp_path / "memory.max").write_text("max\n")
     assert limits.get_host_memory()[0] > 2**28
 
@@ -489,9 +407,9 @@ def test_a_table_fits_a_narrow_terminal(capsys, monkeypatch, model):
     assert "--launch.nnodes 8 --launch.nproc 8 --strategy.name" in out or "one device" in out
 
 
-def test_a_cpu_has_memory_and_no_times(capsys):
+def test_the_memory_of_a_cpu_is_shared(capsys):
     code, out, _ = run(capsys, "quickstart", "--devices", "2", "--device", "cpu")
-    assert code == 0 and "Take ddp: the simplest that fits" in out and "n/a" in out
+    assert code == 0 and "Take ddp: the simplest that fits" in out
 
 
 @pytest.mark.parametrize(
@@ -500,8 +418,6 @@ def test_a_cpu_has_memory_and_no_times(capsys):
         ("--devices 0 --device h100", 2, "--devices: 0 is not possible. Allowed: above 0. Try --devices 8."),
         ("--devices -3 --device h100", 2, "--devices: -3 is not possible"),
         ("--devices 8 --device h1000", 2, "--device: there is no 'h1000'. Did you mean h100 or v100? Allowed: a10, "),
-        ("--devices 8 --device h100 --link=-1", 2, "--link: -1.0 is not possible"),
-        ("--devices 8 --device h100 --mfu 1.5", 2, "--mfu: 1.5 is more than the peak"),
         ("--devices 8 --device h100 --model.path nosuch", 4, "nosuch: neither a local folder nor a model whose shape"),
         ("--devices 8 --device v100 --train.precision bf16", 2, "train.precision: V100 SXM2 does not support bf16"),
         ("--devices 8 --device h100 --data.max_input_tokens null", 2, "data.max_input_tokens: not set"),
@@ -522,37 +438,22 @@ def test_devices_that_are_no_whole_nodes_are_refused(capsys, words):
 BIG = ("--device", "h100", "--model.path", "t5-11b", "--optimizer.name", "adamw")
 
 
-def test_settings_that_exclude_the_strategies_are_the_verdict(capsys):
+def test_what_lowers_memory_and_what_excludes_strategies_is_told(capsys):
     _, out, _ = run(capsys, "squad_t5_base", "--devices", "8", *BIG, "--train.precision", "fp16")
-    assert (
-        "None fits. With fsdp on 8 devices: train.precision fp16 adapts the loss scale" in out and "Shorten" not in out
-    )
-    words = ("--train.batch_size", "1", "--train.global_batch_size", "1")
-    _, out, _ = run(capsys, "squad_t5_base", "--devices", "1", *BIG, *words)
-    assert (
-        "recomputation and micro-batches of one example. With fsdp on 2 devices: train.global_batch_size 1 is " in out
-    )
-    _, out, _ = run(capsys, "squad_t5_base", "--devices", "128", *BIG, "--data.max_input_tokens", "90000000")
-    assert "Shorten the examples" not in out and "offload on 128 devices. With fsdp on 256 devices: train.global" in out
+    assert "fsdp: train.precision fp16 adapts the loss scale" in out
+    assert "None fits; single lacks least" in out and "Add, one after the other: --train.recompute true, " in out
+    added = ("--train.recompute", "true", "--strategy.name", "fsdp", "--strategy.offload", "true")
+    _, out, _ = run(capsys, "squad_t5_base", "--devices", "8", *BIG, *added)
+    assert "Take fsdp: " in out and "--strategy.name fsdp --strategy.offload true" in out
 
 
-@pytest.mark.parametrize("num", ["2", "8"])
-def test_a_layout_that_needs_a_batch_size_prints_one(capsys, num):
+def test_a_strategy_that_needs_a_batch_size_prints_one(capsys):
     words = ("--train.batch_size", "auto", "--train.global_batch_size", "128", "--json")
-    _, out, _ = run(capsys, "squad_t5_base", "--devices", num, *BIG, *words)
+    _, out, _ = run(capsys, "squad_t5_base", "--devices", "8", *BIG, *words)
     found = json.loads(out)
-    settings = found["choice"] or found["change"]
-    assert settings["train.batch_size"] == 1 and "--train.batch_size 1" in found["verdict"]
+    assert found["choice"]["train.batch_size"] == 1 and "--train.batch_size 1" in found["verdict"]
     ddp = next(one for one in found["strategies"] if one["strategy"] == "ddp")
     assert ddp["settings"] == {"strategy.name": "ddp"}  # supports auto
-
-
-def test_options_of_a_strategy_that_are_not_used_are_named(capsys):
-    words = ("--strategy.name", "pipeline", "--strategy.schedule", "gpipe", "--json")
-    _, out, _ = run(capsys, "squad_t5_base", "--devices", "8", "--device", "h100", *words)
-    assert any(
-        "options of strategy pipeline are not used: schedule gpipe. " in line for line in json.loads(out)["assumptions"]
-    )
 
 
 def test_a_missing_recipe_is_named(capsys):
@@ -592,7 +493,7 @@ def test_another_strategy_is_proposed_if_ddp_does_not_fit(monkeypatch):
     )
     monkeypatch.setattr(estimation_recipe, "find_local_device", lambda requested: find_device("h100"))
     settings, reason = suggest_strategy(config, 1, 8)
-    assert settings["strategy.name"] == "fsdp_tensor" and "ddp needs 242" in reason
+    assert settings == {"strategy.name": "tensor", "strategy.size": 4} and "ddp needs 242" in reason
     monkeypatch.setattr(estimation_recipe, "find_local_device", lambda requested: find_device("l4"))
     assert "no strategy fits" in suggest_strategy(config, 1, 8)[1]
     unknown = config.model_copy(update={"model": config.model.model_copy(update={"path": "unknown/model"})})
@@ -607,7 +508,7 @@ def test_a_proposal_counts_nodes_and_their_processes(monkeypatch, tmp_path):
     monkeypatch.setattr(estimation_recipe, "build_machine", lambda *a, **k: seen.append(build(*a, **k)) or seen[-1])
     monkeypatch.setattr(estimation_recipe, "get_host_memory", lambda: (8 * 2**30, 0))
     _, reason = suggest_strategy(config, 4, 2)
-    assert seen[0].memory_bytes == 4 * 2**30 and seen[0].fabric.devices_per_node == 2 and "of 3.6 GiB" in reason
+    assert seen[0].memory_bytes == 4 * 2**30 and seen[0].devices_per_node == 2 and "of 3.6 GiB" in reason
 
 
 def test_nodes_and_processes_of_a_command_reach_the_proposal(monkeypatch):
@@ -631,7 +532,7 @@ def test_a_proposal_names_the_setting_that_excludes_others(monkeypatch):
     assert settings == {"strategy.name": "ddp"} and "train.precision fp16 adapts the loss scale" in reason
 
 
-@pytest.mark.parametrize("layout", [Layout("single"), Layout("ddp", 2), Layout("fsdp", 2, shards=2, reduce_once=True)])
+@pytest.mark.parametrize("layout", [Layout(), Layout(2), Layout(2, shards=2, reduce_once=True)])
 def test_the_weights_of_a_teacher_are_whole_on_every_rank(layout):
     settings = {"model.path": "t5-small", "distill.teacher": "t5-base"}
     with_answers, with_logits = (
@@ -643,12 +544,9 @@ def test_the_weights_of_a_teacher_are_whole_on_every_rank(layout):
     assert taught.peak - alone.peak == taught.weights - alone.weights
 
 
-@pytest.mark.parametrize("layout", [Layout("single"), Layout("tensor", 2, heads=2), Layout("pipeline", 2, stages=2)])
+@pytest.mark.parametrize("layout", [Layout(), Layout(2, heads=2), Layout(2, stages=2)])
 def test_two_passes_take_what_twice_the_examples_take(layout):
     once = make_work(LARGE, batch_size=4, examples_per_step=8, num_inputs=64, num_targets=16)
     twice = replace(once, batch_size=8, examples_per_step=16)
     passes = replace(once, passes=2)
     assert estimate_memory(passes, layout).peak == estimate_memory(twice, layout).peak
-    machine = build_machine(find_accelerator("h100"), "bf16", layout.world)
-    seconds = [estimate_step_time(work, layout, machine) for work in (passes, twice)]
-    assert seconds[0] and seconds[1] and seconds[0].total == pytest.approx(seconds[1].total, rel=1e-3)

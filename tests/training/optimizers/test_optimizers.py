@@ -13,9 +13,8 @@ from pydantic import ValidationError
 
 import fivetune
 from fivetune import plugins
-from fivetune.config.tpu import SUPPORTED
 from fivetune.errors import FiveTuneEnvironmentError
-from fivetune.training.optimizers import _batched_adafactor, adamw_8bit, get_state_bytes
+from fivetune.training.optimizers import _batched_adafactor, adamw_8bit
 from fivetune.training.optimizers._batched_adafactor import BatchedAdafactor
 from fivetune.training.optimizers.adafactor import Adafactor
 from fivetune.training.optimizers.adamw import AdamW
@@ -108,7 +107,7 @@ def test_state_takes_the_declared_bytes(name, kind):
     problem.run(2)
     state = problem.optimizer.state[problem.weights[0]]
     measured = sum(v.numel() * v.element_size() for v in state.values() if torch.is_tensor(v)) / size**2
-    assert measured == pytest.approx(get_state_bytes(options, kind), rel=0.01, abs=0.08)
+    assert measured == pytest.approx(options.get_state_bytes(kind), rel=0.01, abs=0.08)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -460,9 +459,9 @@ def test_schedule_free_counts_the_steps_of_each_weight():
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_page_of_optimizers_is_true(name):
     options = options_of(name)
-    state = " | ".join(f"{get_state_bytes(options(), kind):.3g}" for kind in ("matrix", "table"))
+    state = " | ".join(f"{options().get_state_bytes(kind):.3g}" for kind in ("matrix", "table"))
     low, high = options.lr_range
-    supports = [getattr(options, "supports_shards", False), name in SUPPORTED["optimizer.name"]]
+    supports = [options.supports_shards, options.supports_tpu]
     answers = " | ".join("yes" if supported else "no" for supported in supports)
     rows = [line for line in PAGE.splitlines() if line.startswith(f"| `{name}` |")]
     assert rows[0].endswith(f" | {state} | {options().lr or 1e-3:g} | {low:g} to {high:g} | {answers} |")
