@@ -23,11 +23,13 @@ from fivetune.rundir import TELEMETRY, RunDir
 from fivetune.rundir.progress import Progress
 from fivetune.rundir.records import StepRecord
 from fivetune.training.autotune.graphs import decide_graphs
-from fivetune.training.loop import Training, run_step, write_steps
+from fivetune.training.loop import run_step
 from fivetune.training.setup import Setup, set_up
 from fivetune.training.signals import StopRequest
 from fivetune.training.state.checkpoint import TrainingProgress
 from fivetune.training.step.update import make_nonfinite_flag
+from fivetune.training.step_records import write_steps
+from fivetune.training.training import Training
 
 
 def own_setup(plan: Plan, *, dropout: float = 0.1, **train: str | int) -> Setup:

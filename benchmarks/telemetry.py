@@ -42,10 +42,12 @@ from fivetune.machine.telemetry.sampler import Sampler
 from fivetune.rundir import RunDir
 from fivetune.rundir.progress import Progress
 from fivetune.training import loop
-from fivetune.training.loop import Training, run_step
+from fivetune.training.checks import loss_warnings
+from fivetune.training.loop import run_step
 from fivetune.training.signals import StopRequest
 from fivetune.training.state.checkpoint import TrainingProgress
 from fivetune.training.step.update import Update, make_nonfinite_flag, train_step
+from fivetune.training.training import Training
 from fivetune.types import PhaseTimer, ignore_phase
 
 BAR = 0.015  # of a step's time that recording may take
@@ -119,7 +121,7 @@ class Recorded:
                 timer(phase)
             return update
 
-        with patch.object(loop, "train_step", nothing), patch.object(loop, "FROZEN_STEPS", 0):
+        with patch.object(loop, "train_step", nothing), patch.object(loss_warnings, "FROZEN_STEPS", 0):
             training.meter.pause()
             window = timed_window(_Steps(training, group), NUM_ALONE, device=device)
         return window.seconds / NUM_ALONE

@@ -26,9 +26,10 @@ from fivetune.errors import DataError, FiveTuneError
 from fivetune.model import flat
 from fivetune.model.backend import Forward
 from fivetune.model.objective import Objective
-from fivetune.training import loop, setup
+from fivetune.training import loop, save, setup
 from fivetune.training.run import train
 from fivetune.training.setup import set_up
+from fivetune.training.training import Training
 from fivetune.types import Batch
 
 
@@ -72,7 +73,7 @@ def stopped(recipe: dict[str, Any]) -> str:
     """A run whose second process gets SIGTERM in its second step."""
     step = loop.run_step
 
-    def hit(training: loop.Training, groups: Any) -> bool:
+    def hit(training: Training, groups: Any) -> bool:
         if training.setup.learner.world.rank == 1 and training.state.step == 1:
             os.kill(os.getpid(), signal.SIGTERM)
         return step(training, groups)
@@ -137,7 +138,7 @@ def full(recipe: dict[str, Any]) -> str:
         return write(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop.time, "sleep", lambda seconds: None)
+        patch.setattr(save.time, "sleep", lambda seconds: None)
         if World.from_environment().rank == 1:
             patch.setattr(FileSystemWriter, "write_data", refuse)
         return failing(lambda: train(recipe, preflight=False, quiet=True))

@@ -30,10 +30,11 @@ from fivetune.rundir.plan import Plan
 from fivetune.rundir.records import BestEval
 from fivetune.scores.analysis.calibration import FittedTemperature, calibrate_lines, choose_scored_name, restore_lines
 from fivetune.scores.metrics import is_maximized
-from fivetune.training.loop import Training, measure_phase, run_evaluation, warn_once
+from fivetune.training.evaluate import run_evaluation
 from fivetune.training.setup import build_decoding
 from fivetune.training.state import checkpoint
 from fivetune.training.state.past_evals import read_past_evals
+from fivetune.training.training import Training
 
 
 def export_model(training: Training) -> list[str]:
@@ -46,12 +47,12 @@ def export_model(training: Training) -> list[str]:
     """
     missing: list[str] = []
     best = training.state.best
-    with measure_phase(training, "checkpoint"):
+    with training.measure("checkpoint"):
         if best and best.step != training.state.step:
             path = training.run.path / "checkpoints" / str(best.step)
             if reason := _find_damage(training, path):
                 missing.append(f"{path}: {reason}. It was the best checkpoint; model/ holds the last weights instead.")
-                warn_once(training, missing[0])
+                training.warn(missing[0])
                 training.state.best = None
             else:
                 checkpoint.load_weights(path, training.setup.learner.model)
@@ -72,7 +73,7 @@ def export_model(training: Training) -> list[str]:
                     f"the calibration error from {found.error_before:.1%} to {found.error_after:.1%} on halves that "
                     "it was not fitted on"
                 )
-    with _record_failure(training, "the model card", missing), measure_phase(training, "checkpoint"):
+    with _record_failure(training, "the model card", missing), training.measure("checkpoint"):
         if training.setup.learner.world.is_first:
             rundir.write_text(training.run.path / "model" / CARD, _build_card(training))
     return missing
@@ -83,7 +84,7 @@ def _save_model(training: Training) -> None:
     setup, run = training.setup, training.run
     target_p99 = setup.data.stream.store.summary["target_p99"]
     decoding = build_decoding(setup.config, setup.loaded.tokenizer, target_p99=target_p99)
-    with measure_phase(training, "checkpoint"):
+    with training.measure("checkpoint"):
         if setup.learner.world.is_first:
             run.refuse_moved()
         setup.learner.save_model(
@@ -127,7 +128,7 @@ def _record_failure(training: Training, what: str, missing: list[str]) -> Iterat
         raise
     except Exception as error:
         missing.append(f"{what} failed: {describe_failure(error)} The model is saved in {training.run.path}/model.")
-        warn_once(training, missing[-1])
+        training.warn(missing[-1])
         training.progress.write_log("".join(traceback.format_exception(error)))
 
 
@@ -156,7 +157,7 @@ def _evaluate_whole(training: Training, split: str) -> None:
         return
     past = read_past_evals(training.run, training.setup.learner.world)
     if (best.step, split, basis) not in {(one.step, one.split, one.basis) for one in past if split != AVERAGE}:
-        with measure_phase(training, "evaluate"):
+        with training.measure("evaluate"):
             run_evaluation(training, step=best.step, split=split)
 
 
@@ -173,10 +174,10 @@ def average_best(training: Training) -> BestEval | None:
     damaged = {one.step: _find_damage(training, folder / str(one.step)) for one in ranked}
     steps = sorted(step for step, reason in damaged.items() if reason is None)
     if len(steps) < num_wanted:
-        warn_once(training, _describe_missing(num_wanted, steps, damaged))
+        training.warn(_describe_missing(num_wanted, steps, damaged))
     if len(steps) < 2:
         return None
-    with measure_phase(training, "checkpoint"):
+    with training.measure("checkpoint"):
         paths = [folder / str(step) for step in steps]
         training.setup.learner.world.run_on_all(lambda: load_mean_weights(paths, model))
     _evaluate_whole(training, AVERAGE)

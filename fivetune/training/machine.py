@@ -16,9 +16,11 @@ import torch
 from fivetune.machine.telemetry.devices import collect_machine_info, get_device_peak_flops, measure_product_flops
 from fivetune.model.files import find_weight_files
 from fivetune.model.load import count_parameters, describe_parameters
-from fivetune.rundir import MACHINE, RunDir
+from fivetune.rundir import FORMAT_VERSION, MACHINE, RunDir
 from fivetune.rundir.reader import read_json, read_machine
 from fivetune.training.distill import describe_distillation
+from fivetune.training.outputs import RunOutputs
+from fivetune.training.state.resume import add_part
 from fivetune.training.step.objective import describe_loss
 
 if TYPE_CHECKING:
@@ -74,6 +76,20 @@ def compute_weights_fingerprint(model: ModelSection) -> str | None:
                 file.seek(place)
                 digest.update(file.read(SAMPLE_BYTES))
     return digest.hexdigest()
+
+
+def record_machine(outputs: RunOutputs, machine: JsonTable, *, step: int, resume: bool) -> None:
+    """Write machine.json with the list of the run's parts; warn of differences from the previous part.
+
+    Args:
+        step: first step of the part that begins now.
+    """
+    run = outputs.run
+    before = read_machine(run.path).parts if resume else ()
+    parts, changes = add_part(before, machine, step=step)
+    run.write(MACHINE, {"format_version": FORMAT_VERSION, **machine, "parts": [asdict(part) for part in parts]})
+    for message in changes:
+        outputs.warn(message)
 
 
 def record_threads(run: RunDir, step: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -69,10 +69,9 @@ def record_outcome(run: RunDir, progress: Progress, stop: StopRequest, world: Wo
         write_end("interrupted", error.reason)
         raise
     except StopNowError:
-        begun = run.get_status_value("begun", False)
         if reason := world.find_peer_error():
             write_end("failed", reason)
-        stopped = _build_stop_error(stop, run.path, begun=begun)
+        stopped = _build_stop_error(stop, run.path)
         write_end("interrupted", stopped.reason)
         raise stopped from None
     except KeyboardInterrupt:
@@ -89,19 +88,16 @@ def record_outcome(run: RunDir, progress: Progress, stop: StopRequest, world: Wo
 
 
 @contextmanager
-def report_stop(stop: StopRequest, folder: Path, has_begun: Callable[[], bool]) -> Iterator[None]:
-    """Raise InterruptedRunError for a signal while a run is opened or closed, of which nothing is recorded.
-
-    Args:
-        has_begun: whether there is a run that can be resumed.
-    """
+def report_stop(stop: StopRequest, folder: Path) -> Iterator[None]:
+    """Raise InterruptedRunError for a signal while a run is opened or closed, of which nothing is recorded."""
     try:
         yield
     except StopNowError:
-        raise _build_stop_error(stop, folder, begun=has_begun()) from None
+        raise _build_stop_error(stop, folder) from None
 
 
-def _build_stop_error(stop: StopRequest, folder: Path, *, begun: bool) -> InterruptedRunError:
-    rest = f"Resume with: {format_resume_command(folder)}" if begun else "Nothing was trained, nothing is kept."
-    reason = f"stopped by {stop.name}"
-    return InterruptedRunError(f"{reason}. {rest}", signum=stop.signum or 0, can_resume=begun, reason=reason)
+def _build_stop_error(stop: StopRequest, folder: Path) -> InterruptedRunError:
+    reason, rest = f"stopped by {stop.name}", "Nothing was trained, nothing is kept."
+    if stop.can_resume:
+        rest = f"Resume with: {format_resume_command(folder)}"
+    return InterruptedRunError(f"{reason}. {rest}", signum=stop.signum or 0, can_resume=stop.can_resume, reason=reason)

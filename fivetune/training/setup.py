@@ -5,9 +5,8 @@ In: a RunConfig. Out: a Setup, frozen. The parts receive values, not the config.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -138,28 +137,53 @@ def set_up(
         resumed_block_seconds: what it measured for its blocks; others would divide the model elsewhere.
         world: the ranks of the run; all of them call this, and rank 0 prepares the data first.
     """
+    # The machine first: device, precision and ranks decide how everything else is built.
     config = select_part(config)
     compute = choose_compute(config, world, resumed_precision)
-    config = with_precision(config, "fp16") if compute.precision == "fp16" else config  # of a resumed run, with auto
+    if compute.precision == "fp16":  # of a resumed run, with auto
+        config = with_precision(config, "fp16")
     world = world.split(config.strategy.get_model_size(world.size), compute.device)
     seed_everything(config.run.seed)
+
+    # Files and labels before the model, which may be a download.
     config = _check_data(config, world)
     loaded = _load_supported_model(config, compute, world)
-    chips = build_chips(config, loaded.model, compute)
-    choose = partial(_choose_precision, config, loaded.model, compute, world, resumed_forward, resumed_precision)
-    data, compute = _prepare_data(config, loaded.tokenizer, compute, world, on_progress, chips, choose)
-    block_seconds = tuple(resumed_block_seconds) or _measure_blocks(config, loaded, data.stream, compute, world)
-    model = _wrap_model(config, loaded, data.stream.store, compute, world, block_seconds)
+    model, tokenizer = loaded.model, loaded.tokenizer
+    chips = build_chips(config, model, compute)
+
+    # The data, which rank 0 tokenises first. A CPU's precision is measured with them, and evaluations compute in it.
+    with world.run_rank_zero_first("data"):
+        train = prepare_split(config, tokenizer, "train", on_progress=on_progress)
+        evaluation = prepare_split(config, tokenizer, "eval", on_progress=on_progress)
+    _refuse_missing_data(config, train, evaluation)
+    assert train is not None
+    stream = build_stream(config, tokenizer, train, compute, world, on_progress)
+    compute = _choose_precision(config, model, stream, compute, world, resumed_forward, resumed_precision)
+    evaluator = build_evaluator(config, tokenizer, evaluation, compute, stream.store, chips)
+
+    # The model where it trains, and what trains it. The objective follows from the labels in the data.
+    block_seconds = tuple(resumed_block_seconds) or _measure_blocks(config, model, stream, compute, world)
+    model = _wrap_model(config, loaded, stream.store, compute, world, block_seconds)
     optimizer = build_optimizer(config, model)
-    forward = _choose_forward(config, model, data.stream, compute, resumed_forward)
-    objective, class_weights = build_objective(config, model, loaded.tokenizer, data.stream.store.summary)
-    forward = replace(world.broadcast_object(forward), objective=objective, teacher=load_teacher(config, compute))
+    forward = world.broadcast_object(_choose_forward(config, model, stream, compute, resumed_forward))
+    objective, class_weights = build_objective(config, model, tokenizer, stream.store.summary)
+    forward = replace(forward, objective=objective, teacher=load_teacher(config, compute))
     forward.prepare(model)
+
+    # The numbers. The micro-batch is found with everything else in memory.
     fit = None
     if config.train.batch_size == "auto":
-        fit = _find_micro_batch(config, model, forward, data.stream.store, compute, world)
+        fit = _find_micro_batch(config, model, forward, stream.store, compute, world)
         config = with_batch_size(config, fit.batch_size)
-        data.stream.plan = _build_batch_plan(config)
+        stream.plan = _build_batch_plan(config)
+    plan = decide_plan(
+        config,
+        batch_size=stream.plan.batch_size,
+        steps_per_epoch=stream.steps_per_epoch,
+        lr=get_peak_lr(optimizer),
+        max_new_tokens=evaluator.decoding.max_new_tokens if evaluator else None,
+        class_weights=class_weights,
+    )
     learner = Learner(
         model=model,
         optimizer=optimizer,
@@ -172,16 +196,16 @@ def set_up(
         chips=chips,
         averages=build_averages(config.optimizer, model, optimizer, config.train.ema),
     )
-    plan = decide_plan(
-        config,
-        batch_size=data.stream.plan.batch_size,
-        steps_per_epoch=data.stream.steps_per_epoch,
-        lr=get_peak_lr(optimizer),
-        max_new_tokens=data.evaluator.decoding.max_new_tokens if data.evaluator else None,
-        class_weights=class_weights,
+    return Setup(
+        config=config,
+        loaded=loaded,
+        learner=learner,
+        data=TrainingData(stream, evaluator),
+        plan=plan,
+        fit=fit,
+        block_seconds=block_seconds,
+        unfreezing=Unfreezing(model, config.model.unfreeze) if config.model.unfreeze else None,
     )
-    unfreezing = Unfreezing(model, config.model.unfreeze) if config.model.unfreeze else None
-    return Setup(config, loaded, learner, data, plan, fit, block_seconds, unfreezing)
 
 
 def _check_data(config: RunConfig, world: World) -> RunConfig:
@@ -208,14 +232,14 @@ def _choose_forward(
 
 
 def _measure_blocks(
-    config: RunConfig, loaded: LoadedModel, stream: TrainingStream, compute: ComputeConfig, world: World
+    config: RunConfig, model: T5Model, stream: TrainingStream, compute: ComputeConfig, world: World
 ) -> tuple[float, ...]:
     """Measure the blocks on this rank's first micro-batch; () if the strategy needs none, or if that cannot run."""
     if not config.strategy.needs_block_seconds or world.size == 1:
         return ()
-    if explain_unsupported_flat(loaded.model, compute.device, compute.make_autocast):
+    if explain_unsupported_flat(model, compute.device, compute.make_autocast):
         return ()
-    return measure_block_seconds(loaded.model, stream.build_micro_batches(0)[0], compute, world)
+    return measure_block_seconds(model, stream.build_micro_batches(0)[0], compute, world)
 
 
 def _load_supported_model(config: RunConfig, compute: ComputeConfig, world: World) -> LoadedModel:
@@ -271,59 +295,76 @@ def build_chips(config: RunConfig, model: T5Model, compute: ComputeConfig) -> Ch
     )
 
 
+def _refuse_missing_data(config: RunConfig, train: TokenStore | None, evaluation: TokenStore | None) -> None:
+    """Raise ConfigError without training data, and without evaluation data for a setting that compares evaluations."""
+    if train is None:
+        raise ConfigError("data.train: no training data is given. Add --data.train FILE.")
+    comparing = {
+        "train.early_stopping": config.train.early_stopping,
+        "checkpoint.average_best": config.checkpoint.average_best,
+    }
+    for key, value in comparing.items():
+        if value and evaluation is None:
+            raise ConfigError(f"{key}: it compares evaluations, and no data.eval is given. Add data.eval or remove it.")
+
+
+def build_stream(
+    config: RunConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    train: TokenStore,
+    compute: ComputeConfig,
+    world: World,
+    on_progress: ProgressCallback,
+) -> TrainingStream:
+    """Build the stream of training batches, with a teacher's targets if distill.teacher names one."""
+    if config.distill.teacher:
+        decoding = build_decoding(config, tokenizer, target_p99=train.summary["target_p99"])
+        train = replace_targets(config, train, decoding, compute, world, on_progress)
+    return TrainingStream(train, _build_batch_plan(config), build_mixture_sampler(config, train), world)
+
+
 def _choose_precision(
     config: RunConfig,
     model: T5Model,
+    stream: TrainingStream,
     compute: ComputeConfig,
     world: World,
     resumed_forward: Forward | None,
-    resumed: str | None,
-    stream: TrainingStream,
+    resumed_precision: str | None,
 ) -> ComputeConfig:
     """Choose the precision of a CPU on each rank's first batch; the first rank's choice counts."""
-    is_resumed = config.train.precision == "auto" and resumed is not None
+    is_resumed = config.train.precision == "auto" and resumed_precision is not None
     has_weights = not config.strategy.sharded or world.size == 1
     if compute.kind != "cpu" or is_resumed or not has_weights:
         return compute
     forward = _choose_forward(config, model, stream, compute, resumed_forward)
     batch = stream.build_micro_batches(0)[0]
-    chosen = choose_precision(config.train.precision, model, compute, batch, forward)
-    return world.broadcast_object(chosen)
+    return world.broadcast_object(choose_precision(config.train.precision, model, compute, batch, forward))
 
 
-def _prepare_data(
+def build_evaluator(
     config: RunConfig,
     tokenizer: PreTrainedTokenizerBase,
+    evaluation: TokenStore | None,
     compute: ComputeConfig,
-    world: World,
-    on_progress: ProgressCallback,
+    train: TokenStore,
     chips: Chips | None,
-    choose_precision: Callable[[TrainingStream], ComputeConfig],
-) -> tuple[TrainingData, ComputeConfig]:
-    """Tokenise the data, rank 0 first, and choose the precision, in which the evaluator computes as well."""
-    with world.run_rank_zero_first("data"):
-        train = prepare_split(config, tokenizer, "train", on_progress=on_progress)
-        evaluation = prepare_split(config, tokenizer, "eval", on_progress=on_progress)
-    if train is None:
-        raise ConfigError("data.train: no training data is given. Add --data.train FILE.")
-    if config.distill.teacher:
-        decoding = build_decoding(config, tokenizer, target_p99=train.summary["target_p99"])
-        train = replace_targets(config, train, decoding, compute, world, on_progress)
-    stream = TrainingStream(train, _build_batch_plan(config), build_mixture_sampler(config, train), world)
-    needing = {
-        "train.early_stopping": config.train.early_stopping,
-        "checkpoint.average_best": config.checkpoint.average_best,
-    }
-    if evaluation is None and (key := next((key for key, value in needing.items() if value), None)):
-        raise ConfigError(f"{key}: it compares evaluations, and no data.eval is given. Add data.eval or remove it.")
-    compute = choose_precision(stream)
+) -> Evaluator | None:
+    """Build the evaluator of the run; None without evaluation data.
+
+    Args:
+        train: its targets decide the generation cap: the targets of data.eval are the answers to be predicted.
+    """
     if evaluation is None:
-        return TrainingData(stream, None), compute
-    # The generation cap comes from the training targets: those of data.eval are the answers to be predicted.
-    target_p99 = train.summary["target_p99"]
-    answer = chips.generate if chips else generate
-    evaluator = make_evaluator(config, tokenizer, evaluation, compute, target_p99=target_p99, generate=answer)
-    return TrainingData(stream, evaluator), compute
+        return None
+    return make_evaluator(
+        config,
+        tokenizer,
+        evaluation,
+        compute,
+        target_p99=train.summary["target_p99"],
+        generate=chips.generate if chips else generate,
+    )
 
 
 def _find_micro_batch(
@@ -357,7 +398,7 @@ def load_configured_model(config: RunConfig, device: str, *, on_meta: bool = Fal
     """Load the model with its adapter and frozen weights.
 
     Args:
-        device: of the run, on which a base in 4 bits is computed.
+        device: where a base in 4 bits computes.
     """
     section = config.model
     path, model_config, tokenizer = (

@@ -37,10 +37,12 @@ class StopRequest:
 
     Args:
         silent: print nothing, because another rank prints.
+        can_resume: whether there is a run that can be resumed after a signal; a new run sets it when it has begun.
     """
 
-    def __init__(self, *, silent: bool = False) -> None:
+    def __init__(self, *, silent: bool = False, can_resume: bool = False) -> None:
         self._silent = silent
+        self.can_resume = can_resume
         self.signum: int | None = None
         self.is_deferring = False
         self._terminated: float | None = None  # time of the first SIGTERM

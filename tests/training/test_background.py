@@ -13,9 +13,10 @@ import pytest
 
 from fivetune.errors import InterruptedRunError, RunDirError
 from fivetune.rundir.checksums import find_damage
-from fivetune.training import loop
+from fivetune.training import loop, save
 from fivetune.training.run import train
 from fivetune.training.state import checkpoint
+from fivetune.training.training import Training
 from reliability.warm import WarmProcess
 
 
@@ -41,7 +42,7 @@ def test_training_continues_while_a_checkpoint_is_written(tmp_path, model_folder
         assert begun.wait(60)
         return write(*args)
 
-    def run(training: loop.Training, groups: Any) -> bool:
+    def run(training: Training, groups: Any) -> bool:
         found = step(training, groups)
         if training.state.step == 3:
             begun.set()
@@ -60,7 +61,7 @@ def test_training_continues_while_a_checkpoint_is_written(tmp_path, model_folder
 def test_a_signal_waits_for_the_checkpoint(tmp_path, model_folder, monkeypatch, plain):
     step = loop.run_step
 
-    def hit(training: loop.Training, groups: Any) -> bool:
+    def hit(training: Training, groups: Any) -> bool:
         if training.state.step == 3:
             os.kill(os.getpid(), signal.SIGTERM)
         return step(training, groups)
@@ -113,7 +114,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_and_keeps_the_earlier_
         save(*args)
 
     monkeypatch.setattr(checkpoint, "save_file", refuse)
-    monkeypatch.setattr(loop.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(save.time, "sleep", lambda seconds: None)
     with pytest.raises(RunDirError, match=r"/3: the checkpoint cannot be written: No space .*checkpoints are whole\.$"):
         train(recipe(tmp_path, model_folder), preflight=False, quiet=True)
     assert len(calls) == 3 and checkpoint.list_steps(tmp_path / "run" / "checkpoints") == [2]
@@ -125,7 +126,7 @@ def test_an_error_of_a_step_hides_none_of_the_checkpoint_that_is_being_written(
     def refuse(*args: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    def run(training: loop.Training, groups: Any) -> bool:
+    def run(training: Training, groups: Any) -> bool:
         if training.state.step == 1:
             raise ZeroDivisionError
         return step(training, groups)
@@ -133,7 +134,7 @@ def test_an_error_of_a_step_hides_none_of_the_checkpoint_that_is_being_written(
     step = loop.run_step
     monkeypatch.setattr(checkpoint, "save_file", refuse)
     monkeypatch.setattr(loop, "run_step", run)
-    monkeypatch.setattr(loop.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(save.time, "sleep", lambda seconds: None)
     with pytest.raises(ZeroDivisionError):
         train(recipe(tmp_path, model_folder, every_steps=1), preflight=False, quiet=True)
     warnings = [line for line in capfd.readouterr().err.splitlines() if "cannot be written: No space" in line]

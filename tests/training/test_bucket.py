@@ -27,6 +27,7 @@ from fivetune.training import loop
 from fivetune.training.run import train
 from fivetune.training.state import bucket as copies
 from fivetune.training.state import checkpoint
+from fivetune.training.training import Training
 from reliability.warm import WarmProcess
 
 STEPS = 6
@@ -95,7 +96,7 @@ def train_until_killed(table: dict[str, Any], ids: Path, at_step: int) -> None:
         if newest == at_step:
             uploaded.set()
 
-    def kill(training: loop.Training, groups: Any) -> bool:
+    def kill(training: Training, groups: Any) -> bool:
         if training.state.step == at_step:
             assert uploaded.wait(60)
             ids.write_text(json.dumps(found))
@@ -183,7 +184,7 @@ def test_a_slow_upload_takes_the_newest_of_those_that_wait(tmp_path, model_folde
         assert newest != 1 or done.wait(60)
         work(self, newest, best)
 
-    def run(training: loop.Training, groups: Any) -> bool:
+    def run(training: Training, groups: Any) -> bool:
         if training.state.step == 1:
             assert begun.wait(60)
         if training.state.step == 5:
@@ -237,7 +238,7 @@ def test_a_model_that_is_not_in_the_bucket_is_an_incomplete_run(tmp_path, model_
 def test_a_signal_waits_for_the_upload(tmp_path, model_folder, url, monkeypatch, plain):
     step = loop.run_step
 
-    def hit(training: loop.Training, groups: Any) -> bool:
+    def hit(training: Training, groups: Any) -> bool:
         if training.state.step == 4:
             os.kill(os.getpid(), signal.SIGTERM)
         return step(training, groups)
@@ -262,7 +263,7 @@ def stopped(tmp_path, model_folder, url, monkeypatch) -> dict[str, Any]:
     table = recipe(tmp_path, model_folder, url, keep=5)
     step = loop.run_step
 
-    def hit(training: loop.Training, groups: Any) -> bool:
+    def hit(training: Training, groups: Any) -> bool:
         if training.state.step == 3:
             os.kill(os.getpid(), signal.SIGTERM)
         training.uploader.wait()

@@ -477,7 +477,7 @@ def test_a_second_try_may_succeed(tmp_path, model_folder, monkeypatch):
         whole(weights, path)
 
     monkeypatch.setattr(checkpoint, "save_file", once)
-    monkeypatch.setattr("fivetune.training.loop.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("fivetune.training.save.time.sleep", lambda seconds: None)
     run = train(kit.recipe(tmp_path, model_folder), preflight=False, quiet=True)
     assert run.status.state == "finished"
     assert "Retrying once." in (tmp_path / "run" / "log.txt").read_text()

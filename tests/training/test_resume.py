@@ -196,11 +196,11 @@ def test_stopped_while_preparing(tmp_path, model_folder, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["open_copy", "checkpoint.restore_replaced_checkpoints"])
+@pytest.mark.parametrize("place", ["run.open_copy", "outputs.checkpoint.restore_replaced_checkpoints"])
 def test_stopped_while_the_run_is_opened(tmp_path, model_folder, monkeypatch, place):
     """A copy in a bucket takes minutes to fetch. Then the folder is free at once, also in a notebook."""
     table = _table(tmp_path, model_folder)
-    monkeypatch.setattr(f"fivetune.training.run.{place}", lambda *args, **options: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(f"fivetune.training.{place}", lambda *args, **options: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(
         InterruptedRunError, match=r"^stopped by SIGTERM. Nothing was trained, nothing is kept.$"
     ) as kept:

@@ -19,7 +19,7 @@ from fivetune.config.model import ModelSection
 from fivetune.errors import ConfigError, RunDirError
 from fivetune.rundir.checksums import write_checksums
 from fivetune.rundir.figures import find_exported_eval
-from fivetune.training import loop
+from fivetune.training import evaluate
 from fivetune.training.machine import compute_weights_fingerprint
 from fivetune.training.run import train
 from fivetune.training.state import resume
@@ -312,9 +312,11 @@ def test_scores_of_another_evaluation_are_not_compared(tmp_path, model_folder, m
 @pytest.mark.parametrize(("changes", "is_told"), [({"eval.num_beams": 2}, True), ({"eval.max_examples": 4}, False)])
 def test_scores_of_another_evaluation_than_that_of_step_0_are_told(tmp_path, model_folder, changes, is_told):
     table = kit.recipe(tmp_path, model_folder, train__num_steps=2, eval__every_steps=2, checkpoint__every_steps=1)
-    whole = loop.run_evaluation
+    whole = evaluate.run_evaluation
     with pytest.MonkeyPatch.context() as patch, pytest.raises(pytest.exit.Exception):
-        patch.setattr(loop, "run_evaluation", lambda *a, step, **k: pytest.exit("") if step else whole(*a, step=0, **k))
+        patch.setattr(
+            evaluate, "run_evaluation", lambda *a, step, **k: pytest.exit("") if step else whole(*a, step=0, **k)
+        )
         train(table, preflight=False, quiet=True)
     run = train(table, changes, resume=True, preflight=False, quiet=True)
     expected = "the evaluations so far are not compared with later ones: eval.num_beams was 1, is 2."

@@ -25,6 +25,7 @@ from fivetune.scores.metrics.squad_v2 import SQuADV2 as SquadV2Metric
 from fivetune.training import loop, setup
 from fivetune.training import run as training_run
 from fivetune.training.run import train
+from fivetune.training.step.update import Update
 
 POISONED = "decoder.block.1.layer.2.DenseReluDense.wo"
 
@@ -34,7 +35,7 @@ def _train(folder: Path, model: Path, *, name: str = "run", preflight: bool = Fa
     return train(table, preflight=preflight, quiet=True)
 
 
-def _gradient(setup, cut: int, *, rows: range = range(8)) -> tuple[loop.Update, torch.Tensor]:
+def _gradient(setup, cut: int, *, rows: range = range(8)) -> tuple[Update, torch.Tensor]:
     """The gradient that the optimizer gets for `rows` in micro-batches of `cut`; the weights stay."""
     seen: list[torch.Tensor] = []
 

@@ -276,7 +276,10 @@ class Uploader:
             notes, self._notes = self._notes, []
         return notes
 
-    def stop(self) -> None:
+    def __enter__(self) -> Uploader:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         """End the thread without waiting; what is not whole at the URL is not a checkpoint."""
         self._stopped.set()
         with self._changed:

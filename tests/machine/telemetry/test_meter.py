@@ -23,11 +23,12 @@ from fivetune.model.flops import count_train_flops
 from fivetune.model.module_flops import ModelFlops
 from fivetune.rundir import RunDir
 from fivetune.rundir.progress import Progress
-from fivetune.training import loop
+from fivetune.training import loop, save
 from fivetune.training.run import train
 from fivetune.training.signals import StopRequest
 from fivetune.training.state.checkpoint import TrainingProgress
 from fivetune.training.step.update import make_nonfinite_flag, train_step
+from fivetune.training.training import Training
 from fivetune.types import PHASES
 
 
@@ -254,7 +255,7 @@ def begin(tmp_path, model_folder):
     def make(device: Device, **overrides):
         setup = kit.ready(tmp_path, model_folder, data__eval=[], checkpoint__every_steps=100, **overrides)
         meter = Meter(EventClock(device.event))
-        training = loop.Training(
+        training = Training(
             setup,
             setup.plan,
             runs[0],
@@ -296,7 +297,7 @@ def test_what_is_done_is_written_without_waiting(tmp_path, begin):
     device.run()
     loop.run_step(training, groups)
     assert _written(tmp_path) == [1] and len(training.pending_steps) == 1 and device.num_waits == 0
-    loop.save_checkpoint(training)  # a checkpoint knows all steps before it
+    save.save_checkpoint(training)  # a checkpoint knows all steps before it
     assert _written(tmp_path) == [1, 2]
 
 
@@ -313,7 +314,7 @@ def test_from_the_first_bad_step_on_no_weight_moves(tmp_path, begin, bad):
     loop.run_step(training, groups)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     with pytest.raises(NumericError, match=rf"^step 2: gradient norm {bad}, first in the backward pass; examples q"):
-        loop.save_checkpoint(training)
+        save.save_checkpoint(training)
     assert _written(tmp_path) == [1]
     assert not (tmp_path / "run" / "checkpoints").exists()
 

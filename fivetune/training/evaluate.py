@@ -1,0 +1,112 @@
+"""Evaluations of a run in progress: at a step, and of the exported weights.
+
+In: a Training. Out: a line of evals.jsonl and a predictions file; the best score so far and the
+count of early stopping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+from fivetune.errors import ConfigError
+from fivetune.machine.telemetry.devices import translate_oom_errors
+from fivetune.rundir import EVALS
+from fivetune.rundir.figures import build_best_eval
+from fivetune.rundir.layout import OWN_SPLITS
+from fivetune.rundir.records import EvalRecord
+from fivetune.scores.metrics import is_maximized
+from fivetune.training.state.past_evals import log_whole_evaluation
+from fivetune.training.step_records import write_steps
+from fivetune.training.stopping import count_evaluation, rank_evaluation
+from fivetune.training.threads import watch_threads
+from fivetune.training.training import Training
+
+
+class EvaluationStoppedError(Exception):
+    """Raised when a signal interrupts an evaluation; it is repeated on resume."""
+
+
+def evaluate_model(training: Training) -> None:
+    """Evaluate at the current step, on the subset of eval.max_examples; before the first step as eval.final says.
+
+    Raises EvaluationStoppedError after a signal.
+    """
+    setup, state = training.setup, training.state
+    write_steps(training, wait=True)  # so that the lines of steps stand before the line of the evaluation
+    limited = state.step > 0 or setup.config.eval.final == "subset"
+    with setup.learner.swap_in_averages():
+        record = run_evaluation(training, step=state.step, questions=training.subset if limited else None)
+    training.evaluated_steps.add(state.step)
+
+    # The untrained model is neither a candidate for the best checkpoint, nor does early stopping count from it.
+    if state.step > 0:
+        rank_evaluation(
+            state,
+            build_best_eval(record, setup.metric),
+            num_kept=setup.config.checkpoint.average_best or 1,
+            higher_is_better=is_maximized(setup.config.task.metrics, setup.metric),
+        )
+        rule, watched = setup.config.train.early_stopping, setup.watched_metric
+        count_evaluation(
+            state,
+            record,
+            metric=watched,
+            min_delta=rule.min_delta if rule else 0.0,
+            higher_is_better=watched != "loss" and is_maximized(setup.config.task.metrics, watched),
+        )
+    training.run.update_status(step=state.step, best=asdict(state.best) if state.best else None)
+
+    last = training.evals[-1] if training.evals else None
+    if last and record.loss is not None and record.loss == last.loss and record.split == last.split:
+        training.warn(
+            f"evaluation loss is exactly the same ({record.loss:.4g}) at steps {last.step} and {state.step}: "
+            "the weights do not move. Check optimizer.lr and train.precision.",
+            "frozen_loss",
+        )
+    training.evals.append(record)
+
+
+def run_evaluation(
+    training: Training, *, step: int, questions: Sequence[int] | None = None, split: str = "eval"
+) -> EvalRecord:
+    """Evaluate the model, recorded under `step` as `split`, or as "subset" if only some questions are asked."""
+    setup, evaluator, world = training.setup, training.setup.data.evaluator, training.setup.learner.world
+    assert evaluator is not None
+    if questions is not None:
+        split = "subset"
+    else:
+        usual, log = setup.config.eval.max_examples, training.progress.log
+        log_whole_evaluation(evaluator.num_questions, training.run, world, usual_limit=usual, log=log)
+
+    report = watch_threads(training.threads, training.progress.update, training.report_threads)
+
+    def count(done: int, total: int) -> None:
+        report("evaluating", done, total)
+        if training.stop.is_deferring and training.stop.signum:
+            raise EvaluationStoppedError
+
+    with translate_oom_errors():
+        record = evaluator.run(
+            setup.learner.model,
+            step=step,
+            split=split,
+            questions=questions,
+            write=lambda made: training.run.write_predictions(split, step, (one.as_dict() for one in made)),
+            on_progress=count,
+            world=world,
+        )
+    record = replace(record, run_step=training.state.step, basis=training.owner.eval_basis)
+    if setup.metric not in record.scores:
+        known = ", ".join(record.scores)
+        raise ConfigError(f"eval.metric: the evaluation has no score {setup.metric!r}. It has: {known}.")
+
+    def publish() -> None:
+        training.run.append(EVALS, record.as_dict())
+        training.progress.show_evaluation(record)
+        if split in OWN_SPLITS:
+            for sink in training.sinks:
+                sink.evaluation(record)
+
+    world.run_on_all(publish)  # a full disk or a sink fails on rank 0 alone, and the others go on
+    return record

@@ -1,0 +1,111 @@
+"""Brings back what a resumed run has reached: its numbers, its position, the evaluations that it need not repeat.
+
+In: a Setup, and the run directory. Out: a Plan, a TrainingProgress, with the model and optimizer of the checkpoint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from fivetune.distributed.world import World
+from fivetune.rundir import RunDir
+from fivetune.rundir.figures import select_evals_by_step
+from fivetune.rundir.layout import PLAN
+from fivetune.rundir.plan import Plan, read_plan
+from fivetune.training.outputs import RunOutputs
+from fivetune.training.setup import Setup
+from fivetune.training.state import checkpoint
+from fivetune.training.state.checkpoint import CheckpointOwner, TrainingProgress
+from fivetune.training.state.past_evals import read_past_evals
+from fivetune.training.state.resume import (
+    describe_last_evaluation,
+    describe_lost_files,
+    describe_other_evaluation,
+    describe_schedule_change,
+    list_saved_steps,
+    read_batch_size,
+    refuse_fewer_steps,
+    refuse_foreign_checkpoints,
+)
+
+
+def restore_plan(setup: Setup, outputs: RunOutputs, owner: CheckpointOwner) -> Plan:
+    """The plan of a resumed run: the setup's, with the micro-batch of the newest checkpoint or of plan.json.
+
+    Raises RunDirError for other training data, ConfigError for fewer steps than the run has done.
+    """
+    run, log, world = outputs.run, outputs.progress.log, setup.learner.world
+    refuse_foreign_checkpoints(run.path, owner)
+    saved = list_saved_steps(run.path / "checkpoints")  # status.json may be lost, or older
+    refuse_fewer_steps(run.path, max([run.get_status_value("step", 0), *saved]), setup.plan.num_steps)
+    for message in world.broadcast_object(describe_lost_files(run.path, set_aside=run.set_aside)):
+        outputs.warn(message)
+    before = world.broadcast_object(read_plan(run.path))
+    batch_size = world.broadcast_object(read_batch_size(run.path))
+    if before is None:
+        return setup.plan.with_batch_size(batch_size) if batch_size else setup.plan
+    batch_size = batch_size or before.batch_size
+    if batch_size != before.batch_size:  # edited, or halved after the checkpoint: then it will be halved again
+        log(f"batch_size is {batch_size}, as at the checkpoint ({PLAN} has {before.batch_size})")
+    if before.num_steps != setup.plan.num_steps:
+        log(f"the number of steps changes from {before.num_steps:,} to {setup.plan.num_steps:,}")
+    if setup.plan.lr is not None:
+        for message in describe_schedule_change(setup.config.schedule, before.num_steps, setup.plan.num_steps):
+            outputs.warn(message)
+    return setup.plan.with_batch_size(batch_size)
+
+
+def restore_progress(setup: Setup, outputs: RunOutputs, owner: CheckpointOwner) -> TrainingProgress:
+    """Restore the newest whole checkpoint; without one the run starts at step 0. Later records are removed."""
+    run, learner, world = outputs.run, setup.learner, setup.learner.world
+    found = None
+    if world.is_first:
+        found = checkpoint.find_newest_checkpoint(run.path / "checkpoints", on_damage=outputs.warn)
+    path = world.broadcast_object(found)
+    state = TrainingProgress()
+    if path is not None:
+        state = checkpoint.restore_checkpoint(
+            path, learner.model, learner.optimizer, learner.scaler, world, learner.averages
+        )
+        _, before = checkpoint.read_state(path)
+        _forget_other_scores(setup, outputs, state, before, owner)
+    for message in run.truncate_after(state.step):
+        outputs.warn(message)
+    run.update_status(
+        num_resumes=run.get_status_value("num_resumes", 0) + 1,
+        step=state.step,
+        best=asdict(state.best) if state.best else None,
+    )
+    outputs.progress.log(f"resuming at step {state.step:,} of {setup.plan.num_steps:,}")
+    return state
+
+
+def _forget_other_scores(
+    setup: Setup, outputs: RunOutputs, state: TrainingProgress, before: CheckpointOwner, owner: CheckpointOwner
+) -> None:
+    """Forget the best scores so far if later ones cannot be compared with them: of other data, settings or metric.
+
+    Args:
+        before, owner: the owner that the checkpoint records, and the resumed run's.
+    """
+    past = select_evals_by_step(read_past_evals(outputs.run, setup.learner.world))
+    bases = {one.basis for one in past if one.step <= state.step}
+    is_lost = before.eval_basis != owner.eval_basis and before.eval_basis in bases
+    if state.best and setup.data.evaluator is None:
+        outputs.warn(describe_last_evaluation(state.best))
+    elif (state.best or is_lost) and (message := describe_other_evaluation(state.best, setup.metric, before, owner)):
+        outputs.warn(message)
+        state.best, state.improved, state.num_evals_without_improvement = None, None, 0
+        state.runners_up = []
+    if state.improved and state.improved.metric != setup.watched_metric:  # early stopping counts from here
+        state.improved, state.num_evals_without_improvement = None, 0
+
+
+def find_evaluated_steps(run: RunDir, world: World, state: TrainingProgress, basis: str) -> set[int]:
+    """Find the steps whose evaluation is not repeated: none after step 0 if no score counts as the best so far.
+
+    Args:
+        basis: identifies the evaluation data and settings; the steps of another basis are evaluated again.
+    """
+    records = [record for record in select_evals_by_step(read_past_evals(run, world)) if record.basis == basis]
+    return {record.step for record in records if state.best or record.step == 0}
