@@ -123,7 +123,7 @@ NOT_FINITE = [
            "nonfinite_flag.logical_or_(~values.isfinite().all())", "nonfinite_flag.copy_(~values.isfinite().all())",
            ("tests/machine/telemetry/test_meter.py",), "no_weight_moves"),
     Mutant("a run in which a step is not finite goes on", "training/step_records.py",
-           "        refuse_nonfinite(learner, pending.group, pending.step, loss, norm)\n", "        pass\n",
+           "        refuse_nonfinite(learner, pending.group, pending.step, loss, grad_norm)\n", "        pass\n",
            ("tests/machine/telemetry/test_meter.py",), "no_weight_moves"),
     Mutant("a run in fp16 skips every step", STEP,
            "learner.scaler.get_scale() > MIN_LOSS_SCALE", "learner.scaler.get_scale() >= 0",

@@ -105,13 +105,13 @@ def test_a_run_killed_while_it_saves_resumes_from_the_checkpoint_before(tmp_path
 def test_a_checkpoint_that_cannot_be_written_ends_the_run_and_keeps_the_earlier_ones(
     tmp_path, model_folder, monkeypatch
 ):
-    save, calls = checkpoint.save_file, []
+    whole, calls = checkpoint.save_file, []
 
     def refuse(*args: Any) -> None:
         calls.append(0)
         if len(calls) > 1:
             raise OSError(errno.ENOSPC, "No space left on device")
-        save(*args)
+        whole(*args)
 
     monkeypatch.setattr(checkpoint, "save_file", refuse)
     monkeypatch.setattr(save.time, "sleep", lambda seconds: None)

@@ -158,7 +158,8 @@ def test_a_sharded_run_keeps_its_precision(monkeypatch, tmp_path, model_folder):
     config = load_config(recipe(tmp_path, model_folder, strategy="fsdp", train__precision="auto"))
     compute = choose_compute(config, World(size=2), "bf16")
     assert compute.precision == "bf16"
-    chosen = setting_up._choose_precision(config, None, compute, World(size=2), None, "bf16", None)  # type: ignore[arg-type]
+    unused: Any = None
+    chosen = setting_up._choose_precision(config, unused, unused, compute, World(size=2), None, "bf16")
     assert chosen == compute
 
 
