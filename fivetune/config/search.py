@@ -26,6 +26,15 @@ def _check_storage(value: object) -> object:
     raise ValueError(f"there is no {value!r}. Allowed: sqlite, journal, or the URL of a database")
 
 
+def _check_sampler(value: object) -> object:
+    if value == "grid":
+        raise ValueError(
+            "grid is no sampler. Allowed: tpe, random. All combinations of values are a sweep: write them under grid: "
+            "in a file for fivetune compare (docs/compare.md)"
+        )
+    return value
+
+
 Scalar = Annotated[Any, BeforeValidator(_check_scalar)]
 
 
@@ -71,8 +80,8 @@ class SearchSection(_Section):
     num_trials: Annotated[int, Field(ge=1)] = Field(
         default=20, description="number of trials, over all processes that share the study"
     )
-    sampler: Literal["tpe", "grid", "random"] = Field(
-        default="tpe", description="tpe learns from previous trials; grid tries all choices and steps"
+    sampler: Annotated[Literal["tpe", "random"], BeforeValidator(_check_sampler)] = Field(
+        default="tpe", description="tpe learns from previous trials; a grid is a sweep (fivetune compare)"
     )
     pruner: Literal["median", "hyperband", "none"] = Field(
         default="median",

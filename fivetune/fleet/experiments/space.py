@@ -1,14 +1,13 @@
 """The search space: checks every searched setting and value against the recipe before any trial runs.
 
 In: a recipe with a section `search`. Out: its config, with ranges in the type of their settings (int or float); the
-config of one trial; the points of a grid.
+config of one trial.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ FRACTION = 0.3719  # of an integer range: a value that is not an integer
 def load_search(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> RunConfig:
     """Load a recipe with a section `search`.
 
-    Raises ConfigError for an empty search, an unknown setting, a value that its setting refuses, or an infinite grid.
+    Raises ConfigError for an empty search, an unknown setting, or a value that its setting refuses.
     """
     config = load_config(source, overrides)
     layers, _ = load_layers(source, overrides)
@@ -37,14 +36,7 @@ def load_search(source: str | Path | Mapping[str, Any], overrides: Mapping[str, 
     if not (config.data.eval or config.data.eval_share or config.task.part_tasks):
         raise ConfigError("data.eval: a search needs evaluation data to score trials by. Add --data.eval FILE.")
     over = {key: _convert_range_type(key, searched, layers, where) for key, searched in config.search.over.items()}
-    config = config.model_copy(update={"search": config.search.model_copy(update={"over": over})})
-    num = config.search.num_trials
-    if config.search.sampler == "grid" and (size := len(build_grid(config, where=where))) > num:
-        raise ConfigError(
-            f"{where}: search.num_trials {num} is less than the {size} points of the grid. "
-            f"Set search.num_trials {size}, or search.sampler random."
-        )
-    return config
+    return config.model_copy(update={"search": config.search.model_copy(update={"over": over})})
 
 
 def build_trial_config(config: RunConfig, settings: Mapping[str, Any], folder: str | Path) -> RunConfig:
@@ -65,31 +57,6 @@ def select_recipe_values(config: RunConfig) -> dict[str, Any]:
         for key, searched in config.search.over.items()
         if (values.get(key) in searched.choices if searched.choices else _is_inside(values.get(key), searched))
     }
-
-
-def build_grid(config: RunConfig, *, where: str = "search") -> list[dict[str, Any]]:
-    """Build all combinations of choices and steps. Raises ConfigError for a range without a step."""
-    over = config.search.over
-    for key, searched in over.items():
-        if not searched.choices and not searched.step:
-            raise ConfigError(f"{where}: search.over.{key}: a grid needs choices, or a step for its range.")
-    return [dict(zip(over, values, strict=True)) for values in product(*map(_list_grid_values, over.values()))]
-
-
-def _list_grid_values(searched: SearchDimension) -> tuple[Any, ...]:
-    """List the values of choices or of a range with a step.
-
-    >>> _list_grid_values(SearchDimension(low=0, high=10, step=4))
-    (0, 4, 8)
-    >>> _list_grid_values(SearchDimension(low=0.1, high=0.3, step=0.1))
-    (0.1, 0.2, 0.3)
-    """
-    if searched.choices:
-        return searched.choices
-    assert searched.low is not None and searched.high is not None and searched.step
-    num = int((searched.high - searched.low) / searched.step + 1e-9) + 1
-    kind = type(searched.low)
-    return tuple(kind(round(searched.low + i * searched.step, 12)) for i in range(num))
 
 
 def _is_inside(value: Any, searched: SearchDimension) -> bool:

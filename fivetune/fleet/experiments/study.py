@@ -24,7 +24,7 @@ from fivetune.config.search import SearchDimension, SearchSection
 from fivetune.distributed.processes.jobs import ProcessIdentity, identify_process, is_alive, stop_orphan
 from fivetune.distributed.processes.nodes import MAX_CLOCK_DIFFERENCE_SECONDS
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError
-from fivetune.fleet.experiments.space import build_grid, select_recipe_values
+from fivetune.fleet.experiments.space import select_recipe_values
 from fivetune.rundir import lock_file
 from fivetune.scores.metrics import is_maximized
 from fivetune.types import Search, Trial
@@ -123,7 +123,7 @@ class Study:
             trials = self._study.get_trials(deepcopy=False)
             waiting = [one for one in trials if one.state.name == "WAITING"]
             counted = len(trials) - len(waiting) - len(self._map_retries(trials))
-            if counted >= self.config.search.num_trials or (self.config.search.sampler == "grid" and not waiting):
+            if counted >= self.config.search.num_trials:
                 return None
             self._study.sampler = self._build_sampler(len(trials))
             trial = self._study.ask(self._ranges)
@@ -197,7 +197,7 @@ class Study:
             best,
             self._compute_importances(shown),
             tuple(key for key, searched in section.over.items() if searched.log),
-            section.sampler != "grid" and bool(select_recipe_values(self.config)),
+            bool(select_recipe_values(self.config)),
         )
 
     def _build_trial(self, one: FrozenTrial, *, retried_as: int | None) -> Trial:
@@ -220,10 +220,9 @@ class Study:
         )
 
     def _initialize(self) -> None:
-        """Store the recipe of a new study, and enqueue the grid, or the recipe's own values as the first trial."""
+        """Store the recipe of a new study, and enqueue the recipe's own values as the first trial."""
         self._study.set_user_attr("recipe", _select_comparable(self.config))
-        first = build_grid(self.config) if self.config.search.sampler == "grid" else [select_recipe_values(self.config)]
-        for settings in filter(None, first):
+        if settings := select_recipe_values(self.config):
             self._study.enqueue_trial(settings)
 
     def _check_same_recipe(self) -> None:

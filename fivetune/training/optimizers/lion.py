@@ -1,11 +1,14 @@
 """Lion (Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms"): steps of one size, by the momentum's sign.
 
-State: one fp32 tensor of the parameters' size, half of AdamW's.
+State: one fp32 tensor of the parameters' size, half of AdamW's. Neither torch nor transformers has it; bitsandbytes has
+one without shards, and is not installed everywhere.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -30,6 +33,40 @@ class Lion(OptimizerOptions):
     beta2: Annotated[float, Field(ge=0, lt=1)] = Field(0.99, description="decay of the momentum")
 
     def build(self, groups: list[TorchState]) -> Optimizer:
-        from fivetune.training.optimizers._lion import Lion as TorchLion
+        defaults = {"lr": self.lr, "betas": (self.beta1, self.beta2), "weight_decay": self.weight_decay}
+        return _define_torch_lion()(groups, defaults)
 
-        return TorchLion(groups, lr=self.lr, betas=(self.beta1, self.beta2), weight_decay=self.weight_decay)
+
+@cache
+def _define_torch_lion() -> type[Optimizer]:
+    """Define the torch optimizer; settings are read without torch, so the class cannot stand in the module."""
+    import torch
+
+    from fivetune.training.optimizers._closure import run_closure
+
+    many: Any = torch  # untyped, because torch's _foreach functions are private
+
+    class TorchLion(torch.optim.Optimizer):
+        """p -= lr * (sign(b1 * m + (1 - b1) * g) + weight_decay * p), then m = b2 * m + (1 - b2) * g."""
+
+        @torch.no_grad()
+        def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+            loss = run_closure(closure)
+            for group in self.param_groups:
+                weights = [weight for weight in group["params"] if weight.grad is not None]
+                if not weights:
+                    continue
+                grads = [weight.grad for weight in weights]
+                for weight in weights:
+                    if not self.state[weight]:
+                        self.state[weight]["exp_avg"] = torch.zeros_like(weight)
+                means = [self.state[weight]["exp_avg"] for weight in weights]
+                beta1, beta2 = group["betas"]
+                signs = many._foreach_lerp(means, grads, 1 - beta1)
+                many._foreach_sign_(signs)
+                many._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+                many._foreach_add_(weights, signs, alpha=-group["lr"])
+                many._foreach_lerp_(means, grads, 1 - beta2)
+            return loss
+
+    return TorchLion

@@ -23,7 +23,7 @@ from fivetune.distributed.processes import jobs
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError, IncompleteError, InterruptedRunError
 from fivetune.fleet.experiments import search
 from fivetune.fleet.experiments import study as study_module
-from fivetune.fleet.experiments.space import build_grid, build_trial_config, load_search, select_recipe_values
+from fivetune.fleet.experiments.space import build_trial_config, load_search, select_recipe_values
 from fivetune.fleet.experiments.study import Study, record_heartbeat
 from fivetune.reading.report.page.parts import Chart, Problem, Text
 from fivetune.reading.report.page.render import render_html
@@ -110,12 +110,9 @@ def test_rules_between_settings_are_left_to_the_trial():
         build_trial_config(config, {"train.batch_size": 6, "train.global_batch_size": 8}, "d")
 
 
-def test_a_grid_is_every_combination_and_has_an_end():
-    over = {"optimizer.lr": {"choices": [1e-3, 1e-2]}, "schedule.warmup_steps": {"low": 0, "high": 20, "step": 10}}
-    points = build_grid(load_search(basic(over, sampler="grid")))
-    assert len(points) == 6 and points[0] == {"optimizer.lr": 1e-3, "schedule.warmup_steps": 0}
-    assert "num_trials 5 is less than the 6 points" in refusal(over, sampler="grid", num_trials=5)
-    assert "search.over.optimizer.lr: a grid needs choices" in refusal(RATES, sampler="grid")
+def test_a_grid_is_a_sweep():
+    assert "grid is no sampler. Allowed: tpe, random." in refusal(RATES, sampler="grid")
+    assert "fivetune compare" in refusal(RATES, sampler="grid")
 
 
 def test_training_writes_the_section_through_and_ignores_it():
@@ -288,6 +285,15 @@ def tuned(folder: Path, over: Any, **section: Any) -> tuple[Search, list[str]]:
     return search.tune(load_search(basic(over, **section)), folder=folder, write_line=said.append), said
 
 
+def tuned_in_order(folder: Path, rates: list[float], **section: Any) -> tuple[Search, list[str]]:
+    """A study that tries these learning rates one after the other."""
+    over = {"optimizer.lr": {"choices": rates}}
+    study = a_study(folder, over=over, num_trials=len(rates), **section)
+    for rate in rates:
+        study._study.enqueue_trial({"optimizer.lr": rate})
+    return tuned(folder, over, num_trials=len(rates), **section)
+
+
 def test_a_database_that_fails_is_named(tmp_path, fast, monkeypatch):
     def lose(study: Any, trial: Any, run: Path) -> FakeChild:
         (study.folder / "study.db").write_bytes(b"no database" * 100)
@@ -323,8 +329,7 @@ def test_the_time_of_a_resumed_trial_is_that_of_all_parts_or_unknown(tmp_path, f
 
 @pytest.mark.slow
 def test_worse_trials_are_stopped_early(tmp_path, fast):
-    over = {"optimizer.lr": {"choices": [5e-3, 6e-3, 1e-3, 9e-3]}}
-    found, said = tuned(tmp_path / "s", over, sampler="grid", startup_trials=2)
+    found, said = tuned_in_order(tmp_path / "s", [5e-3, 6e-3, 1e-3, 9e-3], startup_trials=2)
     assert [one.state for one in found.trials] == ["finished", "finished", "pruned", "finished"]
     assert found.best is not None and found.best.settings == {"optimizer.lr": 9e-3}
     assert found.trials[2].curve == ((1, 1.01), (2, 1.02)) and "pruned" in said[2]
@@ -390,8 +395,7 @@ def test_a_trial_that_waits_for_its_training_to_save_is_not_dead(tmp_path, fast,
     monkeypatch.setattr(study_module, "HEARTBEAT_SECONDS", 0.01)
     monkeypatch.setattr(study_module, "record_heartbeat", record)
     monkeypatch.setattr(FakeChild, "stop", stop)
-    over = {"optimizer.lr": {"choices": [5e-3, 6e-3, 1e-3]}}
-    found, _ = tuned(tmp_path / "s", over, sampler="grid", startup_trials=2, storage=storage)
+    found, _ = tuned_in_order(tmp_path / "s", [5e-3, 6e-3, 1e-3], startup_trials=2, storage=storage)
     assert [one.state for one in found.trials] == ["finished", "finished", "pruned"]
 
 
