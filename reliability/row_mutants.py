@@ -53,7 +53,6 @@ ROW_MUTANTS: dict[str, Mutant] = {
     "R12": NAMED["a NaN loss is applied"],
     "R13": NAMED["a run in fp16 skips every step"],
     "R14": NAMED["a step that is repeated after memory ran out keeps half a gradient"],
-    "R15": NAMED["a mean of means"],
     "R16": NAMED["skipped records are not counted"],
     "R17": Mutant("a line of any length is a record", "data/readers/source_files.py",
         "MAX_RECORD_BYTES = 16 * 2**20", "MAX_RECORD_BYTES = 2**40"),
