@@ -28,7 +28,7 @@ from benchmarks.harness import facts, make_parser, publish_result, table
 from benchmarks.workloads import COMMON, MODELS, WORKLOADS
 from fivetune.data.corpus import CHECKPOINT
 from fivetune.data.store.batch import pad
-from fivetune.model import attention, flat, layers
+from fivetune.model import attention, flat, layers, ops
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.types import Batch
 
@@ -62,9 +62,9 @@ WAYS: dict[str, list[tuple[Any, str, Any]]] = {
     "all levers": [],
     "dropout: a Bernoulli draw per value": [(module, "draw_dropout", serial_draw) for module in (layers, attention)],
     "dropout: 16-bit thresholds": [(module, "draw_dropout", threshold_draw) for module in (layers, attention)],
-    "keys and values of the whole source": [(flat, "should_attend_memory", lambda *_: False)],
-    "norm of torch": [(flat, "rms_norm", plain_norm)],
-    "q, k, v and gates apart": [(flat, "apply_projections", separate_products)],
+    "keys and values of the whole source": [(ops, "should_attend_memory", lambda *_: False)],
+    "norm of torch": [(module, "rms_norm", plain_norm) for module in (layers, ops)],
+    "q, k, v and gates apart": [(ops, "apply_projections", separate_products)],
     "one block per sequence": [(attention, "MAX_BLOCK_ROWS", 0)],
 }
 

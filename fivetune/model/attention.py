@@ -46,20 +46,18 @@ class SequenceBounds:
         cu_seqlens: [B + 1] int64 on the device of the tokens: start of each sequence and end of the last.
         longest: upper bound of the sequence lengths, in tokens.
         ends: the values of `cu_seqlens` on the host; () if they are only on the device.
-        fused: whether Triton's kernels, not torch, compute norms, dropout, activations and losses of these tokens.
     """
 
     cu_seqlens: Tensor
     longest: int
     ends: tuple[int, ...] = ()
-    fused: bool = False
 
     @classmethod
-    def from_cu_seqlens(cls, cu_seqlens: Tensor, device: torch.device, *, fused: bool = False) -> SequenceBounds:
+    def from_cu_seqlens(cls, cu_seqlens: Tensor, device: torch.device) -> SequenceBounds:
         """Build the bounds from a tensor on the host; every sequence must have at least one token."""
         ends = tuple(cu_seqlens.tolist())
         assert all(a < b for a, b in pairwise(ends)), f"a sequence is empty: the sequences end at {ends[1:]}"
-        return cls(cu_seqlens.to(device, non_blocking=True), max(b - a for a, b in pairwise(ends)), ends, fused)
+        return cls(cu_seqlens.to(device, non_blocking=True), max(b - a for a, b in pairwise(ends)), ends)
 
     @property
     def lengths(self) -> list[int]:
@@ -68,7 +66,7 @@ class SequenceBounds:
     def scale(self, factor: int) -> SequenceBounds:
         """The bounds after replacing every row by `factor` rows."""
         ends = tuple(end * factor for end in self.ends)
-        return SequenceBounds(self.cu_seqlens * factor, self.longest * factor, ends, self.fused)
+        return SequenceBounds(self.cu_seqlens * factor, self.longest * factor, ends)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,72 +8,60 @@ decoder attends at once to the tokens of the input and to those before it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from fivetune.model.attention import SequenceBounds, attend
+from fivetune.model.attention import SequenceBounds
 from fivetune.model.family import ACTIVATIONS, get_logit_cap
-from fivetune.model.layers import (
-    add_dropout_residual,
-    apply_dropout_,
-    apply_gated_dropout,
-    apply_projections,
-    has_hooks,
-    is_plain_linear,
-    rms_norm,
-)
+from fivetune.model.layers import is_plain_linear
 from fivetune.model.loss import TiedGradient, compute_head_losses, embed
 from fivetune.model.objective import Objective
+from fivetune.model.ops import FlatInputs, Memory, Ops
 
 if TYPE_CHECKING:
     from fivetune.model.modules import T5Model
 
-    Rotation = tuple[Tensor, Tensor]  # cosines and sines of every token's position, [N, 1, D] each
+Rotation = tuple[Tensor, Tensor]
+"""Cosines and sines of every token's position, [N, 1, D] each."""
 
 
 def explain_unsupported_gemma(model: T5Model, device: str) -> str:
-    """Explain why `compute_gemma_losses` cannot run a T5Gemma on a device; empty if it can."""
+    """Explain why the parts that only a T5Gemma has cannot run on a device; empty if they can."""
     if device != "cpu":
         return "the kernels of the flat forward have neither soft-capped scores nor merged attention"
-    stacks = _find_stacks(model)
-    if any(stack.config.hidden_activation not in ACTIVATIONS for stack in stacks):
-        return f"its activation is not one of {', '.join(ACTIVATIONS)}"
-    linears = [module for stack in stacks for module in stack.modules() if hasattr(module, "in_features")]
-    if not all(is_plain_linear(module) or hasattr(module, "base_layer") for module in linears):  # or an adapter's
-        return "some of its linear modules have a bias or are not plain"
-    if any(parameter.dtype != torch.float32 for parameter in model.parameters()):
-        return "some of its weights are not fp32"
-    if hooked := [name for name, module in model.named_modules() if has_hooks(module)]:
-        return f"its module {hooked[0] or 'itself'} has hooks, which the flat forward would not call"
+    for stack in _find_stacks(model):
+        if stack.config.hidden_activation not in ACTIVATIONS:
+            return f"its activation is not one of {', '.join(ACTIVATIONS)}"
+    for stack in _find_stacks(model):
+        for module in stack.modules():
+            is_adapter = hasattr(module, "base_layer")
+            if hasattr(module, "in_features") and not is_adapter and not is_plain_linear(module):
+                return "some of its linear modules have a bias or are not plain"
     return ""
 
 
-def compute_gemma_losses(
-    model: T5Model,
-    ids: Tensor,
-    labels: Tensor,
-    source: SequenceBounds,
-    target: SequenceBounds,
-    recompute: bool,
-    objective: Objective,
-) -> Tensor:
+def compute_gemma_losses(model: T5Model, inputs: FlatInputs, ops: Ops, objective: Objective) -> Tensor:
     """The arguments and the result of `flat.compute_device_losses`."""
     encoder, decoder = _find_stacks(model)
-    head, tied_gradient = model.get_output_embeddings().weight, TiedGradient()
-    inputs, outputs = ids.split([len(ids) - len(labels), len(labels)])
-    encoded = _run_stack(encoder, _embed(encoder, inputs, TiedGradient()), source, recompute, _run_encoder_layer)
-    run = partial(_run_decoder_layer, memory=encoded, source=source)
-    if has_merged_attention(decoder):
-        run = partial(_run_merged_layer, memory=encoded, source=source, order=_order_keys(source, target))
-    decoded = _run_stack(decoder, _embed(decoder, outputs, tied_gradient), target, recompute, run)
-    tied = tied_gradient if head is decoder.embed_tokens.weight else None
-    cap = get_logit_cap(model.config)
-    return compute_head_losses(decoded, head, labels, tied, cap=cap, objective=objective, fused=target.fused)
+    source, target = inputs.source, inputs.target
+    ids, decoder_ids = inputs.split(inputs.ids)
+    encoded = _run_stack(encoder, _embed(encoder, ids, TiedGradient()), source, ops)
+    order = _order_keys(source, target) if has_merged_attention(decoder) else None
+    tied_gradient = TiedGradient()
+    y = _embed(decoder, decoder_ids, tied_gradient)
+    decoded = _run_stack(decoder, y, target, ops, Memory(encoded, source, order))
+    head = model.get_output_embeddings().weight
+    return compute_head_losses(
+        decoded,
+        head,
+        inputs.labels,
+        tied_gradient if head is decoder.embed_tokens.weight else None,
+        cap=get_logit_cap(model.config),
+        objective=objective,
+        fused=ops.fused,
+    )
 
 
 def _find_stacks(model: T5Model) -> tuple[Any, Any]:
@@ -95,19 +83,22 @@ def _embed(stack: Any, ids: Tensor, tied_gradient: TiedGradient) -> Tensor:
     return x
 
 
-def _run_stack(stack: Any, x: Tensor, bounds: SequenceBounds, recompute: bool, run: Callable[..., Tensor]) -> Tensor:
-    rate = _get_rate(stack.dropout)
-    x = apply_dropout_(x, rate)
+def _order_keys(source: SequenceBounds, target: SequenceBounds) -> Tensor:
+    """Rows of [source, target] by sequence: the tokens of each input, then those of its target."""
+    numbers = torch.arange(len(source.ends) - 1)
+    owners = [numbers.repeat_interleave(torch.tensor(bounds.lengths)) for bounds in (source, target)]
+    return torch.cat(owners).argsort(stable=True)
+
+
+def _run_stack(stack: Any, x: Tensor, bounds: SequenceBounds, ops: Ops, memory: Memory | None = None) -> Tensor:
+    x = ops.drop(x, stack.dropout)
     rotations = _compute_rotations(stack, x, bounds)
     window = _build_window(stack, bounds)
     for layer in stack.layers:
         rotation = rotations[layer.attention_type]
         table = window if layer.self_attn.sliding_window else None
-        if recompute and torch.is_grad_enabled():
-            x = checkpoint(run, layer, x, bounds, rotation, table, use_reentrant=False)
-        else:
-            x = run(layer, x, bounds, rotation, table)
-    return apply_dropout_(_apply_norm(stack.norm, x), rate)
+        x = ops.run_block(layer, _run_layer, x, bounds, rotation, table, memory, ops)
+    return ops.drop(_normalize(stack.norm, x, ops), stack.dropout)
 
 
 def _compute_rotations(stack: Any, x: Tensor, bounds: SequenceBounds) -> dict[str, Rotation]:
@@ -122,124 +113,102 @@ def _compute_rotations(stack: Any, x: Tensor, bounds: SequenceBounds) -> dict[st
     return found
 
 
-def _apply_rotation(x: Tensor, rotation: Rotation) -> Tensor:
-    cosines, sines = rotation
-    low, high = x.chunk(2, -1)
-    return (x * cosines + torch.cat([-high, low], -1) * sines).to(x.dtype)
-
-
 def _build_window(stack: Any, bounds: SequenceBounds) -> Tensor | None:
     """The bias of every distance key - query in self-attention with a window of n, [1, 2 * longest - 1].
 
     The decoder of T5Gemma sees n keys, its own included, its encoder n on each side, that of T5Gemma 2 n + 1 around it.
     """
-    longest, size = bounds.longest, stack.config.sliding_window
-    attention, is_second = stack.layers[0].self_attn, hasattr(stack.layers[0].self_attn, "q_norm")
+    longest, size, attention = bounds.longest, stack.config.sliding_window, stack.layers[0].self_attn
     if size is None or longest <= size // 2:
         return None
     distances = torch.arange(1 - longest, longest, device=bounds.cu_seqlens.device)
     if attention.is_causal:
         hidden = distances <= -size
-    elif is_second:
+    elif hasattr(attention, "q_norm"):
         hidden = (distances <= -((size + 1) // 2)) | (distances > size // 2)
     else:
         hidden = distances.abs() > size
     return torch.zeros(1, 2 * longest - 1, device=distances.device).masked_fill_(hidden, -math.inf)
 
 
-def _run_encoder_layer(
-    layer: Any, x: Tensor, bounds: SequenceBounds, rotation: Rotation, table: Tensor | None
-) -> Tensor:
-    x = _apply_self_attention(layer, x, bounds, rotation, table, causal=False)
-    return _apply_feed_forward(layer, x)
+# --- layers ---
 
 
-def _run_decoder_layer(
+def _run_layer(
     layer: Any,
     x: Tensor,
     bounds: SequenceBounds,
     rotation: Rotation,
     table: Tensor | None,
-    *,
-    memory: Tensor,
-    source: SequenceBounds,
+    memory: Memory | None,
+    ops: Ops,
 ) -> Tensor:
-    x = _apply_self_attention(layer, x, bounds, rotation, table, causal=True)
-    x = _apply_cross_attention(layer, x, bounds, memory, source)
-    return _apply_feed_forward(layer, x)
-
-
-def _order_keys(source: SequenceBounds, target: SequenceBounds) -> Tensor:
-    """Rows of [source, target] by sequence: the tokens of each input, then those of its target."""
-    owners = [torch.arange(len(one.ends) - 1).repeat_interleave(torch.tensor(one.lengths)) for one in (source, target)]
-    return torch.cat(owners).argsort(stable=True)
-
-
-def _run_merged_layer(
-    layer: Any,
-    x: Tensor,
-    bounds: SequenceBounds,
-    rotation: Rotation,
-    table: Tensor | None,
-    *,
-    memory: Tensor,
-    source: SequenceBounds,
-    order: Tensor,
-) -> Tensor:
-    module, normed = layer.self_attn, _apply_norm(layer.pre_self_attn_layernorm, x)
-    q, k, v = _compute_heads(module, normed, (module.q_proj, module.k_proj, module.v_proj))
-    across_k, across_v = _compute_heads(module, memory, (module.k_proj, module.v_proj))
-    k = torch.cat(
-        [_normalize_heads(module.k_norm, across_k), _apply_rotation(_normalize_heads(module.k_norm, k), rotation)]
-    )[order]
-    v = torch.cat([across_v, v])[order]
-    both = SequenceBounds(
-        source.cu_seqlens + bounds.cu_seqlens,
-        max(s + t for s, t in zip(source.lengths, bounds.lengths, strict=True)),
-        tuple(s + t for s, t in zip(source.ends, bounds.ends, strict=True)),
-    )
-    options = {"causal": True, "prefixes": tuple(source.lengths), "window": module.sliding_window or 0}
-    out = _attend(module, _apply_rotation(_normalize_heads(module.q_norm, q), rotation), k, v, bounds, both, **options)
-    return _apply_feed_forward(layer, _add_branch(layer, x, layer.post_self_attn_layernorm, out))
-
-
-def _compute_heads(module: Any, x: Tensor, linears: tuple[nn.Linear, ...]) -> Iterator[Tensor]:
-    """Heads of several projections of x, [N, H, D] each."""
-    for part in apply_projections(x, linears).split([one.out_features for one in linears], -1):
-        yield part.unflatten(-1, (-1, module.head_dim))
-
-
-def _normalize_heads(norm: Any, x: Tensor) -> Tensor:
-    return _apply_norm(norm, x.flatten(0, 1)).view(x.shape)
+    """A layer of the encoder, or of a decoder, which has a memory."""
+    if memory is not None and memory.order is not None:
+        x = _apply_merged_attention(layer, x, bounds, rotation, memory, memory.order, ops)
+    else:
+        x = _apply_self_attention(layer, x, bounds, rotation, table, ops, causal=memory is not None)
+        if memory is not None:
+            x = _apply_cross_attention(layer, x, bounds, memory, ops)
+    return _apply_feed_forward(layer, x, ops)
 
 
 def _apply_self_attention(
-    layer: Any, x: Tensor, bounds: SequenceBounds, rotation: Rotation, table: Tensor | None, *, causal: bool
+    layer: Any, x: Tensor, bounds: SequenceBounds, rotation: Rotation, table: Tensor | None, ops: Ops, *, causal: bool
 ) -> Tensor:
-    module, normed = layer.self_attn, _apply_norm(layer.pre_self_attn_layernorm, x)
-    q, k, v = _compute_heads(module, normed, (module.q_proj, module.k_proj, module.v_proj))
-    if hasattr(module, "q_norm"):
-        q, k = _normalize_heads(module.q_norm, q), _normalize_heads(module.k_norm, k)
-    out = _attend(
-        module,
-        _apply_rotation(q, rotation),
-        _apply_rotation(k, rotation),
-        v,
-        bounds,
-        bounds,
-        table=table,
-        causal=causal,
-    )
-    return _add_branch(layer, x, layer.post_self_attn_layernorm, out)
+    """x + dropout(norm(o(attention(rotated q, rotated k, v of norm(x)))))."""
+    module = layer.self_attn
+    normed = _normalize(layer.pre_self_attn_layernorm, x, ops)
+    q, k, v = _compute_heads(module, normed, (module.q_proj, module.k_proj, module.v_proj), ops)
+    q = _apply_rotation(_normalize_heads(module, "q_norm", q, ops), rotation)
+    k = _apply_rotation(_normalize_heads(module, "k_norm", k, ops), rotation)
+    out = _attend(module, q, k, v, bounds, bounds, ops, table=table, causal=causal)
+    return _add_branch(layer, x, layer.post_self_attn_layernorm, out, ops)
 
 
-def _apply_cross_attention(
-    layer: Any, x: Tensor, bounds: SequenceBounds, memory: Tensor, source: SequenceBounds
+def _apply_cross_attention(layer: Any, x: Tensor, bounds: SequenceBounds, memory: Memory, ops: Ops) -> Tensor:
+    """x + dropout(norm(o(attention(q of norm(x), k and v of the encoder's output))))."""
+    module = layer.cross_attn
+    normed = _normalize(layer.pre_cross_attn_layernorm, x, ops)
+    (q,) = _compute_heads(module, normed, (module.q_proj,), ops)
+    k, v = _compute_heads(module, memory.states, (module.k_proj, module.v_proj), ops)
+    out = _attend(module, q, k, v, bounds, memory.bounds, ops)
+    return _add_branch(layer, x, layer.post_cross_attn_layernorm, out, ops)
+
+
+def _apply_merged_attention(
+    layer: Any, x: Tensor, bounds: SequenceBounds, rotation: Rotation, memory: Memory, order: Tensor, ops: Ops
 ) -> Tensor:
-    module, normed = layer.cross_attn, _apply_norm(layer.pre_cross_attn_layernorm, x)
-    (q,) = _compute_heads(module, normed, (module.q_proj,))
-    k, v = _compute_heads(module, memory, (module.k_proj, module.v_proj))
-    return _add_branch(layer, x, layer.post_cross_attn_layernorm, _attend(module, q, k, v, bounds, source))
+    """Self-attention and cross-attention in one: the keys of a sequence are its input's, then its own, rotated."""
+    module, source = layer.self_attn, memory.bounds
+    normed = _normalize(layer.pre_self_attn_layernorm, x, ops)
+    q, k, v = _compute_heads(module, normed, (module.q_proj, module.k_proj, module.v_proj), ops)
+    across_k, across_v = _compute_heads(module, memory.states, (module.k_proj, module.v_proj), ops)
+    across_k = _normalize_heads(module, "k_norm", across_k, ops)
+    q = _apply_rotation(_normalize_heads(module, "q_norm", q, ops), rotation)
+    k = _apply_rotation(_normalize_heads(module, "k_norm", k, ops), rotation)
+    k, v = torch.cat([across_k, k])[order], torch.cat([across_v, v])[order]
+    sizes = [s + t for s, t in zip(source.lengths, bounds.lengths, strict=True)]
+    ends = tuple(s + t for s, t in zip(source.ends, bounds.ends, strict=True))
+    both = SequenceBounds(source.cu_seqlens + bounds.cu_seqlens, max(sizes), ends)
+    window, prefixes = module.sliding_window or 0, tuple(source.lengths)
+    out = _attend(module, q, k, v, bounds, both, ops, causal=True, prefixes=prefixes, window=window)
+    return _add_branch(layer, x, layer.post_self_attn_layernorm, out, ops)
+
+
+def _apply_feed_forward(layer: Any, x: Tensor, ops: Ops) -> Tensor:
+    """x + dropout(norm(down(dropout(act(gate(norm(x))) * up(norm(x))))))."""
+    dense = layer.mlp
+    normed = _normalize(layer.pre_feedforward_layernorm, x, ops)
+    inner = ops.project(normed, dense.gate_proj, dense.up_proj)
+    inner = ops.activate(dense, inner, dense.config.hidden_activation, gated=True)
+    return _add_branch(layer, x, layer.post_feedforward_layernorm, ops.project(inner, dense.down_proj), ops)
+
+
+def _compute_heads(module: Any, x: Tensor, linears: tuple[nn.Linear, ...], ops: Ops) -> list[Tensor]:
+    """Heads of several projections of x, [N, H, D] each; keys and values have fewer heads than queries."""
+    parts = ops.project(x, *linears).split([linear.out_features for linear in linears], -1)
+    return [part.unflatten(-1, (-1, module.head_dim)) for part in parts]
 
 
 def _attend(
@@ -249,38 +218,33 @@ def _attend(
     v: Tensor,
     queries: SequenceBounds,
     keys: SequenceBounds,
+    ops: Ops,
     **options: Any,
 ) -> Tensor:
     """Attention of grouped heads: every key and value serves several queries. T5Gemma 2 does not bound its scores."""
     groups = module.num_key_value_groups
-    k, v = (part.repeat_interleave(groups, 1) for part in (k, v))
-    out = attend(
-        q * module.scaling,
-        k,
-        v,
-        queries,
-        keys,
-        dropout=module.attention_dropout if module.training else 0.0,
-        cap=None if hasattr(module, "q_norm") else module.attn_logit_softcapping,
-        **options,
-    )
-    return apply_projections(out.flatten(1), (module.o_proj,))
+    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    cap = None if hasattr(module, "q_norm") else module.attn_logit_softcapping
+    q = q * module.scaling
+    out = ops.attend(module, q, k, v, queries, keys, module.attention_dropout, cap=cap, **options)
+    return ops.project(out.flatten(1), module.o_proj)
 
 
-def _apply_feed_forward(layer: Any, x: Tensor) -> Tensor:
-    dense, normed = layer.mlp, _apply_norm(layer.pre_feedforward_layernorm, x)
-    inner = apply_projections(normed, (dense.gate_proj, dense.up_proj))
-    inner = apply_gated_dropout(inner, dense.config.hidden_activation, _get_rate(dense.dropout))
-    return _add_branch(layer, x, layer.post_feedforward_layernorm, apply_projections(inner, (dense.down_proj,)))
+def _apply_rotation(x: Tensor, rotation: Rotation) -> Tensor:
+    cosines, sines = rotation
+    low, high = x.chunk(2, -1)
+    return (x * cosines + torch.cat([-high, low], -1) * sines).to(x.dtype)
 
 
-def _add_branch(layer: Any, x: Tensor, norm: nn.Module, out: Tensor) -> Tensor:
-    return add_dropout_residual(x, _apply_norm(norm, out), _get_rate(layer.dropout))
+def _normalize_heads(module: Any, name: str, x: Tensor, ops: Ops) -> Tensor:
+    """The norm of queries or keys, [N, H, D], which only T5Gemma 2 has."""
+    norm = getattr(module, name, None)
+    return x if norm is None else _normalize(norm, x.flatten(0, 1), ops).view(x.shape)
 
 
-def _apply_norm(module: Any, x: Tensor) -> Tensor:
-    return rms_norm(x, 1 + module.weight, module.eps)
+def _add_branch(layer: Any, x: Tensor, norm: nn.Module, out: Tensor, ops: Ops) -> Tensor:
+    return ops.end_branch(x, _normalize(norm, out, ops), layer.dropout)
 
 
-def _get_rate(dropout: nn.Dropout) -> float:
-    return dropout.p if dropout.training else 0.0
+def _normalize(norm: Any, x: Tensor, ops: Ops) -> Tensor:
+    return ops.normalize(x, 1 + norm.weight, norm.eps)

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fivetune.distributed.collective_log import CollectiveLog
 from fivetune.distributed.tensor_parallel import TensorGroup, separate_masks
-from fivetune.model import attention, flat, layers, loss
+from fivetune.model import attention, layers, loss, ops
 from fivetune.model.attention import SequenceBounds, compute_relative_buckets
 from fivetune.model.dropout import draw_dropout, split_dropout, zero_dropped_
 from fivetune.model.flat import compute_flat_losses
@@ -88,7 +88,7 @@ def test_heads_and_features_of_every_rank_have_their_own_dropout(forward, monkey
         own = drawn[rank] = []
         torch.manual_seed(1)
         with monkeypatch.context() as patch:
-            patch.setattr(flat, "should_attend_memory", lambda *_: False)  # never with shares of k and v
+            patch.setattr(ops, "should_attend_memory", lambda *_: False)  # never with shares of k and v
             _record_dropout(patch, torch.nn.functional, "dropout", own)
             _record_dropout(patch, layers, "draw_dropout", own)
             _record_dropout(patch, attention, "draw_dropout", own)
@@ -240,9 +240,9 @@ def test_cross_attention_drops_weights_whichever_way_it_is_computed(monkeypatch,
         block.layer[1].EncDecAttention.dropout = rate  # of the attention weights of cross-attention alone
     lengths = [(batch.cu_seqlens_src, batch.cu_seqlens_tgt)]
     source, target = (SequenceBounds.from_cu_seqlens(cu, CPU) for cu in lengths[0])
-    assert flat.should_attend_memory(module, target, source)
+    assert ops.should_attend_memory(module, target, source)
     for shortcut in (True, False):
-        monkeypatch.setattr(flat, "should_attend_memory", lambda *_, shortcut=shortcut: shortcut)
+        monkeypatch.setattr(ops, "should_attend_memory", lambda *_, shortcut=shortcut: shortcut)
         losses = []
         for seed in (0, 1):
             torch.manual_seed(seed)

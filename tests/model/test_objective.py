@@ -12,7 +12,7 @@ from flat_kit import gradients, make_batch, make_model, padded_nats
 from torch import Tensor
 
 from fivetune.data.store.batch import IGNORE_INDEX, join_batches, pad, split_batch
-from fivetune.model import flat, loss
+from fivetune.model import flat, loss, ops
 from fivetune.model.backend import Forward
 from fivetune.model.forward import compute_padded_losses
 from fivetune.model.loss import TiedGradient, compute_head_losses, embed
@@ -94,7 +94,7 @@ def spread_passes(x: Tensor, rate: float, *, fused: bool = False) -> Tensor:
 
 @pytest.mark.parametrize("cut", [1, 2])
 def test_r_drop_of_a_split_batch_is_that_of_the_whole(monkeypatch, cut):
-    monkeypatch.setattr(flat, "apply_dropout_", spread_passes)
+    monkeypatch.setattr(ops, "apply_dropout_", spread_passes)
     model = make_model("t5")
     forward = Forward("flat", "", objective=Objective(r_drop=2.0, label_smoothing=0.1))
     lengths = [(5, 3), (9, 4), (3, 1), (4, 2)]

@@ -2,8 +2,8 @@
 
 In: tensors. Out: whether a kernel computes them. Attention on CUDA needs its kernel. Norms, dropout, activations and
 the cross-entropy have both implementations: a run uses torch if the kernels fail, disagree or are slower.
-`Forward.parts` holds the decision, and `SequenceBounds.fused` passes it to the layers, also to blocks that autograd's
-thread recomputes.
+`Forward.parts` holds the decision, and `Ops.fused` passes it to the layers, also to blocks that autograd's thread
+recomputes.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from fivetune.model.attention import SequenceBounds
 from fivetune.model.cuda.buckets import Bucket, Buckets
 from fivetune.model.flat import compute_device_losses, shift_right_flat
 from fivetune.model.objective import PLAIN, Objective
+from fivetune.model.ops import FlatInputs, Ops
 from fivetune.types import Batch
 
 if TYPE_CHECKING:
@@ -62,16 +63,13 @@ def compute_static_losses(
 
     It reads nothing back to the host and no shape depends on the data, so that a CUDA graph can capture it.
     """
-    source = SequenceBounds(static.cu_seqlens_src, static.longest_input, fused=fused)
-    target = SequenceBounds(static.cu_seqlens_tgt, static.longest_target, fused=fused)
-    return compute_device_losses(
-        model,
+    inputs = FlatInputs(
         torch.cat([static.input_ids, static.decoder_ids]),
         static.labels,
-        source,
-        target,
-        objective=objective,
+        SequenceBounds(static.cu_seqlens_src, static.longest_input),
+        SequenceBounds(static.cu_seqlens_tgt, static.longest_target),
     )
+    return compute_device_losses(model, inputs, Ops(fused), objective)
 
 
 def fill_block(block: Tensor, bucket: Bucket, batch: Batch, *, start_id: int, weight: float) -> None:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from fivetune.distributed.pipeline import Stage
 from fivetune.model.attention import SequenceBounds
-from fivetune.model.flat import run_encoder
+from fivetune.model.flat import run_stack
+from fivetune.model.ops import Ops
 from fivetune.model.precision import get_matmul_dtype
 
 if TYPE_CHECKING:
@@ -99,8 +100,8 @@ def _encode_flat(stack: T5Stack, ids: Tensor, lengths: list[int], width: int, st
     else:
         hidden = stack.embed_tokens(ids).float()  # gathered weights may be in bf16
     if stage is None or stage.encoder:
-        bounds = SequenceBounds.from_cu_seqlens(torch.tensor([0, *lengths]).cumsum(0), ids.device, fused=True)
-        hidden = run_encoder(stack, hidden, bounds, numbers=stage.encoder if stage else None)
+        bounds = SequenceBounds.from_cu_seqlens(torch.tensor([0, *lengths]).cumsum(0), ids.device)
+        hidden = run_stack(stack, hidden, bounds, Ops(fused=True), numbers=stage.encoder if stage else None)
     if stage and not stage.is_last:
         stage.send(hidden)
     return hidden

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from fivetune.errors import is_out_of_memory
 from fivetune.model.attention import SequenceBounds
-from fivetune.model.flat import run_decoder, run_encoder
+from fivetune.model.flat import run_stack
 from fivetune.model.loss import compute_head_losses
+from fivetune.model.ops import Memory, Ops
 from fivetune.training.autotune.probe import measure_best_seconds, restore_state
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def _measure_parts(model: T5Model, batch: Batch, compute: ComputeConfig) -> tupl
         return measure_best_seconds(run_passes, compute.device, num_trials=NUM_TRIALS, num_warm_up=NUM_WARM_UP)
 
     return (
-        measure(lambda: run_encoder(single.encoder, x, source)),
-        measure(lambda: run_decoder(single.decoder, y, target, x, source)),
+        measure(lambda: run_stack(single.encoder, x, source, Ops())),
+        measure(lambda: run_stack(single.decoder, y, target, Ops(), Memory.cast(x, source))),
         measure(lambda: compute_head_losses(y, single.lm_head.weight, labels, None)),
     )

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
 pytest.importorskip("triton", reason="the package triton is not installed; it exists for Linux only")
 
-from fivetune.model import flat
+from fivetune.model import ops
 from fivetune.model import weight_cache as kept
 from fivetune.model.attention import compute_relative_buckets, get_relative_buckets
 from fivetune.model.cuda import attention, cross_entropy, dispatch, norm, pointwise, rows, tiles
@@ -303,8 +303,8 @@ def test_the_gradient_of_a_bias_table_is_a_product_and_equals_that_of_an_index(m
         get_relative_buckets(torch.device("cpu"), 200, bidirectional=True, num_buckets=32, max_distance=128),
     )
     grad = torch.randn(3, len(buckets))
-    (expected,) = torch.autograd.grad(flat._read_biases(embedding, buckets), embedding.weight, grad)
+    (expected,) = torch.autograd.grad(ops._read_biases(embedding, buckets), embedding.weight, grad)
     monkeypatch.setattr(dispatch, "DEVICES", ("cuda", "cpu"))
-    found = flat._read_biases(embedding, buckets)
+    found = ops._read_biases(embedding, buckets)
     assert torch.equal(found, embedding.weight[buckets].t())
     torch.testing.assert_close(torch.autograd.grad(found, embedding.weight, grad)[0], expected)

@@ -27,7 +27,7 @@ from fivetune.model.cuda.optimizer import CLIP, NORM, SKIPPED, STEPS, FlatAdamW
 from fivetune.model.cuda.pointwise import add_dropout, compute_activation_dropout, compute_dropout
 from fivetune.model.cuda.random import choose_seed, draw_seeds_together, round_dropout_rate
 from fivetune.model.cuda.rows import add_rows_
-from fivetune.model.flat import SplitProjections
+from fivetune.model.ops import SplitProjections
 
 pytestmark = pytest.mark.slow
 
