@@ -24,8 +24,8 @@ VERBS = set(
     guard handle hash hide identify ignore import index infer initialize insert inspect install interrupt iter join
     keep kill launch leave list load locate lock log make map mark mask measure merge monitor move name normalize
     number open order pack pad pair parse patch pause peek pick plan predict prepare prevent print probe profile
-    prune publish put query quote raise rank rate read rebuild receive recompute record redact reduce refuse register
-    reject release remove rename render replace replay report represent require resample reset resolve restore
+    project prune publish put query quote raise rank rate read rebuild receive recompute record redact reduce refuse
+    register reject release remove rename render replace replay report represent require resample reset resolve restore
     restrict resume retry return round run sample save scale scatter score search seed select send separate set
     shard shift shorten show shrink shuffle skip slice smooth sort split stack stamp start step stop store stratify
     stream strip submit subtract suggest sum summarise suppress swap sync synchronize take test thin time tokenize

@@ -29,7 +29,7 @@ from fivetune.model.flat_gemma import compute_gemma_losses, explain_unsupported_
 from fivetune.model.layers import has_hooks, is_plain_linear
 from fivetune.model.loss import TiedGradient, compute_head_losses, embed
 from fivetune.model.objective import PLAIN, Objective
-from fivetune.model.ops import FlatInputs, Memory, Ops
+from fivetune.model.ops import EncoderOutput, FlatInputs, Ops
 from fivetune.model.virtual_tokens import find_prefix, find_prompt
 from fivetune.types import Batch, PhaseTimer, ignore_phase
 
@@ -154,7 +154,7 @@ def _compute_states(model: T5Model, inputs: FlatInputs, ops: Ops, tied_gradient:
     embedded = embed(model.shared.weight, inputs.ids, tied_gradient).float()
     x, y = inputs.split(embedded)
     encoded = run_stack(model.encoder, x, inputs.source, ops)
-    decoded = run_stack(model.decoder, y, inputs.target, ops, Memory.cast(encoded, inputs.source))
+    decoded = run_stack(model.decoder, y, inputs.target, ops, EncoderOutput.cast(encoded, inputs.source))
     return _scale(model, decoded)
 
 
@@ -175,7 +175,7 @@ def _compute_stage(model: T5Model, stage: Stage, inputs: FlatInputs, ops: Ops, o
         stage.send(x)
         return x.new_zeros(0)
     y = received[1] if within_decoder else embed(model.shared.weight, decoder_ids, tied_gradient)
-    y = run_stack(model.decoder, y, inputs.target, ops, Memory.cast(x, inputs.source), stage.decoder)
+    y = run_stack(model.decoder, y, inputs.target, ops, EncoderOutput.cast(x, inputs.source), stage.decoder)
     if not stage.is_last:
         stage.send(x, y)
         return x.new_zeros(0)
@@ -231,7 +231,7 @@ def run_stack(
     x: Tensor,
     bounds: SequenceBounds,
     ops: Ops,
-    memory: Memory | None = None,
+    memory: EncoderOutput | None = None,
     numbers: range | None = None,
 ) -> Tensor:
     """Run the encoder, or the decoder with a memory, on embedded tokens: [N, d] -> [N, d].
@@ -273,7 +273,7 @@ def _build_bias_table(attention: T5Attention, longest: int, ops: Ops) -> Tensor:
 
 
 def _run_block(
-    block: T5Block, x: Tensor, bounds: SequenceBounds, table: Tensor | None, memory: Memory | None, ops: Ops
+    block: T5Block, x: Tensor, bounds: SequenceBounds, table: Tensor | None, memory: EncoderOutput | None, ops: Ops
 ) -> Tensor:
     x = apply_self_attention(block.layer[0], x, bounds, table, ops, causal=memory is not None)
     if memory is not None:
@@ -293,7 +293,7 @@ def apply_self_attention(
     return ops.end_branch(x, ops.project(out.flatten(1), module.o), layer.dropout)
 
 
-def apply_cross_attention(layer: T5Layer, x: Tensor, bounds: SequenceBounds, memory: Memory, ops: Ops) -> Tensor:
+def apply_cross_attention(layer: T5Layer, x: Tensor, bounds: SequenceBounds, memory: EncoderOutput, ops: Ops) -> Tensor:
     """x + dropout(o(attention(q of norm(x), k and v of the encoder's output)))."""
     module = layer.EncDecAttention
     x, normed = ops.begin_branch(x, layer.layer_norm)
@@ -308,5 +308,5 @@ def apply_feed_forward(layer: T5Layer, x: Tensor, act: str, ops: Ops) -> Tensor:
     x, normed = ops.begin_branch(x, layer.layer_norm)
     gated = is_gated(dense)
     wide = (dense.wi_0, dense.wi_1) if gated else (dense.wi,)
-    inner = ops.activate(dense, ops.project(normed, *wide), act, gated=gated)
+    inner = ops.apply_activation(dense, ops.project(normed, *wide), act, gated=gated)
     return ops.end_branch(x, ops.project(inner, dense.wo), layer.dropout)

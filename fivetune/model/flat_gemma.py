@@ -18,7 +18,7 @@ from fivetune.model.family import ACTIVATIONS, get_logit_cap
 from fivetune.model.layers import is_plain_linear
 from fivetune.model.loss import TiedGradient, compute_head_losses, embed
 from fivetune.model.objective import Objective
-from fivetune.model.ops import FlatInputs, Memory, Ops
+from fivetune.model.ops import EncoderOutput, FlatInputs, Ops
 
 if TYPE_CHECKING:
     from fivetune.model.modules import T5Model
@@ -51,7 +51,7 @@ def compute_gemma_losses(model: T5Model, inputs: FlatInputs, ops: Ops, objective
     order = _order_keys(source, target) if has_merged_attention(decoder) else None
     tied_gradient = TiedGradient()
     y = _embed(decoder, decoder_ids, tied_gradient)
-    decoded = _run_stack(decoder, y, target, ops, Memory(encoded, source, order))
+    decoded = _run_stack(decoder, y, target, ops, EncoderOutput(encoded, source, order))
     head = model.get_output_embeddings().weight
     return compute_head_losses(
         decoded,
@@ -90,7 +90,7 @@ def _order_keys(source: SequenceBounds, target: SequenceBounds) -> Tensor:
     return torch.cat(owners).argsort(stable=True)
 
 
-def _run_stack(stack: Any, x: Tensor, bounds: SequenceBounds, ops: Ops, memory: Memory | None = None) -> Tensor:
+def _run_stack(stack: Any, x: Tensor, bounds: SequenceBounds, ops: Ops, memory: EncoderOutput | None = None) -> Tensor:
     x = ops.drop(x, stack.dropout)
     rotations = _compute_rotations(stack, x, bounds)
     window = _build_window(stack, bounds)
@@ -140,7 +140,7 @@ def _run_layer(
     bounds: SequenceBounds,
     rotation: Rotation,
     table: Tensor | None,
-    memory: Memory | None,
+    memory: EncoderOutput | None,
     ops: Ops,
 ) -> Tensor:
     """A layer of the encoder, or of a decoder, which has a memory."""
@@ -166,7 +166,7 @@ def _apply_self_attention(
     return _add_branch(layer, x, layer.post_self_attn_layernorm, out, ops)
 
 
-def _apply_cross_attention(layer: Any, x: Tensor, bounds: SequenceBounds, memory: Memory, ops: Ops) -> Tensor:
+def _apply_cross_attention(layer: Any, x: Tensor, bounds: SequenceBounds, memory: EncoderOutput, ops: Ops) -> Tensor:
     """x + dropout(norm(o(attention(q of norm(x), k and v of the encoder's output))))."""
     module = layer.cross_attn
     normed = _normalize(layer.pre_cross_attn_layernorm, x, ops)
@@ -177,7 +177,7 @@ def _apply_cross_attention(layer: Any, x: Tensor, bounds: SequenceBounds, memory
 
 
 def _apply_merged_attention(
-    layer: Any, x: Tensor, bounds: SequenceBounds, rotation: Rotation, memory: Memory, order: Tensor, ops: Ops
+    layer: Any, x: Tensor, bounds: SequenceBounds, rotation: Rotation, memory: EncoderOutput, order: Tensor, ops: Ops
 ) -> Tensor:
     """Self-attention and cross-attention in one: the keys of a sequence are its input's, then its own, rotated."""
     module, source = layer.self_attn, memory.bounds
@@ -201,7 +201,7 @@ def _apply_feed_forward(layer: Any, x: Tensor, ops: Ops) -> Tensor:
     dense = layer.mlp
     normed = _normalize(layer.pre_feedforward_layernorm, x, ops)
     inner = ops.project(normed, dense.gate_proj, dense.up_proj)
-    inner = ops.activate(dense, inner, dense.config.hidden_activation, gated=True)
+    inner = ops.apply_activation(dense, inner, dense.config.hidden_activation, gated=True)
     return _add_branch(layer, x, layer.post_feedforward_layernorm, ops.project(inner, dense.down_proj), ops)
 
 

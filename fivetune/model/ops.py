@@ -56,7 +56,7 @@ class FlatInputs:
         return encoder, decoder
 
 
-class Memory(NamedTuple):  # in a tuple, FSDP2 finds the tensor whose gradient a block's backward pass ends with
+class EncoderOutput(NamedTuple):  # in a tuple, FSDP2 finds the tensor whose gradient a block's backward pass ends with
     """What a decoder attends to besides its own tokens.
 
     Args:
@@ -70,7 +70,7 @@ class Memory(NamedTuple):  # in a tuple, FSDP2 finds the tensor whose gradient a
     order: Tensor | None = None
 
     @classmethod
-    def cast(cls, states: Tensor, bounds: SequenceBounds) -> Memory:
+    def cast(cls, states: Tensor, bounds: SequenceBounds) -> EncoderOutput:
         """The memory of states in any dtype; the encoder's last norm has cast them, a pipeline stage receives fp32."""
         return cls(states.to(get_matmul_dtype(states.device)), bounds)
 
@@ -118,7 +118,7 @@ class Ops:
         parts = self.project(x, *linears).view(len(x), len(linears), -1, size)
         return SplitProjections.apply(parts) if needs_attention_kernel(x) else parts.unbind(1)
 
-    def activate(self, dense: Any, x: Tensor, act: str, *, gated: bool) -> Tensor:
+    def apply_activation(self, dense: Any, x: Tensor, act: str, *, gated: bool) -> Tensor:
         """dropout(act(x)); of a gated layer dropout(act(a) * b) of x = [a, b]. Overwrites x."""
         rate = _get_rate(dense.dropout)
         with draw_own_masks(dense):
@@ -148,7 +148,7 @@ class Ops:
         with draw_own_masks(module):
             return attend(q, k, v, queries, keys, dropout=rate, **options)
 
-    def attend_memory(self, module: T5Attention, q: Tensor, queries: SequenceBounds, memory: Memory) -> Tensor:
+    def attend_memory(self, module: T5Attention, q: Tensor, queries: SequenceBounds, memory: EncoderOutput) -> Tensor:
         """Attention to the encoder's output in the cheaper of two orders: [Nq, H, D] -> [Nq, H, D].
 
         q (M W^T)^T = (q W) M^T: either keys and values are computed, or the queries are projected into the encoder's

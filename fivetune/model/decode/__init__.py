@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fivetune.data.store.batch import collate, pad
 from fivetune.data.store.token_store import TokenStore
@@ -19,8 +20,9 @@ from fivetune.distributed.sharding import call_gathered, is_gathered_by_call
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.model.attention import explain_unsupported_device
 from fivetune.model.decode.beam import run_beam_search
+from fivetune.model.decode.encoder import CPU_TOKENS
 from fivetune.model.decode.greedy import GreedySearch
-from fivetune.model.decode.labels import GivenScores, score_given
+from fivetune.model.decode.labels import score_given
 from fivetune.model.decode.logits import LogitsProcessor
 from fivetune.model.decode.padded import PaddedDecoder
 from fivetune.model.decode.records import Decoding, GeneratedAnswer, Hypothesis
@@ -45,9 +47,6 @@ __all__ = [
     "group_by_length",
     "to_text",
 ]
-
-_Scored = tuple[int, dict[str, Any]]
-"""A row, and the scores of its given sequences."""
 
 
 class GenerateAnswers(Protocol):
@@ -99,9 +98,9 @@ def generate(
     """Yield the answers for `rows` of a store as they end. The encoder runs once per example.
 
     Args:
-        autocast: returns a new autocast context.
-        world: the ranks that generate at the same time. If the weights are gathered for each computation, all of them
-            run the same number of rounds and steps; those without rows repeat the store's first row, unused.
+        autocast: function that returns a new autocast context.
+        world: ranks that generate at the same time. If the weights are gathered for each computation, all ranks run the
+            same number of rounds and steps; a rank without rows repeats the store's first row, unused.
     """
     together = world if is_gathered_by_call(model) else SINGLE_PROCESS
     was_training = model.training
@@ -112,18 +111,21 @@ def generate(
         queue = deque(chosen[order].tolist())
         if not together.all_reduce_max(len(queue)):
             return
-        rules = LogitsProcessor(decoding, model.config.eos_token_id, device)
         max_steps = _find_max_steps(store, chosen if len(chosen) else np.zeros(1, np.int64), decoding)
         is_flat = _has_flat_forward(model) and not explain_slow_decoding(model, device, autocast)
-        kind = Decoder if is_flat else PaddedDecoder
-        attach = nullcontext if kind is PaddedDecoder else keep_weights(model, device, autocast)
+        attach = keep_weights(model, device, autocast) if is_flat else nullcontext
         with autocast(), attach():
-            decoder = kind(model, num_beams=decoding.num_beams, max_steps=max_steps, together=together)
-        search: GreedySearch[_Scored] = GreedySearch(decoder, decoding.batch_size, decoding, rules)
+            if is_flat:
+                # Ranks that gather weights together must run the same number of passes.
+                max_tokens = CPU_TOKENS if device == "cpu" and together.size == 1 else None
+                decoder = Decoder(model, num_beams=decoding.num_beams, max_steps=max_steps, max_tokens=max_tokens)
+            else:
+                decoder = PaddedDecoder(model, num_beams=decoding.num_beams)
+        search = GreedySearch(decoder, decoding, LogitsProcessor(decoding, model.config.eos_token_id, device))
         while together.all_reduce_max(len(queue) + search.num_running):
             taken = [queue.popleft() for _ in range(min(search.num_wanted, len(queue)))]
             with autocast(), attach():
-                found = call_gathered(model, _run_round, decoder, search, store, taken, decoding, rules, bool(queue))
+                found = call_gathered(model, _run_round, search, store, taken, together, bool(queue))
             yield from found  # outside of autocast, which would apply to the caller too
     finally:
         model.train(was_training)
@@ -150,16 +152,15 @@ def _find_max_steps(store: TokenStore, rows: np.ndarray, decoding: Decoding) -> 
 
 
 def _run_round(
-    model: T5Model,
-    decoder: Decoder | PaddedDecoder,
-    search: GreedySearch[_Scored],
-    store: TokenStore,
-    rows: list[int],
-    decoding: Decoding,
-    rules: LogitsProcessor,
-    has_more: bool,
+    model: T5Model, search: GreedySearch, store: TokenStore, rows: list[int], together: World, has_more: bool
 ) -> list[GeneratedAnswer]:
-    """Encode some rows, and return the answers that have ended since: with greedy search also those of other rows."""
+    """Encode rows of a store, and return the answers that have ended: with greedy search also those of earlier rounds.
+
+    Args:
+        rows: rows to begin with; a rank without any encodes the store's first row, unused.
+        has_more: whether rows of this rank wait for a later round.
+    """
+    decoder, decoding, rules = search.decoder, search.decoding, search.rules
     batch = collate(store, rows or [0])
     inputs = batch.input_ids.to(decoder.device), batch.cu_seqlens_src.diff().tolist()
     memory = decoder.encode(*add_flat_prompt(model, *inputs))
@@ -167,27 +168,32 @@ def _run_round(
     given = score_given(decoder, memory, targets, decoding, rules)
     scored = list(zip(rows, _split_by_row(given, len(rows)), strict=True))
     if decoding.label_ids:
-        ended = zip(scored, _choose_labels(given, decoding), strict=bool(rows))
+        ended = zip(scored, _choose_labels(given["label_logprobs"], decoding), strict=bool(rows))
     elif decoding.num_beams > 1:
-        ended = zip(scored, run_beam_search(decoder, memory, decoding, rules), strict=bool(rows))
+        ended = zip(scored, run_beam_search(decoder, memory, decoding, rules, together), strict=bool(rows))
     else:
         search.fill_slots(memory, scored)
-        ended = ((key, [one]) for key, one in search.write_answers(has_more=has_more))
+        ended = ((key, [answer]) for key, answer in search.write_answers(together, has_more=has_more))
     return [_build_answer(row, hypotheses, scores, decoding) for (row, scores), hypotheses in ended]
 
 
-def _choose_labels(given: GivenScores, decoding: Decoding) -> list[list[Hypothesis]]:
+def _choose_labels(label_logprobs: Tensor, decoding: Decoding) -> list[list[Hypothesis]]:
     """Choose the most probable label of every row."""
-    assert given.label_logprobs is not None
-    logprobs, best = given.label_logprobs.max(1)
-    chosen = [decoding.label_ids[i] for i in best.tolist()]
-    return [[Hypothesis(list(ids[:-1]), False, p, len(ids))] for ids, p in zip(chosen, logprobs.tolist(), strict=True)]
+    chosen: list[list[Hypothesis]] = []
+    logprobs, best = label_logprobs.max(1)
+    for number, logprob in zip(best.tolist(), logprobs.tolist(), strict=True):
+        ids = decoding.label_ids[number]
+        chosen.append([Hypothesis(list(ids[:-1]), False, logprob, len(ids))])
+    return chosen
 
 
-def _split_by_row(given: GivenScores, num_rows: int) -> list[dict[str, Any]]:
-    """Split `given` into the fields of GeneratedAnswer, one table per row."""
-    columns = {name: value.tolist() for name in GivenScores.__slots__ if (value := getattr(given, name)) is not None}
-    return [{name: column[i] for name, column in columns.items()} for i in range(num_rows)]
+def _split_by_row(scores: dict[str, Tensor], num_rows: int) -> list[dict[str, Any]]:
+    """Split scores of [B, ...] by row; a rank without rows has scores of the row that it repeats."""
+    rows: list[dict[str, Any]] = [{} for _ in range(num_rows)]
+    for name, column in scores.items():
+        for row, value in zip(rows, column.tolist(), strict=False):
+            row[name] = value
+    return rows
 
 
 def _build_answer(
@@ -196,13 +202,14 @@ def _build_answer(
     best = hypotheses[0]
     if "label_logprobs" in scores:
         scores["label_logprobs"] = tuple(scores["label_logprobs"])
+    candidates = [(one.token_ids, one.logprob) for one in hypotheses] if decoding.num_beams > 1 else []
     return GeneratedAnswer(
-        row=row,
-        token_ids=best.token_ids,
-        hit_cap=best.hit_cap,
-        logprob=best.logprob,
-        num_scored_tokens=best.num_scored_tokens,
-        candidates=tuple((one.token_ids, one.logprob) for one in hypotheses) if decoding.num_beams > 1 else (),
+        row,
+        best.token_ids,
+        best.hit_cap,
+        best.logprob,
+        best.num_scored_tokens,
+        candidates=tuple(candidates),
         **scores,
     )
 

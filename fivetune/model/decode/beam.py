@@ -7,16 +7,17 @@ reordered: a hypothesis records its cache place at every step.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from functools import partial
 
 import torch
 from torch import Tensor
 
+from fivetune.distributed.world import World
+from fivetune.model.decode.cache import RowCompactor
 from fivetune.model.decode.encoder import EncodedInputs
 from fivetune.model.decode.logits import LogitsProcessor
 from fivetune.model.decode.padded import PaddedDecoder
 from fivetune.model.decode.records import Decoding, Hypothesis
-from fivetune.model.decode.steps import Decoder, RowCompactor
+from fivetune.model.decode.steps import Decoder, Rank
 
 NEVER = -1e9  # transformers adds this to the score of a hypothesis that must not be chosen
 
@@ -71,9 +72,13 @@ class _BeamState:
 
 
 def run_beam_search(
-    decoder: Decoder | PaddedDecoder, memory: EncodedInputs, decoding: Decoding, rules: LogitsProcessor
+    decoder: Decoder | PaddedDecoder, memory: EncodedInputs, decoding: Decoding, rules: LogitsProcessor, together: World
 ) -> list[list[Hypothesis]]:
-    """Return the `num_candidates` best hypotheses of every example, best first."""
+    """Return the `num_candidates` best hypotheses of every example, best first.
+
+    Args:
+        together: ranks that take the same number of steps; a rank without examples takes part in all of them.
+    """
     cap, config = decoding.max_new_tokens, decoder.config
     num_rows = len(memory.lengths)
     decoder.start(memory)
@@ -82,7 +87,7 @@ def run_beam_search(
     for step in range(cap):
         ages = [step] * max(1, len(state.rows))
         hidden = decoder.step(state.tokens[:, :, step], ages, state.slots[:, :, : step + 1])
-        rank = partial(_rank_tokens, rules=rules, step=step, written=state.tokens[:, :, : step + 1])
+        rank = _build_rank(rules, step, state.tokens[:, :, : step + 1])
         log_probs = rank(decoder.compute_logits(hidden, rank))
         _extend_hypotheses(state, log_probs, step, decoding, config.eos_token_id)
         done = ~state.improvable
@@ -95,14 +100,18 @@ def run_beam_search(
             move = RowCompactor(~done)
             decoder.drop_finished(move)
             state.drop_finished(move)
-        if not decoder.find_most_urgent(len(state.rows)):
+        if not together.all_reduce_max(len(state.rows)):
             break
     return [found[row] for row in range(num_rows)]
 
 
-def _rank_tokens(logits: Tensor, *, rules: LogitsProcessor, step: int, written: Tensor) -> Tensor:
+def _build_rank(rules: LogitsProcessor, step: int, written: Tensor) -> Rank:
     """The log p by which search chooses; transformers applies the rules to log p here."""
-    return rules.apply(logits.log_softmax(-1), step, lambda: written)
+
+    def rank(logits: Tensor) -> Tensor:
+        return rules.apply(logits.log_softmax(-1), step, written)
+
+    return rank
 
 
 def _extend_hypotheses(state: _BeamState, log_probs: Tensor, step: int, decoding: Decoding, eos: int) -> None:

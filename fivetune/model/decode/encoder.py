@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fivetune.distributed.pipeline import Stage
+from fivetune.distributed.pipeline import find_stage
 from fivetune.model.attention import SequenceBounds
 from fivetune.model.flat import run_stack
 from fivetune.model.ops import Ops
 from fivetune.model.precision import get_matmul_dtype
 
 if TYPE_CHECKING:
-    from fivetune.model.modules import T5Stack
+    from fivetune.model.modules import T5Model
 
 CPU_TOKENS = 2_048  # tokens per pass, whose activations stay in the CPU's cache
 
@@ -30,7 +30,7 @@ class EncodedInputs:
 
     Args:
         states: [B, S, d], the encoder's output, padded; padding is finite.
-        lengths: real tokens of each of the B inputs.
+        lengths: number of real tokens of each of the B inputs.
     """
 
     states: Tensor
@@ -40,6 +40,13 @@ class EncodedInputs:
         """The mask of real tokens, [B, S]."""
         lengths = torch.tensor(self.lengths, device=self.states.device)
         return torch.arange(self.states.shape[1], device=self.states.device) < lengths[:, None]
+
+    def build_mask_bias(self) -> Tensor | None:
+        """What is added to attention scores: -inf at padding, [B, 1, S]; None if nothing is padded."""
+        if min(self.lengths) == self.states.shape[1]:
+            return None
+        zeros = torch.zeros(self.states.shape[:2], dtype=self.states.dtype, device=self.states.device)
+        return zeros.masked_fill_(~self.build_mask(), -torch.inf)[:, None]
 
 
 def iter_row_slices(lengths: Sequence[int], max_tokens: int | None) -> Iterator[tuple[int, int]]:
@@ -60,43 +67,34 @@ def iter_row_slices(lengths: Sequence[int], max_tokens: int | None) -> Iterator[
         yield first, len(lengths)
 
 
-def encode_inputs(
-    stack: T5Stack,
-    ids: Tensor,
-    lengths: list[int],
-    width: int,
-    stage: Stage | None = None,
-    *,
-    max_tokens: int | None = None,
-) -> EncodedInputs:
+def encode_inputs(model: T5Model, ids: Tensor, lengths: list[int], *, max_tokens: int | None = None) -> EncodedInputs:
     """Compute the encoder's output for flat inputs, in the dtype of matrix products.
 
     Args:
-        stack: encoder of a T5, mT5 or umT5 model of transformers.
+        model: T5, mT5 or umT5 model; of a pipeline stage, the states are the output of its last block, or those that it
+            receives if it has no block of the encoder.
         ids: [N], the concatenated inputs.
-        lengths: tokens of each input; they sum to N.
-        width: d, of the model.
-        stage: of a pipeline; the states are those of its last block, or those received if it has none.
-        max_tokens: per pass of the encoder; None: one pass for all.
+        lengths: number of tokens of each input; their sum is N.
+        max_tokens: tokens per pass of the encoder; None: one pass for all.
     """
-    longest = max(lengths)
+    longest, width = max(lengths), model.config.d_model
     states = torch.zeros(len(lengths), longest, width, dtype=get_matmul_dtype(ids.device), device=ids.device)
     begin = 0
     for first, end in iter_row_slices(lengths, max_tokens):
+        rows = range(first, end)
         size = sum(lengths[first:end])
-        hidden = _encode_flat(stack, ids[begin : begin + size], lengths[first:end], width, stage)
-        places = torch.cat(
-            [torch.arange(length) + (first + i) * longest for i, length in enumerate(lengths[first:end])]
-        )
+        hidden = _encode_flat(model, ids[begin : begin + size], lengths[first:end])
+        places = torch.cat([torch.arange(lengths[row]) + row * longest for row in rows])
         states.view(-1, width)[places.to(ids.device)] = hidden.to(states.dtype)
         begin += size
     return EncodedInputs(states, lengths)
 
 
-def _encode_flat(stack: T5Stack, ids: Tensor, lengths: list[int], width: int, stage: Stage | None) -> Tensor:
+def _encode_flat(model: T5Model, ids: Tensor, lengths: list[int]) -> Tensor:
     """The encoder's output of flat tokens, [N] -> [N, d]; of a pipeline stage, the output of its last block."""
+    stage, stack = find_stage(model), model.encoder
     if stage and not stage.is_first:
-        (hidden,) = stage.receive((len(ids), width))
+        (hidden,) = stage.receive((len(ids), model.config.d_model))
     else:
         hidden = stack.embed_tokens(ids).float()  # gathered weights may be in bf16
     if stage is None or stage.encoder:

@@ -5,37 +5,28 @@ In: a decoder, and inputs that it has encoded. Out: one Hypothesis per input, as
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Generic, TypeVar
-
 import torch
 from torch import Tensor
 
+from fivetune.distributed.world import World
+from fivetune.model.decode.cache import RowCompactor
 from fivetune.model.decode.encoder import EncodedInputs
 from fivetune.model.decode.logits import LogitsProcessor
 from fivetune.model.decode.padded import PaddedDecoder
-from fivetune.model.decode.records import Decoding, Hypothesis
-from fivetune.model.decode.steps import Decoder, RowCompactor
+from fivetune.model.decode.records import Decoding, Hypothesis, ScoredRow
+from fivetune.model.decode.steps import Decoder
 
 MIN_FREE_SHARE = 1 / 8  # share of free slots at which they are filled again, or removed
-DONE, RUNNING, HUNGRY = range(3)  # what a rank needs: nothing, more steps, more inputs
-
-Key = TypeVar("Key")
+DONE, RUNNING, HUNGRY = range(3)  # needs of a rank by urgency: nothing, more steps, more inputs
 
 
-class GreedySearch(Generic[Key]):
-    """Slots with unfinished answers, each with the caller's key of its input.
+class GreedySearch:
+    """At most `decoding.batch_size` slots with unfinished answers, each with the row of its input."""
 
-    Args:
-        num_slots: most answers that are written at the same time.
-    """
-
-    def __init__(
-        self, decoder: Decoder | PaddedDecoder, num_slots: int, decoding: Decoding, rules: LogitsProcessor
-    ) -> None:
-        self._decoder, self._rules, self._num_slots = decoder, rules, num_slots
+    def __init__(self, decoder: Decoder | PaddedDecoder, decoding: Decoding, rules: LogitsProcessor) -> None:
+        self.decoder, self.decoding, self.rules = decoder, decoding, rules
         self._cap, self._eos = decoding.max_new_tokens, decoder.config.eos_token_id
-        self._keys: list[Key | None] = []  # of each slot; None where it is free
+        self._keys: list[ScoredRow | None] = []  # row of each slot; None where the slot is free
         self._ages: list[int] = []
         self._written = self._logprobs = torch.empty(0)  # [slots, cap + 1] with the start token, [slots]
 
@@ -46,35 +37,36 @@ class GreedySearch(Generic[Key]):
     @property
     def num_wanted(self) -> int:
         """How many inputs the next call of `fill_slots` takes at most."""
-        return len(self._keys) - self.num_running if self.num_running else self._num_slots
+        return len(self._keys) - self.num_running if self.num_running else self.decoding.batch_size
 
-    def fill_slots(self, memory: EncodedInputs, keys: list[Key]) -> None:
-        """Begin the answers to encoded inputs; without keys, these only occupy a slot of a rank that has no inputs."""
-        start = self._decoder.config.decoder_start_token_id
+    def fill_slots(self, memory: EncodedInputs, keys: list[ScoredRow]) -> None:
+        """Begin the answers to encoded inputs; without keys, these only occupy a slot of a rank that has no rows."""
+        start = self.decoder.config.decoder_start_token_id
         if not self.num_running and (keys or not self._keys):
-            self._decoder.start(memory)
-            rows, device = len(memory.lengths), self._decoder.device
+            self.decoder.start(memory)
+            rows, device = len(memory.lengths), self.decoder.device
             self._keys, self._ages = [*keys, *[None] * (rows - len(keys))], [0] * rows
             self._written = torch.full((rows, self._cap + 1), start, device=device)
             self._logprobs = torch.zeros(rows, device=device)
         elif keys:
-            assert isinstance(self._decoder, Decoder), "only its slots can be filled while others run"
+            assert isinstance(self.decoder, Decoder), "only its slots can be filled while others run"
             slots = [slot for slot, key in enumerate(self._keys) if key is None][: len(keys)]
-            self._decoder.fill_slots(slots, memory)
+            self.decoder.fill_slots(slots, memory)
             for slot, key in zip(slots, keys, strict=True):
                 self._keys[slot] = key
             self._written[slots], self._logprobs[slots] = start, 0.0
 
-    def write_answers(self, *, has_more: bool) -> list[tuple[Key, Hypothesis]]:
+    def write_answers(self, together: World, *, has_more: bool) -> list[tuple[ScoredRow, Hypothesis]]:
         """Write tokens until slots are free for inputs that wait, on any rank, or all answers have ended.
 
         Args:
+            together: ranks that take the same number of steps; a rank without answers takes part in all of them.
             has_more: whether inputs of this rank wait.
 
-        Returns: key and answer of every input that has ended.
+        Returns: row and answer of every input that has ended.
         """
-        refills = has_more and self._decoder.can_refill
-        found: list[tuple[Key, Hypothesis]] = []
+        refills = has_more and self.decoder.can_refill
+        found: list[tuple[ScoredRow, Hypothesis]] = []
         while True:
             found += self._write_token()
             num_free = len(self._keys) - self.num_running
@@ -82,46 +74,46 @@ class GreedySearch(Generic[Key]):
             need = RUNNING if self.num_running else DONE
             if has_more and ((refills and is_time) or not self.num_running):
                 need = HUNGRY
-            if self._decoder.find_most_urgent(need) != RUNNING:
+            if together.all_reduce_max(need) != RUNNING:
                 return found
             if is_time and not refills and self.num_running:
                 self._remove_free_slots()
 
-    def _write_token(self) -> list[tuple[Key, Hypothesis]]:
-        """Write one token of every answer; returns those that have ended."""
-        ages = torch.tensor(self._ages, device=self._decoder.device)
-        last = self._written.gather(1, ages[:, None])
-        # Unwritten places hold the start token, which is the first of every answer.
-        rank = partial(self._rules.apply, step=ages, written=lambda: self._written[:, : max(self._ages) + 1])
-        scores = rank(self._decoder.compute_logits(self._decoder.step(last, self._ages)[:, 0], rank))
+    def _write_token(self) -> list[tuple[ScoredRow, Hypothesis]]:
+        """Write one token of every answer; returns those that have ended, whose slots are free."""
+        ages = torch.tensor(self._ages, device=self.decoder.device)
+        written = self._written[:, : max(self._ages) + 1]  # unwritten places hold the start token, the first of all
+
+        def rank(logits: Tensor) -> Tensor:
+            return self.rules.apply(logits, ages, written)
+
+        hidden = self.decoder.step(written.gather(1, ages[:, None]), self._ages)
+        scores = rank(self.decoder.compute_logits(hidden[:, 0], rank))
         best, ids = scores.max(-1)
         self._logprobs += _compute_logprobs(scores, best)
         self._written.scatter_(1, ages[:, None] + 1, ids[:, None])
-        ended = []
+        ended: list[int] = []
         for slot, token in enumerate(ids.tolist()):
             if self._keys[slot] is None:
                 continue
             self._ages[slot] += 1
             if token == self._eos or self._ages[slot] == self._cap:
                 ended.append(slot)
-        return self._collect(ended)
-
-    def _collect(self, slots: list[int]) -> list[tuple[Key, Hypothesis]]:
-        """Take the answers out of their slots."""
-        found = []
-        written, logprobs = self._written[slots].tolist(), self._logprobs[slots].tolist()
-        for slot, ids, logprob in zip(slots, written, logprobs, strict=True):
+        found: list[tuple[ScoredRow, Hypothesis]] = []
+        answers = zip(ended, self._written[ended].tolist(), self._logprobs[ended].tolist(), strict=True)
+        for slot, tokens, logprob in answers:
             key = self._keys[slot]
             assert key is not None
-            found.append((key, _truncate_at_end(ids[1 : self._ages[slot] + 1], logprob, self._eos)))
+            found.append((key, _truncate_at_end(tokens[1 : self._ages[slot] + 1], logprob, self._eos)))
             self._keys[slot], self._ages[slot] = None, 0
         return found
 
     def _remove_free_slots(self) -> None:
-        move = RowCompactor(torch.tensor([key is not None for key in self._keys], device=self._decoder.device))
-        order = move(torch.arange(len(self._keys), device=self._decoder.device)).tolist()
-        self._decoder.drop_finished(move)
-        self._keys, self._ages = [self._keys[slot] for slot in order], [self._ages[slot] for slot in order]
+        move = RowCompactor(torch.tensor([key is not None for key in self._keys], device=self.decoder.device))
+        order = move(torch.arange(len(self._keys), device=self.decoder.device)).tolist()
+        self.decoder.drop_finished(move)
+        self._keys = [self._keys[slot] for slot in order]
+        self._ages = [self._ages[slot] for slot in order]
         self._written, self._logprobs = move(self._written), move(self._logprobs)
 
 

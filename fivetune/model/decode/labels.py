@@ -7,7 +7,6 @@ start -> yes -> end         The sequences of a row form a tree from the start to
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,45 +20,35 @@ from fivetune.model.decode.steps import Decoder
 CHUNK = 512  # positions per pass of the head
 
 
-@dataclass(frozen=True, slots=True)
-class GivenScores:
-    """Scores of given sequences, for B rows; None for scores that were not requested.
-
-    Args:
-        target_loss, target_correct: [B] fp32 and bool.
-        phrase_loss: [B] fp32.
-        label_logprobs, left_label_set: [B, labels] fp32 and [B] bool.
-    """
-
-    target_loss: Tensor | None = None
-    target_correct: Tensor | None = None
-    phrase_loss: Tensor | None = None
-    label_logprobs: Tensor | None = None
-    left_label_set: Tensor | None = None
-
-
 def score_given(
     decoder: Decoder | PaddedDecoder, memory: EncodedInputs, targets: Tensor, decoding: Decoding, rules: LogitsProcessor
-) -> GivenScores:
+) -> dict[str, Tensor]:
     """Score targets ([B, T], negative after their ends), phrase and labels, as requested by `decoding`.
 
     Args:
-        memory: the B encoded inputs.
+        memory: B encoded inputs.
+
+    Returns: the requested scores by fields of GeneratedAnswer: target_loss, phrase_loss [B] fp32, target_correct,
+        left_label_set [B] bool, label_logprobs [B, labels] fp32.
     """
     tree = LabelTree(len(targets), decoder.config.decoder_start_token_id)
     target = tree.add_rows(targets) if decoding.score_targets else []
     phrase = tree.add_sequence(decoding.phrase_ids)
     labels = [tree.add_sequence(ids) for ids in decoding.label_ids]
+    scores: dict[str, Tensor] = {}
     if not (target or phrase or labels):
-        return GivenScores()
+        return scores
     nats, is_best = tree.score_edges(decoder, memory, rules)
-    return GivenScores(
-        nats[:, target].sum(1) if target else None,
-        is_best[:, target].all(1) if target else None,
-        nats[:, phrase].sum(1) if phrase else None,
-        torch.stack([-nats[:, edges].sum(1) for edges in labels], 1) if labels else None,
-        ~torch.stack([is_best[:, edges].all(1) for edges in labels], 1).any(1) if labels else None,
-    )
+    if target:
+        scores["target_loss"] = nats[:, target].sum(1)
+        scores["target_correct"] = is_best[:, target].all(1)
+    if phrase:
+        scores["phrase_loss"] = nats[:, phrase].sum(1)
+    if labels:
+        scores["label_logprobs"] = torch.stack([-nats[:, edges].sum(1) for edges in labels], 1)
+        is_written = torch.stack([is_best[:, edges].all(1) for edges in labels], 1)
+        scores["left_label_set"] = ~is_written.any(1)
+    return scores
 
 
 class LabelTree:
@@ -87,22 +76,22 @@ class LabelTree:
     def add_sequence(self, tokens: Sequence[int]) -> list[int]:
         """Add a sequence shared by all rows. Returns: its edges, columns of `score_edges`."""
         edges, node = [], 0
-        for i, token in enumerate(tokens):
+        for token in tokens:
+            if edges:
+                node = self._get_child(edges[-1])
             edge = self._known.get((node, token))
             if edge is None:
                 edge = self._known[node, token] = self._add_edge(node, torch.full((self._num_rows,), token))
             edges.append(edge)
-            if i + 1 < len(tokens):
-                node = self._get_child(edge)
         return edges
 
     def add_rows(self, tokens: Tensor) -> list[int]:
         """Add one sequence per row: [B, T], negative after its end. Returns: its edges."""
         edges, node = [], 0
-        for i in range(tokens.shape[1]):
-            edges.append(self._add_edge(node, tokens[:, i].clamp_min(-1)))
-            if i + 1 < tokens.shape[1]:
+        for column in tokens.clamp_min(-1).unbind(1):
+            if edges:
                 node = self._get_child(edges[-1])
+            edges.append(self._add_edge(node, column))
         return edges
 
     def _add_edge(self, node: int, tokens: Tensor) -> int:
@@ -120,14 +109,32 @@ class LabelTree:
     def score_edges(
         self, decoder: Decoder | PaddedDecoder, memory: EncodedInputs, rules: LogitsProcessor
     ) -> tuple[Tensor, Tensor]:
-        """Compute -log p of every edge, [B, E] fp32, and whether greedy search would choose it, [B, E] bool."""
+        """Compute -log p of every edge, [B, E] fp32, and whether greedy search would choose it, [B, E] bool.
+
+        Padding (-1) has loss 0 and counts as chosen.
+        """
         device = decoder.device
         depth, visible = self._compute_layout()
         ids = torch.stack(self._ids, 1).to(device)
         hidden = decoder.run_tree(memory, ids, depth.to(device), visible.to(device))
         nodes = torch.tensor([node for node, _ in self._edges], device=device)
         tokens = torch.stack([tokens for _, tokens in self._edges], 1).to(device)
-        return _score_edges(decoder, rules, hidden, nodes, tokens)
+        real = tokens >= 0
+        # The head skips nodes that are followed by padding only.
+        used = torch.zeros(hidden.shape[:2], dtype=torch.bool, device=device)
+        rows, edges = real.nonzero(as_tuple=True)
+        used[rows, nodes[edges]] = True
+        position = (used.flatten().cumsum(0) - 1).view_as(used)[:, nodes]  # [B, E], of the node among those used
+        chosen = hidden[used]
+        nats = torch.zeros(tokens.shape, device=device)
+        is_best = torch.ones_like(real)
+        for first in range(0, len(chosen), CHUNK):
+            logits = decoder.compute_logits(chosen[first : first + CHUNK], rules.suppress)
+            here = real & (position >= first) & (position < first + CHUNK)
+            row, token = position[here] - first, tokens[here]
+            nats[here] = -logits.log_softmax(-1)[row, token]
+            is_best[here] = rules.suppress(logits).argmax(-1)[row] == token
+        return nats, is_best
 
     def _compute_layout(self) -> tuple[Tensor, Tensor]:
         """Depth of every node, [N], and the attention mask between nodes, [N, N]: ancestors and itself."""
@@ -136,27 +143,3 @@ class LabelTree:
             if parent >= 0:
                 visible[node] |= visible[parent]
         return visible.sum(1) - 1, visible
-
-
-def _score_edges(
-    decoder: Decoder | PaddedDecoder, rules: LogitsProcessor, hidden: Tensor, nodes: Tensor, tokens: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Compute -log p of tokens [B, E] after the nodes [E] of hidden [B, N, d], and whether each is the argmax.
-
-    Padding (-1) has loss 0 and counts as correct; the head skips nodes that are followed by padding only.
-    """
-    real = tokens >= 0
-    used = torch.zeros(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
-    rows, edges = real.nonzero(as_tuple=True)
-    used[rows, nodes[edges]] = True
-    position = (used.flatten().cumsum(0) - 1).view_as(used)[:, nodes]  # [B, E], of the node among those used
-    chosen = hidden[used]
-    nats = torch.zeros(tokens.shape, device=hidden.device)
-    is_best = torch.ones_like(real)
-    for first in range(0, len(chosen), CHUNK):
-        logits = decoder.compute_logits(chosen[first : first + CHUNK], rules.suppress)
-        here = real & (position >= first) & (position < first + CHUNK)
-        row, token = position[here] - first, tokens[here]
-        nats[here] = -logits.log_softmax(-1)[row, token]
-        is_best[here] = rules.suppress(logits).argmax(-1)[row] == token
-    return nats, is_best

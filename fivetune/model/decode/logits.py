@@ -5,8 +5,6 @@ In: scores of all tokens. Out: the scores by which search chooses.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -21,18 +19,17 @@ class LogitsProcessor:
         self._min_new_tokens, self._eos = decoding.min_new_tokens, eos
         self._suppressed = torch.tensor(decoding.suppressed_ids, dtype=torch.int64, device=device)
 
-    def apply(self, scores: Tensor, step: int | Tensor, written: Callable[[], Tensor]) -> Tensor:
+    def apply(self, scores: Tensor, step: int | Tensor, written: Tensor) -> Tensor:
         """Apply all processors; returns the scores.
 
         Args:
             scores: [..., V], changed in place.
             step: number of tokens generated before this one, the same for all rows or [B].
-            written: returns the decoder's inputs so far, [..., step + 1], with the start token.
+            written: [..., step + 1], the decoder's inputs so far, with the start token.
         """
         if self._penalty != 1.0:
-            ids = written()
-            there = scores.gather(-1, ids)
-            scores.scatter_(-1, ids, torch.where(there < 0, there * self._penalty, there / self._penalty))
+            there = scores.gather(-1, written)
+            scores.scatter_(-1, written, torch.where(there < 0, there * self._penalty, there / self._penalty))
         if self._min_new_tokens:
             is_early = torch.as_tensor(step, device=scores.device) < self._min_new_tokens
             scores[..., self._eos].masked_fill_(is_early, -torch.inf)

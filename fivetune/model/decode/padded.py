@@ -1,4 +1,4 @@
-"""The decoder of any family with transformers' cache: what `Decoder` is for T5's blocks.
+"""The decoder of any family with transformers' cache; `Decoder` is the one for T5's blocks.
 
 In: a model and flat inputs. Out: hidden states and logits. The inputs are padded to the longest of the batch; every
 hypothesis has a row of its own, which transformers' cache moves when hypotheses change places.
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fivetune.distributed.world import SINGLE_PROCESS, World
+from fivetune.model.decode.cache import RowCompactor
 from fivetune.model.decode.encoder import EncodedInputs
-from fivetune.model.decode.steps import Rank, RowCompactor
+from fivetune.model.decode.steps import Rank
 from fivetune.model.family import compute_output_scale
 from fivetune.model.forward import compute_logits
 from fivetune.model.virtual_tokens import build_cache_argument, build_prefix_cache
@@ -27,19 +27,19 @@ MAX_TREE_POSITIONS = 8_192  # decoder positions of a pass over several branches 
 
 
 class PaddedDecoder:
-    """The decoder of a model with its caches. Arguments, methods and their results are those of `Decoder`.
+    """The decoder of a model with its cache, with the methods of `Decoder`.
 
     All slots are at the same step: they are filled when all have finished.
     """
 
     can_refill = False
 
-    def __init__(self, model: T5Model, *, num_beams: int, max_steps: int, together: World = SINGLE_PROCESS) -> None:
+    def __init__(self, model: T5Model, *, num_beams: int) -> None:
         self.config = model.config
         self.device: torch.device = model.get_output_embeddings().weight.device
         self.num_steps = 0
         self._model, self._decoder = model, model.get_decoder()
-        self._num_beams, self._together = num_beams, together
+        self._num_beams = num_beams
         self._scale = compute_output_scale(model.config)
         self._encoded = self._mask = torch.empty(0)  # [B * K, S, d] and [B * K, S]
         self._cache: Any = None
@@ -54,22 +54,15 @@ class PaddedDecoder:
 
     def start(self, memory: EncodedInputs) -> None:
         """Let the slots be the rows of `memory`, all at their begin."""
-        self._encoded = memory.states.repeat_interleave(self._num_beams, 0)
-        self._mask = memory.build_mask().long().repeat_interleave(self._num_beams, 0)
-        self._cache, self.num_steps = self._make_cache(len(self._mask)), 0
-
-    def _make_cache(self, num_rows: int) -> Any:
-        """A cache that is empty, or holds the prefix of an adapter; only self-attention may have windows."""
         from transformers import DynamicCache, EncoderDecoderCache
 
-        return build_prefix_cache(self._model, num_rows) or EncoderDecoderCache(
-            DynamicCache(config=self.config.get_text_config(decoder=True)),  # type: ignore[arg-type]
-            DynamicCache(),
-        )
-
-    def find_most_urgent(self, need: int) -> int:
-        """The greatest need of a rank; a rank without rows takes part in the steps of the others."""
-        return self._together.all_reduce_max(need)
+        self._encoded = memory.states.repeat_interleave(self._num_beams, 0)
+        self._mask = memory.build_mask().long().repeat_interleave(self._num_beams, 0)
+        self._cache, self.num_steps = build_prefix_cache(self._model, len(self._mask)), 0
+        if self._cache is None:
+            decoder: Any = self.config.get_text_config(decoder=True)
+            # Only self-attention may have windows.
+            self._cache = EncoderDecoderCache(DynamicCache(config=decoder), DynamicCache())
 
     def drop_finished(self, move: RowCompactor) -> None:
         """Remove finished rows from the batch."""

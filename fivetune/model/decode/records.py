@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fivetune.errors import ConfigError
 
 if TYPE_CHECKING:
     from fivetune.types import JsonTable
+
+ScoredRow = tuple[int, dict[str, Any]]
+"""Row of a store, and its scores by fields of GeneratedAnswer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,13 +19,13 @@ class Decoding:
     """Settings of decoding.
 
     Args:
-        max_new_tokens: most tokens of an answer, its end token included.
-        min_new_tokens: fewest tokens before the end token.
+        max_new_tokens: largest number of tokens of an answer, including its end token.
+        min_new_tokens: least number of tokens before the end token.
         suppressed_ids: tokens that are never generated.
         batch_size: examples per batch.
         phrase_ids: tokens of a phrase that is scored for every example (the no-answer text), with its end token.
         num_beams: 1 is greedy search.
-        num_candidates: best hypotheses returned per example, at most `num_beams`.
+        num_candidates: number of best hypotheses returned per example, at most `num_beams`.
         length_penalty: the score of a beam is its log p divided by its length to this power.
         repetition_penalty: lowers the scores of tokens that have occurred (Keskar et al. 2019); 1 disables it.
         early_stopping: True, False or "never", with the meaning of transformers.
@@ -83,10 +86,10 @@ class GeneratedAnswer:
     """The answer of the model to one example, with log-probabilities (natural logarithms).
 
     Args:
-        row: of the store.
-        token_ids: without the end token; with a label set, those of the best label.
+        row: row of the store.
+        token_ids: tokens without the end token; with a label set, of the best label.
         hit_cap: whether `max_new_tokens` was reached before the end token.
-        logprob: log p of the generated tokens, end token included, after penalties and suppression, as in
+        logprob: log p of the generated tokens, including the end token, after penalties and suppression, as in
             transformers' transition scores (greedy) and sequences_scores (beams).
         num_scored_tokens: number of tokens in the sum `logprob`.
         target_loss: -log p of the example's own target, summed over its tokens, teacher-forced; 0 if not scored.

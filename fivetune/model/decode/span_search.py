@@ -32,7 +32,7 @@ class SpanAnswer:
     """The spans that the model predicts for one example.
 
     Args:
-        row: of the store.
+        row: row of the store.
         spans: (first position, last position, log p), best first; log p of both positions together, in nats.
         null_logprob: log p of position 0 as first and as last one, which represents no answer.
         target_loss: -log p of the first and of the last position of the gold answer, summed.
@@ -61,8 +61,9 @@ def extract_spans(
 
     Args:
         batches: positions in `rows`, grouped into batches.
-        context_of: returns the positions of a row's inputs that belong to the context.
-        world: as for `generate`.
+        context_of: function that returns the positions of a row's inputs that belong to the context.
+        num_candidates: largest number of spans per example.
+        world: see `generate`.
     """
     together = world if is_gathered_by_call(model) else SINGLE_PROCESS
     was_training = model.training
@@ -97,12 +98,13 @@ def find_best_spans(logp: Tensor, context: range, num: int) -> tuple[tuple[int, 
     """
     starts, ends = logp[:, 0].numpy(), logp[:, 1].numpy()
     inside = np.array(context, dtype=np.int64)
-    found = [
-        (int(i), int(j), float(starts[i] + ends[j]))
-        for i in inside[np.argsort(-starts[inside])[:NUM_ENDS]]
-        for j in inside[np.argsort(-ends[inside])[:NUM_ENDS]]
-        if i <= j < i + MAX_SPAN_TOKENS
-    ]
+    best_starts = inside[np.argsort(-starts[inside])[:NUM_ENDS]]
+    best_ends = inside[np.argsort(-ends[inside])[:NUM_ENDS]]
+    found: list[tuple[int, int, float]] = []
+    for i in best_starts.tolist():
+        for j in best_ends.tolist():
+            if i <= j < i + MAX_SPAN_TOKENS:
+                found.append((i, j, float(starts[i] + ends[j])))
     return tuple(sorted(found, key=lambda span: -span[2])[:num])
 
 

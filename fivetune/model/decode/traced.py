@@ -43,7 +43,9 @@ class TracedDecoder:
         found: dict[str, Array] = {}
         if self.decoding.score_targets:
             found["target_loss"], found["target_correct"] = self.score(targets)
-        sequences = [*([self.decoding.phrase_ids] if self.decoding.phrase_ids else []), *self.decoding.label_ids]
+        sequences = list(self.decoding.label_ids)
+        if self.decoding.phrase_ids:
+            sequences.insert(0, self.decoding.phrase_ids)
         if sequences:
             table = np.full((len(sequences), max(map(len, sequences))), IGNORE_INDEX, np.int32)
             for row, ids in zip(table, sequences, strict=True):

@@ -15,7 +15,7 @@ from fivetune.errors import is_out_of_memory
 from fivetune.model.attention import SequenceBounds
 from fivetune.model.flat import run_stack
 from fivetune.model.loss import compute_head_losses
-from fivetune.model.ops import Memory, Ops
+from fivetune.model.ops import EncoderOutput, Ops
 from fivetune.training.autotune.probe import measure_best_seconds, restore_state
 
 if TYPE_CHECKING:
@@ -76,6 +76,6 @@ def _measure_parts(model: T5Model, batch: Batch, compute: ComputeConfig) -> tupl
 
     return (
         measure(lambda: run_stack(single.encoder, x, source, Ops())),
-        measure(lambda: run_stack(single.decoder, y, target, Ops(), Memory.cast(x, source))),
+        measure(lambda: run_stack(single.decoder, y, target, Ops(), EncoderOutput.cast(x, source))),
         measure(lambda: compute_head_losses(y, single.lm_head.weight, labels, None)),
     )

@@ -222,7 +222,7 @@ def test_all_that_search_may_choose_is_computed_in_fp32(model_folder, rules, num
     head[tempting] += hidden.sum(0)
     model.lm_head.weight = torch.nn.Parameter(head)
     processor = LogitsProcessor(Decoding(9, num_beams=num_beams, **rules), eos, "cpu")
-    rank = partial(processor.apply, step=0, written=lambda: torch.tensor(tempting).expand(3, -1))
+    rank = partial(processor.apply, step=0, written=torch.tensor(tempting).expand(3, -1))
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         found = Decoder(model, num_beams=num_beams, max_steps=2).compute_logits(hidden, rank)
     exact, is_exact = hidden @ head.t(), found != found.bfloat16()

@@ -102,7 +102,7 @@ def test_answers_end_at_different_lengths_in_these_tests(family_folders, store):
 
 
 def test_long_answers_outgrow_the_first_cache(model_folder, store, monkeypatch):
-    monkeypatch.setattr("fivetune.model.decode.steps.FIRST_STEPS", 2)
+    monkeypatch.setattr("fivetune.model.decode.cache.FIRST_STEPS", 2)
     model = lively(model_folder)
     for settings in ({}, {"num_beams": 3}):
         got = ours(model, store, range(5), min_new_tokens=9, **settings)

@@ -1,0 +1,125 @@
+"""The cache of a decoder: keys and values of the answers so far, and the inputs that they attend to.
+
+In: encoded inputs, keys and values of new tokens. Out: the keys and values that the slots see. Slots hold unfinished
+answers, which may have begun at different steps: every step writes one column, and a slot sees the columns since its
+begin.
+
+    column   0 1 2 3     slot 0, begun in column 0, sees all columns
+    slot 0   a b c d     slot 1 got a new answer in column 2: it sees two
+    slot 1   x y p q
+
+Finished slots are filled again, or removed: the last ones move into their places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fivetune.model.decode.encoder import EncodedInputs
+
+FIRST_STEPS = 16  # initial columns, which double when more than half are in use
+MIN_EXCESS = 9 / 8  # length of the padded inputs, in that of the longest one, from which they are cut
+
+
+class RowCompactor:
+    """Removes finished rows: the last remaining rows fill their places, which copies few rows.
+
+    >>> move = RowCompactor(torch.tensor([False, True, True]))
+    >>> move.count, move(torch.tensor([7, 8, 9])).tolist()
+    (2, [9, 8])
+    """
+
+    def __init__(self, stays: Tensor) -> None:
+        self.count = int(stays.sum())
+        self._to = (~stays[: self.count]).nonzero().flatten()
+        self._source = stays[self.count :].nonzero().flatten() + self.count
+
+    def __call__(self, state: Tensor) -> Tensor:
+        """The remaining rows of `state`, moved in place."""
+        state[self._to] = state[self._source]
+        return state[: self.count]
+
+
+class KVCache:
+    """Slots of B answers, with K hypotheses each.
+
+    Args:
+        num_beams: K.
+
+    Attributes:
+        inputs: encoded inputs of the slots.
+        mask: `EncodedInputs.build_mask_bias` of the inputs.
+    """
+
+    inputs: EncodedInputs
+    mask: Tensor | None
+
+    def __init__(self, num_beams: int) -> None:
+        self._num_beams = num_beams
+        self._own: list[tuple[Tensor, Tensor]] = []  # keys and values per layer, [B, h, columns * K, head size]
+        self._num_columns = FIRST_STEPS  # columns that have memory
+        self._first = self._end = 0  # range of columns that some slot sees
+
+    def start(self, inputs: EncodedInputs) -> None:
+        """Let the slots be the rows of `inputs`, all at their begin."""
+        self.inputs, self.mask = inputs, inputs.build_mask_bias()
+        self._own, self._num_columns, self._end = [], FIRST_STEPS, 0
+
+    def fill_slots(self, slots: Sequence[int], inputs: EncodedInputs) -> None:
+        """Put the rows of `inputs`, none longer than the first ones, into slots that have finished."""
+        states, lengths = self.inputs.states, list(self.inputs.lengths)
+        for slot, length in zip(slots, inputs.lengths, strict=True):
+            lengths[slot] = length
+        states[list(slots), : inputs.states.shape[1]] = inputs.states
+        longest = max(lengths)
+        if longest * MIN_EXCESS <= states.shape[1]:
+            states = states[:, :longest].contiguous()  # products of a part copy it in every layer
+        self.inputs = EncodedInputs(states, lengths)
+        self.mask = self.inputs.build_mask_bias()
+
+    def drop_finished(self, move: RowCompactor) -> None:
+        """Remove finished slots."""
+        states = self.inputs.states
+        lengths = move(torch.tensor(self.inputs.lengths, device=states.device)).tolist()
+        self.inputs = EncodedInputs(move(states), lengths)
+        self._own = [(move(keys), move(values)) for keys, values in self._own]
+        self.mask = None if self.mask is None else move(self.mask)
+
+    def add_column(self, age: int) -> None:
+        """Begin a step of slots of which the oldest has seen `age` columns."""
+        if self._end == self._num_columns:
+            self._make_room(age)
+        self._first, self._end = self._end - age, self._end + 1
+
+    def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Write the new column of a layer, [B, h, K, head size].
+
+        Returns: keys and values of the columns that some slot sees, [B, h, t * K, head size].
+        """
+        first, end = self._first * self._num_beams, self._end * self._num_beams
+        if layer == len(self._own):  # the first step
+            self._own.append((self._make_columns(key), self._make_columns(value)))
+        keys, values = self._own[layer]
+        keys[:, :, end - self._num_beams : end] = key
+        values[:, :, end - self._num_beams : end] = value
+        return keys[:, :, first:end], values[:, :, first:end]
+
+    def _make_room(self, age: int) -> None:
+        """Make room for one more column: move those that are seen to the front if they are few, else grow."""
+        is_full = 2 * age >= self._num_columns
+        if is_full:
+            self._num_columns *= 2
+        seen = slice((self._end - age) * self._num_beams, self._end * self._num_beams)
+        for layer, pair in enumerate(self._own):
+            keys, values = (self._make_columns(old) if is_full else old for old in pair)
+            for new, old in zip((keys, values), pair, strict=True):
+                new[:, :, : age * self._num_beams] = old[:, :, seen]
+            self._own[layer] = keys, values
+        self._end = age
+
+    def _make_columns(self, like: Tensor) -> Tensor:
+        rows, heads, _, width = like.shape
+        return self.inputs.states.new_empty(rows, heads, self._num_columns * self._num_beams, width)
