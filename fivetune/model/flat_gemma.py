@@ -1,6 +1,6 @@
 """The flat forward of T5Gemma and T5Gemma 2: rotary positions, grouped heads, windows, norms on both sides of a branch.
 
-In: the flat ids of `flat.py` and transformers' modules. Out: token losses. Attention is that of T5 with another scale
+In: the flat ids of `flat.py` and transformers' modules. Out: token losses. Attention is T5's with another scale
 and, in T5Gemma, a bound of the scores; a window is a table of biases that is -inf beyond it. A query of T5Gemma 2's
 decoder attends at once to the tokens of the input and to those before it.
 """
@@ -84,7 +84,7 @@ def _embed(stack: Any, ids: Tensor, tied_gradient: TiedGradient) -> Tensor:
 
 
 def _order_keys(source: SequenceBounds, target: SequenceBounds) -> Tensor:
-    """Rows of [source, target] by sequence: the tokens of each input, then those of its target."""
+    """Rows of [source, target] by sequence: the tokens of each input, then the tokens of its target."""
     numbers = torch.arange(len(source.ends) - 1)
     owners = [numbers.repeat_interleave(torch.tensor(bounds.lengths)) for bounds in (source, target)]
     return torch.cat(owners).argsort(stable=True)
@@ -116,7 +116,8 @@ def _compute_rotations(stack: Any, x: Tensor, bounds: SequenceBounds) -> dict[st
 def _build_window(stack: Any, bounds: SequenceBounds) -> Tensor | None:
     """The bias of every distance key - query in self-attention with a window of n, [1, 2 * longest - 1].
 
-    The decoder of T5Gemma sees n keys, its own included, its encoder n on each side, that of T5Gemma 2 n + 1 around it.
+    T5Gemma's decoder sees n keys including its own, its encoder n keys on each side; T5Gemma 2's encoder sees n + 1
+    keys around it.
     """
     longest, size, attention = bounds.longest, stack.config.sliding_window, stack.layers[0].self_attn
     if size is None or longest <= size // 2:

@@ -56,8 +56,11 @@ class FlatInputs:
         return encoder, decoder
 
 
-class EncoderOutput(NamedTuple):  # in a tuple, FSDP2 finds the tensor whose gradient a block's backward pass ends with
+class EncoderOutput(NamedTuple):
     """What a decoder attends to besides its own tokens.
+
+    A tuple, because FSDP2 looks for the tensors of a block's inputs in tuples, lists and tables: with their gradients
+    the block's backward pass ends.
 
     Args:
         states: [N_src, d], the encoder's output, in the dtype of matrix products.
@@ -198,7 +201,7 @@ def _read_biases(embedding: nn.Embedding, buckets: Tensor) -> Tensor:
 
 
 class SplitProjections(torch.autograd.Function):
-    """unbind(1), whose gradient is not joined if the kernel has written its parts beside each other."""
+    """unbind(1) with a gradient that is not copied if the kernel has written its parts side by side."""
 
     @staticmethod
     def forward(ctx: Any, parts: Tensor) -> tuple[Tensor, ...]:

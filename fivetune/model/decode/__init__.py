@@ -154,7 +154,7 @@ def _find_max_steps(store: TokenStore, rows: np.ndarray, decoding: Decoding) -> 
 def _run_round(
     model: T5Model, search: GreedySearch, store: TokenStore, rows: list[int], together: World, has_more: bool
 ) -> list[GeneratedAnswer]:
-    """Encode rows of a store, and return the answers that have ended: with greedy search also those of earlier rounds.
+    """Encode rows of a store, and return the answers that have ended: with greedy search also to earlier rows.
 
     Args:
         rows: rows to begin with; a rank without any encodes the store's first row, unused.

@@ -28,7 +28,7 @@ class _BeamState:
 
     Args:
         rows: [B], number of the example in the batch.
-        tokens: [B, K, T + 1], of running hypotheses.
+        tokens: [B, K, T + 1], tokens of running hypotheses.
         slots: [B, K, T], cache place of a running hypothesis at every step.
         sums: [B, K], log p of running hypotheses.
         ended_tokens, ended_sums, ended_scores, ended_lengths, ended: [B, K, ...], finished hypotheses, best first.
@@ -159,16 +159,16 @@ def _update_improvable(state: _BeamState, length: int, decoding: Decoding) -> No
 
 def _build_hypotheses(state: _BeamState, done: Tensor, num_candidates: int, eos: int) -> dict[int, list[Hypothesis]]:
     """The best hypotheses of the finished examples, by row."""
-    rows = state.rows[done].tolist()
-    kept = slice(None, num_candidates)
-    tokens, lengths = state.ended_tokens[done][:, kept, 1:].tolist(), state.ended_lengths[done][:, kept].tolist()
-    sums, ended = state.ended_sums[done][:, kept].tolist(), state.ended[done][:, kept].tolist()
-    found: dict[int, list[Hypothesis]] = {row: [] for row in rows}
-    for i, row in enumerate(rows):
-        for ids, length, logprob, real in zip(tokens[i], lengths[i], sums[i], ended[i], strict=True):
-            if real or not found[row]:
-                cut = ids[length - 1] != eos
-                found[row].append(Hypothesis(ids[: length if cut else length - 1], cut, logprob, length))
+    columns = (state.ended_tokens[:, :, 1:], state.ended_lengths, state.ended_sums, state.ended)
+    lists = [column[done, :num_candidates].tolist() for column in columns]
+    found: dict[int, list[Hypothesis]] = {}
+    for row, *candidates in zip(state.rows[done].tolist(), *lists, strict=True):
+        found[row] = []
+        for ids, length, logprob, is_real in zip(*candidates, strict=True):
+            if is_real or not found[row]:  # an example has at least one answer, even if no hypothesis has ended
+                hit_cap = ids[length - 1] != eos
+                end = length if hit_cap else length - 1
+                found[row].append(Hypothesis(ids[:end], hit_cap, logprob, length))
     return found
 
 

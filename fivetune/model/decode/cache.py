@@ -21,7 +21,7 @@ from torch import Tensor
 from fivetune.model.decode.encoder import EncodedInputs
 
 FIRST_STEPS = 16  # initial columns, which double when more than half are in use
-MIN_EXCESS = 9 / 8  # length of the padded inputs, in that of the longest one, from which they are cut
+MIN_EXCESS = 9 / 8  # ratio of the padded length to the longest input from which the padding is cut
 
 
 class RowCompactor:

@@ -46,7 +46,8 @@ class PaddedDecoder:
 
     def encode(self, ids: Tensor, lengths: list[int]) -> EncodedInputs:
         """Encode flat inputs: [N]; B lengths."""
-        mask = torch.arange(max(lengths), device=self.device) < torch.tensor(lengths, device=self.device)[:, None]
+        ends = torch.tensor(lengths, device=self.device)[:, None]
+        mask = torch.arange(max(lengths), device=self.device) < ends
         padded = torch.full(mask.shape, self.config.pad_token_id, device=self.device)
         padded[mask] = ids
         encoder = self._model.get_encoder()
@@ -74,7 +75,7 @@ class PaddedDecoder:
 
     def step(self, ids: Tensor, ages: Sequence[int], places: Tensor | None = None) -> Tensor:
         """Run the decoder for one more token of every hypothesis: ids [B, K], places [B, K, t] -> [B, K, d]."""
-        del ages  # the cache's length is that of all
+        del ages  # all slots have the age of the cache
         if places is not None and self.num_steps:
             first = torch.arange(len(ids), device=self.device)[:, None] * self._num_beams
             self._cache.self_attention_cache.reorder_cache((first + places[:, :, self.num_steps - 1]).flatten())

@@ -17,6 +17,7 @@ from fivetune.data.store.batch import PaddedBatch, collate, pad
 from fivetune.data.store.token_store import TokenStore
 from fivetune.distributed.sharding import is_gathered_by_call
 from fivetune.distributed.world import SINGLE_PROCESS, World
+from fivetune.model.decode import Decoding, group_by_length
 from fivetune.model.span_head import compute_span_logits
 
 if TYPE_CHECKING:
@@ -49,27 +50,25 @@ def extract_spans(
     model: T5Model,
     store: TokenStore,
     rows: Sequence[int],
-    batches: Sequence[Sequence[int]],
+    decoding: Decoding,
     *,
     context_of: Callable[[int], range],
-    num_candidates: int,
     device: str,
     autocast: Autocast,
     world: World = SINGLE_PROCESS,
 ) -> Iterator[SpanAnswer]:
-    """Yield the best spans for `rows` of a store, batch by batch.
+    """Yield the `decoding.num_candidates` best spans for `rows` of a store, longest inputs first.
 
     Args:
-        batches: positions in `rows`, grouped into batches.
         context_of: function that returns the positions of a row's inputs that belong to the context.
-        num_candidates: largest number of spans per example.
         world: see `generate`.
     """
     together = world if is_gathered_by_call(model) else SINGLE_PROCESS
+    lengths = store.inputs.lengths[np.asarray(rows, dtype=np.int64)]
     was_training = model.training
     model.eval()
     try:
-        for positions in together.iter_together(batches):
+        for positions in together.iter_together(group_by_length(lengths, decoding.batch_size)):
             chosen = [0] if positions is None else [rows[p] for p in positions]
             batch = pad(collate(store, chosen), pad_id=model.config.pad_token_id).to(device)
             with autocast():
@@ -79,7 +78,7 @@ def extract_spans(
             logp = logits.float().log_softmax(1)
             nats = _compute_target_losses(logp, batch)
             for row, one, nat in zip(chosen, logp.cpu(), nats, strict=True):
-                spans = find_best_spans(one, context_of(row), num_candidates)
+                spans = find_best_spans(one, context_of(row), decoding.num_candidates)
                 yield SpanAnswer(row, spans, float(one[0].sum()), nat)
     finally:
         model.train(was_training)

@@ -50,7 +50,7 @@ class Decoder:
         self._model, self._stack = model, model.decoder
         self._num_beams, self._max_tokens = num_beams, max_tokens
         self._scale = compute_output_scale(model.config)
-        # Weights that a strategy gathers for each computation are read in each, others once.
+        # Weights are read once, unless a strategy gathers them for each computation.
         numbers = stage.decoder if stage else range(len(model.decoder.block))
         self._blocks = [model.decoder.block[number] for number in numbers]
         self._weights = [None if is_gathered_by_call(block) else BlockWeights.read(block) for block in self._blocks]
@@ -184,7 +184,8 @@ class Decoder:
         heads, size = own.SelfAttention.n_heads, own.SelfAttention.key_value_proj_dim
         # Self-attention.
         merged = apply_projection(_normalize(own.layer_norm, hidden), weights.qkv)
-        query, key, value = merged.unflatten(-1, (3, heads, size)).permute(2, 0, 3, 1, 4)  # [B, h, n, d_kv] each
+        # [B, n, 3 * h * d_kv] -> three times [B, h, n, d_kv]
+        query, key, value = merged.unflatten(-1, (3, heads, size)).permute(2, 0, 3, 1, 4)
         if cache is not None:
             key, value = cache.append(number, key, value)
         found = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=1.0)
@@ -213,7 +214,8 @@ def _attend_memory(query: Tensor, weights: BlockWeights, memory: Tensor, mask: T
     wide = wide.permute(1, 2, 0, 3).reshape(rows, nodes * heads, -1)
     transposed = memory.transpose(1, 2)
     scores = torch.bmm(wide, transposed) if mask is None else torch.baddbmm(mask, wide, transposed)
-    found = torch.bmm(torch.softmax(scores, -1, dtype=memory.dtype), memory).view(rows, nodes, heads, -1)
+    shares = torch.softmax(scores, -1, dtype=memory.dtype)
+    found = torch.bmm(shares, memory).view(rows, nodes, heads, -1)
     found = found.permute(2, 0, 1, 3).reshape(heads, rows * nodes, -1)
     out = torch.bmm(found, weights.values.transpose(1, 2)).view(heads, rows, nodes, size)
     return out.permute(1, 2, 0, 3).reshape(rows, nodes, heads * size)

@@ -89,7 +89,8 @@ def apply_projection(x: Tensor, projection: Projection) -> Tensor:
     """The outputs side by side, [..., sum of widths]."""
     if isinstance(projection, Tensor):
         return F.linear(x, projection)
-    return apply_projections(x.reshape(-1, x.shape[-1]), projection).view(*x.shape[:-1], -1)
+    flat = apply_projections(x.flatten(0, -2), projection)
+    return flat.view(*x.shape[:-1], -1)
 
 
 def _read_heads(attention: T5Attention) -> tuple[Tensor, Tensor]:

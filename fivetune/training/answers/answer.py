@@ -17,7 +17,7 @@ from fivetune.data.store.spans import Offsets, extract_span_text, find_context_p
 from fivetune.data.store.token_store import TokenStore
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import NumericError
-from fivetune.model.decode import Decoding, GenerateAnswers, GeneratedAnswer, group_by_length, to_text
+from fivetune.model.decode import Decoding, GenerateAnswers, GeneratedAnswer, to_text
 from fivetune.model.decode.span_search import SpanAnswer, extract_spans
 from fivetune.model.family import SENTINEL
 from fivetune.rundir.records import Candidate, Prediction
@@ -180,9 +180,8 @@ def _answer_with_spans(
         model,
         settings.store,
         rows,
-        group_by_length(settings.store.inputs.lengths[list(rows)], settings.decoding.batch_size),
+        settings.decoding,
         context_of=context_of,
-        num_candidates=settings.decoding.num_candidates,
         device=settings.device,
         autocast=settings.autocast,
         world=world,
