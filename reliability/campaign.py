@@ -29,7 +29,7 @@ from typing import Any
 import psutil
 
 from fivetune.redaction import name_invisible
-from fivetune.rundir import lock_file
+from fivetune.rundir import Damage, lock_file
 from fivetune.rundir.lines import JsonlFile
 from fivetune.rundir.reader import read_jsonl
 from reliability.warm import adopt_orphans
@@ -186,7 +186,10 @@ class Journal:
     def __init__(self, path: Path, tell: Callable[[str], None]) -> None:
         self.path, self._file, self._tell = path, JsonlFile(path), tell
         self._lock = threading.Lock()
-        results = [Result(**one) for one in read_jsonl(path, on_damage=tell)]
+        damage = Damage()
+        results = [Result(**one) for one in read_jsonl(path, damage=damage)]
+        for sentence in damage:
+            tell(sentence)
         self._known = {(one.row, one.trial, one.peer): one for one in results}
         self.num_earlier = len(self._known)
         """Trials of an interrupted campaign, which this one takes over."""

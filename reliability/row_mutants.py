@@ -80,7 +80,7 @@ ROW_MUTANTS: dict[str, Mutant] = {
     "R30": Mutant("a driver's 'not available' is a number", "machine/telemetry/nvml.py",
         "MAX_COUNTER = 2**50", "MAX_COUNTER = 2**70"),
     "R31": Mutant("the torn line of a killed process is damage", "rundir/reader.py",
-        "elif not is_growing or number < len(lines) or reason != TORN or not line.startswith(b\"{\"):", "else:"),
+        "if is_growing and lines[-1].startswith(b\"{\") and", "if not is_growing and"),
     "R32": Mutant("a command sends a message home", "model/files.py",
         "    path = Path(name)\n    if path.is_dir():\n        return path\n    if name ==",
         "    path = Path(name)\n    import socket\n\n"

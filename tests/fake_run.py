@@ -23,7 +23,6 @@ from fivetune.rundir.records import (
     Prediction,
     Run,
     RunStatus,
-    RunWarning,
     StepRecord,
     TelemetryRecord,
 )
@@ -49,10 +48,6 @@ def fake_run(*, name: str = "quickstart", seed: int = 0, **changes: Any) -> Run:
         "steps": _steps(seed),
         "evals": evals,
         "predictions": {f"eval-{record['step']}": list(_predictions(record["step"])) for record in evals},
-        "warnings": [
-            "Precision: bf16 is not fast on this CPU; fp32 is used.",
-            "Tokenizer: 3 examples hold '{' (unknown).",
-        ],
     }
     return make_run(name, **{**fields, **changes})
 
@@ -128,7 +123,7 @@ def write_run(folder: Path, run: Run) -> Path:
     for name, table in (
         ("machine", run.machine),
         ("data", run.data),
-        ("status", replace(run.status, warnings=tuple(RunWarning(text) for text in run.warnings))),
+        ("status", run.status),
     ):
         (folder / f"{name}.json").write_text(json.dumps(asdict(table)), encoding="utf-8")
     if run.plan:
@@ -206,6 +201,10 @@ def _status(evals: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "state": "finished",
         "why": None,
+        "warnings": [
+            {"message": "Precision: bf16 is not fast on this CPU; fp32 is used."},
+            {"message": "Tokenizer: 3 examples hold '{' (unknown)."},
+        ],
         "step": NUM_STEPS,
         "best": best,
         "started": "2026-11-21T02:10:24+00:00",

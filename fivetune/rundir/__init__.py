@@ -5,6 +5,7 @@ layout.py names its files, writer.py writes them, reader.py reads them back as t
 
 from __future__ import annotations
 
+from fivetune.rundir.damage import Damage
 from fivetune.rundir.files import fsync_folder, lock_file, replace_file, write_bytes, write_json, write_text
 from fivetune.rundir.layout import (
     CHECKSUMS,
@@ -59,6 +60,7 @@ __all__ = [
     "TELEMETRY_OF_RANK",
     "TRACE",
     "TRACE_FOLDER",
+    "Damage",
     "NullRunDir",
     "RunDir",
     "build_sibling_path",

@@ -1,38 +1,49 @@
-"""Tolerant conversion of JSON tables to typed records: missing and invalid values become the field's default.
+"""Tolerant conversion of JSON to typed records, by pydantic: missing and invalid values become the field's default.
 
-In: a table of a run directory, whose values may be missing, null or of the wrong type.
-Out: a frozen record whose fields have the declared types, so that readers need no checks.
+In: lines and tables of a run directory, whose values may be missing, null or of the wrong type.
+Out: frozen records whose fields have the declared types, so that readers need no checks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import MISSING, fields, is_dataclass
-from functools import cache, partial
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from collections.abc import Collection, Iterable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
-from fivetune.types import JsonTable, JsonValue
-from fivetune.values import as_finite_number
+from pydantic import TypeAdapter
+from pydantic_core import SchemaValidator, ValidationError
+
+from fivetune.types import JsonValue
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 T = TypeVar("T", bound="DataclassInstance")
-Converter = Callable[[JsonValue], object]  # a value as the type of a field, or _INVALID
+Keys: TypeAlias = tuple[str | int, ...]  # the way to a value inside nested tables and lists
 
 LARGEST = 1e100  # sums and squares of larger numbers overflow; no measure of a run comes near
-_INVALID = object()  # marks a value that a field's type does not accept
 
 
-def parse_record(kind: type[T], table: JsonValue, *, on_invalid: Callable[[str], object] | None = None) -> T | None:
+def parse_line(kind: type[T], line: bytes, *, largest: float = LARGEST) -> T | None:
+    """Build a dataclass from a line of JSON; None if it has any flaw, which `parse_record` leaves out and names."""
+    try:
+        return _build_validator(kind, largest).validate_json(line)
+    except ValidationError:
+        return None
+
+
+def parse_record(
+    kind: type[T], table: JsonValue, *, invalid: list[str] | None = None, largest: float = LARGEST
+) -> T | None:
     """Build a dataclass from a JSON object.
 
-    Unknown keys are ignored. A value of the wrong type, or a number that is not finite or beyond LARGEST, counts as
-    missing: the field takes its default. Returns None if `table` is not an object or lacks a field without a default.
+    Unknown keys are ignored. A value of the wrong type, or a number that is not finite or beyond `largest`, counts as
+    missing: the field takes its default.
 
     Args:
-        on_invalid: called with the dotted name of each value that counts as missing, nested ones included; null is not.
+        invalid: receives the dotted name of each value that counts as missing, nested ones included; null is not.
+
+    Returns None if `table` is not an object or lacks a field without a default.
 
     >>> from fivetune.rundir.records import BestEval
     >>> parse_record(BestEval, {"step": 3, "metric": "f1", "score": 9, "note": "unknown key"})
@@ -40,39 +51,105 @@ def parse_record(kind: type[T], table: JsonValue, *, on_invalid: Callable[[str],
     >>> parse_record(BestEval, {"step": "3"}), parse_record(BestEval, [])
     (None, None)
     """
-    if not isinstance(table, Mapping):
-        return None
-    values: JsonTable = {}
-    for name, convert, required in _describe_fields(kind):
-        value = convert(table[name]) if name in table else _INVALID
-        if value is not _INVALID:
-            values[name] = value
-            if on_invalid:
-                for place in _list_lost(values[name], table[name], name):
-                    on_invalid(place)
-            continue
-        if on_invalid and table.get(name) is not None:
-            on_invalid(name)
-        if required:
-            return None
-    return kind(**values)
+    validator = _build_validator(kind, largest)
+    lost: dict[str, None] = {}  # an ordered set of dotted names
+    while True:
+        try:
+            record = validator.validate_python(table)
+            break
+        except ValidationError as error:
+            flaws = error.errors(include_url=False, include_context=False)
+        places: set[Keys] = set()
+        for flaw in flaws:
+            place, value = flaw["loc"], flaw["input"]
+            if flaw["type"] == "int_type" and isinstance(value, float) and value.is_integer() and abs(value) <= largest:
+                table = _replace(table, place, int(value))  # 3.0, as programs write a column of numbers and nulls
+                continue
+            place = _widen_place(place, flaw["type"])
+            places.add(place)
+            if place and (name := _name_loss(table, place)):
+                lost[name] = None
+        if () in places:  # the table is no object, or lacks a field
+            record = None
+            break
+        # The last element of a list first, since one that is left out moves those behind it.
+        for place in sorted(places, reverse=True):
+            table = _replace(table, place, None)
+    if invalid is not None:
+        invalid += (name for name in lost if not _is_inside(name, lost))
+    return record
 
 
-def _list_lost(made: DataclassInstance | JsonValue, given: JsonValue, name: str) -> Iterator[str]:
-    """Yield the dotted names of the values in `given` that its conversion `made` lacks, other than null."""
-    if made is given or given is None:
-        return
-    if is_dataclass(made) and isinstance(given, Mapping):
-        for field in fields(made):
-            yield from _list_lost(getattr(made, field.name), given.get(field.name), f"{name}.{field.name}")
-    elif isinstance(made, Mapping) and isinstance(given, Mapping):
-        for key, value in given.items():
-            yield from _list_lost(made.get(str(key)), value, f"{name}.{key}")
-    elif isinstance(made, tuple) and isinstance(given, list | tuple) and len(made) == len(given):
-        for number, (one, other) in enumerate(zip(made, given, strict=True)):
-            yield from _list_lost(one, other, f"{name}.{number}")
-    elif made != given:
-        yield name
+def _widen_place(place: Keys, kind: str) -> Keys:
+    """Return the place of what a flaw takes with it: the value itself, its record, or its list.
+
+    An invalid element is left out of a list of records, which are independent; it invalidates a list of values, whose
+    positions have meanings.
+    """
+    if kind == "missing" and isinstance(place[-1], str):  # a field of a record; a number is a position of a tuple
+        return place[:-1]
+    if kind != "dataclass_type":
+        while isinstance(place[-1], int):
+            place = place[:-1]
+    return place
+
+
+def _name_loss(table: JsonValue, place: Keys) -> str:
+    """Return the dotted name of a value that is left out, for an element that of its list; "" for null."""
+    value: Any = table
+    for key in place:
+        value = value[key]
+    if isinstance(place[-1], int):
+        place = place[:-1]
+    elif value is None:
+        return ""
+    return ".".join(map(str, place))
+
+
+def _is_inside(name: str, others: Collection[str]) -> bool:
+    """Return whether one of the names contains another one: a lost record says it of all its fields."""
+    return any(name.startswith(f"{other}.") for other in others)
+
+
+def _replace(table: Any, place: Keys, value: int | None) -> JsonValue:
+    """Return a table with another value at a place, or without it (None); what is on the way to it is copied."""
+    key, *inner = place
+    copied = table.copy()
+    if inner:
+        copied[key] = _replace(copied[key], tuple(inner), value)
+    elif value is None:
+        del copied[key]
+    else:
+        copied[key] = value
+    return copied
+
+
+@cache
+def _build_validator(kind: type[T], largest: float) -> SchemaValidator:
+    """Build the validator of a record once: a long run has 100,000 lines of 30 fields."""
+    schema = TypeAdapter(kind).core_schema
+    _set_limits(schema, largest)
+    return SchemaValidator(schema)
+
+
+def _set_limits(schema: object, largest: float) -> None:
+    """Make the numbers and booleans of a schema strict, finite and at most `largest`, in place.
+
+    Pydantic takes "1" and true as numbers otherwise. Its strict mode as a whole takes no dataclass from a table.
+    """
+    if isinstance(schema, list | tuple):
+        for one in cast("Sequence[object]", schema):
+            _set_limits(one, largest)
+    elif isinstance(schema, dict):
+        part = cast("dict[str, object]", schema)
+        if part.get("type") == "float":
+            part |= {"strict": True, "allow_inf_nan": False, "ge": -largest, "le": largest}
+        elif part.get("type") == "int":
+            part |= {"strict": True, "ge": -int(largest), "le": int(largest)}
+        elif part.get("type") == "bool":
+            part["strict"] = True
+        for one in part.values():
+            _set_limits(one, largest)
 
 
 def name_json_type(value: JsonValue) -> str:
@@ -90,92 +167,3 @@ def name_json_type(value: JsonValue) -> str:
 def parse_records(kind: type[T], tables: Iterable[JsonValue]) -> list[T]:
     """Convert tables to records; tables that `parse_record` refuses are omitted."""
     return [record for table in tables if (record := parse_record(kind, table)) is not None]
-
-
-@cache
-def _describe_fields(kind: type[DataclassInstance]) -> tuple[tuple[str, Converter, bool], ...]:
-    """Return (name, converter, required) of each field that is read from JSON."""
-    hints = get_type_hints(kind)
-    return tuple(
-        (field.name, _make_converter(hints[field.name]), field.default is MISSING and field.default_factory is MISSING)
-        for field in fields(kind)
-    )
-
-
-@cache
-def _make_converter(hint: object) -> Converter:
-    """Build the converter to a type, once per type: a long run has 100,000 lines of 30 fields."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return lambda value: value
-    if origin in (Union, UnionType):
-        others = [_make_converter(each) for each in arguments if each is not NoneType]
-        return partial(_convert_union, others, None if NoneType in arguments else _INVALID)
-    if origin is tuple:
-        if arguments[1:] == (Ellipsis,):
-            return partial(_convert_list, _make_converter(arguments[0]), is_dataclass(arguments[0]))
-        return partial(_convert_tuple, [_make_converter(each) for each in arguments])
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        return partial(_convert_mapping, _make_converter(arguments[1]))
-    if is_dataclass(hint) and isinstance(hint, type):
-        return partial(_convert_record, hint)
-    if hint is bool or hint is str:
-        return partial(_convert_instance, hint)
-    return _convert_int if hint is int else _convert_float
-
-
-def _convert_union(converters: list[Converter], none: object, value: JsonValue) -> object:
-    if value is None:
-        return none
-    for convert in converters:
-        if (converted := convert(value)) is not _INVALID:
-            return converted
-    return _INVALID
-
-
-def _convert_list(convert: Converter, of_records: bool, value: JsonValue) -> object:
-    """Convert a list to a tuple.
-
-    An invalid element is omitted from a list of records, which are independent, but invalidates a list of values, whose
-    positions have meanings.
-    """
-    if not isinstance(value, list | tuple):
-        return _INVALID
-    converted = tuple(map(convert, value))
-    if of_records:
-        return tuple(each for each in converted if each is not _INVALID)
-    return _INVALID if _INVALID in converted else converted
-
-
-def _convert_tuple(converters: list[Converter], value: JsonValue) -> object:
-    if not isinstance(value, list | tuple) or len(value) != len(converters):
-        return _INVALID
-    converted = tuple(convert(each) for convert, each in zip(converters, value, strict=True))
-    return _INVALID if _INVALID in converted else converted
-
-
-def _convert_mapping(convert: Converter, value: JsonValue) -> object:
-    if not isinstance(value, Mapping):
-        return _INVALID
-    items = ((str(key), convert(each)) for key, each in value.items())
-    return {key: each for key, each in items if each is not _INVALID}
-
-
-def _convert_record(kind: type[DataclassInstance], value: JsonValue) -> object:
-    return found if (found := parse_record(kind, value)) is not None else _INVALID
-
-
-def _convert_instance(kind: type[object], value: JsonValue) -> object:
-    return value if isinstance(value, kind) else _INVALID
-
-
-def _convert_float(value: JsonValue) -> object:
-    number = as_finite_number(value)
-    return _INVALID if number is None or abs(number) > LARGEST else number
-
-
-def _convert_int(value: JsonValue) -> object:
-    number = as_finite_number(value)
-    if number is None or abs(number) > LARGEST or number != int(number):
-        return _INVALID
-    return value if isinstance(value, int) else int(number)  # a float would round a large integer

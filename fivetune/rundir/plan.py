@@ -7,12 +7,12 @@ machine: optimizer steps, evaluation interval, micro-batch.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
 from fivetune.errors import RunDirError
+from fivetune.rundir.damage import Damage
 from fivetune.rundir.layout import PLAN
 from fivetune.rundir.parse import name_json_type
 from fivetune.types import JsonTable, JsonValue
@@ -54,20 +54,20 @@ class Plan:
         return asdict(self)
 
 
-def read_plan(folder: str | Path, *, on_damage: Callable[[str], object] | None = None) -> Plan | None:
+def read_plan(folder: str | Path, damage: Damage | None = None) -> Plan | None:
     """Read plan.json; None if the run ended before it was written.
 
     Args:
-        on_damage: called with a sentence if the file is damaged, which then counts as missing; only a resume needs it.
+        damage: receives a sentence if the file is damaged, which then counts as missing; only a resume needs it.
 
-    Raises RunDirError for a damaged file if `on_damage` is None.
+    Raises RunDirError for a damaged file if `damage` is None.
     """
     try:
         return _parse_plan(Path(folder) / PLAN)
     except RunDirError as error:
-        if on_damage is None:
+        if damage is None:
             raise
-        on_damage(str(error))
+        damage.append(str(error))
         return None
 
 

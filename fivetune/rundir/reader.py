@@ -9,18 +9,19 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import yaml
 
 from fivetune.errors import RunDirError
 from fivetune.rundir.confidence_file import read_temperature
 from fivetune.rundir.config_file import find_config_change
+from fivetune.rundir.damage import Damage
 from fivetune.rundir.figures import find_chosen_eval
 from fivetune.rundir.files import lock_file, open_regular
 from fivetune.rundir.layout import (
@@ -38,10 +39,10 @@ from fivetune.rundir.layout import (
     build_sibling_path,
     find_model_folder,
 )
-from fivetune.rundir.parse import name_json_type, parse_record
+from fivetune.rundir.parse import name_json_type, parse_line, parse_record
 from fivetune.rundir.plan import read_plan
 from fivetune.rundir.range_test import RangeTest
-from fivetune.rundir.record_checksums import PREDICTION_FILES, describe_change, find_changed_records
+from fivetune.rundir.record_checksums import describe_change, find_changed_records
 from fivetune.rundir.records import (
     STATES,
     DataSummary,
@@ -65,39 +66,49 @@ Whole = TypeVar("Whole", bound=Prediction | TraceSummary | RangeTest)
 REWRITTEN = (STATUS, MACHINE, DATA)
 FIND_LR = "find-lr.json"  # <run>.find-lr.json, next to the run directory
 TORN = "no whole JSON value"
-OnDamage = Callable[[str], object]  # receives a sentence for each damaged file or line, which then counts as missing
-LARGEST_PLAUSIBLE = 1e15  # of a step or a time stamp; larger values overflow when they are formatted
+LARGEST_PLAUSIBLE = (
+    1e15  # of a step, a time stamp or a value that is drawn; larger ones overflow when they are formatted
+)
 
 
 def read_jsonl(
-    path: Path, *, required: str | None = None, is_growing: bool = True, on_damage: OnDamage | None = None
+    path: Path, *, required: str | None = None, is_growing: bool = True, damage: Damage | None = None
 ) -> list[JsonTable]:
     """Read the objects of a JSONL file; a missing file counts as empty.
 
     Args:
         required: key that each object must have, with a finite number in the plausible range.
         is_growing: a partial last line, which may be in the middle of being written, is dropped and is no damage.
-        on_damage: called with a sentence for each damaged line, which is then omitted.
+        damage: receives a sentence for each damaged line, which is then omitted.
 
-    Raises RunDirError for a damaged line if `on_damage` is None.
+    Raises RunDirError for a damaged line if `damage` is None.
     """
+    records: list[JsonTable] = []
+    for number, line in _read_lines(path, is_growing=is_growing):
+        record, reason = _parse_table(line, required)
+        if record is not None:
+            records.append(record)
+        else:
+            _leave_out(path, number, reason, damage)
+    return records
+
+
+def _read_lines(path: Path, *, is_growing: bool) -> list[tuple[int, bytes]]:
+    """Read the lines of a file that are not blank, each with its number."""
     if not path.is_file():
         return []
     lines = _read_bytes(path).split(b"\n")
-    records: list[JsonTable] = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        record, reason = _parse_line(line, required)
-        if record is not None:
-            records.append(record)
-        # The partial line of a process that writes or was killed has a start and no line end.
-        elif not is_growing or number < len(lines) or reason != TORN or not line.startswith(b"{"):
-            text = f"{path}:{number}: damaged line ({reason})."
-            if on_damage is None:
-                raise RunDirError(f"{text} Delete that line.")
-            on_damage(f"{text} It is left out.")
-    return records
+    # The partial line of a process that writes or was killed has a start and no line end.
+    if is_growing and lines[-1].startswith(b"{") and _parse_table(lines[-1])[1] == TORN:
+        lines.pop()
+    return [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+
+
+def _leave_out(path: Path, number: int, reason: str, damage: Damage | None) -> None:
+    """Add a sentence on a damaged line. Raises RunDirError instead if `damage` is None."""
+    if damage is None:
+        raise RunDirError(f"{path}:{number}: damaged line ({reason}). Delete that line.")
+    damage.add(f"{path}:{number}", f"damaged line ({reason}). It is left out.")
 
 
 def _read_bytes(path: Path) -> bytes:
@@ -107,7 +118,7 @@ def _read_bytes(path: Path) -> bytes:
         raise RunDirError(f"{path}: cannot be read: {error.strerror}. Check its permissions.") from None
 
 
-def _parse_line(line: bytes, required: str | None = None) -> tuple[JsonTable | None, str]:
+def _parse_table(line: bytes, required: str | None = None) -> tuple[JsonTable | None, str]:
     """Parse the object of a line; return it, or None and the reason why the line is invalid."""
     try:
         record: JsonValue = json.loads(line.decode())
@@ -137,53 +148,45 @@ def read_run(folder: str | Path) -> Run:
     """
     folder = Path(folder)
     refuse_foreign(folder)
-    damage = [changed] if (changed := find_config_change(folder)) else []
-    status = read_status(folder, on_damage=damage.append)
-    machine, data = read_machine(folder, on_damage=damage.append), read_data(folder, on_damage=damage.append)
+    damage = Damage()
+    if changed := find_config_change(folder):
+        damage.append(changed)
+    status = read_status(folder, damage)
+    machine = read_machine(folder, damage)
+    data = read_data(folder, damage)
     is_active = status.state in ("preparing", "running")
-    steps = read_steps(folder, on_damage=damage.append)
-    evals = read_evals(folder, is_growing=is_active, on_damage=damage.append)
+    steps = read_steps(folder, damage)
+    evals = read_evals(folder, is_growing=is_active, damage=damage)
     best = None if is_active else status.best  # a resume drops later evaluations
     best_eval = find_chosen_eval(evals, best) if best else None
     if best and (best_eval is None or best.metric not in best_eval.scores):
-        damage.append(
-            f"{folder / EVALS}: lacks the evaluation that status.json names as the best: {best.metric} "
-            f"{best.score:.2f} at step {best.step:,}. Scores are those of other evaluations."
+        damage.add(
+            folder / EVALS,
+            f"lacks the evaluation that status.json names as the best: {best.metric} {best.score:.2f} at step "
+            f"{best.step:,}. Scores are those of other evaluations.",
         )
     if status.state == "finished" and (missing := describe_missing_steps([one.step for one in steps], status.step)):
-        damage.append(f"{folder / STEPS}: {missing}")
-    telemetry, plan = read_telemetry(folder, on_damage=damage.append), read_plan(folder, on_damage=damage.append)
-    status = _complete_status(status, steps, telemetry)
-    trace = _read_table(TraceSummary, folder / TRACE, damage.append)
-    range_test = _read_table(RangeTest, build_sibling_path(folder, FIND_LR), damage.append)
-    damage += find_changes(folder, listed := read_checksums(folder, on_damage=damage.append), known=damage)
-    warnings = [*dict.fromkeys([*(one.message for one in status.warnings), *damage])]  # a resume recorded what it met
-
-    def add_damage(text: str) -> None:
-        damage.append(text)
-        warnings.append(text)
-
+        damage.add(folder / STEPS, missing)
+    telemetry = read_telemetry(folder, damage)
+    plan = read_plan(folder, damage)
+    trace = _read_table(TraceSummary, folder / TRACE, damage)
+    range_test = _read_table(RangeTest, build_sibling_path(folder, FIND_LR), damage)
+    listed = read_checksums(folder, damage)
+    damage += find_changes(folder, listed, known=damage)
     temperature = 1.0
     try:
         temperature = read_temperature(find_model_folder(folder))
     except RunDirError as error:
-        add_damage(str(error))
-
+        damage.append(str(error))
     return Run(
         name=folder.resolve().name,
         config=read_run_config(folder),
         machine=machine,
-        status=status,
+        status=_complete_status(status, steps, telemetry),
         data=data,
         steps=steps,
         evals=evals,
-        predictions=PredictionFiles(
-            folder / "predictions",
-            sizes={f"{record.split}-{record.step}": record.num_examples for record in evals},
-            listed=listed,
-            on_damage=add_damage,
-        ),
-        warnings=warnings,
+        predictions=PredictionFiles(folder, evals, listed, damage),
         damage=damage,
         telemetry=telemetry,
         trace=trace,
@@ -206,9 +209,9 @@ def _complete_status(status: RunStatus, steps: Sequence[StepRecord], telemetry: 
     return replace(status, step=max([status.step, *(one.step for one in steps)]), seconds=seconds)
 
 
-def read_checksums(folder: Path, *, on_damage: OnDamage = lambda text: None) -> JsonTable:
+def read_checksums(folder: Path, damage: Damage | None = None) -> JsonTable:
     """Read the checksums of the records of a finished run; {} without any, or if they are damaged."""
-    return read_json(folder / CHECKSUMS, on_damage=on_damage)
+    return read_json(folder / CHECKSUMS, Damage() if damage is None else damage)
 
 
 def find_changes(folder: Path, listed: Mapping[str, JsonValue], *, known: Sequence[str]) -> list[str]:
@@ -222,9 +225,9 @@ def find_changes(folder: Path, listed: Mapping[str, JsonValue], *, known: Sequen
     return [text for name, text in changes if not any(one.startswith(f"{folder / name}:") for one in known)]
 
 
-def read_steps(folder: Path, *, on_damage: OnDamage) -> list[StepRecord]:
+def read_steps(folder: Path, damage: Damage) -> list[StepRecord]:
     """Read steps.jsonl of a run directory."""
-    return _read_records(StepRecord, [folder / STEPS], "step", on_damage)
+    return _read_records(StepRecord, [folder / STEPS], "step", damage)
 
 
 def describe_missing_steps(steps: Iterable[int], last: int) -> str:
@@ -235,143 +238,130 @@ def describe_missing_steps(steps: Iterable[int], last: int) -> str:
     )
 
 
-def read_evals(folder: str | Path, *, is_growing: bool = True, on_damage: OnDamage | None = None) -> list[EvalRecord]:
-    """Read evals.jsonl of a run directory. Raises RunDirError for a damaged line if `on_damage` is None.
+def read_evals(folder: str | Path, *, is_growing: bool = True, damage: Damage | None = None) -> list[EvalRecord]:
+    """Read evals.jsonl of a run directory. Raises RunDirError for a damaged line if `damage` is None.
 
     Args:
         is_growing: a process may write the file now (`read_jsonl`).
     """
-    return _read_records(EvalRecord, [Path(folder) / EVALS], "step", on_damage, is_growing=is_growing)
+    return _read_records(EvalRecord, [Path(folder) / EVALS], "step", damage, is_growing=is_growing)
 
 
-def read_telemetry(folder: Path, *, on_damage: OnDamage = lambda text: None) -> list[TelemetryRecord]:
+def read_telemetry(folder: Path, damage: Damage) -> list[TelemetryRecord]:
     """Read the telemetry of all processes of a run, in order of time."""
-    records = _read_records(TelemetryRecord, sorted(folder.glob(TELEMETRY_FILES)), "seconds", on_damage)
+    records = _read_records(TelemetryRecord, sorted(folder.glob(TELEMETRY_FILES)), "seconds", damage)
     return sorted(records, key=lambda record: (record.seconds, record.rank))
 
 
 def _read_records(
-    kind: type[Line],
-    paths: Sequence[Path],
-    required: str,
-    on_damage: OnDamage | None,
-    *,
-    is_growing: bool = True,
+    kind: type[Line], paths: Sequence[Path], required: str, damage: Damage | None, *, is_growing: bool = True
 ) -> list[Line]:
     """Read the records of JSONL files; all their damaged lines give one sentence, all their invalid values another."""
-    notes: list[str] = []
-    report = notes.append if on_damage else None
-    lines = [
-        line for path in paths for line in read_jsonl(path, required=required, is_growing=is_growing, on_damage=report)
-    ]
-    if notes and on_damage:
-        on_damage(notes[0] + (f" Damaged lines in all: {len(notes):,}." if notes[1:] else ""))
+    lines = None if damage is None else Damage()
     invalid: Counter[str] = Counter()
     records: list[Line] = []
     num_incomplete = 0
-    for line in lines:
-        num_invalid = invalid.total()
-        if record := parse_record(kind, line, on_invalid=lambda name: invalid.update([name])):
-            records.append(record)
-        elif invalid.total() == num_invalid:  # a needed value is missing, or null
-            num_incomplete += 1
-    if num_incomplete and on_damage:
-        on_damage(f"{paths[0]}: damaged: lines that lack needed values are left out: {num_incomplete:,}.")
-    if invalid and on_damage:
+    for path in paths:
+        for number, line in _read_lines(path, is_growing=is_growing):
+            record = parse_line(kind, line)
+            # Nearly all lines are whole; the others are parsed again, value by value.
+            if record is None or abs(getattr(record, required)) > LARGEST_PLAUSIBLE:
+                table, reason = _parse_table(line, required)
+                if table is None:
+                    _leave_out(path, number, reason, lines)
+                    continue
+                lost: list[str] = []
+                record = parse_record(kind, table, invalid=lost)
+                invalid.update(lost)
+                num_incomplete += record is None and not lost  # a needed value is missing, or null
+            if record is not None:
+                records.append(record)
+    if damage is None:
+        return records
+    damage.add_lines(lines or ())
+    if num_incomplete:
+        damage.add(paths[0], f"damaged: lines that lack needed values are left out: {num_incomplete:,}.")
+    if invalid:
         listed = ", ".join(f"{name} (lines: {number:,})" for name, number in invalid.most_common(5))
-        on_damage(
-            f"{paths[0]}: damaged: values that are no finite number, or of the wrong type, are left out: {listed}."
+        damage.add(
+            paths[0], f"damaged: values that are no finite number, or of the wrong type, are left out: {listed}."
         )
     return records
 
 
-def read_status(folder: str | Path, *, on_damage: OnDamage | None = None) -> RunStatus:
+def read_status(folder: str | Path, damage: Damage | None = None) -> RunStatus:
     """Read status.json of a run directory; an unfinished state becomes "interrupted" if the run's process is gone.
 
-    Raises RunDirError for a damaged file if `on_damage` is None.
+    Raises RunDirError for a damaged file if `damage` is None.
     """
-    status = _read_record(RunStatus, Path(folder) / STATUS, on_damage)
+    status = _read_record(RunStatus, Path(folder) / STATUS, damage)
     owner = _find_dead_owner(Path(folder)) if status.state in ("preparing", "running") else None
     return replace(status, state="interrupted", why=f"killed ({owner} is gone)") if owner else status
 
 
-def read_machine(folder: str | Path, *, on_damage: OnDamage | None = None) -> MachineRecord:
-    """Read machine.json of a run directory. Raises RunDirError for a damaged file if `on_damage` is None."""
-    return _read_record(MachineRecord, Path(folder) / MACHINE, on_damage)
+def read_machine(folder: str | Path, damage: Damage | None = None) -> MachineRecord:
+    """Read machine.json of a run directory. Raises RunDirError for a damaged file if `damage` is None."""
+    return _read_record(MachineRecord, Path(folder) / MACHINE, damage)
 
 
-def read_data(folder: str | Path, *, on_damage: OnDamage | None = None) -> DataSummary:
-    """Read data.json of a run directory. Raises RunDirError for a damaged file if `on_damage` is None."""
-    return _read_record(DataSummary, Path(folder) / DATA, on_damage)
+def read_data(folder: str | Path, damage: Damage | None = None) -> DataSummary:
+    """Read data.json of a run directory. Raises RunDirError for a damaged file if `damage` is None."""
+    return _read_record(DataSummary, Path(folder) / DATA, damage)
 
 
-def _read_record(kind: type[T], path: Path, on_damage: OnDamage | None) -> T:
-    """Read a JSON file as a record; values of the wrong type, and an unknown state, are named to `on_damage`."""
-    table = read_json(path, on_damage=on_damage)
-    invalid: list[str] = []
-    record = parse_record(kind, table, on_invalid=invalid.append)
-    flaws = [f"values of the wrong type are left out: {', '.join(invalid)}"] if invalid else []
+def _read_record(kind: type[T], path: Path, damage: Damage | None) -> T:
+    """Read a JSON file as a record; values of the wrong type, and an unknown state, are left out and named."""
+    table = read_json(path, damage)
+    lost: list[str] = []
+    record = parse_record(kind, table, invalid=lost) or kind()
+    flaws = [f"values of the wrong type are left out: {', '.join(lost)}"] if lost else []
     if table and isinstance(record, RunStatus) and record.state not in STATES:
-        if "state" not in invalid:
+        if "state" not in lost:
             flaws.append(f"'state' is {table.get('state')!r}, none of {', '.join(STATES)}, and counts as unknown")
         record = replace(record, state="")
-    if flaws and on_damage:
-        on_damage(f"{path}: damaged: {'; '.join(flaws)}.")
-    return kind() if record is None else record
+    if flaws and damage is not None:
+        damage.add(path, f"damaged: {'; '.join(flaws)}.")
+    return record
 
 
-def _read_table(kind: type[TraceSummary | RangeTest], path: Path, on_damage: OnDamage) -> JsonTable:
-    """Read a JSON file as the table of a record; {} if the file is missing, or has any damage, which `on_damage` gets.
+def _read_table(kind: type[Whole], path: Path, damage: Damage) -> JsonTable:
+    """Read a JSON file as the table of a record; {} if the file is missing, or has any damage, which is named.
 
     Such a file is used as a whole or not at all, because its values belong together: times and their shares, rates and
     their losses.
     """
     if not os.path.isfile(path):  # a name beside the run may be too long for pathlib
         return {}
-    notes: list[str] = []
-    table = read_json(path, on_damage=notes.append)
+    notes = Damage()
+    table = read_json(path, notes)
     if not notes:
         record, reason = _parse_whole(kind, table)
-        if record is not None and not isinstance(record, TraceSummary):
-            reason = record.find_flaw()
-        if record is not None and not reason:
+        if record is not None:
             return {**table, **record.as_dict()}
-        notes.append(f"{path}: damaged: {reason}. Restore the file.")
-    on_damage(f"{notes[0]} It is left out.")
+        notes.add(path, f"damaged: {reason}. Restore the file.")
+    damage.append(f"{notes[0]} It is left out.")
     return {}
 
 
-def find_range_test_flaw(table: Mapping[str, JsonValue]) -> str | None:
-    """Find why the result of `find-lr` is damaged; None if it can be drawn."""
-    record, reason = _parse_whole(RangeTest, {**table})
-    return reason if record is None else record.find_flaw()
+def find_range_test_flaw(table: Mapping[str, JsonValue]) -> str:
+    """Find why the result of `fivetune find-lr` is damaged; "" if it can be drawn."""
+    return _parse_whole(RangeTest, {**table})[1]
 
 
-def _parse_whole(kind: type[Whole], table: JsonTable) -> tuple[Whole | None, str | None]:
+def _parse_whole(kind: type[Whole], table: JsonTable) -> tuple[Whole | None, str]:
     """Build a record from a JSON object without any damage; return it, or None and the reason."""
-    invalid: list[str] = []
-    record = parse_record(kind, table, on_invalid=invalid.append)
-    if invalid:
-        return None, f"of the wrong type: {', '.join(invalid[:5])}"
+    lost: list[str] = []
+    record = parse_record(kind, table, invalid=lost)
+    if lost:
+        return None, f"of the wrong type: {', '.join(lost[:5])}"
     if record is None:
         return None, "values are missing"
-    if not _are_plausible(record):
-        return None, f"a number is not finite or above {LARGEST_PLAUSIBLE:g}"
-    return record, None
-
-
-def _are_plausible(value: object) -> bool:
-    """Return whether all numbers in the fields of a record, however nested, can be formatted and drawn."""
-    if is_dataclass(value):
-        # The meta of a prediction holds columns of the data, which may be numbers of any size and tables of any depth.
-        return all(_are_plausible(getattr(value, field.name)) for field in fields(value) if field.name != "meta")
-    if isinstance(value, Mapping):
-        return all(map(_are_plausible, cast("Mapping[str, object]", value).values()))
-    if isinstance(value, tuple):
-        return all(map(_are_plausible, cast("tuple[object, ...]", value)))
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return True
-    return abs(value) <= LARGEST_PLAUSIBLE  # False for NaN
+    parse_record(kind, table, invalid=lost, largest=LARGEST_PLAUSIBLE)
+    if lost:
+        return None, f"above {LARGEST_PLAUSIBLE:g}: {', '.join(lost[:5])}"
+    if isinstance(record, RangeTest) and (flaw := record.find_flaw()):
+        return None, flaw
+    return record, ""
 
 
 class PredictionFiles(Mapping[str, list[Prediction]]):
@@ -380,71 +370,75 @@ class PredictionFiles(Mapping[str, list[Prediction]]):
     A file is read once, on the first access. Damaged lines are left out, a missing file gives [].
 
     Args:
-        sizes: number of predictions of each evaluation, by name.
+        folder: the run directory.
         listed: checksums of the files, by their names in the run directory.
-        on_damage: called with a sentence about each damaged or missing file when it is read.
+        damage: receives a sentence about each damaged or missing file when it is read.
     """
 
     def __init__(
-        self, folder: Path, *, sizes: Mapping[str, int], listed: Mapping[str, JsonValue], on_damage: OnDamage
+        self, folder: Path, evals: Iterable[EvalRecord], listed: Mapping[str, JsonValue], damage: Damage
     ) -> None:
         # Only what the folder lists is opened: the name of a split in a damaged evals.jsonl may be any text.
-        self._paths = {path.stem: path for path in sorted(folder.glob("*.jsonl"))}
-        self._names = tuple(dict.fromkeys((*self._paths, *sizes)))
-        self._folder, self._sizes, self._listed, self._on_damage = folder, sizes, listed, on_damage
+        self._paths = {path.stem: path for path in sorted((folder / "predictions").glob("*.jsonl"))}
+        self._sizes = {f"{record.split}-{record.step}": record.num_examples for record in evals}
+        self._folder, self._listed, self._damage = folder, listed, damage
         self._records: dict[str, list[Prediction]] = {}
 
     def __getitem__(self, name: str) -> list[Prediction]:
         if name not in self._records:
-            if name in self._paths:
-                records, damage = _read_predictions(self._paths[name], self._sizes.get(name))
-                file = PREDICTION_FILES.replace("*", name)
-                damage = damage or describe_change(self._folder.parent, file, self._listed)
-            else:
-                path, num = self._folder / f"{name}.jsonl", self._sizes[name]
-                records, damage = [], f"{path}: missing: the evaluation made {num:,} predictions. Restore the file."
-            self._records[name] = records
-            if damage:
-                self._on_damage(damage)
+            self._records[name] = self._read(name)
         return self._records[name]
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
+    def _read(self, name: str) -> list[Prediction]:
+        expected = self._sizes.get(name)
+        if path := self._paths.get(name):
+            found = Damage()
+            records = _read_predictions(path, expected, found)
+            if not found and (changed := describe_change(self._folder, f"predictions/{path.name}", self._listed)):
+                found.append(changed)
+            self._damage += found
+            return records
+        if expected is None:
+            raise KeyError(name)
+        path = self._folder / "predictions" / f"{name}.jsonl"
+        self._damage.add(path, f"missing: the evaluation made {expected:,} predictions. Restore the file.")
+        return []
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+        return iter(dict.fromkeys((*self._paths, *self._sizes)))
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._paths.keys() | self._sizes.keys())
 
 
-def _read_predictions(path: Path, expected: int | None) -> tuple[list[Prediction], str]:
-    """Read a file of predictions; return those of its undamaged lines, and a sentence about the damage or "".
+def _read_predictions(path: Path, expected: int | None, damage: Damage) -> list[Prediction]:
+    """Read a file of predictions: those of its undamaged lines.
 
     Unlike files that are appended to, it is written as a whole, so a partial last line is damage.
     """
     if path.is_symlink() or path.parent.is_symlink():
-        return [], f"{path}: not read: a link, which may lead out of the run. Copy the files that it stands for."
-    try:
-        lines = _read_bytes(path).split(b"\n")
-    except RunDirError as error:
-        return [], str(error)
+        damage.add(path, "not read: a link, which may lead out of the run. Copy the files that it stands for.")
+        return []
     records: list[Prediction] = []
-    damaged: list[str] = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        table, reason = _parse_line(line)
-        record, flaw = (None, reason) if table is None else _parse_whole(Prediction, table)
-        if record is None:
-            damaged.append(f"{path}:{number}: damaged line ({flaw}). It is left out.")
-        else:
+    lines = Damage()
+    try:
+        for number, line in _read_lines(path, is_growing=False):
+            record = parse_line(Prediction, line, largest=LARGEST_PLAUSIBLE)
+            if record is None:
+                table, reason = _parse_table(line)
+                if table is not None:
+                    record, reason = _parse_whole(Prediction, table)
+                if record is None:
+                    _leave_out(path, number, reason, lines)
+                    continue
             records.append(_convert_old_confidence(record))
-    if damaged:
-        return records, damaged[0] + (f" Damaged lines in all: {len(damaged):,}." if damaged[1:] else "")
-    if expected is not None and len(records) < expected:
-        return records, f"{path}: damaged: it has {len(records):,} of {expected:,} predictions. Restore the file."
-    return records, ""
+    except RunDirError as error:  # it cannot be read
+        damage.append(str(error))
+        return []
+    damage.add_lines(lines)
+    if not lines and expected is not None and len(records) < expected:
+        damage.add(path, f"damaged: it has {len(records):,} of {expected:,} predictions. Restore the file.")
+    return records
 
 
 def _convert_old_confidence(line: Prediction) -> Prediction:
@@ -462,7 +456,7 @@ def refuse_foreign(folder: Path) -> None:
         raise RunDirError(f"{folder}: no such directory. Give the run.dir of a run (runs/<name>).")
     if not (folder / CONFIG).is_file():
         raise RunDirError(f"{folder}: not a run directory (it has no {CONFIG}). Give the run.dir of a run.")
-    version = read_json(folder / MACHINE, on_damage=lambda text: None).get("format_version")
+    version = read_json(folder / MACHINE, Damage()).get("format_version")
     if type(version) is int and version > FORMAT_VERSION:  # `read_run` and a resume report a damaged file
         raise RunDirError(f"{folder}: written in format {version}, this version reads up to {FORMAT_VERSION}. Upgrade.")
 
@@ -481,32 +475,33 @@ def read_run_config(folder: str | Path) -> JsonTable:
     return config
 
 
-def read_json(path: Path, *, on_damage: OnDamage | None = None) -> JsonTable:
+def read_json(path: Path, damage: Damage | None = None) -> JsonTable:
     """Read a JSON object of a run directory, none of which is ever empty; {} if the file is missing.
 
-    Raises RunDirError for any other content if `on_damage` is None.
+    Raises RunDirError for any other content if `damage` is None.
     """
     if not path.is_file():
         return {}
+    place = str(path)
     try:
         found: JsonValue = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
-        reason, place = f"damaged: {error.msg}", f"{path}:{error.lineno}:{error.colno}"
+        place, reason = f"{path}:{error.lineno}:{error.colno}", f"damaged: {error.msg}"
     except UnicodeDecodeError:
-        reason, place = "damaged: it is not UTF-8", str(path)
+        reason = "damaged: it is not UTF-8"
     except (ValueError, RecursionError) as error:
-        reason, place = f"damaged: {error}", str(path)
+        reason = f"damaged: {error}"
     except OSError as error:
-        reason, place = f"cannot be read: {error.strerror}", str(path)
+        reason = f"cannot be read: {error.strerror}"
     else:
         if isinstance(found, dict) and found:
             return found
         held = "no values" if found == {} else f"{name_json_type(found)} instead of an object"
-        reason, place = f"damaged: it holds {held}", str(path)
+        reason = f"damaged: it holds {held}"
     text = f"{place}: {reason}. {_get_advice(path.name)}"
-    if on_damage is None:
+    if damage is None:
         raise RunDirError(text)
-    on_damage(text)
+    damage.append(text)
     return {}
 
 
@@ -522,10 +517,8 @@ def _find_dead_owner(path: Path) -> str | None:
     """
     try:
         with open_regular(path / LOCK) as file:
-            return (
-                (file.read().decode(errors="replace").strip() or "its process")
-                if lock_file(file, shared=True)
-                else None
-            )
+            if not lock_file(file, shared=True):
+                return None
+            return file.read().decode(errors="replace").strip() or "its process"
     except OSError:
         return None

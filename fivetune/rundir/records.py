@@ -469,7 +469,6 @@ class Run:
     Args:
         config: config.yaml, nested settings.
         predictions: of each evaluation, by the name of its file (`eval-300`); see `read_predictions`.
-        warnings: of the run, and `damage`.
         damage: a sentence for each damaged file, and for what the reader omitted of it; for files of predictions only
             of those that have been read.
         temperature: of the confidences that model/ gives; 1 if they are the model's own.
@@ -485,7 +484,6 @@ class Run:
     steps: list[StepRecord] = field(default_factory=list[StepRecord])
     evals: list[EvalRecord] = field(default_factory=list[EvalRecord])
     predictions: Mapping[str, list[Prediction]] = field(default_factory=dict[str, list[Prediction]])
-    warnings: list[str] = field(default_factory=list[str])
     damage: list[str] = field(default_factory=list[str])
     telemetry: list[TelemetryRecord] = field(default_factory=list[TelemetryRecord])
     trace: JsonTable = field(default_factory=JsonTable)
@@ -498,6 +496,11 @@ class Run:
     def num_steps(self) -> int | None:
         """Planned steps of the whole run; None if it ended before its plan was written."""
         return self.plan.num_steps if self.plan else None
+
+    @property
+    def warnings(self) -> list[str]:
+        """The warnings of the run, and `damage`, of which a resume may have recorded some."""
+        return [*dict.fromkeys([*(one.message for one in self.status.warnings), *self.damage])]
 
     def read_predictions(self, record: EvalRecord | None) -> list[Prediction]:
         """Return the predictions of an evaluation; [] without it or its file.

@@ -21,6 +21,7 @@ import psutil
 from fivetune.errors import RunDirError
 from fivetune.redaction import redact_json
 from fivetune.rundir.config_file import find_config_change, stamp_config
+from fivetune.rundir.damage import Damage
 from fivetune.rundir.files import advise_on_space, lock_file, replace_file, write_json, write_text
 from fivetune.rundir.layout import (
     CHECKSUMS,
@@ -81,7 +82,7 @@ class RunDir:
         self._status: JsonTable = {}
         self._aside: Path | None = None  # previous run of this directory, renamed by `overwrite`
         self.set_aside: dict[str, str] = {}  # a sentence for each damaged file that a resume renamed, by its name
-        self.damage: list[str] = []  # `set_aside`, and a sentence for each file that a resume uses in part
+        self.damage = Damage()  # `set_aside`, and a sentence for each file that a resume uses in part
         self._made: list[Path] = []  # parent folders that did not exist before
         self._lock = lock_folder(path)
         self._identity = path.stat()
@@ -149,15 +150,15 @@ class RunDir:
                 read_json(path / name)
             except RunDirError as error:
                 self._set_aside(name, str(error).removeprefix(f"{path / name}").partition(". ")[0])
-        self._status = _drop_invalid(read_json(path / STATUS, on_damage=lambda text: None))
+        self._status = _drop_invalid(read_json(path / STATUS, Damage()))
         if self._status.get("state") in ("preparing", "running"):  # this process has the lock: the run's own is gone
             self._status |= {"state": "interrupted", "why": "killed"}
         self.warnings = _parse_warnings(self._status)
         self.damage += self.set_aside.values()
-        found = self.damage if repair else []
+        found = self.damage if repair else Damage()
         for read in (read_status, read_machine, read_data):
-            read(path, on_damage=found.append)
-        listed = read_checksums(path, on_damage=self.damage.append)
+            read(path, found)
+        listed = read_checksums(path, self.damage)
         if changed := find_config_change(path) or describe_change(path, CONFIG, listed):
             found.append(changed)
         self.damage += find_changes(path, listed, known=[*self.damage, *found])
@@ -205,11 +206,11 @@ class RunDir:
         Returns sentences on damaged lines and values, on missing steps, and on the loss of all steps.
         """
         self._begin_change()
-        notes: list[str] = []
-        read_steps(self.path, on_damage=notes.append)
-        read_evals(self.path, is_growing=False, on_damage=notes.append)
+        notes = Damage()
+        read_steps(self.path, notes)
+        read_evals(self.path, is_growing=False, damage=notes)
         for name in (STEPS, EVALS):
-            records = read_jsonl(self.path / name, required="step", on_damage=lambda text: None)
+            records = read_jsonl(self.path / name, required="step", damage=Damage())
             if name == STEPS and records and not step:
                 notes.append(f"no checkpoint is left of {len(records):,} steps: the run begins again at step 0")
             self.close_file(name)
@@ -335,7 +336,7 @@ class NullRunDir(RunDir):
         self.path = path
         self.warnings = _parse_warnings(status)
         self._status = status
-        self.set_aside, self.damage = {}, []
+        self.set_aside, self.damage = {}, Damage()
 
     def write(self, name: str, content: Any) -> None:
         """No-op: only rank 0 writes."""

@@ -17,6 +17,7 @@ from fivetune.machine.telemetry.devices import collect_machine_info, get_device_
 from fivetune.model.files import find_weight_files
 from fivetune.model.load import count_parameters, describe_parameters
 from fivetune.rundir import FORMAT_VERSION, MACHINE, RunDir
+from fivetune.rundir.damage import Damage
 from fivetune.rundir.reader import read_json, read_machine
 from fivetune.training.distill import describe_distillation
 from fivetune.training.outputs import RunOutputs
@@ -97,13 +98,13 @@ def record_threads(run: RunDir, step: int) -> None:
 
     A resume is compared with the number that the part ended with.
     """
-    parts = read_machine(run.path, on_damage=lambda text: None).parts
+    parts = read_machine(run.path, Damage()).parts
     if not parts:
         return
     now = torch.get_num_threads()
     change = f"num_threads from step {step:,} on: {parts[-1].num_threads} -> {now}"
     last = replace(parts[-1], num_threads=now, changed=(*parts[-1].changed, change))
-    table = read_json(run.path / MACHINE, on_damage=lambda text: None)
+    table = read_json(run.path / MACHINE, Damage())
     run.write(MACHINE, {**table, "parts": [asdict(part) for part in (*parts[:-1], last)]})
 
 

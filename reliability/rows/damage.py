@@ -11,6 +11,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
+from fivetune import rundir
 from fivetune.rundir import read_evals, read_run
 from fivetune.rundir.checksums import MANIFEST
 from reliability.campaign import Row, Trial
@@ -143,7 +144,7 @@ def damage_before_use(workload: Workload, variant: str, random: random.Random) -
             evaluated = run_command("evaluate", str(run))
             is_told = is_damage_named(evaluated, name)
             if not evaluated.returncode:
-                last = read_evals(run, on_damage=lambda text: None)[-1]
+                last = read_evals(run, damage=rundir.Damage())[-1]
                 check_answers([last.scores, scores], name, is_told=is_told)
 
         yield Trial(f"{variant} {name} {kind}, use", run)

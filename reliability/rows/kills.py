@@ -15,7 +15,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
-from fivetune.rundir import lock_file
+from fivetune.rundir import Damage, lock_file
 from fivetune.rundir.checksums import find_damage
 from fivetune.rundir.layout import LOCK
 from fivetune.rundir.reader import read_steps
@@ -276,7 +276,7 @@ def check_little_lost(run: Path) -> None:
 
     The checkpoint before the last one is whole too; older ones may be half removed.
     """
-    last = max((one.step for one in read_steps(run, on_damage=lambda text: None)), default=0)
+    last = max((one.step for one in read_steps(run, Damage())), default=0)
     newest = find_newest_step(run)
     assert newest >= last - 1, f"step {last} is on record, and the newest whole checkpoint is that of step {newest}"
     steps = sorted(int(path.name) for path in (run / "checkpoints").glob("*") if path.name.isdecimal())

@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 from subprocess import CompletedProcess
 
-from fivetune.rundir import read_run
+from fivetune.rundir import Damage, read_run
 from fivetune.rundir.reader import read_steps
 from reliability.campaign import Row, Trial
 from reliability.faults import LONG_STEP_BEGINS, train_with_a_long_step
@@ -105,7 +105,7 @@ def stop_by_signal(recipe: Path, run: Path, signum: signal.Signals, seconds: flo
 
 def is_far_from_end(run: Path) -> bool:
     """Whether a run has steps to do, so that a signal sent now must stop it."""
-    done = max((one.step for one in read_steps(run, on_damage=lambda text: None)), default=0)
+    done = max((one.step for one in read_steps(run, Damage())), default=0)
     return done <= NUM_STEPS - LEFT
 
 

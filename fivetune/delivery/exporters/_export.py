@@ -135,7 +135,7 @@ def _describe_export(original: LoadedRun, exporter: Exporter, staging: Path) -> 
         "options": exporter.model_dump(mode="json"),
         "source": {
             "run": str(original.folder.resolve()),
-            "run_id": rundir.read_machine(original.folder, on_damage=lambda text: None).run_id,
+            "run_id": rundir.read_machine(original.folder, rundir.Damage()).run_id,
             "step": original.step,
         },
         "versions": {

@@ -68,7 +68,7 @@ def _find_source(export: JsonTable) -> Path | None:
     folder = Path(export["source"]["run"])
     if not (folder / rundir.CONFIG).is_file():
         return None
-    same = rundir.read_machine(folder, on_damage=lambda text: None).run_id == export["source"].get("run_id")
+    same = rundir.read_machine(folder, rundir.Damage()).run_id == export["source"].get("run_id")
     return folder if same else None
 
 

@@ -79,7 +79,7 @@ def _run_trial(study: Study, trial: optuna.Trial, heartbeat: Heartbeat) -> None:
         raise
     seconds: float | None = time.monotonic() - started
     if is_resumed:  # this process has seen the last part only; unknown if the run did not finish
-        seconds = rundir.read_status(run, on_damage=lambda text: None).seconds
+        seconds = rundir.read_status(run, rundir.Damage()).seconds
     if pruned:
         why = f"pruned after evaluation {len(trial.user_attrs['curve'])}"
         trial.set_user_attr("why", why)

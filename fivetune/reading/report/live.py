@@ -34,6 +34,7 @@ from fivetune.reading.report.page.wording import (
 )
 from fivetune.reading.report.run.scores import choose_best_eval, find_main_score_key, read_score
 from fivetune.redaction import name_invisible
+from fivetune.rundir.damage import Damage
 from fivetune.rundir.figures import count_tokens, list_device_series
 from fivetune.rundir.layout import TELEMETRY_FILES
 from fivetune.rundir.parse import parse_records
@@ -146,8 +147,8 @@ def _iter_run_folders(folder: Path, depth: int) -> Iterator[Path]:
 
 def read_view(path: Path, *, name: str) -> View:
     """Read the View of one run. Raises RunDirError for a damaged config.yaml."""
-    damage: list[str] = []
-    status = rundir.read_status(path, on_damage=damage.append)
+    damage = Damage()
+    status = rundir.read_status(path, damage)
     config = rundir.read_run_config(path)  # raises where the directory is damaged
     steps = parse_records(StepRecord, read_last_records(path / rundir.STEPS))
     recent = steps[-NUM_RECENT_STEPS:]
@@ -156,8 +157,8 @@ def read_view(path: Path, *, name: str) -> View:
     state = status.state or ("unreadable" if damage else "preparing")
     step = steps[-1].step if steps else status.step or None
     utilisation, on_gpu = _read_utilisation(path)
-    plan = read_plan(path, on_damage=damage.append)
-    evals = rundir.read_evals(path, is_growing=state in ACTIVE, on_damage=damage.append)
+    plan = read_plan(path, damage)
+    evals = rundir.read_evals(path, is_growing=state in ACTIVE, damage=damage)
     run = Run(name=name, config=config, status=status, evals=evals)
     metric, best = find_main_score_key(run), choose_best_eval(run)
     return View(
@@ -265,20 +266,20 @@ def find_first_verdict(path: Path) -> tuple[str, bool]:
     """Return the damage of a run's files, else the first verdict on its last part or "", and whether it is bad."""
     from fivetune.reading.diagnosis.rules import diagnose_run, is_severe
 
-    damage: list[str] = []
+    damage = Damage()
     try:
-        status = rundir.read_status(path, on_damage=damage.append)
+        status = rundir.read_status(path, damage)
         found = diagnose_run(
             Run(
                 name=path.name,
                 config=rundir.read_run_config(path),
-                machine=rundir.read_machine(path, on_damage=damage.append),
+                machine=rundir.read_machine(path, damage),
                 status=status,
-                data=rundir.read_data(path, on_damage=damage.append),
+                data=rundir.read_data(path, damage),
                 steps=parse_records(StepRecord, read_last_records(path / rundir.STEPS)),
-                evals=rundir.read_evals(path, is_growing=status.state in ACTIVE, on_damage=damage.append),
+                evals=rundir.read_evals(path, is_growing=status.state in ACTIVE, damage=damage),
                 telemetry=_read_telemetry(path),
-                plan=read_plan(path, on_damage=damage.append),
+                plan=read_plan(path, damage),
             )
         )
     except FiveTuneError as error:

@@ -348,10 +348,13 @@ def load_run(
     folder = Path(folder)
     rundir.refuse_foreign(folder)
     listed = read_checksums(folder)
+    damage = rundir.Damage()
     if changed := find_config_change(folder) or describe_change(folder, rundir.CONFIG, listed):
-        on_damage(changed)
-    machine = rundir.read_machine(folder, on_damage=on_damage)
-    status = rundir.read_status(folder, on_damage=on_damage)
+        damage.append(changed)
+    machine = rundir.read_machine(folder, damage)
+    status = rundir.read_status(folder, damage)
+    for text in damage:
+        on_damage(text)
     if (exporter := load_exporter_of(folder)) is None:
         refuse_missing_model(folder, status)
         refuse_foreign_model(folder, machine.run_id)

@@ -41,14 +41,16 @@ def record_evaluation(
     """
     folder = trained.folder
     evaluator = trained.build_evaluator(on_progress=on_progress, on_damage=on_damage)
-    own = rundir.read_data(folder, on_damage=on_damage).eval
+    damage = rundir.Damage()
+    own = rundir.read_data(folder, damage).eval
     is_own = has_own_settings and own is not None and own.fingerprint == evaluator.store.fingerprint
     name = choose_split_name(split, evaluator.store.summary["source"][0], is_own=is_own)
     run = rundir.RunDir.resume(folder, repair=False)
     try:
-        for message in run.damage:
+        damage += run.damage
+        rundir.read_evals(folder, is_growing=False, damage=damage)  # the new evaluation is appended to them
+        for message in damage:
             on_damage(message)
-        rundir.read_evals(folder, is_growing=False, on_damage=on_damage)  # the new evaluation is appended to them
         with translate_oom_errors():
             record = evaluator.run(
                 trained.model,

@@ -19,7 +19,7 @@ SECONDS_ANNOUNCED = 60.0  # from which on an evaluation is announced that is lik
 
 def read_past_evals(run: RunDir, world: World) -> list[EvalRecord]:
     """The evaluations that rank 0 has written, on every rank; `truncate_after` names the damage of a resumed run."""
-    found = rundir.read_evals(run.path, on_damage=lambda text: None) if world.is_first else []
+    found = rundir.read_evals(run.path, damage=rundir.Damage()) if world.is_first else []
     return world.broadcast_object(found)
 
 

@@ -21,7 +21,6 @@ from fivetune.reading.report.page.wording import (
     format_plural,
     format_setting,
     format_significant,
-    merge_repeats,
 )
 from fivetune.reading.report.run.rates import build_rates_table, find_rate_warnings, recompute_written_rates
 from fivetune.reading.report.run.scores import (
@@ -147,7 +146,7 @@ def select_own_warnings(run: Run, rules: Collection[str] = ()) -> list[str]:
         for one in run.status.warnings
         if COVERED.get(one.kind, NO_RULES) & set(rules) or (one.kind == RATE and BY_RATE & set(rules))
     }
-    return merge_repeats(text for text in run.warnings if text not in repeated)
+    return [text for text in run.warnings if text not in repeated]
 
 
 def build_evidence_section(run: Run, verdicts: Sequence[Verdict]) -> Section:
