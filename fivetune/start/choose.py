@@ -21,7 +21,6 @@ from fivetune.start.columns import (
     as_text,
     build_table,
     describe_column,
-    describe_second_names,
     find_value,
     is_empty_cell,
 )
@@ -94,7 +93,11 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
         meant = {*re.findall(words, why)} if best.doubts else set[str]()  # by the reason
         named = [one for one in others if one.targets and meant.issuperset(one.targets)]
         likely = [one for one in others if one.points >= best.points - 2 * MARGIN and one not in named]
-        raise DoubtError(why, [(table, one) for one in [best, *named, *likely][:NUM_SHOWN]])
+        shown = [best, *named, *likely][:NUM_SHOWN]
+        texts = [one for one in others if one.task == "jsonl"][:1]  # what else may be learned
+        if texts and all(one.task != "jsonl" for one in shown):
+            shown[NUM_SHOWN - 1 :] = texts
+        raise DoubtError(why, [(table, one) for one in shown])
     # near ones are told, as they may be meant
     least = max(ENOUGH, best.points - 2 * MARGIN)
     return _complete(best, [one for one in rivals if one.points >= least and not one.doubts], survey)
@@ -192,7 +195,7 @@ def _complete(reading: Reading, others: Sequence[Reading], survey: Survey) -> Re
     wholes = [f"{name} is made of {', '.join(parts)}, and is not read" for name, parts in survey.wholes.items()]
     return replace(
         reading,
-        warnings=[*reading.warnings, *wholes, *describe_second_names(survey.table)],
+        warnings=[*reading.warnings, *wholes],
         columns=renamed,
         id_column=identity,
         group_column=group,

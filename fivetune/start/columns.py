@@ -5,11 +5,10 @@ In: a source. Out: a RawTable of an even sample of its records, and errors for d
 
 from __future__ import annotations
 
-import itertools
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -28,6 +27,8 @@ MIN_RECORDS = 10  # fewer leave no validation or test set
 MAX_RECORDS = 20_000  # records that the readings are based on
 MAX_LABELS = 200  # a column with more distinct values is not taken for labels
 MAX_LABEL_CHARS = 60
+DOCUMENTS = "docs documents passages articles paragraphs contexts sources"  # lists that are read as one text
+DOCUMENT_TEXTS = ("text", "content", "body", "passage_text", "paragraph_text")  # members of an object that is a text
 NUM_COMPARED = 200  # records of which texts are compared
 MIN_WORDS = 3  # mean words from which on texts are running text
 
@@ -128,6 +129,7 @@ class RawTable:
     Args:
         header: the names of --header.
         first_line: the names that the first line of a table of text gives, if it does.
+        num_names: first records that are further lines of names.
         flags: other words of the command line that commands repeat.
         num_read: records of the source.
     """
@@ -139,6 +141,7 @@ class RawTable:
     flags: Sequence[str] = ()
     num_read: int = 0
     first_line: Sequence[str] = ()
+    num_names: int = 0
 
     @property
     def num_records(self) -> int:
@@ -179,17 +182,6 @@ def build_table(
             f"and score on others; some hundred give a useful model. {remedy}"
         )
     return RawTable(source, first, columns, header, flags, num_read, () if header else read_first_line(source))
-
-
-def skip_head_lines(records: Iterable[RawRecord], on_bad: Callable[[BadRecord], None]) -> Iterator[RawRecord]:
-    """Yield records without the two lines below the names that Qualtrics writes: questions, and {"ImportId": ...}."""
-    iterator = iter(records)
-    head = list(itertools.islice(iterator, 2))
-    if len(head) == 2 and any('"ImportId"' in str(value) for value in head[1].fields.values()):
-        for record in head:
-            on_bad(BadRecord(record.where, "is a further line of names, as Qualtrics writes them"))
-        head = []
-    yield from itertools.chain(head, iterator)
 
 
 def describe_form(source: str) -> list[str]:
@@ -273,7 +265,8 @@ def is_empty_cell(value: object) -> bool:
 def _list_names(key: str, values: Sequence[object]) -> dict[str, None]:
     """List the columns of some values: an object that holds a text has one, dotted, for each of its members.
 
-    {A: text} is a list of choices. A list of one object with two texts, in all records, counts as that object.
+    {A: text} is a list of choices. A list of one object with two texts, in all records, counts as that object; one of
+    documents as their texts together.
 
     >>> list(_list_names("x", [{"en": "a hat", "de": "ein Hut"}])), list(_list_names("x", [[{"in": "a", "out": "b"}]]))
     (['x.en', 'x.de'], ['x.0.in', 'x.0.out'])
@@ -285,11 +278,21 @@ def _list_names(key: str, values: Sequence[object]) -> dict[str, None]:
         inner = value[0] if is_single else value  # pyright: ignore
         parts = inner if isinstance(inner, Mapping) else {}
         num_texts = sum(isinstance(part, str) for part in parts.values())
-        if num_texts > is_single and any(len(name) > 1 for name in parts):
+        member = _find_text_member(value) if key.casefold() in DOCUMENTS.split() else ""
+        if member and not is_single:
+            names[f"{key}.*.{member}"] = None
+        elif num_texts > is_single and any(len(name) > 1 for name in parts):
             names |= {f"{key}.0.{name}" if is_single else f"{key}.{name}": None for name in parts}
         else:
             names[key] = None
     return names or {key: None}
+
+
+def _find_text_member(value: object) -> str:
+    """Find the member that all objects of a list have a text in."""
+    objects = [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+    names = [name for name in DOCUMENT_TEXTS if all(isinstance(one.get(name), str) for one in objects)]
+    return names[0] if names and objects else ""
 
 
 def _find_kind(values: Sequence[object], texts: Sequence[str]) -> Kind:
@@ -329,20 +332,3 @@ def find_wholes(table: RawTable, columns: Mapping[str, Column]) -> dict[str, lis
         if len(parts) > 1 and len(frames) <= max(3, 0.1 * len(records)):
             found[name] = parts
     return found
-
-
-def describe_second_names(table: RawTable) -> list[str]:
-    """Describe a first record that may be a second line of names: short cells, no number where all others have one."""
-    if not table.first_line or len(table.records) < 2:
-        return []
-    first = table.records[0].fields
-    cells = [as_text(first[name]) for name in table.columns if not is_empty_cell(first.get(name))]
-    is_odd = False
-    for name, column in table.columns.items():
-        if column.num_filled >= table.num_records - 1 and column.kind in ("number", "text"):
-            values = [value for value in table.list_values(name)[1:] if not is_empty_cell(value)]
-            is_number = len(values) == table.num_records - 1 and _find_kind(values, [*map(as_text, values)]) == "number"
-            is_odd |= is_number and NUMBER.fullmatch(as_text(first.get(name) or "")) is None
-    if not is_odd or not all(count_words(cell) <= MIN_WORDS for cell in cells):
-        return []
-    return [f"the first record, {', '.join(cells)}, may be a second line of names: delete it from the file if so"]

@@ -10,6 +10,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -30,9 +31,8 @@ from fivetune.start.columns import (
     describe_form,
     find_value,
     is_empty_cell,
-    skip_head_lines,
 )
-from fivetune.start.roles import Given
+from fivetune.start.roles import Given, count_names
 from fivetune.start.survey import Reading
 from fivetune.tasks import load_task
 from fivetune.types import JsonTable, RawRecord, Task, TextExample
@@ -47,6 +47,7 @@ FOREIGN = 0.1  # share of texts with letters that T5 lacks from which on its voc
 FEW = 200  # records from which on a test set says something
 LONGEST = 512  # tokens of inputs and of targets
 MAX_ABOVE = 3  # lines that are no records, such as a title, which no table is refused for
+NUM_HEAD = 50  # first records, of which the first are compared with the others
 MAX_UNREAD = 0.05  # share of records that cannot be read, up to which the others are worth a recipe
 CUT = 0.05  # share of inputs over the limit from which on it is told
 
@@ -94,16 +95,28 @@ class StartPlan:
 
 
 def read_examples(
-    table: RawTable, reading: Reading, task: Task, on_bad: Callable[[BadRecord], None]
+    table: RawTable,
+    reading: Reading,
+    task: Task,
+    on_bad: Callable[[BadRecord], None],
+    on_blank: Callable[[str], None] = lambda where: None,
 ) -> Iterator[tuple[RawRecord, RawRecord, Sequence[TextExample]]]:
-    """Yield (record as it is read, the same with a unique id, its examples) of usable records."""
+    """Yield (record as it is read, the same with a unique id, its examples) of usable records.
+
+    Args:
+        on_blank: called with the place of each record that has nothing in the columns of the reading.
+    """
     ids = UniqueIds()
     columns = {"id": reading.id_column} if reading.id_column else {}
-    for read in skip_head_lines(
-        read_records(table.source, columns=columns, header=table.header, on_bad=on_bad), on_bad
-    ):
+    names = [*reading.inputs, *reading.targets]
+    records = read_records(table.source, columns=columns, header=table.header, on_bad=on_bad)
+    for number, read in enumerate(records):
         record = ids.number(read)
-        if examples := convert_record(record, reading, task, on_bad):
+        if number < table.num_names:
+            on_bad(BadRecord(read.where, "is a further line of names. Allowed is one header. Delete the line."))
+        elif names and all(is_empty_cell(find_value(read.fields, name)) for name in names):
+            on_blank(read.where)
+        elif examples := convert_record(record, reading, task, on_bad):
             yield read, record, examples
 
 
@@ -126,8 +139,11 @@ def build_plan(
     """
     # the task, from a sample of the records
     bad: list[BadRecord] = []
-    records = skip_head_lines(read_records(source, header=header, on_bad=bad.append), bad.append)
-    table = build_table(source, records, bad, header=header, flags=flags)
+    records = read_records(source, header=header, on_bad=bad.append)
+    head = [*islice(records, NUM_HEAD)]
+    num_names = count_names(head, has_header=bool(header))
+    table = build_table(source, chain(head[num_names:], records), bad, header=header, flags=flags)
+    table = replace(table, num_names=num_names)
     reading = infer_task(table, task=task, given=given)
     loaded = load_task(reading.task, reading.options)
     # the sets, from all records; what else is needed of them is kept on the way
@@ -136,6 +152,7 @@ def build_plan(
         share = f"{len(bad):,} of {num_total:,} records cannot be read"
         raise DataError(f"{source}: {share}; the first: {_describe_bad(bad[0])} Nothing was written.")
     bad = []
+    blank: list[str] = []
     labels: Counter[str] = Counter()
     ids: list[RawRecord] = []
     renamed: list[str] = []  # ids that an earlier record has
@@ -144,7 +161,7 @@ def build_plan(
     longest: list[TextExample] = []  # the example with the longest target
 
     def convert() -> Iterator[tuple[RawRecord, Sequence[TextExample]]]:
-        for read, record, examples in read_examples(table, reading, loaded, bad.append):
+        for read, record, examples in read_examples(table, reading, loaded, bad.append, blank.append):
             if len(ids) % math.ceil(num_total / SAMPLE) == 0:
                 sample.append(examples[0])
             longest[:] = [max([*longest, examples[0]], key=_measure_target)]
@@ -191,6 +208,8 @@ def build_plan(
         is_measured=tokenizer is not None,
     )
     warnings = [*describe_form(source), *reading.warnings, *_list_warnings(plan, bad)]
+    if blank:
+        warnings.append(f"{len(blank):,} blank records are left out; the first: {blank[0]}")
     if renamed:
         warnings.append(
             f"{len(renamed):,} records have the id of an earlier one, such as {renamed[0]!r}: in the sets it is "

@@ -50,6 +50,7 @@ SAMPLE = 2_000  # records of which answers are compared with contexts
 CONFLICTS = 0.2  # share of records whose inputs another record has with another label
 MAX_NUMBERED = 20  # distinct whole numbers up to which they may be labels without a name that says so
 CONSTANT = 0.98  # share of one value from which on a column without a clear name is hardly a label
+NOTES = "note notes notiz remark remarks comment comments"  # are no text that is asked about
 LONG_CONTEXT = 20  # mean words from which on a text may be asked about
 CERTAIN = 100  # points of a layout that cannot mean anything else
 NO_LABEL = "no column is named as a label"
@@ -165,6 +166,9 @@ def read_pairs(survey: Survey) -> Iterator[Reading]:
         unknown = [name for name in reversed(texts) if survey.rate(name, "targets", *_INPUTS) == 0]
         if len(texts) <= 3 or len(unknown) == 1:
             targets += unknown
+        questions = [name for name in texts if survey.rate(name, "question") >= USUAL]
+        if not targets and len(questions) == 1:  # it may be written for a text
+            targets = questions
     for target in targets:
         for sources in _list_sources(survey, target, texts):
             yield _read_pair(survey, sources, target)
@@ -198,6 +202,8 @@ def _list_sources(survey: Survey, target: str, texts: Sequence[str]) -> list[lis
         return [[name for name in survey.columns if name in (short, long[0])], [short], long[:1]]
     unknown = [name for name in texts if survey.rate(name, "targets", "answer", *_INPUTS) < 2]
     others = [name for name in unknown or texts if name != target]
+    if not known and len(others) == 2 and target == texts[-1]:  # one text of two others
+        return [others, others[:1]]
     return [[name] for name in (known or others)[:3]]
 
 
@@ -242,7 +248,8 @@ def _read_pair(survey: Survey, sources: Sequence[str], target: str) -> Reading:
     is_text = named <= survey.rate(target, "text") and survey.can_learn_other([*used, *texts])
     table = [
         (others, f"{_join(others[:1])} is named after a language, too"),
-        (last.kind == "number", NO_PEARSON),
+        (last.has_fractions, NO_PEARSON),
+        (survey.rate(target, "question") == CLEAR and named < 2, f"{target} is named as what is read"),
         (survey.rate(source, *READ) < survey.rate(source, "targets"), f"{source} is named as what is learned, too"),
     ]
     if not form:
@@ -290,9 +297,17 @@ def _has_target(survey: Survey, name: str, target: str) -> bool:
 CHATS = (("role", "content", "system", "user", "assistant"), ("from", "value", "system", "human", "gpt"))
 
 
+DIALOGUES = "turns dialog dialogs dialogue dialogues conversation conversations utterances"
+
+
 def read_chat(survey: Survey) -> Iterator[Reading]:
-    """Yield the first exchange of lists of messages, {"role": ..., "content": ...} or {"from": ..., "value": ...}."""
+    """Yield the first exchange of lists of messages, {"role": ..., "content": ...} or {"from": ..., "value": ...}, or
+    of texts."""
     for name, column in survey.columns.items():
+        if column.kind == "list" and {*split_name(name)} & {*DIALOGUES.split()} and column.example[:2] in ("['", '["'):
+            reason = f"{name} holds the turns of dialogues; the first answer is learned, and what follows is not read"
+            roles = {"inputs": [f"{name}.0"], "targets": [f"{name}.1"]}
+            yield Reading("chat", "jsonl", roles, reason, evidence=[Evidence(CERTAIN, "lists of turns")])
         chats = [value for value in survey.table.list_values(name) if isinstance(value, list)]
         for role, content, *speakers in CHATS if column.kind == "list" else ():
             spoken = [[turn.get(role) for turn in chat if isinstance(turn, Mapping)] for chat in chats]
@@ -305,17 +320,17 @@ def read_chat(survey: Survey) -> Iterator[Reading]:
             further = f"{num_long:,} of {len(spoken):,} chats go on after the first answer, which is not read"
             warnings = [further] if num_long else []
             num_other = sum(roles[: len(form)] != form for roles in spoken)
-            others = Counter(str(one) for roles in spoken for one in roles if one not in speakers)
-            shown = ", ".join(f"{one} ({number:,})" for one, number in others.most_common(5))
+            counts = Counter(str(one) for roles in spoken for one in roles if one not in speakers)
+            shown = ", ".join(f"{one} ({number:,})" for one, number in counts.most_common(5))
             tools = [f"{one} is not read" for one in survey.columns if one in ("tools", "functions")]
-            if num_other:
-                warnings.append(
-                    f"{num_other:,} of {len(spoken):,} chats do not begin with {_join(form)}: {shown or 'others'}"
-                )
+            doubts: list[str] = []
+            if num_other:  # a call of a tool would be learned as the answer
+                others = f"{num_other:,} of {len(spoken):,} chats"
+                doubts.append(f"{others} do not begin with {_join(form)}, and are read so: {shown or 'others'}")
             elif shown:
                 warnings.append(f"turns of others are not read: {shown}")
             outputs = _list_outputs(survey, [name])
-            doubts = _describe_outputs(outputs)
+            doubts += _describe_outputs(outputs)
             for target in (paths[-1], *outputs):
                 roles = {"inputs": paths[:-1], "targets": [target]}
                 found = Reading("chat", "jsonl", roles, reason, warnings=[*warnings, *tools], doubts=doubts)
@@ -329,7 +344,8 @@ def read_questions(survey: Survey) -> Iterator[Reading]:
     """Yield questions with each column of answers; the values of the answers decide the form."""
     columns = survey.columns
     questions = [name for name in survey.list_columns("question", minimum=2) if columns[name].kind == "text"]
-    contexts = {name: context for name in questions[:1] if (context := _find_context(survey, name))}
+    is_told = {"question", "answer"} <= survey.given.keys() and "context" not in survey.given
+    contexts = {name: found for name in questions[:1] if not is_told and (found := _find_context(survey, name))}
     yield from read_quizzes(survey, contexts)
     if not questions:
         return
@@ -347,6 +363,7 @@ def read_questions(survey: Survey) -> Iterator[Reading]:
 def _find_context(survey: Survey, question: str) -> str | None:
     """Find the text that questions are about: the one with the clearest name."""
     texts = [name for name in survey.list_columns("context", "text", minimum=2) if survey.columns[name].has_text]
+    texts = [name for name in texts if survey.is_given(name) or not {*split_name(name)} & {*NOTES.split()}]
     known = [name for name in texts if name != question and survey.rate(name, "answer", "targets") < USUAL]
     if known and (survey.rate(known[0], "context") >= 2 or len(known) == 1):
         return known[0]

@@ -10,25 +10,36 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from fivetune.errors import ConfigError, suggest_names
-from fivetune.start.columns import RawTable, find_value
+from fivetune.start.columns import (
+    MIN_RECORDS,
+    MIN_WORDS,
+    NUMBER,
+    RawTable,
+    as_text,
+    count_words,
+    find_value,
+    is_empty_cell,
+)
+from fivetune.types import RawRecord
 
 CLEAR, USUAL = 4, 3  # points of a whole name; as the last word of a longer one it has one less, elsewhere two less
 
 WORDS: Mapping[str, tuple[str, str]] = {
     "question": (
         "question questions question_text question_stem stem problem frage fragen pregunta domanda pergunta vraag "
-        "问题 質問 질문",
+        "问题 質問 질문 вопрос pytanie soru pertanyaan soal otázka fråga kysymys سؤال प्रश्न",
         "query q goal math_problem word_problem ctx",
     ),
     "context": (
-        "context contexts passage passages paragraph paragraphs kontext contexto contexte contesto support",
+        "context contexts passage passages excerpt paragraph paragraphs kontext contexto contexte contesto support",
         "document documents text article snippet snippets evidence abstract background story facts numbers table "
-        "schema theory rules history persona search_results supporting_facts",
+        "schema theory rules history persona search_results supporting_facts quote chunk chunks fragment docs",
     ),
     "answer": (
         "answer answers answer_text answer_key answerkey answer_idx correct_answer exact_answer "
         "gold_answer final_answer correct ground_truth "
-        "antwort antworten respuesta respuestas reponse réponse risposta resposta antwoord 答案 回答 답변",
+        "antwort antworten respuesta respuestas reponse réponse risposta resposta antwoord 答案 回答 답변 "
+        "odpowiedź cevap jawaban odpověď svar vastaus جواب उत्तर",
         "correcta correcto correta corretta correcte richtig goed верный ответ "
         "solution solutions response reply a long_answer short_answer ideal_answer best_answer spans doctor",
     ),
@@ -97,7 +108,7 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "place": ("location city country place state region timezone coord", ""),
     "fact": (
         "language lang languages license split publication publisher source_lang target_lang version confidence count "
-        "like likes retweet retweets quote votes ups downs parse flag filename platform device channel finished "
+        "like likes retweet retweets votes ups downs parse flag filename platform device channel finished "
         "progress duration recipient ip_address user_language latitude longitude",
         "explanation exp rationale reason reasoning package package_name domain website helpful upvotes "
         "gender age answer_start is_impossible plausible_answers "
@@ -195,6 +206,31 @@ def is_column_name(name: str) -> bool:
     return is_identifier or (
         not re.search(r"[.!?]", name) and any(rate_name(role, name) >= USUAL - 1 for role in WORDS)
     )
+
+
+def count_names(head: Sequence[RawRecord], *, has_header: bool) -> int:
+    """Count the first records that are further lines of names.
+
+    Args:
+        has_header: the user gave the names: the first line may be another header.
+    """
+    if len(head) > 1 and any('"ImportId"' in str(value) for value in head[1].fields.values()):  # Qualtrics
+        return 2
+    return int(len(head) >= MIN_RECORDS and _is_line_of_names(head, has_header=has_header))
+
+
+def _is_line_of_names(head: Sequence[RawRecord], *, has_header: bool) -> bool:
+    """Whether the first record is no record: short cells, with a word where all other records have a number, or with
+    names of columns alone, beside a blank where all have a number or below the user's header.
+    """
+    first, *others = ({k: v for k, v in one.fields.items() if k != "id" or one.has_own_id} for one in head)
+    cells = [value for value in first.values() if isinstance(value, str) and not is_empty_cell(value)]
+    if not cells or max(map(count_words, cells)) > MIN_WORDS or any(map(NUMBER.fullmatch, cells)):
+        return False
+    numbered = [name for name in first if all(NUMBER.fullmatch(as_text(one.get(name, ""))) for one in others)]
+    are_names = all(is_column_name(cell) or find_language(cell) for cell in cells)
+    is_header = are_names and has_header and any(" " not in cell for cell in cells)
+    return is_header or any(are_names or not is_empty_cell(first[name]) for name in numbered)
 
 
 def find_language(name: str) -> str | None:

@@ -133,6 +133,8 @@ class Survey:
             return name in self.given.get("id", ())
         column = self.columns[name]
         learned = self.rate(name, *LEARNED)
+        if column.kind == "number" and learned < USUAL <= self.rate(name, "context") and column.num_distinct > 2:
+            return True  # the number of a text
         is_long = column.kind == "number" and column.mean_chars >= LONG_ID
         if column.kind in ("date", "link") or (column.has_codes and (learned < USUAL or is_long)):
             return True

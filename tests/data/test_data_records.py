@@ -771,6 +771,20 @@ def test_small_objects_keep_their_form(put, document, num):
     assert len(fields(put("a.json", json.dumps(document, indent=1)))) == num
 
 
+def test_lists_of_different_lengths_are_dialogues(put):
+    dialogues = [["Hi.", "Ho."], ["Who?", "Ann.", "Thanks."]]
+    assert [one["turns"] for one in fields(put("a.json", json.dumps(dialogues)))] == dialogues
+    assert fields(put("b.json", json.dumps([["Hi.", "a"], ["Ho.", "b"]])), header=("text", "label"))[0]["text"] == "Hi."
+
+
+def test_a_folder_of_two_files_of_lines_names_paste(put, tmp_path):
+    (tmp_path / "pair").mkdir()
+    for suffix in ("src", "trg"):
+        put(f"pair/a.{suffix}", "a text\n")
+    with pytest.raises(DataError, match=r"paste \S*a.src \S*a.trg > a.tsv, with --header src,trg"):
+        fields(str(tmp_path / "pair"))
+
+
 def test_lines_of_lists_in_a_json_file_are_records(put):
     assert len(fields(put("a.json", '{"tokens": ["a"], "tags": [1]}\n{"tokens": ["b"], "tags": [0]}\n'))) == 2
 
@@ -785,6 +799,7 @@ def test_lines_of_lists_in_a_json_file_are_records(put):
             ["> oos_val.json, and name the values", "--header text,label"],
         ),
         ({"version": 1, "dev": FRAME}, ["there are 'dev' (30)"]),
+        ({"chapters": FRAME[:3], "mcqs": FRAME}, ["'mcqs' (30), 'chapters' (3)", "> mcqs.json."]),
         ({"version": "1", "count": 3}, ["the keys are 'version', 'count'"]),
     ],
 )

@@ -273,3 +273,38 @@ def test_files_of_lines_are_refused_with_the_command_that_joins_them(tmp_path):
             list(read_records(str(tmp_path / name)))
     with pytest.raises(DataError, match=r"paste .*train\.en .*train\.de > train\.tsv, with --header en,de"):
         list(read_records(f"{tmp_path}/train.en,{tmp_path}/train.de"))
+
+
+# ---- tables for the eye, comments, rows of different widths
+
+
+def test_padding_is_no_part_of_names_and_cells(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("text      ,label   \nred hat   ,   1\nblue coat ,   0\n")
+    assert [record.fields for record in read_records(str(path))] == [
+        {"id": "a-1", "text": "red hat", "label": "1"},
+        {"id": "a-2", "text": "blue coat", "label": "0"},
+    ]
+
+
+def test_spaces_within_a_table_are_kept(read):
+    assert read("a.tsv", "text\tlabel\n  red hat\tgood \n")[0] == [("  red hat", "good ")]
+
+
+def test_comments_are_above_the_header(tmp_path):
+    path = tmp_path / "a.csv"
+    rows = "".join(f"{number % 2}; wo ist haus {number}; dort\n" for number in range(9))
+    path.write_text(f"// Fragen\n// kategorie; frage; antwort\n{rows}")
+    bad = []
+    records = list(read_records(str(path), on_bad=bad.append))
+    assert len(records) == 9
+    assert {"kategorie", "frage", "antwort"} <= records[0].fields.keys()
+    assert [one.where for one in bad] == [f"{path}:1"]
+
+
+def test_a_row_with_more_cells_names_the_command_that_keeps_the_first(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_text("en\tde\na\tb\nc\td\te\n")
+    bad = []
+    assert len(list(read_records(str(path), on_bad=bad.append))) == 1
+    assert f"cut -f1-2 {path}" in bad[0].reason

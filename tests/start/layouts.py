@@ -379,7 +379,13 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "whole dialogues of questions": ("question=question | answer=reply | formatted=whole of question answer", "unifiedqa abstractive: answer < question"),
     "whole posts": ("titel=sentence | inhalt=paragraph | alles=whole of titel inhalt | kategorie=three", "classification: kategorie < titel inhalt"),
     "graph queries": ("question=question | schema=long | cypher=graph", "jsonl: cypher < question schema"),
-    "chat with tools": ("conversations=turns of tools | tools=constant", "jsonl: conversations.1.value < conversations.0.value"),
+    "chat with tools": ("conversations=turns of tools | tools=constant", "?"),
+    # what is written for a text, texts in lists, numbers of texts
+    "questions written for texts": ("document=group | chunk=class | text=sentence | question=question", "?"),
+    "one text of two others": ("precedent=sentence | followup=question | fused=reply | table=class", "?"),
+    "dialogues as lists": ("turns=texts", "jsonl: turns.1 < turns.0"),
+    "summaries of several documents": ("id=id | docs=variants | summary=short answer", "jsonl: summary < docs.*.text"),
+    "evaluation of retrieval": ("q_id=id | question=question | category=three | expected_chunk_quote=sentence | gold_answer=reply | notes=maybe", "?"),
     "a translation beside a judgement": ("sentence=german | translation=sentence | label=flag", "?"),
     "a translation in Spanish beside a grade": ("oración=german | traducción=sentence | valoración=three", "?"),
     # answers beside answers, and columns in several languages

@@ -203,7 +203,8 @@ WORDS = ("hi", "hello", "fine", "thanks", "what", "are", "you", "see", "later", 
 
 
 @pytest.mark.parametrize(
-    "first", ["hi\thello", "how are you\tfine thanks", "thank you\tno problem", "good day\thi, you", "Fråga\tSvar"]
+    "first",
+    ["hi\thello", "how are you\tfine thanks", "thank you\tno problem", "good day\thi, you", "Klausimas\tAtsakymas"],
 )
 def test_a_first_line_that_may_be_a_record_is_a_doubt(folder, capsys, first):
     draw = random.Random(1)
@@ -299,6 +300,34 @@ def test_the_source_is_never_written_to(folder, capsys):
     assert code == 2 and "is among the data" in err
     assert run(capsys, "new", "data", "--model", "t5-nano")[0] == 0
     assert (folder / "data.yaml").is_file()
+
+
+PAIRS = [f"{number},what has Bob {number}?,a {kit.OWNERS[number % 3]} of number {number}" for number in range(60)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (["No,Source,Target", ",English,German"], []),
+        (["No,Source,Target", "Number,the text,its form"], []),
+        (["No,Question,Reply"], ["--header", "a,b,c", "--column", "inputs=b", "--column", "targets=c"]),
+    ],
+)
+def test_a_further_line_of_names_is_left_out_with_a_word(folder, capsys, lines, words):
+    (folder / "a.csv").write_text("\n".join([*lines, *PAIRS]) + "\n")
+    code, _, err = run(capsys, "new", "a.csv", *words)
+    assert code == 0
+    assert f"a.csv:{len(lines)}: is a further line of names" in err
+    assert sum(map(len, read_sets("a", folder).values())) == len(PAIRS)
+
+
+def test_blank_records_are_counted_and_left_out(folder, capsys):
+    blank = [f"{100 + number},," for number in range(90)]
+    (folder / "a.csv").write_text("\n".join(["No,Source,Target", *PAIRS, *blank]) + "\n")
+    code, _, err = run(capsys, "new", "a.csv")
+    assert code == 0
+    assert "90 blank records are left out" in err
+    assert sum(map(len, read_sets("a", folder).values())) == len(PAIRS)
 
 
 def test_repeated_ids_and_unusable_records(folder, capsys):

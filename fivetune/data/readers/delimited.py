@@ -35,6 +35,7 @@ from fivetune.types import RawRecord
 BOM = b"\xef\xbb\xbf"
 SEPARATORS = "\t;,|"  # where several divide all lines alike: the one that sentences hold least often
 PROSE_SEPARATORS = ";,"  # sentences hold them, followed by a space or at the end of a line
+COMMENTS = ("#", "//")
 BY_SUFFIX = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
 MAX_ABOVE = 20  # lines of a title, a licence or comments above the header
 SAMPLE_ROWS = 100  # that show the separator, and whether there is a header
@@ -54,12 +55,13 @@ HEADER_WORDS = re.compile(
 
 
 class TableRow(NamedTuple):
-    """A row of a table that is not a record yet; `number` is its first line, from 1."""
+    """A row of a table that is not a record yet; `number` is its first line, from 1; `separator` of its cells."""
 
     path: Path
     number: int
     header: Sequence[str]
     cells: list[str]
+    separator: str = ","
 
     @property
     def num_bytes(self) -> int:
@@ -70,10 +72,13 @@ class TableRow(NamedTuple):
         if len(self.cells) >= num and not any(self.cells[num:]):  # separators at the end of lines alone
             return RawRecord(dict(zip(self.header, self.cells[:num], strict=True)), where)
         first = quote_value(self.cells[0], limit=30)
+        path = shlex.quote(str(self.path))
+        is_longer = self.separator == "\t" and len(self.cells) > num
+        keep = f", or keep the first {num}: cut -f1-{num} {path} > first.tsv" if is_longer else ""
         return BadRecord(
             where,
-            f"{len(self.cells)} cells, beginning with {first}, but the header has {len(self.header)}. "
-            "Allowed is one cell per column, in double quotes if it holds a delimiter. Correct the row.",
+            f"{len(self.cells)} cells, beginning with {first}, but the header has {num}. "
+            f"Allowed is one cell per column, in double quotes if it holds a delimiter. Correct the row{keep}.",
         )
 
 
@@ -157,7 +162,7 @@ def _is_header(above: Sequence[str], rest: str, separator: str) -> bool:
         return False
     if any(_is_known(split_plain(line, separator)) or not _is_text(line, separator) for line in above):
         return False
-    return not above or not _is_prose(rest, separator)
+    return all(line.startswith(COMMENTS) for line in above) or not _is_prose(rest, separator)
 
 
 def _is_known(cells: Sequence[str]) -> bool:
@@ -166,7 +171,7 @@ def _is_known(cells: Sequence[str]) -> bool:
 
 def _is_text(line: str, separator: str) -> bool:
     """Return whether a line is a comment, a sentence, one cell or blank."""
-    return line.startswith("#") or _is_prose(line, separator) or _count_cells(split_plain(line, separator)) < 2
+    return line.startswith(COMMENTS) or _is_prose(line, separator) or _count_cells(split_plain(line, separator)) < 2
 
 
 def _count_cells(cells: Sequence[str]) -> int:
@@ -402,12 +407,13 @@ def is_swallowed(lines: Sequence[str], cells: Sequence[str], separator: str, wid
 
 
 def name_columns(cells: Sequence[str]) -> list[str]:
-    """Return the names of columns; an empty one, as the index of pandas has, gets the name that pandas gives it.
+    """Return the names of columns without the spaces around them; an empty one, as the index of pandas has, gets the
+    name that pandas gives it.
 
-    >>> name_columns(["", "text"])
+    >>> name_columns(["", "text "])
     ['Unnamed: 0', 'text']
     """
-    return [cell or f"Unnamed: {place}" for place, cell in enumerate(cells)]
+    return [cell.removeprefix("//").strip() or f"Unnamed: {place}" for place, cell in enumerate(cells)]
 
 
 def find_data_in_header(rows: Sequence[Sequence[str]]) -> str:
@@ -495,6 +501,7 @@ def read_csv_rows(
             yield _describe_above(f"{path}:{number}", line, start, header)
     lines = _decode_lines(file, path, start)
     names: list[str] = []
+    is_padded = False
     records = _iter_quoted(lines, start, separator, quoting) if quoting.mark else _iter_plain(lines, start, separator)
     max_lines = MAX_TRUSTED_LINES if quoting.is_trusted else 1
     for record in records:
@@ -506,6 +513,7 @@ def read_csv_rows(
         if not names:
             sample = _sample_rows(rest, separator, quoting)
             names, is_record = _find_names(record.cells, sample, header, where)
+            is_padded = sum(cell != cell.strip() for cell in record.cells) > len(record.cells) / 2
             if wrong := describe_missing_column(names, columns):
                 raise DataError(f"{where}: {wrong}")
             if not is_record:
@@ -513,7 +521,8 @@ def read_csv_rows(
         if len(record.lines) > max_lines and is_swallowed(record.lines, record.cells, separator, len(names)):
             yield _describe_swallowed(where, record)
         else:
-            yield TableRow(path, record.number, names, record.cells)
+            cells = [cell.strip() for cell in record.cells] if is_padded else record.cells
+            yield TableRow(path, record.number, names, cells, separator)
 
 
 def read_text_lines(file: IO[bytes], path: Path, header: Sequence[str]) -> Iterator[TableRow]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import IO, Literal, NamedTuple, cast
 
@@ -34,6 +35,7 @@ from fivetune.types import JsonTable, RawRecord
 
 RECORD_LISTS = ("data", "questions")  # keys of a document's list of records: SQuAD's, BioASQ's
 SPLIT_NAMES = ("train", "validation", "val", "valid", "dev", "test")
+NUM_DIALOGUES = 50  # first lists whose lengths show whether they are records or dialogues
 MIN_ROWS = 20  # of columns whose rows have names, not numbers: fewer are records with so many fields
 _Form = Literal["listed", "by id", "columns of rows", "columns of values"]
 _TO_RECORDS = "df.to_json(FILE, orient='records', lines=True)"
@@ -98,9 +100,11 @@ def _parse_line(raw: RawLine) -> RawRecord | BadRecord:
     return _make_record(value, where, raw.header)
 
 
-def _make_record(value: object, where: str, header: Sequence[str]) -> RawRecord | BadRecord:
+def _make_record(value: object, where: str, header: Sequence[str], *, has_turns: bool = False) -> RawRecord | BadRecord:
     if isinstance(value, dict):
         return RawRecord(cast("JsonTable", value), where)
+    if has_turns:
+        return RawRecord({"turns": value}, where)
     values = cast("list[object]", value) if isinstance(value, list) else []
     if len(values) < 2:
         return BadRecord(where, f"{describe_value(value)}. A record is an object {{name: value}}. Repair or remove it.")
@@ -123,7 +127,11 @@ def read_json_records(file: IO[bytes], path: Path, header: Sequence[str] = ()) -
     window = JsonWindow(file, path)
     form: _Form = "listed"
     if window.peek() == "[":
-        yield from _read_list_items(window, f"{path}: ", header)
+        file.seek(0)
+        has_turns = not header and _has_turns(JsonWindow(file, path))
+        file.seek(0)
+        window = JsonWindow(file, path)
+        yield from _read_list_items(window, f"{path}: ", header, has_turns=has_turns)
     elif window.peek() == "{":
         form = yield from _read_listed_records(window, path, header)
     else:
@@ -239,8 +247,9 @@ def _describe_missing_list(path: Path, seen: Mapping[str, _Member]) -> str:
 
 def _describe_sets(path: Path, sets: Mapping[str, _Member]) -> str:
     """Return the error for an object with several lists of records, with the command that writes one to a file."""
-    told = ", ".join(f"{name!r} ({one.num:,})" for name, one in list(sets.items())[:8])
-    chosen = "train" if "train" in sets else next(iter(sets))
+    longest = sorted(sets, key=lambda name: -sets[name].num)
+    told = ", ".join(f"{name!r} ({sets[name].num:,})" for name in longest[:8])
+    chosen = "train" if "train" in sets else longest[0]
     code = f"import json; print(json.dumps(json.load(open({str(path)!r}))[{chosen!r}]))"
     names = ", and name the values of its lists: --header text,label" if sets[chosen].parts == "lists" else ""
     return (
@@ -249,7 +258,21 @@ def _describe_sets(path: Path, sets: Mapping[str, _Member]) -> str:
     )
 
 
-def _read_list_items(window: JsonWindow, place: str, header: Sequence[str]) -> Iterator[RawRecord | BadRecord]:
+def _has_turns(window: JsonWindow) -> bool:
+    """Return whether the first items of an array are lists of texts of different lengths: the turns of dialogues."""
+    lengths: set[int] = set()
+    with suppress(DataError):  # told by the reader itself
+        for _ in islice(window.iter_indices(), NUM_DIALOGUES):
+            item = window.read_item()
+            if not isinstance(item, list) or not all(isinstance(turn, str) for turn in cast("list[object]", item)):
+                return False
+            lengths.add(len(cast("list[object]", item)))
+    return len(lengths) > 1
+
+
+def _read_list_items(
+    window: JsonWindow, place: str, header: Sequence[str], *, has_turns: bool = False
+) -> Iterator[RawRecord | BadRecord]:
     for index in window.iter_indices():
         where = f"{place}[{index}]"
         try:
@@ -260,7 +283,7 @@ def _read_list_items(window: JsonWindow, place: str, header: Sequence[str]) -> I
         if isinstance(value, dict) and "paragraphs" in value:
             yield from _split_article(value, where)
         else:
-            yield _make_record(value, where, header)
+            yield _make_record(value, where, header, has_turns=has_turns)
 
 
 def _read_long_article(window: JsonWindow, where: str, error: JsonTooLongError) -> Iterator[RawRecord | BadRecord]:

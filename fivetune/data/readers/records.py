@@ -389,10 +389,13 @@ def _normalize_record(
 
 
 def find_column(fields: Mapping[str, object], name: str) -> tuple[object] | None:
-    """Return the value of a column in a 1-tuple, None if there is none; a dotted name descends into objects and lists.
+    """Return the value of a column in a 1-tuple, None if there is none; a dotted name descends into objects and lists,
+    and `*` stands for all items of a list: their texts are joined by line ends.
 
     >>> find_column({"info": {"topics": ["rain", "snow"]}}, "info.topics.1")
     ('snow',)
+    >>> find_column({"docs": [{"text": "Rain."}, {"text": "Snow."}]}, "docs.*.text")
+    ('Rain.\\nSnow.',)
     """
     if name in fields:
         return (fields[name],)
@@ -402,6 +405,10 @@ def find_column(fields: Mapping[str, object], name: str) -> tuple[object] | None
             value = value[part]
         elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
             value = value[int(part)]
+        elif isinstance(value, list) and part == "*":
+            inner = name.partition("*.")[2]
+            found = [find_column(item, inner) for item in value if isinstance(item, Mapping)]
+            return ("\n".join(str(one[0]) for one in found if one and one[0] is not None),)
         else:
             return None
     return (value,)

@@ -11,7 +11,7 @@ import json
 import os
 import shlex
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -146,6 +146,9 @@ def _list_folder_files(path: Path, source: str) -> list[Path]:
         for folder in (file for file in inside if (file / "index.json").is_file()):
             raise DataError(f"{source}: holds prepared data in folders. Name one of them, such as {folder}.")
         holds = ", ".join(file.name for file in inside[:5]) or "nothing"
+        lines = [file for file in inside if file.is_file()]
+        if len(lines) == 2 and lines[0].stem == lines[1].stem:
+            raise DataError(f"{source}: a folder of two files. {_describe_paste([*map(str, lines)])}")
         raise DataError(
             f"{source}: a folder without data files; it holds {holds}. "
             f"Allowed in a folder: {', '.join(SUFFIXES)}, each also with .gz, or a folder of datasets.save_to_disk. "
@@ -322,15 +325,17 @@ def _format_unpacked(source: str) -> str:
     return f"<(gzip -dc {shlex.quote(source)})" if source.endswith(".gz") else shlex.quote(source)
 
 
+def _describe_paste(parts: Sequence[str]) -> str:
+    names = ",".join(Path(part.removesuffix(".gz")).suffix[1:] or "NAME" for part in parts)
+    joined = " ".join(map(_format_unpacked, parts))
+    table = f"{Path(parts[0]).stem}.tsv"
+    return f"Files of lines that belong together become one table: paste {joined} > {table}, with --header {names}."
+
+
 def _describe_missing_path(path: Path, source: str) -> str:
     parts = source.split(",")
     if len(parts) > 1 and all(os.path.isfile(Path(part).expanduser()) for part in parts):
-        names = ",".join(Path(part.removesuffix(".gz")).suffix[1:] or "NAME" for part in parts)
-        joined = " ".join(map(_format_unpacked, parts))
-        return (
-            f"{source}: several files in one name. Files of lines that belong together become one table: paste "
-            f"{joined} > {Path(parts[0]).stem}.tsv, with --header {names}. Other files are a list: [A, B]."
-        )
+        return f"{source}: several files in one name. {_describe_paste(parts)} Other files are a list: [A, B]."
     folder = path.parent
     while not os.path.exists(folder):
         folder = folder.parent
