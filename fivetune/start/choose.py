@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
@@ -20,22 +20,20 @@ from fivetune.start.columns import (
     RawTable,
     as_text,
     build_table,
-    describe_column,
     find_value,
     is_empty_cell,
 )
 from fivetune.start.readings import SIGNATURES, TASKS, iter_readings
 from fivetune.start.roles import USUAL, Given, find_given, find_group, find_language, is_column_name, split_name
 from fivetune.start.survey import ENOUGH, FEW_WORDS, MARGIN, TARGET_ROLES, Reading, Survey, make_survey
-from fivetune.tasks import load_task
+from fivetune.tasks import list_names, load_task, shorten_repr
 from fivetune.types import RawRecord, Task, TextExample
 
 NUM_TRIED = 20  # first records, one of which a reading's task must convert
 NUM_SHOWN = 3  # readings that a doubt lists
-MAX_NAMES, NAME_CHARS = 20, 40  # columns that a message names, and letters of a name
 SEQUENCES = (
     "FiveTune learns texts, not labels of words or of spans. Write a record for each text, and what is to be found in "
-    "it as text, such as `Ann: person; Oslo: place` in a column `targets`"
+    "it as text, such as `Ann: person; Oslo: place` in a column `targets`. A part of a list can be named: NAME.0.PART"
 )
 
 
@@ -79,9 +77,10 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
         raise DoubtError(f"the first line, {first}, may be a record or the names of the columns", choices)
     if not given and (words := explain_words(survey)):
         raise DataError(f"{table.source}: {words}.")
-    ranked = _list_readings(survey, task, wanted)
+    bad: list[BadRecord] = []
+    ranked = _list_readings(survey, task, wanted, bad.append)
     if not ranked:
-        raise DataError(f"{table.source}: {explain_none(survey, task)}")
+        raise DataError(f"{table.source}: {explain_none(survey, task, bad)}")
     best, *others = ranked
     if given.keys() & TARGET_ROLES.keys():  # the user has said what is learned
         return _complete(replace(best, warnings=[*best.warnings, *best.doubts]), [], survey)
@@ -134,9 +133,14 @@ def list_without_header(table: RawTable, task: str | None) -> list[tuple[RawTabl
     return choices[:NUM_SHOWN]
 
 
-def _list_readings(survey: Survey, task: str | None, wanted: Given) -> list[Reading]:
+def _list_readings(
+    survey: Survey, task: str | None, wanted: Given, on_bad: Callable[[BadRecord], None] = lambda bad: None
+) -> list[Reading]:
     """List the readings of all forms that fit the user's words and whose task converts one of the first records, the
     best first.
+
+    Args:
+        on_bad: called with records that a task does not convert.
     """
     found: dict[str, Reading] = {}
     for reading in iter_readings(survey):
@@ -145,8 +149,8 @@ def _list_readings(survey: Survey, task: str | None, wanted: Given) -> list[Read
         is_wanted = all([*reading.roles.get(role, ())] == [*names] for role, names in wanted.items())
         if task not in (None, reading.task) or not is_wanted:
             continue
-        loaded, bad = load_task(reading.task, reading.options), []
-        if any(convert_record(record, reading, loaded, bad.append) for record in _list_filled(survey.table, reading)):
+        loaded = load_task(reading.task, reading.options)
+        if any(convert_record(record, reading, loaded, on_bad) for record in _list_filled(survey.table, reading)):
             flags = shlex.join(list_flags(reading))
             if flags not in found or found[flags].points < reading.points:
                 found[flags] = reading
@@ -225,8 +229,8 @@ def describe_reading(reading: Reading) -> str:
     >>> describe_reading(Reading("classification", "classification", {"text": ("a", "b"), "label": ("y",)}, ""))
     'classification: y from a, b'
     """
-    source = f" from {_describe_names(reading.inputs)}" if reading.inputs else ""
-    return f"{reading.kind}: {_describe_names(reading.targets)}{source}"
+    source = f" from {list_names(reading.inputs)}" if reading.inputs else ""
+    return f"{reading.kind}: {list_names(reading.targets)}{source}"
 
 
 def explain_words(survey: Survey) -> str | None:
@@ -251,16 +255,21 @@ def explain_words(survey: Survey) -> str | None:
     return f"each record has one word of a text, in {word.name}: {SEQUENCES}"
 
 
-def explain_none(survey: Survey, task: str | None) -> str:
-    """Explain why no reading fits, and what to do."""
+def explain_none(survey: Survey, task: str | None, bad: Sequence[BadRecord]) -> str:
+    """Explain why no reading fits, and what to do; `bad`: records that the task of a reading does not convert."""
     columns = survey.columns
+    given = [(role, name) for role, names in survey.given.items() for name in names]
     if len(columns) < 2:
         return (
-            f"has one column with values, {_describe_names(columns) or 'none'}. Training needs inputs and what is to "
+            f"has one column with values, {list_names(columns)}. Training needs inputs and what is to "
             "be learned for them, such as text,label or question,answer. Add the other column."
         )
     nested = [name for name, column in columns.items() if _is_nested(survey, name, column)]
-    reasons: list[str] = []
+    reasons = [f"{one.where}: {one.reason}" for one in bad[:1] if given]
+    for role, name in given:
+        column = survey.table.columns.get(name, columns[name])
+        values = f"{column.num_distinct:,} different values, such as {shorten_repr(column.example)}"
+        reasons.append(f"{name}, given as {role}, has {values}")
     for name, column in columns.items():
         if column.kind == "text list":
             reasons.append(f"{name} holds lists as text, such as {column.example[:20]}: write what they stand for")
@@ -271,37 +280,30 @@ def explain_none(survey: Survey, task: str | None) -> str:
                 f"all values of {name} are {column.example!r}, and a classification needs two labels: if other files "
                 "hold the others, give their folder"
             )
-        else:
+        elif not given:
             number = f"{column.num_distinct:,} different values in {column.num_filled:,} records"
             reasons.append(f"{name} has {number}, so it is no label")
+    fits = f"--task {task} does not fit" if task else "no task fits"
+    fits += f" the columns {list_names(survey.table.columns)}:"
+    if given:
+        flags = " ".join(f"--column {role}={name}" for role, name in given)
+        return f"{fits} {'; '.join(reasons)}. Give other columns than {flags}, or another task with --task."
     texts = sorted((name for name in columns if columns[name].has_text), key=lambda name: -columns[name].mean_chars)
     texts = [name for name in texts if name not in nested]
-    is_read = any(survey.rate(name, "targets") < USUAL for name in texts)
-    lists = [name for name, column in columns.items() if column.kind == "list" and not survey.is_sequence(name)]
-    parts = [f"{name}.0" for name in lists if not (is_read and name in nested)]
-    parts = [name for name in parts if describe_column(name, survey.table.list_values(name)).mean_words > FEW_WORDS]
-    fits = f"--task {task} does not fit" if task else "no task fits"
-    fits += f" the columns {_describe_names(survey.table.columns)}:"
-    if nested and len(texts) + len(parts) < 2:
+    if nested and len(texts) < 2:
         verb = "holds" if len(nested) == 1 else "hold"
-        return f"{fits} {_describe_names(nested)} {verb} lists or objects. {SEQUENCES}."
-    texts += parts
-    given = [f"--column {role}={name}" for role, names in survey.given.items() for name in names]
-    if texts:
-        read = min(texts, key=lambda name: survey.rate(name, "targets") >= USUAL)
-        learned = [*survey.list_columns("targets", "answer", minimum=2), *texts[::-1]]
-        learned = [name for name in learned if name not in (*nested, read)]
-        reasons.append(f"text in {_describe_names(texts)}, and no other column is named as what is to be learned")
-        flags = shlex.join(["--column", f"inputs={read}", "--column", f"targets={[*learned, 'NAME'][0]}"])
-        way = f"Name the columns, such as --column text=NAME --column label=NAME or {flags}, or the task with --task"
-        way += "; NAME.0.PART is a part of a list." if parts else "."
-        if not learned:
-            way += " If the file holds the texts of one label, add it as a column, and join the files of all labels."
-    else:
+        return f"{fits} {list_names(nested)} {verb} lists or objects. {SEQUENCES}."
+    if not texts:
         reasons.append("no column holds text: what the model would read is missing")
-        way = "Add a column with the text of each record."
-    if given:
-        way = f"Give other columns than {' '.join(given)}, or another task with --task."
+        return f"{fits} {'; '.join(reasons)}. Add a column with the text of each record."
+    reasons.append(f"text in {list_names(texts)}, and no other column is named as what is to be learned")
+    pairs = itertools.permutations(sorted(texts, key=lambda name: survey.rate(name, "targets"))[:4], 2)
+    known = ({"inputs": [read], "targets": [learned]} for read, learned in pairs)
+    example = next((one for one in known if _list_readings(make_survey(survey.table, one), task, one)), {})
+    flags = shlex.join(word for role, names in example.items() for word in ("--column", f"{role}={names[0]}"))
+    way = f"Name the columns, such as {flags or '--column text=NAME --column label=NAME'}, or the task with --task."
+    if len(texts) < 2:
+        way += " If the file holds the texts of one label, add it as a column, and join the files of all labels."
     return f"{fits} {'; '.join(reasons)}. {way}"
 
 
@@ -310,9 +312,3 @@ def _is_nested(survey: Survey, name: str, column: Column) -> bool:
     if column.kind == "object" or ".0." in name:
         return True
     return column.kind == "list" and (column.example[1:2] in ("{", "[") or survey.is_sequence(name))
-
-
-def _describe_names(names: Collection[str]) -> str:
-    """Join the first names, each shortened."""
-    shown = [name if len(name) <= NAME_CHARS else f"{name[:NAME_CHARS]}..." for name in list(names)[:MAX_NAMES]]
-    return ", ".join(shown) + (f" and {len(names) - MAX_NAMES:,} others" if len(names) > MAX_NAMES else "")

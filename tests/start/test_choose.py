@@ -290,10 +290,24 @@ def test_advice_never_names_the_flags_that_were_given():
     assert "Name the columns" not in str(caught.value)
 
 
+def test_flags_that_do_not_fit_are_refused_with_what_they_name():
+    given = {"question": ("text",), "choices": ("label",), "answer": ("case",)}
+    with pytest.raises(DataError, match=r"label, given as choices, has 2 different values, such as 'late'"):
+        infer_task(table(lambda i: {"text": text(i), "label": ("late", "soon")[i % 2], "case": i}, 60), given=given)
+
+
+def test_the_example_of_a_message_works():
+    unread = table(lambda i: {"Q1": f"What is {text(i)}?", "Q2": f"Who is {text(i)}?"}, 60)
+    with pytest.raises(DataError) as caught:
+        infer_task(unread)
+    words = str(caught.value).split("such as ")[1].split(",")[0].replace("--column ", "").split()
+    assert infer_task(unread, given={role: (name,) for role, name in (one.split("=") for one in words)}).targets
+
+
 def test_what_is_missing_is_named():
     with pytest.raises(DataError, match=r"what the model would read is missing\. Add a column with the text"):
         infer_task(table(lambda i: {"case": i, "abuse": ("no", "yes")[i % 2]}, 60))
-    with pytest.raises(DataError, match=r"--column inputs=sentences\.0 --column targets=sql, or .* a part of a list"):
+    with pytest.raises(DataError, match=r"sentences holds lists or objects\. .* NAME\.0\.PART"):
         infer_task(table(lambda i: {"sentences": [{"text": text(i)}] * (1 + i % 2), "sql": [f"select {i}"] * 2}, 60))
     with pytest.raises(DataError, match=r"spans holds lists as text, such as \[0, 1\]"):
         infer_task(table(lambda i: {"spans": f"[{i}, {i + 1}]", "text": text(i)}, 60))
