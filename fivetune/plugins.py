@@ -128,7 +128,7 @@ def list_missing_members(kind: str, options: type[Options]) -> list[str]:
     for base in contract.__mro__:
         if base in Options.__mro__ or base in (Protocol, Generic):
             continue
-        asked.update(vars(base), base.__annotations__)
+        asked.update(str(member) for member in (*vars(base), *base.__annotations__))
     missing = {one for one in asked if not (hasattr(options, one) or one in options.model_fields)}
     return sorted(one for one in missing | options.__abstractmethods__ if not one.startswith("_"))
 

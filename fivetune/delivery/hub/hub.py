@@ -28,6 +28,16 @@ MAX_WAIT_SECONDS = 60.0  # for an answer: a commit may take the hub a while
 SAFE = "The same command again is safe: files that have arrived are not sent twice."
 AGAIN = f"Nothing was published. {SAFE}"
 MAX_REASON_CHARS = 300
+REFUSALS = {
+    401: f"the hub does not accept the token in {TOKEN} (401). It is wrong, expired or revoked: create another with "
+    f"write access at {PUBLIC_HUB}/settings/tokens.",
+    403: f"the token in {TOKEN} has no write access to {{owner}} (403). Take one that has it, or a name under your "
+    "own account.",
+    404: "the hub finds no {owner}, or the token does not see it (404). Check the name.",
+    409: "the hub reports a conflict (409): another upload to it is running. Wait for that one.",
+    429: "the hub takes no more requests now (429). Wait some minutes.",
+}
+"""Status code of the hub's answer -> what it means and what to do; `owner` is the organisation of the repository."""
 
 
 def refuse_repo_name(name: str) -> None:
@@ -153,23 +163,10 @@ def _find_refusal(error: BaseException) -> HfHubHTTPError | None:
 def _explain_refusal(error: HfHubHTTPError, repo: str, doing: str) -> FiveTuneEnvironmentError:
     """Translate an answer of the hub into what the user can do."""
     status = error.response.status_code
-    organisation = repo.partition("/")[0]
-    if status == 401:
-        text = f"the hub does not accept the token in {TOKEN} (401). It is wrong, expired or revoked: create another"
-        text += f" with write access at {PUBLIC_HUB}/settings/tokens."
-    elif status == 403:
-        text = f"the token in {TOKEN} has no write access to {organisation} (403). Take one that has it, or a name "
-        text += "under your own account."
-    elif status == 404:
-        text = f"the hub finds no {organisation}, or the token does not see it (404). Check the name."
-    elif status == 409:
-        text = "the hub reports a conflict (409): another upload to it is running. Wait for that one."
-    elif status == 429:
-        text = "the hub takes no more requests now (429). Wait some minutes."
-    else:
-        reason = _shorten(error.server_message or str(error), "").rstrip(".")
-        text = f"the hub answers with {status} while {doing}: {reason}."
-    return FiveTuneEnvironmentError(f"{repo}: {text} {AGAIN}")
+    text = REFUSALS.get(status, "the hub answers with {status} while {doing}: {reason}.")
+    reason = _shorten(error.server_message or str(error), "").rstrip(".")
+    told = text.format(status=status, doing=doing, reason=reason, owner=repo.partition("/")[0])
+    return FiveTuneEnvironmentError(f"{repo}: {told} {AGAIN}")
 
 
 def _shorten(text: str, token: str) -> str:

@@ -10,9 +10,12 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 import fivetune
 from fivetune.config import RunConfig
@@ -20,11 +23,12 @@ from fivetune.config.layers import as_yaml
 from fivetune.config.paths import find_typed_path, resolve_adapter
 from fivetune.errors import format_size
 from fivetune.reading.card.facts import (
-    build_data_lines,
-    build_limit_lines,
     escape_markdown,
     find_no_answer,
+    list_data_files,
+    list_data_sets,
     list_dataset_names,
+    list_limits,
     name_eval_data,
     read_base_license,
 )
@@ -92,21 +96,56 @@ def build_model_card(
         evaluation: evaluation of the exported weights; None without evaluations. best: as in status.json.
     """
     settings = config.as_redacted_dict()
+    shown = shorten_paths(settings)
     base = find_base(config, request.folder)
-    name = redact_settings(request.place.name if request.place.is_published else run.name)
-    score = best.metric if best else config.task.main_metric
-    lines = [f"# {escape_markdown(name)}", "", *_describe_model(config, request), ""]
-    lines += _build_score_lines(config, run, evaluation, best)
-    if request.kind == "export":
-        lines += _build_proof_lines(request.export)
-    lines += ["## Use", "", *_build_examples(config, base, request)]
-    no_answer = find_no_answer(config.tasks)
-    lines += build_limit_lines(run, evaluation, no_answer=no_answer, score=score)
-    lines += build_data_lines(run, request.folder, with_checksums=request.with_checksums)
-    lines += _build_training_lines(settings, run)
-    lines += ["## Settings of the run", "", *_format_block(as_yaml(shorten_paths(settings)).strip()), ""]
-    metadata = _build_metadata(config, run, evaluation, base, request)
-    return mark_card(f"---\n{metadata}\n---\n\n" + "\n".join(lines))
+    model, given = shown["model"], config.model.path
+    export = request.export if request.kind == "export" else {}
+    scorers = dict.fromkeys(_describe_scorer(spec) for task in config.tasks for spec in task.metrics)
+    yaml = as_yaml(shown).strip()
+    text = _build_template().render(
+        metadata=_build_metadata(config, run, evaluation, base, request),
+        name=redact_settings(request.place.name if request.place.is_published else run.name),
+        version=fivetune.__version__,
+        task=config.task.plugin_name(),
+        base=model["path"] or f"random weights ({model['config']})",
+        adapter=_describe_adapter(config, request),
+        base_license=read_base_license(given, request.folder) if config.model.init == "pretrained" and given else None,
+        evaluation=evaluation,
+        weights=describe_weights(evaluation, best) if evaluation else "",
+        scorers=scorers,
+        eval_data=name_eval_data(run),
+        export=export,
+        export_options=", ".join(f"{name} {value}" for name, value in export.get("options", {}).items()),
+        proof=export.get("proof") or {},
+        examples=_build_examples(config, base, request),
+        limits=list_limits(
+            run,
+            evaluation,
+            no_answer=find_no_answer(config.tasks),
+            score=best.metric if best else config.task.main_metric,
+        ),
+        data_sets=list_data_sets(run),
+        data_files=list_data_files(run, request.folder, with_checksums=request.with_checksums),
+        training=[*_list_hyper_parameters(settings, run), *_list_hardware(run)],
+        settings=yaml,
+        # Longer than any fence in the text.
+        fence="`" * max(3, 1 + max(map(len, re.findall("`+", yaml)), default=0)),
+    )
+    return mark_card(text)
+
+
+@cache
+def _build_template() -> Template:
+    environment = Environment(
+        loader=PackageLoader("fivetune.reading.card"),
+        autoescape=False,  # Markdown, in which the filter escapes names and values of the run
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["markdown"] = escape_markdown  # pyright: ignore[reportUnknownMemberType]
+    environment.globals["format_score"] = format_score  # pyright: ignore[reportUnknownMemberType]
+    return environment.get_template("card.md")
 
 
 # --- the mark ---
@@ -160,12 +199,6 @@ def shorten_paths(settings: Any) -> Any:
     if isinstance(settings, str) and settings.startswith(("/", "~/")):
         return settings.rstrip("/").rpartition("/")[2]
     return settings
-
-
-def _format_block(text: str) -> tuple[str, str, str]:
-    """Lines of a code block in YAML whose fence is longer than any in the text."""
-    marks = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
-    return f"{marks}yaml", text, marks
 
 
 def _build_metadata(
@@ -222,62 +255,15 @@ def _list_eval_results(config: RunConfig, run: Run, evaluation: EvalRecord | Non
 # --- sections ---
 
 
-def _describe_model(config: RunConfig, request: CardRequest) -> Iterator[str]:
-    settings = shorten_paths(config.as_redacted_dict())
-    shown = settings["model"]["path"] or f"random weights ({settings['model']['config']})"
-    task = config.task.plugin_name()
+def _describe_adapter(config: RunConfig, request: CardRequest) -> str:
+    """Describe the adapter, and where its weights are; "" without one."""
     adapter = resolve_adapter(config.model.adapter, str(request.folder))
-    how = ""
-    if adapter is not None:
-        kind = "its matrices are merged into the weights" if not adapter.is_virtual else "its virtual tokens are apart"
-        kind = "the weights here are the adapter's alone" if request.kind == "adapter" else kind
-        how = f", with the adapter `{adapter.plugin_name()}` ({kind})"
-    yield f"Fine-tuned with FiveTune {fivetune.__version__} on the task `{task}` from {escape_markdown(shown)}{how}."
-    given = config.model.path
-    if config.model.init == "pretrained" and given and (found := read_base_license(given, request.folder)):
-        yield ""
-        yield f"Licence of the base model: {escape_markdown(found)}."
-
-
-def _build_score_lines(
-    config: RunConfig, run: Run, evaluation: EvalRecord | None, best: BestEval | None
-) -> Iterator[str]:
-    if evaluation is None:
-        return
-    dataset = name_eval_data(run)
-    weights = describe_weights(evaluation, best)
-    yield from ("## Scores", "")
-    yield f"Scores on {evaluation.num_examples:,} evaluation examples at {weights}:"
-    yield from ("", "| score | value | 95 % interval |", "|---|---|---|")
-    for name, value in evaluation.scores.items():
-        interval = evaluation.intervals.get(name)
-        shown = f"{interval[0]:.2f} to {interval[1]:.2f}" if interval else ""
-        yield f"| {name} | {format_score(name, value)} | {shown} |"
-    scorers = "; ".join(dict.fromkeys(_describe_scorer(spec) for task in config.tasks for spec in task.metrics))
-    yield ""
-    yield f"Scorer: FiveTune's {scorers}. Scores are of 0 to 100, intervals from a bootstrap over the questions."
-    if dataset:
-        yield f"Evaluation data: {escape_markdown(dataset)}."
-    yield ""
-
-
-def _build_proof_lines(export: JsonTable) -> Iterator[str]:
-    """Build the section on an export: its format, and what its proof found."""
-    proof = export.get("proof") or {}
-    options = ", ".join(f"{name} {value}" for name, value in export.get("options", {}).items())
-    yield from ("## Export", "")
-    yield f"Format {export.get('format')}{f' ({options})' if options else ''}. The scores above are of the run."
-    verdict = proof.get("verdict")
-    if verdict:
-        yield f"Verdict of its proof: {verdict}" + "".join(f"; {reason}" for reason in proof.get("reasons", ())) + "."
-    if "identical_predictions" in proof:
-        yield f"Same predictions as the run: {proof['identical_predictions']:.1%} of {proof['examples']:,}."
-    for side in ("original", "export"):
-        if side in proof and "metric" in proof:
-            interval = proof[side].get("interval")
-            shown = f" ({interval[0]:.1f} to {interval[1]:.1f})" if interval else ""
-            yield f"{proof['metric']} of the {side} on these: {proof[side]['score']:.2f}{shown}."
-    yield ""
+    if adapter is None:
+        return ""
+    kind = "its virtual tokens are apart" if adapter.is_virtual else "its matrices are merged into the weights"
+    if request.kind == "adapter":
+        kind = "the weights here are the adapter's alone"
+    return f", with the adapter `{adapter.plugin_name()}` ({kind})"
 
 
 def _build_examples(config: RunConfig, base: str | None, request: CardRequest) -> Iterator[str]:
@@ -291,14 +277,6 @@ def _build_examples(config: RunConfig, base: str | None, request: CardRequest) -
         yield build_peft_example(place, base=None)
     elif head_of(config.task) != "extractive" and request.export.get("format", "hf") == "hf":
         yield build_plain_example(place, model_type=request.model_type)
-
-
-def _build_training_lines(settings: JsonTable, run: Run) -> Iterator[str]:
-    """Build the section on hyper-parameters, hardware, time and energy."""
-    rows = [*_list_hyper_parameters(settings, run), *_list_hardware(run)]
-    yield from ("## Training", "", "| | |", "|---|---|")
-    yield from (f"| {name} | {escape_markdown(str(value))} |" for name, value in rows if value not in (None, ""))
-    yield ""
 
 
 def _list_hyper_parameters(settings: JsonTable, run: Run) -> Iterator[tuple[str, object]]:

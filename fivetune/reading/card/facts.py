@@ -1,6 +1,6 @@
 """What a model card says of the data of a run: its files with sizes and checksums, and the limits that they show.
 
-In: the records of a run and its files. Out: lines of Markdown; an unknown value is left out.
+In: the records of a run and its files. Out: sentences and rows in Markdown; an unknown value is left out.
 """
 
 from __future__ import annotations
@@ -38,25 +38,20 @@ def iter_splits(run: Run) -> Iterator[tuple[str, SplitSummary]]:
         yield from (parts or {words: summary}).items()
 
 
-def build_data_lines(run: Run, folder: Path, *, with_checksums: bool) -> list[str]:
-    """Build the section on the data: counts of each set, then its files; [] if data.json has none.
+def list_data_sets(run: Run) -> list[tuple[str, str]]:
+    """List each set with its counts; [] if data.json has none."""
+    return [(name, _describe_counts(summary)) for name, summary in iter_splits(run)]
+
+
+def list_data_files(run: Run, folder: Path, *, with_checksums: bool) -> list[tuple[str, str, str, str]]:
+    """List set, name, size and sha256 of each file in Markdown; "" for what is unknown.
 
     Args:
         folder: the run directory, which relative paths are resolved with.
         with_checksums: read the files and give their sha256, but of those that were changed after the run started.
     """
-    sets = list(iter_splits(run))
-    if not sets:
-        return []
-    lines = ["## Data", ""]
-    lines += [f"- {escape_markdown(name)}: {_describe_counts(summary)}." for name, summary in sets]
     started = _parse_time(run.status.started)
-    rows = [row for name, part in sets for row in _list_files(name, part, folder, started, with_checksums)]
-    with_sums = any(row[3] for row in rows)
-    lines += ["", "| set | file | size |" + (" sha256 |" if with_sums else "")]
-    lines += ["|---|---|---|" + ("---|" if with_sums else "")]
-    lines += [f"| {' | '.join(row if with_sums else row[:3])} |" for row in rows]
-    return [*lines, ""]
+    return [row for name, part in iter_splits(run) for row in _list_files(name, part, folder, started, with_checksums)]
 
 
 def _describe_counts(summary: SplitSummary) -> str:
@@ -121,10 +116,8 @@ def name_eval_data(run: Run) -> str:
 # --- limits ---
 
 
-def build_limit_lines(
-    run: Run, evaluation: EvalRecord | None, *, no_answer: str | None, score: str | None
-) -> list[str]:
-    """Build the section on limits: truncation, unknown tokens, broken and missing answers, groups that do worse.
+def list_limits(run: Run, evaluation: EvalRecord | None, *, no_answer: str | None, score: str | None) -> list[str]:
+    """List sentences on limits: truncation, unknown tokens, broken and missing answers, groups that do worse.
 
     Args:
         evaluation: of the exported weights. no_answer: the text of an unanswerable question, for tasks with such.
@@ -143,7 +136,7 @@ def build_limit_lines(
     if status.state and status.state not in ("finished", "running", "pruned"):
         planned = f" of {run.num_steps:,}" if run.num_steps else ""
         lines.append(f"The run did not finish: {status.state} at step {status.step:,}{planned}.")
-    return ["## Limits", "", *(f"- {line}" for line in lines), ""]
+    return lines
 
 
 def _read_predictions(run: Run, evaluation: EvalRecord) -> list[Prediction]:

@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 class FullyShardedOptions(ShardedOptions):
     """Options and steps of a strategy that shards by FSDP2."""
 
-    offload: bool = Field(False, description="keep weights, gradients and optimizer state in the host's memory")
+    offload: bool = Field(default=False, description="keep weights, gradients and optimizer state in the host's memory")
     reduce_once: bool = Field(
-        True, description="reduce gradients once per step; false: after every micro-batch, which takes less memory"
+        default=True,
+        description="reduce gradients once per step; false: after every micro-batch, which takes less memory",
     )
 
     def explain_incompatibility(self, settings: RunSettings) -> str:

@@ -40,13 +40,13 @@ class Pipeline(ShardedOptions):
         None, description="ranks that share one copy of the model, each with some of its blocks; default: all"
     )
     schedule: Literal["gpipe", "1f1b"] = Field(
-        "1f1b",
+        default="1f1b",
         description="order of passes: gpipe, all forward passes first; 1f1b, a backward pass as soon as possible, so "
         "that a rank keeps the activations of at most `stages` micro-batches",
     )
 
     balance: Literal["measured", "counted", "memory"] = Field(
-        "measured",
+        default="measured",
         description="what the stages have equal shares of: measured, the seconds of a first micro-batch; counted, the "
         "operations for the data's lengths; memory, the weights of the blocks",
     )

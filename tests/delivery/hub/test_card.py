@@ -15,7 +15,7 @@ from fake_run import change_run, fake_run, make_eval, make_predictions, write_ru
 
 from fivetune.cli import main
 from fivetune.reading.card.card import is_generated
-from fivetune.reading.card.facts import build_limit_lines
+from fivetune.reading.card.facts import list_limits
 from fivetune.rundir.records import DeviceSample, RunStatus, TelemetryRecord
 
 
@@ -143,7 +143,7 @@ def test_an_empty_answer_is_no_limit_where_a_gold_answer_is_empty(tmp_path):
             {"id": "2", "prediction": "a", "references": ["a"]},
         ]
         run = fake_run(evals=[evaluation], predictions={"eval-300": make_predictions(*lines)})
-        found = list(build_limit_lines(run, run.evals[0], no_answer=None, score=None))
+        found = list(list_limits(run, run.evals[0], no_answer=None, score=None))
         assert any("are empty" in line for line in found) == told
 
 
