@@ -84,7 +84,9 @@ def _parse_plan(path: Path) -> Plan | None:
         raise _build_damage_error(path, f"it holds {name_json_type(found)} instead of an object")
     if missing := [name for name in (*COUNTS, *OPTIONAL) if name not in found]:
         raise _build_damage_error(path, f"it has no {', '.join(missing)}")
-    for name in COUNTS if found["max_new_tokens"] is None else (*COUNTS, "max_new_tokens"):
+    for name in (*COUNTS, "max_new_tokens"):
+        if name == "max_new_tokens" and found[name] is None:  # no evaluation data
+            continue
         if type(found[name]) is not int or found[name] < 1:
             raise _build_damage_error(path, f"{name} is {found[name]!r}, not a whole number from 1 on")
     if found["lr"] is not None and not isinstance(found["lr"], int | float):

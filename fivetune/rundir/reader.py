@@ -233,9 +233,9 @@ def read_steps(folder: Path, damage: Damage) -> list[StepRecord]:
 def describe_missing_steps(steps: Iterable[int], last: int) -> str:
     """Describe how many of the steps 1 to `last` have no record; "" if all have one."""
     missing = last - len({step for step in steps if 0 < step <= last})
-    return (
-        f"{missing:,} of {last:,} steps are missing: curves, times and verdicts are of the others." if missing else ""
-    )
+    if not missing:
+        return ""
+    return f"{missing:,} of {last:,} steps are missing: curves, times and verdicts are of the others."
 
 
 def read_evals(folder: str | Path, *, is_growing: bool = True, damage: Damage | None = None) -> list[EvalRecord]:
@@ -445,7 +445,8 @@ def _convert_old_confidence(line: Prediction) -> Prediction:
     """Return a line of an earlier version with the probability of its text; its confidence was the mean per token."""
     if line.logprob is None or line.confidence is None or line.left_label_set is not None or not line.num_tokens:
         return line
-    per_token, whole = (math.exp(min(line.logprob / num, 0.0)) for num in (line.num_tokens, 1))
+    per_token = math.exp(min(line.logprob / line.num_tokens, 0.0))
+    whole = math.exp(min(line.logprob, 0.0))
     is_old = math.isclose(line.confidence, per_token, rel_tol=1e-9) and not math.isclose(per_token, whole)
     return replace(line, confidence=whole) if is_old else line
 

@@ -55,6 +55,7 @@ from fivetune.rundir.record_checksums import compute_record_checksum, compute_re
 from fivetune.rundir.records import STATES, RunStatus, RunWarning
 from fivetune.types import JsonTable
 
+STATUS_COUNTS = ("step", "num_resumes", "num_starved_steps")  # of status.json
 PROBE = ".probe"
 LOCK_TRIES = 20
 
@@ -417,20 +418,23 @@ def _parse_warnings(status: JsonTable) -> list[RunWarning]:
 
 def _drop_invalid(status: JsonTable) -> JsonTable:
     """Return a status without values of the wrong type or an unknown state, so that a resume can rely on the others."""
-    counts = ("step", "num_resumes", "num_starved_steps")
     kinds: dict[str, type] = {
-        **dict.fromkeys(counts, int),
+        **dict.fromkeys(STATUS_COUNTS, int),
         **dict.fromkeys(("state", "why", "started"), str),
         "begun": bool,
         "warnings": list,
         "seconds_by_phase": dict,
     }
-    return {
-        key: value
-        for key, value in status.items()
-        if (key not in kinds or (type(value) is kinds[key] and (key not in counts or 0 <= value < 2**53)))
-        and (key != "state" or value in STATES)
-    }
+    valid: JsonTable = {}
+    for key, value in status.items():
+        if key in kinds and type(value) is not kinds[key]:
+            continue
+        if key in STATUS_COUNTS and not 0 <= value < 2**53:  # beyond it a float loses whole numbers
+            continue
+        if key == "state" and value not in STATES:
+            continue
+        valid[key] = value
+    return valid
 
 
 def lock_folder(path: Path) -> IO[bytes]:
