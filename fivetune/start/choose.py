@@ -87,9 +87,11 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
     # a rival learns something else, or reads what the best reading does not
     rivals = [one for one in others if one.targets != best.targets or not {*one.inputs} <= {*best.inputs}]
     if best.doubts or best.points < ENOUGH or any(one.points > best.points - MARGIN for one in rivals):
-        why = [*best.doubts, "several readings are about as likely"][0]
+        is_one = not rivals or rivals[0].points <= best.points - 2 * MARGIN
+        unclear = "its names say too little of it" if is_one else "several readings are about as likely"
+        why = [*best.doubts, unclear][0]
         words = rf"(?<!\w)(?:{'|'.join(re.escape(name) for one in others for name in one.targets)})(?!\w)"
-        meant = {*re.findall(words, why)} if best.doubts else set[str]()  # by the reason
+        meant = {*re.findall(words, " ".join(best.doubts))}
         named = [one for one in others if one.targets and meant.issuperset(one.targets)]
         likely = [one for one in others if one.points >= best.points - 2 * MARGIN and one not in named]
         shown = [best, *named, *likely][:NUM_SHOWN]

@@ -28,6 +28,7 @@ from fivetune.start.quizzes import read_quizzes
 from fivetune.start.roles import CLEAR, USUAL, find_language, rate_name, split_name
 from fivetune.start.survey import (
     CODE,
+    GENERAL_LABELS,
     IN_TEXT,
     READ,
     SHORTER,
@@ -55,7 +56,6 @@ LONG_CONTEXT = 20  # mean words from which on a text may be asked about
 CERTAIN = 100  # points of a layout that cannot mean anything else
 NO_LABEL = "no column is named as a label"
 OUTPUTS = "output outputs completion response answer answers reply a chosen gold reference"
-GENERAL_LABELS = "label labels class y gold"  # what is learned, whatever else is known of the texts
 NO_PEARSON = "numbers are learned as text, and exact_match counts equal ones only: there is no correlation yet"
 STANCES = "against favor favour pro con support deny agree disagree"
 
@@ -171,6 +171,8 @@ def read_pairs(survey: Survey) -> Iterator[Reading]:
             targets = questions
     for target in targets:
         for sources in _list_sources(survey, target, texts):
+            if sources[-1] in targets and survey.has_questions(target) and not survey.has_questions(sources[-1]):
+                continue  # a question is not learned from its answer
             yield _read_pair(survey, sources, target)
             if _is_longer_summary(survey, target, sources[-1]):
                 yield _read_pair(survey, [target], sources[-1])
@@ -227,6 +229,10 @@ def _read_pair(survey: Survey, sources: Sequence[str], target: str) -> Reading:
     # what the values of the target say
     is_short = last.mean_chars < 0.4 * first.mean_chars and last.mean_words >= 4
     is_longer = _is_longer_summary(survey, target, source)
+    is_unknown = survey.rate(target, "targets") == 0
+    order = [*survey.table.columns]
+    if is_unknown and survey.rate(source, *READ) == 0 and {source, target} <= {*order}:  # the first one asks
+        is_short &= order.index(source) < order.index(target)
     if last.has_code:
         values, points = f"{target} holds code, a query or a formula", CODE
     elif is_short or is_longer:
@@ -234,7 +240,6 @@ def _read_pair(survey: Survey, sources: Sequence[str], target: str) -> Reading:
     # the kind of the pair
     word = split_name(target)[-1]
     languages = find_language(source), find_language(target)
-    is_unknown = survey.rate(target, "targets") == 0
     if all(languages) and languages[0] != languages[1]:
         kind, prefix = "translation", f"translate {languages[0]} to {languages[1]}: "
         form = reason = f"the columns {source} and {target} are named after languages"
@@ -255,7 +260,8 @@ def _read_pair(survey: Survey, sources: Sequence[str], target: str) -> Reading:
     if not form:
         table += [
             (is_longer, f"{target} is longer than {source}, so it is no summary of it: perhaps the other way round"),
-            (is_text, f"{target} is named as a text, too"),
+            (is_text and not is_unknown, f"{target} is named as a text, too"),
+            (is_text and is_unknown, f"no name says that {target} is learned"),
             (
                 named < 2 and last.mean_chars > 3 * first.mean_chars,
                 f"{target} is much longer than {source}: perhaps the other way round",

@@ -37,6 +37,7 @@ FEW_WORDS = 1.1  # mean words up to which a text is one word
 SEQUENCE = 0.1  # share of lists with a value twice from which on they are no sets of labels
 COPY, NEAR = 0.6, 0.9  # share in common with the shorter text, of a column named as a copy; else with both texts
 
+GENERAL_LABELS = "label labels class y gold"  # what is learned, whatever else is known of the texts
 READ = ("text", "inputs", "question", "context", "choices", "instruction")
 LEARNED = ("targets", "answer", "label", "tags", "number")
 ASIDE = ("id", "date", "link", "person", "place", "fact")
@@ -285,8 +286,28 @@ class Survey:
             told.append(doubt)
         if is_mixed and [split_name(name) for name in inputs].count(split_name(unknown[0])) == 1:  # not one of several
             told.append(f"{unknown[0]} holds text without a known name, and may be read or not")
+        elif reading.roles.keys() & {"label", "tags"} and "text" not in self.given and len(unknown) > 1:
+            told += self._describe_answer(unknown, is_general=bool({*split_name(target)} & {*GENERAL_LABELS.split()}))
         evidence = [Evidence(*row) for row in table if row[0]]
         return replace(reading, evidence=evidence, doubts=[*filter(None, told)])
+
+    def _describe_answer(self, unknown: Sequence[str], *, is_general: bool) -> list[str]:
+        """Describe what may be learned from another one of some texts with unknown names, rather than read beside it:
+        one is an answer by its values, or the label may be no more than their topic.
+        """
+        texts = sorted((name for name in unknown if self.columns[name].has_text), key=self.has_questions, reverse=True)
+        if len(texts) < 2:
+            return []
+        first, *_, last = texts
+        lengths = [self.columns[name].mean_chars for name in (first, last)]
+        if is_general and self.has_questions(first) == self.has_questions(last) and max(lengths) < 2 * min(lengths):
+            return []
+        return [f"{last} holds text without a known name: it may be read, or be what is learned from {first}"]
+
+    def has_questions(self, name: str) -> bool:
+        """Whether most texts of a column end in a question mark, one of Greek and Arabic included."""
+        texts = self.list_examples(name, SAMPLE)
+        return sum(text.endswith(("?", "？", "؟", ";", "\u037e")) for text in texts) > 0.5 * len(texts)
 
     def _is_output(self, name: str) -> bool:
         column = self.columns[name]

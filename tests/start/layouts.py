@@ -442,6 +442,11 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "aspects first": ("Service=theirs | Food=mine | review=sentence", "?"),
     "topics of 0 and 1, one like a label": ("Title=title | Question=sentence | Array=flag | Stack=flag | Queue=flag | Tree=flag", "tags: Array Stack Queue Tree < Title Question"),
     "genres of 0 and 1": ("Type=flag | Drama=flag | Comedy=flag | War=flag | plot=paragraph", "tags: Type Drama Comedy War < plot"),
+    # a question and its answer beside a category, in languages whose names are unknown
+    "a FAQ in Romanian": ("id=row | categorie=ten | intrebare=question | raspuns=reply", "?"),
+    "a FAQ in Swedish": ("kategori=three | fråga=question | svar=reply", "?"),
+    "a FAQ with names that say nothing": ("category=three | col1=question | col2=reply", "?"),
+    "a FAQ in Czech, answers first": ("odpoved=paragraph | otazka=question | kategorie=three", "?"),
     # what a stance is about
     "a stance towards a topic": ("id=row | topic=subject | text=sentence | label=stance", "classification: label < topic text"),
     "a stance towards a claim": ("post=sentence | claim=subject | stance=three", "classification: stance < post claim"),

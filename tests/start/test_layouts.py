@@ -56,3 +56,18 @@ def test_a_layout_is_read_as_its_users_mean_it_or_doubted(name: str) -> None:
             settled = infer_task(table, task=reading.task, given=reading.roles)
             assert describe(settled) == describe(reading)
             assert settled.options == reading.options
+
+
+FAQS = {
+    "a FAQ in Romanian": "jsonl: raspuns < intrebare",
+    "a FAQ in Swedish": "jsonl: svar < fråga",
+    "a FAQ with names that say nothing": "jsonl: col2 < col1",
+    "a FAQ in Czech, answers first": "jsonl: odpoved < otazka",
+}
+
+
+@pytest.mark.parametrize("name", FAQS)
+def test_the_answers_of_a_faq_are_learned_by_one_of_the_first_two_readings(name: str) -> None:
+    found = find(make_table(LAYOUTS[name][0]))
+    assert isinstance(found, DoubtError)
+    assert FAQS[name] in [describe(one) for _, one in found.choices[:2]]
