@@ -34,12 +34,12 @@ class Lion(OptimizerOptions):
 
     def build(self, groups: list[TorchState]) -> Optimizer:
         defaults = {"lr": self.lr, "betas": (self.beta1, self.beta2), "weight_decay": self.weight_decay}
-        return _define_torch_lion()(groups, defaults)
+        return _make_torch_lion()(groups, defaults)
 
 
 @cache
-def _define_torch_lion() -> type[Optimizer]:
-    """Define the torch optimizer; settings are read without torch, so the class cannot stand in the module."""
+def _make_torch_lion() -> type[Optimizer]:
+    """Make the class of the torch optimizer; settings are read without torch, so the class cannot stand in the module."""
     import torch
 
     from fivetune.training.optimizers._closure import run_closure
