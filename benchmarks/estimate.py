@@ -27,12 +27,15 @@ import torch
 from benchmarks.harness import facts, make_parser, publish_result, table
 from benchmarks.sharding import MemoryPeak, read_anonymous_bytes
 from fivetune.config import RunConfig, load_config
+from fivetune.distributed.pipeline import find_stage
 from fivetune.distributed.world import World
 from fivetune.fleet.estimation.memory import estimate_memory
 from fivetune.fleet.estimation.recipe import build_workload
 from fivetune.model.backend import Forward
 from fivetune.model.flops import list_block_flops
 from fivetune.training.step.learner import ComputeConfig, Learner, build_optimizer
+from fivetune.training.step.pipeline import PipelineEngine
+from fivetune.training.step.plain import PlainEngine
 from fivetune.training.step.update import train_step
 from fivetune.types import Batch
 
@@ -179,6 +182,7 @@ def train(shape: dict[str, Any], lengths: tuple[int, int], config: RunConfig, wo
         forward=forward,
         compute=ComputeConfig("cpu", "fp32"),
         strategy=config.strategy,
+        engine=PipelineEngine() if find_stage(model) else PlainEngine(),
         max_grad_norm=config.train.max_grad_norm,
         world=world,
     )

@@ -23,7 +23,10 @@ from benchmarks.workloads import MODELS, WORKLOADS, Examples, Law, share_model, 
 from fivetune.model.cuda import dispatch, tiles
 from fivetune.training.autotune import graphs
 from fivetune.training.setup import Setup
-from fivetune.training.step.update import Update, make_nonfinite_flag, train_step
+from fivetune.training.step.graphs import GraphEngine
+from fivetune.training.step.learner import Update
+from fivetune.training.step.nonfinite import make_nonfinite_flag
+from fivetune.training.step.update import train_step
 
 SMALL_TILES = {"norm": (2, 0), "pointwise": (0, 64), "optimizer": (4, 4096), "rows": (4, 64)}
 SMALL_MODEL = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 1, "vocab_size": 4096}
@@ -130,5 +133,7 @@ class Steps:
 
     def count_calls(self) -> tuple[int, int]:
         """Micro-batches that graphs replayed, and that were launched."""
-        steps = self.setup.learner.graphs.steps if self.setup.learner.graphs else None
-        return (steps.num_replayed, steps.num_launched) if steps else (0, self.taken)
+        engine = self.setup.learner.engine
+        if not isinstance(engine, GraphEngine):
+            return 0, self.taken
+        return engine.graphs.steps.num_replayed, engine.graphs.steps.num_launched

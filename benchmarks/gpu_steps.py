@@ -25,7 +25,8 @@ from fivetune.errors import FiveTuneEnvironmentError, NumericError
 from fivetune.machine.profiling.kernels import classify_kernel
 from fivetune.model.flat import compute_device_losses
 from fivetune.training.setup import Setup
-from fivetune.training.step.update import refuse_nonfinite, train_step
+from fivetune.training.step.nonfinite import refuse_nonfinite
+from fivetune.training.step.update import train_step
 
 NUM_DRAWS = 60
 SPARE_BYTES = 3 * 2**30
@@ -202,7 +203,7 @@ def check_failed_capture(findings: Findings, device: str) -> None:
 
 def _check_launched(findings: Findings, plan: Plan, name: str) -> None:
     with Steps(own_setup(plan, capture="auto")) as steps:
-        findings.require(f"{name}, steps are launched", steps.setup.learner.graphs is None)
+        findings.require(f"{name}, steps are launched", not steps.setup.learner.engine.num_graphs)
         findings.require(f"{name}, they go on", all(math.isfinite(update.loss) for update in steps.finish(2)))
 
 

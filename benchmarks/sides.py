@@ -27,7 +27,8 @@ from fivetune.training.loop import run_step
 from fivetune.training.setup import Setup, set_up
 from fivetune.training.signals import StopRequest
 from fivetune.training.state.checkpoint import TrainingProgress
-from fivetune.training.step.update import make_nonfinite_flag
+from fivetune.training.step.graphs import GraphEngine
+from fivetune.training.step.nonfinite import make_nonfinite_flag
 from fivetune.training.step_records import write_steps
 from fivetune.training.training import Training
 
@@ -109,8 +110,10 @@ class FiveTune:
 
     def facts(self) -> dict[str, int]:
         """How many micro-batches CUDA graphs replayed and how many were launched; empty without graphs."""
-        graphs = self._training.setup.learner.graphs
-        return {} if graphs is None else {"replayed": graphs.steps.num_replayed, "launched": graphs.steps.num_launched}
+        engine = self._training.setup.learner.engine
+        if not isinstance(engine, GraphEngine):
+            return {}
+        return {"replayed": engine.graphs.steps.num_replayed, "launched": engine.graphs.steps.num_launched}
 
     def close(self) -> None:
         self._groups.close()  # type: ignore[attr-defined]

@@ -46,7 +46,9 @@ from fivetune.training.checks import loss_warnings
 from fivetune.training.loop import run_step
 from fivetune.training.signals import StopRequest
 from fivetune.training.state.checkpoint import TrainingProgress
-from fivetune.training.step.update import Update, make_nonfinite_flag, train_step
+from fivetune.training.step.learner import Update
+from fivetune.training.step.nonfinite import make_nonfinite_flag
+from fivetune.training.step.update import train_step
 from fivetune.training.training import Training
 from fivetune.types import PhaseTimer, ignore_phase
 

@@ -213,6 +213,22 @@ class Layout:
         return self.copies // self.shards
 
 
+class Passes(Protocol):
+    """The passes of a step's micro-batches, which a strategy orders."""
+
+    def compute_loss(self, batch: Batch) -> Tensor:
+        """Run the forward pass of a micro-batch; returns its share of the step's loss, []."""
+        ...
+
+    def backward(self, loss: Tensor) -> None:
+        """Run the backward pass of a loss."""
+        ...
+
+    def count_rows(self, batch: Batch) -> tuple[int, int]:
+        """Count the rows of the encoder's and of the decoder's activations of a micro-batch."""
+        ...
+
+
 class Strategy(PluginOptions, Protocol):
     """Interface of the options class in every file of training/strategies/; `StrategyOptions` there describes it.
 
@@ -241,14 +257,7 @@ class Strategy(PluginOptions, Protocol):
     def iter_weights(self, model: nn.Module) -> Iterator[tuple[str, Tensor]]: ...
     def prepare_backward(self, model: nn.Module, world: World, *, is_last: bool) -> None: ...
     def accumulate_gradients(
-        self,
-        model: nn.Module,
-        world: World,
-        batches: Sequence[Batch],
-        compute_loss: Callable[[Batch], Tensor],
-        backward: Callable[[Tensor], object],
-        count_rows: Callable[[Batch], tuple[int, int]],
-        timer: PhaseTimer,
+        self, model: nn.Module, world: World, batches: Sequence[Batch], passes: Passes
     ) -> Tensor: ...
     def reduce_gradients(self, model: nn.Module, world: World) -> None: ...
     def clip(self, model: nn.Module, max_norm: float | None) -> Tensor: ...

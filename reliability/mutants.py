@@ -25,7 +25,9 @@ class Mutant:
     only: str = ""
 
 
-STEP = "training/step/update.py"
+STEP = "training/step/plain.py"
+ACCUMULATE = "training/step/accumulate.py"
+FINITE = "training/step/nonfinite.py"
 LOSS = "model/loss.py"
 CHECKPOINT = "training/state/checkpoint.py"
 OBJECTIVE_TESTS = ("tests/model/test_objective.py",)
@@ -43,7 +45,7 @@ LEARNING = [
     Mutant("the normaliser of the loss is summed in 16 bits", LOSS,
            "norms = logits.float().logsumexp(-1)", "norms = logits.logsumexp(-1).float()", STEP_TESTS, "16_bit"),
     Mutant("a mean of means", STEP,
-           "return weight * losses.sum() / num_scored_tokens", "return weight * losses.mean()",
+           "return weight * losses.sum() / self.inputs.num_scored_tokens", "return weight * losses.mean()",
            ("tests/training/test_losses.py",), "any_split"),
     Mutant("a filler batch is learnt", STEP,
            "weight = 0 if batch.is_filler else 1", "weight = 1", STEP_TESTS, "filler"),
@@ -57,27 +59,27 @@ LEARNING = [
            "_pad_rows(batch.labels, batch.cu_seqlens_tgt, IGNORE_INDEX, sizes)",
            "_pad_rows(batch.labels, batch.cu_seqlens_tgt, 0, sizes)", ("tests/data/test_batch.py",)),
     Mutant("gradients stay for the next step", STEP,
-           "    scaler.update()\n    _clear_gradients(learner)\n", "    scaler.update()\n",
+           "    scaler.update()\n    engine.clear_gradients(learner)\n", "    scaler.update()\n",
            RESUME_TESTS, "unchanged_run"),
     Mutant("only the last micro-batch's loss is reported", "training/strategies/__init__.py",
-           "            backward(loss)\n            total = loss.detach() if total is None else total + loss.detach()\n"
-           "        assert", "            backward(loss)\n            total = loss.detach()\n        assert",
+           "            total = loss.detach() if total is None else total + loss.detach()\n        assert",
+           "            total = loss.detach()\n        assert",
            ("tests/training/test_losses.py",), "any_split"),
-    Mutant("a step that is repeated after memory ran out draws other dropout masks", STEP,
-           "        _clear_gradients(learner)\n        set_random_states(before)\n",
-           "        _clear_gradients(learner)\n", STEP_TESTS, "runs_out_later"),
-    Mutant("a step that is repeated after memory ran out keeps half a gradient", STEP,
-           "            _clear_gradients(learner)  # makes room for sending zeros\n"
-           "        result, too_many, signum = _sum_over_ranks(learner, result, too_many, get_signum(), timer)\n"
+    Mutant("a step that is repeated after memory ran out draws other dropout masks", ACCUMULATE,
+           "        engine.clear_gradients(learner)\n        set_random_states(before)\n",
+           "        engine.clear_gradients(learner)\n", STEP_TESTS, "runs_out_later"),
+    Mutant("a step that is repeated after memory ran out keeps half a gradient", ACCUMULATE,
+           "            engine.clear_gradients(learner)  # makes room for sending zeros\n"
+           "\n        sums, too_many, signum = _sum_over_ranks(learner, inputs, sums, too_many)\n"
            "        if not too_many:\n"
-           "            return result, batch_size, signum\n"
+           "            return StepSums(sums[0], sums[1], batch_size, signum)\n"
            "        if too_many == 1:\n"
            '            raise failed or MemoryError("another rank ran out of memory with one example.")\n'
            "        batch_size = -(-too_many // 2)\n"
-           "        _clear_gradients(learner)\n",
-           "        result, too_many, signum = _sum_over_ranks(learner, result, too_many, get_signum(), timer)\n"
+           "        engine.clear_gradients(learner)\n",
+           "\n        sums, too_many, signum = _sum_over_ranks(learner, inputs, sums, too_many)\n"
            "        if not too_many:\n"
-           "            return result, batch_size, signum\n"
+           "            return StepSums(sums[0], sums[1], batch_size, signum)\n"
            "        if too_many == 1:\n"
            '            raise failed or MemoryError("another rank ran out of memory with one example.")\n'
            "        batch_size = -(-too_many // 2)\n", STEP_TESTS, "runs_out_later"),
@@ -104,28 +106,26 @@ LEARNING = [
 ]  # fmt: skip
 
 NOT_FINITE = [
-    Mutant("an infinite gradient is applied", STEP,
+    Mutant("an infinite gradient is applied", FINITE,
            "if not (math.isfinite(loss) and (math.isfinite(norm) or fp16_overflow)):", "if not math.isfinite(loss):",
            TRAINING_TESTS, "not_finite"),
-    Mutant("a NaN loss is applied", STEP,
+    Mutant("a NaN loss is applied", FINITE,
            "if not (math.isfinite(loss) and (math.isfinite(norm) or fp16_overflow)):", "if math.isinf(norm):",
            TRAINING_TESTS, "not_finite"),
     Mutant("a step is checked after it is applied", STEP,
-           "        values = _check_values(learner, group, step, values, nonfinite_flag)\n"
-           "        _apply_gradients(learner, lr, nonfinite_flag)\n",
-           "        _apply_gradients(learner, lr, nonfinite_flag)\n"
-           "        values = _check_values(learner, group, step, values, nonfinite_flag)\n",
+           "    values = check_values(learner, inputs,",
+           "    scaler.step(optimizer)\n    values = check_values(learner, inputs,",
            TRAINING_TESTS, "not_finite"),
     Mutant("the device applies what is not finite", STEP,
-           "        optimizer.found_inf = nonfinite_flag  # type: ignore[attr-defined]\n", "        pass\n",
+           "        optimizer.found_inf = inputs.nonfinite_flag  # type: ignore[attr-defined]\n", "        pass\n",
            ("tests/machine/telemetry/test_meter.py",), "no_weight_moves"),
-    Mutant("after a step that is not finite the device goes on", STEP,
-           "nonfinite_flag.logical_or_(~values.isfinite().all())", "nonfinite_flag.copy_(~values.isfinite().all())",
+    Mutant("after a step that is not finite the device goes on", FINITE,
+           "flag.logical_or_(~values.isfinite().all())", "flag.copy_(~values.isfinite().all())",
            ("tests/machine/telemetry/test_meter.py",), "no_weight_moves"),
     Mutant("a run in which a step is not finite goes on", "training/step_records.py",
            "        refuse_nonfinite(learner, pending.group, pending.step, loss, grad_norm)\n", "        pass\n",
            ("tests/machine/telemetry/test_meter.py",), "no_weight_moves"),
-    Mutant("a run in fp16 skips every step", STEP,
+    Mutant("a run in fp16 skips every step", FINITE,
            "learner.scaler.get_scale() > MIN_LOSS_SCALE", "learner.scaler.get_scale() >= 0",
            STEP_TESTS, "every_loss_scale"),
     Mutant("NaN is written into a JSON file", "rundir/lines.py",

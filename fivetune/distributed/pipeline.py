@@ -30,6 +30,7 @@ class Stage:
 
     Args:
         ranks: the rank of every stage of this copy of the model.
+        schedule: order of passes, "gpipe" or "1f1b" (`order_passes`).
         encoder, decoder: numbers of the stage's blocks in each stack.
         group: all stages; downstream, upstream: the same ranks, for activations and for gradients.
         holders: the stages that hold a weight, by its name; the first of them owns it.
@@ -40,6 +41,7 @@ class Stage:
 
     number: int
     ranks: Sequence[int]
+    schedule: str
     encoder: range
     decoder: range
     device: torch.device

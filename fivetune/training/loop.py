@@ -159,8 +159,7 @@ def _warn_of_changes(training: Training) -> None:
     """Warn of another number of threads, and of steps that could not be captured."""
     if training.threads and (change := training.threads.update()):
         training.report_threads(change)
-    graphs = training.setup.learner.graphs
-    if graphs is not None and (failure := graphs.steps.failure):
+    if failure := training.setup.learner.engine.failure:
         training.warn(f"a CUDA graph could not be recorded; steps without one launch each kernel: {failure}")
 
 

@@ -47,7 +47,7 @@ from fivetune.training.state.resume import describe_owner, read_choices, refuse_
 from fivetune.training.state.saving import BackgroundWriter
 from fivetune.training.state.snapshot import seed_everything
 from fivetune.training.step.learner import restore_process_settings
-from fivetune.training.step.update import make_nonfinite_flag
+from fivetune.training.step.nonfinite import make_nonfinite_flag
 from fivetune.training.stopping import describe_stop
 from fivetune.training.tables import TableFiles, load_config_of_tables
 from fivetune.training.threads import ThreadControl

@@ -17,6 +17,7 @@ from fivetune.data.store.encode import encode_labels, find_frame
 from fivetune.data.store.mixture import ConcatStore
 from fivetune.data.store.stream import BatchPlan, TrainingStream
 from fivetune.data.store.token_store import TokenStore
+from fivetune.distributed.pipeline import find_stage
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import ConfigError
 from fivetune.machine.telemetry.devices import translate_oom_errors
@@ -44,14 +45,22 @@ from fivetune.training.plan import decide_plan
 from fivetune.training.sources import build_length_limits, check_sources, prepare_split, with_data_labels
 from fivetune.training.state.snapshot import seed_everything
 from fivetune.training.step.groups import count_state_bytes
-from fivetune.training.step.learner import ComputeConfig, Learner, build_optimizer, choose_compute, get_peak_lr
+from fivetune.training.step.learner import (
+    ComputeConfig,
+    Learner,
+    StepEngine,
+    build_optimizer,
+    choose_compute,
+    get_peak_lr,
+)
 from fivetune.training.step.objective import build_objective, weigh_labels
+from fivetune.training.step.pipeline import PipelineEngine
+from fivetune.training.step.plain import PlainEngine
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from fivetune.model.modules import T5Model
-    from fivetune.training.step.tpu import Chips
 
 PROVISIONAL_BATCH_SIZE = 8  # examples per forward pass until train.batch_size auto is known
 
@@ -149,7 +158,7 @@ def set_up(
     config = _check_data(config, world)
     loaded = _load_supported_model(config, compute, world)
     model, tokenizer = loaded.model, loaded.tokenizer
-    chips = build_chips(config, model, compute)
+    engine = build_engine(config, model, compute)
 
     # The data, which rank 0 tokenises first. A CPU's precision is measured with them, and evaluations compute in it.
     with world.run_rank_zero_first("data"):
@@ -159,11 +168,13 @@ def set_up(
     assert train is not None
     stream = build_stream(config, tokenizer, train, compute, world, on_progress)
     compute = _choose_precision(config, model, stream, compute, world, resumed_forward, resumed_precision)
-    evaluator = build_evaluator(config, tokenizer, evaluation, compute, stream.store, chips)
+    evaluator = build_evaluator(config, tokenizer, evaluation, compute, stream.store, engine)
 
     # The model where it trains, and what trains it. The objective follows from the labels in the data.
     block_seconds = tuple(resumed_block_seconds) or _measure_blocks(config, model, stream, compute, world)
     model = _wrap_model(config, loaded, stream.store, compute, world, block_seconds)
+    if find_stage(model):
+        engine = PipelineEngine()
     optimizer = build_optimizer(config, model)
     forward = world.broadcast_object(_choose_forward(config, model, stream, compute, resumed_forward))
     objective, class_weights = build_objective(config, model, tokenizer, stream.store.summary)
@@ -191,9 +202,9 @@ def set_up(
         forward=forward,
         compute=compute,
         strategy=config.strategy,
+        engine=engine,
         max_grad_norm=config.train.max_grad_norm,
         world=world,
-        chips=chips,
         averages=build_averages(config.optimizer, model, optimizer, config.train.ema),
     )
     return Setup(
@@ -274,10 +285,10 @@ def _wrap_model(
     return model
 
 
-def build_chips(config: RunConfig, model: T5Model, compute: ComputeConfig) -> Chips | None:
-    """Build what runs steps and answers on TPU chips; None if torch does."""
+def build_engine(config: RunConfig, model: T5Model, compute: ComputeConfig) -> StepEngine:
+    """Build what runs steps and answers: torch, or TPU chips. Raises ConfigError for what these do not support."""
     if not compute.num_chips:
-        return None
+        return PlainEngine()
     if reason := explain_unsupported_parts(get_family(model.config), strategy="single", sharded=False, device="tpu"):
         raise ConfigError(reason)
     if find_adapter(model):  # refused for training: of a trained run, whose weights are not merged
@@ -348,12 +359,13 @@ def build_evaluator(
     evaluation: TokenStore | None,
     compute: ComputeConfig,
     train: TokenStore,
-    chips: Chips | None,
+    engine: StepEngine,
 ) -> Evaluator | None:
     """Build the evaluator of the run; None without evaluation data.
 
     Args:
         train: its targets decide the generation cap: the targets of data.eval are the answers to be predicted.
+        engine: searches for the answers.
     """
     if evaluation is None:
         return None
@@ -363,7 +375,7 @@ def build_evaluator(
         evaluation,
         compute,
         target_p99=train.summary["target_p99"],
-        generate=chips.generate if chips else generate,
+        generate=engine.generate,
     )
 
 

@@ -11,7 +11,7 @@ from fivetune.rundir import STEPS
 from fivetune.rundir.figures import list_eval_losses
 from fivetune.rundir.records import StepRecord
 from fivetune.training.checks.loss_warnings import iter_loss_warnings
-from fivetune.training.step.update import refuse_nonfinite
+from fivetune.training.step.nonfinite import refuse_nonfinite
 from fivetune.training.training import PendingStep, Training
 
 

@@ -28,7 +28,7 @@ from fivetune.training.signals import StopRequest
 from fivetune.training.state.bucket import Uploader
 from fivetune.training.state.checkpoint import NO_OWNER, CheckpointOwner, TrainingProgress
 from fivetune.training.state.saving import BackgroundWriter
-from fivetune.training.step.update import Update
+from fivetune.training.step.learner import Update
 from fivetune.training.threads import ThreadControl
 from fivetune.types import Batch
 

@@ -26,7 +26,8 @@ from fivetune.machine.telemetry.devices import translate_oom_errors
 from fivetune.rundir.progress import ProgressCallback, ignore_progress
 from fivetune.training.autotune.probe import synchronize
 from fivetune.training.setup import Setup, set_up
-from fivetune.training.step.update import make_nonfinite_flag, train_step
+from fivetune.training.step.nonfinite import make_nonfinite_flag
+from fivetune.training.step.update import train_step
 from fivetune.types import PhaseTimer, ignore_phase
 
 

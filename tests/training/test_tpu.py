@@ -28,6 +28,7 @@ from fivetune.training.optimizers.adafactor import Adafactor
 from fivetune.training.optimizers.adamw import AdamW
 from fivetune.training.run import train
 from fivetune.training.step import learner
+from fivetune.training.step.plain import PlainEngine
 
 HAS_JAX = find_spec("jax") is not None and find_spec("torchax") is not None
 TESTS = Path(__file__).parents[1]
@@ -157,8 +158,12 @@ def test_a_trained_run_answers_whatever_it_was_trained_with(tmp_path, model_fold
     run, built = tmp_path / "run", []
     monkeypatch.setattr(learner, "pick_device", lambda name: name)
     monkeypatch.setattr(learner, "count_tpu_chips", lambda: 4)
-    chips = SimpleNamespace(Chips=lambda *_, **options: built.append(options["precision"]))
-    monkeypatch.setitem(sys.modules, "fivetune.training.step.tpu", chips)
+
+    def build(model, **options):
+        built.append(options["precision"])
+        return PlainEngine()
+
+    monkeypatch.setitem(sys.modules, "fivetune.training.step.tpu", SimpleNamespace(Chips=build))
     if adapter == "prompt":
         with pytest.raises(ConfigError, match=r"device: tpu has no virtual tokens, which the run was trained with"):
             load_run(run, {"device": "tpu"})

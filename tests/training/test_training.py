@@ -25,7 +25,7 @@ from fivetune.scores.metrics.squad_v2 import SQuADV2 as SquadV2Metric
 from fivetune.training import loop, setup
 from fivetune.training import run as training_run
 from fivetune.training.run import train
-from fivetune.training.step.update import Update
+from fivetune.training.step.learner import Update
 
 POISONED = "decoder.block.1.layer.2.DenseReluDense.wo"
 

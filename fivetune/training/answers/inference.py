@@ -63,7 +63,7 @@ from fivetune.training.answers.predicted_file import ANSWERED, PredictedFile
 from fivetune.training.answers.requests import answer_requests, list_inputs, name_texts, read_requests
 from fivetune.training.autotune.precision import adopt_trained_precision
 from fivetune.training.mixture import build_part_configs, require_single_part, select_part
-from fivetune.training.setup import build_chips, make_evaluator
+from fivetune.training.setup import build_engine, make_evaluator
 from fivetune.training.sources import build_length_limits, check_sources, prepare_split
 from fivetune.training.state.resume import select_scored_settings
 from fivetune.training.step.learner import ComputeConfig, choose_compute
@@ -426,8 +426,7 @@ def _load_model(folder: Path, config: RunConfig, compute: ComputeConfig) -> tupl
     attach_exported(loaded.model, model)
     _refuse_missing_adapter(folder, config, loaded.model)
     loaded.model = loaded.model.to(compute.device)
-    chips = build_chips(config, loaded.model, compute)
-    return loaded, chips.generate if chips else generate
+    return loaded, build_engine(config, loaded.model, compute).generate
 
 
 def _refuse_missing_adapter(folder: Path, config: RunConfig, model: T5Model) -> None:

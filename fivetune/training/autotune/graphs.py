@@ -38,7 +38,8 @@ from fivetune.training.autotune.probe import (
 )
 from fivetune.training.setup import Setup
 from fivetune.training.step.learner import Learner, build_optimizer, get_peak_lr
-from fivetune.training.step.update import make_nonfinite_flag, train_step
+from fivetune.training.step.nonfinite import make_nonfinite_flag
+from fivetune.training.step.update import train_step
 from fivetune.types import Batch
 
 TOLERANCES = {"fp32": 1e-4, "tf32": 2e-3, "bf16": 2e-2}
@@ -182,12 +183,11 @@ def _record_run(setup: Setup, recorder: GraphRecorder) -> tuple[Learner, str]:
     facts = count_micro_batches(setup)
     planned = plan_buckets(facts, max_buckets=max(1, min(MAX_GRAPHS, len(facts) // FEWEST_REPLAYS)))
     found = _build_learner(setup, setup.learner.optimizer, planned, recorder)
-    assert found.graphs is not None
-    steps = found.graphs.steps
-    if not steps.num_graphs:
-        raise RuntimeError(f"a graph could not be recorded: {steps.failure}")
+    num_graphs = found.engine.num_graphs
+    if not num_graphs:
+        raise RuntimeError(f"a graph could not be recorded: {found.engine.failure}")
     filler = 1 - facts[:, :2].sum() / sum(_choose_planned(planned, row).num_positions for row in facts.tolist())
-    return found, f"{steps.num_graphs} graphs, {filler:.1%} of the positions are filler"
+    return found, f"{num_graphs} graphs, {filler:.1%} of the positions are filler"
 
 
 def count_micro_batches(setup: Setup) -> NDArray[np.int64]:
@@ -223,9 +223,8 @@ def _benchmark_graphs(
         return recorder, "requested" if setup.config.train.capture == "on" else "as the run began"
     optimizer = build_optimizer(setup.config, setup.learner.model)
     learner = _build_learner(setup, optimizer, _plan_few(batches), recorder)
-    assert learner.graphs is not None
-    if learner.graphs.steps.failure:
-        return None, f"a graph could not be recorded: {learner.graphs.steps.failure}"
+    if failure := learner.engine.failure:
+        return None, f"a graph could not be recorded: {failure}"
     replayed = clock(partial(_run_steps, learner, batches))
     times = (
         f"measured: {_format_batch_time(replayed, batches)} with graphs, "
@@ -265,9 +264,8 @@ def _check_agreement(setup: Setup, recorder: GraphRecorder, batch: Batch, saved:
     )
     replayed = [train_step(mine, [batch], lr=lr, step=0).values for _ in range(NUM_COMPARED)][-1]
     synchronize(learner.compute.device)
-    assert mine.graphs is not None
-    if mine.graphs.steps.failure:
-        return f"a graph could not be recorded: {mine.graphs.steps.failure}"
+    if failure := mine.engine.failure:
+        return f"a graph could not be recorded: {failure}"
     found = dict(zip(launched, replayed.tolist(), strict=False))
     if reason := find_disagreement(found, launched, tolerance=TOLERANCES[learner.compute.precision]):
         return f"with graphs, {reason}"
@@ -308,6 +306,7 @@ def _build_learner(
     one buffer.
     """
     from fivetune.model.cuda.graphed import GraphedAdamW, GraphedUpdate, attach_flat_gradients
+    from fivetune.training.step.graphs import GraphEngine
 
     learner, stream, config = setup.learner, setup.data.stream, setup.config
     longest = [int(lengths.max()) for lengths in (stream.store.inputs.lengths, stream.store.labels.lengths)]
@@ -328,7 +327,7 @@ def _build_learner(
     )
     if recorder is not None:
         graphs.record(recorder)
-    return replace(learner, optimizer=optimizer, graphs=graphs)
+    return replace(learner, optimizer=optimizer, engine=GraphEngine(graphs))
 
 
 def _format_error(error: Exception) -> str:

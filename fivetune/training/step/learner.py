@@ -1,11 +1,13 @@
-"""The parts of an optimizer step: model, optimizer, loss scaler, forward, device and strategy.
+"""The parts of an optimizer step: model, optimizer, loss scaler, forward, device, strategy, and what runs them.
 
-In: a RunConfig and a model. Out: a Learner, frozen: a step changes weights and optimizer state, not its parts.
+In: a RunConfig and a model. Out: a Learner, frozen: a step changes weights and optimizer state, not its parts. An
+engine updates the weights, or raises before any weight changes: `plain.py` is the mathematics of a step, and
+`graphs.py`, `pipeline.py` and `tpu.py` compute the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +29,7 @@ from fivetune.machine.telemetry.devices import (
 )
 from fivetune.model.adapter import FOLDER, find_adapter, iter_merged, save_adapter
 from fivetune.model.backend import Forward
+from fivetune.model.decode import GenerateAnswers, generate
 from fivetune.model.save import save_model
 from fivetune.training.averaging import Averages
 from fivetune.training.step.groups import group_weights
@@ -35,10 +38,8 @@ from fivetune.training.threads import ThreadControl
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from fivetune.model.cuda.graphed import GraphedUpdate
     from fivetune.model.modules import T5Model
-    from fivetune.training.step.tpu import Chips
-    from fivetune.types import PhaseTimer, Strategy
+    from fivetune.types import Batch, PhaseTimer, Strategy
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -87,16 +88,116 @@ class ComputeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class Update:
+    """Result of one optimizer step.
+
+    Args:
+        values: [3] fp32 on the host: mean loss per token (nats), gradient norm before clipping, positions computed.
+            If the host did not wait for the step, they are valid once the device has finished it.
+        batch_size: examples per forward pass; less than requested if memory ran out.
+        signum: signal that a rank received until its gradients were summed; 0 if none. Equal on all ranks.
+    """
+
+    values: Tensor
+    batch_size: int
+    signum: int = 0
+
+    @property
+    def loss(self) -> float:
+        return self.values[0].item()
+
+    @property
+    def grad_norm(self) -> float:
+        return self.values[1].item()
+
+    @property
+    def num_positions(self) -> int:
+        return int(self.values[2])
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """What one optimizer step is given, beside the Learner.
+
+    Args:
+        group: the micro-batches of this rank.
+        number: number of the step, for messages.
+        lr: rate of the schedule; None if the optimizer computes its own.
+        batch_size: most examples per forward pass.
+        num_scored_tokens: target tokens of the groups of all ranks.
+        timer: gets each phase as it begins.
+        nonfinite_flag: lets the host run ahead of the device; None: each step is checked before the weights change.
+        get_signum: returns the signal that this rank has received, 0 if none.
+    """
+
+    group: list[Batch]
+    number: int
+    lr: float | None
+    batch_size: int
+    num_scored_tokens: int
+    timer: PhaseTimer
+    nonfinite_flag: Tensor | None
+    get_signum: Callable[[], int]
+
+
+class StepEngine:
+    """Runs the steps of a Learner. The defaults are those of torch on one device, where nothing has to be fetched."""
+
+    @property
+    def num_graphs(self) -> int:
+        """Number of CUDA graphs that the engine replays."""
+        return 0
+
+    @property
+    def failure(self) -> str:
+        """Why a graph could not be recorded; empty if none failed."""
+        return ""
+
+    def step(self, learner: Learner, inputs: StepInputs) -> Update:
+        """Run one optimizer step. Raises NumericError for a non-finite one, of which no weight changes."""
+        raise NotImplementedError
+
+    @property
+    def generate(self) -> GenerateAnswers:
+        """What searches for answers."""
+        return generate
+
+    def fetch(self) -> None:
+        """Bring model and optimizer on the host up to date; no-op where they are what the steps change."""
+
+    def fetch_rates(self) -> None:
+        """Bring what an effective learning rate follows from up to date."""
+
+    def get_peak_memory_bytes(self, device: str) -> int | None:
+        """Peak memory so far as `fivetune.machine.telemetry.devices` reads it; None if unknown."""
+        return get_peak_memory_bytes(device)
+
+
+class GradientEngine(StepEngine):
+    """A StepEngine that adds gradients to the parameters, which the optimizer then applies."""
+
+    def accumulate(self, learner: Learner, group: list[Batch], inputs: StepInputs) -> Tensor:
+        """Add the gradients of micro-batches to the parameters; change nothing else.
+
+        Returns: [2] fp32, the sums of loss / num_scored_tokens and of computed positions.
+        """
+        raise NotImplementedError
+
+    def clear_gradients(self, learner: Learner) -> None:
+        """Clear the gradients of all parameters."""
+        learner.optimizer.zero_grad(set_to_none=True)
+
+
+@dataclass(frozen=True, slots=True)
 class Learner:
     """The parts of an optimizer step.
 
     Args:
         model: as placed by the strategy; each rank may hold a shard of its weights.
         forward: computes the token losses.
+        engine: runs the steps.
         max_grad_norm: largest global gradient norm; None disables clipping.
         world: the ranks of the run.
-        graphs: replays steps as CUDA graphs; None if each kernel is launched.
-        chips: runs steps on TPU chips; None if torch does.
         averages: evaluated and saved in place of the trained weights; None if those are.
     """
 
@@ -106,10 +207,9 @@ class Learner:
     forward: Forward
     compute: ComputeConfig
     strategy: Strategy
+    engine: StepEngine
     max_grad_norm: float | None
     world: World = SINGLE_PROCESS
-    graphs: GraphedUpdate | None = None
-    chips: Chips | None = None
     averages: Averages | None = None
 
     def swap_in_averages(self) -> AbstractContextManager[dict[str, Tensor]]:
@@ -124,19 +224,17 @@ class Learner:
             timer("host")
 
     def fetch(self) -> None:
-        """Bring the model and the optimizer up to date with TPU chips; no-op on other devices."""
-        if self.chips is not None:
-            self.chips.fetch()
+        """Bring the model and the optimizer up to date with the engine; no-op where the engine changes them itself."""
+        self.engine.fetch()
 
     def fetch_rates(self) -> torch.optim.Optimizer:
-        """Bring what an effective learning rate follows from up to date with TPU chips; returns the optimizer."""
-        if self.chips is not None:
-            self.chips.fetch_small_state()
+        """Bring what an effective learning rate follows from up to date with the engine; returns the optimizer."""
+        self.engine.fetch_rates()
         return self.optimizer
 
     def get_peak_memory_bytes(self) -> int | None:
-        """Peak memory so far, of a TPU chip or as `fivetune.machine.telemetry.devices` reads it; None if unknown."""
-        return self.chips.get_peak_bytes() if self.chips else get_peak_memory_bytes(self.compute.device)
+        """Peak memory of the device so far; None if unknown."""
+        return self.engine.get_peak_memory_bytes(self.compute.device)
 
     def save_model(self, tokenizer: PreTrainedTokenizerBase, folder: Path, **options: Any) -> None:
         """Save the model as `fivetune.model.save.save_model` does, and an adapter in adapter/ beside it.

@@ -1,6 +1,6 @@
 """Optimizer steps and answers on TPU chips: transformers' modules, traced by torchax, compiled by XLA through jax.
 
-In: a model and an optimizer on the host, micro-batches, rows of a store. Out: the values of `Update`; answers.
+In: a model and an optimizer on the host, micro-batches, rows of a store. Out: an Update; answers.
 Weights and optimizer state are on the chips, and the host's model and optimizer receive them by `fetch`, so that
 checkpoints and exports are those of any device. Shapes are static: lengths are those of `SIZES`, a batch has always the
 same number of rows. Losses, greedy search and the choice of labels run on the chips; ids and scores are copied.
@@ -24,9 +24,11 @@ from fivetune.data.store.token_store import TokenStore
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.model import functional
 from fivetune.model.backend import SIZES
-from fivetune.model.decode import Decoding, GeneratedAnswer, group_by_length
+from fivetune.model.decode import Decoding, GenerateAnswers, GeneratedAnswer, group_by_length
 from fivetune.model.decode.traced import TracedDecoder, build_traced_answer
 from fivetune.training.optimizers._traced import apply_update, compute_rates, create_state, make_counter
+from fivetune.training.step.learner import Learner, StepEngine, StepInputs, Update, set_lr
+from fivetune.training.step.nonfinite import refuse_nonfinite
 from fivetune.types import Autocast, Batch
 
 if TYPE_CHECKING:
@@ -59,8 +61,8 @@ def import_torchax() -> Any:
     return torchax
 
 
-class Chips:
-    """A model's weights and optimizer state on all chips of this host.
+class Chips(StepEngine):
+    """A step engine with a model's weights and optimizer state on all chips of this host.
 
     Args:
         sharded: every chip holds a share of weights, gradients and optimizer state; else all of them.
@@ -97,8 +99,8 @@ class Chips:
     def num_chips(self) -> int:
         return self.mesh.size
 
-    def get_peak_bytes(self) -> int | None:
-        """Peak memory of the first chip; None if it does not count."""
+    def get_peak_memory_bytes(self, device: str) -> int | None:
+        """Peak memory of the first chip; None if it does not count. `device` is the host's."""
         return (self.mesh.devices.flat[0].memory_stats() or {}).get("peak_bytes_in_use")
 
     # --- host and chips ---
@@ -130,7 +132,7 @@ class Chips:
             self.states = {name: self._send_state(p) for name, p in parameters.items() if p in trained}
         self._versions, self._is_ahead = self._read_versions(), False
 
-    def fetch_small_state(self) -> None:
+    def fetch_rates(self) -> None:
         """Copy single numbers of the optimizer state to the host, from which Adafactor's effective rate follows."""
         named = self.states.items()
         small = jax.device_get({name: {k: v for k, v in state.items() if v.ndim == 0} for name, state in named})
@@ -158,6 +160,18 @@ class Chips:
         return jax.device_put(np.array(value), self.get_sharding(value.shape))  # a copy: the host's buffer may change
 
     # --- an optimizer step ---
+
+    def step(self, learner: Learner, inputs: StepInputs) -> Update:
+        """Run the step of a Learner. One program has all phases: its time counts as the host's."""
+        set_lr(learner.optimizer, inputs.lr)
+        values = self.update(
+            inputs.group,
+            learner.optimizer,
+            batch_size=inputs.batch_size,
+            num_scored_tokens=inputs.num_scored_tokens,
+        )
+        refuse_nonfinite(learner, inputs.group, inputs.number, *values[:2].tolist())
+        return Update(values, inputs.batch_size, inputs.get_signum())
 
     def update(
         self, group: Sequence[Batch], optimizer: torch.optim.Optimizer, *, batch_size: int, num_scored_tokens: int
@@ -252,7 +266,11 @@ class Chips:
 
     # --- answers ---
 
-    def generate(
+    @property
+    def generate(self) -> GenerateAnswers:
+        return self._generate
+
+    def _generate(
         self,
         model: T5Model,
         store: TokenStore,

@@ -7,7 +7,7 @@ update: `launch.nproc` and `strategy` change speed and memory, not the result.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Self
@@ -23,7 +23,7 @@ from fivetune.types import Layout, ModelT
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from fivetune.types import Batch, PhaseTimer, RunSettings
+    from fivetune.types import Batch, Passes, RunSettings
 
 __all__ = ["ShardedOptions", "StrategyOptions", "build_minimal_batch", "is_on_meta"]
 
@@ -157,31 +157,17 @@ class StrategyOptions(Options):
         if is_last:
             start_reduction(model, world)
 
-    def accumulate_gradients(
-        self,
-        model: nn.Module,
-        world: World,
-        batches: Sequence[Batch],
-        compute_loss: Callable[[Batch], Tensor],
-        backward: Callable[[Tensor], object],
-        count_rows: Callable[[Batch], tuple[int, int]],
-        timer: PhaseTimer,
-    ) -> Tensor:
+    def accumulate_gradients(self, model: nn.Module, world: World, batches: Sequence[Batch], passes: Passes) -> Tensor:
         """Add the gradients of all micro-batches of a step to the parameters; returns the sum of their losses, [].
 
         An out-of-memory error is raised when this rank has taken part in all collectives of the micro-batches, so that
         no other rank waits for it; the gradients are not valid then, on any rank.
-
-        Args:
-            compute_loss: runs the forward pass of a micro-batch.
-            backward: runs the backward pass of its loss.
-            count_rows: counts the rows of the encoder's and of the decoder's activations of a micro-batch.
         """
         total: Tensor | None = None
         for number, batch in enumerate(batches, start=1):
             self.prepare_backward(model, world, is_last=number == len(batches))
-            loss = compute_loss(batch)
-            backward(loss)
+            loss = passes.compute_loss(batch)
+            passes.backward(loss)
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None, "a step has at least one micro-batch"
         return total
@@ -250,16 +236,7 @@ class ShardedOptions(StrategyOptions):
         self.shard(model, device, world, precision=precision, costs=costs)
         return model
 
-    def accumulate_gradients(
-        self,
-        model: nn.Module,
-        world: World,
-        batches: Sequence[Batch],
-        compute_loss: Callable[[Batch], Tensor],
-        backward: Callable[[Tensor], object],
-        count_rows: Callable[[Batch], tuple[int, int]],
-        timer: PhaseTimer,
-    ) -> Tensor:
+    def accumulate_gradients(self, model: nn.Module, world: World, batches: Sequence[Batch], passes: Passes) -> Tensor:
         log, total, failed = find_collective_log(model), None, None
         for number, batch in enumerate(batches, start=1):
             is_last = number == len(batches)
@@ -267,8 +244,8 @@ class ShardedOptions(StrategyOptions):
             if failed is None:
                 try:
                     self.prepare_backward(model, world, is_last=is_last)
-                    loss = compute_loss(batch)
-                    backward(loss)
+                    loss = passes.compute_loss(batch)
+                    passes.backward(loss)
                     total = loss.detach() if total is None else total + loss.detach()
                 except (RuntimeError, MemoryError) as error:
                     if not is_out_of_memory(error) or not self.can_forget_passes(model):
@@ -278,9 +255,9 @@ class ShardedOptions(StrategyOptions):
             if failed is not None:
                 self.forget_passes(model)
                 minimal = build_minimal_batch(batch)
-                log.replay(dict(zip(count_rows(minimal), count_rows(batch), strict=True)))
+                log.replay(dict(zip(passes.count_rows(minimal), passes.count_rows(batch), strict=True)))
                 self.prepare_backward(model, world, is_last=is_last)
-                backward(compute_loss(minimal))
+                passes.backward(passes.compute_loss(minimal))
         log.begin()
         if failed is not None:
             self.forget_passes(model)

@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def assign_stage(model: Any, device: str, world: World, costs: Sequence[float]) -> None:
+def assign_stage(model: Any, device: str, world: World, costs: Sequence[float], *, schedule: str = "1f1b") -> None:
     """Place this rank's stage on its device and free the other weights, in place. Collective: all ranks call it.
 
     Args:
         costs: of every block, the encoder's first; () if all cost the same.
+        schedule: order of passes, "gpipe" or "1f1b".
 
     Raises ConfigError if there are fewer blocks than stages, or the model has no language model head.
     """
@@ -54,6 +55,7 @@ def assign_stage(model: Any, device: str, world: World, costs: Sequence[float]) 
     model.__dict__[STAGE] = Stage(
         number=world.model_rank,
         ranks=copies[world.data_rank],
+        schedule=schedule,
         encoder=range(mine.start, min(mine.stop, num_encoder)),
         decoder=range(max(mine.start - num_encoder, 0), max(mine.stop - num_encoder, 0)),
         device=torch.device(device),

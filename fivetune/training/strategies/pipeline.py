@@ -4,30 +4,29 @@ The first stages hold the encoder, the others the decoder; where to cut follows 
 counted, or from their weights. A weight that several stages use (an embedding that the head shares, a table
 of relative biases) is held by each of them, and its gradients are summed. Micro-batches (train.batch_size) fill the
 pipeline: with m of them and p stages, a stage waits for at least (p - 1) / (m + p - 1) of a step (the bubble).
+The passes are run by `fivetune.training.step.pipeline`.
 
 Sources: Huang et al. 2019, "GPipe"; Narayanan et al. 2019, "PipeDream" (1F1B, here with a flush after each step).
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from fivetune.distributed.pipeline import find_stage, order_passes
+from fivetune.distributed.pipeline import find_stage
 from fivetune.distributed.sharding import scale_gradients
-from fivetune.errors import is_out_of_memory
 from fivetune.training.strategies import ShardedOptions, list_divisors
 from fivetune.training.strategies._stages import assign_stage, count_block_weights
-from fivetune.types import Layout, ignore_phase
+from fivetune.types import Layout
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from fivetune.distributed.world import World
-    from fivetune.types import Batch, PhaseTimer, RunSettings
+    from fivetune.types import RunSettings
 
 
 class Pipeline(ShardedOptions):
@@ -78,53 +77,9 @@ class Pipeline(ShardedOptions):
         return super().explain_incompatibility(settings)
 
     def shard(self, model: nn.Module, device: str, world: World, *, precision: str, costs: Sequence[float]) -> None:
-        assign_stage(model, device, world, count_block_weights(model) if self.balance == "memory" else costs)
-
-    def accumulate_gradients(
-        self,
-        model: nn.Module,
-        world: World,
-        batches: Sequence[Batch],
-        compute_loss: Callable[[Batch], Tensor],
-        backward: Callable[[Tensor], object],
-        count_rows: Callable[[Batch], tuple[int, int]],
-        timer: PhaseTimer,
-    ) -> Tensor:
-        import torch
-
-        stage = find_stage(model)
-        if stage is None:
-            return super().accumulate_gradients(model, world, batches, compute_loss, backward, count_rows, timer)
-        total, losses, failed = torch.zeros((), device=stage.device), deque[Any](), None
-        waiting = {"F": iter(batches), "B": iter(batches)}
-        stage.timer = timer
-        for kind in order_passes(self.schedule, stage.number, len(stage.ranks), len(batches)):
-            batch = next(waiting[kind])
-            stage.begin_pass()
-            try:
-                if failed is None and kind == "F":
-                    losses.append(compute_loss(batch))
-                    total += losses[-1].detach()
-                elif failed is None:
-                    stage.run_backward(losses.popleft(), backward)
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                failed = error.with_traceback(None)  # whose frames hold activations
-                losses.clear()
-                stage.forget_passes()
-                model.zero_grad(set_to_none=True)
-            if failed is not None:
-                config: Any = model.config
-                stage.send_zeros(kind, count_rows(batch), config.d_model)
-        stage.timer = ignore_phase  # generation passes through the stages too
-        timer("exchange")
-        stage.finish_sends()
-        stage.sum_shared_gradients(model)
-        total = stage.broadcast_last(total)
-        if failed is not None:
-            raise failed
-        return total
+        if self.balance == "memory":
+            costs = count_block_weights(model)
+        assign_stage(model, device, world, costs, schedule=self.schedule)
 
     def clip(self, model: nn.Module, max_norm: float | None) -> Tensor:
         import torch

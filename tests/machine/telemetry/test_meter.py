@@ -27,7 +27,8 @@ from fivetune.training import loop, save
 from fivetune.training.run import train
 from fivetune.training.signals import StopRequest
 from fivetune.training.state.checkpoint import TrainingProgress
-from fivetune.training.step.update import make_nonfinite_flag, train_step
+from fivetune.training.step.nonfinite import make_nonfinite_flag
+from fivetune.training.step.update import train_step
 from fivetune.training.training import Training
 from fivetune.types import PHASES
 

@@ -36,7 +36,8 @@ from fivetune.training.run import train
 from fivetune.training.state import checkpoint
 from fivetune.training.state.checkpoint import TrainingProgress
 from fivetune.training.state.snapshot import take_snapshot
-from fivetune.training.step.update import refuse_nonfinite, train_step
+from fivetune.training.step.nonfinite import refuse_nonfinite
+from fivetune.training.step.update import train_step
 
 pytestmark = pytest.mark.slow
 
@@ -80,7 +81,7 @@ def test_graphs_that_agree_and_are_faster_are_taken(tmp_path, model_folder):
         "are filler",
         chosen.why,
     )
-    assert learner.graphs and learner.graphs.steps.num_launched == 0 and learner.graphs.steps.num_graphs > 0
+    assert learner.engine.num_graphs > 0 and learner.engine.graphs.steps.num_launched == 0
     assert all(torch.equal(a, b) for a, b in zip(before, setup.learner.model.parameters(), strict=True))
     assert torch.equal(random, torch.get_rng_state()) and not learner.optimizer.flat.mean.any()
 
@@ -89,7 +90,7 @@ def test_graphs_minimise_the_same_objective(tmp_path, model_folder):
     """The loss is plain in both, and the norms of the gradients are compared."""
     setup = ready(tmp_path, model_folder, loss={"label_smoothing": 0.3, "z_loss": 0.1})
     learner, chosen = decide_graphs(setup, make_recorder=again, clock=clock(0.3, 0.2))
-    assert chosen and chosen.on and learner.graphs
+    assert chosen and chosen.on and learner.engine.num_graphs
     plain = with_learner(setup, forward=replace(setup.learner.forward, objective=PLAIN))
     optimizer = capture.build_optimizer(setup.config, setup.learner.model)
     norms = [
@@ -185,7 +186,7 @@ def captured(folder, model_folder, **overrides: Any):
     setup = ready(folder, model_folder, **overrides)
     planned = plan_buckets(count_micro_batches(setup), max_buckets=4)
     learner = capture._build_learner(setup, setup.learner.optimizer, planned, again())
-    assert learner.graphs and 1 <= learner.graphs.steps.num_graphs <= 4
+    assert 1 <= learner.engine.num_graphs <= 4
     return replace(setup, learner=learner)
 
 
@@ -210,7 +211,7 @@ def test_every_optimizer_steps_beside_the_graphs_as_beside_launched_kernels(
     options = {"train__batch_size": 2, "train__global_batch_size": 4, **options}
     mine = captured(tmp_path, model_folder, **options)
     found = steps(mine, 0, 4)
-    assert mine.learner.graphs.steps.num_replayed == 8 and mine.learner.graphs.steps.num_launched == 0
+    assert mine.learner.engine.graphs.steps.num_replayed == 8 and mine.learner.engine.graphs.steps.num_launched == 0
     monkeypatch.setattr(dispatch, "DEVICES", ("cuda",))
     launched = ready(tmp_path, model_folder, **options)
     assert found == pytest.approx(steps(launched, 0, 4), rel=1e-3)
@@ -230,7 +231,7 @@ def test_ten_steps_are_those_of_launched_kernels(tmp_path, model_folder, monkeyp
     launched = ready(tmp_path, model_folder, **options)
     assert found == pytest.approx(steps(launched, 0, 10), rel=1e-5)
     state, reference = mine.learner.optimizer.state_dict()["state"], launched.learner.optimizer.state_dict()["state"]
-    assert mine.learner.graphs.steps.num_replayed == 20 and float(state[0]["step"]) == 10
+    assert mine.learner.engine.graphs.steps.num_replayed == 20 and float(state[0]["step"]) == 10
     for number, values in reference.items():
         for name in ("exp_avg", "exp_avg_sq"):
             error = (state[number][name] - values[name]).abs().max()
@@ -284,14 +285,14 @@ def sys_nats():
 def test_memory_that_runs_out_halves_the_step(tmp_path, model_folder):
     setup = captured(tmp_path, model_folder, train__batch_size=2)
     expected = captured(tmp_path, model_folder, train__batch_size=2)
-    original, failing = setup.learner.graphs.steps.run, [True]
+    original, failing = setup.learner.engine.graphs.steps.run, [True]
 
     def run(batch, *, weight):
         if failing and failing.pop():
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return original(batch, weight=weight)
 
-    setup.learner.graphs.steps.run = run
+    setup.learner.engine.graphs.steps.run = run
     update = train_step(setup.learner, setup.data.stream.build_micro_batches(0), lr=1e-3, step=1, batch_size=2)
     assert update.batch_size == 1
     assert [update.loss, *steps(setup, 1, 2)] == pytest.approx(steps(expected, 0, 2), rel=1e-5)
@@ -324,7 +325,7 @@ def test_a_trial_leaves_nothing_in_memory(tmp_path, model_folder):
     gc.disable()
     try:
         learner = capture._build_learner(setup, capture.build_optimizer(setup.config, setup.learner.model), (), None)
-        left = weakref.ref(learner.graphs), weakref.ref(learner.optimizer)
+        left = weakref.ref(learner.engine.graphs), weakref.ref(learner.optimizer)
         del learner
         assert [ref() for ref in left] == [None, None]
     finally:

@@ -110,15 +110,10 @@ def test_gradients_are_reduced_after_the_last_micro_batch_only(name, monkeypatch
     options, asked = plugins.load_plugin("strategies", name), []
     monkeypatch.setattr(options, "prepare_backward", lambda self, model, world, *, is_last: asked.append(is_last))
     batch = make_batch([(3, 2)])
-    options().accumulate_gradients(
-        torch.nn.Linear(1, 1),
-        World(),
-        [batch] * 3,
-        lambda batch: torch.ones(()),
-        lambda loss: None,
-        lambda batch: (3, 2),
-        lambda phase: None,
+    passes = SimpleNamespace(
+        compute_loss=lambda batch: torch.ones(()), backward=lambda loss: None, count_rows=lambda batch: (3, 2)
     )
+    options().accumulate_gradients(torch.nn.Linear(1, 1), World(), [batch] * 3, passes)
     assert asked == [False, False, True]
 
 

@@ -1,0 +1,115 @@
+"""The gradients of a step: summed over its micro-batches and over the ranks, in smaller parts if memory runs out.
+
+In: the micro-batches of all ranks. Out: gradients in the parameters, and their sums. A retry gives the same gradients
+as the smaller size from the start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fivetune.data.store.batch import split_batch
+from fivetune.errors import is_out_of_memory
+from fivetune.training.state.snapshot import get_random_states, set_random_states
+from fivetune.training.strategies import build_minimal_batch
+from fivetune.types import Batch
+
+if TYPE_CHECKING:
+    from fivetune.training.step.learner import GradientEngine, Learner, StepInputs
+
+
+@dataclass(frozen=True, slots=True)
+class StepSums:
+    """What the ranks have summed.
+
+    Args:
+        loss: [] fp32 on the device, mean loss per token (nats).
+        positions: [] fp32 on the device, positions computed.
+        batch_size: examples per forward pass with which memory sufficed.
+        signum: signal that a rank has received; 0 if none.
+    """
+
+    loss: Tensor
+    positions: Tensor
+    batch_size: int
+    signum: int
+
+
+def accumulate_over_ranks(engine: GradientEngine, learner: Learner, inputs: StepInputs) -> StepSums:
+    """Accumulate the gradients of the group and sum them over the ranks; halve the micro-batches while memory runs out.
+
+    Gradients and random states are reset before a retry. The ranks retry together, with the size of the smallest.
+    """
+    group, batch_size = inputs.group, inputs.batch_size
+    before = get_random_states()
+    while True:
+        group = _split_batches(group, batch_size)
+        if learner.strategy.sharded and learner.world.data_size > 1:  # all ranks run the same number of passes
+            missing = learner.world.all_reduce_max(len(group)) - len(group)
+            group = [*group, *[build_minimal_batch(group[0])] * missing]
+
+        sums, failed, too_many = None, None, 0
+        try:
+            sums = engine.accumulate(learner, group, inputs)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            failed = error.with_traceback(None)  # whose frames hold activations
+            too_many = max(len(batch.ids) for batch in group)
+            engine.clear_gradients(learner)  # makes room for sending zeros
+
+        sums, too_many, signum = _sum_over_ranks(learner, inputs, sums, too_many)
+        if not too_many:
+            return StepSums(sums[0], sums[1], batch_size, signum)
+        if too_many == 1:
+            raise failed or MemoryError("another rank ran out of memory with one example.")
+        batch_size = -(-too_many // 2)
+        engine.clear_gradients(learner)
+        set_random_states(before)
+
+
+def _split_batches(group: list[Batch], size: int) -> list[Batch]:
+    """Halve micro-batches until none has more than `size` examples."""
+    while any(len(batch.ids) > size for batch in group):
+        halved: list[Batch] = []
+        for batch in group:
+            halved.extend(split_batch(batch) if len(batch.ids) > size else (batch,))
+        group = halved
+    return group
+
+
+def _sum_over_ranks(
+    learner: Learner, inputs: StepInputs, sums: Tensor | None, too_many: int
+) -> tuple[Tensor, int, int]:
+    """Sum the gradients and `sums` over the ranks, and agree on what stops the step or the run.
+
+    Args:
+        sums: [2]; None if this rank ran out of memory.
+        too_many: examples of this rank's batch that did; 0 if none.
+
+    Returns: the sums, and the largest `too_many` and signal of all ranks.
+    """
+    world, device, signum = learner.world, learner.compute.device, inputs.get_signum()
+    sums = torch.zeros(2, device=device) if sums is None else sums
+    if world.size == 1:
+        return sums, too_many, signum
+    if not learner.strategy.sharded:  # sharded gradients are reduced in the backward pass
+        inputs.timer("exchange")
+    learner.strategy.reduce_gradients(learner.model, world)
+    if world.model_rank:  # the first rank of each copy of the model has computed the same
+        sums = torch.zeros_like(sums)
+    if device != "cpu":  # the flags take the way over the hosts, which do not wait for the device
+        world.all_reduce_sum(sums)
+        too_many, signum = world.all_reduce_maxima([too_many, signum])
+        return sums, too_many, signum
+    # On CPUs one message carries all: the sums, and two flags in the place of each rank.
+    message = torch.zeros(2 + 2 * world.size)
+    message[:2] = sums
+    message[2 + 2 * world.rank :][:2] = torch.tensor([too_many, signum])
+    world.all_reduce_sum(message)
+    flags = message[2:].view(world.size, 2).amax(0).tolist()
+    return message[:2], int(flags[0]), int(flags[1])

@@ -1,0 +1,60 @@
+"""The engine of a pipeline: the micro-batches of a step pass through stages, each on a rank of its own.
+
+In: a Learner whose model is one stage. Out: an Update. The order of passes is from Huang et al. 2019, "GPipe", or
+Narayanan et al. 2019, "PipeDream" (1F1B, here with a flush after each step).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fivetune.distributed.pipeline import find_stage, order_passes
+from fivetune.errors import is_out_of_memory
+from fivetune.training.step.learner import GradientEngine, Learner, StepInputs, Update
+from fivetune.training.step.plain import LearnerPasses, take_step
+from fivetune.types import Batch, ignore_phase
+
+
+class PipelineEngine(GradientEngine):
+    """Runs the passes of this rank's stage, which knows their order."""
+
+    def step(self, learner: Learner, inputs: StepInputs) -> Update:
+        return take_step(self, learner, inputs)
+
+    def accumulate(self, learner: Learner, group: list[Batch], inputs: StepInputs) -> Tensor:
+        stage = find_stage(learner.model)
+        assert stage is not None
+        passes = LearnerPasses.begin(learner, inputs)
+        total, losses, failed = torch.zeros((), device=stage.device), deque[Any](), None
+        waiting = {"F": iter(group), "B": iter(group)}
+        stage.timer = inputs.timer
+        for kind in order_passes(stage.schedule, stage.number, len(stage.ranks), len(group)):
+            batch = next(waiting[kind])
+            stage.begin_pass()
+            try:
+                if failed is None and kind == "F":
+                    losses.append(passes.compute_loss(batch))
+                    total += losses[-1].detach()
+                elif failed is None:
+                    stage.run_backward(losses.popleft(), passes.backward)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                failed = error.with_traceback(None)  # whose frames hold activations
+                losses.clear()
+                stage.forget_passes()
+                learner.model.zero_grad(set_to_none=True)
+            if failed is not None:  # the neighbours wait for what this stage would send
+                stage.send_zeros(kind, passes.count_rows(batch), learner.model.config.d_model)
+        stage.timer = ignore_phase  # generation passes through the stages too
+        inputs.timer("exchange")
+        stage.finish_sends()
+        stage.sum_shared_gradients(learner.model)
+        total = stage.broadcast_last(total)
+        if failed is not None:
+            raise failed
+        return torch.stack([total, passes.positions])
