@@ -22,9 +22,10 @@ from fivetune.reading.diagnosis.stats import collect_run_stats
 from fivetune.rundir.progress import Progress
 from fivetune.rundir.records import BestEval, Run
 from fivetune.scores.metrics.squad_v2 import SQuADV2 as SquadV2Metric
-from fivetune.training import loop, setup
+from fivetune.training import loop
 from fivetune.training import run as training_run
 from fivetune.training.run import train
+from fivetune.training.step import learner
 from fivetune.training.step.learner import Update
 
 POISONED = "decoder.block.1.layer.2.DenseReluDense.wo"
@@ -243,7 +244,7 @@ def test_config_with_overrides_is_refused(tmp_path, model_folder):
         RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."),
     ],
 )
-@pytest.mark.parametrize("where", [(Forward, "compute_losses"), (setup, "generate")])
+@pytest.mark.parametrize("where", [(Forward, "compute_losses"), (learner, "generate")])
 def test_out_of_memory_says_what_to_lower(tmp_path, model_folder, monkeypatch, where, error):
     def full(*args, **kwargs):
         raise error

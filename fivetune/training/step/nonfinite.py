@@ -106,7 +106,7 @@ def _find_in_stage(learner: Learner, batch: Batch) -> str | None:
     """The block of this rank's stage with the first non-finite value; None if its values are finite."""
     model = learner.model
 
-    def run() -> object:
+    def run() -> Tensor:
         return compute_flat_losses(model, batch)
 
     return find_nonfinite_block(model, run)
