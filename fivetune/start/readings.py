@@ -50,7 +50,6 @@ SHORT_TARGET_WORDS = 2.0  # mean words up to which a target is right or wrong as
 SAMPLE = 2_000  # records of which answers are compared with contexts
 CONFLICTS = 0.2  # share of records whose inputs another record has with another label
 MAX_NUMBERED = 20  # distinct whole numbers up to which they may be labels without a name that says so
-CONSTANT = 0.98  # share of one value from which on a column without a clear name is hardly a label
 NOTES = "note notes notiz remark remarks comment comments"  # are no text that is asked about
 LONG_CONTEXT = 20  # mean words from which on a text may be asked about
 CERTAIN = 100  # points of a layout that cannot mean anything else
@@ -209,11 +208,6 @@ def _list_sources(survey: Survey, target: str, texts: Sequence[str]) -> list[lis
     return [[name] for name in (known or others)[:3]]
 
 
-def _is_document(name: str) -> bool:
-    """Whether a column is named as what has summaries."""
-    return not {*split_name(name)}.isdisjoint(["article", "document", "documents", "dialogue", "dialog", "transcript"])
-
-
 def _is_longer_summary(survey: Survey, name: str, other: str) -> bool:
     """Whether a column is named as a summary, and its texts are longer than those of another column."""
     return rate_name("summary", name) >= 2 and survey.columns[name].mean_chars > survey.columns[other].mean_chars
@@ -244,7 +238,7 @@ def _read_pair(survey: Survey, sources: Sequence[str], target: str) -> Reading:
         kind, prefix = "translation", f"translate {languages[0]} to {languages[1]}: "
         form = reason = f"the columns {source} and {target} are named after languages"
         others = [name for name in survey.columns if find_language(name) and name not in used]
-    elif not is_longer and (rate_name("summary", target) >= 2 or (is_short and _is_document(source) and is_unknown)):
+    elif not is_longer and rate_name("summary", target) >= 2:
         kind, prefix = "summarisation", "summarize: "
         reason = f"{target} is {last.mean_chars / max(first.mean_chars, 1):.0%} as long as {_join(sources)}"
     # what speaks against it
@@ -282,22 +276,12 @@ def read_instructions(survey: Survey) -> Iterator[Reading]:
         return
     targets = [name for name in survey.list_columns("targets", "answer", minimum=USUAL) if name in texts]
     further = survey.list_columns("inputs", "context", "question", minimum=USUAL)
-    read = [name for name in texts if name in further and name not in (*targets, found[0])]
+    read = [found[0], *(name for name in texts if name in further and name not in (*targets, found[0]))]
     for target in targets:
-        extra = [name for name in read if not _has_target(survey, name, target)]
-        reason = f"{_join([found[0], *extra])} instruct, {target} is the answer"
-        roles = {"inputs": [found[0], *extra], "targets": [target]}
-        pair = Reading("instructions", "jsonl", roles, reason)
-        doubts = _describe_outputs(_list_outputs(survey, [found[0], *extra, target]))
+        reason = f"{_join(read)} instruct, {target} is the answer"
+        pair = Reading("instructions", "jsonl", {"inputs": read, "targets": [target]}, reason)
+        doubts = _describe_outputs(_list_outputs(survey, [*read, target]))
         yield survey.weigh(pair, form="instruction and output", doubts=doubts)
-
-
-def _has_target(survey: Survey, name: str, target: str) -> bool:
-    """Whether most texts of a column have what is learned in them."""
-    texts = [[as_text(value) for value in survey.table.list_values(one)] for one in (name, target)]
-    pairs = zip(*texts, strict=True)
-    found = [learned in text for text, learned in pairs if count_words(learned) > LONG_ANSWER_WORDS]
-    return sum(found) > 0.9 * len(found)
 
 
 CHATS = (("role", "content", "system", "user", "assistant"), ("from", "value", "system", "human", "gpt"))
@@ -376,10 +360,6 @@ def _find_context(survey: Survey, question: str) -> str | None:
     return None
 
 
-def _as_roles(columns: Mapping[str, str]) -> dict[str, Sequence[str]]:
-    return {role: (name,) for role, name in columns.items()}
-
-
 def _read_answers(survey: Survey, roles: Mapping[str, str]) -> Reading | None:
     """Read questions by the values of their answers."""
     answer, context = roles["answer"], roles.get("context")
@@ -428,7 +408,7 @@ def _read_answers(survey: Survey, roles: Mapping[str, str]) -> Reading | None:
             options |= {"format": "abstractive"}
         else:
             kind, task, options = "questions without a context", "squad", {"template": "question: {question}"}
-    found = Reading(kind, task, _as_roles(roles), reason, options, columns)
+    found = Reading(kind, task, {role: (name,) for role, name in roles.items()}, reason, options, columns)
     return survey.weigh(found, values=reason, points=points)
 
 
@@ -540,7 +520,7 @@ def _read_label(
     found = Reading("classification", "classification", {"text": texts, "label": (label,)}, reason)
     is_only = len(texts) == 1 and survey.columns[label].num_filled > 0.9 * survey.table.num_records
     is_only = is_only and not survey.can_learn_other([label, *texts, *same])
-    doubts = [*doubts, *_describe_values(survey, texts, label, is_only=is_only)]
+    doubts = [*doubts, *_describe_values(survey, texts, label)]
     if survey.rate(label, "label", "answer") == 0 and not is_only:
         doubts.append(NO_LABEL)
     if "label" not in survey.given:
@@ -577,11 +557,11 @@ def _choose_words(survey: Survey, same: Sequence[str]) -> str:
     return max(ranks, key=ranks.__getitem__)
 
 
-def _describe_values(survey: Survey, texts: Sequence[str], label: str, *, is_only: bool) -> Iterator[str]:
+def _describe_values(survey: Survey, texts: Sequence[str], label: str) -> Iterator[str]:
     """Yield what makes the values of a label doubtful.
 
     Equal texts have different labels: something is missing from the inputs. Several columns have the same values, each
-    for some records. Nearly all values are the same.
+    for some records.
     """
     column, num_records = survey.columns[label], survey.table.num_records
     num_unlike = _count_conflicts(survey, texts, label)
@@ -591,9 +571,6 @@ def _describe_values(survey: Survey, texts: Sequence[str], label: str, *, is_onl
     alike = [name for name in labels if len({*survey.columns[name].values} & {*column.values}) > 1]
     if len(alike) > 1 and column.num_filled < 0.9 * num_records:
         yield f"{', '.join(alike)} have the same values, each for some of the records"
-    most = max(column.values.values())
-    if most >= CONSTANT * column.num_filled and survey.rate(label, "label") < CLEAR and not is_only:
-        yield f"{most / column.num_filled:.0%} of the values of {label} are the same"
 
 
 def _count_conflicts(survey: Survey, texts: Sequence[str], label: str) -> int:
