@@ -23,7 +23,16 @@ from importlib.util import find_spec
 
 from fivetune.errors import RecordError
 from fivetune.scores.metrics.gsm8k import extract_final_number
-from fivetune.start.columns import MAX_LABELS, Column, as_text, count_words, describe_column, find_value, is_empty_cell
+from fivetune.start.columns import (
+    MAX_LABELS,
+    MIN_WORDS,
+    Column,
+    as_text,
+    count_words,
+    describe_column,
+    find_value,
+    is_empty_cell,
+)
 from fivetune.start.quizzes import read_quizzes
 from fivetune.start.roles import CLEAR, USUAL, find_language, rate_name, split_name
 from fivetune.start.survey import (
@@ -470,14 +479,17 @@ def _list_read(survey: Survey, label: str, same: Sequence[str]) -> Iterator[tupl
         doubts.append(f"{_join(pair)} hold nearly the same texts, one of which is enough")
         for spare in reversed(pair):
             yield [name for name in texts if name != spare], [spare], doubts
-    # what the texts are about, and answers to them, if these tell labels apart
+    # what the texts are about, and answers to them, if these tell labels apart; a text that repeats may be that
     for name in survey.list_unread([label, *same, *texts]) if texts and "text" not in survey.given else ():
         column = survey.columns[name]
         is_subject = survey.is_subject(name)
         is_answer = column.has_text and survey.rate(name, "answer") >= USUAL
-        if (is_subject and _is_stance(survey, label)) or (
-            (is_subject or is_answer) and _is_missing(survey, texts, label, name)
-        ):
+        is_told = is_subject and _is_stance(survey, label)
+        is_said = column.has_labels and column.kind == "text" and column.mean_words >= MIN_WORDS
+        if not is_told and is_said and survey.rate(label, "label") > survey.rate(name, "label"):
+            doubts.append(f"{name} holds texts that repeat, and may be read or not")
+            is_told = True
+        if is_told or ((is_subject or is_answer) and _is_missing(survey, texts, label, name)):
             named = [f"{name} is named as an answer, and may be read or not"] if is_answer else []
             yield [one for one in survey.columns if one in (*texts, name)], [], [*doubts, *named]
     yield texts, [], doubts
@@ -536,6 +548,8 @@ def _find_rivals(survey: Survey, label: str, used: Sequence[str]) -> Iterator[st
     least = USUAL if survey.rate(label, "label") >= USUAL else 0
     named = [name for name in unread if survey.rate(name, "label", "flag") >= least]
     others = [name for name in named if survey.columns[name].has_labels and not _is_amount(survey, name)]
+    if _is_stance(survey, label):
+        others = [name for name in others if not survey.is_subject(name)]
     if others and not {*split_name(label)} & {*GENERAL_LABELS.split()}:
         yield f"{_join(others[:2])} may be the label, too"
     yield from _describe_outputs(_list_outputs(survey, used))

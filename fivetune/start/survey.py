@@ -155,10 +155,10 @@ class Survey:
         return column.has_codes and column.kind != "date" and (is_code or rate_name("id", name) > others)
 
     def is_subject(self, name: str) -> bool:
-        """Whether a column says what a text is about: words that repeat, with such a name."""
+        """Whether a column says what a text is about: texts that repeat, with such a name."""
         column = self.columns[name]
-        is_short = column.kind == "text" and column.mean_words < LONG_WORDS and column.share_distinct < 0.7
-        return is_short and bool({*split_name(name)} & {*SUBJECTS.split()})
+        is_shared = column.kind == "text" and column.share_distinct < 0.7
+        return is_shared and bool({*split_name(name)} & {*SUBJECTS.split()})
 
     def is_sequence(self, name: str) -> bool:
         """Whether the lists of a column have a value for each word of a text: unlike those of a set, they repeat."""

@@ -150,6 +150,9 @@ KINDS: dict[str, Callable[[Draw, int], object]] = {
     "subject": choose("Tax", "Trains", "Schools", "Sport and games"),
     "said twice": lambda draw, row: sentence(random.Random(row // 2), row // 2),
     "subject by turns": lambda draw, row: ("Tax", "Trains")[row % 2],
+    "few claims": choose(
+        "Taxes on land should be lower.", "Every town needs more trains.", "Schools should open at nine."
+    ),
     "side": lambda draw, row: (row + row // 2) % 2 if row % 7 else row % 2,
     "simple": lambda draw, row: f"They have things for person {row}",
     "session": lambda draw, row: f"R_{row // 3:02}PoEZfAptrkFdsx",
@@ -444,7 +447,7 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "genres of 0 and 1": ("Type=flag | Drama=flag | Comedy=flag | War=flag | plot=paragraph", "tags: Type Drama Comedy War < plot"),
     # a question and its answer beside a category, in languages whose names are unknown
     "a FAQ in Romanian": ("id=row | categorie=ten | intrebare=question | raspuns=reply", "?"),
-    "a FAQ in Swedish": ("kategori=three | fråga=question | svar=reply", "?"),
+    "a FAQ in Estonian": ("kategooria=three | küsimus=question | vastus=reply", "?"),
     "a FAQ with names that say nothing": ("category=three | col1=question | col2=reply", "?"),
     "a FAQ in Czech, answers first": ("odpoved=paragraph | otazka=question | kategorie=three", "?"),
     # what a stance is about
@@ -452,6 +455,9 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "a stance towards a claim": ("post=sentence | claim=subject | stance=three", "classification: stance < post claim"),
     "a label that depends on a target": ("Tweet=said twice | Target=subject by turns | label=side", "classification: label < Tweet Target"),
     "a topic beside a label": ("text=sentence | topic=subject | label=flag", "classification: label < text"),
+    "a topic in a sentence": ("topic=few claims | text=sentence | stance=stance", "classification: stance < topic text"),
+    "a target in a sentence": ("target=few claims | text=sentence | stance=stance", "classification: stance < target text"),
+    "a thesis in an unknown language": ("id=row | tees=few claims | text=sentence | label=two", "?"),
     # scores of several texts, answers that are the text
     "grades of answers": ("id=row | question=question | desired_answer=reply | student_answer=reply | score_avg=mark", "?"),
     "mean opinions": ("ID=row | Sentence=sentence | Votes=class | MOS_Complexity=mean | Std_Complexity=mean", "?"),

@@ -60,7 +60,7 @@ def test_a_layout_is_read_as_its_users_mean_it_or_doubted(name: str) -> None:
 
 FAQS = {
     "a FAQ in Romanian": "jsonl: raspuns < intrebare",
-    "a FAQ in Swedish": "jsonl: svar < fråga",
+    "a FAQ in Estonian": "jsonl: vastus < küsimus",
     "a FAQ with names that say nothing": "jsonl: col2 < col1",
     "a FAQ in Czech, answers first": "jsonl: odpoved < otazka",
 }
