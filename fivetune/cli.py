@@ -188,7 +188,8 @@ class _Parser(argparse.ArgumentParser):
 
 def _format_help(names: list[str]) -> str:
     """Format the commands in groups, a line each, which fits into 80 columns."""
-    lines = [textwrap.fill(str(fivetune.__doc__).partition("\n")[0], 80), "", "usage: fivetune COMMAND ... [--section.key value ...]"]
+    summary = textwrap.fill(str(fivetune.__doc__).partition("\n")[0], 80)
+    lines = [summary, "", "usage: fivetune COMMAND ... [--section.key value ...]"]
     more = tuple(name for name in names if not any(name in group for group in GROUPS.values()))
     for title, group in {**GROUPS, "More": more}.items():
         if shown := [name for name in group if name in names]:

@@ -215,7 +215,8 @@ def test_merged_labels_are_those_of_the_training_set(tmp_path, tokenizer_folder,
 
 
 def test_a_recipe_is_inspected_with_its_own_task_data_and_model(tmp_path, capsys, tokenizer_folder):
-    (tmp_path / "a.csv").write_text("text,tone\n" + "".join(f"a hat {i},{'good' if i % 2 else 'bad'}\n" for i in range(9)))
+    rows = "".join(f"a hat {i},{'good' if i % 2 else 'bad'}\n" for i in range(9))
+    (tmp_path / "a.csv").write_text("text,tone\n" + rows)
     recipe = {
         "model": {"path": str(tokenizer_folder)},
         "task": {"name": "classification", "inputs": "it says: {text}", "label": "tone"},

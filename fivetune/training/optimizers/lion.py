@@ -39,7 +39,7 @@ class Lion(OptimizerOptions):
 
 @cache
 def _make_torch_lion() -> type[Optimizer]:
-    """Make the class of the torch optimizer; settings are read without torch, so the class cannot stand in the module."""
+    """Make the class of the torch optimizer: not in the module, because settings are read without torch."""
     import torch
 
     from fivetune.training.optimizers._closure import run_closure
