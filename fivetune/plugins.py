@@ -128,14 +128,22 @@ def list_missing_members(kind: str, options: type[Options]) -> list[str]:
     for base in contract.__mro__:
         if base in Options.__mro__ or base in (Protocol, Generic):
             continue
-        asked.update(str(member) for member in (*vars(base), *base.__annotations__))
+        members: list[str] = [*vars(base), *base.__annotations__]
+        asked.update(members)
     missing = {one for one in asked if not (hasattr(options, one) or one in options.model_fields)}
     return sorted(one for one in missing | options.__abstractmethods__ if not one.startswith("_"))
 
 
+BASES = {"optimizers": "OptimizerOptions", "strategies": "StrategyOptions"}
+"""Kind of plugin -> the base class in its package with defaults for what settings ask of a plugin."""
+
+
 def make_stand_in(kind: str, name: str) -> type[Options]:
     """Make a class of options that takes any settings, for a plugin that is absent and that no answer needs."""
-    return create_model(name, __base__=_AnyOptions, __module__=f"{KINDS[kind]}.{name}")
+    bases = (getattr(import_module(KINDS[kind]), BASES[kind]), _AnyOptions) if kind in BASES else _AnyOptions
+    stand_in: type[Options] = create_model(name, __base__=bases, __module__=f"{KINDS[kind]}.{name}")
+    stand_in.__abstractmethods__ = frozenset()  # nothing is trained with it
+    return stand_in
 
 
 class _AnyOptions(Options):

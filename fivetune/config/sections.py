@@ -399,7 +399,7 @@ class RunConfig(_Section):
     @model_validator(mode="after")
     def _check_single_lr_source(self) -> RunConfig:
         """Refuse a schedule with an optimizer that computes its own learning rate."""
-        if not getattr(self.optimizer, "computes_rate", False):  # absent from the stand-in of an absent plugin
+        if not self.optimizer.computes_rate:
             return self
         if self.train.layer_decay or any(group.lr != 1 for group in self.train.param_groups):
             key = "layer_decay" if self.train.layer_decay else "param_groups"
