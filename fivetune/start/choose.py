@@ -91,7 +91,7 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
         unclear = "its names say too little of it" if is_one else "several readings are about as likely"
         why = [*best.doubts, unclear][0]
         words = rf"(?<!\w)(?:{'|'.join(re.escape(name) for one in others for name in one.targets)})(?!\w)"
-        meant = {*re.findall(words, " ".join(best.doubts))}
+        meant = {*re.findall(words, why)}
         named = [one for one in others if one.targets and meant.issuperset(one.targets)]
         likely = [one for one in others if one.points >= best.points - 2 * MARGIN and one not in named]
         shown = [best, *named, *likely][:NUM_SHOWN]

@@ -32,6 +32,7 @@ from fivetune.start.columns import (
     find_value,
     is_empty_cell,
 )
+from fivetune.start.readings import TEXT_TASKS
 from fivetune.start.roles import Given, count_names
 from fivetune.start.survey import Reading
 from fivetune.tasks import load_task
@@ -111,13 +112,30 @@ def read_examples(
     names = [*reading.inputs, *reading.targets]
     records = read_records(table.source, columns=columns, header=table.header, on_bad=on_bad)
     for number, read in enumerate(records):
-        record = ids.number(read)
+        numbered = ids.number(read)
+        record = replace(numbered, fields=fill_blank_inputs(numbered.fields, reading))
         if number < table.num_names:
             on_bad(BadRecord(read.where, "is a further line of names. Allowed is one header. Delete the line."))
         elif names and all(is_empty_cell(find_value(read.fields, name)) for name in names):
             on_blank(read.where)
         elif examples := convert_record(record, reading, task, on_bad):
             yield read, record, examples
+
+
+def fill_blank_inputs(fields: Mapping[str, object], reading: Reading) -> dict[str, object]:
+    """Return the fields of a record; of several inputs of a template, those that it has not, or null, are empty text.
+
+    >>> pair = Reading("instructions", "jsonl", {"inputs": ["task", "input"], "targets": ["output"]}, "")
+    >>> fill_blank_inputs({"task": "Sing.", "output": "La."}, pair)
+    {'task': 'Sing.', 'output': 'La.', 'input': ''}
+    """
+    filled = dict(fields)
+    if reading.task in TEXT_TASKS and len(reading.inputs) > 1:
+        for name in reading.inputs:
+            is_part = "." in name and name not in fields
+            if not is_part and replace_empty_cell(fields.get(name)) is None:
+                filled[name] = ""
+    return filled
 
 
 def build_plan(

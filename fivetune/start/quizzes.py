@@ -51,7 +51,12 @@ def read_quizzes(survey: Survey, contexts: Mapping[str, str]) -> Iterator[Readin
         keys = _list_keys(survey, choices, question, found)
         for key, first in keys.items():
             own: JsonTable = {} if first is None else {"numbers_from": first}
-            reading = _build(roles, key, {"shuffle_choices": True} if key in choices else own)
+            places = {*_list_places(survey, key, first, found)} - {None}
+            is_fixed = key in choices or len(places) == 1  # else the model would learn the place
+            reading = _build(roles, key, {**own, "shuffle_choices": True} if is_fixed else own)
+            if is_fixed and key not in choices:
+                note = f"{key} is the same one of the choices in all records: they are shuffled (shuffle_choices)"
+                reading = replace(reading, warnings=[note])
             is_named = survey.rate(key, "answer") >= 2 or not {*split_name(key)}.isdisjoint(LABELS)
             is_guess = first is not None and not is_named
             guess = [f"{key} is not named as an answer"] if is_guess else []
@@ -200,10 +205,7 @@ def _list_keys(
             if None in keys.values() and survey.rate(name, "answer") < 2:  # a count beside the letters
                 continue
             first = 0 if "0" in map(as_text, values) else 1
-        places: list[int | None] = []
-        for value, one in zip(values, found, strict=True):
-            is_read = one is not None and not is_empty_cell(value)
-            places.append(one.find(as_text(value), numbers_from=first) if is_read and one else None)
+        places = _list_places(survey, name, first, found)
         num_asked = sum(one is not None for one in found)
         is_key = sum(place is not None for place in places) >= RESOLVED * num_asked
         most = max(len(one.places) for one in found if one)
@@ -212,6 +214,15 @@ def _list_keys(
             keys[name] = first
             known.append(places)
     return keys
+
+
+def _list_places(survey: Survey, key: str, first: int | None, found: Sequence[Choices | None]) -> list[int | None]:
+    """List the place of the right choice in each record, None where the key says none."""
+    places: list[int | None] = []
+    for value, one in zip(survey.table.list_values(key)[: len(found)], found, strict=True):
+        is_read = one is not None and not is_empty_cell(value)
+        places.append(one.find(as_text(value), numbers_from=first) if is_read and one else None)
+    return places
 
 
 def _has_texts(values: Sequence[object], found: Sequence[Choices | None]) -> bool:

@@ -264,6 +264,7 @@ def _read_pair(survey: Survey, sources: Sequence[str], target: str) -> Reading:
         table += [
             (is_longer, f"{target} is longer than {source}, so it is no summary of it: perhaps the other way round"),
             (is_text and not is_unknown, f"{target} is named as a text, too"),
+            (is_text and survey.rate(target, "answer") > 0, f"{target} is named as an answer, too"),
             (is_text and is_unknown, f"no name says that {target} is learned"),
             (
                 named < 2 and last.mean_chars > 3 * first.mean_chars,
@@ -633,7 +634,7 @@ def _find_separator(survey: Survey, name: str) -> str:
     column = survey.columns[name]
     rating = survey.rate(name, "tags")
     is_list = column.kind == "list"
-    if is_list and survey.is_sequence(name):
+    if column.num_distinct < 2 or (is_list and survey.is_sequence(name)):
         return ""
     if column.kind not in ("text", "list") or survey.rate(name, *READ, *TARGET_ROLES["targets"]) > max(1, rating):
         return ""

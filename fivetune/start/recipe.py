@@ -34,7 +34,7 @@ OPTIONS: Mapping[str, str] = {
     "lower_case": "texts keep their case; true for UnifiedQA's own models",
     "choices": "the columns of the choices",
     "numbers_from": "the number of the first choice, in the column of the answers",
-    "shuffle_choices": "the right choice comes first in the data, and not in what the model reads",
+    "shuffle_choices": "the right choice has one place in the data, and not in what the model reads",
     "references": "the column with all right answers",
     "tags": "the columns of the labels",
     "separator": "what separates several labels, in the data and in what the model writes",

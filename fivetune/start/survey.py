@@ -141,7 +141,8 @@ class Survey:
             return True
         if column.num_distinct < 2 and max(learned, self.rate(name, "instruction", "choices")) < USUAL:
             return True
-        aside = max(rate_name(role, name) for role in ASIDE)
+        is_flag = column.kind == "number" and {*column.values} == {"0", "1"}
+        aside = max(rate_name(role, name) for role in ASIDE if not (role == "id" and is_flag))
         return aside >= USUAL and aside > max(learned, self.rate(name, *READ))
 
     def is_id(self, name: str) -> bool:
@@ -212,7 +213,8 @@ class Survey:
         alike = [(name, one) for name in named for one in found if one != name and self.is_copy(name, one)]
         copies = {name for name, _ in alike} if any(one not in named for _, one in alike) else set[str]()
         if not found and self.rate(target, "label") >= USUAL:  # code or answers that are classified
-            return [name for name in texts if not self.columns[name].has_labels]
+            rest = [name for name in texts if not self.columns[name].has_labels]
+            return rest or [name for name in texts if self._can_repeat(name, target)][:1]
         kept = [name for name in texts if name in found and name not in copies]
         return kept if len(kept) <= MAX_TEXTS else []
 
@@ -228,6 +230,12 @@ class Survey:
         """Whether a column holds running text, and its name says nothing."""
         is_unknown = self.rate(name, *READ) < 2 and self.rate(name, "targets", "answer", "label") == 0
         return is_unknown and self.columns[name].has_text and self.columns[name].is_running
+
+    def _can_repeat(self, name: str, label: str) -> bool:
+        """Whether the only text beside a label is one of a few words, each of several records: `fast and kind`."""
+        column = self.columns[name]
+        is_only = all(one == name or self.columns[one].kind != "text" for one in self.list_unread([label]))
+        return is_only and column.mean_words >= FEW_WORDS and column.num_distinct > self.columns[label].num_distinct
 
     def list_unread(self, used: Collection[str]) -> list[str]:
         """List the columns that a reading leaves out, those aside not counted."""

@@ -150,6 +150,8 @@ KINDS: dict[str, Callable[[Draw, int], object]] = {
     "subject": choose("Tax", "Trains", "Schools", "Sport and games"),
     "said twice": lambda draw, row: sentence(random.Random(row // 2), row // 2),
     "subject by turns": lambda draw, row: ("Tax", "Trains")[row % 2],
+    "said often": lambda draw, row: f"{('Very', 'Not so', 'Quite')[row % 3]} {HOW[row % 10]}",
+    "all labels": choose("open|close|price|value|list"),
     "few claims": choose(
         "Taxes on land should be lower.", "Every town needs more trains.", "Schools should open at nine."
     ),
@@ -450,6 +452,13 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "a FAQ in Estonian": ("kategooria=three | küsimus=question | vastus=reply", "?"),
     "a FAQ with names that say nothing": ("category=three | col1=question | col2=reply", "?"),
     "a FAQ in Czech, answers first": ("odpoved=paragraph | otazka=question | kategorie=three", "?"),
+    # short texts that repeat, 0 and 1 in columns with the names of ids, the same labels in all records
+    "short opinions in French": ("id=row | sentiment=twin in words | avis=said often", "classification: sentiment < avis"),
+    "short opinions in Danish": ("udtalelse=said often | label=by turns", "classification: label < udtalelse"),
+    "topics with the names of ids": ("text=sentence | id_1=flag | id_2=flag | id_3=flag", "tags: id_1 id_2 id_3 < text"),
+    "topics with numbers": ("Nr1=flag | Nr2=flag | Nr3=flag | Kommentar=sentence", "tags: Nr1 Nr2 Nr3 < Kommentar"),
+    "all labels beside those of the text": ("text=sentence | labels=semicolons | all_labels=all labels", "tags: labels < text"),
+    "all labels alone": ("question=sentence | label_set=all labels", "!"),
     # what a stance is about
     "a stance towards a topic": ("id=row | topic=subject | text=sentence | label=stance", "classification: label < topic text"),
     "a stance towards a claim": ("post=sentence | claim=subject | stance=three", "classification: stance < post claim"),

@@ -376,3 +376,17 @@ SHARED = {
 def test_real_data_sets_are_recognised(name):
     path = str(kit.SHARED / "data" / name)
     assert infer_task(build_table(path, read_records(path))).task == SHARED[name]
+
+
+@pytest.mark.parametrize("names", [("question", "answer", "option"), ("Frage", "Lösung", "option")])
+@pytest.mark.parametrize(("step", "is_shuffled"), [(0, True), (1, False)])
+def test_a_right_choice_that_has_one_place_is_shuffled(names, step, is_shuffled):
+    asked, learned, choice = names
+
+    def fields(i):
+        options = {f"{choice}{place}": f"{place} hats of {i}" for place in (1, 2, 3)}
+        return {asked: f"What has person {i} there?", learned: options[f"{choice}{1 + step * i % 3}"], **options}
+
+    reading = infer_task(table(fields))
+    assert reading.options.get("shuffle_choices", False) == is_shuffled
+    assert bool(reading.warnings) == is_shuffled

@@ -430,6 +430,18 @@ def test_empty_cells_are_null_and_relate_no_records(folder, capsys):
     assert all(len(sets[name]) > 30 for name in sets)
 
 
+def test_an_input_that_some_records_have_not_is_empty_text(folder, capsys):
+    draw = random.Random(3)
+    rows = [{"instruction": f"Sing of {draw.choice(kit.OWNERS)} {i}.", "output": f"La {i} la."} for i in range(60)]
+    for i, row in enumerate(rows):
+        row |= [{"input": f"The {i} verses."}, {"input": None}, {}][i % 3]
+    Path("songs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert run(capsys, "new", "songs.jsonl")[0] == 0
+    found = [row for rows in read_sets("songs", folder).values() for row in rows]
+    assert len(found) == 60
+    assert sum(row["input"] == "" for row in found) == 40
+
+
 def test_letters_that_t5_lacks_lead_to_another_model(folder, capsys):
     for name, words in (("es", "¿Dónde está la niña {}?"), ("ru", "Где живёт Анна {}?"), ("zh", "{}")):
         rows = [{"text": words.format(i), "label": "ab"[i % 2]} for i in range(40)]
