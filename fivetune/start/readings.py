@@ -539,7 +539,11 @@ def _read_label(
     if "label" not in survey.given:
         doubts += _find_rivals(survey, label, [label, *texts, *same])
     is_told = any(survey.columns[name].has_labels for name in texts) and _is_stance(survey, label)
+    starts = {value.casefold()[:3] for value in values}  # positive, negativ, pozitivní: what else would be learned
+    is_opinion = survey.columns[label].kind == "text" and starts in ({"pos", "neg"}, {"pos", "neg", "neu"})
     points = 2 * VALUES if is_told else VALUES
+    if is_opinion and survey.rate(label, "label") == 0:
+        points += CLEAR
     return survey.weigh(found, values="the values repeat", points=points, read=same, doubts=doubts)
 
 

@@ -152,6 +152,7 @@ KINDS: dict[str, Callable[[Draw, int], object]] = {
     "subject by turns": lambda draw, row: ("Tax", "Trains")[row % 2],
     "said often": lambda draw, row: f"{('Very', 'Not so', 'Quite')[row % 3]} {HOW[row % 10]}",
     "all labels": choose("open|close|price|value|list"),
+    "opinion": choose("positiva", "negativa", "neutral"),
     "few claims": choose(
         "Taxes on land should be lower.", "Every town needs more trains.", "Schools should open at nine."
     ),
@@ -459,6 +460,7 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "topics with numbers": ("Nr1=flag | Nr2=flag | Nr3=flag | Kommentar=sentence", "tags: Nr1 Nr2 Nr3 < Kommentar"),
     "all labels beside those of the text": ("text=sentence | labels=semicolons | all_labels=all labels", "tags: labels < text"),
     "all labels alone": ("question=sentence | label_set=all labels", "!"),
+    "opinions beside other labels": ("texto=sentence | calificacion=stars | tipo_lugar=three | fuente=two | valencia=opinion", "?"),
     # what a stance is about
     "a stance towards a topic": ("id=row | topic=subject | text=sentence | label=stance", "classification: label < topic text"),
     "a stance towards a claim": ("post=sentence | claim=subject | stance=three", "classification: stance < post claim"),

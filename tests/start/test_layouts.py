@@ -71,3 +71,9 @@ def test_the_answers_of_a_faq_are_learned_by_one_of_the_first_two_readings(name:
     found = find(make_table(LAYOUTS[name][0]))
     assert isinstance(found, DoubtError)
     assert FAQS[name] in [describe(one) for _, one in found.choices[:2]]
+
+
+def test_positive_and_negative_are_listed_before_other_labels_without_a_known_name() -> None:
+    found = find(make_table(LAYOUTS["opinions beside other labels"][0]))
+    assert isinstance(found, DoubtError)
+    assert "classification: valencia < texto" in [describe(one) for _, one in found.choices]
