@@ -23,7 +23,7 @@ from fivetune.distributed.pipeline import find_stage
 from fivetune.distributed.sharding import gather_tensor
 from fivetune.distributed.world import World
 from fivetune.errors import DataError, FiveTuneError
-from fivetune.model import flat
+from fivetune.model import flat, ops
 from fivetune.model.backend import Forward
 from fivetune.model.objective import Objective
 from fivetune.training import loop, save, setup
@@ -42,7 +42,7 @@ def gradients_of_all_losses(recipe: dict[str, Any]) -> dict[str, torch.Tensor]:
 
     objective = Objective(label_smoothing=0.1, z_loss=0.01, r_drop=2.0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flat, "apply_dropout_", spread)
+        patch.setattr(ops, "apply_dropout_", spread)
         patch.setattr(setup, "build_objective", lambda *_: (objective, {}))
         return gradients(recipe)
 
