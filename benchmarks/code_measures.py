@@ -6,14 +6,16 @@ python -m benchmarks.code_measures fivetune/data      # other folders
 
 from __future__ import annotations
 
-import argparse
 import ast
 import io
+import json
 import statistics
 import tokenize
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from benchmarks.harness import make_parser
 
 FOLDERS = ("fivetune", "reliability", "benchmarks")
 COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
@@ -103,9 +105,12 @@ def format_measures(folders: list[str]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, results=None)
     parser.add_argument("folders", nargs="*", default=FOLDERS, help="default: fivetune, reliability and benchmarks")
-    print(format_measures([*parser.parse_args().folders]))
+    args = parser.parse_args()
+    print(format_measures([*args.folders]))
+    if args.json:
+        print(json.dumps({folder: count_code(Path(folder)).describe() for folder in args.folders}))
 
 
 if __name__ == "__main__":

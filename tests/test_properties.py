@@ -90,7 +90,7 @@ def test_json_lines_are_read_as_the_standard_library_reads_them(tmp_path, record
 
 # ---- tables are read as Python's csv module and pyarrow read them
 
-NAMES = st.lists(st.text("aB é.", min_size=1, max_size=4), max_size=3, unique=True)
+NAMES = st.lists(st.text("aB é.", max_size=4).map(str.strip).filter(bool), max_size=3, unique=True)
 DIALECTS = [(csv.QUOTE_ALL, "\n"), (csv.QUOTE_ALL, "\r\n"), (csv.QUOTE_MINIMAL, "\r\n"), (csv.QUOTE_NONNUMERIC, "\r\n")]
 
 

@@ -43,6 +43,7 @@ ROWS_OF_STYLE = 1_000  # most of which have quoted cells: then all quotes are re
 MIN_PROSE_LINES = 5  # that show that nothing divides them alike
 MAX_ALIKE, MAX_PROSE_ALIKE = 0.2, 0.5  # share of lines as wide as the first below which nothing divides them
 MAX_TRUSTED_LINES = 20  # of a quoted cell, of which each line could be a record
+MIN_PADDED = 3  # rows from which on blanks around cells are padding
 MIN_GAIN = 0.05  # share of lines that unusual quotes read more than usual ones, to be believed if not well-formed
 MIN_SHARE_ALIKE = 0.9  # of the sampled lines of a file whose suffix does not say that it is a table
 SENTENCE_END = re.compile(r"[.!?。！？।؟][\"'”’»)]*\s*$")
@@ -413,7 +414,9 @@ def name_columns(cells: Sequence[str]) -> list[str]:
     >>> name_columns(["", "text "])
     ['Unnamed: 0', 'text']
     """
-    return [cell.removeprefix("//").strip() or f"Unnamed: {place}" for place, cell in enumerate(cells)]
+    names = [cell.strip() for cell in cells]
+    names[:1] = [name.removeprefix("//").strip() for name in names[:1]]  # a header may be a comment
+    return [name or f"Unnamed: {place}" for place, name in enumerate(names)]
 
 
 def find_data_in_header(rows: Sequence[Sequence[str]]) -> str:
@@ -513,7 +516,7 @@ def read_csv_rows(
         if not names:
             sample = _sample_rows(rest, separator, quoting)
             names, is_record = _find_names(record.cells, sample, header, where)
-            is_padded = sum(cell != cell.strip() for cell in record.cells) > len(record.cells) / 2
+            is_padded = _is_padded([record.cells, *sample])
             if wrong := describe_missing_column(names, columns):
                 raise DataError(f"{where}: {wrong}")
             if not is_record:
@@ -523,6 +526,20 @@ def read_csv_rows(
         else:
             cells = [cell.strip() for cell in record.cells] if is_padded else record.cells
             yield TableRow(path, record.number, names, cells, separator)
+
+
+def _is_padded(rows: Sequence[Sequence[str]]) -> bool:
+    """Whether blanks around cells align columns for the eye: in most cells of the header, and of all rows.
+
+    Fewer than MIN_PADDED rows may have such blanks by chance.
+
+    >>> _is_padded([["id ", " text"]] + [["1  ", " a hat"]] * 3), _is_padded([["id", "text"]] + [["1", " a hat"]] * 3)
+    (True, False)
+    """
+    cells = [cell for row in rows for cell in row if cell.strip()]
+    named = [cell for cell in rows[0] if cell.strip()]
+    is_aligned = all(sum(one != one.strip() for one in some) > len(some) / 2 for some in (named, cells))
+    return is_aligned and len(rows) >= MIN_PADDED
 
 
 def read_text_lines(file: IO[bytes], path: Path, header: Sequence[str]) -> Iterator[TableRow]:

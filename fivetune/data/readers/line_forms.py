@@ -108,7 +108,8 @@ def _split_rows(lines: Sequence[str], separator: str | None) -> list[list[str]]:
     """Split lines into cells, none for a blank one; comments of CoNLL-U are left out."""
     kept = [line for line in lines if not COMMENT.match(line)]
     if separator == ",":
-        return [next(csv.reader([line]), []) for line in kept if line.strip()]
+        # A carriage return within a line is an error to csv.
+        return [next(csv.reader([line.replace("\r", " ")]), []) for line in kept if line.strip()]
     return [line.strip("\t ").split(separator) if line.strip() else [] for line in kept]
 
 
