@@ -90,8 +90,9 @@ def _collect_facts(args: argparse.Namespace, settings: dict[str, Any], on_progre
     task, data = config.task, config.data
     if is_recipe:
         args.data, args.against = list(data.train), [*args.against, *data.eval]
-        is_local = load_local_tokenizer(config.model.path) is not None
-        args.tokenizer = args.tokenizer or (config.model.path if is_local else None)
+        path = config.model.path
+        is_local = path is not None and load_local_tokenizer(path) is not None
+        args.tokenizer = args.tokenizer or (path if is_local else None)
     args.tokenizer = args.tokenizer or TOKENIZER
     for source in (*args.data, *args.against):
         check_source(source)

@@ -76,7 +76,7 @@ class Panel:
         text = "\n".join(lines)
         content = {"text/plain": text, "text/html": f'<pre style="{STYLE}">{escape(text)}</pre>'}
         if self._handle is None:
-            from IPython.display import display  # pyright: ignore[reportMissingImports]
+            from IPython.display import display  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
 
             self._handle = display(content, raw=True, display_id=True)
         else:

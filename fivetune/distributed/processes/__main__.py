@@ -4,6 +4,9 @@ In: the numbers of nodes and of ranks per node, the seconds that a rank waits fo
 When its parent ends, it stops all ranks and itself.
 """
 
+# torchrun has no types, and its handler of signals no public name.
+# pyright: reportPrivateUsage=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import logging

@@ -3,6 +3,9 @@
 In: a run directory and overrides. Out: predictions, or an EvalRecord, computed with the run's own settings.
 """
 
+# A caller without types gets FiveTune's error, not Python's.
+# pyright: reportUnnecessaryIsInstance=false
+
 from __future__ import annotations
 
 import json

@@ -3,11 +3,14 @@
 In: a run directory. Out: a TrainedRun. The model is loaded at the first answer and stays loaded.
 """
 
+# A caller without types gets FiveTune's error, not Python's.
+# pyright: reportUnnecessaryIsInstance=false
+
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -223,7 +226,7 @@ def _build_cells(score: Score) -> str:
 
 
 @contextmanager
-def _show_progress(given: ProgressCallback | None) -> Iterator[ProgressCallback]:
+def _show_progress(given: ProgressCallback | None) -> Generator[ProgressCallback]:
     """Show progress in a notebook; elsewhere, or if the caller has a callback, nothing."""
     if given is not None or not is_notebook():
         yield given or ignore_progress
