@@ -17,7 +17,7 @@ from fivetune.machine.telemetry.nvml import Nvml
 from fivetune.machine.telemetry.sampler import Sampler, compute_next_tick
 from fivetune.rundir import TELEMETRY, NullRunDir, read_jsonl
 from fivetune.rundir.progress import Progress
-from fivetune.training import run as training_run
+from fivetune.training.outputs import RunOutputs, open_sampler
 from reliability.fake_driver import FakeDriver
 
 Memory = namedtuple("Memory", "total available used")
@@ -59,7 +59,8 @@ def test_a_run_of_the_thread(tmp_path):
 def test_before_training_only_rank_0_samples(tmp_path, rank):
     """It removes the directory of a refused run, into which no other may write."""
     config, run = load_config({"model": {"path": "m"}, "task": "squad_v2"}), NullRunDir(tmp_path, {})
-    with training_run._open_sampler(config, run, Progress(silent=True), World(rank, 2, rank)):
+    outputs = RunOutputs(run, Progress(silent=True))
+    with open_sampler(config, outputs, World(rank, 2, rank)):
         assert len(threads()) == (rank == 0)
     assert threads() == [] and (rank == 0 or not any(tmp_path.iterdir()))
 
