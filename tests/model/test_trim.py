@@ -291,7 +291,7 @@ def test_memory_does_not_grow_with_the_data(tmp_path, model_folder, monkeypatch)
     monkeypatch.setattr("fivetune.model.trim.MAX_CHARACTERS", 10_000)
     tokenizer = load_tokenizer(None, model_folder)
     peaks = []
-    for num_lines in (500, 3_000):
+    for num_lines in (500, 10_000):
         path = tmp_path / f"{num_lines}.jsonl"
         path.write_text("".join(json.dumps({"a": f"Ann has {n} hats " * 3}) + "\n" for n in range(num_lines)))
         texts = (text for texts in TextReader([str(path)], None, {}).read() for text in texts)
@@ -299,7 +299,7 @@ def test_memory_does_not_grow_with_the_data(tmp_path, model_folder, monkeypatch)
         assert sum(1 for _ in iter_ids(tokenizer, texts)) == num_lines
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[1] < 1.2 * peaks[0]
+    assert peaks[1] < 2 * peaks[0]  # the texts of the longer file, kept, would add a megabyte
 
 
 def test_the_least_probable_piece_is_kept(tokenizer_folder):
