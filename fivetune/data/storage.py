@@ -166,11 +166,18 @@ def put_file(source: Path, location: str) -> None:
     try_repeatedly(lambda: system.put_file(str(source), path), location, "written")
 
 
-def fetch_file(location: str, target: Path, *, check: Callable[[Path], str | None] = lambda path: None) -> None:
+def fetch_file(
+    location: str,
+    target: Path,
+    *,
+    check: Callable[[Path], str | None] = lambda path: None,
+    place: Callable[[Path, Path], object] = Path.replace,
+) -> None:
     """Copy a file to a local path, where it is whole or absent, also after a power cut; by one process at a time.
 
     Args:
         check: describes what is wrong with the copy, None if it is whole. A wrong copy is fetched once more.
+        place: moves the whole copy to `target`, or leaves it, and it is removed.
 
     Raises MissingObjectError, DamagedObjectError, StorageError; OSError if the local disk refuses the copy.
     """
@@ -185,7 +192,7 @@ def fetch_file(location: str, target: Path, *, check: Callable[[Path], str | Non
                 staging.write_bytes(get_object(location))
             if not (wrong := check(staging)):
                 fsync_file(staging)
-                staging.replace(target)
+                place(staging, target)
                 fsync_folder(target.parent)
                 return
             if is_last:

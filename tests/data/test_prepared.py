@@ -8,6 +8,8 @@ import pickle
 import shutil
 import signal
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -351,8 +353,6 @@ def test_a_window_holds_few_shards_and_its_order_resumes(source, tokenizer, buck
     stream, found, counts = TrainingStream(store, plan), [], []
     for step in range(30):  # two epochs
         found.append([id for batch in stream.build_micro_batches(step) for id in batch.ids])
-        for copy in [*store.shards._fetching.values()]:  # type: ignore[attr-defined]
-            copy.result()  # one that arrives late stays until the next pool
         counts.append(len(list(folder.glob("shard-*"))))
     assert max(counts) <= window  # of 6; a pool of 8 examples lies in two groups of shards at most
     for epoch in (found[:15], found[15:]):
@@ -378,6 +378,35 @@ def test_shards_that_follow_are_copied_ahead(source, tokenizer, bucket, tmp_path
     copied: list[int] = []
     store.shards._begin = lambda number: copied.append(number)  # type: ignore[attr-defined]
     assert store.get_id(40) == "example-040" and copied == []
+
+
+def test_a_copy_under_way_that_the_window_gives_up_is_not_kept(source, tokenizer, bucket, tmp_path, monkeypatch):  # noqa: F811
+    """Shard 0 is given up and wanted again, shard 1 given up, shard 2 given up while `locate` waits for it."""
+    write_prepared(f"{bucket}/a", source, tokenizer)
+    cache: Any = open_prepared(f"{bucket}/a", source, tokenizer, cache=tmp_path / "cache", window_shards=2).shards
+    (folder,) = (tmp_path / "cache").iterdir()
+    plain, may_arrive = prepared.fetch_file, threading.Event()
+
+    def fetch(location: str, target: Path, **options: Any) -> None:
+        assert may_arrive.wait(60)
+        plain(location, target, **options)
+
+    monkeypatch.setattr(prepared, "fetch_file", fetch)
+    cache.keep(frozenset({0}), frozenset({1}))
+    copies = [*cache._fetching.values()]
+    with ThreadPoolExecutor() as threads:
+        located = threads.submit(cache.locate, 2)
+        while len(cache._fetching) < 3:
+            time.sleep(0.001)
+        cache.keep(frozenset({3}), frozenset({4}))
+        cache.keep(frozenset({0}), frozenset())
+        may_arrive.set()
+        assert located.result().is_file()
+    for copy in copies:
+        copy.result()
+    assert {path.name for path in folder.glob("shard-*")} == {"shard-00000.safetensors", "shard-00002.safetensors"}
+    assert not list(folder.glob(".*.tmp"))
+    assert cache.locate(1).is_file()
 
 
 def test_processes_of_a_node_copy_a_shard_once(source, tokenizer, bucket, tmp_path, monkeypatch):  # noqa: F811

@@ -252,7 +252,8 @@ class ShardCache:
     def __init__(self, location: str, folder: Path, index: JsonTable, *, is_window: bool) -> None:
         self._location, self._folder, self._index, self._is_window = location, folder, index, is_window
         self._threads = ThreadPoolExecutor(NUM_FETCHED_AT_ONCE, thread_name_prefix="shards")
-        self._fetching: dict[int, Future[None]] = {}
+        self._fetching: dict[str, Future[None]] = {}  # file -> its copy, under way or done
+        self._given_up: set[str] = set()  # files whose copies `keep` wants no more
         self._kept: tuple[frozenset[int], frozenset[int]] | None = None
         self._checked: set[str] = set()  # files that this process has compared with their checksums
         self._damaged: set[str] = set()
@@ -288,7 +289,7 @@ class ShardCache:
     def locate(self, number: int) -> Path:
         entry = self._index["shards"][number]
         path = self._folder / entry["file"]
-        if not self._has(entry):
+        while not self._has(entry):  # again if `keep` gives the shard up meanwhile
             self._begin(number).result()
         return path
 
@@ -297,9 +298,11 @@ class ShardCache:
             return
         self._kept = current, following
         names = {self._index["shards"][number]["file"] for number in current | following}
-        for path in self._folder.glob("shard-*"):
-            if path.name not in names:
-                path.unlink(missing_ok=True)  # a process that reads it keeps its pages
+        with self._lock:
+            self._given_up = self._fetching.keys() - names
+            for path in self._folder.glob("shard-*"):
+                if path.name not in names:
+                    path.unlink(missing_ok=True)  # a process that reads it keeps its pages
         for number in [*sorted(current), *sorted(following)]:
             if not self._has(self._index["shards"][number]):
                 self._begin(number)
@@ -321,11 +324,13 @@ class ShardCache:
 
     def _begin(self, number: int) -> Future[None]:
         """Begin to copy a shard, unless that is under way."""
+        entry = self._index["shards"][number]
         with self._lock:
-            found = self._fetching.get(number)
+            self._given_up.discard(entry["file"])
+            found = self._fetching.get(entry["file"])
             if found is None or found.done():
-                found = self._threads.submit(self._fetch, self._index["shards"][number])
-                self._fetching[number] = found
+                found = self._threads.submit(self._fetch, entry)
+                self._fetching[entry["file"]] = found
             return found
 
     def _fetch(self, entry: JsonTable) -> None:
@@ -336,7 +341,18 @@ class ShardCache:
                 return
             try:
                 fetch_file(
-                    join_location(self._location, entry["file"]), path, check=lambda copy: _describe_fault(copy, entry)
+                    join_location(self._location, entry["file"]),
+                    path,
+                    check=lambda copy: _describe_fault(copy, entry),
+                    place=self._place,
                 )
             except MissingObjectError as error:
                 raise StorageError(f"{error} {INDEX} lists it: {PREPARE_AGAIN}.") from None
+
+    def _place(self, copy: Path, target: Path) -> None:
+        """Put a whole copy in its place, unless `keep` gave it up on its way: a window has room for no more."""
+        with self._lock:
+            if target.name in self._given_up:
+                del self._fetching[target.name]  # who needs it from now on begins anew
+            else:
+                copy.replace(target)
