@@ -197,7 +197,7 @@ def read_first_line(source: str) -> list[str]:
     with open_bytes(path) as file:
         head = file.read(HEAD_BYTES)
     is_table = detect_format(head, path) == "csv"
-    return read_first_cells(head.decode("utf-8-sig", errors="replace"), path) if is_table else []
+    return read_first_cells(head, path) if is_table else []
 
 
 def find_value(fields: Mapping[str, object], name: str) -> object:

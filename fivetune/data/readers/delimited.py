@@ -12,6 +12,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -21,6 +22,7 @@ from fivetune.data.readers.source_files import (
     HEAD_BYTES,
     MAX_RECORD_BYTES,
     BadRecord,
+    decode_head,
     format_too_long_message,
     get_data_suffix,
     make_utf8_error,
@@ -119,15 +121,15 @@ def has_columns(head: str, path: Path) -> bool:
     >>> has_columns("one, two, three\\nfour, five\\nsix\\nno, no, no, no\\nso, so\\n", Path("a.csv"))
     False
     """
-    start, separator = find_start(head, path)
-    rest = "\n".join(head.split("\n")[start - 1 :])
+    _, separator, rest = _divide_head(head, path)
     num_lines = sum(map(bool, map(str.strip, rest.split("\n")[:SAMPLE_ROWS])))
-    first = split_plain(rest.partition("\n")[0], separator or ",")
+    first = split_plain(rest.partition("\n")[0], separator)
     if separator not in PROSE_SEPARATORS or len(first) < 2 or _is_known(first) or num_lines < MIN_PROSE_LINES:
         return True
     return _measure_alike(rest, separator) >= (MAX_PROSE_ALIKE if _is_prose(rest, separator) else MAX_ALIKE)
 
 
+@lru_cache(maxsize=8)  # detecting the format, reading and describing a file ask for the same head
 def find_start(head: str, path: Path) -> tuple[int, str]:
     """Return the number of the header's line, from 1, and the separator; "" if nothing divides the lines.
 
@@ -149,6 +151,14 @@ def find_start(head: str, path: Path) -> tuple[int, str]:
         if own and lines[start].strip() and _is_header(lines[:start], rest, own):
             return start + 1, own
     return 1, separator
+
+
+def _divide_head(head: str, path: Path) -> tuple[int, str, str]:
+    """Return the number of the header's line, the separator, a comma if nothing divides the lines, and the text from
+    the header on.
+    """
+    start, separator = find_start(head, path)
+    return start, separator or ",", "\n".join(head.split("\n")[start - 1 :])
 
 
 def _is_header(above: Sequence[str], rest: str, separator: str) -> bool:
@@ -275,9 +285,8 @@ def _find_quoting(file: IO[bytes], start: int, separator: str, rest: str) -> Quo
 def describe_quotes(path: Path) -> str:
     """Describe how the cells of a table are quoted if it is unusual, else ""."""
     with open_bytes(path) as file:
-        head = file.read(HEAD_BYTES).decode("utf-8-sig", errors="replace")
-        start, separator = find_start(head, path)
-        quoting = _find_quoting(file, start, separator or ",", "\n".join(head.split("\n")[start - 1 :]))
+        start, separator, rest = _divide_head(decode_head(file.read(HEAD_BYTES)), path)
+        quoting = _find_quoting(file, start, separator, rest)
     names = {"'": "single quotes enclose cells", '"': "double quotes enclose cells"}
     if not quoting.is_escaped and quoting.mark in ("", '"'):
         return ""
@@ -486,20 +495,18 @@ def read_csv_rows(
 
     Raises DataError for a file without a header, or with one that has a name twice or lacks one of `columns`.
     """
-    head = file.read(HEAD_BYTES).decode("utf-8-sig", errors="replace")
+    head = decode_head(file.read(HEAD_BYTES))
     if "\r" in head.strip() and "\n" not in head:
         into = shlex.quote(f"{path.stem}-lines{path.suffix}")
         raise DataError(
             f"{path}: its lines end in carriage returns alone. Allowed are line feeds, also after carriage returns. "
             f"Convert it: tr '\\r' '\\n' < {shlex.quote(str(path))} > {into}"
         )
-    start, separator = find_start(head, path)
-    separator = separator or ","
+    start, separator, rest = _divide_head(head, path)
     csv.field_size_limit(MAX_RECORD_BYTES)  # process-wide, 131,072 by default; csv.reader has no such option
-    above, rest = head.split("\n")[: start - 1], "\n".join(head.split("\n")[start - 1 :])
     quoting = _find_quoting(file, start, separator, rest)
     _skip_to_line(file, start)
-    for number, line in enumerate(above, 1):
+    for number, line in enumerate(head.split("\n")[: start - 1], 1):
         if line.strip() and not line.lstrip('"').startswith("sep="):
             yield _describe_above(f"{path}:{number}", line, start, header)
     lines = _decode_lines(file, path, start)
@@ -548,11 +555,10 @@ def read_text_lines(file: IO[bytes], path: Path, header: Sequence[str]) -> Itera
         yield TableRow(path, number, header, [line.removesuffix("\n").removesuffix("\r")])
 
 
-def read_first_cells(head: str, path: Path) -> list[str]:
+def read_first_cells(head: bytes, path: Path) -> list[str]:
     """Return the cells of a table's first row, of lines without a separator the first line."""
-    start, separator = find_start(head, path)
-    rest = "\n".join(head.split("\n")[start - 1 :])
-    return next(iter(_sample_rows(rest, separator or ",", _sample_quoting(rest, separator or ","))), [])
+    _, separator, rest = _divide_head(decode_head(head), path)
+    return next(iter(_sample_rows(rest, separator, _sample_quoting(rest, separator))), [])
 
 
 def _find_names(

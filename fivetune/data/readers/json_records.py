@@ -127,8 +127,7 @@ def read_json_records(file: IO[bytes], path: Path, header: Sequence[str] = ()) -
     window = JsonWindow(file, path)
     form: _Form = "listed"
     if window.peek() == "[":
-        file.seek(0)
-        has_turns = not header and _has_turns(JsonWindow(file, path))
+        has_turns = not header and _has_turns(window)
         file.seek(0)
         window = JsonWindow(file, path)
         yield from _read_list_items(window, f"{path}: ", header, has_turns=has_turns)

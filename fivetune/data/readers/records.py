@@ -39,6 +39,7 @@ from fivetune.data.readers.source_files import (
     HEAD_BYTES,
     SUFFIXES,
     BadRecord,
+    decode_head,
     get_data_suffix,
     is_saved_dataset,
     list_local_files,
@@ -447,7 +448,7 @@ def detect_format(head: bytes, path: Path) -> str:
     if head.startswith(b"PAR1"):
         return "parquet"
     refuse_foreign_format(head, path)
-    text = head.decode("utf-8-sig", errors="replace")
+    text = decode_head(head)
     expected = SUFFIXES.get(get_data_suffix(path), "")
     if _is_first_line_list(text):
         return "jsonl"
@@ -473,7 +474,7 @@ def _make_lines_error(head: bytes, path: Path) -> DataError:
         whole.decode()
     except UnicodeDecodeError as error:
         return make_utf8_error(path, error, line=1)
-    text = head.decode("utf-8-sig", errors="replace")
+    text = decode_head(head)
     command = """awk '{gsub(/[\\t\\r]/, " "); print $0 "\\t" FILENAME}' pos.txt neg.txt > all.tsv"""
     return DataError(
         f"{path}: lines of text without labels, which nothing divides alike; the first begins with "

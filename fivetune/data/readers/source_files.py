@@ -221,6 +221,11 @@ def _count_control_bytes(head: bytes) -> int:
     return len(head) - len(head.translate(None, _CONTROL_BYTES))
 
 
+def decode_head(head: bytes) -> str:
+    """Decode the first bytes of a file; what is no UTF-8, such as a character that they cut off, is replaced."""
+    return head.decode("utf-8-sig", errors="replace")
+
+
 @contextmanager
 def open_text(path: Path) -> Iterator[IO[bytes]]:
     """Open a text file with `open_bytes`, and check its first bytes with `refuse_foreign_format`."""

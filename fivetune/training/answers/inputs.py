@@ -80,7 +80,7 @@ def choose_header(source: str, task: Task, columns: Mapping[str, str], header: S
     if detect_format(head, path) not in ("csv", "lines"):
         return tuple(header)
     needed = [columns.get(name, name) for name in find_needed_columns(task)]
-    first = read_first_cells(head.decode("utf-8-sig", errors="replace"), path)
+    first = read_first_cells(head, path)
     if {*needed} <= {*first}:
         return ()
     if get_data_suffix(path) or (header and len(header) == len(first)):

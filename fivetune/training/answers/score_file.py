@@ -134,7 +134,7 @@ def _read_file(path: Path, keys: Sequence[str]) -> Iterator[tuple[str | None, Js
 
 def _has_names(head: bytes, path: Path, keys: Sequence[str]) -> bool:
     """Return whether the first line of a text names columns."""
-    cells = read_first_cells(head.decode("utf-8-sig", errors="replace"), path)
+    cells = read_first_cells(head, path)
     return any(cell in keys for cell in cells) or (len(cells) > 1 and "id" in cells)
 
 
