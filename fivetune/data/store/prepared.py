@@ -344,13 +344,13 @@ class ShardCache:
                     join_location(self._location, entry["file"]),
                     path,
                     check=lambda copy: _describe_fault(copy, entry),
-                    place=self._place,
+                    place=self._put_in_place,
                 )
             except MissingObjectError as error:
                 raise StorageError(f"{error} {INDEX} lists it: {PREPARE_AGAIN}.") from None
 
-    def _place(self, copy: Path, target: Path) -> None:
-        """Put a whole copy in its place, unless `keep` gave it up on its way: a window has room for no more."""
+    def _put_in_place(self, copy: Path, target: Path) -> None:
+        """Put a whole copy in its place, unless `keep` gave it up meanwhile: the window has no room for it."""
         with self._lock:
             if target.name in self._given_up:
                 del self._fetching[target.name]  # who needs it from now on begins anew
