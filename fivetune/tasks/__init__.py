@@ -280,6 +280,19 @@ def check_template(template: str) -> str:
     return template
 
 
+Template = Annotated[str, AfterValidator(check_template)]
+
+
+def find_clippable(template: str, inputs: str) -> tuple[int, int]:
+    """Return the characters [start, end) of filled inputs that may be clipped: all but the fixed text before the first
+    column.
+
+    >>> find_clippable("summarize: {text}", "summarize: Snow.")
+    (11, 16)
+    """
+    return len(parse_template(template)[0][0]), len(inputs)
+
+
 def fill_template(template: str, values: Mapping[str, str]) -> tuple[str, dict[str, tuple[int, int]]]:
     """Fill a template; return the text, and the characters [start, end) of each value.
 

@@ -21,14 +21,14 @@ from fivetune.errors import MissingLabelError
 from fivetune.tasks import (
     LABEL_FORM,
     LabelOptions,
+    Template,
     check_labels,
-    check_template,
     fill_from_record,
+    find_clippable,
     get_column,
     get_record_id,
     is_missing_label,
     normalize_label,
-    parse_template,
     shorten_repr,
 )
 from fivetune.types import ConversionResult, RawRecord, TextExample
@@ -43,9 +43,7 @@ class Classification(LabelOptions):
 
     version: ClassVar[int] = 1
 
-    inputs: Annotated[str, AfterValidator(check_template)] = Field(
-        default="{text}", description="template of the inputs, over any columns"
-    )
+    inputs: Template = Field(default="{text}", description="template of the inputs, over any columns")
     label: str = Field(default="label", min_length=1, description="column of the label")
     labels: Annotated[dict[str, str], BeforeValidator(parse_table), AfterValidator(_check_given_labels)] = Field(
         default={}, description="label: target word; default: the labels of the training data"
@@ -54,7 +52,7 @@ class Classification(LabelOptions):
     def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample:
         """Return an example. Raises RecordError for empty inputs or an unknown label, MissingLabelError without one."""
         inputs, _ = fill_from_record(record, self.inputs)
-        clippable = (len(parse_template(self.inputs)[0][0]), len(inputs))
+        clippable = find_clippable(self.inputs, inputs)
         if self.labels:
             return self.build_example(record, self.label, inputs, clippable, labelled=labelled)
         label = self.read_label(record) if labelled or self.label in record.fields else None

@@ -11,9 +11,9 @@ with or without options: task: {name: jsonl, metrics: [squad, {name: rouge, stem
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, model_validator
 
 from fivetune import plugins
 from fivetune.config.model import is_for_training
@@ -21,20 +21,18 @@ from fivetune.errors import ConfigError, MissingLabelError, RecordError, suggest
 from fivetune.scores.metrics import find_absent, list_selectable_scores, load_metric
 from fivetune.tasks import (
     TaskOptions,
-    check_template,
+    Template,
     fill_absent_inputs,
     fill_from_record,
+    find_clippable,
     get_column,
     get_record_id,
     is_blank,
     is_missing_label,
     list_template_columns,
-    parse_template,
     shorten_repr,
 )
 from fivetune.types import MetricSpec, RawRecord, TextExample
-
-Template = Annotated[str, AfterValidator(check_template)]
 
 
 class JSONL(TaskOptions):
@@ -80,7 +78,6 @@ class JSONL(TaskOptions):
     def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample | None:
         """Return an example. Raises RecordError for an absent or empty column, MissingLabelError for the target nan."""
         inputs, spans = fill_from_record(record, self.inputs)
-        start = len(parse_template(self.inputs)[0][0])
         needed = self._list_gold_columns()
         targets, references = "", ()
         if labelled or not any(is_blank(record, name) for name in needed):
@@ -96,7 +93,7 @@ class JSONL(TaskOptions):
             inputs=inputs,
             targets=targets,
             references=references,
-            clippable=spans[self.clip] if self.clip else (start, len(inputs)),
+            clippable=spans[self.clip] if self.clip else find_clippable(self.inputs, inputs),
         )
 
     def to_score(self, record: RawRecord) -> TextExample | None:

@@ -14,11 +14,11 @@ column with data.columns: {Y: rating}.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from fivetune.tasks import LabelOptions, Labels, check_template, fill_absent_inputs
+from fivetune.tasks import LabelOptions, Labels, Template, fill_absent_inputs
 from fivetune.tasks._posts import fill_post_template
 from fivetune.types import RawRecord, TextExample
 
@@ -28,7 +28,7 @@ class StackOverflowQuality(LabelOptions):
 
     version: ClassVar[int] = 1
 
-    template: Annotated[str, AfterValidator(check_template)] = Field(
+    template: Template = Field(
         default="quality: {Title}</s>{Body}",
         description="the inputs, over any text columns; </s> is T5's end token, as between two sentences",
     )

@@ -12,12 +12,12 @@ Tags may also be written as java|repeat, as "java, repeat" or "java repeat", or 
 from __future__ import annotations
 
 import re
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from fivetune.errors import RecordError
-from fivetune.tasks import TaskOptions, check_template, fill_absent_inputs, get_column, get_record_id, shorten_repr
+from fivetune.tasks import TaskOptions, Template, fill_absent_inputs, get_column, get_record_id, shorten_repr
 from fivetune.tasks._posts import fill_post_template
 from fivetune.types import RawRecord, TextExample
 
@@ -31,7 +31,7 @@ class StackOverflowTags(TaskOptions):
     metrics: ClassVar[tuple[str, ...]] = ("tags",)
     main_metric: ClassVar[str] = "micro_f1"
 
-    template: Annotated[str, AfterValidator(check_template)] = Field(
+    template: Template = Field(
         default="tags: {Title}</s>{Body}",
         description="the inputs, over any text columns; </s> is T5's end token, as between two sentences",
     )

@@ -15,18 +15,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
 from fivetune.errors import RecordError
 from fivetune.tasks import (
     TaskOptions,
-    check_template,
+    Template,
     fill_absent_inputs,
     fill_from_record,
+    find_clippable,
     get_column,
     get_record_id,
     is_missing_label,
-    parse_template,
     shorten_repr,
 )
 from fivetune.types import MetricSpec, RawRecord, TextExample
@@ -49,9 +49,7 @@ class Tags(TaskOptions):
     version: ClassVar[int] = 1
     main_metric: ClassVar[str] = "micro_f1"
 
-    inputs: Annotated[str, AfterValidator(check_template)] = Field(
-        default="{text}", description="template of the inputs, over any columns"
-    )
+    inputs: Template = Field(default="{text}", description="template of the inputs, over any columns")
     tags: Annotated[tuple[str, ...], BeforeValidator(_parse_names)] = Field(
         default=("tags",),
         min_length=1,
@@ -69,7 +67,7 @@ class Tags(TaskOptions):
     def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample:
         """Return an example. Raises RecordError for empty inputs and for values that are no labels."""
         inputs, _ = fill_from_record(record, self.inputs)
-        clippable = (len(parse_template(self.inputs)[0][0]), len(inputs))
+        clippable = find_clippable(self.inputs, inputs)
         if not labelled and not all(name in record.fields for name in self.tags):
             return TextExample(get_record_id(record), inputs, "", (), clippable)
         tags = self._read_tags(record)
