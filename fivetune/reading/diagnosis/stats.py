@@ -322,21 +322,21 @@ def _estimate_fixed_cost_share(
                 longer = (many - few) / (many + few)
                 pairs.append((1 - (long - short) / (long + short) / longer, abs(longer)))
     error = 0.5 / math.sqrt(len(positions) / 2)  # in ranks: of a median, over pairs without a common step
-    low, estimate, high = (_compute_weighted_quantile(pairs, 0.5 + offset) for offset in (-error, 0.0, error))
+    low, estimate, high = _compute_weighted_quantiles(pairs, [0.5 - error, 0.5, 0.5 + error])
     if high - low >= 1:
         return None
     return max(0.0, low), min(1.0, max(0.0, estimate)), min(1.0, high)
 
 
-def _compute_weighted_quantile(pairs: Sequence[tuple[float, float]], rank: float) -> float:
-    """Compute the weighted quantile: the value below which a share `rank` (0-1) of the weight lies.
+def _compute_weighted_quantiles(pairs: Sequence[tuple[float, float]], ranks: Sequence[float]) -> list[float]:
+    """Compute weighted quantiles: of each rank (0-1) the value below which that share of the weight lies.
 
-    >>> _compute_weighted_quantile([(3.0, 1.0), (1.0, 1.0), (2.0, 4.0)], 0.5)
-    2.0
+    >>> _compute_weighted_quantiles([(3.0, 1.0), (1.0, 1.0), (2.0, 4.0)], [0.5, 0.9])
+    [2.0, 3.0]
     """
     values, weights = zip(*sorted(pairs), strict=True)
     below = list(accumulate(weights))
-    return values[bisect_left(below, rank * below[-1])]
+    return [values[bisect_left(below, rank * below[-1])] for rank in ranks]
 
 
 def _get_compute_seconds(step: StepRecord) -> float:

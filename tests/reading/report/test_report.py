@@ -86,6 +86,10 @@ from fivetune.tasks.mixture import Mixture
 EMPTY = make_run()
 
 
+def tell_verdict(run: Run) -> list[str]:
+    return describe_verdict(run, [], diagnose_run(run))
+
+
 # Numbers
 
 
@@ -175,7 +179,7 @@ def test_no_line_joins_evaluations_before_and_after_a_resume_that_changed_them()
         assert trace["x"][gap] == trace["x"][gap + 1] == 150 and trace["y"].count(None) == 1
     assert "At step 150 a resume changed the evaluation: scores before and after it are not" in scores.caption
     assert [note["text"] for note in scores.layout["annotations"]] == ["best", "other evaluation"]
-    assert describe_verdict(run, [])[0].startswith("Fine-tuning reached F1 93.9 at step 250 on 640 examples; the score")
+    assert tell_verdict(run)[0].startswith("Fine-tuning reached F1 93.9 at step 250 on 640 examples; the score")
 
 
 def test_key_figures() -> None:
@@ -452,7 +456,7 @@ def test_the_made_up_run_has_the_counts_of_a_real_one(tmp_path: Path, model_fold
 def test_scores_of_every_metric_are_points() -> None:
     evals = [make_eval(i, {"exact_match": v}, num_examples=10) for i, v in ((0, 3), (5, 69.6))]
     page = build_page(fake_run(evals=evals, status=make_best(5, "exact_match"), predictions={}))
-    assert describe_verdict(make_run(evals=evals), [])[0].startswith("Fine-tuning raised exact match from 3.0 to 69.6")
+    assert tell_verdict(make_run(evals=evals))[0].startswith("Fine-tuning raised exact match from 3.0 to 69.6")
     row = part(page, "Verdict", Table).rows[0]
     assert row == ("exact match", "69.60", "39.3 to 89.0", "3.00", "+66.60")
 
@@ -476,12 +480,12 @@ def test_the_best_evaluation_is_the_run_s_own_and_the_whole_set() -> None:
 def test_a_run_that_got_worse_says_so() -> None:
     evals = [make_eval(i, {"f1": f1}, num_examples=400) for i, f1 in ((0, 50.0), (5, 40.0))]
     run = make_run(evals=evals)
-    first = describe_verdict(run, [])[0]
+    first = tell_verdict(run)[0]
     assert first == "Fine-tuning lowered F1 from 50.0 to 40.0, measured at step 5 on 400 examples."
     untrained = change_run(run, evals=evals[:1])
-    assert describe_verdict(untrained, [])[0] == "Only the model before fine-tuning was evaluated: F1 50.0."
+    assert tell_verdict(untrained)[0] == "Only the model before fine-tuning was evaluated: F1 50.0."
     best_is_first = change_run(run, status=make_best(0))
-    assert describe_verdict(best_is_first, [])[0] == (
+    assert tell_verdict(best_is_first)[0] == (
         "Nothing was learnt: no evaluation is better than the one before fine-tuning (F1 50.0)."
     )
 
@@ -514,7 +518,7 @@ def test_before_and_after_are_compared_on_the_same_examples(num_fixed: int, num_
         for step, chosen in zip((0, 5), right, strict=True)
     ]
     run = make_run(evals=evals, status=make_best(5, "exact_match"), predictions=lines)
-    assert re.search(said, describe_verdict(run, [])[0])
+    assert re.search(said, tell_verdict(run)[0])
 
 
 @pytest.mark.parametrize(
@@ -531,7 +535,7 @@ def test_the_first_sentence_reports_that_nothing_was_learnt(scores: dict, rates:
                   num_examples=4, loss=9.0 - step, rates=rates)
         for step in (0, 5)
     ]  # fmt: skip
-    words = " ".join(describe_verdict(make_run(evals=evals, status=make_best(5, next(iter(scores)))), []))
+    words = " ".join(tell_verdict(make_run(evals=evals, status=make_best(5, next(iter(scores))))))
     assert words.startswith("Nothing was learnt: ") and sentence in words
 
 
@@ -540,7 +544,7 @@ def test_what_was_cut_is_the_likely_cause_of_nothing_learnt() -> None:
     evals = [make_eval(step, {"accuracy": 20.0}, num_examples=40, rates={"majority_label": 0.3}) for step in (0, 5)]
     facts = {"num_examples": 10, "num_examples_clipped": 9, "whole_input_p99": 48, "max_input_tokens": 32}
     run = make_run(evals=evals, status=make_best(5, "accuracy"), data={"train": facts})
-    said = " ".join(describe_verdict(run, []))
+    said = " ".join(tell_verdict(run))
     assert said.startswith("Nothing was learnt: ") and "The likely cause: inputs are cut." in said
     (problem,) = list_problems(run, diagnose_run(run))
     assert problem.flags == "--data.max_input_tokens 48" and "keeps 99 % whole" in problem.advice
@@ -551,7 +555,7 @@ def test_a_diverged_run_says_so_before_its_scores() -> None:
     steps = [make_step(i, loss=loss) for i, loss in enumerate(losses, start=1)]
     evals = [make_eval(step, {"f1": f1}, num_examples=104) for step, f1 in ((0, 0.0), (20, 1.92))]
     run = make_run(evals=evals, steps=steps, status=make_best(20))
-    sentences = describe_verdict(run, [])
+    sentences = tell_verdict(run)
     assert sentences[0] == "The training diverged."
     (problem,) = list_problems(run, diagnose_run(run))
     assert problem.message == "The training diverged after step 1: the loss rose from 11.3 to 435 at the end."
@@ -570,7 +574,7 @@ def test_a_run_that_only_abstains_says_so_first() -> None:
     def describe(has: float, no: float) -> str:
         scores = {0: make_scores(0.0, 0.0), 60: make_scores(has, no)}
         evals = [make_eval(step, pair, num_examples=104) for step, pair in scores.items()]
-        return describe_verdict(make_run(evals=evals, status=make_best(60)), [])[0]
+        return tell_verdict(make_run(evals=evals, status=make_best(60)))[0]
 
     assert describe(0.0, 96.0) == (
         "Nothing was learnt but to abstain: F1 is 46.2, measured at step 60 on 104 examples, with 0.0 on answerable "

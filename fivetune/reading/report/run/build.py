@@ -63,7 +63,7 @@ def build_page(run: Run, *, reference_runs: Sequence[Run] = (), notes: Sequence[
     problems = list_problems(run, verdicts, reference_runs, notes)
     key = find_line_score_key(run, lines)
     sections = (
-        build_verdict_section(run, reference_runs, problems),
+        build_verdict_section(run, reference_runs, verdicts, problems),
         build_figures_section(run),
         build_evidence_section(run, verdicts),
         build_learning_section(run, reference_runs),

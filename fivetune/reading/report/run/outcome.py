@@ -10,7 +10,7 @@ from pathlib import PurePath
 
 from fivetune.reading.compare.changes import compute_paired_difference
 from fivetune.reading.diagnosis.learning import MIN_ANSWERED, MIN_SILENT
-from fivetune.reading.diagnosis.rules import CAUSES, TITLES, diagnose_run
+from fivetune.reading.diagnosis.rules import CAUSES, TITLES
 from fivetune.reading.report.page import charts
 from fivetune.reading.report.page.parts import Chart, Figure, Part, Problem, Section, Table, Text
 from fivetune.reading.report.page.series import (
@@ -52,6 +52,7 @@ from fivetune.reading.report.run.scores import (
 from fivetune.rundir.figures import compute_mfu, compute_peak_bytes, compute_tokens_per_second, describe_weights
 from fivetune.rundir.records import MachineRecord, Prediction, Run
 from fivetune.scores.analysis.bootstrap import format_p_value
+from fivetune.types import Verdict
 from fivetune.values import divide, get_nested, select_finite, select_numbers
 
 NOTHING_LEARNT = "Nothing was learnt"
@@ -60,10 +61,16 @@ MAJORITY = "most frequent label"
 PUBLISHED = "published"
 
 
-def build_verdict_section(run: Run, reference_runs: Sequence[Run], problems: Sequence[Problem]) -> Section:
-    """Build the section: the verdict in sentences, the problems, the main scores, all scores beside their baselines."""
+def build_verdict_section(
+    run: Run, reference_runs: Sequence[Run], verdicts: Sequence[Verdict], problems: Sequence[Problem]
+) -> Section:
+    """Build the section: the verdict in sentences, the problems, the main scores, all scores beside their baselines.
+
+    Args:
+        verdicts: of the diagnosis.
+    """
     best, baseline = choose_best_eval(run), find_baseline_eval(run)
-    parts: list[Part] = [Text(" ".join(describe_verdict(run, reference_runs)), "lead")]
+    parts: list[Part] = [Text(" ".join(describe_verdict(run, reference_runs, verdicts)), "lead")]
     if command := describe_resume(run):
         parts.append(Text(command, "code"))
     parts += problems
@@ -214,9 +221,13 @@ def _format_if_known(words: str, value: str) -> str:
     return "" if value == UNKNOWN else words.format(value)
 
 
-def describe_verdict(run: Run, reference_runs: Sequence[Run]) -> list[str]:
-    """Describe the result, its comparison with the reference runs, and the end of the run, a sentence each."""
-    cause = next((verdict.rule for verdict in diagnose_run(run) if verdict.rule in CAUSES), None)
+def describe_verdict(run: Run, reference_runs: Sequence[Run], verdicts: Sequence[Verdict]) -> list[str]:
+    """Describe the result, its comparison with the reference runs, and the end of the run, a sentence each.
+
+    Args:
+        verdicts: of the diagnosis, of which one may be the cause that nothing was learnt.
+    """
+    cause = next((verdict.rule for verdict in verdicts if verdict.rule in CAUSES), None)
     outcome = _describe_outcome(run)
     if cause == "diverged":
         outcome.insert(0, f"{TITLES[cause]}.")
