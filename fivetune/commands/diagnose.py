@@ -80,27 +80,28 @@ def format_diagnosis(
     Args:
         verbose: list the rules that lack data.
     """
-    lines = [f"{name}: {stats.state}" if stats.state else name]
-    remarks: dict[int, str] = {}
+    found = [(f"{name}: {stats.state}" if stats.state else name, "")]
     for number, verdict in enumerate(verdicts, start=1):
-        lines += ["", f"{number}. {TITLES[verdict.rule]}", f"   {verdict.message}", f"   {verdict.advice}"]
-        remarks[len(lines) - 3] = f"  ({verdict.rule}, confidence {verdict.confidence:.2f})"
+        remark = f"  ({verdict.rule}, confidence {verdict.confidence:.2f})"
+        found += [("", ""), (f"{number}. {TITLES[verdict.rule]}", remark)]
+        found += [(f"   {verdict.message}", ""), (f"   {verdict.advice}", "")]
         if verdict.change:
-            lines.append(f"   change:    {format_flags(verdict.change)}")
+            found.append((f"   change:    {format_flags(verdict.change)}", ""))
         if verdict.gain is not None:
-            lines.append(f"   predicted: {verdict.gain:.2f} times as fast")
+            found.append((f"   predicted: {verdict.gain:.2f} times as fast", ""))
+    lines: list[str] = []  # all others, which have no remark
     if not verdicts:
         lines += ["No problem found.", f"Time: {speed.describe_time_use(stats)}."]
     if note := faults.describe_idle_devices(stats):
         lines += ["", f"Note: {note}"]
-    missing = list_missing_data(stats)
+    missing = list_missing_data(stats, verdicts)
     if missing and verbose:
         lines += ["", "Not checked, because data is missing:"]
         lines += [f"   {data}: {', '.join(TITLES[rule] for rule in rules)}" for data, rules in missing.items()]
     elif num := len({rule for rules in missing.values() for rule in rules}):
         what = "1 rule needs" if num == 1 else f"{num} rules need"
         lines += ["", f"{what} {'a run and its records' if stats.is_log else 'records that are missing'} (--verbose)."]
-    return [(line, remarks.get(at, "")) for at, line in enumerate(lines)]
+    return found + [(line, "") for line in lines]
 
 
 def _print_lines(lines: Sequence[tuple[str, str]]) -> None:
@@ -134,7 +135,7 @@ def build_diagnosis_result(
         "verdicts": [asdict(verdict) for verdict in verdicts],
         "time": None if verdicts else speed.describe_time_use(stats),
         "notes": [note for note in (faults.describe_idle_devices(stats),) if note],
-        "not_judged": {data: list(rules) for data, rules in list_missing_data(stats).items()},
+        "not_judged": {data: list(rules) for data, rules in list_missing_data(stats, verdicts).items()},
         "verified": asdict(verification) if verification else None,
     }
 

@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 from fivetune import plugins
+from fivetune.config.sections import STRATEGY_OF_SEVERAL
 from fivetune.reading.diagnosis.stats import RunStats, format_share
 from fivetune.rundir.figures import FROZEN_STEPS
 from fivetune.types import Optimizer, Verdict
@@ -100,7 +101,7 @@ def check_world_size(stats: RunStats) -> Verdict | None:
         figure=float(actual),
         threshold=float(requested),
         confidence=1.0,
-        change={"launch.nproc": requested, "strategy.name": "ddp"} if actual < requested else {},
+        change={"launch.nproc": requested, "strategy.name": STRATEGY_OF_SEVERAL} if actual < requested else {},
         advice="Do not compare this run with one on the requested devices: speed, data and global batch differ.",
     )
 
@@ -140,7 +141,7 @@ def _build_idle_verdict(message: str, num_busy: int, requested: int) -> Verdict 
         figure=float(num_busy),
         threshold=float(requested),
         confidence=0.95,
-        change={"launch.nproc": requested, "strategy.name": "ddp"},
+        change={"launch.nproc": requested, "strategy.name": STRATEGY_OF_SEVERAL},
         advice="Start one process per device, or request one device only. Until then, do not report a speed-up over "
         "one device.",
     )

@@ -122,7 +122,7 @@ def check_majority_label(stats: RunStats) -> Verdict | None:
 def check_over_fitting(stats: RunStats) -> Verdict | None:
     """Over-fitting: the evaluation loss rises, and the score does not improve significantly."""
     losses = [(record, record.loss) for record in stats.evals if record.loss is not None]
-    if len(losses) <= MIN_EVALS_ABOVE or check_diverged(stats) is not None:
+    if len(losses) <= MIN_EVALS_ABOVE:
         return None
     turn, least = min(losses, key=lambda pair: pair[1])
     last, final = losses[-1]

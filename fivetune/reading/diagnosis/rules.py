@@ -5,7 +5,7 @@ In: RunStats, or a Run. Out: Verdicts, most important first; and missing data wi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from fivetune.reading.diagnosis import faults, learning, speed, truncation
@@ -216,12 +216,14 @@ def diagnose_run(run: Run, *, devices_requested: int | None = None) -> tuple[Ver
     return diagnose(collect_run_stats(run, devices_requested=devices_requested))
 
 
-def list_missing_data(stats: RunStats) -> dict[str, tuple[str, ...]]:
+def list_missing_data(stats: RunStats, verdicts: Iterable[Verdict]) -> dict[str, tuple[str, ...]]:
     """Return the missing data, each with the rules that require it.
 
-    A rule whose verdict another check has returned is excluded: low utilisation is reported as host_bound too.
+    Args:
+        verdicts: of `diagnose`; a rule whose verdict another check has returned is excluded, because low utilisation
+            is reported as host_bound too.
     """
-    given = {verdict.rule for verdict in diagnose(stats)}
+    given = {verdict.rule for verdict in verdicts}
     missing: dict[str, list[str]] = {}
     for rule in RULES:
         name = rule.check.__name__.removeprefix("check_")

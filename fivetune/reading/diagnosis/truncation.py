@@ -29,10 +29,8 @@ def find_cuts(splits: Mapping[str, SplitSummary], *, extractive: bool) -> Iterat
         extractive: answers are parts of the inputs, so a shortened input that holds its answer is enough.
     """
     memory = " T5 has no fixed limit. Where memory does not allow it,"
-    windows, both_ends = (
-        "read contexts in windows (data.overlong: windows)",
-        "keep both ends (data.overlong: head_tail)",
-    )
+    windows = "read contexts in windows (data.overlong: windows)"
+    both_ends = "keep both ends (data.overlong: head_tail)"
     lost = _describe_shares({name: one.num_answers_lost for name, one in splits.items()}, splits, LOST_SHARE)
     clipped = _describe_shares({name: one.num_examples_clipped for name, one in splits.items()}, splits, INPUT_SHARE)
     cut = _describe_shares({name: one.num_clipped_targets for name, one in splits.items()}, splits, LOST_SHARE)

@@ -88,7 +88,8 @@ def test_two_gpus_asked_one_idle_in_system_cs_log():
     assert verdicts[0].message.endswith(": device 0 92 %, device 1 0 %.")
     assert diagnose(collect_log_stats(records)) == ()  # nobody said that two were wanted
     assert (
-        "idle_device" in list_missing_data(collect_log_stats(records))["the number of requested devices (--devices N)"]
+        "idle_device"
+        in list_missing_data(collect_log_stats(records), ())["the number of requested devices (--devices N)"]
     )
 
 
@@ -409,8 +410,9 @@ def test_a_rule_that_has_spoken_is_not_listed_as_not_checked():
     run = gpu_run({"utilisation": 0.5})
     steps = [replace(step, phase_seconds={}) for step in run.steps]
     stats = collect_run_stats(replace(run, steps=steps))
-    assert [verdict.rule for verdict in diagnose(stats)] == ["host_bound"]
-    assert "host_bound" not in sum(list_missing_data(stats).values(), ())
+    verdicts = diagnose(stats)
+    assert [verdict.rule for verdict in verdicts] == ["host_bound"]
+    assert "host_bound" not in sum(list_missing_data(stats, verdicts).values(), ())
 
 
 def test_the_step_of_a_numeric_error_is_a_field_of_the_status():
@@ -436,7 +438,7 @@ def test_wrong_results_come_before_lost_time():
 def test_no_rule_speaks_of_what_is_not_known():
     assert diagnose(RunStats()) == ()
     assert diagnose(collect_run_stats(fake_run(steps=[], evals=[], status={}, data={}, machine={}, config={}))) == ()
-    assert set(sum(list_missing_data(RunStats()).values(), ())) >= {"idle_device", "input_bound", "frozen"}
+    assert set(sum(list_missing_data(RunStats(), ()).values(), ())) >= {"idle_device", "input_bound", "frozen"}
 
 
 def test_every_rule_is_in_the_manual():
@@ -519,7 +521,7 @@ def test_a_run_that_computes_is_told_so():
 def test_computing_is_not_claimed_where_the_times_do_not_tell(unclear):
     evidence = collect_run_stats(passes(fixed=0.8, **unclear))
     assert diagnose(evidence) == ()
-    assert "launch_bound" in sum(list_missing_data(evidence).values(), ())
+    assert "launch_bound" in sum(list_missing_data(evidence, ()).values(), ())
     assert speed.describe_time_use(evidence).endswith("the shares of computing and of launching kernels are unknown")
 
 
