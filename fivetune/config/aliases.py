@@ -287,6 +287,15 @@ def is_known(name: str) -> bool:
     return any(name in table for table in (ALIASES, UNCHANGED, NO_EFFECT, NO_EQUIVALENT, _COMPOSED))
 
 
+def find_setting(name: str) -> str:
+    """Find the setting that a name of a command line or a call stands for: transformers' name, or the setting itself.
+
+    >>> find_setting("cache-dir"), find_setting("data.cache_dir")
+    ('data.cache_dir', 'data.cache_dir')
+    """
+    return ALIASES.get(name.replace("-", "_"), name)
+
+
 def complete_argument(name: str) -> str:
     """Complete an abbreviated argument, as argparse does in transformers' scripts, if one argument alone begins so.
 

@@ -14,7 +14,7 @@ from typing import NamedTuple, cast
 
 import yaml
 
-from fivetune.config.aliases import ALIASES, is_known, needs_no_value, translate_argument
+from fivetune.config.aliases import find_setting, is_known, needs_no_value, translate_argument
 from fivetune.config.recipes import find_shipped_recipe, list_recipe_names
 from fivetune.errors import ConfigError, suggest_names
 from fivetune.redaction import name_invisible
@@ -501,7 +501,7 @@ def _parse_values(key: str, values: list[str]) -> object:
         if needs_no_value(key.replace("-", "_")):
             return True
         raise ConfigError(f"--{key} has no value. Write --{key} VALUE.")
-    parse = _parse_path if ALIASES.get(key.replace("-", "_"), key) in PATHS else parse_value
+    parse = _parse_path if find_setting(key) in PATHS else parse_value
     return parse(values[0]) if len(values) == 1 else [parse(v) for v in values]
 
 

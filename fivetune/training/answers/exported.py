@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fivetune.config.aliases import ALIASES
+from fivetune.config.aliases import find_setting
 from fivetune.errors import ConfigError, RunDirError
 from fivetune.model.decode import GenerateAnswers
 from fivetune.plugins import load_plugin
@@ -40,7 +40,7 @@ def load_exporter_of(folder: Path) -> Any:
 def refuse_fixed_settings(overrides: Iterable[str], name: str) -> None:
     """Raise ConfigError for a setting that an engine of its own does not have."""
     for given in overrides:
-        if ALIASES.get(given.replace("-", "_"), given) == "train.precision":
+        if find_setting(given) == "train.precision":
             raise ConfigError(
                 f"--{given}: has no effect here: the precision of an export of format {name} is fixed when "
                 "it is written. Leave it out, or export the run with another --quantization."

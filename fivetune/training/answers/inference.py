@@ -25,7 +25,7 @@ import numpy as np
 
 from fivetune import rundir
 from fivetune.config import RunConfig, load_config
-from fivetune.config.aliases import ALIASES
+from fivetune.config.aliases import find_setting
 from fivetune.config.data import NO_SPLIT
 from fivetune.config.paths import resolve_adapter
 from fivetune.data.examples import Source
@@ -350,7 +350,7 @@ def load_run(
         raise ConfigError(f"the run directory is {quote_value(str(folder))}. Allowed is a path. Name the run's folder.")
     folder = Path(folder)
     rundir.refuse_foreign(folder)
-    listed = read_checksums(folder)
+    listed = read_checksums(folder, rundir.Damage())
     damage = rundir.Damage()
     if changed := find_config_change(folder) or describe_change(folder, rundir.CONFIG, listed):
         damage.append(changed)
@@ -405,7 +405,7 @@ def resolve_config(
     config = config.model_copy(update={"run": config.run.model_copy(update={"dir": str(folder)})})
     if "data.eval" in overrides:
         check_sources(config.model_copy(update={"data": config.data.model_copy(update={"train": ()})}))
-    if "data.cache_dir" not in _list_settings(overrides):
+    if "data.cache_dir" not in map(find_setting, overrides):
         config = _leave_foreign_cache(config)
     return with_exported_cap(config, rundir.find_model_folder(folder))
 
@@ -416,10 +416,6 @@ def _leave_foreign_cache(config: RunConfig) -> RunConfig:
     if cache is None or any(Path(cache).glob(f"*/{INDEX}")):
         return config
     return config.model_copy(update={"data": config.data.model_copy(update={"cache_dir": None})})
-
-
-def _list_settings(overrides: Iterable[str]) -> set[str]:
-    return {ALIASES.get(given.replace("-", "_"), given) for given in overrides}
 
 
 def _load_model(folder: Path, config: RunConfig, compute: ComputeConfig) -> tuple[LoadedModel, GenerateAnswers]:
@@ -444,7 +440,7 @@ def _refuse_missing_adapter(folder: Path, config: RunConfig, model: T5Model) -> 
 
 def _replace_share(overrides: Mapping[str, object]) -> Mapping[str, object]:
     """Remove the run's data.eval_share where this call gives a data.eval, unless it gives both."""
-    keys = _list_settings(overrides)
+    keys = set(map(find_setting, overrides))
     no_split = {f"data.{name}": value for name, value in NO_SPLIT.items()}
     return overrides if "data.eval" not in keys or keys & no_split.keys() else {**overrides, **no_split}
 
@@ -452,7 +448,7 @@ def _replace_share(overrides: Mapping[str, object]) -> Mapping[str, object]:
 def _refuse_unused_overrides(overrides: Iterable[str], unsupported: Mapping[str, str]) -> None:
     """Raise ConfigError for a setting without effect."""
     for given in overrides:
-        key = ALIASES.get(given.replace("-", "_"), given)
+        key = find_setting(given)
         if key in unsupported:
             raise ConfigError(f"--{given}: has no effect here: {unsupported[key]}. Leave it out.")
         used = key in HARDWARE or key.partition(".")[0] in ("data", "eval", "task")
