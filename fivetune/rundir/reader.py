@@ -209,9 +209,9 @@ def _complete_status(status: RunStatus, steps: Sequence[StepRecord], telemetry: 
     return replace(status, step=max([status.step, *(one.step for one in steps)]), seconds=seconds)
 
 
-def read_checksums(folder: Path, damage: Damage | None = None) -> JsonTable:
+def read_checksums(folder: Path, damage: Damage) -> JsonTable:
     """Read the checksums of the records of a finished run; {} without any, or if they are damaged."""
-    return read_json(folder / CHECKSUMS, Damage() if damage is None else damage)
+    return read_json(folder / CHECKSUMS, damage)
 
 
 def find_changes(folder: Path, listed: Mapping[str, JsonValue], *, known: Sequence[str]) -> list[str]:

@@ -227,7 +227,7 @@ class RunDir:
         if path.parent.is_symlink():
             raise RunDirError(f"{path.parent}: is a link, which leads out of the run directory. Make it a folder.")
         self.refuse_moved()
-        listed, name = read_checksums(self.path), f"{path.parent.name}/{path.name}"
+        listed, name = read_checksums(self.path, Damage()), f"{path.parent.name}/{path.name}"
         with _translate_disk_errors(path):
             path.parent.mkdir(exist_ok=True)
             with replace_file(path) as file:

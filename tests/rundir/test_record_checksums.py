@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fivetune.rundir import CHECKSUMS, EVALS, LOCK, STEPS, TELEMETRY, RunDir, read_run
+from fivetune.rundir import CHECKSUMS, EVALS, LOCK, STEPS, TELEMETRY, Damage, RunDir, read_run
 from fivetune.rundir.config_file import stamp_config
 from fivetune.rundir.reader import read_checksums
 from fivetune.rundir.record_checksums import describe_change
@@ -79,7 +79,7 @@ def test_the_settings_of_another_run_are_named(finished):
     path = finished / "config.yaml"
     path.write_text(stamp_config(path.read_text().replace("seed: 0", "seed: 1")))
     assert read_run(finished).damage == [f"{path}: {CHANGED}"]
-    assert describe_change(finished, "config.yaml", read_checksums(finished)) == f"{path}: {CHANGED}"
+    assert describe_change(finished, "config.yaml", read_checksums(finished, Damage())) == f"{path}: {CHANGED}"
 
 
 def test_each_changed_record_is_named_in_a_folder_of_any_name(finished, tmp_path):
