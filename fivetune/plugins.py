@@ -152,15 +152,19 @@ class _AnyOptions(Options):
 
 def is_own_file(filename: str) -> bool:
     """Whether a file is in a folder of FIVETUNE_PLUGINS."""
-    folders = filter(None, os.environ.get("FIVETUNE_PLUGINS", "").split(os.pathsep))
-    return any(Path(filename).resolve().is_relative_to(Path(folder).resolve()) for folder in folders)
+    return any(Path(filename).resolve().is_relative_to(folder.resolve()) for folder in _list_own_folders())
+
+
+def _list_own_folders() -> list[Path]:
+    """List the folders of FIVETUNE_PLUGINS."""
+    return [Path(folder) for folder in os.environ.get("FIVETUNE_PLUGINS", "").split(os.pathsep) if folder]
 
 
 def _build_search_path(kind: str) -> list[str]:
     package = import_module(KINDS[kind])
-    for folder in filter(None, os.environ.get("FIVETUNE_PLUGINS", "").split(os.pathsep)):
-        _refuse_empty_folder(Path(folder))
-        extra = str(Path(folder).absolute() / kind)  # the import system remembers relative folders
+    for folder in _list_own_folders():
+        _refuse_empty_folder(folder)
+        extra = str(folder.absolute() / kind)  # the import system remembers relative folders
         if extra not in package.__path__:
             package.__path__.append(extra)
     return list(package.__path__)

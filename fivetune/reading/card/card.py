@@ -36,7 +36,7 @@ from fivetune.reading.card.usage import Place, build_fivetune_example, build_pef
 from fivetune.redaction import redact_settings
 from fivetune.rundir.figures import compute_energy_joules, compute_peak_bytes, describe_weights
 from fivetune.rundir.records import BestEval, EvalRecord, Run
-from fivetune.scores.metrics import find_absent, load_metric
+from fivetune.scores.metrics import find_absent, get_metric_name, load_metric
 from fivetune.tasks import head_of
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ def _list_eval_results(config: RunConfig, run: Run, evaluation: EvalRecord | Non
     if evaluation is None or not dataset:
         return []
     counts, oracles = ("total", "_thresh"), "best_"
-    first = _get_metric_name(config.tasks[0].metrics[0])
+    first = get_metric_name(config.tasks[0].metrics[0])
     return [
         EvalResult(
             task_type=TASK_TYPES.get(first, "text2text-generation"),
@@ -326,12 +326,8 @@ def _format_number(value: object) -> str | None:
 
 
 def _describe_scorer(spec: MetricSpec) -> str:
-    name = _get_metric_name(spec)
+    name = get_metric_name(spec)
     return f"`{name}`" if find_absent([spec]) else f"`{name}` ({load_metric(spec).source})"
-
-
-def _get_metric_name(spec: MetricSpec) -> str:
-    return spec if isinstance(spec, str) else str(spec["name"])
 
 
 def format_score(name: str, value: float) -> str:

@@ -195,8 +195,13 @@ def find_absent(metrics: Sequence[MetricSpec]) -> list[str]:
     >>> find_absent(["squad", {"name": "my_metric"}])
     ['my_metric']
     """
-    names = [spec if isinstance(spec, str) else str(spec.get("name")) for spec in metrics]
-    return [name for name in names if name not in plugins.list_plugins("metrics")]
+    known = plugins.list_plugins("metrics")
+    return [name for name in map(get_metric_name, metrics) if name not in known]
+
+
+def get_metric_name(spec: MetricSpec) -> str:
+    """Return the name in a specification, which is a name alone or a table with options."""
+    return spec if isinstance(spec, str) else str(spec.get("name"))
 
 
 def list_score_names(metrics: Sequence[MetricSpec]) -> tuple[str, ...]:
