@@ -30,6 +30,13 @@ class Measure:
     spread: str = ""
     p_value: float | None = None
 
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Lower and upper end of the interval or range; None where they are unknown, or the values of two runs."""
+        if self.low is None or self.high is None or self.spread == "values":
+            return None
+        return self.low, self.high
+
 
 @dataclass(frozen=True, slots=True)
 class Variant:

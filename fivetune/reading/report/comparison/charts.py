@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -90,17 +89,22 @@ def build_variant_scores_chart(variants: Sequence[Variant], name: str, caption: 
 
 
 def _build_error_bars(found: Sequence[Measure], color: str = MUTED) -> dict[str, Any]:
-    """Build error bars from value to `low` and `high`; none where these are unknown."""
-    known = [one if one.spread != "values" else replace(one, low=None, high=None) for one in found]
-    given = [(one.value or 0.0, one.low, one.high) for one in known]
+    """Build error bars from the value to the ends of its interval; none where it has no interval."""
+    below: list[float] = []
+    above: list[float] = []
+    for one in found:
+        value = one.value or 0.0
+        low, high = one.interval or (value, value)
+        below.append(value - low)
+        above.append(high - value)
     return {
         "type": "data",
         "symmetric": False,
         "color": color,
         "thickness": 1.3,
         "width": 4,
-        "array": [0.0 if high is None else high - value for value, _, high in given],
-        "arrayminus": [0.0 if low is None else value - low for value, low, _ in given],
+        "array": above,
+        "arrayminus": below,
     }
 
 

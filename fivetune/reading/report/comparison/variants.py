@@ -83,10 +83,11 @@ def format_with_range(format_value: Callable[[MeasureSpec, float | None], str], 
 
 def is_significant(kind: MeasureSpec, one: Measure) -> bool | None:
     """Whether the range of a difference excludes "no difference"; None without a range, or with two values."""
-    if one.low is None or one.high is None or one.spread == "values":
+    if one.interval is None:
         return None
+    low, high = one.interval
     nothing = 0.0 if kind.compared == "minus" else 1.0
-    return not one.low <= nothing <= one.high
+    return not low <= nothing <= high
 
 
 def format_heading(name: str, metric: str) -> str:
