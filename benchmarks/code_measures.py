@@ -12,6 +12,7 @@ import json
 import statistics
 import tokenize
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -94,12 +95,11 @@ def count_code(folder: Path) -> CodeCounts:
     return counts
 
 
-def format_measures(folders: list[str]) -> str:
-    """Format a Markdown table: a row for each measure, a column for each folder."""
-    columns = [count_code(Path(folder)).describe() for folder in folders]
-    lines = [f"| measure | {' | '.join(folders)} |", "|---|" + "---:|" * len(folders)]
-    for name in columns[0]:
-        values = " | ".join(column[name] for column in columns)
+def format_measures(found: Mapping[str, Mapping[str, str]]) -> str:
+    """Format a Markdown table of the measures by folder: a row for each measure, a column for each folder."""
+    lines = [f"| measure | {' | '.join(found)} |", "|---|" + "---:|" * len(found)]
+    for name in next(iter(found.values())):
+        values = " | ".join(column[name] for column in found.values())
         lines.append(f"| {name} | {values} |")
     return "\n".join(lines)
 
@@ -108,9 +108,10 @@ def main() -> None:
     parser = make_parser(__doc__, results=None)
     parser.add_argument("folders", nargs="*", default=FOLDERS, help="default: fivetune, reliability and benchmarks")
     args = parser.parse_args()
-    print(format_measures([*args.folders]))
+    found = {folder: count_code(Path(folder)).describe() for folder in args.folders}
+    print(format_measures(found))
     if args.json:
-        print(json.dumps({folder: count_code(Path(folder)).describe() for folder in args.folders}))
+        print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -176,8 +176,8 @@ def describe_start(started: Started) -> dict[str, Any]:
         "files": {name: str(path) for name, path in started.files.items()},
         "sizes": dict(plan.sizes),
         **_describe_reading(plan.table, reading),
-        "others": [_describe_reading(plan.table, one) for one in plan.reading.others],
-        "unread": [*plan.reading.unread],  # `list` is a module of this package
+        "others": [_describe_reading(plan.table, one) for one in reading.others],
+        "unread": [*reading.unread],  # `list` is a module of this package
         "options": reading.options,
         "model": plan.model,
         "group": None if "group" in plan.split.given_up else reading.group_column,
@@ -217,11 +217,11 @@ def print_start(started: Started) -> None:
     _print_columns(started)
     kind = reading.task if reading.kind == reading.task else f"{reading.task} ({reading.kind})"
     fields: list[tuple[str, str]] = [("task", f"{kind}: {reading.reason}")]
-    if plan.reading.id_column:
-        fields.append(("", f"id: {plan.reading.id_column}"))
-    if plan.reading.unread:
-        fields.append(("", f"not read: {', '.join(plan.reading.unread[:MAX_COLUMNS])}"))
-    for other in plan.reading.others:
+    if reading.id_column:
+        fields.append(("", f"id: {reading.id_column}"))
+    if reading.unread:
+        fields.append(("", f"not read: {', '.join(reading.unread[:MAX_COLUMNS])}"))
+    for other in reading.others:
         fields.append(("", f"or {describe_reading(other)}: {shlex.join(list_flags(other))}"))
     flags = shlex.join(list_flags(reading))
     fields.append(("", f"these flags change it: {flags}"))

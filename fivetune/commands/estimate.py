@@ -173,7 +173,7 @@ def _describe_choice(chosen: Estimate, config: RunConfig, machine: Machine) -> s
 
 def _describe_refusal(estimates: list[Estimate], work: Workload) -> str:
     """Describe that none fits, with the settings that take less; each can follow the command."""
-    least = min((one for one in estimates if one.memory), key=lambda one: -one.room, default=None)
+    least = max((one for one in estimates if one.memory), key=lambda one: one.room, default=None)
     missing = f"; {least.name} lacks least, {-least.room / GIB:.1f} GiB" if least else ""
     advice = [] if work.recompute else ["--train.recompute true"]
     if work.batch_size > 1:

@@ -66,22 +66,22 @@ class Accelerator:
 
 ACCELERATORS = {
     # peak, MiB, devices of the usual node, which the comment names
-    "v100": Accelerator("V100 SXM2", 32768, 8),  # NVIDIA DGX-1: NVLink 2, 4 x 100 Gb/s
+    "v100": Accelerator("V100 SXM2", 32768, 8),  # NVIDIA DGX-1
     "v100-16gb": Accelerator("V100 SXM2", 16384, 8),  # NVIDIA DGX-1 with 16 GB
-    "t4": Accelerator("T4", 15360, 4),  # AWS g4dn.12xlarge: PCIe 3, 50 Gb/s
-    "a10": Accelerator("A10", 23028, 8),  # PCIe 4, 100 Gb/s, as AWS g5.48xlarge
-    "a10g": Accelerator("A10G", 23028, 8),  # AWS g5.48xlarge: PCIe 4, 100 Gb/s
-    "a40": Accelerator("A40", 46068, 8),  # PCIe 4, 200 Gb/s
-    "a100": Accelerator("A100 SXM4", 81920, 8),  # NVIDIA DGX A100 80 GB: NVLink 3, 8 x 200 Gb/s
+    "t4": Accelerator("T4", 15360, 4),  # AWS g4dn.12xlarge
+    "a10": Accelerator("A10", 23028, 8),  # as AWS g5.48xlarge
+    "a10g": Accelerator("A10G", 23028, 8),  # AWS g5.48xlarge
+    "a40": Accelerator("A40", 46068, 8),
+    "a100": Accelerator("A100 SXM4", 81920, 8),  # NVIDIA DGX A100 80 GB
     "a100-40gb": Accelerator("A100 SXM4", 40960, 8),  # NVIDIA DGX A100 40 GB
-    "l4": Accelerator("L4", 23034, 8),  # AWS g6.48xlarge: PCIe 4, 100 Gb/s
-    "l40s": Accelerator("L40S", 46068, 8),  # AWS g6e.48xlarge: PCIe 4, 400 Gb/s
-    "a6000": Accelerator("RTX A6000", 49140, 4),  # workstation: PCIe 4, 10 Gb/s
-    "rtx3090": Accelerator("RTX 3090", 24576, 4),  # workstation: PCIe 4, 10 Gb/s
-    "rtx4090": Accelerator("RTX 4090", 24564, 4),  # workstation: PCIe 4, 10 Gb/s
-    "h100": Accelerator("H100", 81559, 8),  # NVIDIA DGX H100: NVLink 4, 8 x 400 Gb/s
-    "h200": Accelerator("H200", 143771, 8),  # NVIDIA DGX H200: as H100
-    "b200": Accelerator("B200", 183359, 8),  # NVIDIA DGX B200: NVLink 5, 8 x 400 Gb/s
+    "l4": Accelerator("L4", 23034, 8),  # AWS g6.48xlarge
+    "l40s": Accelerator("L40S", 46068, 8),  # AWS g6e.48xlarge
+    "a6000": Accelerator("RTX A6000", 49140, 4),  # workstation
+    "rtx3090": Accelerator("RTX 3090", 24576, 4),  # workstation
+    "rtx4090": Accelerator("RTX 4090", 24564, 4),  # workstation
+    "h100": Accelerator("H100", 81559, 8),  # NVIDIA DGX H100
+    "h200": Accelerator("H200", 143771, 8),  # NVIDIA DGX H200
+    "b200": Accelerator("B200", 183359, 8),  # NVIDIA DGX B200
 }
 """By the names that `fivetune estimate` knows."""
 
