@@ -48,6 +48,11 @@ class Script:
         line = getattr(node, "lineno", 0)
         self.arguments.setdefault(name, Argument(cast("JsonValue", known), f"line {line}" if line else ""))
 
+    def read(self, name: str, node: ast.expr | None) -> None:
+        """Read an argument, which wins over an earlier one; None for one that is not given."""
+        if node is not None:
+            self.arguments[name] = self.python.read_argument(node)
+
     def add_finding(self, code: str, reason: str, *settings: str) -> None:
         """Add a finding about code: the settings that it gives, or why it gives none."""
         self.findings.append(Finding(code, "set" if settings else "left out", settings, reason))

@@ -59,6 +59,7 @@ MAX_POWER = 64
 UNKNOWN = Computed("...")
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Comprehension = ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
+NOT_PARSED = (SyntaxError, ValueError, RecursionError, MemoryError)
 NOT_READ = (ArithmeticError, TypeError, ValueError, AttributeError, LookupError, RecursionError)
 
 
@@ -118,7 +119,7 @@ class _Binding(NamedTuple):
     conditions: tuple[tuple[ast.expr, bool], ...]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Scope:
     """Names of a module, function, class or comprehension."""
 
@@ -165,10 +166,14 @@ class PythonSource:
         """
         return [call for call in self.calls if re.fullmatch(pattern, get_last_name(call.func))]
 
+    def list_scopes(self) -> list[_Scope]:
+        """The scopes, each once, in the order of the text."""
+        return list(dict.fromkeys(self.scopes.values()))
+
     def list_numbers(self) -> dict[str, Argument]:
         """The numbers that names, attributes and entries of tables get, with their lines; the last of each."""
         given: dict[str, ast.expr] = {}
-        for scope in {id(one): one for one in self.scopes.values()}.values():
+        for scope in self.list_scopes():
             given |= {name: found[-1].node for name, found in scope.names.items() if not found[-1].steps}
         given |= {written: values[-1] for written, values in self.attributes.items()}
         for node in ast.walk(self.tree):
@@ -686,7 +691,7 @@ def parse_python(source: RawConfig, given: Mapping[str, JsonValue | Computed] | 
         text = source.text if _is_python(source.text) else _replace_commands(source.text, source.name, skipped)
     try:
         tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    except NOT_PARSED as error:
         line, reason = getattr(error, "lineno", None) or 1, getattr(error, "msg", error)
         raise ConfigError(f"{source.name}:{line}: not valid Python: {reason}. Correct it.") from None
     found = PythonSource(source.name, tree, skipped)
@@ -847,7 +852,7 @@ def _read_cell(text: str, number: int, skipped: dict[str, str]) -> str:
     found = _replace_commands(text, f"cell {number}", skipped)
     try:
         ast.parse(found)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    except NOT_PARSED as error:
         line, reason = getattr(error, "lineno", None) or 1, getattr(error, "msg", error)
         wrong = [*text.splitlines(), ""][min(line, len(text.splitlines())) - 1].strip()
         skipped[f"{wrong} (cell {number}, its line {line})"] = f"{NOT_PYTHON}, {reason}: the whole cell is not read"
@@ -858,7 +863,7 @@ def _read_cell(text: str, number: int, skipped: dict[str, str]) -> str:
 def _is_python(text: str) -> bool:
     try:
         ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except NOT_PARSED:
         return False
     return True
 

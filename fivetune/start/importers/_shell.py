@@ -43,6 +43,19 @@ def find_command(source: RawConfig, pattern: str, kind: str) -> list[str]:
     return _split_line(source, found[0], pattern)
 
 
+def split_at_script(words: list[str]) -> tuple[list[str], str, list[str]]:
+    """Return the words before the first Python file of a command, that file, and its options; without one all words
+    are options.
+
+    >>> split_at_script(["torchrun", "run_qa.py", "--seed", "1"]), split_at_script(["--seed", "1"])
+    ((['torchrun'], 'run_qa.py', ['--seed', '1']), ([], '', ['--seed', '1']))
+    """
+    for place, word in enumerate(words):
+        if word.endswith(".py"):
+            return words[:place], word, words[place + 1 :]
+    return [], "", words
+
+
 def _split_line(source: RawConfig, line: str, pattern: str) -> list[str]:
     """Return the words of the command that matches a pattern, among those of a line, else of the first one."""
     try:

@@ -45,7 +45,7 @@ from fivetune.start.importers._python import (
     name_split,
     parse_python,
 )
-from fivetune.start.importers._shell import find_command, parse_flags
+from fivetune.start.importers._shell import find_command, parse_flags, split_at_script
 from fivetune.types import JsonValue
 
 Kind = Literal["trainer", "lightning", "keras", "loop"]
@@ -258,12 +258,10 @@ def _find_script(source: RawConfig) -> tuple[Path, list[str], list[str]] | None:
         words = find_command(source, r"\S+\.py\b", "a script")
     except ConfigError:  # told by the importer of transformers' scripts
         return None
-    place = next((i for i, word in enumerate(words) if word.endswith(".py")), -1)
-    if place < 0:
-        return None
-    path = Path(source.name).parent / words[place]
+    before, script, options = split_at_script(words)
+    path = Path(source.name).parent / script
     is_readable = path.is_file() and READABLE.search(path.read_text(encoding="utf-8", errors="replace"))
-    return (path, words[:place], words[place + 1 :]) if is_readable else None
+    return (path, before, options) if is_readable else None
 
 
 def _read_script(source: RawConfig) -> Script:
@@ -355,18 +353,15 @@ def _read_loop(script: Script) -> None:
         if call.args and isinstance(seed := python.read_value(call.args[0]), int):
             script.add("seed", seed, call)
     for call in python.find_calls("clip_grad_norm_?"):
-        if norm := get_argument(call, "max_norm", 1):
-            script.arguments["max_grad_norm"] = python.read_argument(norm)
+        script.read("max_grad_norm", get_argument(call, "max_norm", 1))
 
 
 def _read_keras(script: Script) -> None:
     """Read what `compile` and `fit` are given."""
     python = script.python
     for call in python.find_calls("fit")[:1]:
-        if epochs := get_argument(call, "epochs"):
-            script.arguments["num_train_epochs"] = python.read_argument(epochs)
-        if size := get_argument(call, "batch_size"):
-            script.arguments["per_device_train_batch_size"] = python.read_argument(size)
+        script.read("num_train_epochs", get_argument(call, "epochs"))
+        script.read("per_device_train_batch_size", get_argument(call, "batch_size"))
         script.report(call, "TensorFlow/Keras: loss, metrics, callbacks are not read; PyTorch weights are trained")
     for call in python.find_calls("compile"):
         named = python.evaluate(get_argument(call, "optimizer", 0))
@@ -380,7 +375,7 @@ def _report_absent_arguments(script: Script) -> None:
     python = script.python
     imports = [node for node in ast.walk(python.tree) if isinstance(node, ast.Import | ast.ImportFrom)]
     imported = {alias.asname or alias.name for node in imports for alias in node.names}
-    bound = {name for scope in {id(one): one for one in python.scopes.values()}.values() for name in scope.names}
+    bound = {name for scope in python.list_scopes() for name in scope.names}
     for call in python.find_calls(TRAINERS):
         node = get_argument(call, "args", 1)
         if isinstance(node, ast.Name) and node.id not in bound and not python.find_calls("HfArgumentParser"):
@@ -446,15 +441,14 @@ def _read_optimizer(script: Script) -> None:
     for call in python.find_calls("|".join(SCHEDULES))[:1]:
         script.arguments.pop("lr_scheduler_type", None)
         script.arguments["schedule"] = Argument(SCHEDULES[get_last_name(call)], f"line {call.lineno}")
-        if warmup := get_argument(call, "num_warmup_steps", 1 + (get_last_name(call) == "create_optimizer")):
-            script.arguments["num_warmup_steps"] = python.read_argument(warmup)
+        place = 2 if get_last_name(call) == "create_optimizer" else 1
+        script.read("num_warmup_steps", get_argument(call, "num_warmup_steps", place))
     for call in python.find_calls(OTHER_SCHEDULES):
         named = python.evaluate(get_argument(call, "name", 0)) if get_last_name(call) == "get_scheduler" else ""
         named = str(named).removesuffix("_with_warmup")
         if named in SCHEDULES.values() and "schedule" not in script.arguments:
             script.add("schedule", named, call)
-            if warmup := get_argument(call, "num_warmup_steps", 2):
-                script.arguments["num_warmup_steps"] = python.read_argument(warmup)
+            script.read("num_warmup_steps", get_argument(call, "num_warmup_steps", 2))
         elif get_last_name(call) not in SCHEDULES.keys() | OPTIMIZERS.keys():
             script.report(call, "a schedule without a counterpart: set schedule.name (fivetune list schedules)")
 
@@ -467,8 +461,8 @@ def _read_model(script: Script) -> None:
         path = get_argument(call, "pretrained_model_name_or_path", 0)
         for name, pattern in (("model", MODELS), ("tokenizer", TOKENIZERS)):
             is_open = name not in found or isinstance(found[name].value, Computed)
-            if path and is_open and re.fullmatch(pattern, owner):
-                found[name] = python.read_argument(path)
+            if is_open and re.fullmatch(pattern, owner):
+                script.read(name, path)
     if {"model", "tokenizer"} <= found.keys():
         tokenizer = found["tokenizer"].value
         if tokenizer == found["model"].value or isinstance(tokenizer, Computed):
@@ -639,10 +633,9 @@ def _read_callbacks(script: Script) -> None:
     for call in python.find_calls("EarlyStoppingCallback|EarlyStopping")[:1]:
         is_lightning = get_last_name(call) == "EarlyStopping"
         patience = get_argument(call, "patience") if is_lightning else get_argument(call, "early_stopping_patience", 0)
-        default = Argument(3 if is_lightning else 1, f"line {call.lineno}")
-        script.arguments["early_stopping_patience"] = python.read_argument(patience) if patience else default
-        if threshold := get_argument(call, "early_stopping_threshold", 1):
-            script.arguments["early_stopping_threshold"] = python.read_argument(threshold)
+        script.arguments["early_stopping_patience"] = Argument(3 if is_lightning else 1, f"line {call.lineno}")
+        script.read("early_stopping_patience", patience)
+        script.read("early_stopping_threshold", get_argument(call, "early_stopping_threshold", 1))
     own = python.classes.keys() | python.functions.keys()
     for call in python.find_calls(TRAINERS):
         collator, metric = get_argument(call, "data_collator", 2), get_argument(call, "compute_metrics")

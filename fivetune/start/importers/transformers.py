@@ -32,7 +32,7 @@ from fivetune.start.importers._arguments import (
     read_accelerate,
     read_launcher,
 )
-from fivetune.start.importers._shell import find_command, parse_flags
+from fivetune.start.importers._shell import find_command, parse_flags, split_at_script
 from fivetune.types import JsonTable, JsonValue
 
 QUESTION_LIMITS: JsonTable = {"data.max_input_tokens": 384, "data.max_target_tokens": 30}
@@ -124,19 +124,19 @@ def _read_arguments(source: RawConfig) -> dict[str, Argument]:
     if source.name.endswith((".yaml", ".yml")):
         return read_accelerate(source)
     words = find_command(source, r"\brun_\w+\.py\b", "one of transformers' scripts, such as run_summarization.py")
-    place = next((i for i, word in enumerate(words) if word.endswith(".py")), -1)
+    before, path, options = split_at_script(words)
     found: dict[str, Argument] = {}
-    if place >= 0:
-        script = Path(words[place]).stem
+    if path:
+        script = Path(path).stem
         if script not in SCRIPTS:
             raise ConfigError(
                 f"{source.name}: {script}.py has no counterpart. Allowed: {', '.join(SCRIPTS)}, or arguments alone. "
                 "Leave the script out, and choose the task in the recipe."
             )
         found["script"] = Argument(script)
-    found |= read_launcher(words[: max(place, 0)], source)
-    options = parse_flags([_complete_word(word) for word in words[place + 1 :]])
-    return found | {name: Argument(value) for name, value in options.items()}
+    found |= read_launcher(before, source)
+    given = parse_flags([_complete_word(word) for word in options])
+    return found | {name: Argument(value) for name, value in given.items()}
 
 
 def _complete_word(word: str) -> str:
