@@ -39,7 +39,8 @@ def name_row_labels(row: JsonTable, labels: Mapping[str, Any]) -> JsonTable:
     >>> name_row_labels({"text": "a", "label": 1}, {"label": {"_type": "ClassLabel", "names": ["no", "yes"]}})
     {'text': 'a', 'label': 'yes'}
     """
-    return {**row, **{name: name_labels(row[name], labels[name]) for name in labels if name in row}}
+    named = {name: name_labels(row[name], labels[name]) for name in labels if name in row}
+    return {**row, **named} if named else row
 
 
 def name_labels(value: object, feature: Any) -> object:

@@ -150,12 +150,16 @@ def describe_rare(counts: Mapping[str, int]) -> list[str]:
     misspelt = find_misspelt_labels(labels)
     found: list[str] = []
     if misspelt:
-        shown = ", ".join(f"{label!r} ({labels[label]}) for {meant!r}" for label, meant in list(misspelt.items())[:5])
+        shown = ", ".join(
+            f"{label!r} ({labels[label]}) for {meant!r}" for label, meant in list(misspelt.items())[:MAX_TOLD]
+        )
         found.append(f"labels that may be misspelt: {shown}. Correct them: the model learns them as they are")
     rare = [repr(label) for label, count in labels.items() if count < RARE and label not in misspelt]
     if rare:
         number = f"{len(rare)} labels have" if len(rare) > 1 else "1 label has"
-        found.append(f"{number} less than 10 records ({', '.join(rare[:5])}): their scores mean little. Collect more")
+        found.append(
+            f"{number} less than {RARE} records ({', '.join(rare[:MAX_TOLD])}): their scores mean little. Collect more"
+        )
     return found
 
 
@@ -176,18 +180,20 @@ def find_misspelt_labels(counts: Mapping[str, int]) -> dict[str, str]:
     {'Rueckgabe': 'Rückgabe'}
     """
     found: dict[str, str] = {}
-    for label, count in counts.items():
-        for meant in sorted(counts, key=counts.__getitem__):  # the most frequent one is the last, and stays
-            is_rarer = count < RARE and counts[meant] >= 10 * count
-            is_like = label[:1].casefold() == meant[:1].casefold() and _find_digits(label) == _find_digits(meant)
-            ratio = SequenceMatcher(None, label.casefold(), meant.casefold()).ratio() if is_rarer and is_like else 0
-            if ratio >= MISSPELT:
+    by_count = sorted(counts, key=counts.__getitem__)
+    for label in (label for label in counts if counts[label] < RARE):
+        for meant in by_count:  # the most frequent one is the last, and stays
+            if counts[meant] >= 10 * counts[label] and _is_like(label, meant):
                 found[label] = meant
     return found
 
 
-def _find_digits(text: str) -> list[str]:
-    return re.findall(r"\d", text)
+def _is_like(label: str, meant: str) -> bool:
+    """Return whether a label looks like a misspelling of another one."""
+    has_same_start = label[:1].casefold() == meant[:1].casefold()
+    if not has_same_start or re.findall(r"\d", label) != re.findall(r"\d", meant):
+        return False
+    return SequenceMatcher(None, label.casefold(), meant.casefold()).ratio() >= MISSPELT
 
 
 def describe_placeholders(counts: Mapping[str, int], *, what: str) -> str:

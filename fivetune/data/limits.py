@@ -5,7 +5,6 @@ In: TextExamples and a transformers tokenizer. Out: lengths before truncation; t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from fivetune.data.letters import tokenize
 from fivetune.data.store.encode import TokenizedInput, find_frame, tokenize_inputs
 from fivetune.data.store.token_store import NUM_BINS
+from fivetune.tasks import find_text
 from fivetune.types import JsonTable, TextExample
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _compute_needed_limit(example: TextExample, pieces: TokenizedInput, num_spec
 
     Truncation removes the end of the context, so an answer in the context also needs room for the tokens behind it.
     """
-    ends = [found.end() for r in example.references if r and (found := _find_answer(r, example.inputs))]
+    ends = [found[1] for r in example.references if (found := find_text(example.inputs, r))]
     if not ends or pieces.offsets is None:
         return 0
     last = int(np.searchsorted(pieces.offsets[:, 0], min(ends))) - 1
@@ -101,10 +101,6 @@ def _compute_needed_limit(example: TextExample, pieces: TokenizedInput, num_spec
     if last >= pieces.stop:
         return pieces.start + behind + 1 + num_special
     return last + 1 + behind + num_special
-
-
-def _find_answer(answer: str, text: str) -> re.Match[str] | None:
-    return re.search(re.escape(answer), text, re.IGNORECASE)
 
 
 def build_input_limit_table(lengths: TokenLengths, configured: int | None) -> list[JsonTable]:

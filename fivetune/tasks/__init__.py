@@ -422,7 +422,8 @@ def _describe_nested_names(fields: Mapping[str, object], name: str) -> str:
     found = list_nested_names(fields)[:MAX_NESTED_NAMES]
     if not found:
         return ""
-    shallow = [one for one in found if one.count(".") == min(map(str.count, found, "." * len(found)))]
+    least = min(one.count(".") for one in found)
+    shallow = [one for one in found if one.count(".") == least]
     chosen = shallow[0] if any(part.isdecimal() for part in shallow[0].split(".")) else shallow[-1]
     return f" Values inside have dotted names, such as {', '.join(found)}: data.columns: {{{name}: {chosen}}}."
 

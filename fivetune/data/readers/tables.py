@@ -33,6 +33,7 @@ SPLITS = {"train": ("train",), "eval": ("validation", "eval", "dev", "valid")}
 """Names of the splits of a DatasetDict that data.train and data.eval take, the first one that it has."""
 EMPTY_CELLS = ("NAType", "NaTType")  # types of pandas.NA and pandas.NaT
 ARRAY: type[Any] = np.ndarray
+UNWRITABLE = (TypeError, ValueError, RecursionError)  # errors of `format_json`
 NUMBERS: tuple[type[Any], ...] = (float, np.bool_, np.integer, np.floating)
 
 
@@ -142,9 +143,10 @@ def save_table(table: object, folder: Path, where: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as waiting:
             for number, row in enumerate(iter_rows(table, where)):
-                if wrong := find_unwritable_column(row, f"{where}[{number}]"):
-                    raise DataError(wrong)
-                line = f"{format_json(row)}\n".encode("ascii")
+                try:
+                    line = f"{format_json(row)}\n".encode("ascii")
+                except UNWRITABLE:
+                    raise DataError(find_unwritable_column(row, f"{where}[{number}]")) from None
                 digest.update(line)
                 waiting.write(line)
             path = folder / f"{where.rpartition('.')[2]}-{digest.hexdigest()[:12]}.jsonl"
@@ -214,7 +216,7 @@ def find_unwritable_column(record: Mapping[str, object], where: str) -> str:
     for name, value in record.items():
         try:
             format_json({name: value})
-        except (TypeError, ValueError, RecursionError) as error:
+        except UNWRITABLE as error:
             wrong = "nested too deeply" if isinstance(error, RecursionError) else error
             advice = "Decode it to text" if "of type bytes" in str(error) else "Convert it, or leave the column out"
             return (
@@ -225,7 +227,7 @@ def find_unwritable_column(record: Mapping[str, object], where: str) -> str:
 
 
 def format_json(value: object) -> str:
-    """Format a value as JSON in ASCII, NumPy's numbers and arrays as Python's. Raises TypeError, ValueError."""
+    """Format a value as JSON in ASCII, NumPy's numbers and arrays as Python's. Raises one of UNWRITABLE."""
     return json.dumps(value, default=_as_python_value)
 
 
