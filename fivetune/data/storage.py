@@ -171,7 +171,7 @@ def fetch_file(
     target: Path,
     *,
     check: Callable[[Path], str | None] = lambda path: None,
-    place: Callable[[Path, Path], object] = Path.replace,
+    place: Callable[[Path, Path], object] = lambda staging, target: staging.replace(target),
 ) -> None:
     """Copy a file to a local path, where it is whole or absent, also after a power cut; by one process at a time.
 
