@@ -247,9 +247,8 @@ def explain_words(survey: Survey) -> str | None:
         return None
     word = max(words, key=attrgetter("num_distinct"))
     has_marks = word.share_distinct < 0.9 and "." in map(as_text, survey.table.list_values(word.name))
-    lines = [
-        int(record.where.rpartition(":")[2] or 0) for record in survey.table.records if record.where[-1].isdecimal()
-    ]
+    places = [re.search(r":(\d+)$", record.where) for record in survey.table.records]
+    lines = [int(place[1]) for place in places if place]  # of a table without lines, such as Parquet, none
     has_gaps = bool(lines) and lines[-1] - lines[0] + 1 > 1.02 * survey.table.num_read
     has_sentences = any(split_name(name)[:1] == ["sentence"] for name in survey.columns)
     if not (has_marks or has_gaps or has_sentences) or not any(one.has_labels for one in columns):

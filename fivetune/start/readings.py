@@ -241,7 +241,6 @@ def _read_pair(survey: Survey, sources: Sequence[str], target: str) -> Reading:
     elif is_short or is_longer:
         values, points = f"length of {target}", SHORTER if is_short else UNKNOWN
     # the kind of the pair
-    word = split_name(target)[-1]
     languages = find_language(source), find_language(target)
     if all(languages) and languages[0] != languages[1]:
         kind, prefix = "translation", f"translate {languages[0]} to {languages[1]}: "
@@ -272,7 +271,7 @@ def _read_pair(survey: Survey, sources: Sequence[str], target: str) -> Reading:
             ),
         ]
     doubts = [words for is_so, words in table if is_so]
-    if word in OUTPUTS.split():
+    if _is_named_output(target):
         doubts += _describe_outputs(_list_outputs(survey, used))
     found = Reading(kind, "jsonl", {"inputs": sources, "targets": (target,)}, reason, prefix=prefix)
     return survey.weigh(found, form=form, values=values, points=points, read=others, doubts=doubts)
@@ -563,7 +562,13 @@ def _find_rivals(survey: Survey, label: str, used: Sequence[str]) -> Iterator[st
 def _list_outputs(survey: Survey, used: Sequence[str]) -> list[str]:
     """List the further columns that are named as what is learned."""
     unread = [name for name in survey.list_unread(used) if _can_be_target(survey, name)]
-    return [name for name in unread if (split_name(name) or [""])[-1] in OUTPUTS.split()]
+    return [name for name in unread if _is_named_output(name)]
+
+
+def _is_named_output(name: str) -> bool:
+    """Whether the last word of a name says that the column is learned; a name such as `0` has no word."""
+    words = split_name(name)
+    return bool(words) and words[-1] in OUTPUTS.split()
 
 
 def _describe_outputs(outputs: Sequence[str]) -> list[str]:

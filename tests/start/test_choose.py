@@ -180,6 +180,21 @@ def test_equal_texts_with_different_labels_are_a_doubt():
     assert infer_task(rows, given={"label": ("label",)}).warnings
 
 
+def test_names_without_a_letter_say_nothing():
+    pairs = table(lambda i: {"0": text(i), "1": f"it comes on day {i} of the month"})
+    with pytest.raises(DoubtError, match="--column inputs=0 --column targets=1"):
+        infer_task(pairs)
+
+
+def test_rows_of_parquet_with_a_word_each_have_no_line():
+    words = [f"w{chr(97 + i % 26)}{chr(97 + i // 26)}" if i % 5 else "." for i in range(60)]
+    records = [
+        RawRecord({"token": word, "tag": "ab"[i % 2]}, f"a.parquet: row {i}", False) for i, word in enumerate(words)
+    ]
+    with pytest.raises(DataError, match="each record has one word of a text"):
+        infer_task(build_table("a.parquet", records))
+
+
 def test_many_whole_numbers_are_labels_only_by_their_name():
     assert infer_task(table(lambda i: {"essay": text(i), "label": i % 40}, 600)).task == "classification"
     with pytest.raises(DoubtError, match="no correlation"):
