@@ -408,7 +408,7 @@ def _warn_about_golds(task: Task, gold: GoldSet, source: str) -> None:
     """Warn of properties of the gold answers that distort the scores."""
     if gold.skipped:
         first = gold.skipped[0]
-        print_warning(f"{source}: {len(gold.skipped):,} records cannot be used, first {first.where}: {first.reason}")
+        print_warning(f"{source}: {len(gold.skipped):,} records cannot be used, first {first}")
     num_dropped = sum(DROPPED_SYNONYMS in example.meta for example in gold.questions.values())
     if num_dropped:
         print_warning(

@@ -149,7 +149,7 @@ def read_dataset(
         if found.num_read % 1_000 == 0:
             on_progress(f"reading {', '.join(sources)}", found.num_read)
     if not found.examples:
-        first = next((f" The first: {bad.where}: {bad.reason}" for bad in found.skipped), "")
+        first = next((f" The first: {bad}" for bad in found.skipped), "")
         raise DataError(
             f"{', '.join(sources)}: no record gives an example ({found.num_read:,} read). "
             f"Check --task and data.columns.{first}"

@@ -23,7 +23,7 @@ from fivetune.start.columns import (
     find_value,
     is_empty_cell,
 )
-from fivetune.start.readings import SIGNATURES, TASKS, iter_readings
+from fivetune.start.readings import SIGNATURES, TASKS, TEXT_TASKS, iter_readings
 from fivetune.start.roles import USUAL, Given, find_given, find_group, find_language, is_column_name, split_name
 from fivetune.start.survey import ENOUGH, FEW_WORDS, MARGIN, TARGET_ROLES, Reading, Survey, make_survey
 from fivetune.tasks import list_names, load_task, shorten_repr
@@ -194,7 +194,7 @@ def _complete(reading: Reading, others: Sequence[Reading], survey: Survey) -> Re
     identity = ids[0] if ids else None
     # the group, and what is left
     # tasks of questions relate contexts and questions themselves
-    inputs = reading.inputs if reading.task in ("jsonl", "classification", "tags") else []
+    inputs = reading.inputs if reading.task in TEXT_TASKS else []
     group = find_group(survey.table, survey.given, [*taken, identity or ""], inputs)
     known = (*taken, *(name.partition(".")[0] for name in taken), identity, group, "id")
     unread = [name for name in survey.columns if name not in known and reading.task not in SIGNATURES]
@@ -266,9 +266,9 @@ def explain_none(survey: Survey, task: str | None, bad: Sequence[BadRecord]) -> 
             "be learned for them, such as text,label or question,answer. Add the other column."
         )
     nested = [name for name, column in columns.items() if _is_nested(survey, name, column)]
-    reasons = [f"{one.where}: {one.reason}" for one in bad[:1] if given]
+    reasons = [str(one) for one in bad[:1] if given]
     for role, name in given:
-        column = survey.table.columns.get(name, columns[name])
+        column = columns[name]
         values = f"{column.num_distinct:,} different values, such as {shorten_repr(column.example)}"
         reasons.append(f"{name}, given as {role}, has {values}")
     for name, column in columns.items():
@@ -300,7 +300,7 @@ def explain_none(survey: Survey, task: str | None, bad: Sequence[BadRecord]) -> 
     reasons.append(f"text in {list_names(texts)}, and no other column is named as what is to be learned")
     pairs = itertools.permutations(sorted(texts, key=lambda name: survey.rate(name, "targets"))[:4], 2)
     known = ({"inputs": [read], "targets": [learned]} for read, learned in pairs)
-    example = next((one for one in known if _list_readings(make_survey(survey.table, one), task, one)), {})
+    example = next((one for one in known if _list_readings(replace(survey, given=one), task, one)), {})
     flags = shlex.join(word for role, names in example.items() for word in ("--column", f"{role}={names[0]}"))
     way = f"Name the columns, such as {flags or '--column text=NAME --column label=NAME'}, or the task with --task."
     if len(texts) < 2:
@@ -312,4 +312,4 @@ def _is_nested(survey: Survey, name: str, column: Column) -> bool:
     """Whether a column holds objects, or a value for each word: what is learned of them has to be written as text."""
     if column.kind == "object" or ".0." in name:
         return True
-    return column.kind == "list" and (column.example[1:2] in ("{", "[") or survey.is_sequence(name))
+    return column.has_objects or (column.kind == "list" and survey.is_sequence(name))

@@ -99,6 +99,16 @@ class Column:
         return self.kind == "text" and self.num_distinct > 1 and not self.has_labels and not self.has_codes
 
     @property
+    def is_list_of_texts(self) -> bool:
+        """Whether the first value is a list of texts."""
+        return self.kind == "list" and self.example.startswith(("['", '["'))
+
+    @property
+    def has_objects(self) -> bool:
+        """Whether the first value is a list of objects or lists."""
+        return self.kind in ("list", "object") and self.example[1:2] in ("{", "[")
+
+    @property
     def share_distinct(self) -> float:
         return self.num_distinct / max(1, self.num_filled)
 
@@ -151,6 +161,10 @@ class RawTable:
         """List the values of a column, None where a record has none."""
         return [find_value(record.fields, name) for record in self.records]
 
+    def describe(self, name: str) -> Column:
+        """Describe a column, or a part of one that is named by dots."""
+        return self.columns.get(name) or describe_column(name, self.list_values(name))
+
 
 def build_table(
     source: str,
@@ -175,7 +189,7 @@ def build_table(
     columns = {name: describe_column(name, [find_value(record.fields, name) for record in first]) for name in names}
     if len(first) < MIN_RECORDS:
         noun = "record" if len(first) == 1 else "records"
-        unread = f", and {len(bad):,} that cannot be read; the first: {bad[0].where}: {bad[0].reason}" if bad else ""
+        unread = f", and {len(bad):,} that cannot be read; the first: {bad[0]}" if bad else ""
         remedy = "Correct the file." if bad else "Collect more."
         raise DataError(
             f"{source}: holds {len(first)} {noun}{unread or '.'} At least {MIN_RECORDS} are needed to train on some "

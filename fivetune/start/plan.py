@@ -168,7 +168,7 @@ def build_plan(
     num_total = table.num_read + len(bad)
     if len(bad) > max(MAX_UNREAD * num_total, MAX_ABOVE):
         share = f"{len(bad):,} of {num_total:,} records cannot be read"
-        raise DataError(f"{source}: {share}; the first: {_describe_bad(bad[0])} Nothing was written.")
+        raise DataError(f"{source}: {share}; the first: {bad[0]} Nothing was written.")
     bad = []
     blank: list[str] = []
     labels: Counter[str] = Counter()
@@ -203,7 +203,7 @@ def build_plan(
     except DataError as error:
         failure = str(error)
     if len(ids) < len(bad):  # those that a task leaves out on purpose are not among the bad ones
-        failure = f"{len(ids):,} of {num_total:,} records can be used; the first that cannot: {_describe_bad(bad[0])}"
+        failure = f"{len(ids):,} of {num_total:,} records can be used; the first that cannot: {bad[0]}"
     if failure or split is None:
         raise DataError(f"{source}: {failure}")
     if renamed and relates_ids:
@@ -241,10 +241,6 @@ def build_plan(
 
 def _measure_target(example: TextExample) -> int:
     return len(example.targets)
-
-
-def _describe_bad(bad: BadRecord) -> str:
-    return f"{bad.where}: {bad.reason}"
 
 
 def choose_set_share(num_records: int) -> float:
@@ -316,7 +312,7 @@ def _list_warnings(plan: StartPlan, bad: Sequence[BadRecord]) -> Iterator[str]:
         )
     if bad:
         number = f"{len(bad):,} records are" if len(bad) > 1 else "1 record is"
-        yield f"{number} left out; the first: {_describe_bad(bad[0])}"
+        yield f"{number} left out; the first: {bad[0]}"
     if split.num_records < FEW:
         few = f"{split.num_records:,} records are few"
         yield f"{few}: scores of {plan.sizes['test']} test records are within wide intervals"

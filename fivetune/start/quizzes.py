@@ -9,19 +9,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count, takewhile
 from operator import eq
+from typing import NamedTuple
 
 from fivetune.errors import RecordError
 from fivetune.start.columns import Column, as_text, find_value, is_empty_cell
-from fivetune.start.roles import USUAL, split_name
-from fivetune.start.survey import Evidence, Reading, Survey
+from fivetune.start.roles import USUAL, has_word
+from fivetune.start.survey import CERTAIN, NUM_ANSWERED, Evidence, Reading, Survey
 from fivetune.tasks._choices import LETTERS, Choices, parse_choices, read_choices, split_enumerator
 from fivetune.types import JsonTable, RawRecord
 
 MIN_COLUMNS, MAX_COLUMNS = 3, 10  # of choices: two texts and a number are mostly a pair with a label
 RESOLVED = 0.95  # least share of answers that are choices
-SAMPLE = 2_000  # records of which answers are compared with choices
-CERTAIN = 100  # points of choices of which one is marked
-LABELS = ("label", "target", "gold", "key")  # names of the right choice
+LABELS = "label target gold key"  # names of the right choice
 WRONG = "distractor distractors incorrect wrong false"
 
 
@@ -32,7 +31,7 @@ def read_quizzes(survey: Survey, contexts: Mapping[str, str]) -> Iterator[Readin
         contexts: question -> the text that it is about.
     """
     for choices in _list_groups(survey):
-        found = [_read(survey, choices, record) for record in survey.table.records[:SAMPLE]]
+        found = [_read(survey, choices, record) for record in survey.table.records[:NUM_ANSWERED]]
         known = [one for one in found if one]
         num_unlike = sum(len({*one.texts}) == len(one.texts) for one in known)  # those of one record
         if num_unlike <= 0.9 * len(known) or len(known) < 0.5 * len(found):
@@ -49,19 +48,18 @@ def read_quizzes(survey: Survey, contexts: Mapping[str, str]) -> Iterator[Readin
             yield replace(_build(roles, "", {}), evidence=evidence)
             continue
         keys = _list_keys(survey, choices, question, found)
-        for key, first in keys.items():
+        for key, (first, places) in keys.items():
             own: JsonTable = {} if first is None else {"numbers_from": first}
-            places = {*_list_places(survey, key, first, found)} - {None}
-            is_fixed = key in choices or len(places) == 1  # else the model would learn the place
+            is_fixed = key in choices or len({*places} - {None}) == 1  # else the model would learn the place
             reading = _build(roles, key, {**own, "shuffle_choices": True} if is_fixed else own)
             if is_fixed and key not in choices:
                 note = f"{key} is the same one of the choices in all records: they are shuffled (shuffle_choices)"
                 reading = replace(reading, warnings=[note])
-            is_named = survey.rate(key, "answer") >= 2 or not {*split_name(key)}.isdisjoint(LABELS)
+            is_named = survey.rate(key, "answer") >= 2 or has_word(key, LABELS)
             is_guess = first is not None and not is_named
             guess = [f"{key} is not named as an answer"] if is_guess else []
             yield survey.weigh(reading, form=reading.reason, read=[*keys], doubts=[*doubts, *guess])
-        if not keys and {*split_name(choices[0])} & {*WRONG.split()}:
+        if not keys and has_word(choices[0], WRONG):
             answers = survey.list_columns("answer", minimum=2)
             for key in [name for name in answers if survey.columns[name].kind in ("text", "number")]:
                 reading = _build({**roles, "choices": [key, *choices]}, key, {"shuffle_choices": True})
@@ -162,7 +160,7 @@ def _list_equal(survey: Survey) -> list[list[str]]:
     """List the columns of which just one has the text of another, in each record another one."""
     least = 0.9 * survey.table.num_records
     texts = [name for name, column in survey.columns.items() if column.kind == "text" and column.num_filled > least]
-    values = {name: [as_text(value) for value in survey.table.list_values(name)[:SAMPLE]] for name in texts}
+    values = {name: [as_text(value) for value in survey.table.list_values(name)[:NUM_ANSWERED]] for name in texts}
     for key in texts if len(texts) > MIN_COLUMNS else ():
         equal = {name: sum(map(eq, values[name], values[key])) / len(values[key]) for name in texts if name != key}
         choices = [name for name in equal if equal[name] > 0.03]
@@ -186,23 +184,32 @@ def _find_question(survey: Survey, choices: Sequence[str]) -> tuple[str, list[st
     return (found or [""])[0], [f"{name} may be a part of the question" for name in others[:1]]
 
 
+class _Key(NamedTuple):
+    """What a column says of the right choice: the number of the first choice, None if the values are no numbers, and
+    the place of the right choice in each record, None where the column says none.
+    """
+
+    first: int | None
+    places: Sequence[int | None]
+
+
 def _list_keys(
     survey: Survey, choices: Sequence[str], question: str, found: Sequence[Choices | None]
-) -> dict[str, int | None]:
-    """List the columns whose values say which choice is right, the clearest name first, and the number of the first
-    choice if they are numbers. Of several that say the same, the first counts.
+) -> dict[str, _Key]:
+    """List the columns whose values say which choice is right, the clearest name first. Of several that say the same,
+    the first counts.
     """
     others = [name for name in survey.columns if name not in (*choices, question)]
     ranks = {name: (survey.columns[name].kind == "number", -survey.rate(name, "answer", "label")) for name in others}
     names = survey.given.get("answer") or sorted(others, key=ranks.__getitem__)
-    keys: dict[str, int | None] = {}
-    known: list[list[int | None]] = []
+    keys: dict[str, _Key] = {}
     for name in names:
         column = survey.columns[name]
         values = survey.table.list_values(name)[: len(found)]
         first = None
         if column.kind == "number" and not _has_texts(values, found):
-            if None in keys.values() and survey.rate(name, "answer") < 2:  # a count beside the letters
+            has_letters = any(known.first is None for known in keys.values())
+            if has_letters and survey.rate(name, "answer") < 2:  # a count next to the letters
                 continue
             first = 0 if "0" in map(as_text, values) else 1
         places = _list_places(survey, name, first, found)
@@ -210,9 +217,9 @@ def _list_keys(
         is_key = sum(place is not None for place in places) >= RESOLVED * num_asked
         most = max(len(one.places) for one in found if one)
         is_key &= len({*places}) > 0.6 * most or survey.rate(choices[0], "choices") >= USUAL
-        if column.kind in ("text", "number") and is_key and not any(_is_same(places, other) for other in known):
-            keys[name] = first
-            known.append(places)
+        is_new = not any(_is_same(places, known.places) for known in keys.values())
+        if column.kind in ("text", "number") and is_key and is_new:
+            keys[name] = _Key(first, places)
     return keys
 
 

@@ -29,16 +29,17 @@ from fivetune.start.columns import (
     Column,
     as_text,
     count_words,
-    describe_column,
     find_value,
     is_empty_cell,
 )
 from fivetune.start.quizzes import read_quizzes
-from fivetune.start.roles import CLEAR, USUAL, find_language, rate_name, split_name
+from fivetune.start.roles import CLEAR, USUAL, find_language, has_word, rate_name, split_name
 from fivetune.start.survey import (
+    CERTAIN,
     CODE,
     GENERAL_LABELS,
     IN_TEXT,
+    NUM_ANSWERED,
     READ,
     SHORTER,
     TARGET_ROLES,
@@ -56,16 +57,17 @@ from fivetune.types import JsonTable, RawRecord
 IN_CONTEXT = 0.7  # least share of answers that are parts of their context, if the task is extractive
 LONG_ANSWER_WORDS = 8.0
 SHORT_TARGET_WORDS = 2.0  # mean words up to which a target is right or wrong as a whole
-SAMPLE = 2_000  # records of which answers are compared with contexts
 CONFLICTS = 0.2  # share of records whose inputs another record has with another label
 MAX_NUMBERED = 20  # distinct whole numbers up to which they may be labels without a name that says so
 NOTES = "note notes notiz remark remarks comment comments"  # are no text that is asked about
 LONG_CONTEXT = 20  # mean words from which on a text may be asked about
-CERTAIN = 100  # points of a layout that cannot mean anything else
 NO_LABEL = "no column is named as a label"
 OUTPUTS = "output outputs completion response answer answers reply a chosen gold reference"
 NO_PEARSON = "numbers are learned as text, and exact_match counts equal ones only: there is no correlation yet"
 STANCES = "against favor favour pro con support deny agree disagree"
+SOURCES = ("inputs", "text", "question")  # roles of what a pair is learned from
+CHATS = (("role", "content", "system", "user", "assistant"), ("from", "value", "system", "human", "gpt"))
+DIALOGUES = "turns dialog dialogs dialogue dialogues conversation conversations utterances"
 
 
 # --- data sets that have a task of their own ---
@@ -122,7 +124,7 @@ def fill_options(survey: Survey, reading: Reading) -> Reading:
         options["label"] = learned[0]
     else:
         name = targets[0]
-        target = survey.columns.get(name) or describe_column(name, survey.table.list_values(name))
+        target = survey.columns.get(name) or survey.table.describe(name)
         options["targets"] = f"{{{learned[0]}}}"
         if target.kind == "list":
             columns[f"{learned[0]}_first"] = f"{target.name}.0"
@@ -171,7 +173,7 @@ def read_pairs(survey: Survey) -> Iterator[Reading]:
     texts = [name for name in survey.list_unread(()) if columns[name].has_text]
     if "targets" not in survey.given:
         targets = [name for name in targets if _can_be_target(survey, name)]
-        unknown = [name for name in reversed(texts) if survey.rate(name, "targets", *_INPUTS) == 0]
+        unknown = [name for name in reversed(texts) if survey.rate(name, "targets", *SOURCES) == 0]
         if len(texts) <= 3 or len(unknown) == 1:
             targets += unknown
         questions = [name for name in texts if survey.rate(name, "question") >= USUAL]
@@ -186,21 +188,16 @@ def read_pairs(survey: Survey) -> Iterator[Reading]:
                 yield _read_pair(survey, [target], sources[-1])
 
 
-_INPUTS = ("inputs", "text", "question")
-
-
 def _can_be_target(survey: Survey, name: str) -> bool:
     column = survey.columns[name]
-    if column.kind == "list":
-        return column.example.startswith(("['", '["'))
-    return column.kind == "text" and not column.has_labels
+    return column.is_list_of_texts or (column.kind == "text" and not column.has_labels)
 
 
 def _list_sources(survey: Survey, target: str, texts: Sequence[str]) -> list[list[str]]:
     """List the inputs that a target may have: the user's, else each text with a known name, else each text."""
     if "inputs" in survey.given:
         return [[*survey.given["inputs"]]]
-    known = survey.list_columns(*_INPUTS, "context", minimum=2)
+    known = survey.list_columns(*SOURCES, "context", minimum=2)
     known = [name for name in known if survey.columns[name].has_text and name != target]
     contexts = [name for name in survey.list_columns("context", minimum=USUAL) if name in known]
     questions = [name for name in known if survey.rate(name, "question") >= USUAL and name not in contexts]
@@ -210,7 +207,7 @@ def _list_sources(survey: Survey, target: str, texts: Sequence[str]) -> list[lis
     if long and survey.rate(target, "targets") == 0 and len(known) > len(contexts):  # what a text asks of a long one
         short = next(name for name in known if name not in contexts)
         return [[name for name in survey.columns if name in (short, long[0])], [short], long[:1]]
-    unknown = [name for name in texts if survey.rate(name, "targets", "answer", *_INPUTS) < 2]
+    unknown = [name for name in texts if survey.rate(name, "targets", "answer", *SOURCES) < 2]
     others = [name for name in unknown or texts if name != target]
     if not known and len(others) == 2 and target == texts[-1]:  # one text of two others
         return [others, others[:1]]
@@ -293,47 +290,51 @@ def read_instructions(survey: Survey) -> Iterator[Reading]:
         yield survey.weigh(pair, form="instruction and output", doubts=doubts)
 
 
-CHATS = (("role", "content", "system", "user", "assistant"), ("from", "value", "system", "human", "gpt"))
-
-
-DIALOGUES = "turns dialog dialogs dialogue dialogues conversation conversations utterances"
-
-
 def read_chat(survey: Survey) -> Iterator[Reading]:
     """Yield the first exchange of lists of messages, {"role": ..., "content": ...} or {"from": ..., "value": ...}, or
     of texts."""
     for name, column in survey.columns.items():
-        if column.kind == "list" and {*split_name(name)} & {*DIALOGUES.split()} and column.example[:2] in ("['", '["'):
+        if column.is_list_of_texts and has_word(name, DIALOGUES):
             reason = f"{name} holds the turns of dialogues; the first answer is learned, and what follows is not read"
             roles = {"inputs": [f"{name}.0"], "targets": [f"{name}.1"]}
             yield Reading("chat", "jsonl", roles, reason, evidence=[Evidence(CERTAIN, "lists of turns")])
-        chats = [value for value in survey.table.list_values(name) if isinstance(value, list)]
         for role, content, *speakers in CHATS if column.kind == "list" else ():
-            spoken = [[turn.get(role) for turn in chat if isinstance(turn, Mapping)] for chat in chats]
-            form = speakers if spoken[0][:1] == speakers[:1] else speakers[1:]  # with or without a system
-            if sum(roles[: len(form)] == form for roles in spoken) < 0.5 * len(chats):
-                continue
-            paths = [f"{name}.{place}.{content}" for place in range(len(form))]
-            reason = f"{name} holds messages by {_join(form)}; the first answer is learned"
-            num_long = sum(len(roles) > len(form) for roles in spoken)
-            further = f"{num_long:,} of {len(spoken):,} chats go on after the first answer, which is not read"
-            warnings = [further] if num_long else []
-            num_other = sum(roles[: len(form)] != form for roles in spoken)
-            counts = Counter(str(one) for roles in spoken for one in roles if one not in speakers)
-            shown = ", ".join(f"{one} ({number:,})" for one, number in counts.most_common(5))
-            tools = [f"{one} is not read" for one in survey.columns if one in ("tools", "functions")]
-            doubts: list[str] = []
-            if num_other:  # a call of a tool would be learned as the answer
-                others = f"{num_other:,} of {len(spoken):,} chats"
-                doubts.append(f"{others} do not begin with {_join(form)}, and are read so: {shown or 'others'}")
-            elif shown:
-                warnings.append(f"turns of others are not read: {shown}")
-            outputs = _list_outputs(survey, [name])
-            doubts += _describe_outputs(outputs)
-            for target in (paths[-1], *outputs):
-                roles = {"inputs": paths[:-1], "targets": [target]}
-                found = Reading("chat", "jsonl", roles, reason, warnings=[*warnings, *tools], doubts=doubts)
-                yield replace(found, evidence=[Evidence(CERTAIN, "lists of messages")])
+            yield from _read_messages(survey, name, role, content, speakers)
+
+
+def _read_messages(survey: Survey, name: str, role: str, content: str, speakers: Sequence[str]) -> Iterator[Reading]:
+    """Yield the readings of a column of chats.
+
+    Args:
+        role, content: the members of a message with its speaker and its text.
+        speakers: system, user and assistant as `role` names them.
+    """
+    chats = [value for value in survey.table.list_values(name) if isinstance(value, list)]
+    spoken = [[turn.get(role) for turn in chat if isinstance(turn, Mapping)] for chat in chats]
+    form = speakers if spoken[0][:1] == speakers[:1] else speakers[1:]  # with or without a system
+    num_other = sum(roles[: len(form)] != form for roles in spoken)
+    if num_other > 0.5 * len(chats):
+        return
+    paths = [f"{name}.{place}.{content}" for place in range(len(form))]
+    reason = f"{name} holds messages by {_join(form)}; the first answer is learned"
+    num_long = sum(len(roles) > len(form) for roles in spoken)
+    further = f"{num_long:,} of {len(chats):,} chats go on after the first answer, which is not read"
+    warnings = [further] if num_long else []
+    counts = Counter(str(one) for roles in spoken for one in roles if one not in speakers)
+    shown = ", ".join(f"{one} ({number:,})" for one, number in counts.most_common(5))
+    doubts: list[str] = []
+    if num_other:  # a call of a tool would be learned as the answer
+        others = f"{num_other:,} of {len(chats):,} chats"
+        doubts.append(f"{others} do not begin with {_join(form)}, and are read so: {shown or 'others'}")
+    elif shown:
+        warnings.append(f"turns of others are not read: {shown}")
+    warnings += [f"{one} is not read" for one in survey.columns if one in ("tools", "functions")]
+    outputs = _list_outputs(survey, [name])
+    doubts += _describe_outputs(outputs)
+    evidence = [Evidence(CERTAIN, "lists of messages")]
+    for target in (paths[-1], *outputs):
+        roles = {"inputs": paths[:-1], "targets": [target]}
+        yield Reading("chat", "jsonl", roles, reason, warnings=warnings, evidence=evidence, doubts=doubts)
 
 
 # --- questions ---
@@ -362,7 +363,7 @@ def read_questions(survey: Survey) -> Iterator[Reading]:
 def _find_context(survey: Survey, question: str) -> str | None:
     """Find the text that questions are about: the one with the clearest name."""
     texts = [name for name in survey.list_columns("context", "text", minimum=2) if survey.columns[name].has_text]
-    texts = [name for name in texts if survey.is_given(name) or not {*split_name(name)} & {*NOTES.split()}]
+    texts = [name for name in texts if survey.is_given(name) or not has_word(name, NOTES)]
     known = [name for name in texts if name != question and survey.rate(name, "answer", "targets") < USUAL]
     if known and (survey.rate(known[0], "context") >= 2 or len(known) == 1):
         return known[0]
@@ -436,9 +437,9 @@ def _read_golds(survey: Survey, answer: str, key: str) -> list[tuple[str, ...]]:
 
 
 def _count_parts(survey: Survey, context: str, golds: Sequence[tuple[str, ...]]) -> tuple[int, int]:
-    """Count the answers of the first SAMPLE records that are parts of their contexts, and all of them."""
+    """Count the answers of the first NUM_ANSWERED records that are parts of their contexts, and all of them."""
     num_found = num_answered = 0
-    for text, answers in zip(survey.table.list_values(context)[:SAMPLE], golds, strict=False):
+    for text, answers in zip(survey.table.list_values(context)[:NUM_ANSWERED], golds, strict=False):
         if any(map(str.strip, answers)):
             num_answered += 1
             num_found += any(find_text(as_text(text), gold.strip()) for gold in answers)
@@ -554,7 +555,7 @@ def _find_rivals(survey: Survey, label: str, used: Sequence[str]) -> Iterator[st
     others = [name for name in named if survey.columns[name].has_labels and not _is_amount(survey, name)]
     if _is_stance(survey, label):
         others = [name for name in others if not survey.is_subject(name)]
-    if others and not {*split_name(label)} & {*GENERAL_LABELS.split()}:
+    if others and not has_word(label, GENERAL_LABELS):
         yield f"{_join(others[:2])} may be the label, too"
     yield from _describe_outputs(_list_outputs(survey, used))
 

@@ -127,8 +127,10 @@ ROLES = ("question", "context", "answer", "choices", "label", "tags", "text", "i
 
 SEVERAL = ("text", "inputs", "tags", "choices")  # roles that may have several columns
 COPIES = "raw clean cleaned processed preprocessed tokenized normalized lemmatized stemmed lower tok parse"
+"""Words for another form of a text that is there, too: `text_clean` next to `text`."""
+
 PAIRED = "premise hypothesis source target before after correct corrected"
-"""Words for another form of a text that is there, too: `text_clean` beside `text`."""
+"""Words for the two texts of a pair, which may be alike."""
 
 SUBJECTS = "target topic entity claim aspect candidate company brand party issue"
 """Words for what a stance or an opinion is about."""
@@ -166,6 +168,15 @@ def split_name(name: str) -> list[str]:
         parts.pop()
     words = [word for word in (word.rstrip("0123456789") for word in _split_words(parts[-1])) if word]
     return [word for word in words if len(word) > 1 or not word.isascii()] or words
+
+
+def has_word(name: str, words: str) -> bool:
+    """Whether a word of a column's name is among some words.
+
+    >>> has_word("textClean", COPIES), has_word("text", COPIES)
+    (True, False)
+    """
+    return not set(words.split()).isdisjoint(split_name(name))
 
 
 def _split_words(name: str) -> list[str]:

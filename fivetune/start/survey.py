@@ -12,8 +12,19 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import NamedTuple
 
-from fivetune.start.columns import Column, RawTable, as_text, count_words, describe_column, find_wholes
-from fivetune.start.roles import CLEAR, COPIES, PAIRED, SUBJECTS, USUAL, Given, rate_name, split_language, split_name
+from fivetune.start.columns import Column, RawTable, as_text, count_words, find_wholes
+from fivetune.start.roles import (
+    CLEAR,
+    COPIES,
+    PAIRED,
+    SUBJECTS,
+    USUAL,
+    Given,
+    has_word,
+    rate_name,
+    split_language,
+    split_name,
+)
 from fivetune.types import JsonTable
 
 # Points of evidence, beside the 1 to CLEAR of a name (roles.py). Names that leave no doubt on both sides, and values
@@ -22,6 +33,7 @@ FORM = 6  # columns that no other layout has: instruction and output, choices, m
 CODE = 3  # the target is code, a query or a formula: these are written for nothing else
 VALUES = 2  # the values are what the task learns: they repeat as labels do, or are lists of answers
 IN_TEXT = 4  # the answers are parts of their contexts: no other column would be
+CERTAIN = 100  # a layout that cannot mean anything else
 ONLY = 3  # no other column could be the target
 SHORTER = 1  # the target is much shorter than the inputs, as a summary is
 UNKNOWN = -2  # a free text without a known name is not read; for an input without a known name half of it
@@ -29,6 +41,7 @@ LONG_WORDS = 5  # mean words from which on a text is more than a name or a headi
 LONG_ID = 9  # digits from which on numbers that differ are ids
 MAX_TEXTS = 30  # columns of text up to which all of them may be read
 SAMPLE = 300  # records whose texts are compared
+NUM_ANSWERED = 2_000  # records whose answers are looked for in contexts and choices
 BLANK = ("", "None")  # an empty cell as text
 ENOUGH = 5
 MARGIN = 2
@@ -159,7 +172,7 @@ class Survey:
         """Whether a column says what a text is about: texts that repeat, with such a name."""
         column = self.columns[name]
         is_shared = column.kind == "text" and column.share_distinct < 0.7
-        return is_shared and bool({*split_name(name)} & {*SUBJECTS.split()})
+        return is_shared and has_word(name, SUBJECTS)
 
     def is_sequence(self, name: str) -> bool:
         """Whether the lists of a column have a value for each word of a text: unlike those of a set, they repeat."""
@@ -169,25 +182,23 @@ class Survey:
         return is_short and num_repeating > SEQUENCE * len(lists)
 
     def measure_overlap(self, name: str, other: str) -> tuple[float, float]:
-        """Measure how alike the texts of two columns are, 0 to 1: means of the share of triples of letters that both
-        have, of those of the shorter one and of all.
+        """Measure how alike the texts of two columns are, 0 to 1: the mean share of triples of letters that both texts
+        have, among the triples of the shorter text, and among all.
         """
         pairs = zip(self.table.list_values(name)[:SAMPLE], self.table.list_values(other)[:SAMPLE], strict=True)
         sets = [(_list_triples(one), _list_triples(two)) for one, two in pairs if one and two]
-        shorter = [len(one & two) / max(1, min(len(one), len(two))) for one, two in sets]
-        return statistics.fmean(shorter or [0]), statistics.fmean(
-            [len(a & b) / max(1, len(a | b)) for a, b in sets] or [0]
-        )
+        of_shorter = [len(one & two) / max(1, min(len(one), len(two))) for one, two in sets]
+        of_all = [len(one & two) / max(1, len(one | two)) for one, two in sets]
+        return statistics.fmean(of_shorter or [0]), statistics.fmean(of_all or [0])
 
     def is_copy(self, name: str, other: str) -> bool:
         """Whether a text is another form of a second one, such as its cleaned words; not one of a pair like premise and
         hypothesis."""
-        words = {*split_name(name)}, {*split_name(other)}
-        if words[0] == words[1] or (words[0] | words[1]) & {*PAIRED.split()}:
+        if {*split_name(name)} == {*split_name(other)} or has_word(name, PAIRED) or has_word(other, PAIRED):
             return False
-        one_named, other_named = (bool(one & {*COPIES.split()}) for one in words)
         of_shorter, of_all = self.measure_overlap(name, other)
-        return of_all >= NEAR or (one_named != other_named and of_shorter >= COPY)
+        is_one_named = has_word(name, COPIES) != has_word(other, COPIES)
+        return of_all >= NEAR or (is_one_named and of_shorter >= COPY)
 
     def list_columns(self, *roles: str, minimum: int) -> list[str]:
         """List the columns with a role, the clearest name first; those that the user gave the first role, if any."""
@@ -209,7 +220,7 @@ class Survey:
         found = [name for name in texts if self._is_read(name) and not (self.columns[name].has_code and len(texts) > 1)]
         if not only_known:
             found += [name for name in texts if self._can_be_read(name)]
-        named = {name for name in found if {*split_name(name)} & {*COPIES.split()}}
+        named = {name for name in found if has_word(name, COPIES)}
         alike = [(name, one) for name in named for one in found if one != name and self.is_copy(name, one)]
         copies = {name for name, _ in alike} if any(one not in named for _, one in alike) else set[str]()
         if not found and self.rate(target, "label") >= USUAL:  # code or answers that are classified
@@ -285,17 +296,18 @@ class Survey:
         ]
         told = [*doubts]
         is_certain = bool(form or self.given.keys() & {"text", "inputs", "context"})
+        is_labelled = not reading.roles.keys().isdisjoint(("label", "tags"))
         for name in self.list_unread(used):
             weight, doubt = self._weigh_unread(name, is_certain=is_certain, is_guess=named <= 2 and not form)
             is_output = self._is_output(name) and self.rate(name, "targets", "answer") >= named
-            if is_output and not is_certain and reading.roles.keys() & {"label", "tags"}:
+            if is_output and is_labelled and not is_certain:
                 doubt = f"{name} holds text that is named as what is learned, and is not read"
             table.append((weight, f"{name} is not read"))
             told.append(doubt)
         if is_mixed and [split_name(name) for name in inputs].count(split_name(unknown[0])) == 1:  # not one of several
             told.append(f"{unknown[0]} holds text without a known name, and may be read or not")
-        elif reading.roles.keys() & {"label", "tags"} and "text" not in self.given and len(unknown) > 1:
-            told += self._describe_answer(unknown, is_general=bool({*split_name(target)} & {*GENERAL_LABELS.split()}))
+        elif is_labelled and "text" not in self.given and len(unknown) > 1:
+            told += self._describe_answer(unknown, is_general=has_word(target, GENERAL_LABELS))
         evidence = [Evidence(*row) for row in table if row[0]]
         return replace(reading, evidence=evidence, doubts=[*filter(None, told)])
 
@@ -341,7 +353,7 @@ class Survey:
             return 1 - (CLEAR if column.has_code else learned), ""
         if column.has_text and column.mean_words >= LONG_WORDS and self.rate(name, *READ) < 2:
             return UNKNOWN, "" if is_certain else f"{name} holds text without a known name and is not read"
-        if is_guess and is_nested and column.example[1:2] in ("{", "[") and self.rate(name, *READ, *LEARNED) < 2:
+        if is_guess and column.has_objects and self.rate(name, *READ, *LEARNED) < 2:
             return 0, f"{name} holds {column.kind}s and is not read; a part of one is named as {name}.0.NAME"
         return 0, ""
 
@@ -388,6 +400,6 @@ def make_survey(table: RawTable, given: Given) -> Survey:
     if "ResponseId" in columns:  # Qualtrics: whether the answers are a test
         columns.pop("Status", None)
     for name in named:
-        columns[name] = table.columns.get(name) or describe_column(name, table.list_values(name))
+        columns[name] = table.describe(name)
     wholes = {name: parts for name, parts in find_wholes(table, columns).items() if name not in named}
     return Survey(table, given, {name: columns[name] for name in columns if name not in wholes}, wholes)

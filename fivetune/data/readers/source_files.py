@@ -77,6 +77,9 @@ class BadRecord:
     reason: str
     skippable: bool = True
 
+    def __str__(self) -> str:
+        return f"{self.where}: {self.reason}"
+
 
 def quote_value(value: object, *, limit: int = 60) -> str:
     """Format a value for messages: on one line, truncated to `limit` characters; texts are quoted, others are as JSON

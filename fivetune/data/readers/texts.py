@@ -70,7 +70,7 @@ class TextReader:
     def _skip(self, bad: BadRecord) -> None:
         self.num_read += 1
         self.num_skipped += 1
-        self.first_bad = self.first_bad or f"{bad.where}: {bad.reason}"
+        self.first_bad = self.first_bad or str(bad)
 
 
 def _convert_with_or_without_label(task: Task, record: RawRecord) -> ConversionResult:
