@@ -328,21 +328,21 @@ def find_wholes(table: RawTable, columns: Mapping[str, Column]) -> dict[str, lis
     texts = [name for name, column in columns.items() if column.has_text and column.mean_words >= 2]
     texts.sort(key=lambda name: -columns[name].mean_chars)
     records = table.records[:: 1 + table.num_records // NUM_COMPARED]
+    # each cell once: a survey of people has hundreds of texts, and each is looked for in each longer one
+    cells = {name: [as_text(find_value(one.fields, name) or "") for one in records] for name in texts}
+    num_filled = {name: sum(map(bool, cells[name])) for name in texts}
     found: dict[str, list[str]] = {}
     for place, name in enumerate(texts[:-2]):
-        frames: Counter[str] = Counter()
+        frames: set[str] = set()
         held: Counter[str] = Counter()
-        asked: Counter[str] = Counter()
-        for record in records:
-            frame = as_text(find_value(record.fields, name))
+        for row, frame in enumerate(cells[name]):
             for part in texts[place + 1 :]:
-                value = as_text(find_value(record.fields, part) or "")
-                asked[part] += bool(value)
+                value = cells[part][row]
                 if value and value in frame:
                     held[part] += 1
                     frame = frame.replace(value, " ", 1)
-            frames["".join(frame.split())] += 1
-        parts = [part for part in held if held[part] > 0.9 * asked[part]]
+            frames.add("".join(frame.split()))
+        parts = [part for part in held if held[part] > 0.9 * num_filled[part]]
         if len(parts) > 1 and len(frames) <= max(3, 0.1 * len(records)):
             found[name] = parts
     return found
