@@ -85,14 +85,14 @@ def _collect_facts(args: argparse.Namespace, settings: dict[str, Any], on_progre
     is_recipe = len(args.data) == 1 and args.data[0].endswith((".yaml", ".yml")) and args.task is None
     if args.task is None and not is_recipe:
         raise ConfigError("--task: is needed to read data: fivetune new DATA finds it. A recipe has its own.")
-    named = {"model": {"path": args.tokenizer or TOKENIZER}, "task": {"name": args.task}}
-    config = load_config(args.data[0] if is_recipe else named, settings)
+    table = {"model": {"path": args.tokenizer or TOKENIZER}, "task": {"name": args.task}}
+    config = load_config(args.data[0] if is_recipe else table, settings)
     task, data = config.task, config.data
     if is_recipe:
         args.data, args.against = list(data.train), [*args.against, *data.eval]
         path = config.model.path
-        is_local = path is not None and load_local_tokenizer(path) is not None
-        args.tokenizer = args.tokenizer or (path if is_local else None)
+        if not args.tokenizer and path is not None and load_local_tokenizer(path) is not None:
+            args.tokenizer = path
     args.tokenizer = args.tokenizer or TOKENIZER
     for source in (*args.data, *args.against):
         check_source(source)
@@ -119,12 +119,13 @@ def _collect_facts(args: argparse.Namespace, settings: dict[str, Any], on_progre
         kinds={"question word": word},
         on_progress=on_progress,
     )
-    named = {"input": limits.max_input_tokens, "target": limits.max_target_tokens, "overlong": limits.overlong}
-    head = {"tokenizer": args.tokenizer, "is_default_tokenizer": args.tokenizer == TOKENIZER, "limits": named}
+    has_recipe = isinstance(task, Classification) and not is_recipe
     return {
-        **head,
+        "tokenizer": args.tokenizer,
+        "is_default_tokenizer": args.tokenizer == TOKENIZER,
+        "limits": {"input": limits.max_input_tokens, "target": limits.max_target_tokens, "overlong": limits.overlong},
         **facts,
-        "recipe": "" if is_recipe or not isinstance(task, Classification) else _build_recipe(args, task),
+        "recipe": _build_recipe(args, task) if has_recipe else "",
     }
 
 

@@ -18,10 +18,9 @@ from fivetune.errors import ConfigError, DataError
 from fivetune.start.columns import (
     Column,
     RawTable,
+    are_cells_empty,
     as_text,
     build_table,
-    find_value,
-    is_empty_cell,
 )
 from fivetune.start.readings import SIGNATURES, TASKS, TEXT_TASKS, iter_readings
 from fivetune.start.roles import USUAL, Given, find_given, find_group, find_language, is_column_name, split_name
@@ -90,18 +89,25 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
         is_one = not rivals or rivals[0].points <= best.points - 2 * MARGIN
         unclear = "its names say too little of it" if is_one else "several readings are about as likely"
         why = [*best.doubts, unclear][0]
-        words = rf"(?<!\w)(?:{'|'.join(re.escape(name) for one in others for name in one.targets)})(?!\w)"
-        meant = {*re.findall(words, why)}
-        named = [one for one in others if one.targets and meant.issuperset(one.targets)]
-        likely = [one for one in others if one.points >= best.points - 2 * MARGIN and one not in named]
-        shown = [best, *named, *likely][:NUM_SHOWN]
-        texts = [one for one in others if one.task == "jsonl"][:1]  # what else may be learned
-        if texts and all(one.task != "jsonl" for one in shown):
-            shown[NUM_SHOWN - 1 :] = texts
-        raise DoubtError(why, [(table, one) for one in shown])
+        raise DoubtError(why, [(table, one) for one in _list_likely(best, others, why)])
     # near ones are told, as they may be meant
     least = max(ENOUGH, best.points - 2 * MARGIN)
     return _complete(best, [one for one in rivals if one.points >= least and not one.doubts], survey)
+
+
+def _list_likely(best: Reading, others: Sequence[Reading], why: str) -> list[Reading]:
+    """List the readings that a doubt shows: the best one, those whose targets the doubt names, those with nearly as
+    many points; if none of them learns a text, the last place is for one that does.
+    """
+    words = rf"(?<!\w)(?:{'|'.join(re.escape(name) for one in others for name in one.targets)})(?!\w)"
+    meant = {*re.findall(words, why)}
+    named = [one for one in others if one.targets and meant.issuperset(one.targets)]
+    likely = [one for one in others if one.points >= best.points - 2 * MARGIN and one not in named]
+    shown = [best, *named, *likely][:NUM_SHOWN]
+    texts = [one for one in others if one.task == "jsonl"][:1]
+    if texts and all(one.task != "jsonl" for one in shown):
+        shown[NUM_SHOWN - 1 :] = texts
+    return shown
 
 
 def can_lack_header(table: RawTable) -> bool:
@@ -161,9 +167,9 @@ def _list_readings(
 
 def _list_filled(table: RawTable, reading: Reading) -> Sequence[RawRecord]:
     """List the first records with a value to learn."""
-    empty = (all(is_empty_cell(find_value(one.fields, name)) for name in reading.targets) for one in table.records)
-    found = (one for one, is_empty in zip(table.records, empty, strict=True) if not is_empty)
-    return [*itertools.islice(found, NUM_TRIED)] or table.records[:NUM_TRIED]
+    targets = reading.targets
+    filled = (one for one in table.records if not are_cells_empty(one.fields, targets))
+    return [*itertools.islice(filled, NUM_TRIED)] or table.records[:NUM_TRIED]
 
 
 def convert_record(
@@ -192,8 +198,7 @@ def _complete(reading: Reading, others: Sequence[Reading], survey: Survey) -> Re
     if not ids and "id" not in columns:
         ids = [name for name in columns if survey.is_id(name) and name not in taken]
     identity = ids[0] if ids else None
-    # the group, and what is left
-    # tasks of questions relate contexts and questions themselves
+    # the group, and what is left; tasks of questions relate contexts and questions themselves
     inputs = reading.inputs if reading.task in TEXT_TASKS else []
     group = find_group(survey.table, survey.given, [*taken, identity or ""], inputs)
     known = (*taken, *(name.partition(".")[0] for name in taken), identity, group, "id")

@@ -276,6 +276,11 @@ def is_empty_cell(value: object) -> bool:
     return empty or (isinstance(value, str) and is_missing_label(value))
 
 
+def are_cells_empty(fields: Mapping[str, object], names: Iterable[str]) -> bool:
+    """Whether a record has nothing in any of some columns."""
+    return all(is_empty_cell(find_value(fields, name)) for name in names)
+
+
 def _list_names(key: str, values: Sequence[object]) -> dict[str, None]:
     """List the columns of some values: an object that holds a text has one, dotted, for each of its members.
 

@@ -27,6 +27,7 @@ from fivetune.start.choose import convert_record, infer_task
 from fivetune.start.columns import (
     WITHOUT_BLANKS,
     RawTable,
+    are_cells_empty,
     build_table,
     describe_form,
     find_value,
@@ -116,7 +117,7 @@ def read_examples(
         record = replace(numbered, fields=fill_blank_inputs(numbered.fields, reading))
         if number < table.num_names:
             on_bad(BadRecord(read.where, "is a further line of names. Allowed is one header. Delete the line."))
-        elif names and all(is_empty_cell(find_value(read.fields, name)) for name in names):
+        elif names and are_cells_empty(read.fields, names):
             on_blank(read.where)
         elif examples := convert_record(record, reading, task, on_bad):
             yield read, record, examples
@@ -279,7 +280,7 @@ def _choose_model(examples: Sequence[TextExample]) -> tuple[str, str]:
     num_hit = 0
     for example in examples:
         letters = {letter for letter in example.inputs + example.targets if letter.isalpha() and not is_in_t5(letter)}
-        lost.update(letters)
+        lost.update(sorted(letters))  # in an order, so that the reason is the same at each start
         num_hit += bool(letters)
     if num_hit < FOREIGN * len(examples):
         return MODEL, "the smallest T5 that is useful: trains on a CPU too"

@@ -147,18 +147,8 @@ def test_a_flag_chooses_another_reading():
     pair = choose(given={"inputs": ("text",), "targets": ("note",)})
     assert (pair.task, pair.options["targets"]) == ("jsonl", "{note}")
     assert choose(task="jsonl", given={"inputs": ("text",), "targets": ("label",)}).options["targets"] == "{label}"
-    assert (
-        choose(
-            given={
-                "inputs": (
-                    "text",
-                    "note",
-                ),
-                "targets": ("label",),
-            }
-        ).options["inputs"]
-        == "text: {text} note: {note}"
-    )
+    several = choose(given={"inputs": ("text", "note"), "targets": ("label",)})
+    assert several.options["inputs"] == "text: {text} note: {note}"
     assert infer_task(table(CASES["extractive"][0]), task="squad_v2").task == "squad_v2"
 
 
@@ -228,10 +218,9 @@ def test_the_first_exchange_of_longer_chats_is_read_and_the_rest_told():
 
 
 def test_ids_and_groups_are_found():
-    found = infer_task(
+    reading = infer_task(
         table(lambda i: {"Nr": f"T{i}", "customer_id": f"C{i // 3}", "text": text(i), "label": LABELS[i % 3]}, 90)
     )
-    reading = found
     assert (reading.id_column, reading.group_column, reading.options["inputs"]) == ("Nr", "customer_id", "{text}")
     assert infer_task(table(CASES["classification"][0]), given={"group": ("none",)}).group_column is None
 

@@ -168,7 +168,6 @@ def test_the_command_prints_json(folder, capsys):
     code, out, err = run(capsys, "new", "t.csv", "--output", "made/here.yaml", "--json")
     assert code == 0, err
     facts = json.loads(out.splitlines()[-1])
-    assert code == 0
     assert facts["recipe"] == "made/here.yaml" and (folder / "made" / "here-test.jsonl").is_file()
     assert facts["task"] == "classification" and facts["roles"]["label"] == ["Kategorie"]
     assert sum(facts["sizes"].values()) == 120 and facts["model"] == "google-t5/t5-small"
