@@ -26,7 +26,7 @@ from reliability.workload import Workload
 
 SURVIVED = 3
 NAMED = {one.name: one for one in MUTANTS}
-ORDER = "    random = np.random.default_rng([plan.seed, epoch])\n    permutation"
+ORDER = "    random = np.random.default_rng([plan.seed, epoch])\n    if order"
 
 ROW_MUTANTS: dict[str, Mutant] = {
     "R1": NAMED["a resumed run draws other dropout masks"],

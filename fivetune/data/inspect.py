@@ -237,7 +237,9 @@ def _make_meta_getter(name: str) -> Callable[[TextExample], Sequence[str]]:
 
 
 def _get_answerable(example: TextExample) -> Sequence[str]:
-    return ["yes" if any(example.references) else "no"] if example.references else []
+    if not example.references:
+        return []
+    return ["yes" if any(example.references) else "no"]
 
 
 def _get_topic(example: TextExample) -> Sequence[str]:

@@ -97,7 +97,9 @@ class ThreeWaySplit:
     def find_set(self, record: RawRecord) -> Literal["train", "validation", "test"]:
         """Return the set of a record."""
         number = hash_text(str(record.fields["id"]))
-        return "test" if number in self.test_ids else "validation" if number in self.validation_ids else "train"
+        if number in self.test_ids:
+            return "test"
+        return "validation" if number in self.validation_ids else "train"
 
 
 def hash_text(text: str) -> int:

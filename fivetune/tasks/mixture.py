@@ -53,13 +53,9 @@ def _parse_task(value: plugins.Options | str | Mapping[str, object] | None, info
 
 def _parse_part(value: object) -> object:
     """Convert a task's name to a part's table; raise ValueError for unknown settings of a table."""
-    return (
-        {"task": value}
-        if isinstance(value, str)
-        else _check_known_settings(value, MixturePart)
-        if isinstance(value, dict)
-        else value
-    )
+    if isinstance(value, str):
+        return {"task": value}
+    return _check_known_settings(value, MixturePart) if isinstance(value, dict) else value
 
 
 def _check_known_settings(table: JsonTable, model: type[BaseModel]) -> JsonTable:

@@ -112,7 +112,8 @@ def find_separator(head: str, path: Path) -> str:
     if alike:
         return by_suffix if by_suffix in alike else alike[0]
     best = max(SEPARATORS, key=lambda one: (shares[one], one == by_suffix))
-    return best if shares[best] > (0 if suffix else MIN_SHARE_ALIKE) else by_suffix
+    least = 0 if suffix else MIN_SHARE_ALIKE
+    return best if shares[best] > least else by_suffix
 
 
 def has_columns(head: str, path: Path) -> bool:

@@ -355,7 +355,9 @@ def _describe_missing_path(path: Path, source: str) -> str:
     close = get_close_matches(Path(wanted).stem, stems.values(), n=3)
     near = [name for name, stem in stems.items() if stem in close][:3]
     lacking = "no such file or folder" if folder == path.parent else f"the folder {folder / wanted} does not exist"
-    around = f" Near it in {folder}: {', '.join(near)}." if near else "" if names else f" The folder {folder} is empty."
+    around = f" Near it in {folder}: {', '.join(near)}." if near else ""
+    if not names:
+        around = f" The folder {folder} is empty."
     return f"{source}: {lacking}.{around} Allowed: a file, a folder, or a hub name like org/name:config:split."
 
 

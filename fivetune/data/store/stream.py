@@ -234,13 +234,14 @@ def make_length_bucketed_batches(
     [[2], [3, 4], [1, 0]]
     """
     random = np.random.default_rng([plan.seed, epoch])
-    permutation = random.permutation(len(lengths) if rows is None else rows) if order is None else order
-    sizes, pool_steps = plan.draw_sizes(len(permutation), random), plan.count_pool_steps(len(permutation))
+    if order is None:
+        order = random.permutation(len(lengths) if rows is None else rows)
+    sizes, pool_steps = plan.draw_sizes(len(order), random), plan.count_pool_steps(len(order))
     batches: list[Rows] = []
     start = 0
     for first in range(0, len(sizes), pool_steps):
         ends = np.cumsum(sizes[first : first + pool_steps])
-        pool = permutation[start : start + int(ends[-1])]
+        pool = order[start : start + int(ends[-1])]
         start += len(pool)
         pool = pool[np.argsort(lengths[pool], kind="stable")]
         cut = np.split(pool, ends[:-1])
