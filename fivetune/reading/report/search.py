@@ -25,6 +25,7 @@ from fivetune.values import as_finite_number
 
 ENDED_STATES = ("finished", "pruned", "failed")
 MAX_CURVES = 40
+SYMBOLS = {"finished": "circle", "pruned": "circle-open", "running": "triangle-up-open"}
 
 
 def build_search_page(found: Search, *, recipe: str = "", doubt: str = "") -> Page:
@@ -109,19 +110,24 @@ def _draw_history_chart(found: Search, scored: Sequence[Trial]) -> Chart:
         if numbers[-1] < found.trials[-1].number:  # it is the best of the later trials too
             numbers, best = [*numbers, found.trials[-1].number], [*best, best[-1]]
         traces.append(build_line_trace("best so far", numbers, list(best), MUTED, **steps))
-    for state, symbol in (("finished", "circle"), ("pruned", "circle-open"), ("running", "triangle-up-open")):
-        chosen = [one for one in scored if one.state == state]
-        if chosen:
-            traces.append(_build_dots_trace(state, [one.number for one in chosen], chosen, symbol=symbol))
+    traces += _build_dots_traces([(one.number, one) for one in scored])
     axis = {"dtick": max(1, len(found.trials) // 12), "tick0": 0}
     look = build_layout("trial", score_label(found.metric), hovermode="closest", height=320, xaxis=axis)
     caption = "Score of each trial; of a pruned one, the best score before it was stopped."
     return Chart(caption, tuple(traces), look)
 
 
-def _build_dots_trace(
-    name: str, xs: Sequence[Any], trials: Sequence[Trial], *, symbol: str = "circle"
-) -> dict[str, Any]:
+def _build_dots_traces(points: Sequence[tuple[Any, Trial]]) -> list[dict[str, Any]]:
+    """Build a trace of dots for each state that trials have; a point is its place on the x axis, and the trial."""
+    traces: list[dict[str, Any]] = []
+    for state, symbol in SYMBOLS.items():
+        own = [(x, one) for x, one in points if one.state == state]
+        if own:
+            traces.append(_build_dots_trace(state, [x for x, _ in own], [one for _, one in own], symbol))
+    return traces
+
+
+def _build_dots_trace(name: str, xs: Sequence[Any], trials: Sequence[Trial], symbol: str) -> dict[str, Any]:
     settings = [
         "<br>".join(escape_label(f"{key} {format_setting(key, value)}") for key, value in one.settings.items())
         for one in trials
@@ -208,12 +214,7 @@ def _draw_slice_chart(found: Search, scored: Sequence[Trial], key: str) -> Chart
         axis = {"type": "log", "dtick": 1, "tickformat": "~g"} if key in found.log_settings else {"type": "linear"}
     else:
         values = [format_setting(key, value) for value in values]
-    pairs = list(zip(values, chosen, strict=True))
-    traces: list[dict[str, Any]] = []
-    for state, symbol in (("finished", "circle"), ("pruned", "circle-open")):
-        own = [(value, one) for value, one in pairs if one.state == state]
-        if own:
-            traces.append(_build_dots_trace(state, [value for value, _ in own], [one for _, one in own], symbol=symbol))
+    traces = _build_dots_traces(list(zip(values, chosen, strict=True)))
     look = build_layout(key, score_label(found.metric), hovermode="closest", showlegend=False, xaxis=axis)
     hollow = " Hollow: pruned, the best score before that." if len(traces) > 1 else ""
     return Chart(f"Score by {key}.{hollow}", tuple(traces), look, wide=False)

@@ -14,7 +14,16 @@ from fivetune.reading.compare.measures import find_best_metric_eval, get_score
 from fivetune.reading.compare.records import Measure, Variant
 from fivetune.reading.compare.variants import get_seed
 from fivetune.reading.report.comparison.variants import LAST, SCORE, get_measure
-from fivetune.reading.report.page.charts import COLORS, INK, MUTED, Trace, build_layout, choose_axis_scale, escape_label
+from fivetune.reading.report.page.charts import (
+    COLORS,
+    INK,
+    MUTED,
+    Trace,
+    build_error_bars,
+    build_layout,
+    choose_axis_scale,
+    escape_label,
+)
 from fivetune.reading.report.page.parts import Chart
 from fivetune.reading.report.page.series import Series, choose_smoothing_span, smooth_series
 from fivetune.reading.report.page.wording import escape_hidden
@@ -89,23 +98,7 @@ def build_variant_scores_chart(variants: Sequence[Variant], name: str, caption: 
 
 
 def _build_error_bars(found: Sequence[Measure], color: str = MUTED) -> dict[str, Any]:
-    """Build error bars from the value to the ends of its interval; none where it has no interval."""
-    below: list[float] = []
-    above: list[float] = []
-    for one in found:
-        value = one.value or 0.0
-        low, high = one.interval or (value, value)
-        below.append(value - low)
-        above.append(high - value)
-    return {
-        "type": "data",
-        "symmetric": False,
-        "color": color,
-        "thickness": 1.3,
-        "width": 4,
-        "array": above,
-        "arrayminus": below,
-    }
+    return build_error_bars([one.value for one in found], [one.interval for one in found], color, thickness=1.3)
 
 
 def build_phase_times_chart(variants: Sequence[Variant], caption: str) -> Chart | None:

@@ -369,7 +369,7 @@ def build_score_dots_chart(
             "marker": marker,
             **hover,
         }
-        traces.append(dots | ({"error_x": _build_error_bars(values, ranges, color)} if last else {}))
+        traces.append(dots | ({"error_x": build_error_bars(values, ranges, color)} if last else {}))
     look = build_layout(
         "score (%)",
         "",
@@ -381,17 +381,24 @@ def build_score_dots_chart(
     return Chart(caption, tuple(traces), look)
 
 
-def _build_error_bars(values: Series, ranges: Sequence[tuple[float, float] | None], color: str) -> dict[str, Any]:
-    pairs = [(value, edges) for value, edges in zip(values, ranges, strict=True)]
-    above = [edges[1] - value if edges and value is not None else 0 for value, edges in pairs]
-    below = [value - edges[0] if edges and value is not None else 0 for value, edges in pairs]
+def build_error_bars(
+    values: Series, ranges: Sequence[tuple[float, float] | None], color: str, *, thickness: float = 1.5
+) -> dict[str, Any]:
+    """Build error bars from each value to the ends of its range; none where it has no range."""
+    above: list[float] = []
+    below: list[float] = []
+    for value, edges in zip(values, ranges, strict=True):
+        level = value or 0.0
+        low, high = (level, level) if value is None or edges is None else edges
+        above.append(high - level)
+        below.append(level - low)
     return {
         "type": "data",
         "symmetric": False,
         "array": above,
         "arrayminus": below,
         "color": color,
-        "thickness": 1.5,
+        "thickness": thickness,
         "width": 4,
     }
 
@@ -451,7 +458,7 @@ def build_slices_chart(slices: Sequence[Slice], mean: float, caption: str) -> Ch
             "x": [one.score],
             "y": [row],
             "marker": {"color": color, "size": 9},
-            "error_x": _build_error_bars([one.score], [(one.low, one.high)], color),
+            "error_x": build_error_bars([one.score], [(one.low, one.high)], color),
             "hovertemplate": f"%{{x:.2f}}, {format_large_count(one.num)} examples<extra></extra>",
         }
         for one, row, color in zip(slices, rows, colors, strict=True)
