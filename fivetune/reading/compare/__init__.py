@@ -87,7 +87,11 @@ def compare(
         read_best_predictions(run, metric)  # of every run, so that the warnings name all damage
     first = next(variant for variant in variants if variant.name == baseline)
     tables = measure_runs(variants, baseline=first, metric=metric, price_per_hour=price_per_hour)
-    measured = [_add_scaling_losses(_measure_variant(variant, first, tables, metric), variants) for variant in variants]
+    verdicts = {variant.name: [diagnose_run(run) for run in variant.runs] for variant in variants}
+    measured = [
+        _add_scaling_losses(_measure_variant(variant, first, tables, metric, verdicts[variant.name]), variants)
+        for variant in variants
+    ]
     better = is_higher_better((run.config for run in runs), metric)
     disturbed = find_disturbed_runs(variants)
     incomparable = describe_other_eval_sets(variants, metric)
@@ -109,7 +113,7 @@ def compare(
             )
             for variant in measured
         ),
-        warnings=(*(text for run in runs for text in run.damage), *check_same_work(variants, varied=varied)),
+        warnings=(*(text for run in runs for text in run.damage), *check_same_work(variants, verdicts, varied=varied)),
         disturbed=disturbed,
         incomparable=incomparable,
         higher_is_better=better,
@@ -187,8 +191,17 @@ def _compute_median(values: Iterable[float | None]) -> float | None:
 
 
 def _measure_variant(
-    variant: Variant, baseline: Variant, tables: Mapping[str, list[tuple[int | None, Values]]], metric: str
+    variant: Variant,
+    baseline: Variant,
+    tables: Mapping[str, list[tuple[int | None, Values]]],
+    metric: str,
+    verdicts: Sequence[Sequence[Verdict]],
 ) -> Variant:
+    """Return a variant with its measures and differences.
+
+    Args:
+        tables: the measures of each run, by variant. verdicts: on each run of this variant.
+    """
     own, theirs = tables[variant.name], tables[baseline.name]
     measures = {name: summarise_values(name, [table[name] for _, table in own]) for name in MEASURES}
     most = {"score": 100.0, "loss": math.inf}
@@ -213,7 +226,7 @@ def _measure_variant(
         measures=measures,
         against=differences,
         over_examples=over_examples,
-        verdicts=_select_majority_verdicts(variant.runs),
+        verdicts=_select_majority_verdicts(verdicts),
     )
 
 
@@ -234,10 +247,10 @@ def _add_interval(measure: Measure, run: Run, metric: str) -> Measure:
     return replace(measure, low=low, high=high, spread="examples")
 
 
-def _select_majority_verdicts(runs: Sequence[Run]) -> tuple[Verdict, ...]:
+def _select_majority_verdicts(verdicts: Sequence[Sequence[Verdict]]) -> tuple[Verdict, ...]:
     """Return the verdicts that more than half of the runs share, each with the message of the first such run."""
-    found = [verdict for run in runs for verdict in diagnose_run(run)]
-    agreed = {rule for rule, num in Counter(verdict.rule for verdict in found).items() if 2 * num > len(runs)}
+    found = [verdict for own in verdicts for verdict in own]
+    agreed = {rule for rule, num in Counter(verdict.rule for verdict in found).items() if 2 * num > len(verdicts)}
     first: dict[str, Verdict] = {}
     for verdict in found:
         if verdict.rule in agreed:

@@ -18,11 +18,10 @@ from fivetune.config.layers import NESTED_PLUGINS, PLUGIN_SECTIONS, find_plugin_
 from fivetune.reading.compare.measures import find_best_metric_eval
 from fivetune.reading.compare.records import Variant
 from fivetune.reading.compare.variants import ABSENT, get_seed, select_work_settings
-from fivetune.reading.diagnosis.faults import check_world_size
 from fivetune.reading.diagnosis.speed import OTHER_LOAD_SHARE
-from fivetune.reading.diagnosis.stats import collect_run_stats
 from fivetune.rundir.figures import HostLoad, compute_host_load, select_comparable_evals, select_evals_by_step
 from fivetune.rundir.records import MachineRecord, Run, SplitSummary, StepRecord
+from fivetune.types import Verdict
 
 MAX_NAMED = 4  # names in one sentence
 OVERLAP_SECONDS = 5.0  # apparent overlap of consecutive runs, because their starts are rounded
@@ -40,14 +39,21 @@ class ComparedFact:
     explained_by: tuple[str, ...] = ()
 
 
-def check_same_work(variants: Sequence[Variant], *, varied: Sequence[str]) -> list[str]:
-    """Return all warnings about variants; differences in the `varied` settings are intended."""
+def check_same_work(
+    variants: Sequence[Variant], verdicts: Mapping[str, Sequence[Sequence[Verdict]]], *, varied: Sequence[str]
+) -> list[str]:
+    """Return all warnings about variants.
+
+    Args:
+        verdicts: on each run of a variant, by the variant's name.
+        varied: settings whose differences are intended.
+    """
     compared = [variant for variant in variants if variant.runs]
     if not compared:
         return []
     names = _map_runs_to_variants(compared)
     return [
-        *_check_world_sizes(compared),
+        *_check_world_sizes(compared, verdicts),
         *_check_unfinished(compared),
         *_check_seeds(variants),
         *(line for fact in WORK for line in _describe_differences(fact, compared, names, varied, always=True)),
@@ -258,10 +264,13 @@ def _join_names(names: Iterable[str]) -> str:
 # --- work ---
 
 
-def _check_world_sizes(variants: Sequence[Variant]) -> list[str]:
+def _check_world_sizes(variants: Sequence[Variant], verdicts: Mapping[str, Sequence[Sequence[Verdict]]]) -> list[str]:
     """Warn of runs with another number of processes than requested, by the rule of `fivetune diagnose`."""
-    judged = [(run.name, check_world_size(collect_run_stats(run))) for variant in variants for run in variant.runs]
-    return [f"{name}: {verdict.message} {verdict.advice}" for name, verdict in judged if verdict]
+    sentences: list[str] = []
+    for variant in variants:
+        for run, found in zip(variant.runs, verdicts[variant.name], strict=True):
+            sentences += [f"{run.name}: {one.message} {one.advice}" for one in found if one.rule == "world_size"]
+    return sentences
 
 
 def _check_unfinished(variants: Sequence[Variant]) -> list[str]:
