@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fivetune.reading.report.page import charts
-from fivetune.reading.report.page.parts import Part, Section, Table, Text
+from fivetune.reading.report.page.parts import Section, Table, Text
 from fivetune.reading.report.page.wording import format_count, format_decimal, format_percent, format_plural
 from fivetune.reading.report.run.scores import get_score_label
 from fivetune.rundir.records import Prediction
@@ -28,38 +28,32 @@ def build_slices_section(lines: Sequence[Prediction], key: str | None) -> Sectio
     if key is None or not values:
         return Section("Slices", ())
     found = compute_slices(lines, key)
+    notes = [Text(text) for text in _describe_left_out_slices(found)]
     shown = [one for group in found.values() if len(group) > 1 for one in group]
-    parts: list[Part] = [Text(text) for text in _describe_left_out_slices(found)]
-    if shown:
-        mean = 100 * sum(values) / len(values)
-        caption = (
-            f"{get_score_label(key)} of subsets of the {format_plural(len(values), 'example')}, with 95 % "
-            "intervals; the line is the mean "
-            f"of all, {format_decimal(mean, 1)}. Wide intervals: few examples."
+    if not shown:
+        return Section("Slices", tuple(notes))
+    mean = 100 * sum(values) / len(values)
+    caption = (
+        f"{get_score_label(key)} of subsets of the {format_plural(len(values), 'example')}, with 95 % intervals; the "
+        f"line is the mean of all, {format_decimal(mean, 1)}. Wide intervals: few examples."
+    )
+    rows = tuple(
+        (
+            one.name,
+            one.value,
+            format_count(one.num),
+            format_decimal(one.score),
+            f"{format_decimal(one.low, 1)} to {format_decimal(one.high, 1)}",
         )
-        parts.insert(0, charts.build_slices_chart(shown, mean, caption))
-        rows = tuple(
-            (
-                one.name,
-                one.value,
-                format_count(one.num),
-                format_decimal(one.score),
-                f"{format_decimal(one.low, 1)} to {format_decimal(one.high, 1)}",
-            )
-            for one in shown
-        )
-        header = ("slice", "value", "examples", get_score_label(key), "95 % interval")
-        parts.insert(
-            1,
-            Table(
-                "Count, score and interval of each slice. Intervals are "
-                "Wilson's for scores of 0 or 1 and for fewer than 20 examples, else from a bootstrap.",
-                header,
-                rows,
-                folded=True,
-            ),
-        )
-    return Section("Slices", tuple(parts))
+        for one in shown
+    )
+    header = ("slice", "value", "examples", get_score_label(key), "95 % interval")
+    words = (
+        "Count, score and interval of each slice. Intervals are Wilson's for scores of 0 or 1 and for fewer than 20 "
+        "examples, else from a bootstrap."
+    )
+    chart = charts.build_slices_chart(shown, mean, caption)
+    return Section("Slices", (chart, Table(words, header, rows, folded=True), *notes))
 
 
 def _describe_left_out_slices(found: dict[str, list[Slice]]) -> list[str]:
