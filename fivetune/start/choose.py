@@ -41,15 +41,18 @@ class DoubtError(DataError):
 
     Args:
         choices: the best ones, the best first, each with the table that it reads: with the names of its columns.
+        others: further columns that may be read or learned.
     """
 
-    def __init__(self, why: str, choices: Sequence[tuple[RawTable, Reading]]) -> None:
+    def __init__(self, why: str, choices: Sequence[tuple[RawTable, Reading]], others: Sequence[str] = ()) -> None:
         self.choices = choices
         head = f"{choices[0][0].source}: it is not clear what is to be learned: {why}. Nothing was written."
         lines = [f"{head} Run the command of the reading that is meant:"]
         for number, (table, reading) in enumerate(choices, 1):
             doubts = f" ({reading.doubts[0]})" if reading.doubts and reading.doubts[0] != why else ""
             lines += [f"{number}. {describe_reading(reading)}{doubts}", f"  {build_command(table, reading)}"]
+        if others:
+            lines.append(f"Other columns can be named in the same way: {list_names(others)}.")
         super().__init__("\n".join(lines))
 
 
@@ -89,7 +92,9 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
         is_one = not rivals or rivals[0].points <= best.points - 2 * MARGIN
         unclear = "its names say too little of it" if is_one else "several readings are about as likely"
         why = [*best.doubts, unclear][0]
-        raise DoubtError(why, [(table, one) for one in _list_likely(best, others, why)])
+        shown = _list_likely(best, others, why)
+        named = [name for one in shown for name in (*one.inputs, *one.targets)]
+        raise DoubtError(why, [(table, one) for one in shown], survey.list_unread(named))
     # near ones are told, as they may be meant
     least = max(ENOUGH, best.points - 2 * MARGIN)
     return _complete(best, [one for one in rivals if one.points >= least and not one.doubts], survey)

@@ -364,7 +364,7 @@ def _find_context(survey: Survey, question: str) -> str | None:
     """Find the text that questions are about: the one with the clearest name."""
     texts = [name for name in survey.list_columns("context", "text", minimum=2) if survey.columns[name].has_text]
     texts = [name for name in texts if survey.is_given(name) or not has_word(name, NOTES)]
-    known = [name for name in texts if name != question and survey.rate(name, "answer", "targets") < USUAL]
+    known = [name for name in texts if name != question and survey.rate(name, "answer", "targets", "label") < USUAL]
     if known and (survey.rate(known[0], "context") >= 2 or len(known) == 1):
         return known[0]
     return None

@@ -77,7 +77,10 @@ def test_a_damaged_line_of_utf8_is_said_to_be_damaged(tmp_path):
     path = tmp_path / "a.csv"
     path.write_bytes("id,text\n1,schön\n2,größer\n".encode() + b"3,sch\xf6n\n" + "4,für\n".encode())
     message = complain(path)
-    assert message.startswith(f"{path}:4: not UTF-8: byte 0xf6") and "damaged" in message and "iconv" not in message
+    assert message.startswith(f"{path}:4: not UTF-8: byte 0xf6") and "damaged" in message
+    assert message.endswith(f"leave such bytes out: iconv -c -f utf-8 -t utf-8 {path} > {tmp_path / 'utf8-a.csv'}")
+    path.write_bytes("id,text\n1,38 °C\n".encode() + b"2,two\x9d muscles\n3,80\x9390 %\n")  # more are damaged
+    assert "damaged" in complain(path)
 
 
 def test_bytes_of_cp932_that_iconv_lacks(tmp_path):

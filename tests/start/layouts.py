@@ -391,6 +391,7 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "one text of two others": ("precedent=sentence | followup=question | fused=reply | table=class", "?"),
     "dialogues as lists": ("turns=texts", "jsonl: turns.1 < turns.0"),
     "summaries of several documents": ("id=id | docs=variants | summary=short answer", "jsonl: summary < docs.*.text"),
+    "a label's text beside an answer": ("question=question | answer=short answer | label_text=semicolons", "?"),
     "evaluation of retrieval": ("q_id=id | question=question | category=three | expected_chunk_quote=sentence | gold_answer=reply | notes=maybe", "?"),
     "a translation beside a judgement": ("sentence=german | translation=sentence | label=flag", "?"),
     "a translation in Spanish beside a grade": ("oración=german | traducción=sentence | valoración=three", "?"),

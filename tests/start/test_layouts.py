@@ -77,3 +77,12 @@ def test_positive_and_negative_are_listed_before_other_labels_without_a_known_na
     found = find(make_table(LAYOUTS["opinions beside other labels"][0]))
     assert isinstance(found, DoubtError)
     assert "classification: valencia < texto" in [describe(one) for _, one in found.choices]
+
+
+def test_a_doubt_names_the_columns_that_may_be_meant_beside_those_of_its_readings() -> None:
+    found = find(make_table(LAYOUTS["opinions beside other labels"][0]))
+    assert isinstance(found, DoubtError)
+    learned = {name for _, one in found.choices for name in (*one.targets, *one.inputs)}
+    rest = {"texto", "calificacion", "tipo_lugar", "fuente", "valencia"} - learned
+    named = str(found).splitlines()[-1].removeprefix("Other columns can be named in the same way: ").rstrip(".")
+    assert rest and {*named.split(", ")} == rest

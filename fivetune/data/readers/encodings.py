@@ -68,6 +68,8 @@ ONLY_IN_PYTHON = re.compile("[\\x80\uf8f0-\uf8f3]")
 PRIORS = {"cp1252": 0.8, "cp1250": 0.5, "cp1251": 0.5, "cp1254": 0.4, "gb18030": 0.5, "cp932": 0.5, "cp949": 0.5}
 PRIOR_WEIGHT = 2  # characters
 MARGIN = 0.15  # points below the best encoding up to which another one may be right
+# largest share of whole UTF-8 characters in texts of other encodings: 0.23 was seen of 8 bits, 0.31 of wide ones
+MAX_UTF8, MAX_UTF8_WIDE = 0.25, 0.4
 TYPOGRAPHY = "‘’“”„–—…«»•°§€£´·¿¡\u00a0，。！？、：；（）「」『』《》・ー～【】％＋"
 FREQUENT, PLAUSIBLE, RARE, DOUBTFUL, WRONG = 1.0, 0.7, 0.3, -0.5, -3.0  # points of a character
 
@@ -92,6 +94,20 @@ def rank_encodings(lines: Iterable[bytes], present: bytes) -> list[tuple[str, fl
             continue
         points[encoding] = max(_measure(text, letters, encoding) for letters in LETTERS[encoding])
     return sorted(points.items(), key=lambda item: -item[1])
+
+
+def is_damaged_utf8(lines: Sequence[bytes], encodings: Sequence[str]) -> bool:
+    """Whether lines are UTF-8 with damaged bytes, rather than one of the encodings that read them: more of their
+    characters beyond ASCII are whole ones of UTF-8 than chance makes.
+
+    >>> is_damaged_utf8(["38 °C".encode(), b"80\\x9390 %"], ["cp1252"]), is_damaged_utf8([b"caf\\xe9"], ["cp1252"])
+    (True, False)
+    """
+    text = b"\n".join(lines).decode(errors="surrogateescape")
+    num_beyond = sum(not character.isascii() for character in text)
+    num_bytes = sum("\udc80" <= character <= "\udcff" for character in text)
+    most = MAX_UTF8_WIDE if any(name in WIDE for name in encodings) else MAX_UTF8
+    return num_beyond - num_bytes > most * num_beyond
 
 
 def can_read_all(file: IO[bytes], encoding: str) -> bool:

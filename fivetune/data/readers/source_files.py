@@ -254,8 +254,11 @@ def format_too_long_message(unit: str) -> str:
     return f"{unit} is longer than {MAX_RECORD_BYTES // 2**20} MiB, the limit for one record. Split it or leave it out."
 
 
-def format_iconv_command(encoding: str, path: Path) -> str:
+def format_iconv_command(encoding: str, path: Path, *, flags: str = "") -> str:
     """Return the shell command that converts a file to UTF-8; a gzipped file is unpacked first.
+
+    Args:
+        flags: of iconv, each with a blank behind it.
 
     >>> format_iconv_command("cp1252", Path("data/train.csv.gz"))
     'gzip -dc data/train.csv.gz | iconv -f cp1252 -t utf-8 > data/utf8-train.csv'
@@ -263,8 +266,8 @@ def format_iconv_command(encoding: str, path: Path) -> str:
     encoding = IN_ICONV.get(encoding, encoding)
     source, target = shlex.quote(str(path)), shlex.quote(str(path.with_name(f"utf8-{path.name.removesuffix('.gz')}")))
     if path.name.endswith(".gz"):
-        return f"gzip -dc {source} | iconv -f {encoding} -t utf-8 > {target}"
-    return f"iconv -f {encoding} -t utf-8 {source} > {target}"
+        return f"gzip -dc {source} | iconv {flags}-f {encoding} -t utf-8 > {target}"
+    return f"iconv {flags}-f {encoding} -t utf-8 {source} > {target}"
 
 
 def make_utf8_error(path: Path, error: UnicodeDecodeError, *, line: int) -> DataError:
@@ -281,10 +284,12 @@ def make_utf8_error(path: Path, error: UnicodeDecodeError, *, line: int) -> Data
     if _count_control_bytes(excerpt) > MAX_CONTROL_SHARE * len(excerpt):
         return DataError(f"{path}:{line}: this is no text: byte 0x{data[at]:02x}. {FORMATS} Download the file again.")
     end = data.find(b"\n", at) + 1 or len(data)
-    lines, ranked = _rank_encodings(path, data)
-    is_damaged = 2 * sum(map(_is_utf8, lines)) > len(lines)
+    is_damaged, ranked = _rank_encodings(path, data)
     if is_damaged:
-        advice = "Most lines beyond ASCII are UTF-8: this one is damaged. Correct it."
+        command = format_iconv_command("utf-8", path, flags="-c ")
+        advice = (
+            f"Other letters of the file are UTF-8: this one is damaged. Correct it, or leave such bytes out: {command}"
+        )
     elif not ranked:
         advice = "No known encoding reads the whole file. Export it again."
     else:
@@ -304,9 +309,10 @@ def _quote_around(line: bytes, at: int, encoding: str) -> str:
     return quote_value(text[max(0, place - 20) : place + 20])
 
 
-def _rank_encodings(path: Path, data: bytes) -> tuple[list[bytes], list[str]]:
-    """Return lines beyond ASCII, and the likeliest encoding that reads the whole file; two if a second is close."""
-    from fivetune.data.readers.encodings import MARGIN, can_read_all, rank_encodings, sample_lines
+def _rank_encodings(path: Path, data: bytes) -> tuple[bool, list[str]]:
+    """Return whether the file is damaged UTF-8, and the likeliest encoding that reads the whole file; two if a second
+    is close."""
+    from fivetune.data.readers.encodings import MARGIN, can_read_all, is_damaged_utf8, rank_encodings, sample_lines
 
     with open_bytes(path) if path.is_file() else nullcontext(BytesIO(data)) as file:
         lines, present = sample_lines(file)
@@ -317,15 +323,8 @@ def _rank_encodings(path: Path, data: bytes) -> tuple[list[bytes], list[str]]:
                 ranked.append((name, points))
             if len(ranked) == 2:
                 break
-    return lines, [name for name, _ in ranked]
-
-
-def _is_utf8(line: bytes) -> bool:
-    try:
-        line.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+    names = [name for name, _ in ranked]
+    return is_damaged_utf8(lines, names), names
 
 
 def _format_unpacked(source: str) -> str:
