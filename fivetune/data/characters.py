@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 T5_TOKENS = ("</s>", "<pad>", "<unk>")
 END_MARK = re.compile(r"(?:<\|\w+\|>|<\w+>|\[[A-Z_]+\]|[#*~=|$-]{2,}|(?<=[\s.!?])[A-Z]{3,})\s*$")
 """What data for other models end in: <|endoftext|>, [END], ###, END."""
+MIN_PLACES = 20  # questions whose right choices have one place, from which on that is no chance
 SHARED_END = 0.8  # least share of the targets that end alike
 
 
@@ -57,7 +58,8 @@ def find_lossy_characters(tokenizer: PreTrainedTokenizerBase, characters: Iterab
 
 def describe_odd_targets(tokenizer: PreTrainedTokenizerBase | None, examples: Sequence[TextExample]) -> list[str]:
     """Return sentences on marks of the end that targets share, and on what no answer of the model can hold: special
-    tokens, spelt in the data, and line ends. Without a tokenizer the tokens are T5's.
+    tokens, spelt in the data, and line ends; and on right choices that have one place. Without a tokenizer the tokens
+    are T5's.
     """
     examples = [one for one in examples if one.targets]
     targets = [one.targets for one in examples]
@@ -97,7 +99,25 @@ def describe_odd_targets(tokenizer: PreTrainedTokenizerBase | None, examples: Se
                 f"{num:,} {total} hold line ends, which the tokenizer turns into spaces: no answer can equal them. "
                 "Write another mark, such as ' | ', or use a model that keeps them (ByT5)"
             )
+    if note := _describe_fixed_place(examples):
+        notes.append(note)
     return notes
+
+
+def _describe_fixed_place(examples: Sequence[TextExample]) -> str:
+    """Describe that the right choice has the same place in all questions, which the model would learn; else ""."""
+    places: Counter[int] = Counter()
+    for one in examples:
+        choices = one.meta.get("choices", ())
+        if one.references and one.references[0] in choices:
+            places[choices.index(one.references[0])] += 1
+    if len(places) != 1 or places.total() < MIN_PLACES:
+        return ""
+    ((place, num),) = places.items()
+    return (
+        f"the right choice is number {place + 1} in all of {num:,} questions: the model would learn its place. Set "
+        "task.shuffle_choices: true"
+    )
 
 
 def measure_coverage(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> CharacterCoverage:

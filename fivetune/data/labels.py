@@ -174,7 +174,7 @@ def _count_merged(counts: Mapping[str, int]) -> dict[str, int]:
 def find_misspelt_labels(counts: Mapping[str, int]) -> dict[str, str]:
     """Find rare labels that look like a misspelling of one at least ten times as frequent; label -> that one.
 
-    Both begin with the same letter, have the same digits, and a difflib ratio of MISSPELT or more.
+    Both begin with the same letter, have the same digits and separators, and a difflib ratio of MISSPELT or more.
 
     >>> find_misspelt_labels({"Rückgabe": 90, "Rueckgabe": 1, "happy": 80, "unhappy": 3, "grade 1": 60, "grade 2": 2})
     {'Rueckgabe': 'Rückgabe'}
@@ -191,7 +191,7 @@ def find_misspelt_labels(counts: Mapping[str, int]) -> dict[str, str]:
 def _is_like(label: str, meant: str) -> bool:
     """Return whether a label looks like a misspelling of another one."""
     has_same_start = label[:1].casefold() == meant[:1].casefold()
-    if not has_same_start or re.findall(r"\d", label) != re.findall(r"\d", meant):
+    if not has_same_start or re.findall(r"[\d,;|]", label) != re.findall(r"[\d,;|]", meant):
         return False
     return SequenceMatcher(None, label.casefold(), meant.casefold()).ratio() >= MISSPELT
 

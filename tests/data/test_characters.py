@@ -92,3 +92,13 @@ def test_inspect_tells_labels_that_look_alike_and_trains_the_visible_one(tmp_pat
     told = counted["golds"]["merged_forms"]
     assert "'posi\\u200btive' (2 records)" in told
     assert choose_form({"posi\u200btive": 9, "positive": 1}) == "positive"
+
+
+def test_right_choices_in_one_place_are_told():
+    def make(number: int, right: str) -> TextExample:
+        return TextExample(str(number), "Where?", right, (right,), meta={"choices": ["Seine", f"Rhine {number}"]})
+
+    (note,) = describe_odd_targets(None, [make(number, "Seine") for number in range(40)])
+    assert note.startswith("the right choice is number 1 in all of 40 questions")
+    assert not describe_odd_targets(None, [make(number, "Seine") for number in range(19)])
+    assert not describe_odd_targets(None, [make(one, ("Seine", f"Rhine {one}")[one % 2]) for one in range(40)])
