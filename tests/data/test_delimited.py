@@ -158,7 +158,7 @@ HEADERLESS = {
 @pytest.mark.parametrize("kind", HEADERLESS)
 def test_a_table_without_header_is_refused_until_its_columns_are_named(read, kind):
     content, num = HEADERLESS[kind]
-    with pytest.raises(DataError, match=r"no header: .*--header a,b"):
+    with pytest.raises(DataError, match=r"no header: .*--header column1,column2"):
         read("a.txt", content)
     header = ("a", "b", "c", "d")[: {"number first": 3, "three columns": 4}.get(kind, 2)]
     rows, bad = read("a.txt", content, header)
@@ -225,7 +225,7 @@ def test_a_header_with_other_cells_than_the_rows_is_no_title(read, content, num_
 
 
 def test_a_title_above_rows_without_header(read):
-    with pytest.raises(DataError, match=r"a.csv:2: no header: '1' is a number.*--header a,b,c"):
+    with pytest.raises(DataError, match=r"a.csv:2: no header: '1' is a number.*--header column1,column2,column3"):
         read("a.csv", f"Tickets\n{BELOW}")
     assert len(read("a.csv", f"Tickets\n{BELOW}", ("a", "b", "c"))[0]) == 3
 
@@ -257,7 +257,7 @@ def test_names_that_do_not_fit(read, header, wrong):
 )
 def test_records_that_are_lists(tmp_path, read, name, content):
     assert read(name, content, ("text", "label"))[0][0] == ("Go", "x")
-    with pytest.raises(DataError, match=r"no header: .*--header a,b"):
+    with pytest.raises(DataError, match=r"no header: .*--header column1,column2"):
         list(read_records(str(tmp_path / name)))
 
 

@@ -39,6 +39,7 @@ SEPARATORS = "\t;,|"  # where several divide all lines alike: the one that sente
 PROSE_SEPARATORS = ";,"  # sentences hold them, followed by a space or at the end of a line
 COMMENTS = ("#", "//")
 BY_SUFFIX = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
+MAX_NAMED = 8  # columns that an example of --header names
 MAX_ABOVE = 20  # lines of a title, a licence or comments above the header
 SAMPLE_ROWS = 100  # that show the separator, and whether there is a header
 ROWS_OF_STYLE = 1_000  # most of which have quoted cells: then all quotes are read so
@@ -476,7 +477,8 @@ def _are_consecutive(cells: Sequence[str]) -> bool:
 
 def describe_missing_header(reason: str, num: int) -> str:
     """Return the error for records whose columns have no names, with the flag and the setting that name them."""
-    names = ",".join("abcdefgh"[:num]) if num <= len("abcdefgh") else "a,b,..."
+    # names that say nothing of what a column is
+    names = ",".join(f"column{number}" for number in range(1, min(num, MAX_NAMED) + 1)) + ",..." * (num > MAX_NAMED)
     return (
         f"no header: {reason}. Allowed are records with names of columns. Name the {num:,}: --header {names} (in a "
         "recipe data.header)"
