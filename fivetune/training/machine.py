@@ -36,7 +36,7 @@ def describe_machine(setup: Setup, command: str | None) -> JsonTable:
     """Collect the content of machine.json; `command` is None if FiveTune is used as a library."""
     learner, compute = setup.learner, setup.learner.compute
     return {
-        **collect_machine_info(compute.kind if compute.num_chips else compute.device),
+        **collect_machine_info(compute.step_device),
         "precision": compute.precision,
         "precision_why": compute.precision_why,
         "forward": learner.forward.as_facts(),

@@ -234,7 +234,7 @@ def _choose_forward(
     return choose_forward(
         config.train.forward,
         model,
-        compute.kind if compute.num_chips else compute.device,
+        compute.step_device,
         stream.build_micro_batches(0)[:2],
         autocast=compute.make_autocast,
         recompute=config.train.recompute,
@@ -287,7 +287,7 @@ def _wrap_model(
 
 def build_engine(config: RunConfig, model: T5Model, compute: ComputeConfig) -> StepEngine:
     """Build what runs steps and answers: torch, or TPU chips. Raises ConfigError for what these do not support."""
-    if not compute.num_chips:
+    if compute.kind != "tpu":
         return PlainEngine()
     if reason := explain_unsupported_parts(get_family(model.config), strategy="single", sharded=False, device="tpu"):
         raise ConfigError(reason)

@@ -62,9 +62,14 @@ class ComputeConfig:
     threads_why: str = ""
 
     @property
+    def step_device(self) -> str:
+        """The device that runs steps and answers: torch's, or tpu."""
+        return "tpu" if self.num_chips else self.device
+
+    @property
     def kind(self) -> str:
-        """The kind of device that runs steps and answers: cpu, cuda, mps or tpu."""
-        return "tpu" if self.num_chips else self.device.partition(":")[0]
+        """The kind of `step_device`: cpu, cuda, mps or tpu."""
+        return self.step_device.partition(":")[0]
 
     @property
     def name(self) -> str:
