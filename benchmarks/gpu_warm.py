@@ -131,5 +131,5 @@ def replace_launches(launch: Launch) -> Iterator[None]:
     with ExitStack() as stack:
         for module in LAUNCHERS:
             stack.enter_context(patch.object(module, "launch", launch))
-        stack.enter_context(patch("fivetune.model.decode.explain_unsupported_kernel", lambda *_: ""))
+        stack.enter_context(patch("fivetune.model.attention.explain_unsupported_kernel", lambda *_: ""))
         yield

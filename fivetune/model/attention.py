@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from fivetune.model.dropout import compute_keep_scale, draw_dropout, split_dropo
 from fivetune.model.precision import get_matmul_dtype, suppress_autocast
 
 if TYPE_CHECKING:
-    from fivetune.model.modules import AutogradContext
+    from fivetune.model.modules import AutogradContext, T5Settings
     from fivetune.types import Autocast
 
     _Where = tuple["SequenceBounds", "SequenceBounds", bool, tuple[int, ...], int]
@@ -191,12 +191,17 @@ def explain_unsupported_kernel(head_size: int, kind: torch.dtype, device: str) -
     return find_kernel_fault(head_size, kind, device)
 
 
-def explain_unsupported_device(head_size: int, device: str, autocast: Autocast) -> str:
-    """Explain why `attend` cannot run on a device in an autocast context; empty if it can, as on all but CUDA."""
+def explain_unsupported_device(settings: T5Settings, device: str, autocast: Autocast) -> str:
+    """Explain why `attend` cannot run on a device in an autocast context; empty if it can, as on all but CUDA.
+
+    Args:
+        settings: of the model, whose heads the kernel must support.
+    """
     if not device.startswith("cuda"):
         return ""
+    decoder: Any = settings.get_text_config(decoder=True)  # in every family it has head_dim: T5's other name of d_kv
     with autocast():
-        return explain_unsupported_kernel(head_size, get_matmul_dtype(torch.device(device)), device)
+        return explain_unsupported_kernel(decoder.head_dim, get_matmul_dtype(torch.device(device)), device)
 
 
 def attend(

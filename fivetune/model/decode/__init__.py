@@ -136,7 +136,7 @@ def explain_slow_decoding(model: T5Model, device: str, autocast: Autocast) -> st
 
     The first call on a GPU tests its kernels, which takes seconds.
     """
-    return explain_unsupported_device(model.config.d_kv, device, autocast) if _has_flat_forward(model) else ""
+    return explain_unsupported_device(model.config, device, autocast) if _has_flat_forward(model) else ""
 
 
 def _has_flat_forward(model: T5Model) -> bool:

@@ -17,7 +17,6 @@ from fivetune.distributed.pipeline import find_stage
 from fivetune.errors import ConfigError, is_out_of_memory, refuse_broken_context
 from fivetune.model.attention import explain_unsupported_device
 from fivetune.model.backend import Forward
-from fivetune.model.family import get_family
 from fivetune.model.flat import explain_unsupported_model
 from fivetune.model.precision import get_matmul_dtype
 from fivetune.training.autotune.probe import (
@@ -92,11 +91,7 @@ def choose_forward(
 
 def explain_unsupported_flat(model: T5Model, device: str, autocast: Autocast) -> str:
     """Explain why the flat forward cannot run a model on a device; empty if it can."""
-    if reason := explain_unsupported_model(model, device):
-        return reason
-    settings = model.config
-    head_size = settings.d_kv if get_family(settings).t5_blocks else settings.decoder.head_dim
-    return explain_unsupported_device(head_size, device, autocast)
+    return explain_unsupported_model(model, device) or explain_unsupported_device(model.config, device, autocast)
 
 
 def choose_fastest(
