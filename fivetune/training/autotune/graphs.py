@@ -37,7 +37,7 @@ from fivetune.training.autotune.probe import (
     synchronize,
 )
 from fivetune.training.setup import Setup
-from fivetune.training.step.learner import Learner, build_optimizer, get_peak_lr
+from fivetune.training.step.learner import Learner, build_optimizer, get_peak_lr, set_lr
 from fivetune.training.step.nonfinite import make_nonfinite_flag
 from fivetune.training.step.update import train_step
 from fivetune.types import Batch
@@ -285,8 +285,7 @@ def _run_eager_step(learner: Learner, batch: Batch, lr: float) -> dict[str, floa
         learner.model, learner.forward, batch, device=learner.compute.device, autocast=learner.compute.make_autocast
     )
     norm = learner.strategy.clip(learner.model, learner.max_grad_norm)
-    for group in learner.optimizer.param_groups:
-        group["lr"] = lr
+    set_lr(learner.optimizer, lr)
     learner.optimizer.step()
     learner.optimizer.zero_grad(set_to_none=True)
     return {"the loss": loss.item(), "the gradient norm": norm.item()}

@@ -86,6 +86,12 @@ def test_graphs_that_agree_and_are_faster_are_taken(tmp_path, model_folder):
     assert torch.equal(random, torch.get_rng_state()) and not learner.optimizer.flat.mean.any()
 
 
+def test_graphs_agree_with_launched_kernels_whose_groups_have_other_rates(tmp_path, model_folder):
+    setup = ready(tmp_path, model_folder, train__param_groups=[{"match": "encoder", "lr": 0.1}])
+    _, chosen = decide_graphs(setup, make_recorder=again, clock=clock(0.3, 0.2))
+    assert chosen and chosen.on, chosen
+
+
 def test_graphs_minimise_the_same_objective(tmp_path, model_folder):
     """The loss is plain in both, and the norms of the gradients are compared."""
     setup = ready(tmp_path, model_folder, loss={"label_smoothing": 0.3, "z_loss": 0.1})
