@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fivetune.distributed.sharding import get_local, release_gathered
+from fivetune.training.state.snapshot import list_weights
 
 if TYPE_CHECKING:
     from fivetune.types import Optimizer
@@ -46,9 +47,7 @@ class Averages:
     ) -> None:
         names = {parameter: name for name, parameter in model.named_parameters()}
         self._model, self._compute = model, compute
-        self._weights: dict[str, Tensor] = {
-            names[weight]: weight for group in optimizer.param_groups for weight in group["params"]
-        }
+        self._weights: dict[str, Tensor] = {names[weight]: weight for weight in list_weights(optimizer)}
         self._others: dict[str, Tensor] = {}  # what the model does not hold: averages, or trained weights
 
     @property

@@ -116,7 +116,7 @@ def _build_state(optimizer_state: TorchState, scaler: torch.amp.GradScaler, worl
 
 def _collect_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> TorchState:
     """The optimizer's state, by the names of weights; its groups hold settings only, and differ by strategy."""
-    name_of, parameters = _map_names(model), _list_parameters(optimizer)
+    name_of, parameters = _map_names(model), list_weights(optimizer)
     taken = optimizer.state_dict()
     del taken["param_groups"]
     return {**taken, "state": {name_of[parameters[number]]: state for number, state in taken["state"].items()}}
@@ -126,9 +126,9 @@ def _map_names(model: nn.Module) -> dict[Tensor, str]:
     return {parameter: name for name, parameter in model.named_parameters()}
 
 
-def _list_parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """The optimizer's parameters in the order of its state_dict."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+def list_weights(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """All weights of an optimizer, in the order of its state_dict."""
+    return [weight for group in optimizer.param_groups for weight in group["params"]]
 
 
 def map_tensors(tree: Any, change: Callable[[Tensor], object]) -> Any:
@@ -152,7 +152,7 @@ def load_optimizer(
     Args:
         shards: the tensors by weight and field, from a sharded checkpoint; None if they are whole, in `saved`.
     """
-    parameters, name_of = _list_parameters(optimizer), _map_names(model)
+    parameters, name_of = list_weights(optimizer), _map_names(model)
     names = [name_of[parameter] for parameter in parameters]
     if saved["state"].keys() - {name for own in world.gather(names) for name in own}:
         raise ValueError("its optimizer has other weights")

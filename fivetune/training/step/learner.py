@@ -32,6 +32,7 @@ from fivetune.model.backend import Forward
 from fivetune.model.decode import GenerateAnswers, generate
 from fivetune.model.save import save_model
 from fivetune.training.averaging import Averages
+from fivetune.training.state.snapshot import list_weights
 from fivetune.training.step.groups import group_weights
 from fivetune.training.threads import ThreadControl
 
@@ -317,11 +318,6 @@ def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimize
         group["initial_lr"] = group["lr"]
     set_lr(optimizer, get_peak_lr(optimizer))
     return optimizer
-
-
-def list_weights(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """All weights of an optimizer."""
-    return [weight for group in optimizer.param_groups for weight in group["params"]]
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float | None) -> None:
