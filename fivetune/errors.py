@@ -77,6 +77,15 @@ def describe_failure(error: BaseException) -> str:
     return f"internal error: {words}."
 
 
+def format_error(error: BaseException) -> str:
+    """Format an error of any class, as libraries raise them: its class, and the first line of its text.
+
+    >>> format_error(RuntimeError("no kernel for this device\\n  at line 3")), format_error(ValueError())
+    ('RuntimeError: no kernel for this device', 'ValueError: no message')
+    """
+    return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
+
+
 class ConfigError(FiveTuneError):
     exit_code = 2
 

@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fivetune.errors import is_out_of_memory
+from fivetune.errors import format_error, is_out_of_memory
 
 COMMAND = (sys.executable, "-m", "fivetune.model.cuda.kernel_trial")
 LONGEST_SECONDS = 180.0  # of a test that compiles the kernels; one that hangs is one that fails
@@ -178,7 +178,7 @@ def main() -> int:
     except Exception as error:  # of any class: drivers and compilers raise many
         if is_out_of_memory(error):  # others use the device: nothing is known of the kernels either
             return 0
-        fault = f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
+        fault = format_error(error)
     if fault:
         sys.stderr.write(f"{fault}\n")
         return 1

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fivetune.errors import FiveTuneEnvironmentError, refuse_broken_context
+from fivetune.errors import FiveTuneEnvironmentError, format_error, refuse_broken_context
 from fivetune.model.attention import SequenceBounds
 from fivetune.model.cuda.buckets import Bucket, Buckets
 from fivetune.model.flat import compute_device_losses, shift_right_flat
@@ -177,7 +177,7 @@ class CapturedStep:
                 state.replay = record(partial(self.step, state.static))
         except Exception as error:  # of any class: drivers and kernels raise many
             refuse_broken_context(error, "--train.capture off")
-            self.failure = f"{type(error).__name__}: {(str(error) or 'no message').splitlines()[0]}"
+            self.failure = format_error(error)
 
     def run(self, batch: Batch, *, weight: float) -> tuple[Tensor, int]:
         """Add a batch's gradients. Returns: its share of the loss, [] on the device, and the positions computed.

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from fivetune.errors import FiveTuneEnvironmentError
+from fivetune.errors import FiveTuneEnvironmentError, format_error
 from fivetune.model.cuda.buckets import Bucket, Buckets
 from fivetune.model.cuda.kernel_trial import run_elsewhere
 from fivetune.model.cuda.static_step import GraphRecorder, make_graph_recorder
@@ -90,7 +90,7 @@ def main() -> int:
     try:
         run_request(json.load(sys.stdin), make_graph_recorder())
     except Exception as error:  # of any class: drivers and kernels raise many
-        sys.stderr.write(f"{type(error).__name__}: {(str(error) or 'no message').splitlines()[0]}\n")
+        sys.stderr.write(f"{format_error(error)}\n")
         return 1
     return 0
 

@@ -14,7 +14,7 @@ import torch
 
 from fivetune.data.store.batch import split_batch
 from fivetune.distributed.pipeline import find_stage
-from fivetune.errors import ConfigError, is_out_of_memory, refuse_broken_context
+from fivetune.errors import ConfigError, format_error, is_out_of_memory, refuse_broken_context
 from fivetune.model.attention import explain_unsupported_device
 from fivetune.model.backend import Forward
 from fivetune.model.flat import explain_unsupported_model
@@ -145,7 +145,7 @@ def _benchmark(
         return _measure_batch_seconds(forward, model, device, sample, autocast)
     except Exception as error:  # a kernel that does not compile or does not run on this device
         refuse_broken_context(error, "--train.forward padded")
-        return f"{type(error).__name__}: {(str(error) or 'no message').splitlines()[0]}"
+        return format_error(error)
 
 
 def _measure_norms(forward: Forward, model: T5Model, device: str, batch: Batch, autocast: Autocast) -> dict[str, float]:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fivetune.errors import ConfigError, refuse_broken_context
+from fivetune.errors import ConfigError, format_error, refuse_broken_context
 from fivetune.model.cuda.buckets import Bucket, Buckets, describe_batch, plan_buckets
 from fivetune.model.cuda.static_step import GraphRecorder, make_graph_recorder
 from fivetune.rundir import MACHINE
@@ -143,7 +143,7 @@ def _try_graphs(
             recorder, why = _benchmark_graphs(setup, saved, make_recorder, clock, timed=timed)
         except Exception as error:  # of any class: drivers and kernels raise many
             refuse_broken_context(error, "--train.capture off")
-            why = _format_error(error)
+            why = format_error(error)
         restore_weights(saved, reallocate=True)
     gc.collect()  # captures do not, since torch 2.9: the trial's graphs and states would stay
     with restore_state(learner.model, keep_gradients=True):  # graphs write to the gradients' addresses
@@ -153,7 +153,7 @@ def _try_graphs(
                 why = f"{why}; {of_graphs}"
             except Exception as error:
                 refuse_broken_context(error, "--train.capture off")
-                why = _format_error(error)
+                why = format_error(error)
                 restore_weights(saved, reallocate=True)
         if found is None:
             clear_gradients(learner.model)
@@ -327,7 +327,3 @@ def _build_learner(
     if recorder is not None:
         graphs.record(recorder)
     return replace(learner, optimizer=optimizer, engine=GraphEngine(graphs))
-
-
-def _format_error(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error) or 'no message').splitlines()[0]}"
