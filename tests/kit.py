@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fivetune.config import load_config
+from fivetune.rundir.progress import Progress
 from fivetune.rundir.records import EvalRecord
 from fivetune.training.answers.evaluator import Evaluator
 from fivetune.training.setup import Setup, set_up
@@ -65,6 +68,18 @@ def ready(folder: Path, model: Path, **overrides: Any) -> Setup:
 def weights_of(run: Path) -> bytes:
     """The exported weights of a run, byte for byte."""
     return (run / "model" / "model.safetensors").read_bytes()
+
+
+def signal_at(monkeypatch: pytest.MonkeyPatch, method: str, step: int, signum: int = signal.SIGTERM) -> None:
+    """Once, when Progress.<method> gets the record of `step`, the process gets a signal."""
+    whole, left = getattr(Progress, method), [signum]
+
+    def told(self: Progress, record: Any, *rest: Any) -> None:
+        if record.step == step and left:
+            os.kill(os.getpid(), left.pop())
+        whole(self, record, *rest)
+
+    monkeypatch.setattr(Progress, method, told)
 
 
 def scored(

@@ -13,6 +13,7 @@ from fivetune.rundir import EVALS, STATUS, write_json
 from fivetune.rundir.layout import PLAN
 from fivetune.rundir.plan import Plan
 from fivetune.rundir.records import EvalRecord
+from fivetune.types import JsonTable
 
 NUM_EVALS = 9
 
@@ -51,10 +52,9 @@ class SteadyTraining:
         pass
 
 
-def share_study(folder: str, storage: str, pruner: str, num_trials: int) -> None:
-    search.Job = SteadyTraining
-    search.POLL_SECONDS = 0.0
-    recipe = {
+def build_recipe(storage: str, pruner: str, num_trials: int) -> JsonTable:
+    """The recipe of the study that the processes share."""
+    return {
         "run": {"dir": "runs/x"},
         "model": {"path": "m"},
         "task": "squad_v2",
@@ -67,4 +67,10 @@ def share_study(folder: str, storage: str, pruner: str, num_trials: int) -> None
             "num_trials": num_trials,
         },
     }
-    search.tune(load_search(recipe), folder=Path(folder), write_line=lambda line: print(line, flush=True))
+
+
+def share_study(folder: str, storage: str, pruner: str, num_trials: int) -> None:
+    search.Job = SteadyTraining
+    search.POLL_SECONDS = 0.0
+    config = load_search(build_recipe(storage, pruner, num_trials))
+    search.tune(config, folder=Path(folder), write_line=lambda line: print(line, flush=True))

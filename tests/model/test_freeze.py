@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,6 @@ from fivetune.errors import ConfigError, InterruptedRunError
 from fivetune.model.freeze import Unfreezing, freeze_weights, is_matched
 from fivetune.model.load import count_parameters, load_model_and_tokenizer
 from fivetune.rundir import read_run
-from fivetune.rundir.progress import Progress
-from fivetune.rundir.records import StepRecord
 from fivetune.training.run import train
 from fivetune.training.step.update import train_step
 
@@ -118,15 +114,9 @@ def test_a_resumed_run_unfreezes_at_the_same_step(tmp_path: Path, model_folder, 
         changes = {"model__unfreeze": {"encoder": 2, "shared": 3}, "checkpoint": {"every_steps": 1}}
         return kit.recipe(tmp_path / name, model_folder, train__num_steps=4, **changes)
 
-    def stop_at(progress: Progress, record: StepRecord, num_steps: int) -> None:
-        show(progress, record, num_steps)
-        if record.step == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-
     train(build_recipe("straight"), preflight=False, quiet=True)
-    show = Progress.show_step
     with monkeypatch.context() as patched, pytest.raises(InterruptedRunError):
-        patched.setattr(Progress, "show_step", stop_at)
+        kit.signal_at(patched, "show_step", 1)
         train(build_recipe("stopped"), preflight=False, quiet=True)
     train(build_recipe("stopped"), resume=True, quiet=True)
     straight, stopped = (tmp_path / name / "run" for name in ("straight", "stopped"))

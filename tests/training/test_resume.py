@@ -78,18 +78,6 @@ def _assert_same(run: Path, whole: Path) -> None:
     assert _comparable(rundir.read_run(run)) == _comparable(rundir.read_run(whole))
 
 
-def _signal_at(monkeypatch, method: str, step: int, signum: int = signal.SIGTERM) -> None:
-    """Once, when Progress.<method> gets the record of `step`, the process gets a signal."""
-    whole, left = getattr(Progress, method), [signum]
-
-    def told(self, record, *rest):
-        if record.step == step and left:
-            os.kill(os.getpid(), left.pop())
-        return whole(self, record, *rest)
-
-    monkeypatch.setattr(Progress, method, told)
-
-
 def _slow(*values) -> object:
     return pytest.param(*values, marks=pytest.mark.slow)
 
@@ -101,7 +89,7 @@ MOMENTS = [("show_step", 5), *SLOW]  # no checkpoint is due at step 5
 @pytest.mark.parametrize(("method", "step"), MOMENTS)
 def test_stopped_by_a_signal_and_resumed(tmp_path, model_folder, uninterrupted, monkeypatch, method, step):
     table = _table(tmp_path, model_folder)
-    _signal_at(monkeypatch, method, step)
+    kit.signal_at(monkeypatch, method, step)
     with pytest.raises(
         InterruptedRunError, match=rf"stopped by SIGTERM after step {step} of 6; saved. Resume with: fivetune"
     ) as caught:
@@ -122,7 +110,7 @@ def test_stopped_by_a_signal_and_resumed(tmp_path, model_folder, uninterrupted, 
 )
 def test_other_signals_save_like_sigterm(tmp_path, model_folder, uninterrupted, monkeypatch, name):
     table, signum = _table(tmp_path, model_folder), signal.Signals[name]
-    _signal_at(monkeypatch, "show_step", 4, signum)
+    kit.signal_at(monkeypatch, "show_step", 4, signum)
     with pytest.raises(InterruptedRunError, match=rf"stopped by {name} after step 4 of 6; saved") as caught:
         train(table, preflight=False, quiet=True)
     assert caught.value.exit_code == 128 + signum
@@ -132,7 +120,7 @@ def test_other_signals_save_like_sigterm(tmp_path, model_folder, uninterrupted, 
 
 def test_stopped_before_the_first_step(tmp_path, model_folder, uninterrupted, monkeypatch):
     table = _table(tmp_path, model_folder)
-    _signal_at(monkeypatch, "show_evaluation", 0, signal.SIGINT)
+    kit.signal_at(monkeypatch, "show_evaluation", 0, signal.SIGINT)
     with pytest.raises(
         InterruptedRunError, match=r"stopped by SIGINT after step 0 of 6; nothing to save yet. Resume"
     ) as caught:
@@ -144,7 +132,7 @@ def test_stopped_before_the_first_step(tmp_path, model_folder, uninterrupted, mo
 
 @pytest.mark.slow
 def test_signal_in_the_last_evaluation_lets_the_run_finish(tmp_path, model_folder, uninterrupted, monkeypatch):
-    _signal_at(monkeypatch, "show_evaluation", 6)
+    kit.signal_at(monkeypatch, "show_evaluation", 6)
     assert train(_table(tmp_path, model_folder), preflight=False, quiet=True).status.state == "finished"
     _assert_same(tmp_path / "run", uninterrupted)
 
@@ -240,7 +228,7 @@ def test_stopped_while_preparing_to_resume(tmp_path, model_folder, uninterrupted
 def test_stopped_again_and_again(tmp_path, model_folder, uninterrupted, monkeypatch):
     table = _table(tmp_path, model_folder)
     for number, step in enumerate((1, 2, 3, 5)):
-        _signal_at(monkeypatch, "show_step", step)
+        kit.signal_at(monkeypatch, "show_step", step)
         with pytest.raises(InterruptedRunError):
             train(table, resume=number > 0, preflight=False, quiet=True)
     assert train(table, resume=True, quiet=True).status.num_resumes == 4
@@ -341,7 +329,7 @@ def test_best_found_after_a_resume_is_not_forgotten(tmp_path, model_folder, monk
     table = _table(tmp_path, model_folder, checkpoint__every_steps=6)
     kit.scored(monkeypatch, {3: 9.0, 6: 8.0}, name="HasAns_exact")
     with monkeypatch.context() as patch:
-        _signal_at(patch, "show_step", 3)
+        kit.signal_at(patch, "show_step", 3)
         with pytest.raises(InterruptedRunError):
             train(table, preflight=False, quiet=True)
     with monkeypatch.context() as patch:
@@ -361,7 +349,7 @@ def test_adafactor_resumes_exactly(tmp_path, model_folder, monkeypatch):
         (tmp_path / name).mkdir()
     tables = [_table(tmp_path / n, model_folder, optimizer=optimizer, schedule=schedule) for n in ("whole", "parts")]
     train(tables[0], preflight=False, quiet=True)
-    _signal_at(monkeypatch, "show_step", 4)
+    kit.signal_at(monkeypatch, "show_step", 4)
     with pytest.raises(InterruptedRunError):
         train(tables[1], preflight=False, quiet=True)
     train(tables[1], resume=True, quiet=True)

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from shared_study import NUM_EVALS, share_study
+from shared_study import NUM_EVALS, build_recipe, share_study
 
 from fivetune.config import load_config
 from fivetune.fleet.experiments.study import Study
@@ -88,20 +88,7 @@ def share(folder: Path, storage: str) -> list[str]:
 
 
 def check_study(folder: Path, storage: str, printed: list[str]) -> None:
-    recipe = {
-        "run": {"dir": "runs/x"},
-        "model": {"path": "m"},
-        "task": "squad_v2",
-        "data": {"train": "t", "eval": "e"},
-        "search": {
-            "over": {"optimizer.lr": {"low": 1e-4, "high": 1e-2, "log": True}},
-            "storage": storage,
-            "pruner": "hyperband",
-            "sampler": "random",
-            "num_trials": NUM_TRIALS,
-        },
-    }
-    found = Study(load_config(recipe), folder).build_search()
+    found = Study(load_config(build_recipe(storage, "hyperband", NUM_TRIALS)), folder).build_search()
     trials = found.trials
     assert [one.number for one in trials] == list(range(NUM_TRIALS))
     assert len({one.settings["optimizer.lr"] for one in trials}) == NUM_TRIALS

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -25,8 +23,6 @@ from fivetune.config import load_config
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError, InterruptedRunError, ModelError, RunDirError
 from fivetune.model.tokenizer import suppress_output
 from fivetune.reading.compare import compare_runs
-from fivetune.rundir.progress import Progress
-from fivetune.rundir.records import StepRecord
 from fivetune.training.answers.inference import load_run
 from fivetune.training.run import train
 
@@ -122,15 +118,9 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path, model_folder, monkey
         changes = {"model__adapter": {"name": name}, "checkpoint": {"every_steps": 1}, "train__num_steps": 3, **FAST}
         return kit.recipe(tmp_path / name_of_run, model_folder, **changes)
 
-    def stop_at(progress: Progress, record: StepRecord, num_steps: int) -> None:
-        show(progress, record, num_steps)
-        if record.step == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-
     train(build_recipe("straight"), preflight=False, quiet=True)
-    show = Progress.show_step
     with monkeypatch.context() as patched, pytest.raises(InterruptedRunError):
-        patched.setattr(Progress, "show_step", stop_at)
+        kit.signal_at(patched, "show_step", 1)
         train(build_recipe("stopped"), preflight=False, quiet=True)
     other = {**build_recipe("stopped"), "model": {"path": str(model_folder), "adapter": {"name": "ia3"}}}
     with pytest.raises(
