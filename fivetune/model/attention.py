@@ -91,7 +91,7 @@ class Block:
 
 @lru_cache(maxsize=8)  # all layers of a step, forward and backward, request the same few
 def build_blocks(
-    queries: tuple[int, ...], keys: tuple[int, ...], causal: bool, prefixes: tuple[int, ...] = (), window: int = 0
+    queries: tuple[int, ...], keys: tuple[int, ...], causal: bool, prefixes: tuple[int, ...], window: int
 ) -> tuple[Block, ...]:
     """Group sequences, given by their bounds, into blocks of at most MAX_BLOCK_ROWS rows; a longer one has its own.
 

@@ -32,9 +32,7 @@ def shift_right(labels: Tensor, *, start_id: int, pad_id: int) -> Tensor:
     return shifted.masked_fill(shifted == IGNORE_INDEX, pad_id)
 
 
-def compute_padded_losses(
-    model: T5Model, batch: PaddedBatch, *, encoder_outputs: object = None, objective: Objective = PLAIN
-) -> Tensor:
+def compute_padded_losses(model: T5Model, batch: PaddedBatch, *, objective: Objective = PLAIN) -> Tensor:
     """Compute the negative log-likelihood of every label (teacher forcing).
 
     Returns: [B, T] fp32, in nats; 0 at labels of -100; for a model with a span head [B, 2].
@@ -43,9 +41,8 @@ def compute_padded_losses(
         return compute_span_losses(model, batch)
     config, batch = model.config, add_prompt(model, batch)
     output = model(
-        input_ids=None if encoder_outputs is not None else batch.input_ids,
+        input_ids=batch.input_ids,
         attention_mask=batch.attention_mask,
-        encoder_outputs=encoder_outputs,
         decoder_input_ids=shift_right(batch.labels, start_id=config.decoder_start_token_id, pad_id=config.pad_token_id),
         use_cache=False,
         **build_cache_argument(build_prefix_cache(model, len(batch.labels))),

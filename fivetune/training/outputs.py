@@ -42,7 +42,7 @@ def open_outputs(
     config: RunConfig,
     world: World,
     stop: StopRequest,
-    notes: Sequence[str] = (),
+    notes: Sequence[str],
     *,
     resume: bool,
     overwrite: bool,

@@ -23,7 +23,7 @@ from fivetune.errors import ConfigError
 from fivetune.machine.telemetry.devices import translate_oom_errors
 from fivetune.model.adapter import attach_adapter, find_adapter, refuse_lost_tokens
 from fivetune.model.backend import Forward
-from fivetune.model.decode import Decoding, GenerateAnswers, estimate_max_new_tokens, generate
+from fivetune.model.decode import Decoding, GenerateAnswers, estimate_max_new_tokens
 from fivetune.model.family import explain_unsupported_parts, get_family
 from fivetune.model.flops import list_block_flops
 from fivetune.model.freeze import Unfreezing, freeze_weights
@@ -168,7 +168,13 @@ def set_up(
     assert train is not None
     stream = build_stream(config, tokenizer, train, compute, world, on_progress)
     compute = _choose_precision(config, model, stream, compute, world, resumed_forward, resumed_precision)
-    evaluator = build_evaluator(config, tokenizer, evaluation, compute, stream.store, engine)
+    evaluator = None
+    if evaluation is not None:
+        # The generation cap follows from the training targets: the targets of data.eval are to be predicted.
+        target_p99 = stream.store.summary["target_p99"]
+        evaluator = make_evaluator(
+            config, tokenizer, evaluation, compute, target_p99=target_p99, generate=engine.generate
+        )
 
     # The model where it trains, and what trains it. The objective follows from the labels in the data.
     block_seconds = tuple(resumed_block_seconds) or _measure_blocks(config, model, stream, compute, world)
@@ -353,32 +359,6 @@ def _choose_precision(
     return world.broadcast_object(choose_precision(config.train.precision, model, compute, batch, forward))
 
 
-def build_evaluator(
-    config: RunConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    evaluation: TokenStore | None,
-    compute: ComputeConfig,
-    train: TokenStore,
-    engine: StepEngine,
-) -> Evaluator | None:
-    """Build the evaluator of the run; None without evaluation data.
-
-    Args:
-        train: its targets decide the generation cap: the targets of data.eval are the answers to be predicted.
-        engine: searches for the answers.
-    """
-    if evaluation is None:
-        return None
-    return make_evaluator(
-        config,
-        tokenizer,
-        evaluation,
-        compute,
-        target_p99=train.summary["target_p99"],
-        generate=engine.generate,
-    )
-
-
 def _find_micro_batch(
     config: RunConfig, model: T5Model, forward: Forward, train: TokenStore, compute: ComputeConfig, world: World
 ) -> Fit:
@@ -442,13 +422,13 @@ def make_evaluator(
     compute: ComputeConfig,
     *,
     target_p99: int,
-    generate: GenerateAnswers = generate,
+    generate: GenerateAnswers,
 ) -> Evaluator:
     """Build the evaluator of a store, for a mixture with one per part.
 
     Args:
         target_p99: 99th percentile of the training targets' lengths in tokens, from which the generation cap follows.
-        generate: searches for answers; default: that of `fivetune.model.decode`.
+        generate: searches for answers.
     """
     parts = {}
     if isinstance(store, ConcatStore):

@@ -50,15 +50,6 @@ def test_padding_does_not_change_an_example(family_folders, family):
         assert torch.allclose(compute_padded_losses(model, alone)[0], nats[row, :target], rtol=1e-5, atol=1e-5)
 
 
-@torch.no_grad()
-def test_encoder_may_run_once_for_several_targets(model_folder):
-    model, batch = load_model_and_tokenizer(str(model_folder)).model.eval(), _batch([(5, 2), (9, 6)])
-    encoded = model.get_encoder()(input_ids=batch.input_ids, attention_mask=batch.attention_mask)
-    assert torch.equal(
-        compute_padded_losses(model, batch, encoder_outputs=encoded), compute_padded_losses(model, batch)
-    )
-
-
 def test_shift_right_starts_with_the_start_id_and_hides_unscored_labels():
     labels = torch.tensor([[5, 6, 1], [9, 1, IGNORE_INDEX], [1, IGNORE_INDEX, IGNORE_INDEX]])
     assert shift_right(labels, start_id=2, pad_id=0).tolist() == [[2, 5, 6], [2, 9, 1], [2, 1, 0]]

@@ -117,9 +117,7 @@ def restore_state(model: T5Model, *, keep_gradients: bool = False) -> Iterator[N
 
 
 @contextmanager
-def restore_learner(
-    learner: Learner, build_optimizer: Callable[[], torch.optim.Optimizer], *, reallocate: bool = False
-) -> Iterator[Learner]:
+def restore_learner(learner: Learner, build_optimizer: Callable[[], torch.optim.Optimizer]) -> Iterator[Learner]:
     """Yield the learner with a new optimizer and scaler; on exit restore weights, training mode and random states.
 
     The learner's own optimizer takes no step meanwhile, so its state needs no restoring.
@@ -129,4 +127,4 @@ def restore_learner(
         try:
             yield replace(learner, optimizer=build_optimizer(), scaler=learner.compute.make_scaler())
         finally:
-            restore_weights(saved, reallocate=reallocate)
+            restore_weights(saved)

@@ -40,6 +40,7 @@ from fivetune.model.shapes import KNOWN_SHAPES, build_model_config
 from fivetune.redaction import hide_tokens
 from fivetune.rundir.files import lock_file
 from fivetune.rundir.progress import format_time_span
+from fivetune.training.autotune.probe import synchronize
 from fivetune.training.checks.data_checks import Outcome
 from fivetune.training.checks.preflight import Check
 from fivetune.training.setup import Setup, set_up
@@ -238,8 +239,7 @@ def _time_steps(setup: Setup, seconds: float) -> tuple[int, float]:
     num_steps, started = 0, 0.0
     while not num_steps or time.perf_counter() - started < seconds:
         train_step(learner, group, lr=1e-3, step=num_steps)
-        if device.startswith("cuda"):
-            torch.cuda.synchronize()
+        synchronize(device)
         if not started:  # the first step compiles and allocates
             started = time.perf_counter()
             continue
