@@ -160,9 +160,7 @@ def _apply_self_attention(
     """x + dropout(norm(o(attention(rotated q, rotated k, v of norm(x)))))."""
     module = layer.self_attn
     normed = _normalize(layer.pre_self_attn_layernorm, x, ops)
-    q, k, v = _compute_heads(module, normed, (module.q_proj, module.k_proj, module.v_proj), ops)
-    q = _apply_rotation(_normalize_heads(module, "q_norm", q, ops), rotation)
-    k = _apply_rotation(_normalize_heads(module, "k_norm", k, ops), rotation)
+    q, k, v = _compute_rotated_heads(module, normed, rotation, ops)
     out = _attend(module, q, k, v, bounds, bounds, ops, table=table, causal=causal)
     return _add_branch(layer, x, layer.post_self_attn_layernorm, out, ops)
 
@@ -183,11 +181,9 @@ def _apply_merged_attention(
     """Self-attention and cross-attention in one: the keys of a sequence are its input's, then its own, rotated."""
     module, source = layer.self_attn, memory.bounds
     normed = _normalize(layer.pre_self_attn_layernorm, x, ops)
-    q, k, v = _compute_heads(module, normed, (module.q_proj, module.k_proj, module.v_proj), ops)
+    q, k, v = _compute_rotated_heads(module, normed, rotation, ops)
     across_k, across_v = _compute_heads(module, memory.states, (module.k_proj, module.v_proj), ops)
     across_k = _normalize_heads(module, "k_norm", across_k, ops)
-    q = _apply_rotation(_normalize_heads(module, "q_norm", q, ops), rotation)
-    k = _apply_rotation(_normalize_heads(module, "k_norm", k, ops), rotation)
     k, v = torch.cat([across_k, k])[order], torch.cat([across_v, v])[order]
     sizes = [s + t for s, t in zip(source.lengths, bounds.lengths, strict=True)]
     ends = tuple(s + t for s, t in zip(source.ends, bounds.ends, strict=True))
@@ -210,6 +206,13 @@ def _compute_heads(module: Any, x: Tensor, linears: tuple[nn.Linear, ...], ops: 
     """Heads of several projections of x, [N, H, D] each; keys and values have fewer heads than queries."""
     parts = ops.project(x, *linears).split([linear.out_features for linear in linears], -1)
     return [part.unflatten(-1, (-1, module.head_dim)) for part in parts]
+
+
+def _compute_rotated_heads(module: Any, x: Tensor, rotation: Rotation, ops: Ops) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values of self-attention, the first two rotated by their positions."""
+    q, k, v = _compute_heads(module, x, (module.q_proj, module.k_proj, module.v_proj), ops)
+    q = _apply_rotation(_normalize_heads(module, "q_norm", q, ops), rotation)
+    return q, _apply_rotation(_normalize_heads(module, "k_norm", k, ops), rotation), v
 
 
 def _attend(
