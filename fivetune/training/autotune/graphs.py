@@ -9,7 +9,6 @@ kernel.
 from __future__ import annotations
 
 import gc
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 from fivetune.errors import ConfigError, format_error, refuse_broken_context
 from fivetune.model.cuda.buckets import Bucket, Buckets, describe_batch, plan_buckets
 from fivetune.model.cuda.static_step import GraphRecorder, make_graph_recorder
-from fivetune.rundir import MACHINE
+from fivetune.rundir import read_machine
 from fivetune.training.autotune.capture_trial import refuse_broken_generator, try_capture
 from fivetune.training.autotune.probe import (
     SavedWeights,
@@ -70,8 +69,7 @@ class GraphDecision:
 
 def read_graph_decision(folder: Path) -> bool | None:
     """Whether the run in `folder` began with CUDA graphs; None if machine.json records no decision."""
-    path = folder / MACHINE
-    decision = json.loads(path.read_text(encoding="utf-8")).get("capture") if path.is_file() else None
+    decision = read_machine(folder).capture
     return decision["on"] if decision else None
 
 
