@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fivetune.distributed.sharding import get_local, release_gathered
-from fivetune.training.state.snapshot import list_weights
+from fivetune.training.state.snapshot import list_weights, map_names
 
 if TYPE_CHECKING:
     from fivetune.types import Optimizer
@@ -45,7 +45,7 @@ class Averages:
         optimizer: torch.optim.Optimizer,
         compute: Callable[[list[Tensor]], list[Tensor]] | None = None,
     ) -> None:
-        names = {parameter: name for name, parameter in model.named_parameters()}
+        names = map_names(model)
         self._model, self._compute = model, compute
         self._weights: dict[str, Tensor] = {names[weight]: weight for weight in list_weights(optimizer)}
         self._others: dict[str, Tensor] = {}  # what the model does not hold: averages, or trained weights

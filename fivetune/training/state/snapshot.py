@@ -116,13 +116,14 @@ def _build_state(optimizer_state: TorchState, scaler: torch.amp.GradScaler, worl
 
 def _collect_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> TorchState:
     """The optimizer's state, by the names of weights; its groups hold settings only, and differ by strategy."""
-    name_of, parameters = _map_names(model), list_weights(optimizer)
+    name_of, parameters = map_names(model), list_weights(optimizer)
     taken = optimizer.state_dict()
     del taken["param_groups"]
     return {**taken, "state": {name_of[parameters[number]]: state for number, state in taken["state"].items()}}
 
 
-def _map_names(model: nn.Module) -> dict[Tensor, str]:
+def map_names(model: nn.Module) -> dict[Tensor, str]:
+    """The names of a model's weights."""
     return {parameter: name for name, parameter in model.named_parameters()}
 
 
@@ -152,7 +153,7 @@ def load_optimizer(
     Args:
         shards: the tensors by weight and field, from a sharded checkpoint; None if they are whole, in `saved`.
     """
-    parameters, name_of = list_weights(optimizer), _map_names(model)
+    parameters, name_of = list_weights(optimizer), map_names(model)
     names = [name_of[parameter] for parameter in parameters]
     if saved["state"].keys() - {name for own in world.gather(names) for name in own}:
         raise ValueError("its optimizer has other weights")

@@ -27,6 +27,7 @@ from fivetune.model.backend import SIZES
 from fivetune.model.decode import Decoding, GenerateAnswers, GeneratedAnswer, group_by_length
 from fivetune.model.decode.traced import TracedDecoder, build_traced_answer
 from fivetune.training.optimizers._traced import apply_update, compute_rates, create_state, make_counter
+from fivetune.training.state.snapshot import map_names
 from fivetune.training.step.learner import Learner, StepEngine, StepInputs, Update, set_lr
 from fivetune.training.step.nonfinite import refuse_nonfinite
 from fivetune.types import Autocast, Batch
@@ -213,7 +214,7 @@ class Chips(StepEngine):
         """Build the program of a step: (weights, states, batch, scalars, key) -> (weights, states, values)."""
         optimizer = self.optimizer
         assert optimizer is not None
-        name_of = {parameter: name for name, parameter in self.model.named_parameters()}
+        name_of = map_names(self.model)
         options = {name_of[p]: group for group in optimizer.param_groups for p in group["params"]}
 
         def compute_loss(trained: Arrays, frozen: Arrays, batch: list[Any], num_tokens: Any, key: Any) -> Any:
