@@ -777,11 +777,21 @@ def test_lists_of_different_lengths_are_dialogues(put):
     assert fields(put("b.json", json.dumps([["Hi.", "a"], ["Ho.", "b"]])), header=("text", "label"))[0]["text"] == "Hi."
 
 
-def test_a_folder_of_two_files_of_lines_names_paste(put, tmp_path):
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        ("a.src a.trg", r"paste \S*a.src \S*a.trg > a.tsv, with --header src,trg"),
+        ("dev.src dev.trg train.src train.trg", r"paste \S*dev.src \S*dev.trg > dev.tsv, with --header src,trg"),
+        ("all.csb.txt all.pl.txt", r"paste \S*all.csb.txt \S*all.pl.txt > all.csb.tsv, with --header csb,pl"),
+        ("source.txt target.txt", r"paste \S*source.txt \S*target.txt > source.tsv, with --header source,target"),
+        ("neg.txt pos.txt", r"of one label each .* \S*neg.txt \S*pos.txt > all.tsv, with --header text,label"),
+    ],
+)
+def test_a_folder_of_files_of_lines_names_how_they_become_a_table(put, tmp_path, names, told):
     (tmp_path / "pair").mkdir()
-    for suffix in ("src", "trg"):
-        put(f"pair/a.{suffix}", "a text\n")
-    with pytest.raises(DataError, match=r"paste \S*a.src \S*a.trg > a.tsv, with --header src,trg"):
+    for name in names.split():
+        put(f"pair/{name}", "a text\n")
+    with pytest.raises(DataError, match=told):
         fields(str(tmp_path / "pair"))
 
 

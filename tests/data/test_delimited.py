@@ -122,7 +122,7 @@ def test_the_separator_is_found_whatever_the_suffix(read, name, separator):
         ("a.csv", "sep=;\r\nText;Label\r\ngut, neu;ja\r\n", ("gut, neu", "ja")),
         ("a.csv", '\ufeff"sep=\t"\r\nText\tLabel\r\ngut\tja\r\n', ("gut", "ja")),
         ("a.csv", ",text,label\n0,good,pos\n1,bad,neg\n", ("0", "good", "pos")),
-        ("a.csv", "text,label,,\ngood,pos,,\n", ("good", "pos", "", "")),
+        ("a.csv", "text,label,,\ngood,pos,,\n", ("good", "pos")),
         ("a.tsv", "text\tlabel\ngood\tpos\t\nbad\tneg\t\n", ("good", "pos")),
         ("a.csv", 'example,label\nsure,"yes\nmaybe,no"\nok,yes\n', ("sure", '"yes')),
         ("a.tsv", 'x\ty\na " c\tb\n" b c\ta\n', ('a " c', "b")),
@@ -308,3 +308,13 @@ def test_a_row_with_more_cells_names_the_command_that_keeps_the_first(tmp_path):
     bad = []
     assert len(list(read_records(str(path), on_bad=bad.append))) == 1
     assert f"cut -f1-2 {path}" in bad[0].reason
+
+
+def test_separators_at_the_ends_of_lines_are_no_column(tmp_path):
+    path = tmp_path / "a.csv"
+    rows = "".join(f"It rains {row}.,It rained {row}.,\n" for row in range(20))
+    path.write_text(f"from,to,\n{rows}He goes.,He went, and came.\n")
+    bad = []
+    records = list(read_records(str(path), on_bad=bad.append))
+    assert len(records) == 20 and records[0].fields.keys() == {"from", "to", "id"}
+    assert [one.where for one in bad] == [f"{path}:22"] and "3 cells" in bad[0].reason

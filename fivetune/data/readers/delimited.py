@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -39,6 +39,7 @@ SEPARATORS = "\t;,|"  # where several divide all lines alike: the one that sente
 PROSE_SEPARATORS = ";,"  # sentences hold them, followed by a space or at the end of a line
 COMMENTS = ("#", "//")
 BY_SUFFIX = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
+MAX_BLANK_FILLED = 0.1  # share of rows with a value in a last column without a name: texts with a separator
 MAX_NAMED = 8  # columns that an example of --header names
 MAX_ABOVE = 20  # lines of a title, a licence or comments above the header
 SAMPLE_ROWS = 100  # that show the separator, and whether there is a header
@@ -514,7 +515,7 @@ def read_csv_rows(
             yield _describe_above(f"{path}:{number}", line, start, header)
     lines = _decode_lines(file, path, start)
     names: list[str] = []
-    is_padded = False
+    is_padded, num_blank = False, 0
     records = _iter_quoted(lines, start, separator, quoting) if quoting.mark else _iter_plain(lines, start, separator)
     max_lines = MAX_TRUSTED_LINES if quoting.is_trusted else 1
     for record in records:
@@ -527,6 +528,8 @@ def read_csv_rows(
             sample = _sample_rows(rest, separator, quoting)
             names, is_record = _find_names(record.cells, sample, header, where)
             is_padded = _is_padded([record.cells, *sample])
+            num_blank = 0 if header else _count_blank_columns([record.cells, *sample])
+            names = names[: len(names) - num_blank]
             if wrong := describe_missing_column(names, columns):
                 raise DataError(f"{where}: {wrong}")
             if not is_record:
@@ -535,6 +538,8 @@ def read_csv_rows(
             yield _describe_swallowed(where, record)
         else:
             cells = [cell.strip() for cell in record.cells] if is_padded else record.cells
+            if len(cells) == len(names) + num_blank and not any(map(str.strip, cells[len(names) :])):
+                cells = cells[: len(names)]
             yield TableRow(path, record.number, names, cells, separator)
 
 
@@ -550,6 +555,18 @@ def _is_padded(rows: Sequence[Sequence[str]]) -> bool:
     named = [cell for cell in rows[0] if cell.strip()]
     is_aligned = all(sum(one != one.strip() for one in some) > len(some) / 2 for some in (named, cells))
     return is_aligned and len(rows) >= MIN_PADDED
+
+
+def _count_blank_columns(rows: Sequence[Sequence[str]]) -> int:
+    """Count the last columns without a name and, in nearly all rows, without a value: lines that end in separators.
+
+    >>> _count_blank_columns([["a", "b", ""], ["1", "2", ""]]), _count_blank_columns([["a", ""], ["1", "x"]])
+    (1, 0)
+    """
+    names, *others = rows
+    num = len(list(takewhile(lambda name: not name.strip(), reversed(names))))
+    num_filled = sum(any(map(str.strip, row[len(names) - num :])) for row in others)
+    return num if num < len(names) and num_filled <= MAX_BLANK_FILLED * len(others) else 0
 
 
 def read_text_lines(file: IO[bytes], path: Path, header: Sequence[str]) -> Iterator[TableRow]:

@@ -40,6 +40,7 @@ from fivetune.data.readers.source_files import (
     SUFFIXES,
     BadRecord,
     decode_head,
+    describe_label_files,
     get_data_suffix,
     is_saved_dataset,
     list_local_files,
@@ -475,11 +476,10 @@ def _make_lines_error(head: bytes, path: Path) -> DataError:
     except UnicodeDecodeError as error:
         return make_utf8_error(path, error, line=1)
     text = decode_head(head)
-    command = """awk '{gsub(/[\\t\\r]/, " "); print $0 "\\t" FILENAME}' pos.txt neg.txt > all.tsv"""
     return DataError(
         f"{path}: lines of text without labels, which nothing divides alike; the first begins with "
-        f"{quote_value(text.partition(chr(10))[0], limit=30)}. {FORMATS} Files of one label each make a table: "
-        f"{command}, with --header text,label. Two files whose lines belong together do, too: "
+        f"{quote_value(text.partition(chr(10))[0], limit=30)}. {FORMATS} "
+        f"{describe_label_files(['pos.txt', 'neg.txt'])} Two files whose lines belong together do, too: "
         "paste A.en A.de > A.tsv, with --header en,de."
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import shlex
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +38,7 @@ WORKBOOKS = (".xlsx", ".xls", ".xlsm", ".ods")
 FORMATS = "Allowed: SQuAD JSON, a JSON array, JSONL, CSV, TSV, Parquet, each also gzipped."
 
 IN_ICONV = {"mac-roman": "macintosh", "iso8859-5": "iso-8859-5"}  # names of Python that iconv lacks
+SIDES = {"source", "target", "src", "tgt", "trg", "input", "output", "in", "out"}  # names of the files of pairs
 MAX_CONTROL_SHARE = 0.05  # largest share of control bytes in text; random bytes have 11 %
 MIN_CONTROL_BYTES = 100  # a file with fewer is accepted here; its records are checked one by one
 
@@ -149,9 +151,11 @@ def _list_folder_files(path: Path, source: str) -> list[Path]:
         for folder in (file for file in inside if (file / "index.json").is_file()):
             raise DataError(f"{source}: holds prepared data in folders. Name one of them, such as {folder}.")
         holds = ", ".join(file.name for file in inside[:5]) or "nothing"
-        lines = [file for file in inside if file.is_file()]
-        if len(lines) == 2 and lines[0].stem == lines[1].stem:
-            raise DataError(f"{source}: a folder of two files. {_describe_paste([*map(str, lines)])}")
+        lines = [file for file in inside if file.is_file() and not file.name.startswith(".")]
+        if pair := _find_parallel(lines):
+            raise DataError(f"{source}: a folder of {len(lines)} files. {_describe_paste([*map(str, pair)])}")
+        if lines and all(file.suffix == ".txt" for file in lines):
+            raise DataError(f"{source}: a folder of texts. {FORMATS} {describe_label_files([*map(str, lines)])}")
         raise DataError(
             f"{source}: a folder without data files; it holds {holds}. "
             f"Allowed in a folder: {', '.join(SUFFIXES)}, each also with .gz, or a folder of datasets.save_to_disk. "
@@ -332,8 +336,39 @@ def _format_unpacked(source: str) -> str:
     return f"<(gzip -dc {shlex.quote(source)})" if source.endswith(".gz") else shlex.quote(source)
 
 
+def _find_parallel(files: Sequence[Path]) -> Sequence[Path]:
+    """Find two files whose lines belong together: of an even number, neighbours whose names differ in one part, which
+    is not the first one unless it says so."""
+    pairs = [*zip(files[::2], files[1::2], strict=False)]
+    if len(files) % 2 or not all(_find_sides(pair) for pair in pairs):
+        return ()
+    return pairs[0] if pairs else ()
+
+
+def _find_sides(files: Sequence[Path]) -> list[str]:
+    """Find the part in which the names of files differ, if it is one of each name.
+
+    >>> _find_sides([Path("train.en.txt"), Path("train.de.txt")]), _find_sides([Path("neg.txt"), Path("pos.txt")])
+    (['en', 'de'], [])
+    """
+    names = [re.split(r"[._-]", file.name.removesuffix(".gz")) for file in files]
+    if len({*map(len, names)}) > 1:
+        return []
+    parts = [*zip(*names, strict=True)]
+    places = [place for place, part in enumerate(parts) if len({*part}) > 1]
+    sides = [*parts[places[0]]] if len(places) == 1 else []
+    return sides if sides and (places[0] or {*map(str.casefold, sides)} <= SIDES) else []
+
+
+def describe_label_files(files: Sequence[str]) -> str:
+    """Describe how files of lines, each the texts of one label, become a table."""
+    names = " ".join(map(shlex.quote, files))
+    command = f"""awk '{{gsub(/[\\t\\r]/, " "); n = split(FILENAME, p, "/"); print $0 "\\t" p[n]}}' {names} > all.tsv"""
+    return f"Files of one label each make a table: {command}, with --header text,label."
+
+
 def _describe_paste(parts: Sequence[str]) -> str:
-    names = ",".join(Path(part.removesuffix(".gz")).suffix[1:] or "NAME" for part in parts)
+    names = ",".join(_find_sides([*map(Path, parts)]) or [f"column{number}" for number in range(1, len(parts) + 1)])
     joined = " ".join(map(_format_unpacked, parts))
     table = f"{Path(parts[0]).stem}.tsv"
     return f"Files of lines that belong together become one table: paste {joined} > {table}, with --header {names}."
