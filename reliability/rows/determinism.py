@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import html
 import math
 import os
 import random
@@ -16,6 +17,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from fivetune.reading.diagnosis.rules import diagnose_run, is_severe
 from fivetune.rundir import read_run
 from reliability.campaign import ROOT, Row, Trial
 from reliability.warm import WarmProcess, check_success
@@ -77,8 +79,15 @@ def repeat_elsewhere(workload: Workload, random: random.Random) -> Iterator[Tria
 
 
 def read_report(run: Path) -> dict[str, str]:
-    """The sections of a report, by title, that have no time, place or speed but the duration in the verdict."""
+    """The sections of a report, by title, that have no time, place or speed.
+
+    The verdict is without its duration, and without problems of speed and of the machine, which other programs change.
+    """
     page = (run / "report.html").read_text(encoding="utf-8")
+    for one in diagnose_run(read_run(run)):
+        if not is_severe(one):
+            page = re.sub(rf"\s*<li [^>]*><p>{re.escape(html.escape(one.message))}</p>.*?</li>", "", page)
+    page = re.sub(r"\s*<ol[^>]*>\s*</ol>", "", page)
     page = re.sub(r"(finished after [\d,]+ steps) in \d[^<]*?[a-z]\.(?=[ <])", r"\1.", page)
     found = dict(re.findall(r"<section[^>]*>\s*<h2[^>]*>(.*?)</h2>(.*?)</section>", page, re.DOTALL))
     assert {"Verdict", "Examples"} <= found.keys(), f"sections of the report: {list(found)}"

@@ -41,7 +41,7 @@ PLACES: dict[str, tuple[Place, str]] = {
     "a file has the name of the run": (lambda folder: put_file(folder / "mine"), "mine"),
     "a file has the name of the folder above": (lambda folder: put_file(folder / "mine") / "run", "mine"),
     "a link to nothing": (lambda folder: link_to_nothing(folder / "link"), "link"),
-    "a name of 300 characters": (lambda folder: folder / ("a" * 300), TOO_LONG),
+    "a name of 300 characters": (lambda folder: folder / ("a" * 300), "has 300 bytes. Allowed are 200"),
     "a path of 5,000 characters": (lambda folder: folder / "/".join(["a" * 49] * 100), TOO_LONG),
     "a folder of other files": (lambda folder: put_file(make_folder(folder / "other") / "x.txt").parent, "not empty"),
 }

@@ -6,6 +6,7 @@ import io
 import json
 import pickle
 import random
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -319,10 +320,13 @@ def load_without_care(folder: str) -> None:
 
 
 def check_named_refusal(done: CompletedProcess[str], named: str) -> None:
-    """The command ended with the exit code of a user's error and one line that has the text."""
+    """The command ended with the exit code of a user's error and one line that has the text.
+
+    A resume that fails renews the report of the run and names it in a line before.
+    """
     check_no_trace(done.stderr)
     assert done.returncode in (2, 3, 4), f"exit code {done.returncode}: {done.stderr[-600:]}"
-    said = done.stderr.strip()
+    said = re.sub(r"\Areport  .*\n", "", done.stderr.strip())
     assert said.startswith("fivetune: ") and "\n" not in said, f"more than one line: {said[-900:]}"
     assert named in said, f"{named!r} is not named: {said[-600:]}"
 

@@ -22,7 +22,7 @@ from reliability.warm import WarmProcess, check_no_trace, check_success
 from reliability.workload import TRAIN_WORDS, Reference, Workload, check_weights, read_weights
 
 MODEL, DATA, PUSHED = "org/tiny-t5", "org/things", "org/pushed"
-OFFLINE = ("HF_HOME", "HF_HUB_OFFLINE")
+OFFLINE = ("--model.path t5-nano", "HF_HOME")
 LIMIT = ("5 seconds", "6 times", "HF_HUB_DOWNLOAD_TIMEOUT")
 NO_FILES = ("name local files", "HF_HUB_OFFLINE")
 

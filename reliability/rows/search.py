@@ -25,7 +25,7 @@ from reliability.campaign import Row, Trial
 from reliability.warm import WarmProcess, check_success, wait_until
 from reliability.workload import Workload
 
-LR, BAD_LR = 0.001, 0.002  # the trial with BAD_LR diverges, or finds no memory
+BAD_LR = 0.002  # the trial with it diverges, or finds no memory
 NUM_TRIALS = 3
 LOCK = ".study.lock"
 NUM_ATTEMPTS = 3  # of a trial that fails otherwise than by its numbers
@@ -105,14 +105,11 @@ def spoil(learner: Any, fault: str) -> None:
 
 
 def write_search(workload: Workload, folder: Path) -> Path:
-    """A recipe that searches among three rates, two of them right."""
-    recipe = workload.write_recipe(folder, train__num_steps=6, eval__every_steps=6)
+    """A recipe whose own rate, which is tried first, is BAD_LR, and that searches in a range around it."""
+    recipe = workload.write_recipe(folder, train__num_steps=6, eval__every_steps=6, optimizer__lr=BAD_LR)
     table = yaml.safe_load(recipe.read_text())
-    table["search"] = {
-        "over": {"optimizer.lr": {"choices": [LR, BAD_LR, 3 * LR]}},
-        "sampler": "grid",
-        "num_trials": NUM_TRIALS,
-    }
+    over = {"optimizer.lr": {"low": BAD_LR / 2, "high": 1.5 * BAD_LR}}
+    table["search"] = {"over": over, "num_trials": NUM_TRIALS}
     recipe.write_text(yaml.safe_dump(table))
     return recipe
 

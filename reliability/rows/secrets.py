@@ -74,7 +74,7 @@ def use_secrets(workload: Workload, folder: Path) -> str:
     table = yaml.safe_load(recipe.read_text())
     table["report"] = {"title": f"{WRITTEN['token in a setting']} password={WRITTEN['password in a setting']}"}
     recipe.write_text(yaml.safe_dump(table))
-    table["search"] = {"over": {"optimizer.lr": {"choices": [0.001]}}, "sampler": "grid", "num_trials": 1}
+    table["search"] = {"over": {"optimizer.lr": {"choices": [0.001]}}, "num_trials": 1}
     search.write_text(yaml.safe_dump(table))
     said: list[str] = []
     for code, words in list_commands(folder, recipe, search):

@@ -75,7 +75,8 @@ def write_files(folder: Path) -> None:
     (folder / "preds.json").write_text((folder / "answers.json").read_text())
     rows = [{"id": str(i), "question": "What has Ann?", "context": "Ann has a red hat."} for i in range(4)]
     (folder / "new.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    lines = ["id,question,context", *(f"{row['id']},{row['question']},{row['context']}" for row in rows)]
+    lines = ["id,question,context,subject,text"]  # the columns of runs/my and of runs/tickets
+    lines += [f"{row['id']},{row['question']},{row['context']},help,I cannot log in" for row in rows]
     (folder / "new.csv").write_text("\n".join(lines) + "\n")
     page = (ROOT / "docs" / "getting-started.md").read_text(encoding="utf-8")
     [table] = [block for block in blocks(page, "") if block.startswith("nr,frage")]

@@ -78,7 +78,7 @@ from fivetune.reading.report.run.scores import (
 )
 from fivetune.rundir import write_json
 from fivetune.rundir.figures import find_exported_eval, find_own_eval
-from fivetune.rundir.records import Histogram, Run
+from fivetune.rundir.records import Histogram, Run, RunStatus
 from fivetune.scores.analysis.bootstrap import compute_wilson_interval
 from fivetune.scores.analysis.calibration import calibrate_prediction
 from fivetune.tasks.mixture import Mixture
@@ -564,6 +564,15 @@ def test_a_diverged_run_says_so_before_its_scores() -> None:
         "F1 is 1.9 after fine-tuning and 0.0 before, measured at step 20 on 104 examples: not distinguishable, because "
         "the 95 % intervals overlap."
     )
+
+
+def test_a_run_that_failed_otherwise_also_tells_its_losses_that_are_not_finite() -> None:
+    steps = [make_step(i, loss=None if i == 3 else 2.0) for i in range(1, 6)]
+    status = RunStatus("failed", "the disk is full", step=5)
+    run = make_run(steps=steps, status=status)
+    assert len(list_problems(run, diagnose_run(run))) == 2
+    run = make_run(steps=steps, status=replace(status, why="step 3: loss nan", nonfinite_step=3))
+    assert [one.message for one in list_problems(run, diagnose_run(run))] == ["step 3: loss nan"]
 
 
 def test_a_run_that_only_abstains_says_so_first() -> None:

@@ -63,9 +63,10 @@ def list_problems(
     severe: list[Problem] = []
     mild: list[Problem] = []
     if run.status.state == "failed" and run.status.why:
-        change: Mapping[str, Any] = next((one.change for one in verdicts if one.rule == "not_finite"), NO_CHANGE)
+        ended = [one for one in verdicts if one.rule == "not_finite" and run.status.nonfinite_step is not None]
+        change: Mapping[str, Any] = ended[0].change if ended else NO_CHANGE
         severe.append(Problem(run.status.why, because if change else "", format_flags(change), "bad"))
-        verdicts = [verdict for verdict in verdicts if verdict.rule != "not_finite"]
+        verdicts = [verdict for verdict in verdicts if verdict not in ended]
         because = "" if change else because
     for verdict in verdicts:
         advice = f"{because}{verdict.advice}" if verdict.rule in BY_RATE else verdict.advice
