@@ -20,7 +20,6 @@ from fivetune.distributed.world import ProcessGroupError
 from fivetune.errors import NumericError
 from fivetune.reading.report.run.build import build_page
 from fivetune.rundir import read_run
-from fivetune.rundir.progress import Progress
 
 LONG = {"train__num_steps": 40, "eval__every_steps": 40}
 
@@ -31,18 +30,6 @@ def _train(folder: Path, model: Path, *flags: str, **overrides: Any) -> int:
     return cli.main(["train", str(recipe), "--quiet", "--no-preflight", *flags])
 
 
-def _send_after(step: int, signum: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Send a signal to this process once a step has been recorded."""
-    show = Progress.show_step
-
-    def show_and_send(self: Progress, record: Any, num_steps: int) -> None:
-        show(self, record, num_steps)
-        if record.step == step:
-            os.kill(os.getpid(), signum)
-
-    monkeypatch.setattr(Progress, "show_step", show_and_send)
-
-
 def _read_lead(folder: Path) -> str:
     page = (folder / "run" / "report.html").read_text(encoding="utf-8")
     [lead] = re.findall(r'<p class="lead">(.*?)</p>', page)
@@ -51,7 +38,7 @@ def _read_lead(folder: Path) -> str:
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_an_interrupted_run_has_a_report(signum, tmp_path, model_folder, monkeypatch, capsys) -> None:
-    _send_after(3, signum, monkeypatch)
+    kit.signal_at(monkeypatch, "show_step", 3, signum)
     assert _train(tmp_path, model_folder, **LONG) == 128 + signum
     report, error = capsys.readouterr().err.splitlines()[-2:]
     assert report == f"report  {tmp_path / 'run' / 'report.html'}" and "--resume" in error
@@ -109,7 +96,7 @@ def _fail(*args: object, **kwargs: object) -> None:
 @pytest.mark.parametrize("hinder", [lambda folder: time.sleep(60), _fail])
 def test_a_report_that_cannot_be_written_changes_no_ending(hinder, tmp_path, model_folder, monkeypatch, capsys) -> None:
     """A scheduler kills the process soon after its signal, so the report has a few seconds."""
-    _send_after(2, signal.SIGTERM, monkeypatch)
+    kit.signal_at(monkeypatch, "show_step", 2)
     monkeypatch.setattr(command, "REPORT_SECONDS", 0.2)
     monkeypatch.setattr("fivetune.reading.report.write_report", hinder)
     started = time.monotonic()
