@@ -53,7 +53,7 @@ test-fast: .venv/.installed-test
 
 test-release: .venv/.installed-test
 	$(BIN)/python -m pytest -n logical --dist worksteal -m release
-	$(BIN)/python -m pytest -n logical --hypothesis-profile=release tests/test_properties.py tests/training/test_resume.py
+	$(BIN)/python -m pytest -n logical --hypothesis-profile=release tests/test_properties.py tests/training/state/test_resume.py
 
 lint: .venv/.installed-test
 	$(BIN)/ruff format fivetune tests benchmarks reliability release

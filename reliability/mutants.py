@@ -32,10 +32,10 @@ LOSS = "model/loss.py"
 CHECKPOINT = "training/state/checkpoint.py"
 OBJECTIVE_TESTS = ("tests/model/test_objective.py",)
 TRAINING_TESTS = ("tests/training/test_training.py",)
-CHECKPOINT_TESTS = ("tests/training/test_checkpoint.py",)
-RESUME_TESTS = ("tests/training/test_resume_faults.py",)
+CHECKPOINT_TESTS = ("tests/training/state/test_checkpoint.py",)
+RESUME_TESTS = ("tests/training/state/test_resume_faults.py",)
 RUNDIR_TESTS = ("tests/rundir/test_rundir.py",)
-STEP_TESTS = ("tests/training/test_step.py",)
+STEP_TESTS = ("tests/training/step/test_step.py",)
 DURABLE_TESTS = ("tests/rundir/test_durability.py",)
 
 LEARNING = [
@@ -57,7 +57,7 @@ LEARNING = [
            "return (a @ b).to(dtype)", OBJECTIVE_TESTS),
     Mutant("padding is scored", "data/store/batch.py",
            "_pad_rows(batch.labels, batch.cu_seqlens_tgt, IGNORE_INDEX, sizes)",
-           "_pad_rows(batch.labels, batch.cu_seqlens_tgt, 0, sizes)", ("tests/data/test_batch.py",)),
+           "_pad_rows(batch.labels, batch.cu_seqlens_tgt, 0, sizes)", ("tests/data/store/test_batch.py",)),
     Mutant("gradients stay for the next step", STEP,
            "    scaler.update()\n    engine.clear_gradients(learner)\n", "    scaler.update()\n",
            RESUME_TESTS, "unchanged_run"),
@@ -85,7 +85,7 @@ LEARNING = [
            "        batch_size = -(-too_many // 2)\n", STEP_TESTS, "runs_out_later"),
     Mutant("targets of a split batch are those of other examples", "data/store/batch.py",
            "batch.cu_seqlens_tgt[middle:] - labels", "batch.cu_seqlens_tgt[middle:] - inputs",
-           ("tests/machine/telemetry/test_memory.py",), "repeated_with_half"),
+           ("tests/training/autotune/test_micro_batch.py",), "repeated_with_half"),
     Mutant("gradients are not clipped", "training/strategies/__init__.py",
            "torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)", "pass", TRAINING_TESTS, "clipped"),
     Mutant("factored gradients are not clipped", "training/strategies/__init__.py",
@@ -147,10 +147,10 @@ RESUMING = [
            '        scaler.load_state_dict(state["scaler"])\n', "", CHECKPOINT_TESTS, "loss_scale"),
     Mutant("a resumed run begins with the first examples again", "data/store/stream.py",
            "ahead = worker.submit(self.build_micro_batches, first_step)",
-           "ahead = worker.submit(self.build_micro_batches, 0)", ("tests/data/test_stream.py",)),
+           "ahead = worker.submit(self.build_micro_batches, 0)", ("tests/data/store/test_stream.py",)),
     Mutant("every epoch has the same order", "data/store/stream.py",
            "    random = np.random.default_rng([plan.seed, epoch])\n    if order",
-           "    random = np.random.default_rng([plan.seed, 0])\n    if order", ("tests/data/test_stream.py",)),
+           "    random = np.random.default_rng([plan.seed, 0])\n    if order", ("tests/data/store/test_stream.py",)),
     Mutant("another run's checkpoint is used", "training/state/resume.py",
            "if found.run_id and found.run_id != owner.run_id:", "if False:", RESUME_TESTS, "of_another_run"),
     Mutant("a run is resumed on other data", "training/state/resume.py",
@@ -176,7 +176,7 @@ RESUMING = [
            ("tests/training/test_losses.py",), "stops_at_the_same_step"),
     Mutant("a stopped run saves nothing", "training/loop.py",
            "(is_checkpoint_due(training) or stopping)", "is_checkpoint_due(training)",
-           ("tests/training/test_resume.py",), "stopped_by_a_signal"),
+           ("tests/training/state/test_resume.py",), "stopped_by_a_signal"),
     Mutant("the score of a damaged checkpoint is exported with other weights", "training/export.py",
            "            if reason := _find_damage(training, path):\n", "            if reason := None:\n",
            RESUME_TESTS, "best_checkpoint_are_not"),
@@ -249,7 +249,7 @@ SHOWN = [
            ("tests/training/test_signals.py",), "during_the_report"),
     Mutant("a signal acts in the middle of a step", "training/signals.py",
            "        if not self.is_deferring:\n", "        if first:\n",
-           ("tests/training/test_resume.py",), "stopped_by_a_signal"),
+           ("tests/training/state/test_resume.py",), "stopped_by_a_signal"),
     Mutant("a second Ctrl-C is not heard", "training/signals.py",
            "signal.signal(signal.SIGINT, signal.default_int_handler)", "pass", ("tests/training/test_signals.py",)),
 ]  # fmt: skip
@@ -279,10 +279,10 @@ ANSWERS = [
            "if is_last_of_tie and current > best:", "if current > best:", ("tests/scores/metrics/test_metrics.py",)),
     Mutant("skipped records are not counted", "data/examples.py",
            "        self.num_read += 1\n        self.num_skipped += 1\n", "        self.num_read += 1\n",
-           ("tests/data/test_store.py",)),
+           ("tests/data/store/test_store.py",)),
     Mutant("an answer that was cut away is not counted", "data/store/encode.py",
            "answer_clipped=extractive and high > low and _is_answer_lost(", "answer_clipped=False and _is_answer_lost(",
-           ("tests/data/test_encode.py",), "lost_to_truncation"),
+           ("tests/data/store/test_encode.py",), "lost_to_truncation"),
 ]  # fmt: skip
 
 MUTANTS = [*LEARNING, *NOT_FINITE, *RESUMING, *FILES, *SHOWN, *ANSWERS]

@@ -42,19 +42,19 @@ ACTING: dict[str, Any] = {
 # Settings whose effect another file tests, or that this set-up cannot show.
 ELSEWHERE = {
     "run.dir", "model.path", "model.config", "model.tokenizer", "model.revision", "model.unfreeze", "model.any_seq2seq",
-    "model.adapter",  # tests/adapters
+    "model.adapter",  # tests/model/adapters
     "task.name", "task.train_answers",
     "task.language", "task.head", "data.train", "data.eval", "data.eval_share", "data.eval_seed", "data.group_column",
     "data.columns", "data.header", "data.on_bad_record", "data.overlong", "data.window_overlap", "data.cache_dir",
     "optimizer.name",
     "loss.class_weights",  # tests/training/test_losses.py
     "distill.teacher", "distill.kind", "distill.num_beams", "distill.alpha", "distill.temperature",  # test_distill.py
-    "data.num_processes", "data.window_shards",  # tests/data/test_prepared.py
-    "data.bucket_pool",  # tests/data/test_stream.py: a set of a few batches has no pools
+    "data.num_processes", "data.window_shards",  # tests/data/store/test_prepared.py
+    "data.bucket_pool",  # tests/data/store/test_stream.py: a set of a few batches has no pools
     "train.num_epochs", "train.capture", "train.early_stopping", "train.log_every_steps", "train.num_threads",
     "eval.at_start", "eval.max_examples", "eval.final", "eval.score_labels", "checkpoint.keep", "checkpoint.background",
     "train.ema", "checkpoint.average_best",  # tests/training/test_averaging.py
-    "checkpoint.url",  # tests/training/test_bucket.py
+    "checkpoint.url",  # tests/training/state/test_bucket.py
 
     "telemetry.every_seconds",
     "report.title", "report.beside", "report.expected", "report.expected_model", "report.expected_examples",

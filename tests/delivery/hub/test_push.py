@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -21,6 +22,19 @@ from reliability.fake_hub import FakeHub, running_hub
 # huggingface_hub hands the weights to its HTTP library in a deprecated way.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
 SECRET = "hf_" + "Secret0" * 5
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Path:
+    folder = tmp_path_factory.mktemp("published")
+    fivetune.train(kit.recipe(folder, model_folder, train__num_steps=1), quiet=True, preflight=False)
+    return folder / "run"
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A copy of the trained run."""
+    return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
 @pytest.fixture

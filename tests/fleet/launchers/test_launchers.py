@@ -91,7 +91,7 @@ def test_every_launcher_keeps_the_contract(name):
 
 @pytest.mark.parametrize(("name", "case"), supported_cases())
 def test_golden_files(name, case):
-    """After a change that is meant: `FIVETUNE_WRITE_GOLDEN=1 python -m pytest tests/launchers`, and read the diff."""
+    """After an intended change: `FIVETUNE_WRITE_GOLDEN=1 python -m pytest tests/fleet/launchers`, and read the diff."""
     text = render(name, case)
     path = GOLDEN / f"{name}-{case}.txt"
     if os.environ.get("FIVETUNE_WRITE_GOLDEN"):

@@ -31,7 +31,7 @@ from fivetune.training.step import learner
 from fivetune.training.step.plain import PlainEngine
 
 HAS_JAX = find_spec("jax") is not None and find_spec("torchax") is not None
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 FLAGS = (
     "--xla_force_host_platform_device_count=4",
     "--xla_backend_optimization_level=0",  # nearly all of the time is compilation

@@ -25,7 +25,7 @@ from fivetune.errors import DataError, FiveTuneEnvironmentError, FiveTuneError, 
 from fivetune.tasks import get_text, load_task
 from fivetune.types import RawRecord
 
-SHARED = Path(__file__).parents[3] / "shared" / "data"
+SHARED = Path(__file__).parents[4] / "shared" / "data"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="../shared/data (real data sets) is not on this machine")
 
 SQUAD = {

@@ -9,10 +9,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import kit
 import pytest
 import yaml
 from fake_run import change_run, fake_run, make_eval, make_predictions, write_run
 
+import fivetune
 from fivetune.cli import main
 from fivetune.reading.card.card import is_generated
 from fivetune.reading.card.facts import list_limits
@@ -199,8 +201,9 @@ def test_a_mixture_lists_its_parts_and_names_one_in_its_example(tmp_path):
     assert '{"task.part": "a"}' in card and "nothing is known of their quality" in card
 
 
-def test_the_examples_of_a_card_run(run, capsys):
-    card = card_of(run)
+def test_the_examples_of_a_card_run(tmp_path, model_folder, capsys):
+    fivetune.train(kit.recipe(tmp_path, model_folder, train__num_steps=1), quiet=True, preflight=False)
+    card = card_of(tmp_path / "run")
     blocks = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     assert len(blocks) == 2
     capsys.readouterr()
