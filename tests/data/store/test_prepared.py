@@ -393,13 +393,13 @@ def test_a_copy_under_way_that_the_window_gives_up_is_not_kept(source, tokenizer
 
     monkeypatch.setattr(prepared, "fetch_file", fetch)
     cache.keep(frozenset({0}), frozenset({1}))
-    copies = [*cache._fetching.values()]
     with ThreadPoolExecutor() as threads:
         located = threads.submit(cache.locate, 2)
         while len(cache._fetching) < 3:
             time.sleep(0.001)
         cache.keep(frozenset({3}), frozenset({4}))
         cache.keep(frozenset({0}), frozenset())
+        copies = [*cache._fetching.values()]
         may_arrive.set()
         assert located.result().is_file()
     for copy in copies:
