@@ -108,7 +108,11 @@ def _list_likely(best: Reading, others: Sequence[Reading], why: str) -> list[Rea
     meant = {*re.findall(words, why)}
     named = [one for one in others if one.targets and meant.issuperset(one.targets)]
     likely = [one for one in others if one.points >= best.points - 2 * MARGIN and one not in named]
-    shown = [best, *named, *likely][:NUM_SHOWN]
+    # of several tasks for the same columns the likeliest
+    by_columns: dict[tuple[str, ...], Reading] = {}
+    for one in (best, *named, *likely):
+        by_columns.setdefault((*one.inputs, "", *one.targets), one)
+    shown = [*by_columns.values()][:NUM_SHOWN]
     texts = [one for one in others if one.task == "jsonl"][:1]
     if texts and all(one.task != "jsonl" for one in shown):
         shown[NUM_SHOWN - 1 :] = texts

@@ -338,16 +338,19 @@ def find_wholes(table: RawTable, columns: Mapping[str, Column]) -> dict[str, lis
     num_filled = {name: sum(map(bool, cells[name])) for name in texts}
     found: dict[str, list[str]] = {}
     for place, name in enumerate(texts[:-2]):
-        frames: set[str] = set()
-        held: Counter[str] = Counter()
+        frames: list[tuple[set[str], str]] = []
         for row, frame in enumerate(cells[name]):
+            held: set[str] = set()
             for part in texts[place + 1 :]:
                 value = cells[part][row]
                 if value and value in frame:
-                    held[part] += 1
+                    held.add(part)
                     frame = frame.replace(value, " ", 1)
-            frames.add("".join(frame.split()))
-        parts = [part for part in held if held[part] > 0.9 * num_filled[part]]
-        if len(parts) > 1 and len(frames) <= max(3, 0.1 * len(records)):
+            frames.append((held, "".join(frame.split())))
+        times = Counter(part for held, _ in frames for part in held)
+        parts = [part for part in times if times[part] > 0.9 * num_filled[part]]
+        # where a cell is blank, its text is a part of the frame
+        whole = [frame for held, frame in frames if held.issuperset(parts)]
+        if len(parts) > 1 and len({*whole}) <= max(3, 0.1 * len(whole)) < len(whole):
             found[name] = parts
     return found

@@ -39,8 +39,10 @@ from fivetune.start.survey import (
     CODE,
     GENERAL_LABELS,
     IN_TEXT,
+    LONG_WORDS,
     NUM_ANSWERED,
     READ,
+    SAMPLE,
     SHORTER,
     TARGET_ROLES,
     UNKNOWN,
@@ -60,6 +62,7 @@ SHORT_TARGET_WORDS = 2.0  # mean words up to which a target is right or wrong as
 CONFLICTS = 0.2  # share of records whose inputs another record has with another label
 MAX_NUMBERED = 20  # distinct whole numbers up to which they may be labels without a name that says so
 NOTES = "note notes notiz remark remarks comment comments"  # are no text that is asked about
+MIN_LABEL = 3  # characters of a label that is looked for in texts
 LONG_CONTEXT = 20  # mean words from which on a text may be asked about
 NO_LABEL = "no column is named as a label"
 OUTPUTS = "output outputs completion response answer answers reply a chosen gold reference"
@@ -176,9 +179,10 @@ def read_pairs(survey: Survey) -> Iterator[Reading]:
         unknown = [name for name in reversed(texts) if survey.rate(name, "targets", *SOURCES) == 0]
         if len(texts) <= 3 or len(unknown) == 1:
             targets += unknown
-        questions = [name for name in texts if survey.rate(name, "question") >= USUAL]
-        if not targets and len(questions) == 1:  # it may be written for a text
-            targets = questions
+        questions = [name for name in texts if survey.rate(name, "question") >= CLEAR]
+        is_labelled = any(survey.rate(name, "label") == CLEAR for name in columns)
+        if not targets and len(texts) <= 2 and not is_labelled:  # it may be written for a text, or for another one
+            targets = questions[::-1]
     for target in targets:
         for sources in _list_sources(survey, target, texts):
             if sources[-1] in targets and survey.has_questions(target) and not survey.has_questions(sources[-1]):
@@ -209,8 +213,11 @@ def _list_sources(survey: Survey, target: str, texts: Sequence[str]) -> list[lis
         return [[name for name in survey.columns if name in (short, long[0])], [short], long[:1]]
     unknown = [name for name in texts if survey.rate(name, "targets", "answer", *SOURCES) < 2]
     others = [name for name in unknown or texts if name != target]
-    if not known and len(others) == 2 and target == texts[-1]:  # one text of two others
-        return [others, others[:1]]
+    both = [name for name in texts if name != target]
+    is_unknown = survey.rate(target, "targets", "label") == 0
+    are_read = len(both) == 2 and all(survey.rate(name, "targets", "answer") < 2 for name in both)
+    if is_unknown and target == texts[-1] and are_read:  # one text of two others
+        return [both, *([name] for name in (known or others)[:2])]
     return [[name] for name in (known or others)[:3]]
 
 
@@ -355,9 +362,12 @@ def read_questions(survey: Survey) -> Iterator[Reading]:
         roles["context"] = context
     answers = [name for name in survey.list_columns("answer", minimum=2) if name not in roles.values()]
     for answer in answers:
-        found = _read_answers(survey, {**roles, "answer": answer})
-        if found:
-            yield found
+        # what is shorter than the answers is the title of their source, rather than what they are found in
+        is_title = bool(context) and columns[answer].is_running and columns[context].mean_words < LONG_WORDS
+        title = f"{context} may be the title of a source, in which {answer} is not found"
+        for known in [{"question": questions[0]}, roles] if is_title and not survey.is_given(context) else [roles]:
+            if found := _read_answers(survey, {**known, "answer": answer}):
+                yield replace(found, doubts=[title, *found.doubts]) if is_title and known is roles else found
 
 
 def _find_context(survey: Survey, question: str) -> str | None:
@@ -471,11 +481,15 @@ def _list_read(survey: Survey, label: str, same: Sequence[str]) -> Iterator[tupl
     """Yield the texts that a label may be given for, what else is known of them, and why it is doubtful."""
     texts, known = survey.list_texts(label), survey.list_texts(label, only_known=True)
     leaks = [name for name in texts if _has_gaps(survey, name, label)]
+    told = [name for name in texts if _tells_label(survey, name, label)]
     alike = [pair for pair in itertools.combinations(texts, 2) if survey.is_copy(*pair)][:1]
     doubts: list[str] = []
     if 0 < len(leaks) < len(texts):
         doubts.append(f"{_join(leaks)} is filled for some values of {label} only, as what the giver of it writes")
         yield [name for name in texts if name not in leaks], leaks, doubts
+    if 0 < len(told) < len(texts):
+        doubts.append(f"{_join(told)} holds the {label} itself in nearly all records, as a reasoning about it does")
+        yield [name for name in texts if name not in told], told, doubts
     for pair in alike:
         doubts.append(f"{_join(pair)} hold nearly the same texts, one of which is enough")
         for spare in reversed(pair):
@@ -507,6 +521,15 @@ def _has_gaps(survey: Survey, name: str, label: str) -> bool:
         filled.setdefault(as_text(value), []).append(not is_empty_cell(text))
     shares = [sum(of_label) / len(of_label) for of_label in filled.values() if len(of_label) >= 3]
     return len(shares) > 1 and min(shares) < 0.2 and max(shares) > 0.8
+
+
+def _tells_label(survey: Survey, name: str, label: str) -> bool:
+    """Whether a text holds the label in nearly all records: words that another label has are not in the text."""
+    records = survey.table.records[:SAMPLE]
+    pairs = [(as_text(find_value(one.fields, name)), as_text(find_value(one.fields, label))) for one in records]
+    filled = [(text.casefold(), value.casefold()) for text, value in pairs if len(value) >= MIN_LABEL]
+    num_told = sum(re.search(rf"\b{re.escape(value)}\b", text) is not None for text, value in filled)
+    return num_told > 0.9 * len(records)
 
 
 def _is_stance(survey: Survey, label: str) -> bool:
@@ -622,20 +645,47 @@ def read_tags(survey: Survey) -> Iterator[Reading]:
             is_unknown = survey.rate(name, "tags", "label") == 0 and survey.can_learn_other([name, *texts])
             doubts = [NO_LABEL] if is_unknown else []
             yield survey.weigh(reading, values="several labels that repeat", points=VALUES + 1, doubts=doubts)
-    flags = named or [name for name in survey.list_unread(()) if _is_flag(survey, name)]
+    texts = survey.list_texts("")
+    numbered = [] if named else _find_numbered(survey)
+    if numbered and texts:
+        reason = f"{_join(numbered)} hold labels of the same kind, and {_describe_columns(texts)} text"
+        reading = Reading("several labels", "tags", {"text": texts, "tags": numbered}, reason, {"separator": ","})
+        yield survey.weigh(reading, form="numbered columns of labels")
+    stems = Counter(" ".join(split_name(name)) for name in survey.columns)
+    flags = named or [name for name in survey.list_unread(()) if _is_flag(survey, name, stems)]
     if len(flags) < 3:
         flags = [name for name in flags if survey.rate(name, "label") < USUAL or survey.rate(name, "flag")]
-    texts = survey.list_texts("")
     if len(flags) >= 3 and texts:
         shown = ", ".join([*flags[:4], *(["..."] if len(flags) > 4 else [])])
         reason = f"{len(flags)} columns hold 0 or 1 ({shown}), and {_describe_columns(texts)} text"
         reading = Reading("several labels", "tags", {"text": texts, "tags": flags}, reason, {"separator": ","})
-        yield survey.weigh(reading, form="a column of 0 and 1 per label")
+        # facts that are yes or no stand beside a label of words, too
+        words = [name for name in survey.list_unread([*flags, *texts]) if survey.columns[name].kind == "text"]
+        labels = [name for name in words if survey.columns[name].has_labels]
+        doubts = [f"{_join(labels[:2])} may be the label, too"] if labels else []
+        yield survey.weigh(reading, form="a column of 0 and 1 per label", doubts=doubts)
 
 
-def _is_flag(survey: Survey, name: str) -> bool:
+def _find_numbered(survey: Survey) -> list[str]:
+    """Find columns whose names differ in a number or letter and that hold the same labels, the later ones for fewer
+    records: `code 1`, `code 2` ... of answers with several codes.
+    """
+    by_stem: dict[tuple[str, ...], list[str]] = {}
+    for name, column in survey.columns.items():
+        if column.values and column.kind == "text" and not survey.is_given(name):
+            by_stem.setdefault((*split_name(name),), []).append(name)
+    for names in by_stem.values():
+        first, *others = (survey.columns[name] for name in names)
+        shared = [one for one in others if len({*one.values} & {*first.values}) > 1 or one.num_distinct == 1]
+        if others and shared == others and others[-1].num_filled < 0.8 * first.num_filled:
+            return names
+    return []
+
+
+def _is_flag(survey: Survey, name: str, stems: Mapping[str, int]) -> bool:
     values = {*survey.columns[name].values}
-    is_label = survey.rate(name, "label") >= CLEAR and not survey.rate(name, "flag")
+    is_one_of_several = stems[" ".join(split_name(name))] > 2  # category_a, _b, _c
+    is_label = survey.rate(name, "label") >= CLEAR and not survey.rate(name, "flag") and not is_one_of_several
     return not is_label and values in ({"0", "1"}, {"true", "false"}, {"0.0", "1.0"})
 
 
@@ -680,6 +730,26 @@ def read_numbers(survey: Survey) -> Iterator[Reading]:
                 yield survey.weigh(found, values="numbers that are no labels", doubts=[NO_PEARSON])
 
 
+def read_named(survey: Survey) -> Iterator[Reading]:
+    """Yield what the columns of the user say by themselves, whatever else their values look like."""
+    given = survey.given
+    for learned, read, task in (
+        ("label", "text", "classification"),
+        ("tags", "text", "tags"),
+        ("targets", "inputs", "jsonl"),
+    ):
+        if not {learned, read} <= given.keys():
+            continue
+        column = survey.columns[given[learned][0]]
+        if task == "classification" and not 2 <= column.num_distinct <= column.num_filled / 2:
+            continue
+        roles = {read: given[read], learned: given[learned]}
+        many = f"{column.name} has {column.num_distinct:,} different values in {column.num_filled:,} records"
+        warnings = [many] if task == "classification" and not column.has_labels else []
+        options: JsonTable = {"separator": ","} if task == "tags" else {}
+        yield Reading(task, task, roles, "the columns were named", options, warnings=warnings)
+
+
 def _is_amount(survey: Survey, name: str) -> bool:
     """Whether a column holds numbers that are no labels: with fractions, or many whole ones without a label's name."""
     column = survey.columns[name]
@@ -720,7 +790,7 @@ def iter_readings(survey: Survey) -> Iterator[Reading]:
         choices: set[str] = set()
         for form in (
             *(read_signatures, read_chat, read_instructions, read_questions),
-            *(read_pairs, read_labels, read_tags, read_numbers),
+            *(read_pairs, read_labels, read_tags, read_numbers, read_named),
         ):
             for reading in form(part):
                 choices.update(reading.roles.get("choices", ()))

@@ -47,10 +47,15 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "label": (
         "label labels class klasse classe category kategorie categoria categoría catégorie categorie intent intents "
         "sentiment sentimiento emotion gold_label label_text class_index y etikett etiqueta "
-        "intencion intención spam toxic",
+        "intencion intención spam toxic clase kelas kategori kategoria kategorija etiket sınıf nhãn 类别 分类 标签 "
+        "意图 "
+        "カテゴリ ラベル 카테고리 라벨 레이블 категория метка класс تصنيف",
         "target targets target_names label_name class_name topic thema tema rating stars star score tag type "
         "typ tipo status priority "
         "priorität prioridad queue genre polarity stance judgment judgement quality overall severity department "
+        "motivo assunto valoración calificación avaliação valutazione durum duygu sentimento sentimen emoción "
+        "emocion emoção emozione polaridad polaridade 类型 情感 "
+        "感情 감정 тональность эмоция "
         "abteilung section verdict grade mood hate hate_speech duplicate sarcastic relation correct act gold language "
         "lang gender dialect subcategory subclass subtopic",
     ),
@@ -66,7 +71,12 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "text": (
         "text texts texto texte testo comment review tweet message nachricht sentence satz utterance body content "
         "description beschreibung bewertung post phrase premise hypothesis anfrage comentario mensaje "
-        "short_description cuerpo corpo contenido conteúdo conteudo contenu inhalt",
+        "short_description cuerpo corpo contenido conteúdo conteudo contenu inhalt metin yorum görüş mesaj cümle teks "
+        "ulasan komentar kalimat tekst komentarz recenzja wiadomość mensagem frase commento recensione commentaire "
+        "phrase "
+        "oración consulta reclamo текст отзыв комментарий сообщение 文本 内容 评论 句子 语料 正文 本文 文章 "
+        "テキスト レビュー "
+        "텍스트 문장 리뷰 댓글 내용 نص تعليق تغريدة văn_bản câu bình_luận nội_dung",
         "remark remarks subject betreff überschrift title titel titulo título subtitle subtitulo subtítulo titre "
         "headline claim email mail note "
         "notes notiz "
@@ -109,8 +119,9 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "fact": (
         "language lang languages license split publication publisher source_lang target_lang version confidence count "
         "like likes retweet retweets votes ups downs parse flag filename platform device channel finished "
-        "progress duration recipient ip_address user_language latitude longitude",
-        "explanation exp rationale reason reasoning package package_name domain website helpful upvotes "
+        "progress duration subreddit forum recipient ip_address user_language latitude longitude",
+        "explanation exp rationale reason reasoning cot thought thoughts chain_of_thought package package_name "
+        "domain website helpful upvotes "
         "gender age answer_start is_impossible plausible_answers "
         "tokens toks",
     ),

@@ -143,6 +143,7 @@ KINDS: dict[str, Callable[[Draw, int], object]] = {
     "hardly any": lambda draw, row: "en" if row % 50 else "fr",
     "by turns": lambda draw, row: ("late", "soon")[row % 2],
     "for soon alone": lambda draw, row: f"This is what {WHO[row % 16]} found, case {row}" if row % 2 else "",
+    "told of turns": lambda draw, row: f"It is {('late', 'soon')[row % 2]} for {WHO[row % 16]}, as case {row} says",
     "mine": lambda draw, row: "" if row % 3 == 0 else draw.choice(["good", "bad"]),
     "yours": lambda draw, row: "" if row % 3 == 1 else draw.choice(["good", "bad"]),
     "theirs": lambda draw, row: "" if row % 3 == 2 else draw.choice(["good", "bad"]),
@@ -449,6 +450,14 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "aspects first": ("Service=theirs | Food=mine | review=sentence", "?"),
     "topics of 0 and 1, one like a label": ("Title=title | Question=sentence | Array=flag | Stack=flag | Queue=flag | Tree=flag", "tags: Array Stack Queue Tree < Title Question"),
     "genres of 0 and 1": ("Type=flag | Drama=flag | Comedy=flag | War=flag | plot=paragraph", "tags: Type Drama Comedy War < plot"),
+    "facts of 0 and 1 beside labels": ("viesti=sentence | liite=flag | linkki=flag | kiire=flag | luokka=three", "?"),
+    "categories of 0 and 1": ("text=sentence | category_A=flag | category_B=flag | category_C=flag", "tags: category_A category_B category_C < text"),
+    # a text that tells the label, titles of sources, two questions
+    "a reasoning beside a text": ("text=sentence | why=told of turns | label=by turns", "?"),
+    "a chain of thought": ("text=sentence | cot=told of turns | label=by turns", "classification: label < text"),
+    "titles of sources beside answers": ("Question=question | Answer=reply | Document=title", "?"),
+    "questions that mean the same": ("question_1=question | question_2=question", "?"),
+    "questions that mean the same, of one label": ("question1=question | question2=question | label=one", "!"),
     # a question and its answer beside a category, in languages whose names are unknown
     "a FAQ in Romanian": ("id=row | categorie=ten | intrebare=question | raspuns=reply", "?"),
     "a FAQ in Estonian": ("kategooria=three | küsimus=question | vastus=reply", "?"),
