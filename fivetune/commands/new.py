@@ -6,6 +6,7 @@ Finds the task and says why, or asks; splits off a test set; the recipe is comme
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from fivetune.commands import describe_doubt, describe_start, print_json, print_start
 
@@ -32,7 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from fivetune.errors import ConfigError
+    from fivetune.data.readers.nested_records import describe_nested
+    from fivetune.errors import ConfigError, DataError
     from fivetune.model.tokenizer import load_local_tokenizer
     from fivetune.start.choose import DoubtError
     from fivetune.start.files import start_recipe
@@ -55,6 +57,10 @@ def run(args: argparse.Namespace) -> int:
     except DoubtError as doubt:
         if args.json:
             print_json(describe_doubt(doubt))
+        raise
+    except DataError as error:
+        if nested := not args.column and describe_nested(Path(args.data)):
+            raise DataError(nested) from error
         raise
     if args.json:
         print_json(describe_start(started))

@@ -23,6 +23,7 @@ from fivetune.data.readers.json_text import (
     describe_value,
     find_json_error,
 )
+from fivetune.data.readers.nested_records import Step, describe_nested, format_join
 from fivetune.data.readers.source_files import (
     MAX_RECORD_BYTES,
     BadRecord,
@@ -203,6 +204,9 @@ def _describe_member(value: object) -> _Member:
 def _find_form(members: Sequence[_Member]) -> _Form | None:
     """Find how an object without a list of records holds records: by id, or column by column; None if it does not."""
     objects = all(member.kind == describe_kind({}) for member in members)
+    lists = [member for member in members if member.kind == describe_kind([])]
+    if 1 < len(lists) < len(members) and lists[0].num > 1 and "values" in {member.parts for member in lists}:
+        return "columns of values" if len({member.num for member in lists}) == 1 else None
     if not members or len({(member.num, member.keys) for member in members}) > 1:
         return "by id" if members and objects else None
     first = members[0]
@@ -221,19 +225,27 @@ def _read_records_by_id(window: JsonWindow, path: Path) -> Iterator[RawRecord]:
 
 def _read_columns(window: JsonWindow, path: Path) -> Iterator[RawRecord]:
     """Yield the records of {column: {row: value}} or {column: [value, ...]}, as data frames write them; all is in
-    memory. A row without a number has its name as id.
+    memory. A row without a number has its name as id. A value beside lists is one of each record, whose number an id
+    gets.
     """
+    members = {name: window.read_value() for name in window.iter_keys()}
+    has_lists = any(isinstance(value, list) for value in members.values())
+    same = {name: value for name, value in members.items() if has_lists and not isinstance(value, list)}
     columns: dict[str, JsonTable] = {}
-    for name in window.iter_keys():
-        value = window.read_value()
-        columns[name] = {str(row): one for row, one in enumerate(value)} if isinstance(value, list) else value
+    for name, value in members.items():
+        if name not in same:
+            columns[name] = {str(row): one for row, one in enumerate(value)} if has_lists else value
     for row in next(iter(columns.values())):
-        fields = {name: values[row] for name, values in columns.items()}
+        fields = {name: same[name] if name in same else columns[name][row] for name in members}
+        if "id" in same:
+            fields["id"] = f"{same['id']}-{row}"
         named = fields if row.isdecimal() else {"id": row, **fields}
         yield RawRecord(named, f"{path}: row {row}")
 
 
 def _describe_missing_list(path: Path, seen: Mapping[str, _Member]) -> str:
+    if nested := describe_nested(path):
+        return nested
     for name in RECORD_LISTS:
         if name in seen:
             return f"{path}: {name!r} is {seen[name].kind}. It must be a list of records. Correct the file."
@@ -249,11 +261,11 @@ def _describe_sets(path: Path, sets: Mapping[str, _Member]) -> str:
     longest = sorted(sets, key=lambda name: -sets[name].num)
     told = ", ".join(f"{name!r} ({sets[name].num:,})" for name in longest[:8])
     chosen = "train" if "train" in sets else longest[0]
-    code = f"import json; print(json.dumps(json.load(open({str(path)!r}))[{chosen!r}]))"
+    command = format_join(path, [Step("member", (chosen,)), Step("each")])
     names = ", and name the values of its lists: --header text,label" if sets[chosen].parts == "lists" else ""
     return (
         f"{path}: no list of records by the name data; there are {told}. Allowed in a file is one list. Write it to a "
-        f"file of its own: python -c {shlex.quote(code)} > {shlex.quote(f'{chosen}.json')}{names}."
+        f"file of its own: {command} > {shlex.quote(f'{chosen}.jsonl')}{names}."
     )
 
 

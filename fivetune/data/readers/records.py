@@ -77,6 +77,8 @@ __all__ = [
 UnparsedItem = RawLine | TableRow | ArrowRow
 Item = RawRecord | BadRecord | UnparsedItem
 
+MIN_ROWS = 10  # of the lists of a document in one line that also has other values: fewer belong to one record
+
 NO_RENAMES: Mapping[str, str] = MappingProxyType({})
 
 
@@ -499,6 +501,8 @@ def _is_first_line_record(text: str) -> bool:
     members = cast("JsonTable", value)
     if any(isinstance(members.get(name), list | dict) for name in (*RECORD_LISTS, *SPLIT_NAMES)):
         return False
-    if members and not rest.strip() and all(isinstance(member, list) for member in members.values()):
+    lists = [cast("list[object]", member) for member in members.values() if isinstance(member, list)]
+    is_long = {*map(len, lists)} == {max(MIN_ROWS, len(lists[0]))} if len(lists) > 1 else False
+    if lists and not rest.strip() and (is_long or len(lists) == len(members)):
         return False  # columns
     return not members or not all(isinstance(member, dict) for member in members.values())

@@ -803,13 +803,13 @@ def test_lines_of_lists_in_a_json_file_are_records(put):
 @pytest.mark.parametrize(
     ("document", "told"),
     [
-        ({"train": FRAME, "test": FRAME[:9]}, ["'train' (30), 'test' (9)", "['\"'\"'train'\"'\"']", "> train.json."]),
+        ({"train": FRAME, "test": FRAME[:9]}, ["'train' (30), 'test' (9)", '["train"]', "> train.jsonl."]),
         (
             {"oos_val": [["hi", "a"]], "val": [["ho", "b"]]},
-            ["> oos_val.json, and name the values", "--header text,label"],
+            ["> oos_val.jsonl, and name the values", "--header text,label"],
         ),
         ({"version": 1, "dev": FRAME}, ["there are 'dev' (30)"]),
-        ({"chapters": FRAME[:3], "mcqs": FRAME}, ["'mcqs' (30), 'chapters' (3)", "> mcqs.json."]),
+        ({"chapters": [{"name": "One"}] * 3, "mcqs": FRAME}, ["'mcqs' (30), 'chapters' (3)", "> mcqs.jsonl."]),
         ({"version": "1", "count": 3}, ["the keys are 'version', 'count'"]),
     ],
 )

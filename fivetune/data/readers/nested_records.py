@@ -1,0 +1,221 @@
+"""Find the records in a JSON document that holds them in lists within lists, and the command that writes them as lines.
+
+In: a file. Out: the steps down to its records, found in a sample of each list, and a command for the shell. A document
+that readers take as it is has no such command.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import chain, islice
+from pathlib import Path
+from typing import Literal, NamedTuple, cast
+
+from fivetune.data.readers.delimited import HEADER_WORDS
+from fivetune.data.readers.json_text import JsonWindow
+from fivetune.data.readers.source_files import HEAD_BYTES, open_bytes
+from fivetune.errors import DataError, FiveTuneEnvironmentError
+from fivetune.types import JsonTable
+
+NUM_SAMPLED = 20  # items of a list
+NUM_KEYS = 200  # of an object
+MAX_DEPTH = 6
+MIN_SHARE = 0.8  # of sampled records that hold a list
+# names of lists of objects that are parts of one record; of what a record is learned for; of texts of one label
+PARTS = re.compile(
+    r"choices|options|answers|candidates|distractors|entities|spans|relations|triples|documents|docs|passages|contexts|"
+    r"evidence"
+)
+WHOLE = re.compile(r"answer|label|output|response|summary|target", re.IGNORECASE)
+TEXTS = re.compile(r"patterns|examples|utterances|texts|sentences|queries|samples|phrases", re.IGNORECASE)
+SPLIT = re.compile(r"(?<![a-z])(train|test|valid|val|dev|eval)(ing|ation)?(?![a-z])", re.IGNORECASE)
+
+
+class Step(NamedTuple):
+    """One step down to the records of a document.
+
+    Args:
+        kind: into a member of an object, to each item of a list or of an object with keys that are data, to each text
+            of a list, or along several lists of equal length.
+        names: of the member, or of the lists.
+    """
+
+    kind: Literal["member", "each", "items", "texts", "along"]
+    names: tuple[str, ...] = ()
+
+
+def describe_nested(path: Path) -> str:
+    """Return the error for a file whose records are in lists within lists or objects, with the command that joins them;
+    "" for any other file.
+    """
+    steps: Sequence[Step] | None = None
+    is_lines = False
+    with suppress(DataError, FiveTuneEnvironmentError), open_bytes(path) as file:
+        if file.read(HEAD_BYTES).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
+            file.seek(0)
+            value, is_lines = _sample_document(JsonWindow(file, path))
+            steps = find_records(value)
+    if not steps or [step.kind for step in steps] in (["each"], ["items"], ["member", "each"]):
+        return ""
+    place = ".".join(" with ".join(step.names) or "*" for step in steps)
+    into = shlex.quote(f"{path.name.removesuffix('.gz').partition('.')[0]}-records.jsonl")
+    return (
+        f"{path}: its records are nested: {place}. Allowed is a list of records, or one on a line. Write each on a "
+        f"line, with the values of what it is in: {format_join(path, steps, is_lines=is_lines)} > {into}, and name "
+        "that file."
+    )
+
+
+def _sample_document(window: JsonWindow) -> tuple[object, bool]:
+    """Read the first items of each list of a document, or the first of JSON lines, which the flag tells."""
+    if window.peek() == "[":
+        return [window.read_value() for _ in islice(window.iter_indices(), NUM_SAMPLED)], False
+    table: JsonTable = {}
+    for key in window.iter_keys():
+        if window.peek() == "[":
+            items = table[key] = []
+            for _ in window.iter_indices():
+                items.append(window.read_value())
+                del items[NUM_SAMPLED:]
+        else:
+            table[key] = window.read_value()
+        if len(table) == NUM_KEYS:
+            return table, False
+    lines: list[object] = [table]
+    while window.peek() == "{" and len(lines) < NUM_SAMPLED:
+        lines.append(window.read_value())
+    return (lines, True) if len(lines) > 1 else (table, False)
+
+
+def find_records(value: object, depth: int = 0) -> list[Step] | None:
+    """Find the steps from a value to its records, None if it holds none.
+
+    >>> pair = {"question": "Who is it?", "answer": "Ann."}
+    >>> steps = find_records({"a": {"about": "It is Ann.", "qa": [pair]}, "b": {"about": "", "qa": [pair, pair]}})
+    >>> [step.kind for step in steps], steps[1].names
+    (['items', 'member', 'each'], ('qa',))
+    """
+    if depth > MAX_DEPTH:
+        return None
+    if isinstance(value, list):
+        records = _keep_objects(value)
+        return [Step("each"), *_find_inner(records)] if len(records) == len(value) > 0 else None
+    if not isinstance(value, dict):
+        return None
+    members = cast("JsonTable", value)
+    sets = [name for name in members if SPLIT.search(name)]
+    if len(members) > 1 and not sets and (joined := _join_members([*members.items()], depth)):
+        return joined
+    found = {name: steps for name, one in members.items() if (steps := find_records(one, depth + 1))}
+    chosen = next((name for name in sets if name in found and "train" in name.casefold()), None)
+    chosen = chosen or max(found, key=lambda name: len(members[name]), default=None)
+    return [Step("member", (chosen,)), *found[chosen]] if chosen is not None else None
+
+
+def _join_members(members: Sequence[tuple[str, object]], depth: int) -> list[Step] | None:
+    """Find the steps to the records of an object whose keys are data: its members are alike."""
+    values = [value for _, value in members]
+    tables = _keep_objects(values)
+    if len(tables) == len(values):
+        inner = [value for table in tables for value in table.values()]
+        if inner and len(_keep_objects(inner)) == len(inner):
+            return [Step("items"), *(find_records(tables[0], depth + 1) or ())]
+        return [Step("items"), *_find_inner(tables)] if _have_names_in_common(tables) else None
+    lists = [cast("list[object]", value) for value in values if isinstance(value, list) and value]
+    if len(lists) < len(values):
+        return None
+    items = [*chain.from_iterable(lists)]
+    records = _keep_objects(items)
+    if len(records) == len(items) and _have_names_in_common([one[0] for one in map(_keep_objects, lists)]):
+        return [Step("items"), Step("each"), *_find_inner(records)]
+    is_columns = any(HEADER_WORDS.fullmatch(name) or TEXTS.fullmatch(name) for name, _ in members)
+    return [Step("items"), Step("texts")] if all(isinstance(item, str) for item in items) and not is_columns else None
+
+
+def _keep_objects(values: Sequence[object]) -> list[JsonTable]:
+    return [cast("JsonTable", value) for value in values if isinstance(value, dict)]
+
+
+def _have_names_in_common(tables: Sequence[Mapping[str, object]]) -> bool:
+    common = {*tables[0]}.intersection(*tables)
+    return 2 * len(common) >= max(map(len, tables)) > 0
+
+
+def _find_inner(records: Sequence[JsonTable]) -> list[Step]:
+    """Find the steps from records to the records that each of them holds; [] if it is one itself."""
+    if any(map(WHOLE.fullmatch, records[0])):
+        return []
+    lists = {name: [record[name] for record in records if isinstance(record.get(name), list)] for name in records[0]}
+    lists = {name: found for name, found in lists.items() if len(found) >= MIN_SHARE * len(records)}
+    items = {name: [*chain.from_iterable(found)] for name, found in lists.items()}
+    inner = {name: _keep_objects(found) for name, found in items.items() if found and not PARTS.fullmatch(name)}
+    inner = {name: found for name, found in inner.items() if len(found) == len(items[name]) and _are_records(found)}
+    if inner:
+        name = max(inner, key=lambda one: len(inner[one]))
+        return [Step("member", (name,)), Step("each"), *_find_inner(inner[name])]
+    plain = [name for name, found in items.items() if found and not _keep_objects(found)]
+    sizes = {name: [*map(len, lists[name])] for name in plain}
+    texts = [name for name in plain if " " in str(items[name][0])]
+    for name in texts:
+        alike = tuple(one for one in plain if sizes[one] == sizes[name])
+        if len(alike) > 1 and max(sizes[name]) > 1:
+            return [Step("along", alike)]
+    named = [name for name in plain if TEXTS.fullmatch(name) and isinstance(items[name][0], str)]
+    return [Step("member", (named[0],)), Step("texts")] if named else []
+
+
+def _are_records(items: Sequence[JsonTable]) -> bool:
+    """Return whether objects are records: most have a text of several words and another value, or hold records; turns
+    of a chat are parts of one.
+    """
+    texts = [[value for value in item.values() if isinstance(value, str)] for item in items]
+    num_full = sum(len(item) > 1 and any(" " in one for one in own) for item, own in zip(items, texts, strict=True))
+    is_chat = any({*item} in ({"role", "content"}, {"from", "value"}) for item in items)
+    return not is_chat and (2 * num_full > len(items) or bool(_find_inner(items)))
+
+
+def format_join(path: Path, steps: Sequence[Step], *, is_lines: bool = False) -> str:
+    """Return the shell command that prints the records at the end of some steps, each with the values of what it is in.
+
+    >>> format_join(Path("a.json"), [Step("member", ("qa",)), Step("each")])
+    'python -c \\'import json; [print(json.dumps(a)) for a in json.load(open("a.json", "rb"))["qa"]]\\''
+    """
+    is_packed = path.name.endswith(".gz")
+    opened = f"gzip.open({_quote(str(path))})" if is_packed else f'open({_quote(str(path))}, "rb")'
+    at = f"map(json.loads, filter(bytes.strip, {opened}))" if is_lines else f"json.load({opened})"
+    fields: list[str] = []
+    loops: list[str] = []
+    for place, step in enumerate(steps):
+        follows = steps[place + 1].kind if place + 1 < len(steps) else ""
+        item, number = "abcdefgh"[len(loops)], str(len(loops) or "")
+        lists = [f"({at}.get({_quote(name)}) or {{}})" if loops else f"{at}[{_quote(name)}]" for name in step.names]
+        if step.kind == "member":
+            at = lists[0]
+            continue
+        if step.kind == "along":
+            loops.append(f"for {item} in zip({', '.join(lists)})")
+            fields += [f"{_quote(name)}: {item}[{index}]" for index, name in enumerate(step.names)]
+        elif step.kind == "texts":
+            loops.append(f"for {item} in {at}")
+            fields.append(f'"text": {item}')
+        elif step.kind == "items":
+            loops.append(f"for k{number}, {item} in {at}.items()")
+            fields.append(f'"{"label" if follows == "texts" else f"key{number}"}": k{number}')
+        else:
+            loops.append(f"for {item} in {at}")
+        if step.kind in ("each", "items") and follows in ("", "member", "along"):
+            fields.append(f"**s({item})" if follows else f"**{item}")
+        at = item
+    scalars = "s = lambda r: {n: v for n, v in r.items() if not isinstance(v, (dict, list))}; "
+    code = f"import {'gzip, ' * is_packed}json; {scalars * any(one.startswith('**s') for one in fields)}"
+    record = at if fields == [f"**{at}"] else f"{{{', '.join(fields)}}}"
+    code += f"[print(json.dumps({record})) {' '.join(loops)}]"
+    return f"python -c {shlex.quote(code)}"
+
+
+def _quote(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,118 @@
+"""Records in lists within lists: the command that is told for them works when it is followed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fivetune.data.readers.nested_records import describe_nested
+from fivetune.data.readers.records import read_records
+from fivetune.errors import DataError
+
+PAIR = {"question": "Who is it?", "answer": "Ann is."}
+CHAPTER = {"context": "It is Ann who sleeps.", "more": {"a": 1}, "qa": [PAIR, {**PAIR, "options": ["Ann", "Bob"]}]}
+ASKED = [{"context": CHAPTER["context"], **pair} for pair in CHAPTER["qa"]]
+CLAIM = {"claim": "It rains.", "docs": ["It does rain.", "No rain."], "stances": ["agree", "deny"]}
+JUDGED = [
+    {"claim": "It rains.", "docs": "It does rain.", "stances": "agree"},
+    {"claim": "It rains.", "docs": "No rain.", "stances": "deny"},
+]
+INTENTS = {"intents": [{"tag": "hello", "patterns": ["Hi", "Good day"], "responses": ["Hi"]}]}
+
+
+def follow(message: str, folder: Path) -> list[dict[str, object]]:
+    """Run the command of a message, and read what it writes."""
+    command, name = re.search(r"(python -c .*) > (.*?)[,.] ", f"{message} ").groups()
+    out = subprocess.run(["bash", "-c", f'python() {{ "{sys.executable}" -S "$@"; }}; {command} > {name}'], cwd=folder)
+    assert out.returncode == 0
+    return [json.loads(line) for line in (folder / shlex.split(name)[0]).read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("document", "records"),
+    [
+        ({"a": CHAPTER, "b": CHAPTER}, [{"key": key, **one} for key in "ab" for one in ASKED]),
+        ({"version": 1, "chapters": [{"no": 3, "parts": [CHAPTER]}]}, [{"no": 3, **one} for one in ASKED]),
+        ({"data": [CHAPTER]}, ASKED),
+        ({"train": [CHAPTER], "test": [CHAPTER]}, ASKED),
+        ([CLAIM, CLAIM], JUDGED * 2),
+        ({"t 1": [PAIR], "it's": [PAIR, PAIR]}, [{"key": key, **PAIR} for key in ("t 1", "it's", "it's")]),
+        ({"pos": ["good", "fine"], "neg": ["bad"]},
+         [{"label": "pos", "text": "good"}, {"label": "pos", "text": "fine"}, {"label": "neg", "text": "bad"}]),
+        (INTENTS, [{"tag": "hello", "text": "Hi"}, {"tag": "hello", "text": "Good day"}]),
+        ({"a": {"q1": PAIR, "q2": PAIR}, "b": {"q1": PAIR}},
+         [{"key": key, "key1": q, **PAIR} for key, q in (("a", "q1"), ("a", "q2"), ("b", "q1"))]),
+        ({"nlu": {"examples": [PAIR, PAIR]}}, [PAIR, PAIR]),
+    ],
+)  # fmt: skip
+def test_nested_records_are_joined_by_the_command_that_is_told(tmp_path, document, records):
+    path = tmp_path / "it's a.json"
+    path.write_text(json.dumps(document, indent=1))
+    assert follow(describe_nested(path), tmp_path) == records
+
+
+def test_lines_and_packed_files_have_their_own_commands(tmp_path):
+    content = f"{json.dumps(CHAPTER)}\n\n{json.dumps(CHAPTER)}\n".encode()
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(content))
+    assert follow(describe_nested(tmp_path / "a.jsonl.gz"), tmp_path) == ASKED * 2
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        [PAIR, PAIR],
+        {"data": [PAIR]},
+        {"a": PAIR, "b": PAIR},
+        {"items": [PAIR], "n": 1},  # told by the reader
+        [{"tokens": ["Ann", "sleeps"], "tags": ["B", "O"]}],
+        [{"question": "Who?", "choices": [{"text": "Ann is.", "right": True}]}],
+        [{"messages": [{"role": "user", "content": "Who is it?"}, {"role": "assistant", "content": "Ann is."}]}],
+        [{"text": "It rains.", "label": "yes", "notes": [{"by": "me", "note": "It does rain."}]}],
+        [{"text": ["good", "bad"], "label": ["x"]}],
+        {"text": ["good", "bad"], "label": ["x"]},
+        [], {}, "text",
+    ],
+)  # fmt: skip
+def test_other_documents_have_no_such_command(tmp_path, document):
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(document))
+    assert describe_nested(path) == ""
+
+
+def test_tables_and_damaged_files_have_no_such_command(tmp_path):
+    for content in (b"a,b\n1,2\n", b"[{", b"\xff\xfe", b""):
+        (tmp_path / "a.csv").write_bytes(content)
+        assert describe_nested(tmp_path / "a.csv") == ""
+    assert describe_nested(tmp_path / "none.json") == describe_nested(tmp_path) == ""
+
+
+def test_the_reader_tells_the_command_where_it_finds_no_list(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps({"x": [PAIR], "y": [PAIR, PAIR]}))
+    with pytest.raises(DataError, match=r"its records are nested: \*\.\*\."):
+        list(read_records(str(tmp_path / "a.json")))
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_one_value_beside_lists_of_equal_length_is_one_of_each_record(tmp_path, indent):
+    path = tmp_path / "a.json"
+    path.write_text(
+        json.dumps(
+            {"id": "R", **{name: value * 5 if name != "claim" else value for name, value in CLAIM.items()}},
+            indent=indent,
+        )
+    )
+    found = [dict(record.fields) for record in read_records(str(path))]
+    assert found == [{"id": f"R-{row}", **one} for row, one in enumerate(JUDGED * 5)]
+
+
+def test_one_record_with_a_few_choices_stays_one(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"question": "Who?", "choices": ["Ann", "Bob"], "scores": [1, 0]}))
+    assert len(list(read_records(str(path)))) == 1
