@@ -29,7 +29,9 @@ INTENTS = {"intents": [{"tag": "hello", "patterns": ["Hi", "Good day"], "respons
 
 def follow(message: str, folder: Path) -> list[dict[str, object]]:
     """Run the command of a message, and read what it writes."""
-    command, name = re.search(r"(python -c .*) > (.*?)[,.] ", f"{message} ").groups()
+    found = re.search(r"(python -c .*) > (.*?)[,.] ", f"{message} ")
+    assert found, message
+    command, name = found.groups()
     out = subprocess.run(["bash", "-c", f'python() {{ "{sys.executable}" -S "$@"; }}; {command} > {name}'], cwd=folder)
     assert out.returncode == 0
     return [json.loads(line) for line in (folder / shlex.split(name)[0]).read_text().splitlines()]

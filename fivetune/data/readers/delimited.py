@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from itertools import islice, takewhile
+from itertools import chain, count, islice, takewhile
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -48,6 +48,7 @@ MIN_PROSE_LINES = 5  # that show that nothing divides them alike
 MAX_ALIKE, MAX_PROSE_ALIKE = 0.2, 0.5  # share of lines as wide as the first below which nothing divides them
 MAX_TRUSTED_LINES = 20  # of a quoted cell, of which each line could be a record
 MIN_PADDED = 3  # rows from which on blanks around cells are padding
+MIN_WHOLE = 0.1  # share of rows without separators in their texts, from which on others are the exception
 MIN_GAIN = 0.05  # share of lines that unusual quotes read more than usual ones, to be believed if not well-formed
 MIN_SHARE_ALIKE = 0.9  # of the sampled lines of a file whose suffix does not say that it is a table
 SENTENCE_END = re.compile(r"[.!?。！？।؟][\"'”’»)]*\s*$")
@@ -82,7 +83,7 @@ class TableRow(NamedTuple):
         keep = f", or keep the first {num}: cut -f1-{num} {path} > first.tsv" if is_longer else ""
         return BadRecord(
             where,
-            f"{len(self.cells)} cells, beginning with {first}, but the header has {num}. "
+            f"{len(self.cells)} cell{'s' * (len(self.cells) != 1)}, beginning with {first}, but the header has {num}. "
             f"Allowed is one cell per column, in double quotes if it holds a delimiter. Correct the row{keep}.",
         )
 
@@ -290,10 +291,20 @@ def describe_quotes(path: Path) -> str:
     with open_bytes(path) as file:
         start, separator, rest = _divide_head(decode_head(file.read(HEAD_BYTES)), path)
         quoting = _find_quoting(file, start, separator, rest)
-    names = {"'": "single quotes enclose cells", '"': "double quotes enclose cells"}
-    if not quoting.is_escaped and quoting.mark in ("", '"'):
-        return ""
-    return names[quoting.mark] + ("; inside, a backslash before a quote is left out" if quoting.is_escaped else "")
+    sample = _sample_rows(rest, separator, quoting)
+    names = name_columns(sample[0]) if sample else []
+    found = {"'": "single quotes enclose cells", '"': "double quotes enclose cells"}.get(quoting.mark, "")
+    notes = [found + "; inside, a backslash before a quote is left out" * quoting.is_escaped]
+    if not quoting.is_escaped and quoting.mark != "'":
+        notes = []
+    if others := find_other_values(names, sample):
+        longer = [row for row in sample if len(row) > len(names) == len(join_cells(row, others, separator))]
+        if longer:
+            notes.append(
+                f"{quote_value(separator)} without quotes is part of {names[others.index(frozenset())]} in "
+                f"{len(longer):,} of the first {len(sample):,} lines, such as {quote_value(separator.join(longer[0]))}"
+            )
+    return ". ".join(notes)
 
 
 def _list_quotings(head: str, separator: str) -> list[Quoting]:
@@ -423,12 +434,16 @@ def name_columns(cells: Sequence[str]) -> list[str]:
     """Return the names of columns without the spaces around them; an empty one, as the index of pandas has, gets the
     name that pandas gives it.
 
-    >>> name_columns(["", "text "])
-    ['Unnamed: 0', 'text']
+    >>> name_columns(["", "text "]), name_columns(["", "Unnamed: 0"])
+    (['Unnamed: 0', 'text'], ['Unnamed: 0.1', 'Unnamed: 0'])
     """
     names = [cell.strip() for cell in cells]
     names[:1] = [name.removeprefix("//").strip() for name in names[:1]]  # a header may be a comment
-    return [name or f"Unnamed: {place}" for place, name in enumerate(names)]
+    for place, name in enumerate(names):
+        own = f"Unnamed: {place}"
+        unused = (one for one in chain([own], map(f"{own}.{{}}".format, count(1))) if one not in names)
+        names[place] = name or next(unused)
+    return names
 
 
 def find_data_in_header(rows: Sequence[Sequence[str]]) -> str:
@@ -516,6 +531,7 @@ def read_csv_rows(
     lines = _decode_lines(file, path, start)
     names: list[str] = []
     is_padded, num_blank = False, 0
+    others: Sequence[frozenset[str]] = ()
     records = _iter_quoted(lines, start, separator, quoting) if quoting.mark else _iter_plain(lines, start, separator)
     max_lines = MAX_TRUSTED_LINES if quoting.is_trusted else 1
     for record in records:
@@ -530,6 +546,7 @@ def read_csv_rows(
             is_padded = _is_padded([record.cells, *sample])
             num_blank = 0 if header else _count_blank_columns([record.cells, *sample])
             names = names[: len(names) - num_blank]
+            others = find_other_values(names, sample)
             if wrong := describe_missing_column(names, columns):
                 raise DataError(f"{where}: {wrong}")
             if not is_record:
@@ -540,6 +557,8 @@ def read_csv_rows(
             cells = [cell.strip() for cell in record.cells] if is_padded else record.cells
             if len(cells) == len(names) + num_blank and not any(map(str.strip, cells[len(names) :])):
                 cells = cells[: len(names)]
+            if others and len(cells) > len(names):
+                cells = join_cells(cells, others, separator)
             yield TableRow(path, record.number, names, cells, separator)
 
 
@@ -567,6 +586,57 @@ def _count_blank_columns(rows: Sequence[Sequence[str]]) -> int:
     num = len(list(takewhile(lambda name: not name.strip(), reversed(names))))
     num_filled = sum(any(map(str.strip, row[len(names) - num :])) for row in others)
     return num if num < len(names) and num_filled <= MAX_BLANK_FILLED * len(others) else 0
+
+
+def find_other_values(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[frozenset[str]]:
+    """Find the one column whose texts hold separators without quotes, so that some rows have more cells than names.
+
+    All others have numbers, or values that repeat, before and behind these texts.
+
+    Returns: the values that repeat in each other column, "0" for numbers, and the empty set for that column; [] if no
+        row is longer, or none or several columns may be meant.
+
+    >>> rows = [["Good", "pos"], ["Bad", "neg"], ["Well", " yes", "pos"], ["Bad", "neg"], ["No", "neg"], ["Yes", "pos"]]
+    >>> [sorted(one) for one in find_other_values(["text", "label"], rows)]
+    [[], ['neg', 'pos']]
+    """
+    full = [row for row in rows if len(row) >= len(names) and [*row] != [*names]]
+    num_whole = sum(len(row) == len(names) for row in full)
+    if len(names) < 2 or not max(MIN_PROSE_LINES, MIN_WHOLE * len(full)) <= num_whole < len(full):
+        return []
+    found: list[list[frozenset[str]]] = []
+    for place in range(len(names)):
+        after = len(names) - place - 1
+        columns = [*zip(*([*row[:place], *row[len(row) - after :]] for row in full), strict=True)]
+        values = [_find_repeated(column) for column in columns]
+        if all(values):
+            found.append([*values[:place], frozenset(), *values[place:]])
+    return found[0] if len(found) == 1 else []
+
+
+def _find_repeated(cells: Sequence[str]) -> frozenset[str]:
+    """Find the values of nearly all cells that repeat, "0" for numbers; none if there are too many."""
+    times = Counter(map(str.strip, cells))
+    if sum(num for cell, num in times.items() if _is_number(cell)) >= MIN_SHARE_ALIKE * len(cells):
+        return frozenset("0")
+    repeated = frozenset(cell for cell, num in times.items() if cell and num > 1)
+    num_repeated = sum(times[cell] for cell in repeated)
+    return repeated if 3 * len(repeated) <= num_repeated >= MIN_SHARE_ALIKE * len(cells) else frozenset()
+
+
+def join_cells(cells: list[str], others: Sequence[frozenset[str]], separator: str) -> list[str]:
+    """Join the cells of a row that a text with separators was divided into, if all others have values as in other rows.
+
+    >>> join_cells(["7", "Well", " yes", "pos"], [frozenset("0"), frozenset(), frozenset(["neg", "pos"])], ",")
+    ['7', 'Well, yes', 'pos']
+    """
+    place = next(place for place, own in enumerate(others) if not own)
+    end = len(cells) - (len(others) - place - 1)
+    joined = [*cells[:place], separator.join(cells[place:end]), *cells[end:]]
+    for cell, own in zip(joined, others, strict=True):
+        if own and cell.strip() not in own and not ("0" in own and _is_number(cell)):
+            return cells
+    return joined
 
 
 def read_text_lines(file: IO[bytes], path: Path, header: Sequence[str]) -> Iterator[TableRow]:

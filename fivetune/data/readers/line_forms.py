@@ -26,6 +26,9 @@ from fivetune.errors import DataError
 from fivetune.types import RawRecord
 
 LABEL = "__label__"
+LAST_LABEL = re.compile(
+    rf"(?<=[^\s,;|])\s+((?:{LABEL}\S+\s+)*{LABEL}\S+)\s*$"
+)  # the cell of a table follows a separator
 SAMPLE_LINES = 1_000
 MIN_LINES = 5
 MIN_SHARE = 0.9  # of the lines that have the form
@@ -36,13 +39,16 @@ TAG = re.compile(r"O|[BIESLUM][-_]\S+")
 
 
 def is_fasttext(head: str) -> bool:
-    """Return whether most lines begin with a label of fastText.
+    """Return whether most lines begin with a label of fastText, or end in one that is no cell of a table.
 
     >>> is_fasttext("__label__pos a good film\\n__label__neg __label__old a bad one\\n")
     True
+    >>> is_fasttext("a good film __label__pos\\n"), is_fasttext("a good film, __label__pos\\n")
+    (True, False)
     """
     lines = [line for line in _split_head(head) if line.strip()]
-    return bool(lines) and sum(line.startswith(LABEL) for line in lines) >= MIN_SHARE * len(lines)
+    num = sum(line.startswith(LABEL) or bool(LAST_LABEL.search(line)) for line in lines)
+    return bool(lines) and num >= MIN_SHARE * len(lines)
 
 
 def read_fasttext_lines(file: IO[bytes], path: Path) -> Iterator[RawRecord | BadRecord]:
@@ -63,7 +69,9 @@ def read_fasttext_lines(file: IO[bytes], path: Path) -> Iterator[RawRecord | Bad
             yield BadRecord(where, format_too_long_message("the line"))
         elif not labels:
             shown = quote_value(text, limit=30)
-            yield BadRecord(where, f"begins with {shown}. Allowed is {LABEL}NAME before the text. Correct the line.")
+            yield BadRecord(
+                where, f"begins with {shown}. Allowed is {LABEL}NAME before or after the text. Correct the line."
+            )
         elif has_several:
             yield RawRecord({"text": text, "labels": labels}, where)
         else:
@@ -78,6 +86,8 @@ def _split_labels(line: bytes) -> tuple[list[str], str]:
         label, *others = rest.split(None, 1)
         labels.append(label.removeprefix(LABEL))
         rest = others[0] if others else ""
+    if not labels and (found := LAST_LABEL.search(rest)):
+        labels, rest = [label.removeprefix(LABEL) for label in found[1].split()], rest[: found.start()]
     return labels, rest
 
 

@@ -71,7 +71,7 @@ def describe_nested(path: Path) -> str:
 
 
 def _sample_document(window: JsonWindow) -> tuple[object, bool]:
-    """Read the first items of each list of a document, or the first of JSON lines, which the flag tells."""
+    """Read the first items of each list of a document, or the first JSON lines; return also whether it has lines."""
     if window.peek() == "[":
         return [window.read_value() for _ in islice(window.iter_indices(), NUM_SAMPLED)], False
     table: JsonTable = {}

@@ -285,7 +285,7 @@ def refuse_duplicate_ids(
 def draw_records(records: Iterable[RawRecord], most: int) -> tuple[list[RawRecord], int]:
     """Draw up to `most` records in runs of RUN_LENGTH, each with the same chance (reservoir sampling), and count all.
 
-    Files are often sorted by label: their first records say nothing about the others.
+    Files are often sorted by label: their first records say nothing about the others. Blank ones are not among them.
 
     >>> draw_records((RawRecord({"id": str(i)}, "") for i in range(3)), 20)[1]
     3
@@ -293,7 +293,7 @@ def draw_records(records: Iterable[RawRecord], most: int) -> tuple[list[RawRecor
     draw = random.Random(0)
     runs: list[tuple[int, Sequence[RawRecord]]] = []
     num_read = 0
-    following = iter(records)
+    following = (record for record in records if not _is_blank(record))
     while run := list(islice(following, RUN_LENGTH)):
         replaced = draw.randrange(num_read // RUN_LENGTH + 1)
         if len(runs) < most // RUN_LENGTH:
@@ -302,6 +302,12 @@ def draw_records(records: Iterable[RawRecord], most: int) -> tuple[list[RawRecor
             runs[replaced] = (num_read, run)
         num_read += len(run)
     return list(chain.from_iterable(run for _, run in sorted(runs, key=itemgetter(0)))), num_read
+
+
+def _is_blank(record: RawRecord) -> bool:
+    """Return whether a record has no value but an id that its source did not give, as the rows below a table."""
+    values = [value for name, value in record.fields.items() if name != "id" or record.has_own_id]
+    return all(value is None or (isinstance(value, str) and not value.strip()) for value in values)
 
 
 class UniqueIds:

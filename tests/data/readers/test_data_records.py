@@ -586,7 +586,7 @@ def test_ragged_rows_are_confined_to_their_record(put):
     assert [r.fields["a"] for r in kept] == ["1", "7"]
     assert [b.where for b in bad] == ["a.csv:3", "a.csv:4"]
     assert complaint(source).startswith(
-        "a.csv:3: 1 cells, beginning with '3', but the header has 2. Allowed is one cell"
+        "a.csv:3: 1 cell, beginning with '3', but the header has 2. Allowed is one cell"
     )
 
 

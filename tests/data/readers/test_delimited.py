@@ -8,9 +8,10 @@ import io
 
 import pytest
 
-from fivetune.data.readers.delimited import read_first_cells
-from fivetune.data.readers.records import read_records
+from fivetune.data.readers.delimited import describe_quotes, read_first_cells
+from fivetune.data.readers.records import draw_records, read_records
 from fivetune.errors import DataError
+from fivetune.types import RawRecord
 
 PAIRS = [(f"Gus has key {i}.", f"Gus hat Schlüssel {i}.") for i in range(40)]
 
@@ -318,3 +319,63 @@ def test_separators_at_the_ends_of_lines_are_no_column(tmp_path):
     records = list(read_records(str(path), on_bad=bad.append))
     assert len(records) == 20 and records[0].fields.keys() == {"from", "to", "id"}
     assert [one.where for one in bad] == [f"{path}:22"] and "3 cells" in bad[0].reason
+
+
+LABELS = ("pos", "neg")
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+@pytest.mark.parametrize(
+    "names", [("text", "label"), ("label", "text"), ("id", "text", "label"), ("text", "n", "label")]
+)
+def test_separators_without_quotes_belong_to_the_only_column_of_texts(tmp_path, separator, names):
+    values = [
+        {
+            "text": f"No {row}" + f"{separator} not{separator} so" * (row % 4 == 0),
+            "label": LABELS[row % 3 == 0],
+            "id": f"{row}",
+            "n": "7",
+        }
+        for row in range(24)
+    ]
+    path = tmp_path / "a.csv"
+    path.write_text(
+        "".join(f"{separator.join(row)}\n" for row in [names, *([one[name] for name in names] for one in values)])
+    )
+    found = list(read_records(str(path)))
+    assert [[record.fields[name] for name in names] for record in found] == [
+        [one[name] for name in names] for one in values
+    ]
+    assert "is part of text in 6 of the first" in describe_quotes(path)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [f"Who is it{row}?,It is, I{row} think" if row % 4 else f"Who is{row}?,I am{row}" for row in range(24)],
+        [f"good{row}, yes,{LABELS[row % 2]}" for row in range(24)],  # a name is missing
+        [f"good{row},{LABELS[row % 2]}" for row in range(20)] + ["good, yes,odd"],
+    ],
+)
+def test_rows_stay_unread_where_another_column_may_be_meant(tmp_path, rows):
+    path = tmp_path / "a.csv"
+    path.write_text("\n".join(["text,label", *rows]) + "\n")
+    bad = []
+    assert len(list(read_records(str(path), on_bad=bad.append))) == sum(row.count(",") == 1 for row in rows)
+    assert len(bad) == sum(row.count(",") > 1 for row in rows) and describe_quotes(path) == ""
+    assert "3 cells, beginning with" in bad[0].reason
+
+
+def test_a_blank_name_beside_the_name_that_it_would_get(read):
+    content = ",Unnamed: 0,text\n0,4,red\n1,5,blue\n"
+    assert read("a.csv", content)[0] == [("0", "4", "red"), ("1", "5", "blue")]
+
+
+def test_blank_rows_are_not_drawn():
+    rows = [
+        RawRecord({"id": f"a-{i}", "text": " " if i > 40 else "x", "n": None}, "", has_own_id=False)
+        for i in range(9_000)
+    ]
+    drawn, num_read = draw_records(rows, 1_000)
+    assert drawn == rows[:41] and num_read == 41
+    assert draw_records([RawRecord({"id": "7", "text": ""}, "")], 20)[1] == 1

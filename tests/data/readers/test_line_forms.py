@@ -33,6 +33,24 @@ def test_fasttext(tmp_path, name, end):
     assert fields[1]["text"] == 'film, number 1;\t"fine"'
 
 
+@pytest.mark.parametrize("name", ["a.txt", "a.csv", "a.tsv"])
+def test_labels_of_fasttext_at_the_ends_of_lines(tmp_path, name):
+    path = tmp_path / name
+    path.write_text("A film, a good one . __label__pos\n" * 9 + "Bad\t__label__neg\r\nno label\n")
+    bad = []
+    found = [record.fields for record in read_records(str(path), on_bad=bad.append)]
+    assert [(one["text"], one["label"]) for one in found[8:]] == [("A film, a good one .", "pos"), ("Bad", "neg")]
+    assert [one.where for one in bad] == [f"{path}:11"]
+    path.write_text("A __label__pos __label__new\n" * 9)
+    assert next(read_records(str(path))).fields["labels"] == ["pos", "new"]
+
+
+def test_a_column_of_labels_of_fasttext_is_a_column(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("text,label\n" + "A film, __label__pos\n" * 9)
+    assert next(read_records(str(path))).fields["text"] == "A film"
+
+
 def test_fasttext_with_several_labels_and_bad_lines(tmp_path):
     path = tmp_path / "a.txt"
     content = (
