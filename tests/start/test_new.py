@@ -589,7 +589,7 @@ def test_unusual_quotes_are_told(tmp_path, cell, told):
 
 def test_a_table_of_which_much_cannot_be_read_is_refused(tmp_path):
     path = tmp_path / "a.csv"
-    lines = [f"a film {i}{', number' if i % 5 == 0 else ''},{'ab'[i % 2]}\n" for i in range(60)]
+    lines = [f"a film {i},{'ab'[i % 2]}{f', number {i}' if i % 5 == 0 else ''}\n" for i in range(60)]
     path.write_text("".join(["text,label\n", *lines]))
     with pytest.raises(DataError, match=r"12 of 60 records cannot be read; the first: .*a\.csv:2: 3 cells"):
         build_plan(str(path), given={}, load_tokenizer=lambda name: None)

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, cast
 
 from fivetune.data.readers.delimited import HEADER_WORDS
 from fivetune.data.readers.json_text import JsonWindow
-from fivetune.data.readers.source_files import HEAD_BYTES, open_bytes
+from fivetune.data.readers.source_files import HEAD_BYTES, SPLIT, open_bytes
 from fivetune.errors import DataError, FiveTuneEnvironmentError
 from fivetune.types import JsonTable
 
@@ -32,7 +32,6 @@ PARTS = re.compile(
 )
 WHOLE = re.compile(r"answer|label|output|response|summary|target", re.IGNORECASE)
 TEXTS = re.compile(r"patterns|examples|utterances|texts|sentences|queries|samples|phrases", re.IGNORECASE)
-SPLIT = re.compile(r"(?<![a-z])(train|test|valid|val|dev|eval)(ing|ation)?(?![a-z])", re.IGNORECASE)
 
 
 class Step(NamedTuple):

@@ -12,11 +12,13 @@ import os
 import re
 import shlex
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from io import BytesIO
+from itertools import chain, combinations
 from pathlib import Path
 from typing import IO, cast
 
@@ -39,6 +41,14 @@ FORMATS = "Allowed: SQuAD JSON, a JSON array, JSONL, CSV, TSV, Parquet, each als
 
 IN_ICONV = {"mac-roman": "macintosh", "iso8859-5": "iso-8859-5"}  # names of Python that iconv lacks
 SIDES = {"source", "target", "src", "tgt", "trg", "input", "output", "in", "out"}  # names of the files of pairs
+SPLIT = re.compile(
+    r"(?<![a-z])(train|test|valid|val|dev|eval)(ing|ation)?(?![a-z])", re.IGNORECASE
+)  # in a name of a set
+DOCUMENTS = (".md", ".py", ".pdf", ".html", ".rst", ".ipynb", ".zip", ".gz", ".png", ".sh")  # beside files of lines
+MAX_COMPARED = 20  # files of a folder whose lines are counted
+MIN_LINES = 5  # of files that have as many
+MIN_RATIO = 3  # of the lengths of texts and of their labels
+MAX_FOLDERS = 2  # levels of folders above those of labels
 MAX_CONTROL_SHARE = 0.05  # largest share of control bytes in text; random bytes have 11 %
 MIN_CONTROL_BYTES = 100  # a file with fewer is accepted here; its records are checked one by one
 
@@ -150,10 +160,15 @@ def _list_folder_files(path: Path, source: str) -> list[Path]:
     if not files:
         for folder in (file for file in inside if (file / "index.json").is_file()):
             raise DataError(f"{source}: holds prepared data in folders. Name one of them, such as {folder}.")
+        if command := _format_folders_command(path):
+            raise DataError(
+                f"{source}: a folder of folders, with one text or record in each file. Allowed is one file of records. "
+                f"Write each on a line, with the name of its folder as label: {command}, and name that file."
+            )
         holds = ", ".join(file.name for file in inside[:5]) or "nothing"
         lines = [file for file in inside if file.is_file() and not file.name.startswith(".")]
-        if pair := _find_parallel(lines):
-            raise DataError(f"{source}: a folder of {len(lines)} files. {_describe_paste([*map(str, pair)])}")
+        if parallel := _find_parallel(lines):
+            raise DataError(f"{source}: a folder of {len(lines)} files. {_describe_paste([*map(str, parallel)])}")
         if lines and all(file.suffix == ".txt" for file in lines):
             raise DataError(f"{source}: a folder of texts. {FORMATS} {describe_label_files([*map(str, lines)])}")
         raise DataError(
@@ -336,13 +351,60 @@ def _format_unpacked(source: str) -> str:
     return f"<(gzip -dc {shlex.quote(source)})" if source.endswith(".gz") else shlex.quote(source)
 
 
+def _format_folders_command(path: Path, depth: int = 0) -> str:
+    """Return the shell command that joins the texts or objects in folders, one folder for each label; "" if there are
+    no such folders, also not within one of them, such as `train`.
+    """
+    folders = [one for one in sorted(path.iterdir()) if one.is_dir() and one.name[0] not in "._"]
+    files = {one.name: [file for file in sorted(one.glob("[!.]*")) if file.is_file()] for one in folders}
+    every = [*chain.from_iterable(files.values())]
+    if sum(map(bool, files.values())) < 2 or len(every) <= len(folders) or all(map(SPLIT.fullmatch, files)):
+        inner = sorted(folders, key=lambda one: "train" not in one.name.casefold()) if depth < MAX_FOLDERS else []
+        return next(filter(None, (_format_folders_command(one, depth + 1) for one in inner)), "")
+    [(suffix, times)] = Counter(file.suffix.lower() for file in every).most_common(1)
+    suffix = suffix if times > len(every) / 2 else ""
+    first = next(file for file in every if file.name.lower().endswith(suffix)).read_bytes()
+    found = None
+    with suppress(ValueError, RecursionError):
+        found = json.loads(first)
+    if suffix == ".json" and isinstance(found, dict) and not {"data", "paragraphs"} & {*found}:
+        fields = '**json.loads(p.read_text("utf-8-sig", "replace"))'
+    elif suffix in ("", ".txt", ".text") and b"\0" not in first:
+        fields = '"text": p.read_text("utf-8-sig", "replace")'
+    else:
+        return ""
+    label = "folder" if isinstance(found, dict) and "label" in found else "label"
+    paths = f'pathlib.Path({json.dumps(str(path), ensure_ascii=False)}).glob("[!._]*/[!.]*{suffix}")'
+    record = f'{{"id": p.parent.name + "/" + p.name, {fields}, "{label}": p.parent.name}}'
+    code = f"import json, pathlib; [print(json.dumps({record})) for p in sorted({paths}) if p.is_file()]"
+    return f"python -c {shlex.quote(code)} > {shlex.quote(f'{path.resolve().name}.jsonl')}"
+
+
 def _find_parallel(files: Sequence[Path]) -> Sequence[Path]:
-    """Find two files whose lines belong together: of an even number, neighbours whose names differ in one part, which
-    is not the first one unless it says so."""
+    """Find files whose lines belong together: neighbours whose names differ in one part, which is not the first one
+    unless it says so. Among other files, those have as many lines; so have texts and their labels.
+    """
     pairs = [*zip(files[::2], files[1::2], strict=False)]
-    if len(files) % 2 or not all(_find_sides(pair) for pair in pairs):
+    if len(files) > MAX_COMPARED:
         return ()
-    return pairs[0] if pairs else ()
+    if len(files) % 2 or not all(map(_find_sides, pairs)):
+        sizes = {file: _measure_lines(file) for file in files if file.suffix.lower() not in DOCUMENTS}
+        alike = [(a, b) for a, b in combinations(sizes, 2) if sizes[a][0] == sizes[b][0] >= MIN_LINES]
+        pairs = [pair for pair in alike if _find_sides(pair)]
+        for first, second in alike if not pairs else ():
+            lengths = sorted((sizes[first][1], sizes[second][1]))
+            if lengths[1] > MIN_RATIO * lengths[0]:
+                return [file for file in sizes if sizes[file][0] == sizes[first][0]]
+    return next((pair for pair in pairs if "train" in pair[0].name), pairs[0]) if pairs else ()
+
+
+def _measure_lines(path: Path) -> tuple[int, int]:
+    """Count the lines of a file, and its bytes."""
+    num_lines = num_bytes = 0
+    with open_bytes(path) as file:
+        while block := file.read(2**20):
+            num_lines, num_bytes = num_lines + block.count(b"\n"), num_bytes + len(block)
+    return num_lines, num_bytes
 
 
 def _find_sides(files: Sequence[Path]) -> list[str]:
@@ -368,7 +430,10 @@ def describe_label_files(files: Sequence[str]) -> str:
 
 
 def _describe_paste(parts: Sequence[str]) -> str:
-    names = ",".join(_find_sides([*map(Path, parts)]) or [f"column{number}" for number in range(1, len(parts) + 1)])
+    stems = [re.split(r"[\s.,]", Path(part).name)[0] or part for part in parts]
+    if len({*stems}) < len(parts):
+        stems = [f"column{number}" for number in range(1, len(parts) + 1)]
+    names = ",".join(_find_sides([*map(Path, parts)]) or stems)
     joined = " ".join(map(_format_unpacked, parts))
     table = f"{Path(parts[0]).stem}.tsv"
     return f"Files of lines that belong together become one table: paste {joined} > {table}, with --header {names}."

@@ -6,6 +6,9 @@ import csv
 import gzip
 import io
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -781,18 +784,64 @@ def test_lists_of_different_lengths_are_dialogues(put):
     ("names", "told"),
     [
         ("a.src a.trg", r"paste \S*a.src \S*a.trg > a.tsv, with --header src,trg"),
-        ("dev.src dev.trg train.src train.trg", r"paste \S*dev.src \S*dev.trg > dev.tsv, with --header src,trg"),
+        ("dev.src dev.trg train.src train.trg", r"paste \S*train.src \S*train.trg > train.tsv, with --header src,trg"),
         ("all.csb.txt all.pl.txt", r"paste \S*all.csb.txt \S*all.pl.txt > all.csb.tsv, with --header csb,pl"),
         ("source.txt target.txt", r"paste \S*source.txt \S*target.txt > source.tsv, with --header source,target"),
+        ("a.en a.de README.md", r"paste \S*a.de \S*a.en > a.tsv, with --header de,en"),
         ("neg.txt pos.txt", r"of one label each .* \S*neg.txt \S*pos.txt > all.tsv, with --header text,label"),
     ],
 )
 def test_a_folder_of_files_of_lines_names_how_they_become_a_table(put, tmp_path, names, told):
     (tmp_path / "pair").mkdir()
     for name in names.split():
-        put(f"pair/{name}", "a text\n")
+        put(f"pair/{name}", "a text\n" * 9)
     with pytest.raises(DataError, match=told):
         fields(str(tmp_path / "pair"))
+
+
+def test_files_of_texts_and_of_labels_for_them_are_one_table(put, tmp_path):
+    (tmp_path / "pair").mkdir()
+    for name, line in (("labels.txt", "0"), ("sents.txt", "It is a good film."), ("LICENSE", "Free.")):
+        put(f"pair/{name}", f"{line}\n" * (7 if name == "LICENSE" else 9))
+    with pytest.raises(DataError, match=r"paste \S*labels.txt \S*sents.txt > labels.tsv, with --header labels,sents"):
+        fields(str(tmp_path / "pair"))
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "content", "record"),
+    [
+        ("", "1.txt", "\ufeffCaf\u00e9.\nGood.".encode(), {"text": "Caf\u00e9.\nGood."}),
+        ("train/", "1.txt", b"Caf\xe9", {"text": "Caf\ufffd"}),
+        ("", "51060", b"Good.", {"text": "Good."}),
+        ("all/", "1.json", b'{"body": "Good.", "n": [1]}', {"body": "Good.", "n": [1]}),
+        ("", "1.json", b'{"label": 1}', {"label": 1, "folder": ""}),
+    ],
+)
+def test_a_folder_for_each_label_is_joined_by_the_command_that_is_told(tmp_path, place, name, content, record):
+    for folder in ("it's", "no", "test"):
+        (tmp_path / "a" / place / folder).mkdir(parents=True)
+        for number in range(2):
+            (tmp_path / "a" / place / folder / f"{number}{name}").write_bytes(content)
+    (tmp_path / "a" / "README").write_text("all")
+    (tmp_path / "a" / place / "no" / ".hidden").write_bytes(b"\0")
+    found = re.search("(python -c .*) > ([a-z]+.jsonl), and", complaint(str(tmp_path / "a")))
+    assert found
+    done = subprocess.run(["bash", "-c", f'python() {{ "{sys.executable}" -S "$@"; }}; {found[1]}'], stdout=-1)
+    key = "folder" if "folder" in record else "label"
+    wanted = [
+        {"id": f"{folder}/{number}{name}", **record, key: folder}
+        for folder in ("it's", "no", "test")
+        for number in (0, 1)
+    ]
+    assert [json.loads(line) for line in done.stdout.splitlines()] == wanted
+
+
+@pytest.mark.parametrize("names", ["train/1.txt train/2.txt test/1.txt", "a/1.png a/2.png b/1.png", "a/1.txt b/1.txt"])
+def test_other_folders_of_folders_have_no_such_command(tmp_path, names):
+    for name in names.split():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"\x89PNG\0")
+    assert "a folder without data files" in complaint(str(tmp_path))
 
 
 def test_lines_of_lists_in_a_json_file_are_records(put):
