@@ -181,6 +181,7 @@ def describe_start(started: Started) -> dict[str, Any]:
         "options": reading.options,
         "model": plan.model,
         "group": None if "group" in plan.split.given_up else reading.group_column,
+        "set_column": plan.set_column,
         "labels": dict(plan.label_counts),
         "columns": [column.as_dict() for column in plan.table.columns.values()],
         "warnings": plan.warnings,
@@ -228,7 +229,7 @@ def print_start(started: Started) -> None:
     fields.append(("model", f"{plan.model}: {plan.model_reason}; another one: --model NAME"))
     sizes = ", ".join(f"{size:,} {name}" for name, size in plan.sizes.items())
     how = f"in {plan.split.num_groups:,} groups of records with {plan.describe_relations()}; another group: --column "
-    how += "group=NAME or none"
+    how = plan.describe_given_sets() or f"{how}group=NAME or none"
     fields.append(("sets", f"{sizes}, {how}"))
     width = min(CHECK_WIDTH, shutil.get_terminal_size((CHECK_WIDTH, 24)).columns)
     for head, text in fields:

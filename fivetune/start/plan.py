@@ -6,6 +6,7 @@ In: a source, and what its user named. Out: a StartPlan: the settings with their
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,22 +22,23 @@ from fivetune.data.limits import TokenLengths, measure_lengths
 from fivetune.data.readers.records import UniqueIds, read_records
 from fivetune.data.readers.source_files import BadRecord
 from fivetune.data.readers.tables import replace_empty_cell
-from fivetune.data.split import EvalSplit, Relation, ThreeWaySplit, split_in_three
+from fivetune.data.split import EvalSplit, Relation, ThreeWaySplit, hash_text, split_in_three
 from fivetune.errors import DataError
 from fivetune.start.choose import convert_record, infer_task
 from fivetune.start.columns import (
     WITHOUT_BLANKS,
     RawTable,
     are_cells_empty,
+    as_text,
     build_table,
     describe_form,
     find_value,
     is_empty_cell,
 )
 from fivetune.start.readings import TEXT_TASKS
-from fivetune.start.roles import Given, count_names
+from fivetune.start.roles import MIN_GROUPS, Given, count_names
 from fivetune.start.survey import Reading
-from fivetune.tasks import load_task
+from fivetune.tasks import list_names, load_task
 from fivetune.types import JsonTable, RawRecord, Task, TextExample
 
 MODEL = "google-t5/t5-small"
@@ -56,6 +58,13 @@ CUT = 0.05  # share of inputs over the limit from which on it is told
 T5_LETTERS = "ÉÎÜßàáâäçèéêîóôöùûüăşţșț"  # beside ASCII: English, German, French, Romanian
 
 SETS = ("train", "validation", "test")
+SET_WORDS: Mapping[str, str] = {
+    "train": "train training trn entrenamiento treino 训练",
+    "validation": "validation valid val dev development eval evaluation validación validação 验证 开发",
+    "test": "test testing tst prueba teste 测试",
+}
+"""Set -> what data sets call it."""
+FEW_IDS = 0.1  # distinct ids per record up to which fewer than MIN_GROUPS of them relate no records
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +75,8 @@ class StartPlan:
         sizes: set -> records.
         label_counts: label -> records, of a task with labels.
         is_measured: whether the lengths are the tokenizer's, not estimated.
+        set_column: the column that names the set of each record, if the file has one.
+        drawn: sets that were drawn at random; without such a column all of them.
     """
 
     table: RawTable
@@ -78,11 +89,20 @@ class StartPlan:
     label_counts: Mapping[str, int]
     lengths: TokenLengths
     is_measured: bool
+    set_column: str | None = None
+    drawn: Sequence[str] = SETS
     warnings: Sequence[str] = field(default_factory=list)
 
     @property
     def source(self) -> str:
         return self.table.source
+
+    def describe_given_sets(self) -> str:
+        """Describe the sets that the file has itself, and which is drawn beside them; "" without any."""
+        if self.set_column is None:
+            return ""
+        drawn = f"; the {self.drawn[0]} set is drawn from its training records" if self.drawn else ""
+        return f"as the column {self.set_column} says{drawn}"
 
     def describe_relations(self, *, kept: bool = True) -> str:
         """Describe what records of one set may have in common; with `kept` false, what does not keep them together."""
@@ -139,6 +159,33 @@ def fill_blank_inputs(fields: Mapping[str, object], reading: Reading) -> dict[st
     return filled
 
 
+def find_set(value: object) -> str | None:
+    """Find the set that a cell names by its first word; a blank one names the training set.
+
+    >>> find_set("Dev"), find_set("test_matched"), find_set("Training Set"), find_set("trainset"), find_set("spam")
+    ('validation', 'test', 'train', 'train', None)
+    """
+    if is_empty_cell(value):
+        return "train"
+    first = re.search(r"[^\W\d_]+", as_text(value).casefold())
+    word = re.sub("(?:set|集)$", "", first[0]) if first else ""
+    return next((name for name, words in SET_WORDS.items() if word in words.split()), None)
+
+
+def find_set_column(table: RawTable, reading: Reading) -> str | None:
+    """Find the column that divides the file into sets: all its values name one, and training is one of several.
+
+    Of several columns the one that is named after what is learned: `split_hs` for the label `hs`.
+    """
+    found: list[str] = []
+    for name, column in table.columns.items():
+        sets = {*map(find_set, column.values)}
+        if name not in (*reading.inputs, *reading.targets) and "train" in sets and len(sets) > 1 and None not in sets:
+            found.append(name)
+    named = [name for name in found if name.endswith(tuple(reading.targets))]
+    return min(named, key=len) if named else next(iter(found), None)
+
+
 def build_plan(
     source: str,
     *,
@@ -175,7 +222,12 @@ def build_plan(
     labels: Counter[str] = Counter()
     ids: list[RawRecord] = []
     renamed: list[str] = []  # ids that an earlier record has
-    relates_ids = reading.group_column is None and "group" not in given
+    id_column = table.columns.get(reading.id_column or "id")
+    few_ids = id_column and id_column.num_distinct < MIN_GROUPS and id_column.share_distinct <= FEW_IDS
+    relates_ids = reading.group_column is None and "group" not in given and not few_ids
+    set_column = find_set_column(table, reading)
+    given_sets: dict[str, set[int]] = {one: set() for one in SETS}  # hashes of the ids
+    trained: set[str] = set()  # labels of records that the file does not keep for evaluation
     sample: list[TextExample] = []  # every so many records one, so that sorted files are sampled evenly
     longest: list[TextExample] = []  # the example with the longest target
 
@@ -184,12 +236,17 @@ def build_plan(
             if len(ids) % math.ceil(num_total / SAMPLE) == 0:
                 sample.append(examples[0])
             longest[:] = [max([*longest, examples[0]], key=_measure_target)]
+            own_id, given_id = record.fields["id"], read.fields["id"]
+            own_set = (find_set(find_value(read.fields, set_column)) if set_column else None) or "train"
+            given_sets[own_set].add(hash_text(str(own_id)))
             if loaded.labels is not None and examples[0].references:
                 labels[examples[0].references[0]] += 1
-            own_id, given_id = record.fields["id"], read.fields["id"]
+                trained.update(examples[0].references[:1] if own_set == "train" else ())
             ids.append(RawRecord({"id": own_id}, record.where))
             if own_id != given_id:
                 renamed.append(str(given_id))
+            if own_set != "train":
+                continue
             # a blank cell relates no records; without a group, equal ids do
             value = find_value(read.fields, reading.group_column) if reading.group_column else None
             group = f"id {given_id if relates_ids else own_id}" if is_empty_cell(value) else value
@@ -203,12 +260,27 @@ def build_plan(
         split = split_in_three(convert(), division, by_label=by_label, is_named="group" in given)
     except DataError as error:
         failure = str(error)
+    if given_sets["validation"] and given_sets["test"]:  # nothing is drawn
+        split = ThreeWaySplit(frozenset(), frozenset(), len(ids), len(ids))
+        failure = (
+            None if given_sets["train"] else f"the column {set_column} leaves no record that can be used in training"
+        )
     if len(ids) < len(bad):  # those that a task leaves out on purpose are not among the bad ones
         failure = f"{len(ids):,} of {num_total:,} records can be used; the first that cannot: {bad[0]}"
     if failure or split is None:
         raise DataError(f"{source}: {failure}")
+    drawn = [one for one in SETS if not given_sets[one]] if set_column else SETS
+    split = replace(
+        split,
+        validation_ids=frozenset(given_sets["validation"]) or split.validation_ids,
+        test_ids=frozenset(given_sets["test"]) or split.test_ids,
+        num_records=len(ids),
+    )
+    if len(drawn) == 2:  # no record of the sets that the column names can be used
+        set_column, drawn = None, SETS
     if renamed and relates_ids:
         reading = replace(reading, group_column=reading.id_column or "id")
+    reading = replace(reading, unread=[name for name in reading.unread if name != set_column])
     # the model, and the lengths in its tokens
     sizes = Counter(split.find_set(record) for record in ids)
     examples = longest + [one for one in sample if one is not longest[0]]
@@ -225,6 +297,8 @@ def build_plan(
         label_counts=labels,
         lengths=measure_texts(examples, tokenizer),
         is_measured=tokenizer is not None,
+        set_column=set_column,
+        drawn=drawn,
     )
     warnings = [*describe_form(source), *reading.warnings, *_list_warnings(plan, bad)]
     if blank:
@@ -232,7 +306,12 @@ def build_plan(
     if renamed:
         warnings.append(
             f"{len(renamed):,} records have the id of an earlier one, such as {renamed[0]!r}: in the sets it is "
-            f"{f'{renamed[0]} (2)'!r}"
+            f"{f'{renamed[0]} (2)'!r}{'; so few ids relate no records' if few_ids else ''}"
+        )
+    if unknown := labels.keys() - trained:
+        warnings.append(
+            f"no training record has the label {list_names(sorted(unknown))}: the model cannot learn it, and its "
+            "records cannot be scored"
         )
     warnings += describe_odd_targets(tokenizer, examples)
     if tokenizer is not None:

@@ -108,6 +108,8 @@ def _list_data_lines(plan: StartPlan, files: Mapping[str, str]) -> Iterator[Line
     how = f"drawn at random, records with {plan.describe_relations()} on one side"
     if plan.task.labels is not None:
         how += ", with the same shares of the labels"
+    if given := plan.describe_given_sets():
+        how = f"{given}: {how}" if plan.drawn else given
     yield Line("data", "train", files["train"], f"{sizes['train']:,} records; {how}")
     reason = f"{sizes['validation']:,} records that select the best weights; {sizes['test']:,} others are the test set"
     yield Line("data", "eval", files["validation"], reason)

@@ -345,6 +345,58 @@ def test_repeated_ids_and_unusable_records(folder, capsys):
     assert sum(map(len, values)) == len(set.union(*values)) == 30
 
 
+@pytest.mark.parametrize(
+    ("column", "words", "sizes"),
+    [
+        ("split", ("train", "dev", "test"), [40, 10, 10]),
+        ("data_split", ("TRN", "Valid", "Testing"), [40, 10, 10]),
+        ("partition", ("", "eval_set", "Test Set"), [40, 10, 10]),
+        ("subset", ("Train", "test", "test"), [32, 8, 20]),
+        ("fold", ("training", "val", "val"), [32, 20, 8]),
+    ],
+)
+def test_the_sets_that_a_column_names_are_kept(folder, capsys, column, words, sizes):
+    """Of six records, four are training records: one in twelve by a blank cell."""
+    sets = [words[i % 6] if i % 6 < 3 else ("train", "")[i % 12 == 3] for i in range(60)]
+    rows = [f"text {i},{'ab'[i % 2]},{sets[i]}" for i in range(60)]
+    name = write_rows(folder / "t.csv", f"text,label,{column}", rows)
+    code, out, _ = run(capsys, "new", name, "--model", "t5-nano")
+    found = read_sets("t", folder)
+    assert (code, [len(records) for records in found.values()]) == (0, sizes)
+    held = {one: {record[column] for record in records} for one, records in found.items()}
+    assert held["train"] <= {words[0], "train", ""}
+    assert [one for one in held if words[2] in held[one]] == ["validation" if words[2] == "val" else "test"]
+    assert f"as the column {column} says" in out
+    assert f"not read: {column}" not in out
+    assert f"as the column {column} says" in (folder / "t.yaml").read_text()
+
+
+@pytest.mark.parametrize("values", [("train", "train"), ("train", "bus"), ("dev", "test"), ("0", "1")])
+def test_other_columns_name_no_sets(folder, capsys, values):
+    rows = [f"text {i},{'ab'[i % 2]},{values[i % 3 == 1]}" for i in range(60)]
+    name = write_rows(folder / "t.csv", "text,label,kind", rows)
+    code, out, _ = run(capsys, "new", name, "--model", "t5-nano", "--column", "text=text", "--column", "label=label")
+    assert (code, "as the column" in out) == (0, False)
+
+
+def test_a_label_beyond_the_training_set_and_a_set_without_labels_are_told(folder, capsys):
+    def write(label: str) -> str:
+        rows = [f"text {i},{'ab'[i % 2]},train" for i in range(50)] + [f"text {i},{label},test" for i in range(50, 60)]
+        return write_rows(folder / "t.csv", "text,label,split", rows)
+
+    _, _, err = run(capsys, "new", write("c"), "--model", "t5-nano")
+    assert "no training record has the label c" in err
+    code, out, err = run(capsys, "new", write(""), "--model", "t5-nano", "--overwrite")
+    assert (code, "as the column" in out, "10 records are left out" in err) == (0, False, True)
+
+
+def test_few_ids_relate_no_records(folder, capsys):
+    rows = [f"{i % 2},text {i},{'ab'[i % 2]}" for i in range(60)]
+    name = write_rows(folder / "t.csv", "id,text,label", rows)
+    code, out, err = run(capsys, "new", name, "--model", "t5-nano")
+    assert (code, "in 60 groups" in out, "group=id" in err) == (0, True, False)
+
+
 def test_texts_that_repeat_keep_their_records_together(folder, capsys):
     """One premise has three hypotheses, one question several answers."""
     for column, other in (("sentence1", "sentence2"), ("sentence", "question")):
