@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from fivetune.data.letters import list_structural_tokens
@@ -56,11 +56,18 @@ def find_lossy_characters(tokenizer: PreTrainedTokenizerBase, characters: Iterab
     return lossy
 
 
-def describe_odd_targets(tokenizer: PreTrainedTokenizerBase | None, examples: Sequence[TextExample]) -> list[str]:
+def describe_odd_targets(
+    tokenizer: PreTrainedTokenizerBase | None, examples: Sequence[TextExample], lost: Collection[str] | None = None
+) -> list[str]:
     """Return sentences on marks of the end that targets share, and on what no answer of the model can hold: special
     tokens, spelt in the data, and line ends; and on right choices that have one place. Without a tokenizer the tokens
     are T5's.
+
+    Args:
+        lost: characters that the vocabulary lacks, if they are known; else the tokenizer says whether line ends are.
     """
+    if lost is None:
+        lost = find_lossy_characters(tokenizer, "\n") if tokenizer else ()
     examples = [one for one in examples if one.targets]
     targets = [one.targets for one in examples]
     tokens = list_structural_tokens(tokenizer) if tokenizer else T5_TOKENS
@@ -91,7 +98,7 @@ def describe_odd_targets(tokenizer: PreTrainedTokenizerBase | None, examples: Se
             f"{len(sentinels):,} {total} hold {sentinels[0]}, a token of pre-training, which answers leave out. "
             "Remove it, or write another mark"
         )
-    if tokenizer and "\n" in find_lossy_characters(tokenizer, "\n"):
+    if "\n" in lost:
         # Of a reasoning that ends in a number, only the number is compared.
         compared = [one.references or (one.targets,) for one in examples]
         if num := sum(any(len(text.strip().splitlines()) > 1 for text in texts) for texts in compared):

@@ -9,14 +9,14 @@ import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 
-from fivetune.data.characters import describe_odd_targets, measure_coverage
+from fivetune.data.characters import describe_odd_targets, find_lossy_characters
 from fivetune.data.labels import describe_merged_forms, describe_placeholders, describe_rare
 from fivetune.data.limits import TokenLengths, measure_lengths
 from fivetune.data.readers.records import UniqueIds, read_records
@@ -26,7 +26,6 @@ from fivetune.data.split import EvalSplit, Relation, ThreeWaySplit, hash_text, s
 from fivetune.errors import DataError
 from fivetune.start.choose import convert_record, infer_task
 from fivetune.start.columns import (
-    WITHOUT_BLANKS,
     RawTable,
     are_cells_empty,
     as_text,
@@ -38,24 +37,27 @@ from fivetune.start.columns import (
 from fivetune.start.readings import TEXT_TASKS
 from fivetune.start.roles import MIN_GROUPS, Given, count_names
 from fivetune.start.survey import Reading
+from fivetune.start.vocabulary import (
+    FOREIGN,
+    MULTILINGUAL,
+    choose_model,
+    estimate_lengths,
+    find_lost_characters,
+    find_vocabulary,
+)
 from fivetune.tasks import list_names, load_task
 from fivetune.types import JsonTable, RawRecord, Task, TextExample
 
-MODEL = "google-t5/t5-small"
-MULTILINGUAL = "google/mt5-small"
 SEED = 0
 SET_SHARE, MIN_SET, MAX_SET = 0.1, 50, 2_000  # of validation and test set each; a fifth of the records at most
-CHARS_PER_TOKEN = 3  # T5's tokenizer has about 4 characters of English text per token: 3 is on the safe side
 SAMPLE = 2_000  # examples whose tokens and characters are counted
-FOREIGN = 0.1  # share of texts with letters that T5 lacks from which on its vocabulary does not suit
+MANY_LOST = 0.01  # share of targets with characters that the model cannot write from which on it is told
 FEW = 200  # records from which on a test set says something
 LONGEST = 512  # tokens of inputs and of targets
 MAX_ABOVE = 3  # lines that are no records, such as a title, which no table is refused for
 NUM_HEAD = 50  # first records, of which the first are compared with the others
 MAX_UNREAD = 0.05  # share of records that cannot be read, up to which the others are worth a recipe
 CUT = 0.05  # share of inputs over the limit from which on it is told
-
-T5_LETTERS = "ÉÎÜßàáâäçèéêîóôöùûüăşţșț"  # beside ASCII: English, German, French, Romanian
 
 SETS = ("train", "validation", "test")
 SET_WORDS: Mapping[str, str] = {
@@ -284,7 +286,7 @@ def build_plan(
     # the model, and the lengths in its tokens
     sizes = Counter(split.find_set(record) for record in ids)
     examples = longest + [one for one in sample if one is not longest[0]]
-    name, reason = (model, "named with --model") if model else _choose_model(examples)
+    name, reason = (model, "named with --model") if model else choose_model(examples)
     tokenizer: Any = load_tokenizer(name)
     plan = StartPlan(
         table,
@@ -295,7 +297,7 @@ def build_plan(
         split,
         sizes={one: sizes[one] for one in SETS},
         label_counts=labels,
-        lengths=measure_texts(examples, tokenizer),
+        lengths=measure_texts(examples, tokenizer, name),
         is_measured=tokenizer is not None,
         set_column=set_column,
         drawn=drawn,
@@ -313,9 +315,14 @@ def build_plan(
             f"no training record has the label {list_names(sorted(unknown))}: the model cannot learn it, and its "
             "records cannot be scored"
         )
-    warnings += describe_odd_targets(tokenizer, examples)
-    if tokenizer is not None:
-        warnings += _describe_lost_characters(name, tokenizer, examples)
+    texts = [text for one in examples for text in (one.inputs, one.targets)]
+    lost = (
+        {*find_lossy_characters(tokenizer, set[str]().union(*texts))}
+        if tokenizer
+        else find_lost_characters(name, texts)
+    )
+    warnings += describe_odd_targets(tokenizer, examples, lost)
+    warnings += _describe_lost_characters(name, lost, examples)
     return replace(plan, warnings=warnings)
 
 
@@ -333,47 +340,14 @@ def choose_set_share(num_records: int) -> float:
     return min(share, MAX_SET / max(1, num_records))
 
 
-def measure_texts(examples: Sequence[TextExample], tokenizer: Any) -> TokenLengths:
+def measure_texts(examples: Sequence[TextExample], tokenizer: Any, model: str) -> TokenLengths:
     """Count the tokens of inputs and targets, the end token included; without a tokenizer estimate them."""
     targets = [one.targets for one in examples if one.targets]
     if tokenizer is not None:
         return measure_lengths(tokenizer, examples, targets, answers_can_be_lost=False)
     texts = ([one.inputs for one in examples], targets)
-    inputs, learned = (np.array([_estimate_tokens(one) for one in part]) for part in texts)
+    inputs, learned = (np.array(estimate_lengths(model, part)) for part in texts)
     return TokenLengths(inputs, inputs, inputs, learned)
-
-
-def _estimate_tokens(text: str) -> int:
-    """Estimate the tokens of a text; a character of a script without blanks is one.
-
-    >>> _estimate_tokens("red hat"), _estimate_tokens("什么是人工智能")
-    (4, 8)
-    """
-    num_wide = len(WITHOUT_BLANKS.findall(text))
-    return num_wide + math.ceil((len(text) - num_wide) / CHARS_PER_TOKEN) + 1
-
-
-def _choose_model(examples: Sequence[TextExample]) -> tuple[str, str]:
-    """Return the model and the reason: the small T5, unless many texts have letters that its vocabulary lacks."""
-    lost: Counter[str] = Counter()
-    num_hit = 0
-    for example in examples:
-        letters = {letter for letter in example.inputs + example.targets if letter.isalpha() and not is_in_t5(letter)}
-        lost.update(sorted(letters))  # in an order, so that the reason is the same at each start
-        num_hit += bool(letters)
-    if num_hit < FOREIGN * len(examples):
-        return MODEL, "the smallest T5 that is useful: trains on a CPU too"
-    shown = " ".join(letter for letter, _ in lost.most_common(5))
-    return MULTILINGUAL, f"T5's vocabulary lacks letters of these texts, such as {shown}; mT5's has 101 languages"
-
-
-def is_in_t5(letter: str) -> bool:
-    """Whether T5's vocabulary has a letter; known for Latin ones up to U+024F, as its tokenizer.json keeps them.
-
-    >>> is_in_t5("ä"), is_in_t5("ñ")
-    (True, False)
-    """
-    return letter.isascii() or letter in T5_LETTERS
 
 
 def _list_warnings(plan: StartPlan, bad: Sequence[BadRecord]) -> Iterator[str]:
@@ -408,17 +382,25 @@ def _list_warnings(plan: StartPlan, bad: Sequence[BadRecord]) -> Iterator[str]:
         )
 
 
-def _describe_lost_characters(model: str, tokenizer: Any, examples: Sequence[TextExample]) -> list[str]:
-    """Describe the characters that the model's tokenizer does not represent, if many texts have one."""
-    texts = [text for one in examples for text in (one.inputs, one.targets)]
-    coverage = measure_coverage(tokenizer, texts)
-    lost = "".join(one.character for one in coverage.lossy[:10] if not one.character.isspace())
-    if coverage.num_texts_hit <= FOREIGN * len(examples) or not lost:
-        return []
-    return [
-        f"the tokenizer of {model} does not represent all characters of {coverage.num_texts_hit:,} of {len(texts):,} "
-        f"texts, such as {lost}. --model {MULTILINGUAL} or google/byt5-small would"
-    ]
+def _describe_lost_characters(model: str, lost: Collection[str], examples: Sequence[TextExample]) -> Iterator[str]:
+    """Describe the characters that the model's vocabulary lacks, if many inputs or some targets have one."""
+    visible = {character for character in lost if not character.isspace()}
+    others = "" if find_vocabulary(model) == "multilingual" else f"{MULTILINGUAL} or "
+    remedy = f"give --model {others}google/byt5-small"
+    parts = {
+        "inputs": (FOREIGN, f"the model does not see them. To keep them, {remedy}"),
+        "targets": (MANY_LOST, f"no answer can equal them. Write others for them, or {remedy}"),
+    }
+    for part, (share, words) in parts.items():
+        texts = [text for one in examples if (text := getattr(one, part))]
+        hit = [text for text in texts if not visible.isdisjoint(text)]
+        if len(hit) > share * len(texts):
+            counts = Counter(character for text in hit for character in sorted(visible.intersection(text)))
+            shown = " ".join(character for character, _ in counts.most_common(10))
+            yield (
+                f"{len(hit):,} of {len(texts):,} {part} hold characters that the vocabulary of {model} lacks, such as "
+                f"{shown}: {words}"
+            )
 
 
 def read_sets(plan: StartPlan) -> Iterator[tuple[str, JsonTable]]:

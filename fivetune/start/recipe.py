@@ -116,7 +116,7 @@ def _list_data_lines(plan: StartPlan, files: Mapping[str, str]) -> Iterator[Line
     if plan.reading.columns:
         reason = "the name that the task reads: the column of the file"
         yield Line("data", "columns", dict(plan.reading.columns), reason)
-    how = "" if plan.is_measured else ", estimated at 3 characters per token as the tokenizer is not here yet"
+    how = "" if plan.is_measured else ", estimated from letters and signs as the tokenizer is not here yet"
     half, most = find_percentile(inputs, 0.5), find_percentile(inputs, 0.99)
     limit = round_limit(most, 32)
     reason = f"half of the inputs have up to {half:,} tokens, 99 % up to {most:,}{how}; {describe_cut(inputs, limit)}"

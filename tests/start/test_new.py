@@ -172,7 +172,7 @@ def test_the_command_prints_json(folder, capsys):
     assert facts["task"] == "classification" and facts["roles"]["label"] == ["Kategorie"]
     assert sum(facts["sizes"].values()) == 120 and facts["model"] == "google-t5/t5-small"
     assert facts["unread"] == [] and facts["points"] > 5 and facts["command"].startswith("fivetune new t.csv --task")
-    assert "estimated at 3 characters per token" in (folder / "made" / "here.yaml").read_text()
+    assert "estimated from letters and signs" in (folder / "made" / "here.yaml").read_text()
 
 
 def test_a_doubt_writes_nothing_and_its_commands_do(folder, capsys):
@@ -501,7 +501,29 @@ def test_letters_that_t5_lacks_lead_to_another_model(folder, capsys):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         facts = json.loads(run(capsys, "new", f"{name}.jsonl", "--json")[1].splitlines()[-1])
         assert facts["model"] == "google/mt5-small"
-    assert run(capsys, "new", "ru.jsonl", "--model", "t5-nano", "--overwrite")[2].count("does not represent all") == 1
+    assert run(capsys, "new", "ru.jsonl", "--model", "t5-nano", "--overwrite")[2].count("inputs hold characters") == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        (
+            "google-t5/t5-base",
+            {"60 of 60 targets hold line ends", "60 of 60 targets hold characters", "{ }: no answer"},
+        ),
+        ("google/flan-t5-small", {"60 of 60 targets hold line ends", "60 of 60 targets hold characters"}),
+        ("google/mt5-small", {"60 of 60 targets hold line ends"}),
+        ("google/byt5-small", set()),
+    ],
+)
+def test_characters_that_a_model_lacks_are_told_without_its_tokenizer(folder, capsys, model, told):
+    rows = [{"prompt": f"order {i}", "response": f"{{\n  'coats': {i}\n}}"} for i in range(60)]
+    (folder / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, _, err = run(capsys, "new", "t.jsonl", "--model", model)
+    assert code == 0
+    assert all(words in err for words in told)
+    assert err.count("targets hold") == sum("targets hold" in words for words in told)
+    assert "inputs hold" not in err
 
 
 @pytest.mark.parametrize(("fields", "way"), [({"answers": ["red"]}, "windows"), ({"label": "a"}, "head_tail")])
