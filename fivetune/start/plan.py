@@ -40,7 +40,7 @@ from fivetune.start.survey import Reading
 from fivetune.start.vocabulary import (
     FOREIGN,
     MULTILINGUAL,
-    choose_model,
+    choose_start_model,
     estimate_lengths,
     find_lost_characters,
     find_vocabulary,
@@ -286,7 +286,7 @@ def build_plan(
     # the model, and the lengths in its tokens
     sizes = Counter(split.find_set(record) for record in ids)
     examples = longest + [one for one in sample if one is not longest[0]]
-    name, reason = (model, "named with --model") if model else choose_model(examples)
+    name, reason = (model, "named with --model") if model else choose_start_model(examples)
     tokenizer: Any = load_tokenizer(name)
     plan = StartPlan(
         table,

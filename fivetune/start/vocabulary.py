@@ -50,7 +50,10 @@ def find_vocabulary(model: str) -> Vocabulary:
     >>> find_vocabulary("google/flan-t5-base"), find_vocabulary("google/byt5-small"), find_vocabulary("me/x")
     ('t5', 'bytes', 'unknown')
     """
-    return next((one for one, names in VOCABULARIES.items() if re.search(names, model)), "unknown")
+    for vocabulary, names in VOCABULARIES.items():
+        if re.search(names, model):
+            return vocabulary
+    return "unknown"
 
 
 def find_lost_characters(model: str, texts: Iterable[str]) -> set[str]:
@@ -73,7 +76,7 @@ def _is_in_t5(character: str) -> bool:
     return character in T5_LETTERS or character in T5_SIGNS
 
 
-def choose_model(examples: Sequence[TextExample]) -> tuple[str, str]:
+def choose_start_model(examples: Sequence[TextExample]) -> tuple[str, str]:
     """Return the model and the reason: the small T5, unless many texts have letters that its vocabulary lacks."""
     lost: Counter[str] = Counter()
     num_hit = 0

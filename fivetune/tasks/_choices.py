@@ -22,6 +22,18 @@ LETTERS = string.ascii_lowercase
 # A) or 1. before a choice
 MARK = re.compile(r"(?:^|(?<=[\s,;|]))\(?([a-z]|\d)\s?[).:、．：]\s*", re.IGNORECASE)
 ENUMERATOR = re.compile(r"[^\W\d_]|\d{1,2}")
+QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
+LATEX = (
+    "times|text[a-z]*|t?frac|tbinom|theta|tanh|therefore|tilde|triangle[a-z]*|thinspace|neq|nabla|notin|nmid|nleq|ngeq|"
+    "newline|nearrow|nexists|n?rightarrow|right|rangle|rfloor|rceil|rbrace|rbrack|root"
+)
+"""Commands that begin as the escapes of tabs and line ends do, and go on as no word does."""
+MATH_LATEX = f"{LATEX}|tan|tau|to|top|ne|neg|nu|ni|not|rho|rm"  # where the text has mathematics
+ESCAPE, MATH_ESCAPE = (
+    re.compile(rf"""\\([\\"'/\n]|u[\da-fA-F]{{4}}|U[\da-fA-F]{{8}}|x[\da-fA-F]{{2}}|(?!(?:{one})(?![a-zA-Z]))[nrt])?""")
+    for one in (LATEX, MATH_LATEX)
+)
+"""A backslash with what makes it an escape; bells, backspaces and form feeds are none, as no text has them."""
 
 
 class Choices(NamedTuple):
@@ -119,6 +131,37 @@ def split_enumerator(name: str) -> tuple[str, str]:
     return (name[:-1].casefold(), last) if last in tuple(LETTERS[:8]) else (name.casefold(), "")
 
 
+def parse_literal(text: str) -> object:
+    """Parse a list or object that is written as JSON, Python or NumPy write it; None for other texts.
+
+    Line ends may stand in its quotes, and commands of LaTeX with one backslash: they are no escapes.
+
+    >>> parse_literal(r'["$2 \\times 3$", "a\\nb"]') == [r"$2 \\times 3$", "a\\nb"]
+    True
+    """
+    text = (MATH_ESCAPE if "$" in text or "\\(" in text else ESCAPE).sub(_keep_letters, text)
+    try:
+        return json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        pass
+    plain = re.sub(r"array\((\[.*?\])(?:, dtype=\w+)?\)", r"\1", text, flags=re.DOTALL)
+    plain = re.sub(r"""(?<=['"])\s+(?=['"])""", ", ", plain)
+    plain = QUOTED.sub(_escape_line_ends, plain)
+    try:
+        return ast.literal_eval(plain)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
+
+
+def _keep_letters(escape: re.Match[str]) -> str:
+    """Return an escape as it is; a backslash that begins none is doubled, and so is a letter."""
+    return escape[0] if escape[1] else "\\\\"
+
+
+def _escape_line_ends(quoted: re.Match[str]) -> str:
+    return quoted[0].replace("\r", "").replace("\n", "\\n")
+
+
 def parse_choices(text: str) -> object:
     """Parse a text that holds choices: JSON, Python or NumPy as files have them, "A) hat B) coat", or lines; else None.
 
@@ -129,16 +172,7 @@ def parse_choices(text: str) -> object:
     """
     text = text.strip()
     if text[:1] in ("[", "{"):
-        try:
-            return json.loads(text)
-        except ValueError:
-            pass
-        plain = re.sub(r"array\((\[.*?\])(?:, dtype=\w+)?\)", r"\1", text, flags=re.DOTALL)
-        plain = re.sub(r"""(?<=['"])\s+(?=['"])""", ", ", plain)
-        try:
-            return ast.literal_eval(plain)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            return None
+        return parse_literal(text)
     marks: list[re.Match[str]] = []
     for match in MARK.finditer(text):
         if match[1].casefold() in (LETTERS[len(marks) % 26], str(len(marks) + 1)):

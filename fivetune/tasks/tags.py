@@ -4,14 +4,16 @@ Source: the user's own table. Licence: the file's. A record:
 
     {"id": "7", "text": "I cannot log in, and was billed twice.", "tags": "login; billing"}
 
-With other columns: task: {name: tags, inputs: "{title} {body}", tags: [topics], separator: "|"}. A record with a column
-for each label, as in Jigsaw's comments: tags: [toxic, threat, insult]; the names of those that are 1 or true are its
-labels. The target is the labels in the order of the data, written as one text; a record without any has the target
-`none`, which the metric counts as no label.
+With other columns: task: {name: tags, inputs: "{title} {body}", tags: [topics], separator: "|"}. A list may be written
+as text, as CSV has it: ['login', 'billing']. A record with a column for each label, as in Jigsaw's comments:
+tags: [toxic, threat, insult]; the names of those that are 1 or true are its labels. Other columns, such as
+tags: [tag1, tag2, tag3], hold the labels themselves, and blank cells none. The target is the labels in the order of the
+data, written as one text; a record without any has the target `none`, which the metric counts as no label.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar
 
@@ -29,6 +31,7 @@ from fivetune.tasks import (
     is_missing_label,
     shorten_repr,
 )
+from fivetune.tasks._choices import parse_literal
 from fivetune.types import MetricSpec, RawRecord, TextExample
 
 FLAGS: Mapping[str, bool] = {
@@ -44,16 +47,16 @@ def _parse_names(value: object) -> object:
 
 
 class Tags(TaskOptions):
-    """Several labels per text, from a list, a separated text, or a column for each label."""
+    """Several labels per text, from a list, a separated text, several columns, or a column for each label."""
 
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     main_metric: ClassVar[str] = "micro_f1"
 
     inputs: Template = Field(default="{text}", description="template of the inputs, over any columns")
     tags: Annotated[tuple[str, ...], BeforeValidator(_parse_names)] = Field(
         default=("tags",),
         min_length=1,
-        description="column of the labels; of several columns each is one label, 0 or 1",
+        description="column of the labels; several: columns of labels, or one for each label that holds 0 or 1",
     )
     separator: str = Field(
         default=",", min_length=1, description="what separates labels, in a column of text and in the targets"
@@ -89,31 +92,46 @@ class Tags(TaskOptions):
 
     def _read_tags(self, record: RawRecord) -> list[str]:
         """Return the distinct labels of a record."""
-        if len(self.tags) == 1:
-            return split_tags(record, self.tags[0], self.separator)
-        found: list[str] = []
-        for name in self.tags:
-            value = get_column(record, name)
-            word = "" if value is None else str(value).strip().casefold()
-            if word not in FLAGS:
+        cells = {name: get_column(record, name) for name in self.tags}
+        words = {name: "" if value is None else str(value).strip().casefold() for name, value in cells.items()}
+        words = {name: "" if word == "nan" else word for name, word in words.items()}
+        if len(cells) > 1 and FLAGS.keys() >= {*words.values()}:
+            return [name for name, word in words.items() if FLAGS[word]]
+        for name, word in words.items():
+            # a number among several columns could be a flag as well as a label
+            if len(cells) > 1 and word and (word in FLAGS or is_number(word)):
                 raise RecordError(
                     record.where,
-                    f"{name} is {shorten_repr(value)}. A column that stands for one label holds 1 or 0, true or false. "
-                    "Correct it, or name one column of labels in task.tags.",
+                    f"{name} is {shorten_repr(cells[name])}. Of several columns, all hold 1 or 0, true or false, or "
+                    "all hold labels in words. Correct it, or name one column of labels in task.tags.",
                 )
-            found += [name] if FLAGS[word] else []
-        return found
+        filled = [name for name in self.tags if words[name]]
+        return list(dict.fromkeys(tag for name in filled for tag in split_tags(record, name, self.separator)))
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is a number.
+
+    >>> is_number("2.0"), is_number("b2")
+    (True, False)
+    """
+    return re.fullmatch(r"[-+]?\d+(?:[.,]\d+)?", text) is not None
 
 
 def split_tags(record: RawRecord, name: str, separator: str) -> list[str]:
-    """Return the distinct labels in a column of a record: of a list, or of a text at the separators.
+    """Return the distinct labels in a column of a record: of a list, of one that is written as text, or of a text at
+    the separators.
 
     >>> split_tags(RawRecord({"tags": "login; billing;login"}, "a.csv:2"), "tags", ";")
     ['login', 'billing']
+    >>> split_tags(RawRecord({"tags": "['login', 'billing, late']"}, "a.csv:2"), "tags", ";")
+    ['login', 'billing, late']
 
     Raises RecordError for other values.
     """
     value = get_column(record, name)
+    if isinstance(value, str) and value.strip()[:1] in ("[", "{", "("):
+        value = parse_tags(value.strip(), separator)
     parts: Sequence[object] = value if isinstance(value, list | tuple) else []
     if isinstance(value, str) and not is_missing_label(value):
         parts = value.split(separator)
@@ -122,6 +140,24 @@ def split_tags(record: RawRecord, name: str, separator: str) -> list[str]:
     if wrong := [part for part in parts if not isinstance(part, str | int)]:
         raise RecordError(record.where, f"{name} holds {shorten_repr(wrong[0])}. Each label must be text or a number.")
     return list(dict.fromkeys(text for part in parts if (text := " ".join(str(part).split()))))
+
+
+def parse_tags(text: str, separator: str) -> object:
+    """Parse a list that is written as text, as JSON, Python, NumPy and PostgreSQL have it; other texts are returned.
+
+    >>> parse_tags("['a' 'b']", ";"), parse_tags("[a, b]", ";"), parse_tags("{a,b}", ","), parse_tags("(a) or [b]", ";")
+    (['a', 'b'], ['a', 'b'], ['a', 'b'], '(a) or [b]')
+    """
+    parsed = parse_literal(text)
+    if isinstance(parsed, set):
+        return sorted(map(str, parsed))
+    if isinstance(parsed, list | tuple | dict):
+        return parsed
+    plain = re.fullmatch(r"\[([^\[\]]*)\]|\{([^{}]*)\}", text)
+    if not plain:
+        return text
+    inner = plain[1] or plain[2] or ""
+    return [part.strip(" '\"") for part in inner.split(separator if separator in inner else ",")]
 
 
 SAMPLE = (

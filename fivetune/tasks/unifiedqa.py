@@ -51,7 +51,7 @@ _METRICS: Mapping[str, tuple[tuple[MetricSpec, ...], str]] = {
 class UnifiedQA(TaskOptions):
     """UnifiedQA's four formats."""
 
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
 
     format: Literal["extractive", "abstractive", "multiple_choice", "yes_no"] = Field(
         default="extractive", description="kind of questions; determines the columns and the metrics"

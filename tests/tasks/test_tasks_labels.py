@@ -268,6 +268,20 @@ def test_a_model_that_says_one_label_is_described():
         (Tags(no_tags="nothing"), {"tags": None}, "nothing", ""),
         (Tags(tags=("late", "paid")), {"late": 1, "paid": "false"}, "late", "late"),
         (Tags(tags=("late", "paid")), {"late": 0.0, "paid": ""}, "none", ""),
+        (Tags(), {"tags": '["login", "billing"]'}, "login, billing", "login, billing"),
+        (Tags(separator=";"), {"tags": "['it\\'s late', \"a, b\"]"}, "it's late; a, b", "it's late; a, b"),
+        (Tags(), {"tags": "['login'\n 'billing']"}, "login, billing", "login, billing"),
+        (Tags(), {"tags": "{'login', 'billing'}"}, "billing, login", "billing, login"),
+        (Tags(), {"tags": "('login',)"}, "login", "login"),
+        (Tags(), {"tags": "[login, 'billing']"}, "login, billing", "login, billing"),
+        (Tags(), {"tags": "{login,billing}"}, "login, billing", "login, billing"),
+        (Tags(), {"tags": "[3, 7]"}, "3, 7", "3, 7"),
+        (Tags(), {"tags": "[]"}, "none", ""),
+        (Tags(), {"tags": "[urgent] note"}, "[urgent] note", "[urgent] note"),
+        (Tags(tags=("t1", "t2", "t3")), {"t1": "joy", "t2": None, "t3": "fear"}, "joy, fear", "joy, fear"),
+        (Tags(tags=("t1", "t2")), {"t1": "joy", "t2": "joy, fear"}, "joy, fear", "joy, fear"),
+        (Tags(tags=("t1", "t2")), {"t1": "['joy']", "t2": float("nan")}, "joy", "joy"),
+        (Tags(tags=("t1", "t2")), {"t1": "", "t2": " "}, "none", ""),
     ],
 )
 def test_several_labels_are_one_text(task: Tags, fields: dict[str, Any], targets: str, references: str) -> None:
@@ -292,8 +306,10 @@ def test_several_labels_may_be_absent_where_they_are_asked_for() -> None:
         (
             Tags(tags=("late", "paid")),
             {"late": 2, "paid": 0},
-            "late is 2. A column that stands for one label holds 1 or 0",
+            "late is 2. Of several columns, all hold 1 or 0, true or false, or all hold labels in words",
         ),
+        (Tags(tags=("late", "paid")), {"late": 1, "paid": "joy"}, "late is 1. Of several columns"),
+        (Tags(), {"tags": '{"late": 1}'}, "It must be a list of labels, or a text."),
     ],
 )
 def test_values_that_are_no_labels_are_refused(task: Tags, fields: dict[str, Any], message: str) -> None:

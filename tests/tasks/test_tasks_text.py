@@ -16,6 +16,7 @@ from fivetune.config.recipes import find_recipe
 from fivetune.data.readers.records import read_records
 from fivetune.errors import DataError
 from fivetune.scores.metrics import score_all
+from fivetune.tasks._choices import parse_choices
 from fivetune.tasks.causalqa import CausalQA, is_causal
 from fivetune.tasks.gsm8k import GSM8K
 from fivetune.tasks.jsonl import JSONL
@@ -189,6 +190,25 @@ def test_a_column_for_each_choice() -> None:
 )
 def test_a_text_that_holds_the_choices(cell: str) -> None:
     assert _example(UnifiedQA(format="multiple_choice"), **RIVER, choices=cell, answer="(B)").targets == "the seine"
+
+
+@pytest.mark.parametrize(
+    ("cell", "texts"),
+    [
+        (r"""["$\frac{1}{3}$", "$2 \times 5$"]""", [r"$\frac{1}{3}$", r"$2 \times 5$"]),
+        (r"""['A. $\theta$', 'B. $\beta \right)$']""", [r"A. $\theta$", r"B. $\beta \right)$"]),
+        (r"""["\text{m}", "\alpha", "\vec{v}", "\sqrt{2}"]""", [r"\text{m}", r"\alpha", r"\vec{v}", r"\sqrt{2}"]),
+        (r"""["$a \ne b$", "$\nu$", "$\tau$"]""", [r"$a \ne b$", r"$\nu$", r"$\tau$"]),
+        (r"""["$2 \\times 5$", "$\\frac12$"]""", [r"$2 \times 5$", r"$\frac12$"]),
+        (r"""['Roma\ne Milano', 'hat\tcoat', "say \"a\""]""", ["Roma\ne Milano", "hat\tcoat", 'say "a"']),
+        (r"""['it\'s', '\u00e9 \xe9']""", ["it's", "é é"]),
+        ("['one\nline', 'two'\n 'three']", ["one\nline", "two", "three"]),
+        ('["one\r\nline", "two"]', ["one\r\nline", "two"]),
+        ("{'A': 'one\n', 'B': 'two'}", {"A": "one\n", "B": "two"}),
+    ],
+)
+def test_commands_and_line_ends_in_choices_are_letters(cell, texts):
+    assert parse_choices(cell) == texts
 
 
 def test_choices_named_by_numbers_are_not_their_texts():
