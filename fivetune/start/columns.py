@@ -331,7 +331,7 @@ def find_wholes(table: RawTable, columns: Mapping[str, Column]) -> dict[str, lis
     Returns: column -> those that it holds.
     """
     texts = [name for name, column in columns.items() if column.has_text and column.mean_words >= 2]
-    texts.sort(key=lambda name: -columns[name].mean_chars)
+    texts.sort(key=lambda name: -columns[name].mean_chars * columns[name].num_filled)
     records = table.records[:: 1 + table.num_records // NUM_COMPARED]
     # each cell once: a survey of people has hundreds of texts, and each is looked for in each longer one
     cells = {name: [as_text(find_value(one.fields, name) or "") for one in records] for name in texts}
