@@ -62,8 +62,8 @@ SHORT_TARGET_WORDS = 2.0  # mean words up to which a target is right or wrong as
 CONFLICTS = 0.2  # share of records whose inputs another record has with another label
 MAX_NUMBERED = 20  # distinct whole numbers up to which they may be labels without a name that says so
 NOTES = "note notes notiz remark remarks comment comments"  # are no text that is asked about
-MIN_LABEL = 3  # characters of a label that is looked for in texts
 LONG_CONTEXT = 20  # mean words from which on a text may be asked about
+MIN_LABEL = 3  # characters of a label that is looked for in texts
 NO_LABEL = "no column is named as a label"
 OUTPUTS = "output outputs completion response answer answers reply a chosen gold reference"
 NO_PEARSON = "numbers are learned as text, and exact_match counts equal ones only: there is no correlation yet"
@@ -207,12 +207,12 @@ def _list_sources(survey: Survey, target: str, texts: Sequence[str]) -> list[lis
     questions = [name for name in known if survey.rate(name, "question") >= USUAL and name not in contexts]
     if questions and contexts:  # of a question and the schema of its tables, both
         return [[name for name in survey.columns if name in (questions[0], contexts[0])]]
+    unknown = [name for name in texts if survey.rate(name, "targets", "answer", *SOURCES) < 2]
+    others = [name for name in unknown or texts if name != target]
     long = [name for name in contexts if survey.columns[name].mean_words >= LONG_CONTEXT]
     if long and survey.rate(target, "targets") == 0 and len(known) > len(contexts):  # what a text asks of a long one
         short = next(name for name in known if name not in contexts)
         return [[name for name in survey.columns if name in (short, long[0])], [short], long[:1]]
-    unknown = [name for name in texts if survey.rate(name, "targets", "answer", *SOURCES) < 2]
-    others = [name for name in unknown or texts if name != target]
     both = [name for name in texts if name != target]
     is_unknown = survey.rate(target, "targets", "label") == 0
     are_read = len(both) == 2 and all(survey.rate(name, "targets", "answer") < 2 for name in both)
@@ -237,9 +237,6 @@ def _read_pair(survey: Survey, sources: Sequence[str], target: str) -> Reading:
     is_short = last.mean_chars < 0.4 * first.mean_chars and last.mean_words >= 4
     is_longer = _is_longer_summary(survey, target, source)
     is_unknown = survey.rate(target, "targets") == 0
-    order = [*survey.table.columns]
-    if is_unknown and survey.rate(source, *READ) == 0 and {source, target} <= {*order}:  # the first one asks
-        is_short &= order.index(source) < order.index(target)
     if last.has_code:
         values, points = f"{target} holds code, a query or a formula", CODE
     elif is_short or is_longer:
@@ -258,21 +255,14 @@ def _read_pair(survey: Survey, sources: Sequence[str], target: str) -> Reading:
     texts = [name for name in survey.columns if survey.columns[name].has_text]
     is_text = named <= survey.rate(target, "text") and survey.can_learn_other([*used, *texts])
     table = [
-        (others, f"{_join(others[:1])} is named after a language, too"),
         (last.has_fractions, NO_PEARSON),
-        (survey.rate(target, "question") == CLEAR and named < 2, f"{target} is named as what is read"),
         (survey.rate(source, *READ) < survey.rate(source, "targets"), f"{source} is named as what is learned, too"),
     ]
     if not form:
         table += [
             (is_longer, f"{target} is longer than {source}, so it is no summary of it: perhaps the other way round"),
             (is_text and not is_unknown, f"{target} is named as a text, too"),
-            (is_text and survey.rate(target, "answer") > 0, f"{target} is named as an answer, too"),
             (is_text and is_unknown, f"no name says that {target} is learned"),
-            (
-                named < 2 and last.mean_chars > 3 * first.mean_chars,
-                f"{target} is much longer than {source}: perhaps the other way round",
-            ),
         ]
     doubts = [words for is_so, words in table if is_so]
     if _is_named_output(target):
@@ -389,8 +379,6 @@ def _read_answers(survey: Survey, roles: Mapping[str, str]) -> Reading | None:
     texts = survey.list_examples(answer, 200)
     num_marked = sum("####" in text and extract_final_number(text) is not None for text in texts)
     if values and values <= YES_NO.keys() and column.kind != "number":
-        if len(values) < 2:
-            return None
         kind, task = "yes/no questions", "unifiedqa"
         options |= {"format": "yes_no"}
         reason = f"all answers in {answer} are {' or '.join(sorted(column.values))}"
@@ -561,12 +549,9 @@ def _read_label(
         doubts.append(NO_LABEL)
     if "label" not in survey.given:
         doubts += _find_rivals(survey, label, [label, *texts, *same])
-    is_told = any(survey.columns[name].has_labels for name in texts) and _is_stance(survey, label)
     starts = {value.casefold()[:3] for value in values}  # positive, negativ, pozitivní: what else would be learned
     is_opinion = survey.columns[label].kind == "text" and starts in ({"pos", "neg"}, {"pos", "neg", "neu"})
-    points = 2 * VALUES if is_told else VALUES
-    if is_opinion and survey.rate(label, "label") == 0:
-        points += CLEAR
+    points = VALUES + CLEAR if is_opinion and survey.rate(label, "label") == 0 else VALUES
     return survey.weigh(found, values="the values repeat", points=points, read=same, doubts=doubts)
 
 
@@ -576,8 +561,6 @@ def _find_rivals(survey: Survey, label: str, used: Sequence[str]) -> Iterator[st
     least = USUAL if survey.rate(label, "label") >= USUAL else 0
     named = [name for name in unread if survey.rate(name, "label", "flag") >= least]
     others = [name for name in named if survey.columns[name].has_labels and not _is_amount(survey, name)]
-    if _is_stance(survey, label):
-        others = [name for name in others if not survey.is_subject(name)]
     if others and not has_word(label, GENERAL_LABELS):
         yield f"{_join(others[:2])} may be the label, too"
     yield from _describe_outputs(_list_outputs(survey, used))
@@ -606,19 +589,10 @@ def _choose_words(survey: Survey, same: Sequence[str]) -> str:
 
 
 def _describe_values(survey: Survey, texts: Sequence[str], label: str) -> Iterator[str]:
-    """Yield what makes the values of a label doubtful.
-
-    Equal texts have different labels: something is missing from the inputs. Several columns have the same values, each
-    for some records.
-    """
-    column, num_records = survey.columns[label], survey.table.num_records
+    """Yield that equal texts have different labels: something is missing from the inputs."""
     num_unlike = _count_conflicts(survey, texts, label)
-    if num_unlike >= CONFLICTS * num_records:
+    if num_unlike >= CONFLICTS * survey.table.num_records:
         yield f"{num_unlike:,} records have the texts of others and another {label}"
-    labels = [name for name in survey.list_unread(texts) if survey.columns[name].has_labels]
-    alike = [name for name in labels if len({*survey.columns[name].values} & {*column.values}) > 1]
-    if len(alike) > 1 and column.num_filled < 0.9 * num_records:
-        yield f"{', '.join(alike)} have the same values, each for some of the records"
 
 
 def _count_conflicts(survey: Survey, texts: Sequence[str], label: str) -> int:
@@ -642,9 +616,7 @@ def read_tags(survey: Survey) -> Iterator[Reading]:
             reason = f"{name} has several labels for some records, and {_describe_columns(texts)} text"
             roles = {"text": texts, "tags": [name]}
             reading = Reading("several labels", "tags", roles, reason, {"separator": separator})
-            is_unknown = survey.rate(name, "tags", "label") == 0 and survey.can_learn_other([name, *texts])
-            doubts = [NO_LABEL] if is_unknown else []
-            yield survey.weigh(reading, values="several labels that repeat", points=VALUES + 1, doubts=doubts)
+            yield survey.weigh(reading, values="several labels that repeat", points=VALUES + 1)
     texts = survey.list_texts("")
     numbered = [] if named else _find_numbered(survey)
     if numbered and texts:
@@ -653,8 +625,6 @@ def read_tags(survey: Survey) -> Iterator[Reading]:
         yield survey.weigh(reading, form="numbered columns of labels")
     stems = Counter(" ".join(split_name(name)) for name in survey.columns)
     flags = named or [name for name in survey.list_unread(()) if _is_flag(survey, name, stems)]
-    if len(flags) < 3:
-        flags = [name for name in flags if survey.rate(name, "label") < USUAL or survey.rate(name, "flag")]
     if len(flags) >= 3 and texts:
         shown = ", ".join([*flags[:4], *(["..."] if len(flags) > 4 else [])])
         reason = f"{len(flags)} columns hold 0 or 1 ({shown}), and {_describe_columns(texts)} text"
