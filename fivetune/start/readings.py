@@ -469,7 +469,7 @@ def _list_read(survey: Survey, label: str, same: Sequence[str]) -> Iterator[tupl
     """Yield the texts that a label may be given for, what else is known of them, and why it is doubtful."""
     texts, known = survey.list_texts(label), survey.list_texts(label, only_known=True)
     leaks = [name for name in texts if _has_gaps(survey, name, label)]
-    told = [name for name in texts if _tells_label(survey, name, label)]
+    told = [name for name in texts if _is_label_told(survey, name, label)]
     alike = [pair for pair in itertools.combinations(texts, 2) if survey.is_copy(*pair)][:1]
     doubts: list[str] = []
     if 0 < len(leaks) < len(texts):
@@ -511,7 +511,7 @@ def _has_gaps(survey: Survey, name: str, label: str) -> bool:
     return len(shares) > 1 and min(shares) < 0.2 and max(shares) > 0.8
 
 
-def _tells_label(survey: Survey, name: str, label: str) -> bool:
+def _is_label_told(survey: Survey, name: str, label: str) -> bool:
     """Whether a text holds the label in nearly all records: words that another label has are not in the text."""
     records = survey.table.records[:SAMPLE]
     pairs = [(as_text(find_value(one.fields, name)), as_text(find_value(one.fields, label))) for one in records]
