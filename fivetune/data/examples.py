@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from fivetune.data.labels import PLACEHOLDERS, get_label_form
+from fivetune.data.labels import PLACEHOLDERS, find_placeholder_input, get_label_form
 from fivetune.data.readers.records import (
     BadRecord,
     apply_task,
@@ -56,6 +56,7 @@ class ReadCounts:
         self.label_counts: dict[str, int] = {}  # label tasks: records per gold label
         self.label_forms: dict[str, int] = {}  # records per form of a label, if it differs from the label
         self.placeholder_counts: dict[str, int] = {}  # records per gold answer that stands for an empty cell
+        self.empty_input_counts: dict[str, int] = {}  # records per input that stands for an empty cell
         self.split: JsonTable | None = None  # the split of the training records by data.eval_share
         self.num_kept = 0  # examples of the kept records
         self.num_cut_into_windows = self.num_windows = 0  # over-long examples, and the windows made of them
@@ -127,6 +128,8 @@ class ReadCounts:
         golds = examples[0].references
         self.num_blank_golds += scorer is not None and rewards_blank(scorer, golds)
         self.num_blank_synonyms += DROPPED_SYNONYMS in examples[0].meta
+        if empty := find_placeholder_input(examples[0]):
+            self.empty_input_counts[empty] = self.empty_input_counts.get(empty, 0) + 1
         if not golds:
             return
         form = get_label_form(examples[0])

@@ -21,6 +21,7 @@ from fivetune.data.labels import (
     describe_imbalance,
     describe_merged_forms,
     describe_placeholders,
+    find_placeholder_input,
     get_label_form,
     merge_label_forms,
 )
@@ -406,7 +407,7 @@ def _summarise_golds(examples: Sequence[TextExample], task: Task) -> JsonTable:
     the scores of empty predictions only, `empty_scores_without_blanks` the same without blank gold answers.
     `num_disjoint` questions have gold answers without a common word: perhaps all are required, but any one counts as
     right. `imbalance` describes uneven labels, `merged_forms` labels in several forms, `placeholders` answers that
-    programs write for an empty cell.
+    programs write for an empty cell, and `empty_inputs` such inputs.
     """
     firsts = {example.group or example.id: example for example in reversed(examples) if example.references}
     golds = [one.references for one in reversed(firsts.values())]
@@ -422,6 +423,7 @@ def _summarise_golds(examples: Sequence[TextExample], task: Task) -> JsonTable:
         "imbalance": describe_imbalance(Counter(one[0] for one in golds)) if is_label_task else "",
         "merged_forms": describe_merged_forms(forms, {}) if is_label_task else "",
         "placeholders": describe_placeholders(placeholders, what="label" if is_label_task else "answer"),
+        "empty_inputs": describe_placeholders(Counter(map(find_placeholder_input, examples)), what="input"),
     }
     if facts["num_blank"]:
         silence = [""] * len(golds)

@@ -174,10 +174,13 @@ def _count_merged(counts: Mapping[str, int]) -> dict[str, int]:
 def find_misspelt_labels(counts: Mapping[str, int]) -> dict[str, str]:
     """Find rare labels that look like a misspelling of one at least ten times as frequent; label -> that one.
 
-    Both begin with the same letter, have the same digits and separators, and a difflib ratio of MISSPELT or more.
+    Both begin with the same letter, have the same digits and signs, and a difflib ratio of MISSPELT or more. Codes and
+    flags are no misspellings: the words that differ have four letters, of those in capitals seven.
 
     >>> find_misspelt_labels({"Rückgabe": 90, "Rueckgabe": 1, "happy": 80, "unhappy": 3, "grade 1": 60, "grade 2": 2})
     {'Rueckgabe': 'Rückgabe'}
+    >>> find_misspelt_labels({"4i": 90, "4is": 1, "high": 80, "high+": 2, "type II": 60, "type I": 2, "VVFIN": 50})
+    {}
     """
     found: dict[str, str] = {}
     by_count = sorted(counts, key=counts.__getitem__)
@@ -190,18 +193,29 @@ def find_misspelt_labels(counts: Mapping[str, int]) -> dict[str, str]:
 
 def _is_like(label: str, meant: str) -> bool:
     """Return whether a label looks like a misspelling of another one."""
-    has_same_start = label[:1].casefold() == meant[:1].casefold()
-    if not has_same_start or re.findall(r"[\d,;|]", label) != re.findall(r"[\d,;|]", meant):
+    signs = r"\d|[^\w\s.'’-]"
+    if label[:1].casefold() != meant[:1].casefold() or re.findall(signs, label) != re.findall(signs, meant):
+        return False
+    words, others = (re.findall(r"[^\W_]+", text) for text in (label, meant))
+    differing = [pair for pair in zip(words, others, strict=False) if pair[0] != pair[1]]
+    is_code = [min(map(len, pair)) < (7 if pair[1].isupper() else 4) for pair in differing]
+    if len(words) == len(others) and is_code and all(is_code):
         return False
     return SequenceMatcher(None, label.casefold(), meant.casefold()).ratio() >= MISSPELT
 
 
+def find_placeholder_input(example: TextExample) -> str:
+    """Find what a program wrote for an empty cell as the whole text of an example, its instruction aside; else ""."""
+    text = example.inputs[slice(*example.clippable)].strip()
+    return text if text in PLACEHOLDERS else ""
+
+
 def describe_placeholders(counts: Mapping[str, int], *, what: str) -> str:
-    """Return a sentence on gold answers that programs write for an empty cell, else "".
+    """Return a sentence on gold answers or inputs that programs write for an empty cell, else "".
 
     Args:
-        counts: records by gold answer, of which only the PLACEHOLDERS matter.
-        what: "label" or "answer".
+        counts: records by text, of which only the PLACEHOLDERS matter.
+        what: "label", "answer" or "input".
 
     >>> describe_placeholders({"None": 3, "late": 90}, what="label")
     "3 records have a label that programs write for an empty cell: 'None' (3 records); it counts as a label"
@@ -209,7 +223,7 @@ def describe_placeholders(counts: Mapping[str, int], *, what: str) -> str:
     found = Counter({text: num for text, num in counts.items() if text in PLACEHOLDERS})
     if not found:
         return ""
-    article = "an" if what == "answer" else "a"
+    article = "a" if what == "label" else "an"
     records = "1 record has" if found.total() == 1 else f"{found.total():,} records have"
     return (
         f"{records} {article} {what} that programs write for an empty cell: {_list_counts(found)}; "

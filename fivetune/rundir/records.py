@@ -404,7 +404,8 @@ class SplitSummary:
         input_p99, target_p99: 99th percentile of lengths, in tokens; whole_...: of the lengths before clipping.
         num_unlabelled: records excluded because they have no label; label_counts: records of each gold label;
             label_forms: records of each form of a label, as far as it differs from the label.
-        placeholder_counts: records of each gold answer that programs write for an empty cell, such as None.
+        placeholder_counts: records of each gold answer that programs write for an empty cell, such as None;
+            empty_input_counts: records of each such input.
         num_blank_golds: records with a blank gold answer beside others, which an empty prediction matches;
             num_blank_synonyms: records whose blank synonyms were dropped.
         split: how data.eval_share divided the training records; None where data.eval has files.
@@ -448,6 +449,7 @@ class SplitSummary:
     label_counts: dict[str, int] = field(default_factory=dict[str, int])
     label_forms: dict[str, int] = field(default_factory=dict[str, int])
     placeholder_counts: dict[str, int] = field(default_factory=dict[str, int])
+    empty_input_counts: dict[str, int] = field(default_factory=dict[str, int])
     split: EvalShare | None = None
     parts: dict[str, SplitSummary] = field(default_factory=dict[str, "SplitSummary"])
 

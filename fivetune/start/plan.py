@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from fivetune.data.characters import describe_odd_targets, find_lossy_characters
-from fivetune.data.labels import describe_merged_forms, describe_placeholders, describe_rare
+from fivetune.data.labels import PLACEHOLDERS, describe_merged_forms, describe_placeholders, describe_rare
 from fivetune.data.limits import TokenLengths, measure_lengths
 from fivetune.data.readers.records import UniqueIds, read_records
 from fivetune.data.readers.source_files import BadRecord
@@ -51,6 +51,8 @@ from fivetune.types import JsonTable, RawRecord, Task, TextExample
 SEED = 0
 SET_SHARE, MIN_SET, MAX_SET = 0.1, 50, 2_000  # of validation and test set each; a fifth of the records at most
 SAMPLE = 2_000  # examples whose tokens and characters are counted
+MAX_EMPTY = 0.1  # share of records without one of several inputs up to which that is told: more are meant so
+REPEATED = 0.1  # different inputs per record below which it is told that they repeat
 MANY_LOST = 0.01  # share of targets with characters that the model cannot write from which on it is told
 FEW = 200  # records from which on a test set says something
 LONGEST = 512  # tokens of inputs and of targets
@@ -116,6 +118,44 @@ class StartPlan:
         if self.reading.group_column and ("group" in self.split.given_up) != kept:
             found.append(f"the same {self.reading.group_column}")
         return " or ".join(found)
+
+
+class InputCounts:
+    """What is odd about the inputs of all records: cells that are empty, or hold what a program writes for that; texts
+    that repeat."""
+
+    def __init__(self, reading: Reading) -> None:
+        choices = reading.roles.get("choices", ())  # one may be left out, and "None" is one
+        self._columns = [name for name in reading.inputs if name not in choices]
+        self._texts: set[int] = set()
+        self._written: Counter[str] = Counter()
+        self._empty: Counter[str] = Counter()
+        self._num_records = 0
+
+    def add(self, record: RawRecord, example: TextExample) -> None:
+        """Count a record as it is read, with its example."""
+        self._num_records += 1
+        self._texts.add(hash(example.inputs))
+        for name in self._columns:
+            value = find_value(record.fields, name)
+            if isinstance(value, str) and value.strip() in PLACEHOLDERS:
+                self._written[value.strip()] += 1
+            elif is_empty_cell(value):
+                self._empty[name] += 1
+
+    def list_warnings(self) -> Iterator[str]:
+        """Yield the sentences that the user should read."""
+        if note := describe_placeholders(self._written, what="input"):
+            yield note
+        for name, num in self._empty.items():
+            if num <= MAX_EMPTY * self._num_records:
+                records = "1 record has" if num == 1 else f"{num:,} records have"
+                yield f"{records} nothing in {name}: only the other inputs are read. Fill the cells, or leave them out"
+        if len(self._texts) < REPEATED * self._num_records:
+            yield (
+                f"{self._num_records:,} records have {len(self._texts):,} different inputs: the model sees few texts, "
+                "and scores of the few in a set mean little. Collect more texts"
+            )
 
 
 def read_examples(
@@ -230,6 +270,7 @@ def build_plan(
     set_column = find_set_column(table, reading)
     given_sets: dict[str, set[int]] = {one: set() for one in SETS}  # hashes of the ids
     trained: set[str] = set()  # labels of records that the file does not keep for evaluation
+    counts = InputCounts(reading)
     sample: list[TextExample] = []  # every so many records one, so that sorted files are sampled evenly
     longest: list[TextExample] = []  # the example with the longest target
 
@@ -237,6 +278,7 @@ def build_plan(
         for read, record, examples in read_examples(table, reading, loaded, bad.append, blank.append):
             if len(ids) % math.ceil(num_total / SAMPLE) == 0:
                 sample.append(examples[0])
+            counts.add(read, examples[0])
             longest[:] = [max([*longest, examples[0]], key=_measure_target)]
             own_id, given_id = record.fields["id"], read.fields["id"]
             own_set = (find_set(find_value(read.fields, set_column)) if set_column else None) or "train"
@@ -310,6 +352,7 @@ def build_plan(
             f"{len(renamed):,} records have the id of an earlier one, such as {renamed[0]!r}: in the sets it is "
             f"{f'{renamed[0]} (2)'!r}{'; so few ids relate no records' if few_ids else ''}"
         )
+    warnings += counts.list_warnings()
     if unknown := labels.keys() - trained:
         warnings.append(
             f"no training record has the label {list_names(sorted(unknown))}: the model cannot learn it, and its "

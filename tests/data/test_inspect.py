@@ -176,14 +176,16 @@ def test_labels_in_several_forms_and_placeholders_of_empty_cells_are_named(tmp_p
 
 
 def test_answers_that_stand_for_empty_cells_are_named_but_not_those_of_a_context(tmp_path, tokenizer_folder, capsys):
-    rows = [{"inputs": "a", "targets": "null"}, {"inputs": "b", "targets": "Ann"}]
+    rows = [{"inputs": "a", "targets": "null"}, {"inputs": "NaN", "targets": "Ann"}]
     asked = {"question": "Who?", "context": "Null or NaN", "answers": {"text": ["NaN"], "answer_start": [8]}}
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "b.jsonl").write_text(json.dumps(asked) + "\n")
     tokenizer = ["--tokenizer", str(tokenizer_folder)]
     assert main(["inspect", str(tmp_path / "a.jsonl"), "--task", "jsonl", *tokenizer]) == 0
     told = "1 record has an answer that programs write for an empty cell: 'null' (1 record); it counts as an answer."
-    assert " ".join(capsys.readouterr().out.split()).count(f"train: {told}") == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed.count(f"train: {told}") == 1
+    assert printed.count("1 record has an input that programs write for an empty cell: 'NaN' (1 record)") == 1
     assert main(["inspect", str(tmp_path / "b.jsonl"), "--task", "squad", *tokenizer]) == 0
     assert "empty cell" not in " ".join(capsys.readouterr().out.split())
 

@@ -149,6 +149,7 @@ def test_a_finder_leaves_out_all_settings_of_the_split():
 def test_preflight_names_merged_forms_and_placeholders_once(tmp_path, model_folder, num_none, counts, other_forms):
     labels = ["red", "Red", "red", "blue", "None", "None", *["none"] * num_none]
     rows = [{"id": f"t{i}", "text": f"{kit.WORDS[i]} has {i}", "label": label} for i, label in enumerate(labels)]
+    rows[0]["text"] = "nan"
     (tmp_path / "all.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     source = str(tmp_path / "all.jsonl")
     task = {"name": "classification"}
@@ -160,6 +161,7 @@ def test_preflight_names_merged_forms_and_placeholders_once(tmp_path, model_fold
     forms = "train: forms that differ only in case, white space or invisible characters count as one label: "
     assert detail.count(forms) == detail.count("'red' (2 records), 'Red' (1)") == 1
     assert detail.count("2 records have a label that programs write for an empty cell: 'None' (2 records)") == 1
+    assert detail.count("1 record has an input that programs write for an empty cell: 'nan' (1 record)") == 1
 
 
 @pytest.mark.slow

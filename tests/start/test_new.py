@@ -607,6 +607,30 @@ def write_rows(path: Path, header: str, rows: Iterable[str]) -> str:
     return path.name
 
 
+@pytest.mark.parametrize(
+    ("cell", "num", "told"),
+    [
+        ("", 2, "2 records have nothing in text_b"),
+        ("nan", 1, "1 record has an input that programs write for an empty cell: 'nan' (1 record)"),
+        ("None", 3, "3 records have an input that programs write for an empty cell: 'None' (3 records)"),
+        ("", 40, ""),  # a column that is often empty is meant so
+    ],
+)
+def test_inputs_that_are_empty_are_told(folder, capsys, cell, num, told):
+    rows = [f"text {i},{cell if i < num else f'a second text {i}'},{'ab'[i % 2]}" for i in range(60)]
+    name = write_rows(folder / "t.csv", "text,text_b,label", rows)
+    words = ("--column", "text=text", "--column", "text=text_b", "--column", "label=label")
+    code, _, err = run(capsys, "new", name, "--model", "t5-nano", *words)
+    assert (code, told in err, "text_b" in err) == (0, True, "text_b" in told)
+
+
+def test_inputs_that_repeat_are_told(folder, capsys):
+    rows = [f"text {i % 19},{'ab'[i % 2]}" for i in range(240)]
+    words = ("--model", "t5-nano", "--column", "text=text", "--column", "label=label")
+    code, _, err = run(capsys, "new", write_rows(folder / "t.csv", "text,label", rows), *words)
+    assert (code, "240 records have 19 different inputs" in err) == (0, True)
+
+
 def test_misspelt_labels_are_named(folder, capsys) -> None:
     rows = [f"text number {i},{('Lieferung', 'Rechnung', 'Konto')[i % 3]}" for i in range(60)]
     rows += ["late again,Lieferng", "too much,rechnung", "one of few,Diverses"]

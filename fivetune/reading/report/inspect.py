@@ -142,7 +142,9 @@ def _iter_set_findings(name: str, one: Facts, limits: Facts) -> Iterator[str]:
             f"{name}: the gold answers are in the script of {golds['language']!r}, whose words the scores do not know. "
             f"Set task.language: {golds['language']}."
         )
-    yield from (f"{name}: {golds[key]}." for key in ("imbalance", "merged_forms", "placeholders") if golds[key])
+    yield from (
+        f"{name}: {golds[key]}." for key in ("imbalance", "merged_forms", "placeholders", "empty_inputs") if golds[key]
+    )
     if one["offsets"]["num"]:
         first = one["offsets"]["shown"][0]
         yield (

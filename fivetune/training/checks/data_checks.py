@@ -95,6 +95,7 @@ def iter_record_notes(facts: JsonTable) -> Iterator[str]:
         describe_imbalance(labels),
         describe_merged_forms(labels, facts.get("label_forms", {})),
         describe_placeholders(facts.get("placeholder_counts", {}), what="label" if labels else "answer"),
+        describe_placeholders(facts.get("empty_input_counts", {}), what="input"),
     )
     yield from filter(None, notes)
 
