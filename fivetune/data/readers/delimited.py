@@ -7,6 +7,7 @@ blank. Separators are the comma, tab, semicolon and vertical bar, or a run of se
 from __future__ import annotations
 
 import csv
+import json
 import re
 import shlex
 from collections import Counter
@@ -493,12 +494,15 @@ def _are_consecutive(cells: Sequence[str]) -> bool:
 
 def describe_missing_header(reason: str, num: int) -> str:
     """Return the error for records whose columns have no names, with the flag and the setting that name them."""
-    # names that say nothing of what a column is
-    names = ",".join(f"column{number}" for number in range(1, min(num, MAX_NAMED) + 1)) + ",..." * (num > MAX_NAMED)
     return (
-        f"no header: {reason}. Allowed are records with names of columns. Name the {num:,}: --header {names} (in a "
-        "recipe data.header)"
+        f"no header: {reason}. Allowed are records with names of columns. Name the {num:,}: --header "
+        f"{_list_plain_names(num)} (in a recipe data.header)"
     )
+
+
+def _list_plain_names(num: int) -> str:
+    """List names that say nothing of what a column is."""
+    return ",".join(f"column{number}" for number in range(1, min(num, MAX_NAMED) + 1)) + ",..." * (num > MAX_NAMED)
 
 
 # --- rows ---
@@ -542,7 +546,12 @@ def read_csv_rows(
             continue
         if not names:
             sample = _sample_rows(rest, separator, quoting)
-            names, is_record = _find_names(record.cells, sample, header, where)
+            try:
+                names, is_record = _find_names(record.cells, sample, header, where)
+            except DataError as error:
+                if not header and (blocks := _describe_blocks(sample, path, separator)):
+                    raise DataError(f"{where}: {blocks}") from error
+                raise
             is_padded = _is_padded([record.cells, *sample])
             num_blank = 0 if header else _count_blank_columns([record.cells, *sample])
             names = names[: len(names) - num_blank]
@@ -669,6 +678,40 @@ def _find_names(
             "name per column. Correct --header (data.header)."
         )
     return [*header], name_columns(cells) != [*header]
+
+
+def _describe_blocks(rows: Sequence[Sequence[str]], path: Path, separator: str) -> str:
+    """Return the error for rows that hold several records each, in blocks of columns with the same names, or that begin
+    with a question, and the command that writes a line for each; "" for other rows.
+    """
+    if len(rows) < 2 or len(separator) > 1 or path.suffix == ".gz":
+        return ""
+    first, times = rows[0], Counter(rows[0])
+    named = next((name for name in first if name.strip() and times[name] > 1), "")
+    columns = [[row[place] for row in rows if place < len(row) and row[place].strip()] for place in range(len(first))]
+    starts = [place for place, name in enumerate(first) if name == named]
+    if not named or first[starts[0] :] != first[starts[0] : starts[1]] * len(starts):
+        named = ""
+        asked = [2 * sum(map(bool, map(QUESTION_END.search, column))) > len(column) for column in columns]
+        starts = [place for place, is_asked in enumerate(asked) if is_asked]
+    if len(starts) < (2 if named else 3):
+        return ""
+    before, size = starts[0], starts[1] - starts[0]
+    places = [place for place in range(before, len(first), size) if place in starts or columns[place]]
+    is_even = {*starts} <= {*places} and len(starts) >= MIN_SHARE_ALIKE * len(places)
+    if size < 2 or not is_even or (len(first) - before) % size:
+        return ""
+    file = f'open({json.dumps(str(path), ensure_ascii=False)}, encoding="utf-8-sig")'
+    loops = f"for n, r in enumerate(csv.reader({file}, delimiter={json.dumps(separator)}))"
+    block = f"r[i:i + {size}]"
+    loops += f" for i in range({before}, len(r), {size}) if any({block})" + f" and (n or i == {before})" * bool(named)
+    code = f"import csv, sys; w = csv.writer(sys.stdout); [w.writerow(r[:{before}] + {block}) {loops}]"
+    into = shlex.quote(f"{path.stem}-records.csv")
+    names = "" if named else f", with --header {_list_plain_names(before + size)}"
+    return (
+        f"{len(places):,} records in each line, in blocks of {size} columns. Allowed is one record a line. Write each "
+        f"on a line: python -c {shlex.quote(code)} > {into}, and name that file{names}."
+    )
 
 
 def _refuse_repeated_name(names: Sequence[str], where: str) -> None:

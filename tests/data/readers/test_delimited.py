@@ -5,6 +5,10 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import re
+import subprocess
+import sys
+from itertools import chain
 
 import pytest
 
@@ -379,3 +383,29 @@ def test_blank_rows_are_not_drawn():
     drawn, num_read = draw_records(rows, 1_000)
     assert drawn == rows[:41] and num_read == 41
     assert draw_records([RawRecord({"id": "7", "text": ""}, "")], 20)[1] == 1
+
+
+@pytest.mark.parametrize("separator", [",", "\t"])
+@pytest.mark.parametrize("names", [[], ["place", *["question", "answer", "note"] * 4]])
+def test_several_records_in_a_line_are_told_with_the_command_that_divides_them(tmp_path, separator, names):
+    blocks = [[[f"Who is {row}{place}?", f"I{separator} {row}", ""] for place in range(4)] for row in range(9)]
+    path = tmp_path / "it's.csv"
+    with path.open("w", encoding="utf-8-sig", newline="") as file:
+        table = csv.writer(file, delimiter=separator)
+        rows = [[f"place {row}", *chain.from_iterable(own)] for row, own in enumerate(blocks)]
+        table.writerows([names] * bool(names) + rows)
+    with pytest.raises(DataError) as raised:
+        list(read_records(str(path)))
+    found = re.search(r"(python -c .*) > .*and name that file(, with --header (\S+))?\.", str(raised.value))
+    assert found and (found[3] is None if names else found[3].split(",") == [f"column{n}" for n in range(1, 5)])
+    done = subprocess.run(
+        ["bash", "-c", f'python() {{ "{sys.executable}" -S "$@"; }}; {found[1]}'], stdout=-1, check=True
+    )
+    wanted = [[f"place {row}", *block] for row, own in enumerate(blocks) for block in own]
+    assert [*csv.reader(io.StringIO(done.stdout.decode()))] == [names[:4]] * bool(names) + wanted
+
+
+@pytest.mark.parametrize("names", ["text,label,text", "a,b,a,b,c"])
+def test_repeated_names_of_other_tables_are_refused(read, names):
+    with pytest.raises(DataError, match="the columns 1 and 3 are both named"):
+        read("a.csv", f"{names}\n" + f"{names}\n".upper() * 5)
