@@ -214,15 +214,26 @@ def find_set(value: object) -> str | None:
     return next((name for name, words in SET_WORDS.items() if word in words.split()), None)
 
 
-def find_set_column(table: RawTable, reading: Reading) -> str | None:
+def find_set_column(table: RawTable, reading: Reading, warn: Callable[[str], None]) -> str | None:
     """Find the column that divides the file into sets: all its values name one, and training is one of several.
 
     Of several columns the one that is named after what is learned: `split_hs` for the label `hs`.
+
+    Args:
+        warn: called with a sentence on a column of which only some values name sets.
     """
     found: list[str] = []
     for name, column in table.columns.items():
-        sets = {*map(find_set, column.values)}
-        if name not in (*reading.inputs, *reading.targets) and "train" in sets and len(sets) > 1 and None not in sets:
+        sets = {value: find_set(value) for value in column.values}
+        known = {*sets.values()} - {None}
+        if name in (*reading.inputs, *reading.targets) or "train" not in known or len(known) < 2:
+            continue
+        if others := [value for value, one in sets.items() if one is None]:
+            warn(
+                f"{name} names sets, and does not divide the file, as it has other values: {list_names(others)}. Write "
+                "train, validation or test for them, or leave those records out"
+            )
+        else:
             found.append(name)
     named = [name for name in found if name.endswith(tuple(reading.targets))]
     return min(named, key=len) if named else next(iter(found), None)
@@ -267,7 +278,8 @@ def build_plan(
     id_column = table.columns.get(reading.id_column or "id")
     few_ids = id_column and id_column.num_distinct < MIN_GROUPS and id_column.share_distinct <= FEW_IDS
     relates_ids = reading.group_column is None and "group" not in given and not few_ids
-    set_column = find_set_column(table, reading)
+    notes: list[str] = []
+    set_column = find_set_column(table, reading, notes.append)
     given_sets: dict[str, set[int]] = {one: set() for one in SETS}  # hashes of the ids
     trained: set[str] = set()  # labels of records that the file does not keep for evaluation
     counts = InputCounts(reading)
@@ -344,7 +356,7 @@ def build_plan(
         set_column=set_column,
         drawn=drawn,
     )
-    warnings = [*describe_form(source), *reading.warnings, *_list_warnings(plan, bad)]
+    warnings = [*describe_form(source), *reading.warnings, *notes, *_list_warnings(plan, bad)]
     if blank:
         warnings.append(f"{len(blank):,} blank records are left out; the first: {blank[0]}")
     if renamed:

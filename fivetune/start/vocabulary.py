@@ -22,7 +22,7 @@ Vocabulary = Literal["t5", "multilingual", "bytes", "unknown"]
 VOCABULARIES: dict[Vocabulary, str] = {
     "bytes": r"byt5",
     "multilingual": r"mt5|mt0",
-    "t5": r"^google-t5/|^t5-(?:small|base|large|3b|11b)|^google/(?:t5|flan)|^allenai/|^bigscience/T0",
+    "t5": r"^(?:google-t5/|t5-)|^google/(?:t5|flan|long-t5)|[Ff]lan-[Tt]5|^allenai/|^bigscience/T0",
 }
 """Vocabulary -> the names of models that have it."""
 

@@ -371,12 +371,15 @@ def test_the_sets_that_a_column_names_are_kept(folder, capsys, column, words, si
     assert f"as the column {column} says" in (folder / "t.yaml").read_text()
 
 
-@pytest.mark.parametrize("values", [("train", "train"), ("train", "bus"), ("dev", "test"), ("0", "1")])
+@pytest.mark.parametrize(
+    "values", [("train",), ("train", "bus"), ("dev", "test"), ("0", "1"), ("train", "test", "bus")]
+)
 def test_other_columns_name_no_sets(folder, capsys, values):
-    rows = [f"text {i},{'ab'[i % 2]},{values[i % 3 == 1]}" for i in range(60)]
+    rows = [f"text {i},{'ab'[i % 2]},{values[i % len(values)]}" for i in range(60)]
     name = write_rows(folder / "t.csv", "text,label,kind", rows)
-    code, out, _ = run(capsys, "new", name, "--model", "t5-nano", "--column", "text=text", "--column", "label=label")
+    code, out, err = run(capsys, "new", name, "--model", "t5-nano", "--column", "text=text", "--column", "label=label")
     assert (code, "as the column" in out) == (0, False)
+    assert ("kind names sets, and does not divide the file, as it has other values: bus" in err) == (len(values) == 3)
 
 
 def test_a_label_beyond_the_training_set_and_a_set_without_labels_are_told(folder, capsys):
