@@ -206,6 +206,7 @@ def _complete(reading: Reading, others: Sequence[Reading], survey: Survey) -> Re
     ids = survey.given.get("id", ())
     if not ids and "id" not in columns:
         ids = [name for name in columns if survey.is_id(name) and name not in taken]
+        ids.sort(key=lambda name: -columns[name].num_distinct)
     identity = ids[0] if ids else None
     # the group, and what is left; tasks of questions relate contexts and questions themselves
     inputs = reading.inputs if reading.task in TEXT_TASKS else []

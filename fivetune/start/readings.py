@@ -321,8 +321,8 @@ def _read_messages(survey: Survey, name: str, role: str, content: str, speakers:
     shown = ", ".join(f"{one} ({number:,})" for one, number in counts.most_common(5))
     doubts: list[str] = []
     if num_other:  # a call of a tool would be learned as the answer
-        others = f"{num_other:,} of {len(chats):,} chats"
-        doubts.append(f"{others} do not begin with {_join(form)}, and are read so: {shown or 'others'}")
+        others = f"{num_other:,} of {len(chats):,} chats do not begin with {_join(form)}"
+        doubts.append(f"{others}, and their first turns are read as if they did{f': {shown}' if shown else ''}")
     elif shown:
         warnings.append(f"turns of others are not read: {shown}")
     warnings += [f"{one} is not read" for one in survey.columns if one in ("tools", "functions")]
@@ -663,23 +663,26 @@ def _find_separator(survey: Survey, name: str) -> str:
     """Find what separates the labels of a column; "" if its values are no sets of labels that repeat."""
     column = survey.columns[name]
     rating = survey.rate(name, "tags")
-    is_list = column.kind == "list"
+    is_list = column.kind in ("list", "text list")
     if column.num_distinct < 2 or (is_list and survey.is_sequence(name)):
         return ""
-    if column.kind not in ("text", "list") or survey.rate(name, *READ, *TARGET_ROLES["targets"]) > max(1, rating):
+    if not (is_list or column.kind == "text") or survey.rate(name, *READ, *TARGET_ROLES["targets"]) > max(1, rating):
         return ""
     # a list needs no guess about its parts: with a known name a few records may do
     times, least = (1.5 if rating >= 2 else 3, USUAL) if is_list else (3, CLEAR)
-    values = [value for value in survey.table.list_values(name) if value]
+    values = survey.table.list_values(name)
+    lists = survey.read_lists(name)
     for separator in [", "] if is_list else [";", "|", ","]:
-        parts = [value if isinstance(value, list) else str(value).split(separator) for value in values]
+        parts = lists if is_list else [str(value).split(separator) for value in values if value]
         tags = Counter(as_text(part) for one in parts for part in one)
-        if not all(isinstance(part, str | int) for one in parts for part in one):
+        known = str if column.kind == "text list" else str | int  # numbers as text are places in texts
+        if not all(isinstance(part, known) for one in parts for part in one):
             break
         share = sum(len(one) > 1 for one in parts) / max(1, len(parts))
         is_short = sum(len(tag.split()) for tag in tags) <= 5 * len(tags)
         repeats = len(tags) <= MAX_LABELS and tags.total() >= times * len(tags)
-        if is_short and share >= 0.1 and (repeats or (rating >= least and share > 0.5)):
+        is_varied = len({*map(frozenset, parts)}) > 1
+        if is_short and is_varied and share >= 0.1 and (repeats or (rating >= least and share > 0.5)):
             return separator
     return ""
 
@@ -721,10 +724,13 @@ def read_named(survey: Survey) -> Iterator[Reading]:
 
 
 def _is_amount(survey: Survey, name: str) -> bool:
-    """Whether a column holds numbers that are no labels: with fractions, or many whole ones without a label's name."""
+    """Whether a column holds numbers that are no labels: with fractions, many whole ones without a label's name, or
+    counts.
+    """
     column = survey.columns[name]
     is_many = column.num_distinct > MAX_NUMBERED and survey.rate(name, "label") < CLEAR
-    return column.kind == "number" and (is_many or not column.has_labels)
+    is_count = re.match(r"(?:n|nb|num|number|count)_", name.casefold()) is not None and not survey.is_given(name)
+    return column.kind == "number" and (is_many or is_count or not column.has_labels)
 
 
 def _join(names: Sequence[str]) -> str:

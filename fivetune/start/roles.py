@@ -119,7 +119,7 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "fact": (
         "language lang languages license split publication publisher source_lang target_lang version confidence count "
         "like likes retweet retweets votes ups downs parse flag filename platform device channel finished "
-        "progress duration subreddit forum recipient ip_address user_language latitude longitude",
+        "progress iteration run duration subreddit forum recipient ip_address user_language latitude longitude",
         "explanation exp rationale reason reasoning cot thought thoughts chain_of_thought package package_name "
         "domain website helpful upvotes "
         "gender age answer_start is_impossible plausible_answers "

@@ -25,6 +25,7 @@ from fivetune.start.roles import (
     split_language,
     split_name,
 )
+from fivetune.tasks.tags import parse_tags
 from fivetune.types import JsonTable
 
 # Points of evidence, beside the 1 to CLEAR of a name (roles.py). Names that leave no doubt on both sides, and values
@@ -176,10 +177,18 @@ class Survey:
 
     def is_sequence(self, name: str) -> bool:
         """Whether the lists of a column have a value for each word of a text: unlike those of a set, they repeat."""
-        lists = [value for value in self.table.list_values(name) if isinstance(value, list)]
+        lists = self.read_lists(name)
         is_short = all(count_words(as_text(part)) <= 3 for value in lists[:100] for part in value)
         num_repeating = sum(len({*map(as_text, value)}) < len(value) > 2 for value in lists)
         return is_short and num_repeating > SEQUENCE * len(lists)
+
+    def read_lists(self, name: str) -> list[Sequence[object]]:
+        """Read the lists of a column, those that are written as text included."""
+        read = [
+            parse_tags(value.strip(), ",") if isinstance(value, str) else value
+            for value in self.table.list_values(name)
+        ]
+        return [value for value in read if isinstance(value, list | tuple)]
 
     def measure_overlap(self, name: str, other: str) -> tuple[float, float]:
         """Measure how alike the texts of two columns are, 0 to 1: the mean share of triples of letters that both texts
