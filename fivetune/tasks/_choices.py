@@ -10,6 +10,7 @@ import ast
 import json
 import re
 import string
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -148,7 +149,8 @@ def parse_literal(text: str) -> object:
     plain = re.sub(r"""(?<=['"])\s+(?=['"])""", ", ", plain)
     plain = QUOTED.sub(_escape_line_ends, plain)
     try:
-        return ast.literal_eval(plain)
+        with warnings.catch_warnings(action="ignore"):  # of what would be odd in a program, such as `5kg`
+            return ast.literal_eval(plain)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return None
 
