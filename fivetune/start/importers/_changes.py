@@ -12,7 +12,15 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
 from fivetune.start.importers import Argument, Finding, shorten
-from fivetune.start.importers._python import Column, Data, PythonSource, Text, get_argument, get_last_name, name_split
+from fivetune.start.importers._python import (
+    COLUMN,
+    Data,
+    PythonSource,
+    get_argument,
+    get_last_name,
+    name_split,
+    write_column,
+)
 from fivetune.types import JsonValue
 
 CHANGES = {  # methods of data that change which records, or which columns, the training has
@@ -26,7 +34,7 @@ class Change(NamedTuple):
     """A statement that changes the columns of the data: new column -> its text over the columns before."""
 
     node: ast.expr | ast.stmt
-    columns: dict[str, Text]
+    columns: dict[str, str]
 
     def get_end(self) -> tuple[int, int]:
         """The end of the statement or call: of two calls in a chain, the one that is made first ends first."""
@@ -83,7 +91,7 @@ def read_changes(script: Script) -> None:
         name = call.func.attr
         if name in ("rename", "rename_column", "rename_columns"):
             names = _read_names(python, call)
-            _add_change(script, call, {new: Text((Column(old),)) for old, new in names.items()})
+            _add_change(script, call, {new: write_column(old) for old, new in names.items()})
         elif name == "map" and call.args:
             _add_mapped(script, call)
         elif name in CHANGES and not getattr(python.evaluate(call), "half", ""):
@@ -117,7 +125,7 @@ def _add_mapped(script: Script, call: ast.Call) -> None:
         table = python.evaluate(value)
         written = {**table, **written} if isinstance(table, dict) else written
     columns = {str(key): value for key, value in written.items() if not FEATURES.search(str(key))}
-    made = [key for key, value in columns.items() if not isinstance(value, Text | str)]
+    made = [key for key, value in columns.items() if not isinstance(value, str)]
     if made:
         script.report(call, f"the column {', '.join(made)} is made by code; the file has none of that name")
     if len(made) < len(columns):
@@ -126,10 +134,7 @@ def _add_mapped(script: Script, call: ast.Call) -> None:
 
 def _add_change(script: Script, node: ast.expr | ast.stmt, columns: Mapping[str, object]) -> None:
     """Add the new columns that are texts over others, or the same in all rows."""
-    texts: dict[str, Text] = {}
-    for name, value in columns.items():
-        if isinstance(value, Text | str):
-            texts[name] = value if isinstance(value, Text) else Text((value,))
+    texts = {name: value for name, value in columns.items() if isinstance(value, str)}
     if not texts:
         script.report(node, "columns are changed here by code; the templates name those of the file")
         return
@@ -138,24 +143,18 @@ def _add_change(script: Script, node: ast.expr | ast.stmt, columns: Mapping[str,
     script.report(node, shown, "task.inputs", "task.targets")
 
 
-def format_text(text: Text) -> str:
+def format_text(text: str) -> str:
     """Format a text as a template.
 
-    >>> format_text(Text(("a{: ", Column("b"))))
+    >>> format_text("a{: " + write_column("b"))
     'a{{: {b}'
     """
-    template = ""
-    for part in text.parts:
-        template += f"{{{part.name}}}" if isinstance(part, Column) else part.replace("{", "{{").replace("}", "}}")
-    return template
+    return COLUMN.sub(r"{\1}", text.replace("{", "{{").replace("}", "}}"))
 
 
-def resolve_changes(script: Script, text: Text) -> Text:
+def resolve_changes(script: Script, text: str) -> str:
     """Replace columns that the script makes by the texts of which it makes them, the last change first."""
     for change in sorted(script.changes, key=Change.get_end, reverse=True):
-        parts: list[str | Column] = []
-        for part in text.parts:
-            new = change.columns.get(part.name) if isinstance(part, Column) else None
-            parts += new.parts if new else [part]
-        text = Text(tuple(parts))
+        for name, new in change.columns.items():
+            text = text.replace(write_column(name), new)
     return text

@@ -23,7 +23,7 @@ from fivetune.start.importers import (
     set_plain_task,
 )
 from fivetune.start.importers._changes import Script, format_text, read_changes, resolve_changes
-from fivetune.start.importers._python import Column, PythonSource, Text, parse_python
+from fivetune.start.importers._python import PythonSource, parse_python, write_column
 from fivetune.types import JsonTable, JsonValue
 
 DEFAULTS: JsonTable = {
@@ -174,13 +174,13 @@ def _read_calls(python: PythonSource) -> dict[str, Argument]:
     if len(models) != 1:
         reason = f"calls T5Model {len(models)} times, and one call is needed. Give a file with one."
         raise ConfigError(f"{python.name}: {reason}")
-    found = python.read_call(models[0], ("model_type", "model_name", "args", "tokenizer", "use_cuda"))
+    found = python.read_table(models[0], ("model_type", "model_name", "args", "tokenizer", "use_cuda"))
     tables = [one.value for one in models[0].keywords if one.arg == "args"] or models[0].args[2:3]
     for node in tables:
         found.pop("args", None)
         found |= python.read_table(node)
     for call in python.find_calls("train_model")[:1]:
-        found |= python.read_call(call, ("train_data", "output_dir", "show_running_loss", "args", "eval_data"))
+        found |= python.read_table(call, ("train_data", "output_dir", "show_running_loss", "args", "eval_data"))
     found.pop("show_running_loss", None)
     return found
 
@@ -216,9 +216,9 @@ def _resolve_templates(recipe: ImportedRecipe, script: Script) -> None:
     read_changes(script)
     recipe.findings += script.findings
     between = str(recipe.settings["task.inputs"]).removeprefix("{prefix}").removesuffix("{input_text}")
-    inputs = Text((Column("prefix"), between, Column("input_text")))
+    inputs = write_column("prefix") + between + write_column("input_text")
     recipe.settings["task.inputs"] = format_text(resolve_changes(script, inputs))
-    recipe.settings["task.targets"] = format_text(resolve_changes(script, Text((Column("target_text"),))))
+    recipe.settings["task.targets"] = format_text(resolve_changes(script, write_column("target_text")))
 
 
 def _complete_optimizer(recipe: ImportedRecipe, values: Mapping[str, JsonValue]) -> None:

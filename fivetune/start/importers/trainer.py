@@ -38,10 +38,10 @@ from fivetune.start.importers._changes import Script, format_text, read_changes,
 from fivetune.start.importers._python import (
     Data,
     PythonSource,
-    Text,
     get_argument,
     get_keywords,
     get_last_name,
+    has_columns,
     name_split,
     parse_python,
 )
@@ -306,7 +306,7 @@ def _read_arguments(script: Script, given: Mapping[str, JsonValue | Computed]) -
     python = script.python
     calls = python.find_calls(ARGUMENTS)
     for call in calls[:1]:
-        script.arguments |= python.read_call(call, ("output_dir",))
+        script.arguments |= python.read_table(call, ("output_dir",))
         for target in _list_targets(python, call):
             if isinstance(target, ast.Name):  # what is assigned to its attributes afterwards wins
                 script.arguments |= python.read_table(target)
@@ -333,13 +333,13 @@ def _read_loop(script: Script) -> None:
     python = script.python
     if python.find_calls("fit"):
         for call in python.find_calls("Trainer")[:1]:
-            for name, one in python.read_call(call).items():
+            for name, one in python.read_table(call).items():
                 script.arguments[LIGHTNING.get(name, f"Lightning: {name}")] = one
     if _find_kind(python) == "keras":
         _read_keras(script)
     loaders = python.find_calls("DataLoader|to_tf_dataset|prepare_tf_dataset")
     for call in (*loaders, *python.find_calls(r"\w*(Data|Model)\w*")):
-        found = python.read_call(call, ("dataset", "batch_size") if get_last_name(call) == "DataLoader" else ())
+        found = python.read_table(call, ("dataset", "batch_size") if get_last_name(call) == "DataLoader" else ())
         if size := found.get("batch_size") or found.get("train_batch_size"):
             script.arguments["per_device_train_batch_size"] = size
             break
@@ -347,7 +347,7 @@ def _read_loop(script: Script) -> None:
         if isinstance(node, ast.For) and "epoch" in ast.unparse(node.target).lower():
             script.add("num_train_epochs", _count_steps(python, node.iter), node)
     for call in python.find_calls("generate")[-1:]:
-        found = {f"generate: {name}": one for name, one in python.read_call(call).items()}
+        found = {f"generate: {name}": one for name, one in python.read_table(call).items()}
         script.arguments |= {name: one for name, one in found.items() if name in OWN_RULES.settings}
     for call in python.find_calls(SEEDS):
         if call.args and isinstance(seed := python.read_value(call.args[0]), int):
@@ -375,7 +375,7 @@ def _report_absent_arguments(script: Script) -> None:
     python = script.python
     imports = [node for node in ast.walk(python.tree) if isinstance(node, ast.Import | ast.ImportFrom)]
     imported = {alias.asname or alias.name for node in imports for alias in node.names}
-    bound = {name for scope in python.list_scopes() for name in scope.names}
+    bound = {name for _, name in python.names}
     for call in python.find_calls(TRAINERS):
         node = get_argument(call, "args", 1)
         if isinstance(node, ast.Name) and node.id not in bound and not python.find_calls("HfArgumentParser"):
@@ -383,10 +383,22 @@ def _report_absent_arguments(script: Script) -> None:
             script.add_finding(f"args={node.id} (line {node.lineno})", f"{how}: the Trainer's defaults are taken")
 
 
+def _list_numbers(python: PythonSource) -> dict[str, Argument]:
+    """The numbers that names, attributes and entries of tables get, with their lines; the last of each."""
+    given = {name: found[-1].node for (_, name), found in python.names.items() if not found[-1].steps}
+    given |= {written: values[-1] for written, values in python.attributes.items()}
+    for node in ast.walk(python.tree):
+        if isinstance(node, ast.Dict):
+            pairs = zip(node.keys, node.values, strict=True)
+            given |= {str(key.value): value for key, value in pairs if isinstance(key, ast.Constant)}
+    read = {name: python.read_argument(node) for name, node in given.items()}
+    return {name: one for name, one in read.items() if type(one.value) in (int, float)}
+
+
 def _report_numbers(script: Script) -> None:
     """Report numbers whose names stand for settings, and which no line that is read gives to one."""
     lengths = ("max_source_length", "max_target_length")
-    for written, number in script.python.list_numbers().items():
+    for written, number in _list_numbers(script.python).items():
         name = written.rpartition(".")[2]
         if name in script.python.options or re.search(r"(^|_)(val|valid|validation|test|eval|dev)_", name.lower()):
             continue
@@ -435,7 +447,7 @@ def _read_optimizer(script: Script) -> None:
     for call in python.find_calls("|".join(OPTIMIZERS))[:1]:
         script.arguments["optim"] = Argument(OPTIMIZERS[get_last_name(call)], f"line {call.lineno}")
         first = ("lr",) if _find_kind(python) == "keras" else ("params", "lr")
-        for name, one in python.read_call(call, first).items():
+        for name, one in python.read_table(call, first).items():
             if name in OPTIMIZER_ARGUMENTS:
                 script.arguments[OPTIMIZER_ARGUMENTS[name]] = one
     for call in python.find_calls("|".join(SCHEDULES))[:1]:
@@ -557,7 +569,7 @@ def _read_texts(script: Script) -> None:
         keywords = get_keywords(call)
         target = keywords.get("text_target")
         nodes = [*call.args[:2], *(keywords[key] for key in ("text", "text_target") if key in keywords)]
-        texts = {node: text for node in nodes if isinstance(text := python.evaluate(node), Text)}
+        texts = {node: text for node in nodes if has_columns(text := python.evaluate(node))}
         role = "inputs" if target else _find_role(script, call, blocks)
         roles: list[str] = []
         for node, text in texts.items():
@@ -572,7 +584,7 @@ def _read_texts(script: Script) -> None:
             script.add("max_target_length" if own == "targets" else "max_source_length", length, limit)
 
 
-def _add_text(script: Script, role: str, text: Text, node: ast.expr, *, is_second: bool) -> None:
+def _add_text(script: Script, role: str, text: str, node: ast.expr, *, is_second: bool) -> None:
     """Add the text of a role; `is_second` for one that follows another one in the same call."""
     template = format_text(resolve_changes(script, text))
     if template.endswith("</s>"):
@@ -611,7 +623,7 @@ def _find_role(script: Script, call: ast.Call, blocks: set[ast.AST]) -> str:
         return "targets"
     known = script.arguments.get("inputs")
     text = python.evaluate(call.args[0]) if call.args else None
-    if known is None or not isinstance(text, Text):
+    if known is None or not has_columns(text):
         return "inputs"
     return "inputs" if str(known.value) in format_text(resolve_changes(script, text)) else "targets"
 
@@ -676,7 +688,7 @@ def _read_adapters(script: Script) -> None:
     python = script.python
     quantized = [call for call in python.calls if _is_quantization(python, call)]
     for call in python.find_calls("|".join(ADAPTERS))[:1]:
-        given = python.read_call(call)
+        given = python.read_table(call)
         name = "qlora" if quantized else "lora"
         for variant in ("dora", "rslora"):
             flag = given.pop(f"use_{variant}", None)

@@ -340,7 +340,7 @@ def test_python_is_read_and_never_executed(tmp_path):
 def test_names_are_followed_to_their_files():
     python = parse_python(RawConfig("a.py", "a = pd.read_csv('t.csv', sep=';')\nb = a\nc = c2\nc2 = c\nf(b, c, 'x')"))
     call = python.find_calls("f")[0]
-    values = [one.value for one in python.read_call(call, ("first", "second", "third")).values()]
+    values = [one.value for one in python.read_table(call, ("first", "second", "third")).values()]
     assert (values[0], values[2]) == ("t.csv", "x") and values[1].code in ("c", "c2")
 
 
