@@ -9,7 +9,7 @@ import ast
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 from fivetune.start.importers import Argument, Finding, shorten
 from fivetune.start.importers._python import (
@@ -30,6 +30,9 @@ CHANGES = {  # methods of data that change which records, or which columns, the 
 FEATURES = re.compile(r"ids$|mask$|^labels$")  # what the model reads: the texts of these are read at the tokenizer
 
 
+Kind = Literal["trainer", "lightning", "keras", "loop"]  # what trains
+
+
 class Change(NamedTuple):
     """A statement that changes the columns of the data: new column -> its text over the columns before."""
 
@@ -46,6 +49,7 @@ class Script:
     """What is read of a script: arguments by name, findings about lines, and changes of columns."""
 
     python: PythonSource
+    kind: Kind
     arguments: dict[str, Argument] = field(default_factory=dict[str, Argument])
     findings: list[Finding] = field(default_factory=list[Finding])
     changes: list[Change] = field(default_factory=list[Change])
@@ -60,6 +64,12 @@ class Script:
         """Read an argument, which wins over an earlier one; None for one that is not given."""
         if node is not None:
             self.arguments[name] = self.python.read_argument(node)
+
+    def read_call(self, call: ast.Call, names: Mapping[str, str], positional: tuple[str, ...] = ()) -> None:
+        """Read the arguments of a call that have another name in `names`."""
+        for name, one in self.python.read_table(call, positional).items():
+            if names.get(name):
+                self.arguments[names[name]] = one
 
     def add_finding(self, code: str, reason: str, *settings: str) -> None:
         """Add a finding about code: the settings that it gives, or why it gives none."""

@@ -13,11 +13,12 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, NamedTuple, cast
 
+from fivetune.config.aliases import DATASETS
 from fivetune.start.importers import Argument, Computed, RawConfig
 from fivetune.start.importers._cells import read_code
 from fivetune.types import JsonValue
@@ -174,14 +175,31 @@ class PythonSource:
 
     # --- names ---
 
+    def climb(self, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+        """Give each node around a node, the innermost first, with the part of it that holds the node before it."""
+        while node in self.parents:
+            yield self.parents[node], node
+            node = self.parents[node]
+
     def list_scopes(self, node: ast.AST) -> list[Scope]:
         """List the functions, classes and comprehensions around a node, the innermost first, and the module."""
         found: list[Scope] = []
-        while node in self.parents:
-            inner, node = node, self.parents[node]
+        for outer, inner in self.climb(node):
             # The default of a parameter is a value of the scope around its function.
-            if isinstance(node, Scope) and inner is not getattr(node, "args", None):
-                found.append(node)
+            if isinstance(outer, Scope) and inner is not getattr(outer, "args", None):
+                found.append(outer)
+        return found
+
+    def list_targets(self, node: ast.expr) -> list[ast.expr]:
+        """List the names, attributes and keys whose value an expression is a part of."""
+        found: list[ast.expr] = []
+        for outer, inner in self.climb(node):
+            if isinstance(outer, ast.Dict):
+                found += [key for key, value in zip(outer.keys, outer.values, strict=True) if key and value is inner]
+            elif isinstance(outer, ast.Assign):
+                found += outer.targets
+            if isinstance(outer, ast.stmt):
+                break
         return found
 
     def find_class(self, node: ast.AST) -> str:
@@ -232,10 +250,11 @@ class PythonSource:
     def _list_conditions(self, node: ast.AST) -> list[tuple[ast.expr, bool]]:
         """List the tests of the branches around a statement, and what they have to be."""
         found: list[tuple[ast.expr, bool]] = []
-        while node in self.parents and not isinstance(self.parents[node], Scope):
-            inner, node = node, self.parents[node]
-            if isinstance(node, ast.If) and inner is not node.test:
-                found.append((node.test, inner in node.body))
+        for outer, inner in self.climb(node):
+            if isinstance(outer, Scope):
+                break
+            if isinstance(outer, ast.If) and inner is not outer.test:
+                found.append((outer.test, inner in outer.body))
         return found
 
     def _is_dead(self, binding: _Binding) -> bool:
@@ -548,7 +567,7 @@ class PythonSource:
             return Data({"": path})
         chosen = re.sub(r"\[.*", "", split) if isinstance(split, str) else ""
         if path not in FORMATS:
-            return Data({}, f"{path}:{config if isinstance(config, str) else ''}", chosen)
+            return Data({}, f"{DATASETS.get(path, path)}:{config if isinstance(config, str) else ''}", chosen)
         if isinstance(files, list):
             files = [str(one) for one in cast("list[object]", files)]
         elif isinstance(files, PurePath):
@@ -612,11 +631,13 @@ def _take_step(value: object, step: str | int) -> object:
 
 
 def name_split(data: Data) -> JsonValue | Computed:
-    """The setting of data: the file, or org/name:config:split; Computed where the split is not named.
+    """The setting of data: the file, or org/name:config:split; Computed where owner or split are not named.
 
     >>> name_split(Data({"": "a.csv"})), name_split(Data({}, "org/name:", "train"))
     ('a.csv', 'org/name::train')
     """
+    if data.hub and "/" not in data.hub.partition(":")[0]:
+        return Computed(f"{data.hub}, which has no owner (org/name)")
     if data.hub:
         return f"{data.hub}:{data.split or 'train'}"
     files = list(data.files.values())

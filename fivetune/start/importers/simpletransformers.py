@@ -164,7 +164,7 @@ class SimpleTransformers(Importer):
         _complete(recipe, list_literals(arguments))
         recipe.resolve_findings()
         if python:
-            _resolve_templates(recipe, Script(python))
+            _resolve_templates(recipe, Script(python, "trainer"))
         return recipe
 
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, cast
 
-from fivetune.config.aliases import DATASETS
 from fivetune.errors import ConfigError
 from fivetune.start.importers import (
     Argument,
@@ -34,12 +33,11 @@ from fivetune.start.importers._arguments import (
     complete_training,
     read_launcher,
 )
-from fivetune.start.importers._changes import Script, format_text, read_changes, resolve_changes
+from fivetune.start.importers._changes import Kind, Script, format_text, read_changes, resolve_changes
 from fivetune.start.importers._python import (
     Data,
     PythonSource,
     get_argument,
-    get_keywords,
     get_last_name,
     has_columns,
     name_split,
@@ -48,7 +46,6 @@ from fivetune.start.importers._python import (
 from fivetune.start.importers._shell import find_command, parse_flags, split_at_script
 from fivetune.types import JsonValue
 
-Kind = Literal["trainer", "lightning", "keras", "loop"]
 ARGUMENTS = "Seq2SeqTrainingArguments|TrainingArguments"
 TRAINERS = r"\w*Trainer"
 MODELS = (
@@ -59,6 +56,7 @@ TOKENIZERS = r"\w*Tokenizer\w*"
 READABLE = re.compile(rf"TrainingArguments|({MODELS})\.from_pretrained")
 TARGET_WORDS = re.compile(r"label|target|summar|answer|output|decoder|response|y_|sql|highlight|tgt", re.IGNORECASE)
 TARGET_CODE = re.compile(r"sql|query|code|label", re.IGNORECASE)  # ROUGE does not see operators
+NESTED = re.compile(r"(?<!\{)\{([\w -]+(?:\.[\w -]+)+)\}")  # a dotted column of a template
 METRICS: dict[str, tuple[JsonValue, str]] = {  # of `evaluate`, datasets and scikit-learn
     "rouge": (ROUGE, "rougeLsum_f1"),
     "RougeScorer": (ROUGE, "rougeLsum_f1"),
@@ -78,6 +76,13 @@ ADAPTERS = {
     "IA3Config": "ia3",
     "PromptTuningConfig": "prompt",
     "PrefixTuningConfig": "prefix",
+}
+STOPPING = {  # callbacks: their arguments -> transformers', and the patience where none is given
+    "EarlyStoppingCallback": (
+        {"early_stopping_patience": "early_stopping_patience", "early_stopping_threshold": "early_stopping_threshold"},
+        1,
+    ),
+    "EarlyStopping": ({"monitor": "", "min_delta": "", "patience": "early_stopping_patience"}, 3),
 }
 LIGHTNING = {  # arguments of Lightning's Trainer -> transformers'
     "max_epochs": "num_train_epochs",
@@ -103,6 +108,7 @@ OPTIMIZER_ARGUMENTS = {
     "eps": "adam_epsilon",
     "epsilon": "adam_epsilon",
 }
+KERAS_OPTIMIZERS = {name.lower(): value for name, value in OPTIMIZERS.items()}
 OPTIMIZER_LR = 1e-3  # default of Adam, AdamW and SGD in PyTorch and in Keras
 SCHEDULES = {
     "get_linear_schedule_with_warmup": "linear",
@@ -132,7 +138,8 @@ NUMBERS = (  # names of numbers that stand for settings -> the argument and the 
      "data.max_target_tokens"),
     (r"(?=.*len)\w*(max|source|src|input|seq|text)\w*", "max_source_length", "data.max_input_tokens"),
 )  # fmt: skip
-MODEL_CHANGES = {"resize_token_embeddings", "add_tokens", "add_special_tokens"}
+LENGTHS = ("max_source_length", "max_target_length")
+MODEL_CHANGES = "resize_token_embeddings|add_tokens|add_special_tokens"
 UNREAD = "of the code, which is read and not executed"
 OWN_RULES = Rules(
     settings={
@@ -190,13 +197,12 @@ class TrainerScripts(Importer):
 
     def convert(self, source: RawConfig) -> ImportedRecipe:
         script = _read_script(source)
-        kind = _find_kind(script.python)
-        title = KINDS.get(kind, self.title)
+        title = KINDS.get(script.kind, self.title)
         if "Seq2Seq" not in ast.unparse(script.python.tree):
             title = title.replace("Seq2SeqTrainer", "Trainer")
         recipe = ImportedRecipe(f"{title}, {source.name}")
         values = apply_arguments(recipe, OWN_RULES, script.arguments)
-        if kind == "trainer":
+        if script.kind == "trainer":
             complete_training(recipe, values, defaults=TRAINER_DEFAULTS, by="the Trainer")
         else:
             _complete_loop(recipe, values)
@@ -213,52 +219,60 @@ class TrainerScripts(Importer):
 
 def _complete_task(recipe: ImportedRecipe, values: Mapping[str, JsonValue]) -> None:
     """Set the templates over the columns, and the metric."""
+    templates: dict[str, str] = {}
+    columns: dict[str, JsonValue] = {}
+    for name in ("inputs", "targets"):
+        templates[name] = str(values.get(name, f"{{{name}}}"))
+        for nested in NESTED.findall(templates[name]):
+            plain = nested.rpartition(".")[2]
+            columns[plain] = nested
+            templates[name] = templates[name].replace(f"{{{nested}}}", f"{{{plain}}}")
+    if columns:
+        recipe.set("data.columns", columns, "columns inside others")
     length = values.get("max_target_length")
     is_short = TARGET_CODE.search(str(values.get("targets"))) or (isinstance(length, int) and length <= 16)
     named = values.get("metrics", "exact_match" if is_short else None)
-    metrics, score = METRICS[str(named)] if named else ("", "")
-    inputs, targets = str(values.get("inputs", "{inputs}")), str(values.get("targets", "{targets}"))
-    columns = {**_list_nested(inputs), **_list_nested(targets)}
-    for plain, nested in columns.items():
-        inputs = inputs.replace(f"{{{nested}}}", f"{{{plain}}}")
-        targets = targets.replace(f"{{{nested}}}", f"{{{plain}}}")
-    if columns:
-        recipe.set("data.columns", columns, "columns inside others")
-    set_plain_task(recipe, inputs, targets, metrics=[metrics], score=score, reason="pairs of texts")
+    metric, score = METRICS.get(str(named), ("", ""))
+    set_plain_task(recipe, **templates, metrics=[metric], score=score, reason="pairs of texts")
     if not named:
         recipe.drop("task.metrics", "task.main_metric")
-        recipe.add(
-            "metrics",
-            "left out",
-            "none that FiveTune has is computed; set task.metrics, such as [rouge], and task.main_metric",
-        )
-    for name in ("inputs", "targets"):
+        advice = "none that FiveTune has is computed; set task.metrics, such as [rouge], and task.main_metric"
+        recipe.add("metrics", "left out", advice)
+    for name in templates.keys() - values.keys():
+        recipe.set(f"task.{name}", f"{{{name}}}", f"to be corrected: the {name} are computed by code")
+    for name in templates:
         if name not in values:
-            recipe.set(f"task.{name}", f"{{{name}}}", f"to be corrected: the {name} are computed by code")
             advice = f"no literal text over columns was found: correct task.{name}"
             recipe.add(f"{name} of the tokenizer", "left out", advice)
 
 
-def _list_nested(template: str) -> dict[str, str]:
-    """The dotted columns of a template, by their last parts.
+def _complete_loop(recipe: ImportedRecipe, values: Mapping[str, JsonValue]) -> None:
+    """Set what a loop without transformers' Trainer does by default, and report what it does not name."""
+    recipe.set_defaults({"schedule.name": "constant"}, "no schedule is read: the rate is constant")
+    if "optim" in values and values["optim"] != "adafactor":
+        recipe.set_defaults({"optimizer.lr": OPTIMIZER_LR}, "default of the optimizer")
+    recipe.set_defaults({"optimizer.name": "adamw"}, "no optimizer is read")
+    if "max_grad_norm" not in values:
+        recipe.set_defaults({"train.max_grad_norm": None}, "no gradient is clipped")
+    complete_training(recipe, values, defaults={}, by="")
+    if "per_device_train_batch_size" not in values and "train.global_batch_size" not in recipe.settings:
+        recipe.drop("train.batch_size")
+        recipe.add("batch size", "left out", "none is read: set train.batch_size")
+    if not recipe.has("train.num_epochs") and not recipe.has("train.num_steps"):
+        recipe.add("epochs", "left out", "none are read: set train.num_epochs")
 
-    >>> _list_nested("a {translation.en} {b}")
-    {'en': 'translation.en'}
-    """
-    return {name.rpartition(".")[2]: name for name in re.findall(r"(?<!\{)\{([\w -]+(?:\.[\w -]+)+)\}", template)}
+
+# --- the script ---
 
 
 def _find_script(source: RawConfig) -> tuple[Path, list[str], list[str]] | None:
     """The file that a command line runs, the words before it, and its options."""
-    if source.name.endswith((".py", ".ipynb", ".json", ".yaml", ".yml")) or not re.search(r"\.py\b", source.text):
-        return None
-    if EXAMPLE.search(source.text):
+    if source.name.endswith((".py", ".ipynb", ".json", ".yaml", ".yml")) or EXAMPLE.search(source.text):
         return None
     try:
-        words = find_command(source, r"\S+\.py\b", "a script")
+        before, script, options = split_at_script(find_command(source, r"\S+\.py\b", "a script"))
     except ConfigError:  # told by the importer of transformers' scripts
         return None
-    before, script, options = split_at_script(words)
     path = Path(source.name).parent / script
     is_readable = path.is_file() and READABLE.search(path.read_text(encoding="utf-8", errors="replace"))
     return (path, before, options) if is_readable else None
@@ -273,17 +287,21 @@ def _read_script(source: RawConfig) -> Script:
         given = {name.replace("-", "_"): value for name, value in parse_flags(options).items()}
         launcher = read_launcher(before, source)
         source = read_source_file(str(path))
-    script = Script(parse_python(source, given), launcher)
-    for code, reason in script.python.skipped.items():
+    python = parse_python(source, given)
+    script = Script(python, _find_kind(python), launcher)
+    for code, reason in python.skipped.items():
         script.add_finding(code, reason)
-    _read_arguments(script, given)
+    if python.find_calls(ARGUMENTS):
+        _read_arguments(script)
+    else:
+        _read_other_arguments(script, given)
     _read_model(script)
     _read_data(script)
     _read_texts(script)
-    _read_callbacks(script)
+    _read_calls(script)
     _read_metrics(script)
     _read_adapters(script)
-    _read_own_code(script)
+    _report_code(script)
     _report_numbers(script)
     return script
 
@@ -295,48 +313,66 @@ def _find_kind(python: PythonSource) -> Kind:
         return "trainer"
     if "LightningModule" in bases or (python.find_calls("fit") and python.find_calls("Trainer")):
         return "lightning"
-    owners = {get_last_name(call.func.value) for call in python.calls if isinstance(call.func, ast.Attribute)}
-    if any(re.fullmatch(r"TF\w+|keras", owner) for owner in owners):
+    if re.search(r"\b(TF\w+|keras)\.\w+\(", ast.unparse(python.tree)):
         return "keras"
     return "trainer" if python.find_calls(TRAINERS) else "loop"
 
 
-def _read_arguments(script: Script, given: Mapping[str, JsonValue | Computed]) -> None:
-    """Read the arguments of the Trainer, or those of Lightning's, or of a loop."""
+def _read_arguments(script: Script) -> None:
+    """Read the arguments of the Trainer, and an optimizer that the code gives it."""
     python = script.python
-    calls = python.find_calls(ARGUMENTS)
-    for call in calls[:1]:
-        script.arguments |= python.read_table(call, ("output_dir",))
-        for target in _list_targets(python, call):
-            if isinstance(target, ast.Name):  # what is assigned to its attributes afterwards wins
-                script.arguments |= python.read_table(target)
-    for call in calls[1:]:
+    first, *others = python.find_calls(ARGUMENTS)
+    script.arguments |= python.read_table(first, ("output_dir",))
+    for target in python.list_targets(first):
+        if isinstance(target, ast.Name):  # what is assigned to its attributes afterwards wins
+            script.arguments |= python.read_table(target)
+    for call in others:
         script.report(call, "a second table of arguments; the first counts")
+    if any(get_argument(call, "optimizers") for call in python.find_calls(TRAINERS)):
+        _read_optimizer(script)
+
+
+def _read_other_arguments(script: Script, given: Mapping[str, JsonValue | Computed]) -> None:
+    """Read the arguments of a command line, those of Lightning's Trainer, of Keras, or of a loop."""
+    python = script.python
     for name, node in python.classes.items():
         if any(re.fullmatch(ARGUMENTS, get_last_name(base)) for base in node.bases):
             script.arguments |= python.read_table(ast.Name(name, ast.Load(), lineno=node.lineno))
     parsers = python.find_calls("HfArgumentParser")
-    if parsers and not calls:
+    if parsers:
         script.arguments |= {key: Argument(value) for key, value in given.items()}
-        if not given:
-            advice = "the command line gives these: fivetune import-config 'python SCRIPT.py --flags ...'"
-            script.report(parsers[0], advice)
-    if not calls:
-        _report_absent_arguments(script)
-        _read_loop(script)
-    if not calls or any(get_argument(call, "optimizers") for call in python.find_calls(TRAINERS)):
-        _read_optimizer(script)
+    if parsers and not given:
+        advice = "the command line gives these: fivetune import-config 'python SCRIPT.py --flags ...'"
+        script.report(parsers[0], advice)
+    imported: set[str] = set()
+    for node in ast.walk(python.tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            imported |= {alias.asname or alias.name for alias in node.names}
+    bound = {name for _, name in python.names}
+    for call in python.find_calls(TRAINERS):
+        node = get_argument(call, "args", 1)
+        if isinstance(node, ast.Name) and node.id not in bound and not parsers:
+            how = "is imported, and its file is not read" if node.id in imported else "is not defined"
+            script.add_finding(f"args={node.id} (line {node.lineno})", f"{how}: the Trainer's defaults are taken")
+    _read_loop(script)
+    _read_optimizer(script)
 
 
 def _read_loop(script: Script) -> None:
-    """Read what Lightning's Trainer, the data loader, the loop over epochs and `generate` are given."""
+    """Read what Lightning's Trainer, Keras, the data loader, the loop over epochs and `generate` are given."""
     python = script.python
-    if python.find_calls("fit"):
+    if script.kind == "lightning":
         for call in python.find_calls("Trainer")[:1]:
             for name, one in python.read_table(call).items():
                 script.arguments[LIGHTNING.get(name, f"Lightning: {name}")] = one
-    if _find_kind(python) == "keras":
-        _read_keras(script)
+    if script.kind == "keras":
+        for call in python.find_calls("fit")[:1]:
+            script.read_call(call, {"epochs": "num_train_epochs", "batch_size": "per_device_train_batch_size"})
+            script.report(call, "TensorFlow/Keras: loss, metrics, callbacks are not read; PyTorch weights are trained")
+        for call in python.find_calls("compile"):
+            named = str(python.evaluate(get_argument(call, "optimizer", 0))).lower()
+            if named in KERAS_OPTIMIZERS:
+                script.add("optim", KERAS_OPTIMIZERS[named], call)
     loaders = python.find_calls("DataLoader|to_tf_dataset|prepare_tf_dataset")
     for call in (*loaders, *python.find_calls(r"\w*(Data|Model)\w*")):
         found = python.read_table(call, ("dataset", "batch_size") if get_last_name(call) == "DataLoader" else ())
@@ -356,89 +392,17 @@ def _read_loop(script: Script) -> None:
         script.read("max_grad_norm", get_argument(call, "max_norm", 1))
 
 
-def _read_keras(script: Script) -> None:
-    """Read what `compile` and `fit` are given."""
-    python = script.python
-    for call in python.find_calls("fit")[:1]:
-        script.read("num_train_epochs", get_argument(call, "epochs"))
-        script.read("per_device_train_batch_size", get_argument(call, "batch_size"))
-        script.report(call, "TensorFlow/Keras: loss, metrics, callbacks are not read; PyTorch weights are trained")
-    for call in python.find_calls("compile"):
-        named = python.evaluate(get_argument(call, "optimizer", 0))
-        known = {name.lower(): value for name, value in OPTIMIZERS.items()}
-        if isinstance(named, str) and named.lower() in known:
-            script.add("optim", known[named.lower()], call)
-
-
-def _report_absent_arguments(script: Script) -> None:
-    """Report arguments of the Trainer that the source does not define."""
-    python = script.python
-    imports = [node for node in ast.walk(python.tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-    imported = {alias.asname or alias.name for node in imports for alias in node.names}
-    bound = {name for _, name in python.names}
-    for call in python.find_calls(TRAINERS):
-        node = get_argument(call, "args", 1)
-        if isinstance(node, ast.Name) and node.id not in bound and not python.find_calls("HfArgumentParser"):
-            how = "is imported, and its file is not read" if node.id in imported else "is not defined"
-            script.add_finding(f"args={node.id} (line {node.lineno})", f"{how}: the Trainer's defaults are taken")
-
-
-def _list_numbers(python: PythonSource) -> dict[str, Argument]:
-    """The numbers that names, attributes and entries of tables get, with their lines; the last of each."""
-    given = {name: found[-1].node for (_, name), found in python.names.items() if not found[-1].steps}
-    given |= {written: values[-1] for written, values in python.attributes.items()}
-    for node in ast.walk(python.tree):
-        if isinstance(node, ast.Dict):
-            pairs = zip(node.keys, node.values, strict=True)
-            given |= {str(key.value): value for key, value in pairs if isinstance(key, ast.Constant)}
-    read = {name: python.read_argument(node) for name, node in given.items()}
-    return {name: one for name, one in read.items() if type(one.value) in (int, float)}
-
-
-def _report_numbers(script: Script) -> None:
-    """Report numbers whose names stand for settings, and which no line that is read gives to one."""
-    lengths = ("max_source_length", "max_target_length")
-    for written, number in _list_numbers(script.python).items():
-        name = written.rpartition(".")[2]
-        if name in script.python.options or re.search(r"(^|_)(val|valid|validation|test|eval|dev)_", name.lower()):
-            continue
-        for pattern, argument, setting in NUMBERS:
-            if not re.fullmatch(pattern, name.lower()):
-                continue
-            names = lengths if argument in lengths else (argument,)
-            taken = [script.arguments[one].value for one in names if one in script.arguments]
-            if number.value and number.value not in taken:
-                reason = f"looks like {setting}, but no line that is read uses it; set it yourself"
-                script.add_finding(f"{written} = {number.value} ({number.where})", reason)
-            break
-
-
-def _complete_loop(recipe: ImportedRecipe, values: Mapping[str, JsonValue]) -> None:
-    """Set what a loop without transformers' Trainer does by default, and report what it does not name."""
-    recipe.set_defaults({"schedule.name": "constant"}, "no schedule is read: the rate is constant")
-    if "optim" in values and values["optim"] != "adafactor":
-        recipe.set_defaults({"optimizer.lr": OPTIMIZER_LR}, "default of the optimizer")
-    recipe.set_defaults({"optimizer.name": "adamw"}, "no optimizer is read")
-    if "max_grad_norm" not in values:
-        recipe.set_defaults({"train.max_grad_norm": None}, "no gradient is clipped")
-    complete_training(recipe, values, defaults={}, by="")
-    if "per_device_train_batch_size" not in values and "train.global_batch_size" not in recipe.settings:
-        recipe.drop("train.batch_size")
-        recipe.add("batch size", "left out", "none is read: set train.batch_size")
-    if not recipe.has("train.num_epochs") and not recipe.has("train.num_steps"):
-        recipe.add("epochs", "left out", "none are read: set train.num_epochs")
-
-
 def _count_steps(python: PythonSource, node: ast.expr) -> JsonValue | Computed:
     """The number of steps of a loop over a range, which may be in a progress bar."""
     if isinstance(node, ast.Call) and get_last_name(node) == "tqdm" and node.args:
-        return _count_steps(python, node.args[0])
-    if not isinstance(node, ast.Call) or get_last_name(node) not in ("range", "trange"):
-        return Computed(ast.unparse(node))
-    bounds = [python.read_value(one) for one in node.args]
-    if all(isinstance(one, int) for one in bounds):
-        return len(range(*cast("list[int]", bounds)))
-    return bounds[0] if len(bounds) == 1 else Computed(ast.unparse(node))
+        node = node.args[0]
+    if isinstance(node, ast.Call) and get_last_name(node) in ("range", "trange"):
+        bounds = [python.read_value(one) for one in node.args]
+        if all(isinstance(one, int) for one in bounds):
+            return len(range(*cast("list[int]", bounds)))
+        if len(bounds) == 1:
+            return bounds[0]
+    return Computed(ast.unparse(node))
 
 
 def _read_optimizer(script: Script) -> None:
@@ -446,10 +410,7 @@ def _read_optimizer(script: Script) -> None:
     python = script.python
     for call in python.find_calls("|".join(OPTIMIZERS))[:1]:
         script.arguments["optim"] = Argument(OPTIMIZERS[get_last_name(call)], f"line {call.lineno}")
-        first = ("lr",) if _find_kind(python) == "keras" else ("params", "lr")
-        for name, one in python.read_table(call, first).items():
-            if name in OPTIMIZER_ARGUMENTS:
-                script.arguments[OPTIMIZER_ARGUMENTS[name]] = one
+        script.read_call(call, OPTIMIZER_ARGUMENTS, ("lr",) if script.kind == "keras" else ("params", "lr"))
     for call in python.find_calls("|".join(SCHEDULES))[:1]:
         script.arguments.pop("lr_scheduler_type", None)
         script.arguments["schedule"] = Argument(SCHEDULES[get_last_name(call)], f"line {call.lineno}")
@@ -461,24 +422,26 @@ def _read_optimizer(script: Script) -> None:
         if named in SCHEDULES.values() and "schedule" not in script.arguments:
             script.add("schedule", named, call)
             script.read("num_warmup_steps", get_argument(call, "num_warmup_steps", 2))
-        elif get_last_name(call) not in SCHEDULES.keys() | OPTIMIZERS.keys():
+        elif get_last_name(call) not in SCHEDULES:
             script.report(call, "a schedule without a counterpart: set schedule.name (fivetune list schedules)")
 
 
 def _read_model(script: Script) -> None:
     """Read the names of model and tokenizer: the first that are known."""
-    python, found = script.python, script.arguments
-    for call in python.find_calls("from_pretrained"):
+    found = script.arguments
+    for call in script.python.find_calls("from_pretrained"):
         owner = get_last_name(call.func.value) if isinstance(call.func, ast.Attribute) else ""
-        path = get_argument(call, "pretrained_model_name_or_path", 0)
         for name, pattern in (("model", MODELS), ("tokenizer", TOKENIZERS)):
             is_open = name not in found or isinstance(found[name].value, Computed)
             if is_open and re.fullmatch(pattern, owner):
-                script.read(name, path)
+                script.read(name, get_argument(call, "pretrained_model_name_or_path", 0))
     if {"model", "tokenizer"} <= found.keys():
         tokenizer = found["tokenizer"].value
         if tokenizer == found["model"].value or isinstance(tokenizer, Computed):
             del found["tokenizer"]
+
+
+# --- the data ---
 
 
 def _read_data(script: Script) -> None:
@@ -499,94 +462,94 @@ def _read_data(script: Script) -> None:
     train, held = (python.evaluate(given.get(name)) for name in ("train_dataset", "eval_dataset"))
     if isinstance(held, dict):
         script.report(given["eval_dataset"], "several evaluation sets: name them in data.eval")
-        held = None
-    read = [found for call in python.calls if isinstance(found := python.evaluate(call), Data)]
+    reading = [call for call in python.calls if isinstance(python.evaluate(call), Data)]
+    read = [cast("Data", python.evaluate(call)) for call in reading]
     if not isinstance(train, Data) and read:
-        train = _choose_part(read, "train")
+        train = _choose_part(read, "train") or read[0]
         if "train_dataset" not in given:
             train, held = _complete_parts(read, train)
     if isinstance(train, Data):
-        _add_data(script, train, held, given)
+        train_place = given.get("train_dataset", reading[0])
+        script.add("train_dataset", train, train_place)
+        _add_held(script, train, held, given.get("eval_dataset", train_place))
         read_changes(script)
     elif node := given.get("train_dataset"):
         script.add("train_dataset", Computed(ast.unparse(node)), node)
 
 
 def _choose_part(read: list[Data], pattern: str) -> Data | None:
-    """The data whose split or file has a name like a pattern; for training the first data of all."""
+    """The data whose split or file has a name like a pattern."""
     for one in read:
         for split, file in (*one.files.items(), (one.split, "")):
             if re.search(pattern, f"{split} {file}".lower()):
                 return one._replace(split=split)
-    return read[0] if pattern == "train" else None
+    return None
 
 
-def _complete_parts(read: list[Data], train: Data | None) -> tuple[Data | None, Data | None]:
+def _complete_parts(read: list[Data], train: Data) -> tuple[Data, Data | None]:
     """The data of a script without a Trainer that names them: training and evaluation."""
-    held = _choose_part(read, "val|dev|test|eval")
-    held = held if held != train else None
-    if train is None or train.half:
-        return train, held
-    if train.hub and not train.split:
+    if train.hub and not train.split and not train.half:
         return train._replace(split="train"), train._replace(split="validation")
+    held = _choose_part(read, "val|dev|test|eval")
     share = next((one.share for one in read if one.share), None)
-    return (train._replace(half="train", share=share) if share else train), held
+    if share and not train.half:
+        train = train._replace(half="train", share=share)
+    return train, held if held != train else None
 
 
-def _add_data(script: Script, train: Data, held: object, given: Mapping[str, ast.expr]) -> None:
-    """Add the data of training and of evaluation, which may be a share of the first."""
-    reading = next(call for call in script.python.calls if isinstance(script.python.evaluate(call), Data))
-    place = given.get("train_dataset", reading)
-    held_place = given.get("eval_dataset", place)
-    train = _name_owner(train)
-    held = _name_owner(held) if isinstance(held, Data) else None
-    has_owner = not train.hub or "/" in train.hub.partition(":")[0]
-    script.add("train_dataset", train if has_owner else Computed(f"{train.hub}, which has no owner (org/name)"), place)
-    share = train.share or (held.share if held else None)
-    if share and (train.half if held is None else held.half == "test"):
-        script.add("eval_share", share, held_place)
-    elif held and has_owner and name_split(held) == name_split(train):
+def _add_held(script: Script, train: Data, held: object, place: ast.expr) -> None:
+    """Add the data of evaluation, which may be a share of the training data."""
+    share = train.share or (held.share if isinstance(held, Data) else None)
+    if share and (held.half == "test" if isinstance(held, Data) else train.half):
+        script.add("eval_share", share, place)
+    elif isinstance(held, Data) and name_split(held) == name_split(train):
         script.report(place, "trained and evaluated on the same records; give data.eval or data.eval_share")
-    elif held and has_owner:
-        script.add("eval_dataset", held, held_place)
-    elif "eval_dataset" in given:
-        script.add("eval_dataset", Computed(ast.unparse(held_place)), held_place)
+    elif isinstance(held, Data):
+        script.add("eval_dataset", held, place)
+    elif isinstance(held, Computed):
+        script.add("eval_dataset", Computed(ast.unparse(place)), place)
 
 
-def _name_owner(data: Data) -> Data:
-    """Data of the hub by the name with its owner."""
-    name, _, config = data.hub.partition(":")
-    return data._replace(hub=f"{DATASETS.get(name, name)}:{config}") if data.hub else data
+# --- the texts ---
 
 
 def _read_texts(script: Script) -> None:
     """Read the texts that are tokenised: which columns, with which prefix, up to which length."""
     python = script.python
-    blocks = _list_target_blocks(python)
-    for call in python.find_calls(r"\w*tok\w*|encode_plus|batch_encode_plus|encode|__call__"):
-        if re.fullmatch(rf"{TOKENIZERS}|tokenize", get_last_name(call)):
-            continue
-        keywords = get_keywords(call)
-        target = keywords.get("text_target")
-        nodes = [*call.args[:2], *(keywords[key] for key in ("text", "text_target") if key in keywords)]
-        texts = {node: text for node in nodes if has_columns(text := python.evaluate(node))}
-        role = "inputs" if target else _find_role(script, call, blocks)
-        roles: list[str] = []
-        for node, text in texts.items():
-            own = "targets" if node is target else role
-            _add_text(script, own, text, node, is_second=own == "inputs" and own in roles)
-            roles.append(own)
-        limit = keywords.get("max_length")
+    for call in python.find_calls(rf"(?!{TOKENIZERS}$|tokenize$)(\w*tok\w*|(batch_)?encode(_plus)?|__call__)"):
+        target = get_argument(call, "text_target")
+        nodes = [node for node in (*call.args[:2], get_argument(call, "text"), target) if node]
+        texts = [node for node in nodes if has_columns(python.evaluate(node))]
+        role = "inputs" if target else _find_role(script, call)
+        roles = ["targets" if node is target else role for node in texts]
+        for i, (node, own) in enumerate(zip(texts, roles, strict=True)):
+            _add_text(script, own, node, is_second=i > 0 and own == "inputs")
+        limit = get_argument(call, "max_length")
         length = python.read_value(limit) if limit else None
         if limit is None or (isinstance(length, Computed) and not texts):
             continue
-        for own in roles or [role if target is None else "targets"]:
+        for own in roles or ["targets" if target else role]:
             script.add("max_target_length" if own == "targets" else "max_source_length", length, limit)
 
 
-def _add_text(script: Script, role: str, text: str, node: ast.expr, *, is_second: bool) -> None:
+def _find_role(script: Script, call: ast.Call) -> str:
+    """Whether a call of the tokenizer makes inputs or targets: by its place, its name, or as the second text."""
+    python = script.python
+    blocks = [ast.unparse(outer.items[0]) for outer, _ in python.climb(call) if isinstance(outer, ast.With)]
+    if any("as_target_tokenizer" in block for block in blocks):
+        return "targets"
+    if any(TARGET_WORDS.search(ast.unparse(target)) for target in python.list_targets(call)):
+        return "targets"
+    known = script.arguments.get("inputs")
+    text = python.evaluate(call.args[0]) if call.args else None
+    if known is None or not isinstance(text, str) or not has_columns(text):
+        return "inputs"
+    return "inputs" if str(known.value) in format_text(resolve_changes(script, text)) else "targets"
+
+
+def _add_text(script: Script, role: str, node: ast.expr, *, is_second: bool) -> None:
     """Add the text of a role; `is_second` for one that follows another one in the same call."""
-    template = format_text(resolve_changes(script, text))
+    template = format_text(resolve_changes(script, str(script.python.evaluate(node))))
     if template.endswith("</s>"):
         template = template.removesuffix("</s>").rstrip()
         script.report(node, "the end token, which FiveTune adds by itself")
@@ -599,105 +562,70 @@ def _add_text(script: Script, role: str, text: str, node: ast.expr, *, is_second
         script.add_finding(f"{template} (line {node.lineno})", reason, "task.inputs")
     elif template != before.value and str(before.value) in template:  # the first call only counted tokens
         script.arguments[role] = Argument(template, f"line {node.lineno}")
-        script.add_finding(
-            f"{before.value} ({before.where})", f"a part of the text of line {node.lineno}, which counts"
-        )
+        counts = f"a part of the text of line {node.lineno}, which counts"
+        script.add_finding(f"{before.value} ({before.where})", counts)
     elif template not in str(before.value):
         script.report(node, f"another text of the {role}, {template}; the one of {before.where} counts")
 
 
-def _list_target_blocks(python: PythonSource) -> set[ast.AST]:
-    """What is inside `with tokenizer.as_target_tokenizer():`."""
-    found: set[ast.AST] = set()
-    for node in ast.walk(python.tree):
-        if isinstance(node, ast.With) and "as_target_tokenizer" in ast.unparse(node.items[0].context_expr):
-            found |= set(ast.walk(node))
-    return found
+# --- what stands around them ---
 
 
-def _find_role(script: Script, call: ast.Call, blocks: set[ast.AST]) -> str:
-    """Whether a call of the tokenizer makes inputs or targets: by its place, its name, or as the second text."""
+def _read_calls(script: Script) -> None:
+    """Read early stopping, of transformers and of Lightning, and recomputation."""
+    for call in script.python.find_calls("|".join(STOPPING))[:1]:
+        names, patience = STOPPING[get_last_name(call)]
+        script.arguments["early_stopping_patience"] = Argument(patience, f"line {call.lineno}")
+        script.read_call(call, names, tuple(names))
+    for call in script.python.find_calls("gradient_checkpointing_enable"):
+        script.arguments["gradient_checkpointing"] = Argument(True, f"line {call.lineno}")
+
+
+def _read_metrics(script: Script) -> None:
+    """Read the metric: the first that FiveTune has."""
     python = script.python
-    names = [ast.unparse(target) for target in _list_targets(python, call)]
-    if call in blocks or any(TARGET_WORDS.search(name) for name in names):
-        return "targets"
-    known = script.arguments.get("inputs")
-    text = python.evaluate(call.args[0]) if call.args else None
-    if known is None or not has_columns(text):
-        return "inputs"
-    return "inputs" if str(known.value) in format_text(resolve_changes(script, text)) else "targets"
-
-
-def _list_targets(python: PythonSource, call: ast.Call) -> list[ast.expr]:
-    """The names, attributes and keys that an expression with a call is assigned to."""
-    found: list[ast.expr] = []
-    for node in ast.walk(python.tree):
-        if isinstance(node, ast.Assign) and call in ast.walk(node.value):
-            found += node.targets
-        elif isinstance(node, ast.Dict):
-            found += [key for key, value in zip(node.keys, node.values, strict=True) if key and call in ast.walk(value)]
-    return found
-
-
-def _read_callbacks(script: Script) -> None:
-    """Read early stopping, of transformers and of Lightning, and report the code of others."""
-    python = script.python
-    for call in python.find_calls("EarlyStoppingCallback|EarlyStopping")[:1]:
-        is_lightning = get_last_name(call) == "EarlyStopping"
-        patience = get_argument(call, "patience") if is_lightning else get_argument(call, "early_stopping_patience", 0)
-        script.arguments["early_stopping_patience"] = Argument(3 if is_lightning else 1, f"line {call.lineno}")
-        script.read("early_stopping_patience", patience)
-        script.read("early_stopping_threshold", get_argument(call, "early_stopping_threshold", 1))
+    loaded = 0
+    for call in python.calls:
+        name = get_last_name(call)
+        if (name == "load_metric" or ast.unparse(call.func) == "evaluate.load") and call.args:
+            name = str(python.evaluate(call.args[0]))
+        elif name not in METRICS:
+            continue
+        loaded += 1
+        if name in METRICS and "metrics" not in script.arguments:
+            script.add("metrics", name, call)
+        elif name != getattr(script.arguments.get("metrics"), "value", None):
+            script.report(call, "FiveTune takes the first metric that it has; fivetune list metrics names all")
     own = python.classes.keys() | python.functions.keys()
     for call in python.find_calls(TRAINERS):
         collator, metric = get_argument(call, "data_collator", 2), get_argument(call, "compute_metrics")
         if collator and get_last_name(collator) in own:
             script.report(collator, f"a collator of one's own, {UNREAD}")
-        if metric and get_last_name(metric) in own and not any(_list_metrics(python)):
+        if metric and get_last_name(metric) in own and not loaded:
             script.report(metric, f"a metric of one's own, {UNREAD}: docs/tasks.md shows how to write one")
-    for name, node in python.classes.items():
-        kind = re.search(r"(Trainer|Callback)\b", " ".join(ast.unparse(base) for base in node.bases))
-        if kind:
-            methods = ", ".join(one.name for one in node.body if isinstance(one, ast.FunctionDef))
-            reason = f"a {kind[1]} of one's own ({methods or 'no methods'}), {UNREAD}"
-            script.add_finding(f"class {name} (line {node.lineno})", reason)
-
-
-def _list_metrics(python: PythonSource) -> Iterator[tuple[ast.Call, str]]:
-    """Calls that load a metric, or compute one of scikit-learn and others, with its name."""
-    for call in python.calls:
-        name = get_last_name(call)
-        is_loaded = name == "load_metric" or ast.unparse(call.func) == "evaluate.load"
-        if is_loaded and call.args:
-            yield call, str(python.evaluate(call.args[0]))
-        elif name in METRICS:
-            yield call, name
-
-
-def _read_metrics(script: Script) -> None:
-    """Read the metric: the first that FiveTune has."""
-    for call, name in _list_metrics(script.python):
-        if name in METRICS and "metrics" not in script.arguments:
-            script.add("metrics", name, call)
-        elif name != getattr(script.arguments.get("metrics"), "value", None):
-            script.report(call, "FiveTune takes the first metric that it has; fivetune list metrics names all")
 
 
 def _read_adapters(script: Script) -> None:
     """Read peft's configuration, and weights that are frozen."""
     python = script.python
-    quantized = [call for call in python.calls if _is_quantization(python, call)]
+    quantized = python.find_calls(r"prepare_model_for_\w+_training")
+    for call in python.calls:
+        flags = (get_argument(call, "load_in_8bit"), get_argument(call, "load_in_4bit"))
+        if any(python.evaluate(flag) is True for flag in flags):
+            quantized.append(call)
     for call in python.find_calls("|".join(ADAPTERS))[:1]:
         given = python.read_table(call)
-        name = "qlora" if quantized else "lora"
+        name = ADAPTERS[get_last_name(call)]
+        if name == "lora" and quantized:
+            name = "qlora"
         for variant in ("dora", "rslora"):
             flag = given.pop(f"use_{variant}", None)
             name = variant if flag and flag.value is True else name
-        kind = ADAPTERS[get_last_name(call)]
-        script.add("peft", name if kind == "lora" else kind, call)
+        script.add("peft", name, call)
         script.arguments |= {f"peft: {key}": one for key, one in given.items()}
     if quantized and "peft" not in script.arguments:
-        script.report(quantized[0], "weights in 8 or 4 bits are trained by model.adapter.name: qlora")
+        first = min(quantized, key=lambda call: call.lineno)
+        script.report(first, "weights in 8 or 4 bits are trained by model.adapter.name: qlora")
     for node in ast.walk(python.tree):
         if not isinstance(node, ast.For) or "requires_grad = False" not in ast.unparse(node):
             continue
@@ -708,25 +636,44 @@ def _read_adapters(script: Script) -> None:
             script.report(node, "set model.freeze: parts of the names of the weights that are not trained")
 
 
-def _is_quantization(python: PythonSource, call: ast.Call) -> bool:
-    """Whether a call loads weights in 8 or 4 bits, or prepares them for training."""
-    if re.fullmatch(r"prepare_model_for_\w+_training", get_last_name(call)):
-        return True
-    flags = (get_argument(call, "load_in_8bit"), get_argument(call, "load_in_4bit"))
-    return any(python.evaluate(flag) is True for flag in flags)
-
-
-def _read_own_code(script: Script) -> None:
-    """Report what code does to model and tokenizer."""
+def _report_code(script: Script) -> None:
+    """Report Trainers and callbacks of one's own, and what code does to model and tokenizer."""
     python = script.python
-    for call in python.calls:
-        name = get_last_name(call)
-        if name in MODEL_CHANGES:
-            script.report(call, "the vocabulary is changed here; FiveTune trains the one of model.path")
-        elif name == "gradient_checkpointing_enable":
-            script.arguments["gradient_checkpointing"] = Argument(True, f"line {call.lineno}")
+    for name, node in python.classes.items():
+        kind = re.search(r"(Trainer|Callback)\b", " ".join(ast.unparse(base) for base in node.bases))
+        if kind:
+            methods = ", ".join(one.name for one in node.body if isinstance(one, ast.FunctionDef))
+            reason = f"a {kind[1]} of one's own ({methods or 'no methods'}), {UNREAD}"
+            script.add_finding(f"class {name} (line {node.lineno})", reason)
+    for call in python.find_calls(MODEL_CHANGES):
+        script.report(call, "the vocabulary is changed here; FiveTune trains the one of model.path")
     for written, values in python.attributes.items():
         if re.search(r"model\.(config|generation_config)\.", written) and not written.endswith("use_cache"):
             for value in values:
                 name = written.rpartition(".")[2]
                 script.add_finding(f"{written} (line {value.lineno})", f"{name} of the model's own configuration")
+
+
+def _report_numbers(script: Script) -> None:
+    """Report numbers whose names stand for settings, and which no line that is read gives to one."""
+    python = script.python
+    given = {name: found[-1].node for (_, name), found in python.names.items() if not found[-1].steps}
+    given |= {written: values[-1] for written, values in python.attributes.items()}
+    for node in ast.walk(python.tree):
+        if isinstance(node, ast.Dict):
+            pairs = zip(node.keys, node.values, strict=True)
+            given |= {str(key.value): value for key, value in pairs if isinstance(key, ast.Constant)}
+    taken = {name: one.value for name, one in script.arguments.items()}
+    for written, node in given.items():
+        name = written.rpartition(".")[2].lower()
+        number = python.read_value(node)
+        rule = next((rule for rule in NUMBERS if re.fullmatch(rule[0], name)), None)
+        if rule is None or type(number) not in (int, float) or not number:
+            continue
+        if name in python.options or re.search(r"(^|_)(val|valid|validation|test|eval|dev)_", name):
+            continue
+        _, argument, setting = rule
+        names = LENGTHS if argument in LENGTHS else (argument,)
+        if number not in [taken[one] for one in names if one in taken]:
+            reason = f"looks like {setting}, but no line that is read uses it; set it yourself"
+            script.add_finding(f"{written} = {number} (line {node.lineno})", reason)
