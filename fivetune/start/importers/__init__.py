@@ -71,7 +71,8 @@ class Rules(NamedTuple):
         return {*self.settings, *self.unchanged, *self.no_effect, *self.joint}
 
 
-class Finding(NamedTuple):
+@dataclass(slots=True)
+class Finding:
     """What became of one argument.
 
     Args:
@@ -80,8 +81,12 @@ class Finding(NamedTuple):
 
     argument: str
     state: State
-    settings: tuple[str, ...]
-    reason: str
+    reason: str = ""
+    settings: tuple[str, ...] = ()
+
+    def leave_out(self, reason: str) -> None:
+        """Say why the argument decides nothing."""
+        self.state, self.reason, self.settings = "left out", reason, ()
 
 
 @dataclass(slots=True)
@@ -124,23 +129,24 @@ class ImportedRecipe:
 
     def add(self, argument: str, state: State, reason: str = "", settings: tuple[str, ...] = ()) -> None:
         """Add the finding about an argument."""
-        self.findings.append(Finding(argument, state, settings, reason))
+        self.findings.append(Finding(argument, state, reason, settings))
 
     def describe(self, name: str, argument: Argument) -> str:
         """Write an argument with its value and place, as users of the program would."""
         value = argument.value.code if isinstance(argument.value, Computed) else argument.value
-        shown = value if isinstance(value, str) else format_value(value)
+        shown = shorten(value if isinstance(value, str) else format_value(value))
         if is_secret_name(name):
             shown = HIDDEN
-        place = f" ({argument.where})" if argument.where else ""
-        flag = "" if name.isupper() else self.flag  # a variable before a command has none
-        words = (f"{flag}{name}", shorten(shown))
-        return " ".join(filter(None, words)) + place
+        if not name.isupper():  # a variable before a command has no dashes
+            name = self.flag + name
+        place = f"({argument.where})" if argument.where else ""
+        return " ".join(filter(None, (name, shown, place)))
 
     def apply_rule(self, rules: Rules, name: str, argument: Argument) -> None:
         """Set what a rule gives for an argument, and add the finding."""
         value, written = argument.value, self.describe(name, argument)
         same, advice = rules.unchanged.get(name, ((), ""))
+        setting, allowed = rules.settings.get(name), rules.values.get(name)
         if name not in rules.list_names():
             self.add(written, "unknown", UNKNOWN)
         elif name in rules.no_effect:
@@ -150,47 +156,44 @@ class ImportedRecipe:
         elif value is None or value in same:
             self.add(written, "same", SAME)
         elif name in rules.joint:
-            settings, how = rules.joint[name]
-            self.add(written, "set", how, tuple(settings.split(", ")))
-        elif name not in rules.settings:
+            names, how = rules.joint[name]
+            self.add(written, "set", how, tuple(names.split(", ")))
+        elif setting is None:
             self.add(written, "left out", advice)
+        elif allowed is None:
+            self.set(setting, value, written)
+            self.add(written, "set", "", (setting,))
+        elif isinstance(value, str | int | float) and value in allowed:
+            self.set(setting, allowed[value], written)
+            self.add(written, "set", "", (setting,))
         else:
-            allowed = rules.values.get(name)
-            if allowed is not None and not (isinstance(value, str | int | float) and value in allowed):
-                only = ", ".join(str(one) for one in allowed)
-                self.add(written, "left out", advice or f"{rules.settings[name]} has a counterpart of {only} alone")
-                return
-            if allowed is not None:
-                value = allowed[cast("str | float", value)]
-            self.set(rules.settings[name], value, written)
-            self.add(written, "set", "", (rules.settings[name],))
+            only = ", ".join(str(one) for one in allowed)
+            self.add(written, "left out", advice or f"{setting} has a counterpart of {only} alone")
 
     def leave_out(self, argument: str, reason: str) -> None:
         """Mark an argument as left out that was set before all arguments were known."""
-        for place, finding in enumerate(self.findings):
-            if finding.argument.removeprefix("--").partition(" ")[0] == argument:
-                self.findings[place] = Finding(finding.argument, "left out", (), reason)
+        for one in self.findings:
+            if one.argument.removeprefix("--").partition(" ")[0] == argument:
+                one.leave_out(reason)
 
     def refuse(self, setting: str, reason: str) -> None:
         """Leave out a setting that a recipe cannot have, and say so at the arguments that gave it."""
         self.drop(setting)
         if setting in self.defaults:
             self.set(setting, *self.defaults[setting])
-        for place, finding in enumerate(self.findings):
-            if setting in finding.settings:
-                rest = tuple(one for one in finding.settings if one != setting)
-                state = finding.state if rest else "left out"
-                self.findings[place] = Finding(finding.argument, state, rest, reason)
+        for one in self.findings:
+            if setting in one.settings:
+                rest = tuple(name for name in one.settings if name != setting)
+                one.leave_out(reason)
+                if rest:  # the argument still decides others
+                    one.state, one.settings = "set", rest
 
     def resolve_findings(self) -> None:
         """Name the settings that are in the recipe; an argument none of whose settings is there decided nothing."""
-        for place, finding in enumerate(self.findings):
-            kept = tuple(one for one in finding.settings if self.has(one))
-            finding = finding._replace(settings=kept)
-            if finding.state == "set" and not kept:
-                reason = f"{BESIDE}: {finding.reason}" if finding.reason else BESIDE
-                finding = finding._replace(state="left out", reason=reason)
-            self.findings[place] = finding
+        for one in self.findings:
+            one.settings = tuple(name for name in one.settings if self.has(name))
+            if one.state == "set" and not one.settings:
+                one.leave_out(f"{BESIDE}: {one.reason}" if one.reason else BESIDE)
 
 
 class Importer(Options, ABC):
@@ -239,38 +242,34 @@ def read_count(recipe: ImportedRecipe, values: Mapping[str, JsonValue], name: st
     value = values.get(name)
     if value is None:
         return default
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        count = int(value)
-        if count == value and count >= 1:
-            return count
+    if isinstance(value, int | float) and math.isfinite(value) and value == int(value) >= 1:
+        return int(value)
     recipe.leave_out(name, f"{value!r} is not a whole number above 0; {default} is taken")
     return default
 
 
 def set_batch(
-    recipe: ImportedRecipe,
-    values: Mapping[str, JsonValue],
-    name: str,
-    *,
-    micro: int,
-    accumulation: int,
-    num_processes: int,
+    recipe: ImportedRecipe, values: Mapping[str, JsonValue], name: str, *, micro: int, processes: int, nodes: int
 ) -> None:
     """Set the examples per optimizer step: micro-batch times accumulation times processes.
 
     Args:
-        name: that of the argument of the micro-batch, for the reasons.
+        name: that of the argument of the micro-batch, for the reasons. processes: of all nodes.
     """
-    total = micro * accumulation * num_processes
-    recipe.set("train.batch_size", micro, name if name in values else f"default of {name}")
-    if total != micro:
-        factors = f"{name} {micro} x gradient_accumulation_steps {accumulation}"
-        if num_processes > 1:
-            factors += f" x {num_processes} processes"
-        recipe.set("train.global_batch_size", total, f"examples per step: {factors}")
-    if num_processes > 1:
-        recipe.set("launch.nproc", num_processes, f"{num_processes} processes")
-        recipe.set("strategy.name", "ddp", "each process holds the model")
+    accumulation = read_count(recipe, values, "gradient_accumulation_steps", 1)
+    total = micro * accumulation * processes
+    factors = f"{name} {micro} x gradient_accumulation_steps {accumulation} x {processes} processes"
+    is_searched = recipe.settings.get("train.batch_size") == "auto"
+    if not is_searched:
+        recipe.set("train.batch_size", micro, name if name in values else f"default of {name}")
+    if is_searched or total != micro:
+        recipe.set("train.global_batch_size", total, f"examples per step: {factors.removesuffix(' x 1 processes')}")
+    if processes > 1:
+        recipe.set("launch.nproc", max(1, processes // nodes), f"{processes} processes")
+        if "strategy.name" not in recipe.settings:
+            recipe.set("strategy.name", "ddp", "each process holds the model")
+    if nodes > 1:
+        recipe.set("launch.nnodes", nodes, f"{nodes} nodes")
 
 
 def set_plain_task(

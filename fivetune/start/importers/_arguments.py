@@ -44,6 +44,10 @@ NODES = ("nnodes", "num_machines", "num_nodes")
 PROCESSES = ("nproc_per_node", "nproc-per-node", "num_processes", "num_gpus")  # num_processes: of all nodes
 ACCUMULATION = {"gradient_accumulation_steps": ("train.global_batch_size", "batch per device x accumulation x devices")}
 SWITCH: dict[str | float, JsonValue] = {True: "cpu", "True": "cpu", "": "cpu"}
+ACCELERATE = {  # entries of accelerate's file with the meaning of an argument
+    "deepspeed_config.gradient_accumulation_steps": "gradient_accumulation_steps",
+    "deepspeed_config.gradient_clipping": "launcher: gradient_clipping",
+}
 LAUNCHER = Rules(  # torchrun, accelerate and deepspeed
     settings={
         "mixed_precision": "train.precision",
@@ -83,20 +87,17 @@ def apply_arguments(recipe: ImportedRecipe, own: Rules, arguments: Mapping[str, 
     names = own.list_names()
     for name, argument in arguments.items():
         if name.startswith("launcher: "):
-            _apply_launcher(recipe, name.removeprefix("launcher: "), argument)
+            name = name.removeprefix("launcher: ")
+            if name in LAUNCHER.list_names():
+                recipe.apply_rule(LAUNCHER, name, argument)
+            else:
+                reason = "of the launcher; fivetune train starts its processes"
+                recipe.add(recipe.describe(name, argument), "left out", reason)
         elif name in names or not is_known(name):
             recipe.apply_rule(own, name, argument)
         else:
             _translate(recipe, name, argument, values)
     return values
-
-
-def _apply_launcher(recipe: ImportedRecipe, name: str, argument: Argument) -> None:
-    if name in LAUNCHER.list_names():
-        recipe.apply_rule(LAUNCHER, name, argument)
-    else:
-        reason = "of the launcher; fivetune train starts its processes"
-        recipe.add(recipe.describe(name, argument), "left out", reason)
 
 
 def _translate(recipe: ImportedRecipe, name: str, argument: Argument, values: Mapping[str, JsonValue]) -> None:
@@ -111,18 +112,15 @@ def _translate(recipe: ImportedRecipe, name: str, argument: Argument, values: Ma
     if name in ("eval_steps", "save_steps", "logging_steps") and isinstance(value, float) and 0 < value < 1:
         total = values.get("max_steps")
         if not isinstance(total, int) or total < 1:
-            recipe.add(
-                written, "left out", f"a share of the run, whose steps are not known here; {ALIASES[name]} counts"
-            )
+            reason = f"a share of the run, whose steps are not known here; {ALIASES[name]} counts"
+            recipe.add(written, "left out", reason)
             return
         value = max(1, round(total * value))
     try:
         found = translate_argument(name, value, where=written, beside=values) if value is not None else {}
-    except NoEquivalentError as error:
-        recipe.add(written, "left out", error.advice)
-        return
     except ConfigError as error:
-        recipe.add(written, "left out", str(error).removeprefix(f"{written}: "))
+        reason = error.advice if isinstance(error, NoEquivalentError) else str(error).removeprefix(f"{written}: ")
+        recipe.add(written, "left out", reason)
         return
     for setting, one in found.items():
         recipe.set(setting, one, written)
@@ -142,7 +140,9 @@ def complete_training(recipe: ImportedRecipe, values: Mapping[str, JsonValue], *
     if "data.eval" in recipe.settings and "data.eval_share" in recipe.settings:
         recipe.drop("data.eval_share")
         recipe.leave_out("validation_split_percentage", "applies only without validation data, which is given")
-    _complete_batch(recipe, values)
+    name = "per_device_train_batch_size"
+    processes, nodes = count_processes(values)
+    set_batch(recipe, values, name, micro=read_count(recipe, values, name, 8), processes=processes, nodes=nodes)
     if "train.num_steps" in recipe.settings:
         recipe.drop("train.num_epochs")
         recipe.leave_out("num_train_epochs", "max_steps is given, which wins")
@@ -164,56 +164,32 @@ def count_processes(values: Mapping[str, JsonValue]) -> tuple[int, int]:
     >>> count_processes({"launcher: nnodes": "2", "launcher: nproc_per_node": "4"})
     (8, 2)
     """
-    nodes = next((int(one) for one in _read_digits(values, NODES)), 1)
-    for name in PROCESSES:
-        for given in _read_digits(values, (name,)):
-            return int(given) * (1 if name == "num_processes" else nodes), nodes
-    devices = str(values.get("launcher: CUDA_VISIBLE_DEVICES") or "")
-    return (devices.count(",") + 1) * nodes, nodes
+    devices = str(values.get("launcher: CUDA_VISIBLE_DEVICES")).count(",") + 1
+    nodes = _read_digits(values, NODES) or 1
+    of_all = _read_digits(values, ("num_processes",))
+    return of_all or nodes * (_read_digits(values, PROCESSES) or devices), nodes
 
 
-def _read_digits(values: Mapping[str, JsonValue], names: tuple[str, ...]) -> list[str]:
-    given = [str(values.get(f"launcher: {name}")) for name in names]
-    return [one for one in given if one.isdigit() and one != "0"]
-
-
-def _complete_batch(recipe: ImportedRecipe, values: Mapping[str, JsonValue]) -> None:
-    name = "per_device_train_batch_size"
-    accumulation = read_count(recipe, values, "gradient_accumulation_steps", 1)
-    num_processes, num_nodes = count_processes(values)
-    micro = read_count(recipe, values, name, 8)
-    before = dict(recipe.settings)
-    set_batch(recipe, values, name, micro=micro, accumulation=accumulation, num_processes=num_processes)
-    if num_processes > 1 and "strategy.name" in before:
-        recipe.set("strategy.name", before["strategy.name"], "distributed_type of accelerate")
-    if num_nodes > 1:
-        recipe.set("launch.nnodes", num_nodes, f"{num_nodes} nodes")
-        recipe.set("launch.nproc", max(1, num_processes // num_nodes), "processes of each node")
-    if before.get("train.batch_size") == "auto":
-        recipe.set("train.batch_size", "auto", "auto_find_batch_size")
-        recipe.set("train.global_batch_size", micro * accumulation * num_processes, "examples per step")
+def _read_digits(values: Mapping[str, JsonValue], names: tuple[str, ...]) -> int:
+    """The first number that a flag of the launcher gives; 0 without one, or for a range such as 1:4."""
+    given = (str(values.get(f"launcher: {name}")) for name in names)
+    return next((int(one) for one in given if one.isdigit()), 0)
 
 
 def read_accelerate(source: RawConfig) -> dict[str, Argument]:
     """Read accelerate's YAML: how processes are started; the entries of its inner tables by their own names."""
     try:
-        found = yaml.safe_load(source.text)
+        table = yaml.safe_load(source.text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{source.name}: not valid YAML: {' '.join(str(error).split())}. Correct the file.") from None
-    table = cast("dict[str, JsonValue]", found if isinstance(found, dict) else {})
-    if table.get("mixed_precision") is False:  # `no` is false in YAML
-        table["mixed_precision"] = "no"
-    flat: dict[str, JsonValue] = {}
-    for name, value in table.items():
-        if isinstance(value, dict):
-            flat |= {f"{name}.{key}": one for key, one in value.items()}
-        else:
-            flat[name] = value
-    names = {
-        "deepspeed_config.gradient_accumulation_steps": "gradient_accumulation_steps",
-        "deepspeed_config.gradient_clipping": "launcher: gradient_clipping",
-    }
-    return {names.get(name, f"launcher: {name}"): Argument(value) for name, value in flat.items()}
+    found: dict[str, Argument] = {}
+    for name, value in cast("JsonTable", table if isinstance(table, dict) else {}).items():
+        if name == "mixed_precision" and value is False:  # `no` is false in YAML
+            value = "no"
+        inner = {f"{name}.{key}": one for key, one in value.items()} if isinstance(value, dict) else {name: value}
+        for key, one in inner.items():
+            found[ACCELERATE.get(key, f"launcher: {key}")] = Argument(one)
+    return found
 
 
 def read_launcher(words: list[str], source: RawConfig) -> dict[str, Argument]:

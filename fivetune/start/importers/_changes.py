@@ -73,7 +73,7 @@ class Script:
 
     def add_finding(self, code: str, reason: str, *settings: str) -> None:
         """Add a finding about code: the settings that it gives, or why it gives none."""
-        self.findings.append(Finding(code, "set" if settings else "left out", settings, reason))
+        self.findings.append(Finding(code, "set" if settings else "left out", reason, settings))
 
     def report(self, node: ast.expr | ast.stmt, reason: str, *settings: str) -> None:
         """Add a finding about a line."""

@@ -568,11 +568,7 @@ class PythonSource:
         chosen = re.sub(r"\[.*", "", split) if isinstance(split, str) else ""
         if path not in FORMATS:
             return Data({}, f"{DATASETS.get(path, path)}:{config if isinstance(config, str) else ''}", chosen)
-        if isinstance(files, list):
-            files = [str(one) for one in cast("list[object]", files)]
-        elif isinstance(files, PurePath):
-            files = str(files)
-        if isinstance(files, str | list):
+        if isinstance(files, str | list | PurePath):
             files = {"train" if split else "": files}
         return Data(cast("dict[str, Any]", files), split=chosen) if isinstance(files, dict) else UNKNOWN
 
@@ -603,9 +599,9 @@ def _check_shown(value: object) -> str:
 
 def _take(value: object, key: object) -> object:
     """Take an entry of a value: a key, an index, a column or a split."""
-    if isinstance(value, Data | Row) or has_columns(value):
-        if not isinstance(key, str) or has_columns(key):
-            return value  # some of its columns or rows
+    is_name = isinstance(key, str) and not has_columns(key)
+    if not is_name and (isinstance(value, Data | Row) or has_columns(value)):
+        return value  # some of its columns or rows
     match value, key:
         case Data(), str() if value.share is not None and not value.half and key in ("train", "test"):
             return value._replace(half=key)
@@ -641,7 +637,10 @@ def name_split(data: Data) -> JsonValue | Computed:
     if data.hub:
         return f"{data.hub}:{data.split or 'train'}"
     files = list(data.files.values())
-    return data.files.get(data.split, files[0] if len(files) == 1 else Computed("a split"))
+    found = data.files.get(data.split, files[0] if len(files) == 1 else Computed("a split"))
+    if isinstance(found, list):
+        return [str(one) for one in cast("list[object]", found)]
+    return str(found) if isinstance(found, PurePath) else found
 
 
 def get_last_name(node: ast.AST) -> str:

@@ -17,7 +17,6 @@ from pydantic import ValidationError
 from fivetune import plugins
 from fivetune.config import RunConfig, describe_error, load_config, load_layers
 from fivetune.config.layers import as_yaml, format_value
-from fivetune.config.model import UNKNOWN_PLUGIN
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError, FiveTuneError, suggest_names
 from fivetune.redaction import redact_secrets, redact_settings
 from fivetune.start.importers import NOT_PYTHON, Finding, ImportedRecipe, Importer, RawConfig, read_source_file
@@ -95,7 +94,7 @@ def _leave_out_refused(recipe: ImportedRecipe, overrides: Mapping[str, JsonValue
             if "task.metrics" in overrides or "metrics" not in str(error):
                 raise
             names = recipe.settings["task.metrics"]
-            recipe.findings.append(Finding(f"metrics {format_value(names)}", "left out", (), str(error)))
+            recipe.findings.append(Finding(f"metrics {format_value(names)}", "left out", str(error)))
             recipe.set("task.metrics", ["exact_match"], "a metric whose package is installed")
             recipe.set("task.main_metric", "exact_match", "chooses the best weights")
             continue
@@ -106,18 +105,15 @@ def _leave_out_refused(recipe: ImportedRecipe, overrides: Mapping[str, JsonValue
 
 
 def _find_refused(error: Any, message: str, recipe: ImportedRecipe) -> str | None:
-    """The setting that an error is about: at its place, or named in a rule between settings."""
+    """The setting that an error is about: at its place, inside of it, or named in a rule between settings."""
     place = ".".join(str(part) for part in error["loc"] if isinstance(part, str))
-    inner = [one for one in recipe.settings if one == place or (place.count(".") and place.startswith(f"{one}."))]
-    if not inner and error["type"] == UNKNOWN_PLUGIN:
-        inner = [one for one in recipe.settings if one == f"{place}.name"]
-    if not inner:
-        fault = message.partition(". ")[0]
-        named = [".".join(filter(None, (place, name))) for name in re.findall(r"[\w.]+", fault)]
-        inner = [name for name in named if name in recipe.settings]
-    if not inner and place.count("."):
-        inner = [one for one in recipe.settings if one.startswith(f"{place}.")]
-    return inner[0] if inner else None
+    if place in recipe.settings:
+        return place
+    for word in re.findall(r"[\w.]+", message.partition(". ")[0]):
+        for name in (f"{place}.{word}", word):
+            if name in recipe.settings:
+                return name
+    return next((one for one in recipe.settings if "." in place and one.startswith(f"{place}.")), None)
 
 
 def _check_text(text: str) -> None:
@@ -219,19 +215,23 @@ def _rank_setting(setting: str) -> tuple[int, str, bool]:
     return rank, section, name.rpartition(".")[2] not in ("name", "path")
 
 
+def describe_findings(recipe: ImportedRecipe) -> list[JsonTable]:
+    """The findings as JSON objects."""
+    rows: list[JsonTable] = []
+    for one in recipe.findings:
+        shown = {"argument": redact_secrets(one.argument), "reason": redact_secrets(one.reason)}
+        rows.append({**shown, "state": one.state, "settings": list(one.settings)})
+    return rows
+
+
 def list_rows(recipe: ImportedRecipe) -> list[tuple[str, str, str]]:
     """Rows of the terminal: argument, what it became, and why."""
     rows: list[tuple[str, str, str]] = []
-    for one in recipe.findings:
-        became = ", ".join(one.settings) if one.state == "set" else one.state
-        rows.append((redact_secrets(one.argument), became, redact_secrets(one.reason)))
+    for one in describe_findings(recipe):
+        rows.append((one["argument"], ", ".join(one["settings"]) or one["state"], one["reason"]))
     return rows
 
 
 def describe_recipe(recipe: ImportedRecipe) -> JsonTable:
     """The recipe as one JSON object: nested settings, and the findings."""
-    rows: list[JsonTable] = []
-    for one in recipe.findings:
-        shown = {"argument": redact_secrets(one.argument), "reason": redact_secrets(one.reason)}
-        rows.append({**shown, "state": one.state, "settings": list(one.settings)})
-    return {"origin": recipe.origin, "settings": _build_tables(recipe), "arguments": rows}
+    return {"origin": recipe.origin, "settings": _build_tables(recipe), "arguments": describe_findings(recipe)}

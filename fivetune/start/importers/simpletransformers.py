@@ -200,10 +200,8 @@ def _complete(recipe: ImportedRecipe, values: Mapping[str, JsonValue]) -> None:
     if micro % num_processes:
         recipe.leave_out("n_gpu", f"train_batch_size {micro} is not a multiple of it, and the GPUs share the batch")
         num_processes = 1
-    accumulation = read_count(recipe, values, "gradient_accumulation_steps", 1)
-    micro //= num_processes
     name = "train_batch_size"
-    set_batch(recipe, values, name, micro=micro, accumulation=accumulation, num_processes=num_processes)
+    set_batch(recipe, values, name, micro=micro // num_processes, processes=num_processes, nodes=1)
     between = ": " if values.get("preprocess_inputs", True) else ""
     reason = "T5Model reads pairs of texts with a prefix"
     inputs = f"{{prefix}}{between}{{input_text}}"

@@ -422,7 +422,7 @@ def _read_optimizer(script: Script) -> None:
         if named in SCHEDULES.values() and "schedule" not in script.arguments:
             script.add("schedule", named, call)
             script.read("num_warmup_steps", get_argument(call, "num_warmup_steps", 2))
-        elif get_last_name(call) not in SCHEDULES:
+        elif get_last_name(call) not in {*SCHEDULES, *OPTIMIZERS}:
             script.report(call, "a schedule without a counterpart: set schedule.name (fivetune list schedules)")
 
 
@@ -469,9 +469,9 @@ def _read_data(script: Script) -> None:
         if "train_dataset" not in given:
             train, held = _complete_parts(read, train)
     if isinstance(train, Data):
-        train_place = given.get("train_dataset", reading[0])
-        script.add("train_dataset", train, train_place)
-        _add_held(script, train, held, given.get("eval_dataset", train_place))
+        place = given.get("train_dataset", reading[0])
+        script.add("train_dataset", train, place)
+        _add_held(script, train, held, given.get("eval_dataset"), place)
         read_changes(script)
     elif node := given.get("train_dataset"):
         script.add("train_dataset", Computed(ast.unparse(node)), node)
@@ -497,17 +497,19 @@ def _complete_parts(read: list[Data], train: Data) -> tuple[Data, Data | None]:
     return train, held if held != train else None
 
 
-def _add_held(script: Script, train: Data, held: object, place: ast.expr) -> None:
+def _add_held(script: Script, train: Data, held: object, node: ast.expr | None, place: ast.expr) -> None:
     """Add the data of evaluation, which may be a share of the training data."""
-    share = train.share or (held.share if isinstance(held, Data) else None)
-    if share and (held.half == "test" if isinstance(held, Data) else train.half):
-        script.add("eval_share", share, place)
-    elif isinstance(held, Data) and name_split(held) == name_split(train):
+    held = held if isinstance(held, Data) else None
+    share = train.share or (held.share if held else None)
+    name = name_split(held) if held else None
+    if share and (held.half == "test" if held else train.half):
+        script.add("eval_share", share, node or place)
+    elif isinstance(name, str | list) and name == name_split(train):
         script.report(place, "trained and evaluated on the same records; give data.eval or data.eval_share")
-    elif isinstance(held, Data):
-        script.add("eval_dataset", held, place)
-    elif isinstance(held, Computed):
-        script.add("eval_dataset", Computed(ast.unparse(place)), place)
+    elif isinstance(name, str | list):
+        script.add("eval_dataset", name, node or place)
+    elif node:
+        script.add("eval_dataset", Computed(ast.unparse(node)), node)
 
 
 # --- the texts ---
