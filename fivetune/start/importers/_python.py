@@ -14,7 +14,6 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, NamedTuple, cast
 
@@ -24,7 +23,7 @@ from fivetune.start.importers._cells import read_code
 from fivetune.types import JsonValue
 
 COLUMN = re.compile("\ufdd0(.*?)\ufdd1")  # two code points that Unicode keeps out of all texts
-PANDAS_READERS = {"read_csv", "read_table", "read_json", "read_parquet", "read_excel"}
+PANDAS_READERS = {"read_csv", "read_table", "read_json", "read_parquet", "read_excel", "load_from_disk"}
 FORMATS = {"csv", "json", "parquet", "text", "pandas"}  # of `load_dataset`, whose files follow
 WRAPPERS = {"from_pandas", "from_csv", "from_json", "from_dict", "DataFrame"}  # of the data that they are given
 ITERATIONS = {"iterrows", "itertuples", "items"}
@@ -36,11 +35,11 @@ ENUMERATIONS = {"SchedulerType", "IntervalStrategy", "EvaluationStrategy", "Opti
 PARSERS = {"parse_args", "parse_known_args", "parse_args_into_dataclasses"}
 OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
+    ast.Mod: operator.mod,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
-    ast.Pow: operator.pow,
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Lt: operator.lt,
@@ -49,10 +48,11 @@ OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.GtE: operator.ge,
     ast.Is: operator.is_,
     ast.IsNot: operator.is_not,
+    ast.In: lambda one, many: one in many,
+    ast.NotIn: lambda one, many: one not in many,
 }
 MAX_DEPTH = 60  # of expressions inside expressions, names followed included
 MAX_NUMBER = 1e9
-MAX_POWER = 64
 UNKNOWN = Computed("...")
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Comprehension = ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
@@ -64,10 +64,8 @@ class Row(NamedTuple):
     """A record, or anything else whose attributes and entries are columns."""
 
 
-class Instance(NamedTuple):
-    """An object of a class of the source."""
-
-    name: str
+class Fields(dict[str, Any]):
+    """Fields of a class or object of the source."""
 
 
 class Data(NamedTuple):
@@ -92,38 +90,117 @@ class _Binding(NamedTuple):
     steps: tuple[str | int, ...]
 
 
-@dataclass(slots=True)
 class PythonSource:
-    """The syntax tree of a source, and the names in it.
+    """The syntax tree of a source, and the names in it. Raises ConfigError with the line for one that is not Python.
 
-    Args:
+    Attributes:
         skipped: commands and cells of a notebook that are not Python, with their places -> why they are not read.
         parents: the node around each node. calls: all calls, in the order of the text.
         names: what a name in a scope gets. attributes: text such as `args.lr` -> expressions assigned to it; of `self`,
-            the name of the class before. appended: name of a list -> expressions that are appended to it.
-        options: of the command line, by name, with their defaults. known: values of expressions.
+            the name of the class before. appended: name of a list -> the first expression appended to it.
+        options: of the command line, by name, with their defaults.
     """
 
-    name: str
-    tree: ast.Module
-    skipped: dict[str, str] = field(default_factory=dict[str, str])
-    parents: dict[ast.AST, ast.AST] = field(default_factory=dict[ast.AST, ast.AST])
-    calls: list[ast.Call] = field(default_factory=list[ast.Call])
-    functions: dict[str, Function] = field(default_factory=dict[str, Function])
-    classes: dict[str, ast.ClassDef] = field(default_factory=dict[str, ast.ClassDef])
-    names: dict[tuple[ast.AST, str], list[_Binding]] = field(default_factory=dict[tuple[ast.AST, str], list[_Binding]])
-    attributes: dict[str, list[ast.expr]] = field(default_factory=dict[str, list[ast.expr]])
-    appended: dict[str, list[ast.expr]] = field(default_factory=dict[str, list[ast.expr]])
-    options: dict[str, Argument] = field(default_factory=dict[str, Argument])
-    known: dict[ast.expr, object] = field(default_factory=dict[ast.expr, object])
-    depth: int = 0
+    def __init__(self, source: RawConfig, given: Mapping[str, JsonValue | Computed] | None = None) -> None:
+        """Parse a script or notebook.
+
+        Args:
+            given: options of the command line that starts the script, which win over their defaults.
+        """
+        self.name = source.name
+        self.tree, self.skipped = read_code(source)
+        self.parents: dict[ast.AST, ast.AST] = {}
+        self.calls: list[ast.Call] = []
+        self.functions: dict[str, Function] = {}
+        self.classes: dict[str, ast.ClassDef] = {}
+        self.names: dict[tuple[ast.AST, str], list[_Binding]] = {}
+        self.attributes: dict[str, list[ast.expr]] = {}
+        self.appended: dict[str, ast.expr] = {}
+        self.options: dict[str, Argument] = {}
+        self._known: dict[ast.expr, Any] = {}
+        self._depth = 0
+        nodes = list(ast.walk(self.tree))
+        for node in nodes:
+            self.parents |= dict.fromkeys(ast.iter_child_nodes(node), node)
+        for node in sorted(nodes, key=_get_start):
+            self._collect(node)
+        for call in self.find_calls("add_argument"):
+            self._add_option(call)
+        self.options |= {name: Argument(value) for name, value in (given or {}).items()}
+
+    def _collect(self, node: ast.AST) -> None:
+        """Collect the names that a node binds, and calls, functions and classes."""
+        match node:
+            case ast.ClassDef():
+                self.classes[node.name] = node
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                self.functions[node.name] = node
+            case ast.Assign():
+                for target in node.targets:
+                    self._bind(target, node.value)
+            case ast.AnnAssign(value=ast.expr() as value):
+                self._bind(node.target, value)
+            case ast.AugAssign(target=ast.Name() as target):  # a += b is a = a + b
+                before = ast.copy_location(ast.Name(target.id, ast.Load()), node)
+                added = ast.copy_location(ast.BinOp(before, node.op, node.value), node)
+                self.parents |= {before: node, added: node}
+                self._bind(target, added)
+            case ast.For():
+                self._bind(node.target, node.iter, ("each",))
+            case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
+                for one in node.generators:
+                    self._bind(one.target, one.iter, ("each",))
+            case ast.Call():
+                self.calls.append(node)
+                if isinstance(node.func, ast.Attribute) and node.func.attr == "append" and node.args:
+                    self.appended.setdefault(ast.unparse(node.func.value), node.args[0])
+            case _:
+                pass
+
+    def _bind(self, target: ast.expr, value: ast.expr, steps: tuple[str | int, ...] = ()) -> None:
+        """Bind a name, each name of several, or an attribute to a value."""
+        match target:
+            case ast.Name():
+                self.names.setdefault((self.list_scopes(target)[0], target.id), []).append(_Binding(value, steps))
+            case ast.Tuple() | ast.List():
+                values = value.elts if isinstance(value, ast.Tuple) and not steps else []
+                for place, inner in enumerate(target.elts):
+                    if len(values) == len(target.elts):  # a, b = 1, 2
+                        self._bind(inner, values[place])
+                    else:
+                        self._bind(inner, value, (*steps, place))
+            case ast.Attribute() if not steps:
+                self.attributes.setdefault(self._write_attribute(target), []).append(value)
+            case _:
+                pass
+
+    def _write_attribute(self, node: ast.Attribute) -> str:
+        """Write an attribute as in the text; one of `self` with its class before it."""
+        written = ast.unparse(node)
+        return f"{self._find_class(node)}:{written}" if written == f"self.{node.attr}" else written
+
+    def _add_option(self, call: ast.Call) -> None:
+        """Read the default of an option of argparse."""
+        flags = [flag for one in call.args if isinstance(flag := self.evaluate(one), str)]
+        if not flags:
+            return
+        keywords = get_keywords(call)
+        longest = next((flag for flag in flags if flag.startswith("--")), flags[0])
+        name = longest.lstrip("-").replace("-", "_")
+        action = self.evaluate(keywords.get("action"))
+        value = self.read_value(keywords["default"]) if "default" in keywords else None
+        if value is None and action in ("store_true", "store_false"):
+            value = action == "store_false"
+        if self.evaluate(keywords.get("required")):
+            value = Computed(f"--{name}, which the command line gives")
+        self.options[name] = Argument(value, f"line {call.lineno}")
 
     # --- what importers ask ---
 
     def find_calls(self, pattern: str) -> list[ast.Call]:
         """Find the calls whose function ends in a name that matches a pattern, in the order of the text.
 
-        >>> len(parse_python(RawConfig("a.py", "model.train(x)\\nT5Model('t5')")).find_calls("T5Model|fit"))
+        >>> len(PythonSource(RawConfig("a.py", "model.train(x)\\nT5Model('t5')")).find_calls("T5Model|fit"))
         1
         """
         return [call for call in self.calls if re.fullmatch(pattern, get_last_name(call.func))]
@@ -151,32 +228,32 @@ class PythonSource:
         """
         found: dict[str, Argument] = {}
         target = self._resolve_name(node)
-        entries: list[tuple[str | None, ast.expr]] = []
-        if isinstance(target, ast.Dict):
-            for key, value in zip(target.keys, target.values, strict=True):
-                entries.append((str(self.evaluate(key)) if key else None, value))
-        elif isinstance(target, ast.Call) and get_last_name(target) not in PARSERS:
-            entries += zip(positional, target.args, strict=False)
-            entries += [(one.arg, one.value) for one in target.keywords]
+        if isinstance(target, ast.Dict | ast.Call) and get_last_name(target) not in PARSERS:
+            for name, value in self._list_entries(target, positional):
+                if name is None:
+                    found |= self.read_table(value) or {"**": Argument(Computed(ast.unparse(value)))}
+                else:
+                    found[str(name)] = self.read_argument(value)
         elif isinstance(table := self.evaluate(node), dict):
             for key, value in cast("dict[str, JsonValue]", table).items():
                 is_read = not is_unknown(value) and value is not ...
                 found[key] = Argument(value if is_read else Computed(key), f"line {node.lineno}")
-        for name, value in entries:
-            if name is None:  # **table
-                found |= self.read_table(value) or {"**": Argument(Computed(ast.unparse(value)))}
-            else:
-                found[name] = self.read_argument(value)
         owner = f"{ast.unparse(node)}."
         for attribute, values in self.attributes.items():  # what is assigned afterwards wins
             if attribute.startswith(owner):
                 found[attribute.removeprefix(owner)] = self.read_argument(values[-1])
         return found
 
+    def _list_entries(self, node: ast.Dict | ast.Call, positional: tuple[str, ...] = ()) -> list[tuple[Any, ast.expr]]:
+        """List names and values of a table or of a call's arguments; the name of a table that is spread is None."""
+        if isinstance(node, ast.Dict):
+            return [(self.evaluate(key), value) for key, value in zip(node.keys, node.values, strict=True)]
+        return [*zip(positional, node.args, strict=False), *((one.arg, one.value) for one in node.keywords)]
+
     # --- names ---
 
-    def climb(self, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
-        """Give each node around a node, the innermost first, with the part of it that holds the node before it."""
+    def list_around(self, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+        """List each node around a node, the innermost first, with the part of it that holds the node before it."""
         while node in self.parents:
             yield self.parents[node], node
             node = self.parents[node]
@@ -184,7 +261,7 @@ class PythonSource:
     def list_scopes(self, node: ast.AST) -> list[Scope]:
         """List the functions, classes and comprehensions around a node, the innermost first, and the module."""
         found: list[Scope] = []
-        for outer, inner in self.climb(node):
+        for outer, inner in self.list_around(node):
             # The default of a parameter is a value of the scope around its function.
             if isinstance(outer, Scope) and inner is not getattr(outer, "args", None):
                 found.append(outer)
@@ -193,7 +270,7 @@ class PythonSource:
     def list_targets(self, node: ast.expr) -> list[ast.expr]:
         """List the names, attributes and keys whose value an expression is a part of."""
         found: list[ast.expr] = []
-        for outer, inner in self.climb(node):
+        for outer, inner in self.list_around(node):
             if isinstance(outer, ast.Dict):
                 found += [key for key, value in zip(outer.keys, outer.values, strict=True) if key and value is inner]
             elif isinstance(outer, ast.Assign):
@@ -202,26 +279,9 @@ class PythonSource:
                 break
         return found
 
-    def find_class(self, node: ast.AST) -> str:
+    def _find_class(self, node: ast.AST) -> str:
         """Find the name of the class around a node; "" for none."""
         return next((one.name for one in self.list_scopes(node) if isinstance(one, ast.ClassDef)), "")
-
-    def bind(self, target: ast.expr, value: ast.expr, steps: tuple[str | int, ...] = ()) -> None:
-        """Bind a name, each name of several, or an attribute to a value."""
-        if isinstance(target, ast.Name):
-            self.names.setdefault((self.list_scopes(target)[0], target.id), []).append(_Binding(value, steps))
-        elif isinstance(target, ast.Tuple | ast.List):
-            is_pairwise = isinstance(value, ast.Tuple) and not steps and len(value.elts) == len(target.elts)
-            for place, inner in enumerate(target.elts):
-                if is_pairwise:
-                    self.bind(inner, cast("ast.Tuple", value).elts[place])
-                else:
-                    self.bind(inner, value, (*steps, place))
-        elif isinstance(target, ast.Attribute) and not steps:
-            written = ast.unparse(target)
-            if written.startswith("self."):
-                written = f"{self.find_class(target)}:{written}"
-            self.attributes.setdefault(written, []).append(value)
 
     def _resolve_name(self, node: ast.expr) -> ast.expr:
         """Follow a name to the expression that it stands for."""
@@ -238,7 +298,7 @@ class PythonSource:
             found = self.names.get((scope, node.id), [])
             if i == 0 and not isinstance(scope, Comprehension):
                 found = [one for one in found if _get_end(one.node) < (node.lineno, node.col_offset)]
-            possible = [one for one in found if not self._is_dead(one)]
+            possible = [one for one in found if self._is_possible(one)]
             if possible:
                 last = possible[-1]
                 different = {ast.unparse(one.node) for one in possible}
@@ -250,22 +310,22 @@ class PythonSource:
     def _list_conditions(self, node: ast.AST) -> list[tuple[ast.expr, bool]]:
         """List the tests of the branches around a statement, and what they have to be."""
         found: list[tuple[ast.expr, bool]] = []
-        for outer, inner in self.climb(node):
+        for outer, inner in self.list_around(node):
             if isinstance(outer, Scope):
                 break
             if isinstance(outer, ast.If) and inner is not outer.test:
                 found.append((outer.test, inner in outer.body))
         return found
 
-    def _is_dead(self, binding: _Binding) -> bool:
-        """Whether a condition of an assignment is known not to hold."""
+    def _is_possible(self, binding: _Binding) -> bool:
+        """Whether no condition of an assignment is known not to hold."""
         for test, wanted in self._list_conditions(binding.node):
             value = self.evaluate(test)
             if not is_unknown(value) and bool(value) is not wanted:
-                return True
-        return False
+                return False
+        return True
 
-    def _evaluate_name(self, node: ast.Name) -> object:
+    def _evaluate_name(self, node: ast.Name) -> Any:
         if node.id == "__name__":
             return "__main__"
         binding = self._find_binding(node)
@@ -275,71 +335,57 @@ class PythonSource:
         for step in binding.steps:
             value = _take_step(value, step)
         if value == [] and node.id in self.appended:
-            return self.evaluate(self.appended[node.id][0])
+            return self.evaluate(self.appended[node.id])
         return value
 
-    def _evaluate_parameter(self, node: ast.Name) -> object:
+    def _evaluate_parameter(self, node: ast.Name) -> Any:
         """Find the value of a function's parameter: by the calls of the function, its default, or a record."""
         functions = [one for one in self.list_scopes(node) if node.id in _list_parameters(one)]
         if not functions:
             return UNKNOWN
-        values = [self.evaluate(one) for one in self._find_given(cast("Function", functions[0]), node.id)]
+        function = cast("Function", functions[0])
+        names, owner, called = _list_parameters(function), self.parents[function], getattr(function, "name", None)
+        place = names.index(node.id)
+        if isinstance(owner, ast.ClassDef):  # a method: calls do not give its first parameter
+            place -= 1
+            called = owner.name if called == "__init__" else called
+        given = [get_argument(call, node.id, place) for call in self.calls if get_last_name(call) == called]
+        values = [self.evaluate(one) for one in given if one]
+        defaults = [*function.args.defaults, *function.args.kw_defaults]
+        default = dict(zip(names[::-1], defaults[::-1], strict=False)).get(node.id)
         if not values:
-            return Row()
+            return self.evaluate(default) if default else Row()
         is_same = all(value == values[0] or isinstance(value, Data) for value in values)
         return values[0] if is_same else UNKNOWN
 
-    def _find_given(self, function: Function, name: str) -> list[ast.expr]:
-        """Find the expressions that the calls of a function give to a parameter, or its default."""
-        names = _list_parameters(function)
-        defaults = dict(zip(names[::-1], _list_defaults(function)[::-1], strict=False))
-        called = getattr(function, "name", "")
-        owner = self.parents[function]
-        if isinstance(owner, ast.ClassDef):
-            names = names[1:]
-            called = owner.name if called == "__init__" else called
-        calls = self.find_calls(re.escape(called)) if called else []
-        place = names.index(name) if name in names else None
-        given = [get_argument(call, name, place) for call in calls]
-        found = [one for one in given if one is not None]
-        return found or [one for one in (defaults.get(name),) if one]
-
-    def _read_class(self, name: str) -> dict[str, object]:
-        """Read the fields of a class with their defaults; dataclasses and classes of constants are tables."""
-        found: dict[str, object] = {}
-        for base in self.classes[name].bases:
-            if isinstance(base, ast.Name) and base.id in self.classes and base.id != name:
-                found |= self._read_class(base.id)
-        for one in self.classes[name].body:
-            if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
-                default = one.value
-                if isinstance(default, ast.Call) and get_last_name(default) in ("field", "Field"):
-                    default = get_argument(default, "default")
-                found[one.target.id] = self.evaluate(default) if default else Computed(one.target.id)
-            elif isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name):
-                found[one.targets[0].id] = self.evaluate(one.value)
-        return found | {key: one.value for key, one in self.options.items() if key in found}
+    def _read_class(self, name: str) -> Fields:
+        """Read the fields of a class with their defaults, and what is assigned to the attributes of its objects."""
+        given = {own: found[-1].node for (scope, own), found in self.names.items() if scope is self.classes[name]}
+        own = f"{name}:self."
+        given |= {key.removeprefix(own): found[-1] for key, found in self.attributes.items() if key.startswith(own)}
+        table = {key: self.evaluate(node) for key, node in given.items()}
+        return Fields(table | {key: one.value for key, one in self.options.items() if key in table})
 
     # --- expressions ---
 
-    def evaluate(self, node: ast.expr | None) -> object:
+    def evaluate(self, node: ast.expr | None) -> Any:
         """Find what an expression is; Computed for one that is known only when the program runs."""
         if node is None:
             return None
-        if node in self.known:
-            return self.known[node]
-        if self.depth > MAX_DEPTH:
+        if node in self._known:
+            return self._known[node]
+        if self._depth > MAX_DEPTH:
             return UNKNOWN
-        self.depth += 1
-        self.known[node] = UNKNOWN  # of an expression that depends on itself
+        self._depth += 1
+        self._known[node] = UNKNOWN  # of an expression that depends on itself
         try:
             value = self._evaluate(node)
         except NOT_READ:
             value = UNKNOWN
         finally:
-            self.depth -= 1
-        self.known[node] = Computed(ast.unparse(node)) if value is UNKNOWN else value
-        return self.known[node]
+            self._depth -= 1
+        self._known[node] = Computed(ast.unparse(node)) if value is UNKNOWN else value
+        return self._known[node]
 
     def _evaluate_literal(self, node: ast.expr) -> Any:
         """Return a literal. Raises LookupError for another expression."""
@@ -348,7 +394,7 @@ class PythonSource:
             raise LookupError(node)
         return value
 
-    def _evaluate(self, node: ast.expr) -> object:
+    def _evaluate(self, node: ast.expr) -> Any:
         """Find what an expression is. Raises one of NOT_READ, or returns UNKNOWN, for one that is not known."""
         match node:
             case ast.Constant():
@@ -356,7 +402,7 @@ class PythonSource:
             case ast.Name():
                 return self._evaluate_name(node)
             case ast.JoinedStr():
-                return "".join(cast("list[str]", [self.evaluate(part) for part in node.values]))
+                return "".join([self.evaluate(part) for part in node.values])
             case ast.FormattedValue():
                 value = self.evaluate(node.value)
                 return value if node.format_spec else _check_shown(value)
@@ -367,7 +413,7 @@ class PythonSource:
             case ast.Tuple():
                 return tuple(self.evaluate(one) for one in node.elts)
             case ast.Dict():
-                return self._evaluate_dict(node)
+                return self._merge_entries(self._list_entries(node))
             case ast.Attribute():
                 return self._evaluate_attribute(node)
             case ast.Subscript():
@@ -380,9 +426,6 @@ class PythonSource:
                 return not self._evaluate_literal(node.operand)
             case ast.BoolOp():
                 return self._evaluate_choice(node)
-            case ast.Compare(ops=[ast.In() | ast.NotIn() as one], comparators=[right]):
-                is_in = self._evaluate_literal(node.left) in self._evaluate_literal(right)
-                return is_in is isinstance(one, ast.In)
             case ast.Compare(ops=[one], comparators=[right]):
                 return OPERATORS[type(one)](self._evaluate_literal(node.left), self._evaluate_literal(right))
             case ast.IfExp():
@@ -394,29 +437,27 @@ class PythonSource:
             case _:
                 return UNKNOWN
 
-    def _evaluate_dict(self, node: ast.Dict) -> object:
-        found: dict[object, object] = {}
-        for key, value in zip(node.keys, node.values, strict=True):
-            found |= {self.evaluate(key): self.evaluate(value)} if key else self._evaluate_literal(value)
+    def _merge_entries(self, entries: list[tuple[Any, ast.expr]]) -> dict[Any, Any]:
+        found: dict[Any, Any] = {}
+        for key, value in entries:
+            found |= self.evaluate(value) if key is None else {key: self.evaluate(value)}
         return found
 
-    def _evaluate_operation(self, node: ast.BinOp) -> object:
+    def _evaluate_operation(self, node: ast.BinOp) -> Any:
         left, right = self.evaluate(node.left), self.evaluate(node.right)
-        match node.op, left, right:
-            case ast.Mod(), str(), _:
-                values = right if isinstance(right, tuple) else (right,)
-                return left.replace("%d", "%s") % tuple(_check_shown(one) for one in cast("tuple[object]", values))
-            case ast.Mult(), (str() | list()), _:
-                return UNKNOWN  # a long text or list
-            case _, (int() | float()), (int() | float()):
-                limit = MAX_POWER if isinstance(node.op, ast.Pow) else MAX_NUMBER
-                return UNKNOWN if max(abs(left), abs(right)) > limit else OPERATORS[type(node.op)](left, right)
-            case ast.Add(), str(), str():
-                return left + right  # with columns or without
-            case _:
-                return OPERATORS[type(node.op)](self._evaluate_literal(node.left), self._evaluate_literal(node.right))
+        operate = OPERATORS[type(node.op)]
+        if isinstance(node.op, ast.Mod):
+            values = right if isinstance(right, tuple) else (right,)
+            return left.replace("%d", "%s") % tuple(map(_check_shown, values))
+        if isinstance(left, str) and isinstance(right, str):
+            return operate(left, right)  # with columns or without
+        if is_unknown(left) or is_unknown(right):
+            return UNKNOWN
+        # A product of a text or list may be too long to build.
+        is_small = all(isinstance(one, int | float) and abs(one) < MAX_NUMBER for one in (left, right))
+        return operate(left, right) if is_small or not isinstance(node.op, ast.Mult) else UNKNOWN
 
-    def _evaluate_choice(self, node: ast.BoolOp) -> object:
+    def _evaluate_choice(self, node: ast.BoolOp) -> Any:
         value: object = None
         for one in node.values:
             value = self.evaluate(one)
@@ -424,7 +465,7 @@ class PythonSource:
                 break
         return UNKNOWN if isinstance(value, Row) else value
 
-    def _evaluate_condition(self, node: ast.IfExp) -> object:
+    def _evaluate_condition(self, node: ast.IfExp) -> Any:
         """Evaluate the branch that is taken; where that is not known, the text, or what both branches are."""
         test = self.evaluate(node.test)
         if not is_unknown(test):
@@ -434,32 +475,24 @@ class PythonSource:
             return body
         return other if has_columns(other) else UNKNOWN
 
-    def _evaluate_attribute(self, node: ast.Attribute) -> object:
-        written, owner = ast.unparse(node), ""
+    def _evaluate_attribute(self, node: ast.Attribute) -> Any:
         if get_last_name(node.value) in ENUMERATIONS:
             return node.attr.lower()
-        value = self.evaluate(node.value)
-        if written == f"self.{node.attr}":
-            owner = self.find_class(node)
-        elif isinstance(value, Instance):
-            owner = value.name
-        name = f"{owner}:self.{node.attr}" if owner else written
+        name, value = self._write_attribute(node), self.evaluate(node.value)
         if name in self.attributes and not isinstance(value, Data):
             return self.evaluate(self.attributes[name][-1])
-        if isinstance(value, Instance):
-            return self._read_class(value.name)[node.attr]
-        if owner:
+        if ":" in name:
             return Row()  # of a base class, or given from outside
+        if has_columns(value) and node.attr in ("values", "str", "iloc"):
+            return value
         if isinstance(value, Data | Row):
             is_part = node.attr in ("iloc", "loc", "at", "values", "index", "columns")
             return value if is_part else write_column(node.attr)
-        if has_columns(value) and node.attr in ("values", "str", "iloc"):
-            return value
-        return cast("dict[str, object]", value)[node.attr]
+        return value[node.attr]
 
     # --- calls ---
 
-    def _evaluate_call(self, node: ast.Call) -> object:
+    def _evaluate_call(self, node: ast.Call) -> Any:
         name = get_last_name(node)
         owner = self.evaluate(node.func.value) if isinstance(node.func, ast.Attribute) else None
         if isinstance(owner, Data) and name not in ITERATIONS:
@@ -468,12 +501,10 @@ class PythonSource:
             return self._evaluate_parser(name)
         given = [self.evaluate(one) for one in node.args]
         match name, owner, given:
-            case "load_dataset" | "load_from_disk", _, _:
-                return self._read_dataset(node, name)
+            case (("getenv" | "get"), _, [_, default]) if "env" in ast.unparse(node.func):
+                return self._read_dataset(node)
             case _ if name in PANDAS_READERS | WRAPPERS | {"train_test_split"}:
                 return self._read_data(node, name)
-            case (("getenv" | "get"), _, [_, default]) if re.search(r"getenv$|environ\.get$", ast.unparse(node.func)):
-                return default
             case "format", str(), _:
                 return owner.format(*map(_check_shown, given))
             case _ if has_columns(owner) and name in SAME_TEXT:
@@ -495,14 +526,13 @@ class PythonSource:
             case _ if name in TYPES:
                 return TYPES[name](*map(self._evaluate_literal, node.args))
             case _ if name in TABLES:
-                table: dict[str, object] = dict(self._evaluate_literal(node.args[0])) if node.args else {}
-                for one in node.keywords:
-                    table |= {one.arg: self.evaluate(one.value)} if one.arg else self._evaluate_literal(one.value)
-                return table
+                return self._merge_entries([(None, one) for one in node.args] + self._list_entries(node))
+            case (("field" | "Field"), None, _):
+                return self.evaluate(get_keywords(node)["default"])
             case _:
                 return self._evaluate_own(node, name)
 
-    def _evaluate_parser(self, name: str) -> object:
+    def _evaluate_parser(self, name: str) -> Any:
         """The arguments of argparse, or the dataclasses of HfArgumentParser."""
         if name == "parse_args_into_dataclasses":
             given = self.find_calls("HfArgumentParser")[0].args[0]
@@ -511,15 +541,14 @@ class PythonSource:
         table = {key: one.value for key, one in self.options.items()}
         return (table, []) if name == "parse_known_args" else table
 
-    def _evaluate_own(self, node: ast.Call, name: str) -> object:
+    def _evaluate_own(self, node: ast.Call, name: str) -> Any:
         """Objects and functions of the source; a Dataset made from data is that data."""
         if name in self.classes:
             keywords = {key: self.evaluate(one) for key, one in get_keywords(node).items()}
-            markers = (*self.classes[name].decorator_list, *self.classes[name].bases)
-            if any(get_last_name(one) in ("dataclass", "BaseModel") for one in markers):
-                return self._read_class(name) | keywords
-            inner = [*(self.evaluate(one) for one in node.args), *keywords.values()]
-            return next((one for one in inner if isinstance(one, Data)), Instance(name))
+            for one in (*map(self.evaluate, node.args), *keywords.values()):
+                if isinstance(one, Data):
+                    return one
+            return Fields(self._read_class(name) | keywords)
         function = self.functions.get(name)
         if isinstance(function, ast.FunctionDef) and not isinstance(node.func, ast.Attribute):
             returned = [one.value for one in ast.walk(function) if isinstance(one, ast.Return) and one.value]
@@ -544,7 +573,7 @@ class PythonSource:
             return data._replace(half="test")  # the records that `sample` did not draw
         return data
 
-    def _read_data(self, node: ast.Call, name: str) -> object:
+    def _read_data(self, node: ast.Call, name: str) -> Any:
         """Data that a function reads, divides or wraps."""
         first = self.evaluate([*node.args, *get_keywords(node).values()][0])
         if isinstance(first, str | PurePath) and name != "from_dict":
@@ -556,21 +585,18 @@ class PythonSource:
         share = self._read_share(get_argument(node, "test_size"))
         return tuple(first._replace(half=half, share=share) for half in ("train", "test"))
 
-    def _read_dataset(self, node: ast.Call, name: str) -> object:
+    def _read_dataset(self, node: ast.Call) -> Any:
         """Files of a format, or a name of the hub with its configuration and split."""
-        given = dict(zip(("path", "name"), node.args, strict=False)) | get_keywords(node)
-        table = {key: self.evaluate(value) for key, value in given.items()}
-        path, config, split, files = (table.get(key) for key in ("path", "name", "split", "data_files"))
+        path, config = (self.evaluate(get_argument(node, name, i)) for i, name in enumerate(("path", "name")))
+        split, files = (self.evaluate(get_argument(node, name)) for name in ("split", "data_files"))
         if not isinstance(path, str):
             return UNKNOWN
-        if name == "load_from_disk":
-            return Data({"": path})
         chosen = re.sub(r"\[.*", "", split) if isinstance(split, str) else ""
         if path not in FORMATS:
             return Data({}, f"{DATASETS.get(path, path)}:{config if isinstance(config, str) else ''}", chosen)
         if isinstance(files, str | list | PurePath):
             files = {"train" if split else "": files}
-        return Data(cast("dict[str, Any]", files), split=chosen) if isinstance(files, dict) else UNKNOWN
+        return Data(files, split=chosen) if isinstance(files, dict) else UNKNOWN
 
 
 def write_column(name: str) -> str:
@@ -586,8 +612,8 @@ def has_columns(value: object) -> bool:
 def is_unknown(value: object) -> bool:
     """Whether a value is not a literal."""
     if type(value) in (list, tuple):
-        return any(is_unknown(one) for one in cast("list[object]", value))
-    return isinstance(value, Computed | Row | Instance | Data) or has_columns(value)
+        return any(is_unknown(one) for one in value)
+    return isinstance(value, Computed | Row | Data | Fields) or has_columns(value)
 
 
 def _check_shown(value: object) -> str:
@@ -597,7 +623,7 @@ def _check_shown(value: object) -> str:
     return str(value)
 
 
-def _take(value: object, key: object) -> object:
+def _take(value: object, key: object) -> Any:
     """Take an entry of a value: a key, an index, a column or a split."""
     is_name = isinstance(key, str) and not has_columns(key)
     if not is_name and (isinstance(value, Data | Row) or has_columns(value)):
@@ -612,17 +638,17 @@ def _take(value: object, key: object) -> object:
         case str(), str() if column := COLUMN.fullmatch(value):
             return write_column(f"{column[1]}.{key}")
         case _:
-            return cast("Any", value)[key]
+            return value[key]
 
 
-def _take_step(value: object, step: str | int) -> object:
+def _take_step(value: object, step: str | int) -> Any:
     """Take the part of a value that an assignment to several names, or a loop, takes."""
     if step != "each":
-        return cast("Any", value)[step] if type(value) in (list, tuple) else UNKNOWN
+        return value[step] if type(value) in (list, tuple) else UNKNOWN
     if isinstance(value, Data | Row):
         return Row()
-    if isinstance(value, list) and len(cast("list[object]", value)) == 1:  # what `zip` and `enumerate` give
-        return cast("list[object]", value)[0]
+    if isinstance(value, list) and len(value) == 1:  # what `zip` and `enumerate` give
+        return value[0]
     return value if has_columns(value) else UNKNOWN
 
 
@@ -639,7 +665,7 @@ def name_split(data: Data) -> JsonValue | Computed:
     files = list(data.files.values())
     found = data.files.get(data.split, files[0] if len(files) == 1 else Computed("a split"))
     if isinstance(found, list):
-        return [str(one) for one in cast("list[object]", found)]
+        return [str(one) for one in found]
     return str(found) if isinstance(found, PurePath) else found
 
 
@@ -659,7 +685,7 @@ def get_keywords(call: ast.Call) -> dict[str, ast.expr]:
 
 def get_argument(call: ast.Call, name: str, place: int | None = None) -> ast.expr | None:
     """The argument of a call by keyword or place; None for one that is not given."""
-    positional = call.args[place] if place is not None and place < len(call.args) else None
+    positional = call.args[place] if place is not None and 0 <= place < len(call.args) else None
     return get_keywords(call).get(name, positional)
 
 
@@ -670,76 +696,9 @@ def _list_parameters(node: ast.AST) -> list[str]:
     return [one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
 
 
-def _list_defaults(node: Function) -> list[ast.expr | None]:
-    """The defaults of the last parameters."""
-    return [*node.args.defaults, *node.args.kw_defaults]
+def _get_start(node: ast.AST) -> tuple[int, int]:
+    return getattr(node, "lineno", 0), getattr(node, "col_offset", 0)
 
 
 def _get_end(node: ast.expr) -> tuple[int, int]:
     return node.end_lineno or node.lineno, node.end_col_offset or 0
-
-
-def parse_python(source: RawConfig, given: Mapping[str, JsonValue | Computed] | None = None) -> PythonSource:
-    """Parse a script or notebook. Raises ConfigError with the line for a script that is not Python.
-
-    Args:
-        given: options of the command line that starts the script, which win over their defaults.
-    """
-    found = PythonSource(source.name, *read_code(source))
-    for node in ast.walk(found.tree):
-        found.parents |= dict.fromkeys(ast.iter_child_nodes(node), node)
-    placed = [node for node in ast.walk(found.tree) if hasattr(node, "lineno")]
-    for node in sorted(placed, key=lambda one: (one.lineno, one.col_offset)):
-        _collect(found, node)
-    for call in found.find_calls("add_argument"):
-        _add_option(found, call)
-    found.options |= {name: Argument(value) for name, value in (given or {}).items()}
-    return found
-
-
-def _collect(found: PythonSource, node: ast.AST) -> None:
-    """Collect the names that a node binds, and calls, functions and classes."""
-    match node:
-        case ast.ClassDef():
-            found.classes[node.name] = node
-        case ast.FunctionDef() | ast.AsyncFunctionDef():
-            found.functions[node.name] = node
-        case ast.Assign():
-            for target in node.targets:
-                found.bind(target, node.value)
-        case ast.AnnAssign(value=ast.expr() as value):
-            found.bind(node.target, value)
-        case ast.AugAssign(target=ast.Name() as target):  # a += b is a = a + b
-            before = ast.copy_location(ast.Name(target.id, ast.Load()), node)
-            added = ast.copy_location(ast.BinOp(before, node.op, node.value), node)
-            found.parents |= {before: node, added: node}
-            found.bind(target, added)
-        case ast.For():
-            found.bind(node.target, node.iter, ("each",))
-        case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
-            for one in node.generators:
-                found.bind(one.target, one.iter, ("each",))
-        case ast.Call():
-            found.calls.append(node)
-            function = node.func
-            if isinstance(function, ast.Attribute) and function.attr == "append" and node.args:
-                found.appended.setdefault(ast.unparse(function.value), []).append(node.args[0])
-        case _:
-            pass
-
-
-def _add_option(found: PythonSource, call: ast.Call) -> None:
-    """Read the default of an option of argparse."""
-    flags = [one.value for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
-    if not flags:
-        return
-    keywords = get_keywords(call)
-    longest = next((flag for flag in flags if flag.startswith("--")), flags[0])
-    name = str(found.evaluate(keywords.get("dest")) or longest.lstrip("-").replace("-", "_"))
-    action = found.evaluate(keywords.get("action"))
-    value = found.read_value(keywords["default"]) if "default" in keywords else None
-    if value is None and action in ("store_true", "store_false"):
-        value = action == "store_false"
-    if found.evaluate(keywords.get("required")):
-        value = Computed(f"--{name}, which the command line gives")
-    found.options[name] = Argument(value, f"line {call.lineno}")

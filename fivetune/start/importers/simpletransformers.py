@@ -23,7 +23,7 @@ from fivetune.start.importers import (
     set_plain_task,
 )
 from fivetune.start.importers._changes import Script, format_text, read_changes, resolve_changes
-from fivetune.start.importers._python import PythonSource, parse_python, write_column
+from fivetune.start.importers._python import PythonSource, write_column
 from fivetune.types import JsonTable, JsonValue
 
 DEFAULTS: JsonTable = {
@@ -156,7 +156,7 @@ class SimpleTransformers(Importer):
         return source.name.endswith((".py", ".ipynb")) and "T5Model(" in source.text
 
     def convert(self, source: RawConfig) -> ImportedRecipe:
-        python = None if source.name.endswith(".json") else parse_python(source)
+        python = None if source.name.endswith(".json") else PythonSource(source)
         arguments = _read_calls(python) if python else read_json_table(source)
         recipe = ImportedRecipe(f"{self.title}, {source.name}")
         for name, argument in arguments.items():

@@ -41,7 +41,6 @@ from fivetune.start.importers._python import (
     get_last_name,
     has_columns,
     name_split,
-    parse_python,
 )
 from fivetune.start.importers._shell import find_command, parse_flags, split_at_script
 from fivetune.types import JsonValue
@@ -287,7 +286,7 @@ def _read_script(source: RawConfig) -> Script:
         given = {name.replace("-", "_"): value for name, value in parse_flags(options).items()}
         launcher = read_launcher(before, source)
         source = read_source_file(str(path))
-    python = parse_python(source, given)
+    python = PythonSource(source, given)
     script = Script(python, _find_kind(python), launcher)
     for code, reason in python.skipped.items():
         script.add_finding(code, reason)
@@ -460,7 +459,7 @@ def _read_data(script: Script) -> None:
             if node := get_argument(call, name, place):
                 given[name] = node
     train, held = (python.evaluate(given.get(name)) for name in ("train_dataset", "eval_dataset"))
-    if isinstance(held, dict):
+    if type(held) is dict:
         script.report(given["eval_dataset"], "several evaluation sets: name them in data.eval")
     reading = [call for call in python.calls if isinstance(python.evaluate(call), Data)]
     read = [cast("Data", python.evaluate(call)) for call in reading]
@@ -537,7 +536,7 @@ def _read_texts(script: Script) -> None:
 def _find_role(script: Script, call: ast.Call) -> str:
     """Whether a call of the tokenizer makes inputs or targets: by its place, its name, or as the second text."""
     python = script.python
-    blocks = [ast.unparse(outer.items[0]) for outer, _ in python.climb(call) if isinstance(outer, ast.With)]
+    blocks = [ast.unparse(outer.items[0]) for outer, _ in python.list_around(call) if isinstance(outer, ast.With)]
     if any("as_target_tokenizer" in block for block in blocks):
         return "targets"
     if any(TARGET_WORDS.search(ast.unparse(target)) for target in python.list_targets(call)):

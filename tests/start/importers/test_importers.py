@@ -15,7 +15,7 @@ from fivetune.cli import main
 from fivetune.config import RunConfig, aliases, load_config
 from fivetune.errors import ConfigError
 from fivetune.start.importers import NOT_LITERAL, ImportedRecipe, RawConfig
-from fivetune.start.importers._python import parse_python
+from fivetune.start.importers._python import PythonSource
 from fivetune.start.importers._recipe import format_recipe, import_recipe, load_importer, read_source
 
 ROOT = Path(__file__).parents[3]
@@ -338,7 +338,7 @@ def test_python_is_read_and_never_executed(tmp_path):
 
 
 def test_names_are_followed_to_their_files():
-    python = parse_python(RawConfig("a.py", "a = pd.read_csv('t.csv', sep=';')\nb = a\nc = c2\nc2 = c\nf(b, c, 'x')"))
+    python = PythonSource(RawConfig("a.py", "a = pd.read_csv('t.csv', sep=';')\nb = a\nc = c2\nc2 = c\nf(b, c, 'x')"))
     call = python.find_calls("f")[0]
     values = [one.value for one in python.read_table(call, ("first", "second", "third")).values()]
     assert (values[0], values[2]) == ("t.csv", "x") and values[1].code in ("c", "c2")

@@ -9,7 +9,7 @@ import pytest
 from fivetune.config import load_config
 from fivetune.errors import ConfigError
 from fivetune.start.importers import ImportedRecipe, RawConfig
-from fivetune.start.importers._python import Computed, parse_python
+from fivetune.start.importers._python import Computed, PythonSource
 from fivetune.start.importers._recipe import format_recipe, import_recipe
 
 SUMMARIES = """
@@ -646,7 +646,7 @@ def test_changes_in_one_line_are_taken_in_their_order():
 
 
 def test_long_values_are_not_built():
-    python = parse_python(RawConfig("a.py", "f('a' * 10**12, [0] * 10**12, 9**9**9)"))
+    python = PythonSource(RawConfig("a.py", "f('a' * 10**12, [0] * 10**12, 9**9**9)"))
     assert all(isinstance(python.read_value(one), Computed) for one in python.find_calls("f")[0].args)
 
 
@@ -656,7 +656,7 @@ def test_a_script_whose_values_are_computed_names_them():
 
 
 def test_expressions_that_depend_on_themselves_end():
-    python = parse_python(RawConfig("a.py", "a = b\nb = a\ndef f(x):\n    return f(x) + f(x)\nc = f(1)\ng(a, b, c)\n"))
+    python = PythonSource(RawConfig("a.py", "a = b\nb = a\ndef f(x):\n    return f(x) + f(x)\nc = f(1)\ng(a, b, c)\n"))
     call = python.find_calls("g")[0]
     assert all(isinstance(python.read_value(one), Computed) for one in call.args)
 
