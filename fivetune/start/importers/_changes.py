@@ -6,10 +6,11 @@ In: a PythonSource. Out: changes, which templates take in, and a finding for eac
 from __future__ import annotations
 
 import ast
+import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, cast
+from typing import Literal, cast
 
 from fivetune.start.importers import Argument, Finding, shorten
 from fivetune.start.importers._python import (
@@ -27,49 +28,72 @@ CHANGES = {  # methods of data that change which records, or which columns, the 
     "rename", "rename_column", "rename_columns", "filter", "dropna", "drop_duplicates", "fillna", "select", "sample",
     "head", "explode", "merge", "concat", "groupby", "apply",
 }  # fmt: skip
-FEATURES = re.compile(r"ids$|mask$|^labels$")  # what the model reads: the texts of these are read at the tokenizer
+PARAMETERS = {  # of optimizers, schedules, loaders, callbacks and loops -> arguments of transformers' Trainer
+    "lr": "learning_rate",
+    "learning_rate": "learning_rate",
+    "init_lr": "learning_rate",
+    "weight_decay": "weight_decay",
+    "weight_decay_rate": "weight_decay",
+    "eps": "adam_epsilon",
+    "epsilon": "adam_epsilon",
+    "num_warmup_steps": "num_warmup_steps",
+    "max_norm": "max_grad_norm",
+    "gradient_clip_val": "max_grad_norm",
+    "batch_size": "per_device_train_batch_size",
+    "train_batch_size": "per_device_train_batch_size",
+    "accumulate_grad_batches": "gradient_accumulation_steps",
+    "epochs": "num_train_epochs",
+    "max_epochs": "num_train_epochs",
+    "max_steps": "max_steps",
+    "patience": "early_stopping_patience",
+    "early_stopping_patience": "early_stopping_patience",
+    "early_stopping_threshold": "early_stopping_threshold",
+}
+FEATURES = re.compile(r"ids$|mask$|^labels$")  # what the model reads
 
 
 Kind = Literal["trainer", "lightning", "keras", "loop"]  # what trains
 
 
-class Change(NamedTuple):
-    """A statement that changes the columns of the data: new column -> its text over the columns before."""
-
-    node: ast.expr | ast.stmt
-    columns: dict[str, str]
-
-    def get_end(self) -> tuple[int, int]:
-        """The end of the statement or call: of two calls in a chain, the one that is made first ends first."""
-        return self.node.end_lineno or 0, self.node.end_col_offset or 0
-
-
 @dataclass(slots=True)
 class Script:
-    """What is read of a script: arguments by name, findings about lines, and changes of columns."""
+    """What is read of a script.
+
+    Args:
+        kind: what trains. arguments: by name. findings: about lines.
+        changes: of the columns of the data, with the end of each line: new column -> its text over the columns before.
+    """
 
     python: PythonSource
     kind: Kind
     arguments: dict[str, Argument] = field(default_factory=dict[str, Argument])
     findings: list[Finding] = field(default_factory=list[Finding])
-    changes: list[Change] = field(default_factory=list[Change])
+    changes: list[tuple[tuple[int, int], dict[str, str]]] = field(
+        default_factory=list[tuple[tuple[int, int], dict[str, str]]]
+    )
 
     def add(self, name: str, value: object, node: ast.AST) -> None:
         """Add an argument; the first one of a name counts."""
-        known = value if not isinstance(value, Data) else name_split(value)
-        line = getattr(node, "lineno", 0)
-        self.arguments.setdefault(name, Argument(cast("JsonValue", known), f"line {line}" if line else ""))
+        known = name_split(value) if isinstance(value, Data) else cast("JsonValue", value)
+        self.arguments.setdefault(name, Argument(known, f"line {getattr(node, 'lineno', '')}"))
 
     def read(self, name: str, node: ast.expr | None) -> None:
         """Read an argument, which wins over an earlier one; None for one that is not given."""
         if node is not None:
             self.arguments[name] = self.python.read_argument(node)
 
-    def read_call(self, call: ast.Call, names: Mapping[str, str], positional: tuple[str, ...] = ()) -> None:
-        """Read the arguments of a call that have another name in `names`."""
-        for name, one in self.python.read_table(call, positional).items():
-            if names.get(name):
-                self.arguments[names[name]] = one
+    def read_call(self, pattern: str, *positional: str) -> list[ast.Call]:
+        """Read the arguments of the first call that matches a pattern. Returns this call, or no call.
+
+        Args:
+            positional: names of the arguments that have no keyword.
+        """
+        calls = self.python.find_calls(pattern)[:1]
+        for call in calls:
+            for name, one in self.python.read_table(call, positional).items():
+                if name in PARAMETERS:
+                    self.arguments[PARAMETERS[name]] = one
+        return calls
 
     def add_finding(self, code: str, reason: str, *settings: str) -> None:
         """Add a finding about code: the settings that it gives, or why it gives none."""
@@ -85,13 +109,16 @@ def read_changes(script: Script) -> None:
     """Read what statements do to the columns and rows of the data."""
     python = script.python
     for node in ast.walk(python.tree):
-        if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Subscript | ast.Attribute):
+        match node:
+            case ast.Assign(targets=[ast.Attribute(attr=str(key), value=owner)]):
+                pass
+            case ast.Assign(targets=[ast.Subscript(slice=column, value=owner)]):
+                key = python.evaluate(column)
+            case _:
+                continue
+        if not isinstance(key, str) or not isinstance(python.evaluate(owner), Data):
             continue
-        target = node.targets[0]
-        key = python.evaluate(target.slice) if isinstance(target, ast.Subscript) else target.attr
-        if not isinstance(key, str) or not isinstance(python.evaluate(target.value), Data):
-            continue
-        if isinstance(target, ast.Attribute) and key == "columns":
+        if key == "columns":
             script.report(node, "the columns get other names here; the templates name those of the file")
         else:
             _add_change(script, node, {key: python.evaluate(node.value)})
@@ -100,8 +127,7 @@ def read_changes(script: Script) -> None:
             continue
         name = call.func.attr
         if name in ("rename", "rename_column", "rename_columns"):
-            names = _read_names(python, call)
-            _add_change(script, call, {new: write_column(old) for old, new in names.items()})
+            _add_change(script, call, _read_names(python, call))
         elif name == "map" and call.args:
             _add_mapped(script, call)
         elif name in CHANGES and not getattr(python.evaluate(call), "half", ""):
@@ -109,11 +135,12 @@ def read_changes(script: Script) -> None:
 
 
 def _read_names(python: PythonSource, call: ast.Call) -> dict[str, str]:
-    """The columns that a call renames, by their old names: a table, or two arguments."""
+    """The columns that a call renames, as texts, by their new names: a table, or two arguments."""
     if len(call.args) == 2:
-        return {str(python.evaluate(call.args[0])): str(python.evaluate(call.args[1]))}
-    table = python.evaluate(get_argument(call, "columns") or get_argument(call, "column_mapping", 0))
-    return {str(old): str(new) for old, new in table.items()} if isinstance(table, dict) else {}
+        table = {python.evaluate(call.args[0]): python.evaluate(call.args[1])}
+    else:
+        table = python.evaluate(get_argument(call, "columns") or get_argument(call, "column_mapping", 0))
+    return {str(new): write_column(str(old)) for old, new in table.items()} if isinstance(table, dict) else {}
 
 
 def _add_mapped(script: Script, call: ast.Call) -> None:
@@ -123,17 +150,21 @@ def _add_mapped(script: Script, call: ast.Call) -> None:
     node = function if isinstance(function, ast.Lambda) else python.functions.get(get_last_name(function))
     if node is None or not node.args.args:
         return
+    record = node.args.args[0].arg
     written: dict[object, object] = {}
-    returned = [node.body] if isinstance(node, ast.Lambda) else []
+    tables = [node.body] if isinstance(node, ast.Lambda) else []
     for one in ast.walk(node):
-        target = one.targets[0] if isinstance(one, ast.Assign) else None
-        if isinstance(one, ast.Return) and one.value:
-            returned.append(one.value)
-        elif isinstance(target, ast.Subscript) and ast.unparse(target.value) == node.args.args[0].arg:
-            written[python.evaluate(target.slice)] = python.evaluate(cast("ast.Assign", one).value)
-    for value in returned:
+        match one:
+            case ast.Return(value=ast.expr() as value):
+                tables.append(value)
+            case ast.Assign(targets=[ast.Subscript(value=ast.Name(id=name), slice=column)]) if name == record:
+                written[python.evaluate(column)] = python.evaluate(one.value)
+            case _:
+                pass
+    for value in tables:
         table = python.evaluate(value)
         written = {**table, **written} if isinstance(table, dict) else written
+    # The texts of what the model reads are found where they are tokenised.
     columns = {str(key): value for key, value in written.items() if not FEATURES.search(str(key))}
     made = [key for key, value in columns.items() if not isinstance(value, str)]
     if made:
@@ -148,7 +179,7 @@ def _add_change(script: Script, node: ast.expr | ast.stmt, columns: Mapping[str,
     if not texts:
         script.report(node, "columns are changed here by code; the templates name those of the file")
         return
-    script.changes.append(Change(node, texts))
+    script.changes.append(((node.end_lineno or 0, node.end_col_offset or 0), texts))
     shown = ", ".join(f"{name} is {format_text(text)}" for name, text in texts.items())
     script.report(node, shown, "task.inputs", "task.targets")
 
@@ -164,7 +195,8 @@ def format_text(text: str) -> str:
 
 def resolve_changes(script: Script, text: str) -> str:
     """Replace columns that the script makes by the texts of which it makes them, the last change first."""
-    for change in sorted(script.changes, key=Change.get_end, reverse=True):
-        for name, new in change.columns.items():
+    # Of two calls in a chain, the one that is made first ends first.
+    for _, columns in sorted(script.changes, key=operator.itemgetter(0), reverse=True):
+        for name, new in columns.items():
             text = text.replace(write_column(name), new)
     return text

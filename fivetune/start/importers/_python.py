@@ -501,8 +501,10 @@ class PythonSource:
             return self._evaluate_parser(name)
         given = [self.evaluate(one) for one in node.args]
         match name, owner, given:
-            case (("getenv" | "get"), _, [_, default]) if "env" in ast.unparse(node.func):
+            case "load_dataset", _, _:
                 return self._read_dataset(node)
+            case (("getenv" | "get"), _, [_, default]) if "env" in ast.unparse(node.func):
+                return default
             case _ if name in PANDAS_READERS | WRAPPERS | {"train_test_split"}:
                 return self._read_data(node, name)
             case "format", str(), _:
@@ -616,14 +618,14 @@ def is_unknown(value: object) -> bool:
     return isinstance(value, Computed | Row | Data | Fields) or has_columns(value)
 
 
-def _check_shown(value: object) -> str:
+def _check_shown(value: Any) -> str:
     """Format what stands inside a text. Raises LookupError for what is neither a text nor a literal."""
     if is_unknown(value) and not isinstance(value, str):
         raise LookupError(value)
     return str(value)
 
 
-def _take(value: object, key: object) -> Any:
+def _take(value: Any, key: Any) -> Any:
     """Take an entry of a value: a key, an index, a column or a split."""
     is_name = isinstance(key, str) and not has_columns(key)
     if not is_name and (isinstance(value, Data | Row) or has_columns(value)):
@@ -641,7 +643,7 @@ def _take(value: object, key: object) -> Any:
             return value[key]
 
 
-def _take_step(value: object, step: str | int) -> Any:
+def _take_step(value: Any, step: str | int) -> Any:
     """Take the part of a value that an assignment to several names, or a loop, takes."""
     if step != "each":
         return value[step] if type(value) in (list, tuple) else UNKNOWN

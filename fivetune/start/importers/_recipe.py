@@ -160,21 +160,17 @@ def format_recipe(recipe: ImportedRecipe) -> str:
     lines = [f"# From {recipe.origin}.", "# Beside each setting: the argument that gives it.", ""]
     for section, value in _build_tables(recipe).items():
         if not isinstance(value, dict):
-            lines += _format_setting(recipe, section, section, value)
+            lines += _format_setting(recipe, section, value)
             continue
         lines.append(f"{section}:")
         for name, inner in cast("JsonTable", value).items():
-            lines += textwrap.indent(
-                "\n".join(_format_setting(recipe, f"{section}.{name}", name, inner)), "  "
-            ).splitlines()
+            text = "\n".join(_format_setting(recipe, f"{section}.{name}", inner))
+            lines += textwrap.indent(text, "  ").splitlines()
     for state, heading in HEADINGS.items():
         named = [f"{one.argument}: {one.reason}" for one in recipe.findings if one.state == state]
-        if named:
-            lines += ["", f"# {heading}:"]
+        lines += ["", f"# {heading}:"] if named else []
         for text in named:
-            lines += textwrap.wrap(
-                " ".join(text.splitlines()), WIDTH, initial_indent="#   ", subsequent_indent="#     "
-            )
+            lines += textwrap.wrap(text, WIDTH, initial_indent="#   ", subsequent_indent="#     ")
     if "data.train" not in recipe.settings:
         lines += ["", "# The training file is not named. Add data.train (and data.eval), or --data.train FILE."]
     return redact_secrets("\n".join(lines)) + "\n"
@@ -192,13 +188,13 @@ def _build_tables(recipe: ImportedRecipe) -> JsonTable:
     return table
 
 
-def _format_setting(recipe: ImportedRecipe, setting: str, name: str, value: JsonValue) -> list[str]:
+def _format_setting(recipe: ImportedRecipe, setting: str, value: JsonValue) -> list[str]:
     """Lines of a setting: its reason behind it where both fit into a line, else above it."""
     reasons = [reason for key, reason in recipe.reasons.items() if f"{key}.".startswith(f"{setting}.")]
     reason = " ".join("; ".join(filter(None, reasons)).split())
+    name = setting.rpartition(".")[2]
     if isinstance(value, list | tuple | dict):
-        value = list(value) if isinstance(value, tuple) else value
-        text = f"{name}: {format_value(value)}"
+        text = f"{name}: {format_value(list(value) if isinstance(value, tuple) else value)}"
     else:
         text = as_yaml({name: value}).rstrip("\n")
     if not reason:

@@ -10,7 +10,7 @@ from fivetune.errors import ConfigError
 from fivetune.start.importers import Computed, RawConfig
 from fivetune.types import JsonValue
 
-OPERATORS = {"|", "||", "&&", ";", "&", ">", ">>", "<"}
+OPERATOR = re.compile(r"[|&;<]+|[12&]?>.*")  # between commands, or before the file of a redirection
 _ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?(\w+)=((?:'[^']*'|\"[^\"]*\"|[^\s;|&])*)\s*;?\s*(?:#.*)?$")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^}]*))?\})")
 
@@ -59,18 +59,17 @@ def split_at_script(words: list[str]) -> tuple[list[str], str, list[str]]:
 def _split_line(source: RawConfig, line: str, pattern: str) -> list[str]:
     """Return the words of the command that matches a pattern, among those of a line, else of the first one."""
     try:
-        words = shlex.split(line, comments=source.name != "the command line")
+        words = shlex.split(re.sub(r"(?<=\w);(?=\s|$)", " ;", line), comments=source.name != "the command line")
     except ValueError as error:
         raise ConfigError(
             f"{source.name}: cannot be read as a command line: {error}. Close the quotation mark."
         ) from None
     commands: list[list[str]] = [[]]
     for word in words:
-        if word in OPERATORS or re.match(r"[12&]?>", word):
+        if OPERATOR.fullmatch(word):
             commands.append([])
         else:
-            commands[-1].append(word.removesuffix(";"))
-            commands += [[]] if word.endswith(";") else []
+            commands[-1].append(word)
     return next((own for own in commands if re.search(pattern, " ".join(own))), commands[0])
 
 

@@ -7,7 +7,7 @@ T5Model does; its own defaults (Adafactor without parameter scaling, 1e-3, batch
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from fivetune.errors import ConfigError
 from fivetune.start.importers import (
@@ -41,6 +41,7 @@ GROUPS = "set train.param_groups: [{match: ..., lr: ...}]"
 QUANTIZE = "after training: fivetune export --quantization int8"
 NO_POLYNOMIAL = "there is no polynomial decay; use linear"
 STOPPING = ("train.early_stopping", "counted in evaluations")
+ADAFACTOR = ("relative_step", "warmup_init", "clip_threshold", "decay_rate", "beta1")  # its options alone
 SETTINGS = {
     "model_name": "model.path",
     "tokenizer_name": "model.tokenizer",
@@ -227,14 +228,13 @@ def _complete_optimizer(recipe: ImportedRecipe, values: Mapping[str, JsonValue])
         if recipe.settings.get("optimizer.relative_step"):
             recipe.drop("optimizer.lr")
         return
-    for name in ("relative_step", "warmup_init", "clip_threshold", "decay_rate", "beta1"):
-        recipe.drop(f"optimizer.{name}")
+    recipe.drop(*(f"optimizer.{name}" for name in ADAFACTOR))
     if "adam_epsilon" in values:
         recipe.set("optimizer.eps", values["adam_epsilon"], "adam_epsilon")
     betas = values.get("adam_betas")
     if isinstance(betas, list | tuple) and len(betas) == 2:
-        for name, beta in zip(("beta1", "beta2"), betas, strict=True):
-            recipe.set(f"optimizer.{name}", beta, "adam_betas")
+        recipe.set("optimizer.beta1", betas[0], "adam_betas")
+        recipe.set("optimizer.beta2", betas[1], "adam_betas")
 
 
 def _complete_rest(recipe: ImportedRecipe, values: Mapping[str, JsonValue]) -> None:
@@ -242,12 +242,12 @@ def _complete_rest(recipe: ImportedRecipe, values: Mapping[str, JsonValue]) -> N
     if "train.num_steps" in recipe.settings:
         recipe.drop("train.num_epochs")
     if values.get("use_early_stopping"):
-        stopping: JsonTable = {"patience": read_count(recipe, values, "early_stopping_patience", 3)}
+        patience = read_count(recipe, values, "early_stopping_patience", 3)
+        recipe.set("train.early_stopping.patience", patience, "use_early_stopping")
         if values.get("early_stopping_delta"):
-            stopping["min_delta"] = values["early_stopping_delta"]
-        if str(values.get("early_stopping_metric", "eval_loss")) == "eval_loss":
-            stopping["metric"] = "loss"
-        recipe.set("train.early_stopping", stopping, "use_early_stopping")
+            recipe.set("train.early_stopping.min_delta", values["early_stopping_delta"], "")
+        if values.get("early_stopping_metric", "eval_loss") == "eval_loss":
+            recipe.set("train.early_stopping.metric", "loss", "")
     trackers = {"tensorboard_dir": "tensorboard", "wandb_project": "wandb"}
     sinks: list[JsonValue] = [sink for name, sink in trackers.items() if values.get(name)]
     if sinks:
@@ -256,8 +256,8 @@ def _complete_rest(recipe: ImportedRecipe, values: Mapping[str, JsonValue]) -> N
     if type(device) is int and device >= 0 and values.get("use_cuda", True):
         recipe.set("device", f"cuda:{device}", "cuda_device")
     config = values.get("config")
-    if isinstance(config, Mapping) and config:
-        if "dropout_rate" in config:
-            recipe.set("model.dropout", config["dropout_rate"], "config")
-        for name in config.keys() - {"dropout_rate"}:
+    for name, value in cast("JsonTable", config if isinstance(config, Mapping) else {}).items():
+        if name == "dropout_rate":
+            recipe.set("model.dropout", value, "config")
+        else:
             recipe.add(f"config: {name}", "left out", "the model keeps its own config.json")

@@ -33,7 +33,7 @@ from fivetune.start.importers._arguments import (
     complete_training,
     read_launcher,
 )
-from fivetune.start.importers._changes import Kind, Script, format_text, read_changes, resolve_changes
+from fivetune.start.importers._changes import PARAMETERS, Kind, Script, format_text, read_changes, resolve_changes
 from fivetune.start.importers._python import (
     Data,
     PythonSource,
@@ -76,19 +76,6 @@ ADAPTERS = {
     "PromptTuningConfig": "prompt",
     "PrefixTuningConfig": "prefix",
 }
-STOPPING = {  # callbacks: their arguments -> transformers', and the patience where none is given
-    "EarlyStoppingCallback": (
-        {"early_stopping_patience": "early_stopping_patience", "early_stopping_threshold": "early_stopping_threshold"},
-        1,
-    ),
-    "EarlyStopping": ({"monitor": "", "min_delta": "", "patience": "early_stopping_patience"}, 3),
-}
-LIGHTNING = {  # arguments of Lightning's Trainer -> transformers'
-    "max_epochs": "num_train_epochs",
-    "max_steps": "max_steps",
-    "accumulate_grad_batches": "gradient_accumulation_steps",
-    "gradient_clip_val": "max_grad_norm",
-}
 OPTIMIZERS = {
     "AdamW": "adamw",
     "Adam": "adamw",
@@ -97,15 +84,6 @@ OPTIMIZERS = {
     "Adafactor": "adafactor",
     "Lion": "lion",
     "SGD": "sgd",
-}
-OPTIMIZER_ARGUMENTS = {
-    "lr": "learning_rate",
-    "learning_rate": "learning_rate",
-    "init_lr": "learning_rate",
-    "weight_decay": "weight_decay",
-    "weight_decay_rate": "weight_decay",
-    "eps": "adam_epsilon",
-    "epsilon": "adam_epsilon",
 }
 KERAS_OPTIMIZERS = {name.lower(): value for name, value in OPTIMIZERS.items()}
 OPTIMIZER_LR = 1e-3  # default of Adam, AdamW and SGD in PyTorch and in Keras
@@ -297,7 +275,7 @@ def _read_script(source: RawConfig) -> Script:
     _read_model(script)
     _read_data(script)
     _read_texts(script)
-    _read_calls(script)
+    _read_callbacks(script)
     _read_metrics(script)
     _read_adapters(script)
     _report_code(script)
@@ -338,21 +316,18 @@ def _read_other_arguments(script: Script, given: Mapping[str, JsonValue | Comput
         if any(re.fullmatch(ARGUMENTS, get_last_name(base)) for base in node.bases):
             script.arguments |= python.read_table(ast.Name(name, ast.Load(), lineno=node.lineno))
     parsers = python.find_calls("HfArgumentParser")
-    if parsers:
+    if parsers and given:
         script.arguments |= {key: Argument(value) for key, value in given.items()}
-    if parsers and not given:
+    elif parsers:
         advice = "the command line gives these: fivetune import-config 'python SCRIPT.py --flags ...'"
         script.report(parsers[0], advice)
-    imported: set[str] = set()
-    for node in ast.walk(python.tree):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            imported |= {alias.asname or alias.name for alias in node.names}
-    bound = {name for _, name in python.names}
-    for call in python.find_calls(TRAINERS):
-        node = get_argument(call, "args", 1)
-        if isinstance(node, ast.Name) and node.id not in bound and not parsers:
-            how = "is imported, and its file is not read" if node.id in imported else "is not defined"
-            script.add_finding(f"args={node.id} (line {node.lineno})", f"{how}: the Trainer's defaults are taken")
+    else:
+        bound = {name for _, name in python.names}
+        for call in python.find_calls(TRAINERS):
+            node = get_argument(call, "args", 1)
+            if isinstance(node, ast.Name) and node.id not in bound:
+                reason = "is not defined in this file, and no other is read: the Trainer's defaults are taken"
+                script.add_finding(f"args={node.id} (line {node.lineno})", reason)
     _read_loop(script)
     _read_optimizer(script)
 
@@ -361,34 +336,33 @@ def _read_loop(script: Script) -> None:
     """Read what Lightning's Trainer, Keras, the data loader, the loop over epochs and `generate` are given."""
     python = script.python
     if script.kind == "lightning":
-        for call in python.find_calls("Trainer")[:1]:
+        for call in script.read_call("Trainer"):
             for name, one in python.read_table(call).items():
-                script.arguments[LIGHTNING.get(name, f"Lightning: {name}")] = one
+                if name not in PARAMETERS:
+                    script.arguments[f"Lightning: {name}"] = one
+    for node in ast.walk(python.tree):
+        if isinstance(node, ast.For) and "epoch" in ast.unparse(node.target).lower():
+            script.add("num_train_epochs", _count_steps(python, node.iter), node)
+    # The last that names a batch counts: a data loader, else a data module or model.
+    for pattern in (r"\w*(Data|Model)\w*", "(to|prepare)_tf_dataset", "DataLoader"):
+        for call in python.find_calls(pattern)[::-1]:
+            found = python.read_table(call, ("dataset", "batch_size") if pattern == "DataLoader" else ())
+            if size := found.get("batch_size") or found.get("train_batch_size"):
+                script.arguments["per_device_train_batch_size"] = size
     if script.kind == "keras":
-        for call in python.find_calls("fit")[:1]:
-            script.read_call(call, {"epochs": "num_train_epochs", "batch_size": "per_device_train_batch_size"})
+        for call in script.read_call("fit", "x", "y", "batch_size", "epochs"):
             script.report(call, "TensorFlow/Keras: loss, metrics, callbacks are not read; PyTorch weights are trained")
         for call in python.find_calls("compile"):
             named = str(python.evaluate(get_argument(call, "optimizer", 0))).lower()
             if named in KERAS_OPTIMIZERS:
                 script.add("optim", KERAS_OPTIMIZERS[named], call)
-    loaders = python.find_calls("DataLoader|to_tf_dataset|prepare_tf_dataset")
-    for call in (*loaders, *python.find_calls(r"\w*(Data|Model)\w*")):
-        found = python.read_table(call, ("dataset", "batch_size") if get_last_name(call) == "DataLoader" else ())
-        if size := found.get("batch_size") or found.get("train_batch_size"):
-            script.arguments["per_device_train_batch_size"] = size
-            break
-    for node in ast.walk(python.tree):
-        if isinstance(node, ast.For) and "epoch" in ast.unparse(node.target).lower():
-            script.add("num_train_epochs", _count_steps(python, node.iter), node)
     for call in python.find_calls("generate")[-1:]:
         found = {f"generate: {name}": one for name, one in python.read_table(call).items()}
         script.arguments |= {name: one for name, one in found.items() if name in OWN_RULES.settings}
     for call in python.find_calls(SEEDS):
         if call.args and isinstance(seed := python.read_value(call.args[0]), int):
             script.add("seed", seed, call)
-    for call in python.find_calls("clip_grad_norm_?"):
-        script.read("max_grad_norm", get_argument(call, "max_norm", 1))
+    script.read_call("clip_grad_norm_?", "parameters", "max_norm")
 
 
 def _count_steps(python: PythonSource, node: ast.expr) -> JsonValue | Computed:
@@ -407,21 +381,19 @@ def _count_steps(python: PythonSource, node: ast.expr) -> JsonValue | Computed:
 def _read_optimizer(script: Script) -> None:
     """Read an optimizer and a schedule that the code builds; they win over the arguments of the Trainer."""
     python = script.python
-    for call in python.find_calls("|".join(OPTIMIZERS))[:1]:
+    first = ("lr",) if script.kind == "keras" else ("params", "lr")
+    for call in script.read_call("|".join(OPTIMIZERS), *first):
         script.arguments["optim"] = Argument(OPTIMIZERS[get_last_name(call)], f"line {call.lineno}")
-        script.read_call(call, OPTIMIZER_ARGUMENTS, ("lr",) if script.kind == "keras" else ("params", "lr"))
-    for call in python.find_calls("|".join(SCHEDULES))[:1]:
+    for call in script.read_call("|".join(SCHEDULES), "optimizer", "num_warmup_steps"):
         script.arguments.pop("lr_scheduler_type", None)
         script.arguments["schedule"] = Argument(SCHEDULES[get_last_name(call)], f"line {call.lineno}")
-        place = 2 if get_last_name(call) == "create_optimizer" else 1
-        script.read("num_warmup_steps", get_argument(call, "num_warmup_steps", place))
     for call in python.find_calls(OTHER_SCHEDULES):
-        named = python.evaluate(get_argument(call, "name", 0)) if get_last_name(call) == "get_scheduler" else ""
-        named = str(named).removesuffix("_with_warmup")
-        if named in SCHEDULES.values() and "schedule" not in script.arguments:
+        name = get_last_name(call)
+        named = str(python.evaluate(get_argument(call, "name", 0))).removesuffix("_with_warmup")
+        if name == "get_scheduler" and named in SCHEDULES.values() and "schedule" not in script.arguments:
             script.add("schedule", named, call)
-            script.read("num_warmup_steps", get_argument(call, "num_warmup_steps", 2))
-        elif get_last_name(call) not in {*SCHEDULES, *OPTIMIZERS}:
+            script.read_call("get_scheduler", "name", "optimizer", "num_warmup_steps")
+        elif name not in {*SCHEDULES, *OPTIMIZERS}:
             script.report(call, "a schedule without a counterpart: set schedule.name (fivetune list schedules)")
 
 
@@ -572,14 +544,14 @@ def _add_text(script: Script, role: str, node: ast.expr, *, is_second: bool) -> 
 # --- what stands around them ---
 
 
-def _read_calls(script: Script) -> None:
-    """Read early stopping, of transformers and of Lightning, and recomputation."""
-    for call in script.python.find_calls("|".join(STOPPING))[:1]:
-        names, patience = STOPPING[get_last_name(call)]
-        script.arguments["early_stopping_patience"] = Argument(patience, f"line {call.lineno}")
-        script.read_call(call, names, tuple(names))
+def _read_callbacks(script: Script) -> None:
+    """Read early stopping, of transformers and of Lightning or Keras; the patience of each where none is given."""
+    for call in script.read_call("EarlyStoppingCallback", "early_stopping_patience", "early_stopping_threshold"):
+        script.add("early_stopping_patience", 1, call)
+    for call in script.read_call("EarlyStopping"):
+        script.add("early_stopping_patience", 3, call)
     for call in script.python.find_calls("gradient_checkpointing_enable"):
-        script.arguments["gradient_checkpointing"] = Argument(True, f"line {call.lineno}")
+        script.add("gradient_checkpointing", True, call)
 
 
 def _read_metrics(script: Script) -> None:

@@ -737,14 +737,12 @@ def test_schedules_of_a_loop(call, name, warmup):
     assert any("StepLR" in one for one in list_left_out(recipe)) == ("StepLR" in call)
 
 
-@pytest.mark.parametrize(
-    ("before", "how"), [("'''\nargs = 1\n'''\n", "is not defined"), ("from c import args\n", "is imported")]
-)
-def test_arguments_that_are_not_defined_are_told(before, how):
+@pytest.mark.parametrize("before", ["'''\nargs = 1\n'''\n", "from c import args\n"])
+def test_arguments_that_are_not_defined_are_told(before):
     recipe = convert(f"{before}EPOCHS = 1\n{LOAD}Seq2SeqTrainer(model=model, args=args)\n")
     left_out = list_left_out(recipe)
     [reason] = [reason for name, reason in left_out.items() if name.startswith("args=args (line ")]
-    assert reason.startswith(how)
+    assert reason.startswith("is not defined")
     assert any(name.startswith("EPOCHS = 1") for name in left_out)
     assert recipe.settings["train.num_epochs"] == 3
 
