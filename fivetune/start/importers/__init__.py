@@ -183,10 +183,7 @@ class ImportedRecipe:
             self.set(setting, *self.defaults[setting])
         for one in self.findings:
             if setting in one.settings:
-                rest = tuple(name for name in one.settings if name != setting)
                 one.leave_out(reason)
-                if rest:  # the argument still decides others
-                    one.state, one.settings = "set", rest
 
     def resolve_findings(self) -> None:
         """Name the settings that are in the recipe; an argument none of whose settings is there decided nothing."""

@@ -154,6 +154,9 @@ def complete_training(recipe: ImportedRecipe, values: Mapping[str, JsonValue], *
         for name, setting in (("beta1", "beta1"), ("beta2", "beta2"), ("epsilon", "eps")):
             recipe.drop(f"optimizer.{setting}")
             recipe.leave_out(f"adam_{name}", "AdamW's; Adafactor does not use it")
+    metric = recipe.settings.get("eval.metric")
+    if metric in ROUGE["types"]:
+        recipe.settings["eval.metric"] = f"{metric}_f1"
     if "model.path" not in recipe.settings and "model.config" in recipe.settings:
         recipe.set("model.init", "random", "no weights are named")
 

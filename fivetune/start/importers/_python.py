@@ -268,16 +268,9 @@ class PythonSource:
         return found
 
     def list_targets(self, node: ast.expr) -> list[ast.expr]:
-        """List the names, attributes and keys whose value an expression is a part of."""
-        found: list[ast.expr] = []
-        for outer, inner in self.list_around(node):
-            if isinstance(outer, ast.Dict):
-                found += [key for key, value in zip(outer.keys, outer.values, strict=True) if key and value is inner]
-            elif isinstance(outer, ast.Assign):
-                found += outer.targets
-            if isinstance(outer, ast.stmt):
-                break
-        return found
+        """List the names and attributes whose value an expression is a part of."""
+        statement = next(outer for outer, _ in self.list_around(node) if isinstance(outer, ast.stmt))
+        return statement.targets if isinstance(statement, ast.Assign) else []
 
     def _find_class(self, node: ast.AST) -> str:
         """Find the name of the class around a node; "" for none."""

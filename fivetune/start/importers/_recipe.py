@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from fivetune import plugins
 from fivetune.config import RunConfig, describe_error, load_config, load_layers
 from fivetune.config.layers import as_yaml, format_value
-from fivetune.errors import ConfigError, FiveTuneEnvironmentError, FiveTuneError, suggest_names
+from fivetune.errors import ConfigError, FiveTuneEnvironmentError, suggest_names
 from fivetune.redaction import redact_secrets, redact_settings
 from fivetune.start.importers import NOT_PYTHON, Finding, ImportedRecipe, Importer, RawConfig, read_source_file
 from fivetune.types import JsonTable, JsonValue
@@ -62,7 +62,6 @@ def import_recipe(source: RawConfig, format_name: str | None, overrides: Mapping
         recipe.set(setting, value, f"--{setting}")
     if not recipe.settings.keys() & {"model.path", "model.config"}:
         raise ConfigError(f"{source.name}: names no model{_describe_missing_model(recipe)}")
-    _choose_metric(recipe)
     _leave_out_refused(recipe, overrides)
     recipe.settings = redact_settings(recipe.settings)
     _check_text(format_recipe(recipe))
@@ -113,7 +112,7 @@ def _find_refused(error: Any, message: str, recipe: ImportedRecipe) -> str | Non
         for name in (f"{place}.{word}", word):
             if name in recipe.settings:
                 return name
-    return next((one for one in recipe.settings if "." in place and one.startswith(f"{place}.")), None)
+    return None
 
 
 def _check_text(text: str) -> None:
@@ -136,23 +135,6 @@ def load_importer(source: RawConfig, format_name: str | None) -> Importer:
         table = f" docs/migrating/{page}.md says what to set in place of each of its arguments." if page else ""
         raise ConfigError(f"{source.name}: {kind}.{table} Choose with --format. {suggest_names('', names)}")
     return plugins.load_plugin("importers", found[0])()
-
-
-def _choose_metric(recipe: ImportedRecipe) -> None:
-    """Replace the metric that selects the best weights by the task's name of it, or leave it out."""
-    metric = recipe.settings.get("eval.metric")
-    if metric is None:
-        return
-    task = {name: value for name, value in recipe.settings.items() if name.startswith("task.")}
-    try:
-        allowed = load_config({}, {"model.path": "t5-nano", **task}).task.list_selectable_scores()
-    except FiveTuneError:  # reported where the recipe is checked
-        return
-    found = next((name for name in (metric, f"{metric}_f1") if name in allowed), None)  # rougeL is rougeL_f1
-    if found:
-        recipe.settings["eval.metric"] = found
-        return
-    recipe.refuse("eval.metric", f"the task has no score {metric!r}. {suggest_names(str(metric), allowed)}")
 
 
 def format_recipe(recipe: ImportedRecipe) -> str:

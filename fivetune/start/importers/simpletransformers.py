@@ -7,7 +7,7 @@ T5Model does; its own defaults (Adafactor without parameter scaling, 1e-3, batch
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, cast
+from typing import ClassVar
 
 from fivetune.errors import ConfigError
 from fivetune.start.importers import (
@@ -141,7 +141,7 @@ JOINT = {
     "tensorboard_dir": ("report.sinks", "adds tensorboard"),
     "wandb_project": ("report.sinks", "adds wandb; set WANDB_PROJECT"),
     "cuda_device": ("device", "cuda:N"),
-    "config": ("model.dropout", "dropout_rate alone"),
+    "config": ("model.dropout", "dropout_rate alone; the model keeps the rest of its own config.json"),
 }
 
 
@@ -256,8 +256,5 @@ def _complete_rest(recipe: ImportedRecipe, values: Mapping[str, JsonValue]) -> N
     if type(device) is int and device >= 0 and values.get("use_cuda", True):
         recipe.set("device", f"cuda:{device}", "cuda_device")
     config = values.get("config")
-    for name, value in cast("JsonTable", config if isinstance(config, Mapping) else {}).items():
-        if name == "dropout_rate":
-            recipe.set("model.dropout", value, "config")
-        else:
-            recipe.add(f"config: {name}", "left out", "the model keeps its own config.json")
+    if isinstance(config, Mapping) and "dropout_rate" in config:
+        recipe.set("model.dropout", config["dropout_rate"], "config")

@@ -184,8 +184,6 @@ class TrainerScripts(Importer):
         else:
             _complete_loop(recipe, values)
         _complete_task(recipe, values)
-        if values.get("peft") == "qlora" and "model.adapter.target_modules" not in recipe.settings:
-            recipe.reasons["model.adapter.name"] = "LoRA beside a base in 8 or 4 bits; FiveTune takes 4"
         recipe.resolve_findings()
         recipe.findings += script.findings
         for name in ("inputs", "targets"):
@@ -373,8 +371,6 @@ def _count_steps(python: PythonSource, node: ast.expr) -> JsonValue | Computed:
         bounds = [python.read_value(one) for one in node.args]
         if all(isinstance(one, int) for one in bounds):
             return len(range(*cast("list[int]", bounds)))
-        if len(bounds) == 1:
-            return bounds[0]
     return Computed(ast.unparse(node))
 
 
@@ -431,8 +427,6 @@ def _read_data(script: Script) -> None:
             if node := get_argument(call, name, place):
                 given[name] = node
     train, held = (python.evaluate(given.get(name)) for name in ("train_dataset", "eval_dataset"))
-    if type(held) is dict:
-        script.report(given["eval_dataset"], "several evaluation sets: name them in data.eval")
     reading = [call for call in python.calls if isinstance(python.evaluate(call), Data)]
     read = [cast("Data", python.evaluate(call)) for call in reading]
     if not isinstance(train, Data) and read:
@@ -475,8 +469,6 @@ def _add_held(script: Script, train: Data, held: object, node: ast.expr | None, 
     name = name_split(held) if held else None
     if share and (held.half == "test" if held else train.half):
         script.add("eval_share", share, node or place)
-    elif isinstance(name, str | list) and name == name_split(train):
-        script.report(place, "trained and evaluated on the same records; give data.eval or data.eval_share")
     elif isinstance(name, str | list):
         script.add("eval_dataset", name, node or place)
     elif node:

@@ -272,7 +272,7 @@ def test_a_metric_is_a_score_of_the_task_or_left_out():
     assert convert(f"{words} rougeL").settings["eval.metric"] == "rougeL_f1"
     recipe = convert(f"{words} eval_loss")
     assert "eval.metric" not in recipe.settings
-    assert left_out(recipe)["--metric_for_best_model eval_loss"].startswith("the task has no score 'loss'. Allowed: ")
+    assert left_out(recipe)["--metric_for_best_model eval_loss"].startswith("eval.metric: eval.metric 'loss' is not a")
 
 
 def test_a_shell_script_and_a_table_of_arguments(tmp_path):
