@@ -604,7 +604,7 @@ def has_columns(value: object) -> bool:
     return isinstance(value, str) and COLUMN.search(value) is not None
 
 
-def is_unknown(value: object) -> bool:
+def is_unknown(value: Any) -> bool:
     """Whether a value is not a literal."""
     if type(value) in (list, tuple):
         return any(is_unknown(one) for one in value)

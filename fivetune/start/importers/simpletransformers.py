@@ -16,12 +16,12 @@ from fivetune.start.importers import (
     Importer,
     RawConfig,
     Rules,
-    list_literals,
     read_count,
     read_json_table,
     set_batch,
     set_plain_task,
 )
+from fivetune.start.importers._arguments import apply_arguments
 from fivetune.start.importers._changes import Script, format_text, read_changes, resolve_changes
 from fivetune.start.importers._python import PythonSource, write_column
 from fivetune.types import JsonTable, JsonValue
@@ -36,7 +36,6 @@ DEFAULTS: JsonTable = {
     "eval.batch_size": 8,
 }
 EPOCHS = "FiveTune evaluates and saves ten times per run: eval.every_steps, checkpoint.every_steps"
-NO_SAMPLING = "answers are decoded greedily or by beam search"
 GROUPS = "set train.param_groups: [{match: ..., lr: ...}]"
 QUANTIZE = "after training: fivetune export --quantization int8"
 NO_POLYNOMIAL = "there is no polynomial decay; use linear"
@@ -44,30 +43,18 @@ STOPPING = ("train.early_stopping", "counted in evaluations")
 ADAFACTOR = ("relative_step", "warmup_init", "clip_threshold", "decay_rate", "beta1")  # its options alone
 SETTINGS = {
     "model_name": "model.path",
-    "tokenizer_name": "model.tokenizer",
     "train_data": "data.train",
     "eval_data": "data.eval",
     "eval_df": "data.eval",
-    "output_dir": "run.dir",
     "manual_seed": "run.seed",
-    "learning_rate": "optimizer.lr",
     "optimizer": "optimizer.name",
     "adafactor_relative_step": "optimizer.relative_step",
     "adafactor_warmup_init": "optimizer.warmup_init",
     "adafactor_beta1": "optimizer.beta1",
     "adafactor_clip_threshold": "optimizer.clip_threshold",
     "adafactor_decay_rate": "optimizer.decay_rate",
-    "weight_decay": "optimizer.weight_decay",
     "scheduler": "schedule.name",
-    "warmup_steps": "schedule.warmup_steps",
-    "max_grad_norm": "train.max_grad_norm",
-    "num_train_epochs": "train.num_epochs",
-    "max_steps": "train.num_steps",
     "max_length": "eval.max_new_tokens",
-    "num_beams": "eval.num_beams",
-    "num_return_sequences": "eval.num_candidates",
-    "length_penalty": "eval.length_penalty",
-    "repetition_penalty": "eval.repetition_penalty",
     "eval_batch_size": "eval.batch_size",
     "evaluate_during_training_steps": "eval.every_steps",
     "save_steps": "checkpoint.every_steps",
@@ -87,19 +74,13 @@ UNCHANGED: dict[str, tuple[tuple[JsonValue, ...], str]] = {
     "adafactor_relative_step": ((False,), ""),
     "adafactor_warmup_init": ((False,), ""),
     "adafactor_eps": (([1e-30, 1e-3], (1e-30, 1e-3)), "Adafactor's two epsilons are fixed"),
-    "warmup_steps": ((0,), ""),
-    "max_steps": ((-1,), ""),
     "n_gpu": ((0, 1), ""),
-    "do_sample": ((False,), NO_SAMPLING),
-    "top_k": ((), NO_SAMPLING),
-    "top_p": ((), NO_SAMPLING),
     "evaluate_during_training_steps": ((-1, 0), ""),
+    "save_steps": ((-1, 0), ""),
     "evaluate_each_epoch": ((), EPOCHS),
     "evaluate_generated_text": ((True,), "evaluation always generates answers"),
     "early_stopping_consider_epochs": ((False,), EPOCHS),
-    "save_steps": ((-1, 0), ""),
     "save_model_every_epoch": ((), EPOCHS),
-    "fp16": ((False,), "T5 overflows in fp16; train.precision: auto takes bf16 where it can"),
     "cuda_device": ((-1,), ""),
     "config": (({},), ""),
     "do_lower_case": ((False,), "lower-case the file; the task unifiedqa has lower_case"),
@@ -110,7 +91,6 @@ UNCHANGED: dict[str, tuple[tuple[JsonValue, ...], str]] = {
     "dataset_class": ((), "write a task: docs/tasks.md"),
     "dynamic_quantize": ((False,), QUANTIZE),
     "quantized_model": ((False,), QUANTIZE),
-    "trust_remote_code": ((False,), "code from a model's repository is never run"),
     "cosine_schedule_num_cycles": ((0.5,), "schedule cosine falls once"),
     "polynomial_decay_schedule_lr_end": ((1e-7,), NO_POLYNOMIAL),
     "polynomial_decay_schedule_power": ((1.0,), NO_POLYNOMIAL),
@@ -160,9 +140,7 @@ class SimpleTransformers(Importer):
         python = None if source.name.endswith(".json") else PythonSource(source)
         arguments = _read_calls(python) if python else read_json_table(source)
         recipe = ImportedRecipe(f"{self.title}, {source.name}")
-        for name, argument in arguments.items():
-            recipe.apply_rule(self.rules, name, argument)
-        _complete(recipe, list_literals(arguments))
+        _complete(recipe, apply_arguments(recipe, self.rules, arguments))
         recipe.resolve_findings()
         if python:
             _resolve_templates(recipe, Script(python, "trainer"))

@@ -168,16 +168,13 @@ def _complete_templates(recipe: ImportedRecipe, values: Mapping[str, JsonValue],
     reason = f"{script}.py reads pairs of texts"
     if script.startswith("run_summarization"):
         usual = COLUMNS.get(str(values.get("dataset_name")).rpartition("/")[2], ("text", "summary"))
-        text, summary = values.get("text_column", usual[0]), values.get("summary_column", usual[1])
-        inputs, targets, score = f"{prefix}{{{text}}}", f"{{{summary}}}", "rougeLsum_f1"
-        metric: JsonValue = ROUGE
-    else:
-        languages = {
-            role: str(values.get(f"{role}_lang", default)).partition("_")[0]
-            for role, default in (("source", "source"), ("target", "target"))
-        }
-        columns = {role: f"translation.{language}" for role, language in languages.items()}
-        recipe.set("data.columns", columns, "the file has the pairs in a table `translation`")
-        inputs, targets, score = f"{prefix}{{source}}", "{target}", "bleu"
-        metric = "bleu"
-    set_plain_task(recipe, inputs, targets, metrics=[metric], score=score, reason=reason)
+        inputs = f"{prefix}{{{values.get('text_column', usual[0])}}}"
+        targets = f"{{{values.get('summary_column', usual[1])}}}"
+        set_plain_task(recipe, inputs, targets, metrics=[ROUGE], score="rougeLsum_f1", reason=reason)
+        return
+    columns: dict[str, JsonValue] = {}
+    for role in ("source", "target"):
+        language = str(values.get(f"{role}_lang", role)).partition("_")[0]  # mBART's en_XX is en
+        columns[role] = f"translation.{language}"
+    recipe.set("data.columns", columns, "the file has the pairs in a table `translation`")
+    set_plain_task(recipe, f"{prefix}{{source}}", "{target}", metrics=["bleu"], score="bleu", reason=reason)
