@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -442,15 +443,18 @@ def _describe_lost_characters(model: str, lost: Collection[str], examples: Seque
     visible = {character for character in lost if not character.isspace()}
     others = "" if find_vocabulary(model) == "multilingual" else f"{MULTILINGUAL} or "
     remedy = f"give --model {others}google/byt5-small"
+    # others are read in another form, as "..." for the sign of three dots
+    unseen = {character for character in visible if unicodedata.normalize("NFKC", character) == character}
     parts = {
-        "inputs": (FOREIGN, f"the model does not see them. To keep them, {remedy}"),
-        "targets": (MANY_LOST, f"no answer can equal them. Write others for them, or {remedy}"),
+        "inputs": (FOREIGN, unseen, f"the model does not see them. To keep them, {remedy}"),
+        "targets": (MANY_LOST, visible, f"no answer can equal them. Write others for them, or {remedy}"),
     }
-    for part, (share, words) in parts.items():
-        texts = [text for one in examples if (text := getattr(one, part))]
-        hit = [text for text in texts if not visible.isdisjoint(text)]
+    for part, (share, lacking, words) in parts.items():
+        # " \n " with a backslash is the separator of UnifiedQA's models
+        texts = [text.replace(" \\n ", " ") for one in examples if (text := getattr(one, part))]
+        hit = [text for text in texts if not lacking.isdisjoint(text)]
         if len(hit) > share * len(texts):
-            counts = Counter(character for text in hit for character in sorted(visible.intersection(text)))
+            counts = Counter(character for text in hit for character in sorted(lacking.intersection(text)))
             shown = " ".join(character for character, _ in counts.most_common(10))
             yield (
                 f"{len(hit):,} of {len(texts):,} {part} hold characters that the vocabulary of {model} lacks, such as "

@@ -529,6 +529,13 @@ def test_characters_that_a_model_lacks_are_told_without_its_tokenizer(folder, ca
     assert "inputs hold" not in err
 
 
+def test_separators_of_questions_and_other_forms_of_letters_are_no_lost_inputs(folder, capsys):
+    rows = [{"question": f"Who… has {i} ½ hats?", "choices": ["Ann", "Bob"], "answer": "Ann"} for i in range(40)]
+    (folder / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, _, err = run(capsys, "new", "t.jsonl", "--model", "google-t5/t5-small")
+    assert (code, "hold characters" in err) == (0, False)
+
+
 @pytest.mark.parametrize(("fields", "way"), [({"answers": ["red"]}, "windows"), ({"label": "a"}, "head_tail")])
 def test_long_inputs_are_read_in_windows_or_keep_their_ends(folder, capsys, fields, way):
     words = " ".join(["Ann has a red hat."] * 100)
