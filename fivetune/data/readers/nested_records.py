@@ -25,13 +25,14 @@ NUM_SAMPLED = 20  # items of a list
 NUM_KEYS = 200  # of an object
 MAX_DEPTH = 6
 MIN_SHARE = 0.8  # of sampled records that hold a list
-# names of lists of objects that are parts of one record; of what a record is learned for; of texts of one label
+# names of lists: of objects that are parts of one record, of texts that are; of what a record is learned for
 PARTS = re.compile(
     r"choices|options|answers|candidates|distractors|entities|spans|relations|triples|documents|docs|passages|contexts|"
-    r"evidence"
+    r"paragraphs|snippets|evidence"
 )
+LABELS = re.compile(r"choices|options|labels|tags|topics|categories|keywords", re.IGNORECASE)
 WHOLE = re.compile(r"answer|label|output|response|summary|target", re.IGNORECASE)
-TEXTS = re.compile(r"patterns|examples|utterances|texts|sentences|queries|samples|phrases", re.IGNORECASE)
+TEXTS = re.compile(r"patterns|examples|utterances|texts|sentences|queries|samples|phrases", re.IGNORECASE)  # of a label
 
 
 class Step(NamedTuple):
@@ -158,7 +159,7 @@ def _find_inner(records: Sequence[JsonTable]) -> list[Step]:
         return [Step("member", (name,)), Step("each"), *_find_inner(inner[name])]
     plain = [name for name, found in items.items() if found and not _keep_objects(found)]
     sizes = {name: [*map(len, lists[name])] for name in plain}
-    texts = [name for name in plain if " " in str(items[name][0])]
+    texts = [name for name in plain if " " in str(items[name][0]) and not LABELS.fullmatch(name)]
     for name in texts:
         alike = tuple(one for one in plain if sizes[one] == sizes[name])
         if len(alike) > 1 and max(sizes[name]) > 1:

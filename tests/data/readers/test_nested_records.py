@@ -79,6 +79,8 @@ def test_lines_and_packed_files_have_their_own_commands(tmp_path):
         [{"text": "It rains.", "label": "yes", "notes": [{"by": "me", "note": "It does rain."}]}],
         [{"text": ["good", "bad"], "label": ["x"]}],
         {"text": ["good", "bad"], "label": ["x"]},
+        {"data": [{"title": "It", "paragraphs": [{"context": "It is Ann.", "qas": [PAIR]}]}]},
+        [{"text": "It rains.", "labels": ["bad weather", "rain"], "ids": [3, 4]}],
         [], {}, "text",
     ],
 )  # fmt: skip
