@@ -292,19 +292,22 @@ def describe_quotes(path: Path) -> str:
     with open_bytes(path) as file:
         start, separator, rest = _divide_head(decode_head(file.read(HEAD_BYTES)), path)
         quoting = _find_quoting(file, start, separator, rest)
-    sample = _sample_rows(rest, separator, quoting)
-    names = name_columns(sample[0]) if sample else []
-    found = {"'": "single quotes enclose cells", '"': "double quotes enclose cells"}.get(quoting.mark, "")
-    notes = [found + "; inside, a backslash before a quote is left out" * quoting.is_escaped]
-    if not quoting.is_escaped and quoting.mark != "'":
-        notes = []
-    if others := find_other_values(names, sample):
-        longer = [row for row in sample if len(row) > len(names) == len(join_cells(row, others, separator))]
-        if longer:
-            notes.append(
-                f"{quote_value(separator)} without quotes is part of {names[others.index(frozenset())]} in "
-                f"{len(longer):,} of the first {len(sample):,} lines, such as {quote_value(separator.join(longer[0]))}"
-            )
+        sample = _sample_rows(rest, separator, quoting)
+        others = find_other_values(sample[0], sample) if sample else []
+        _skip_to_line(file, start)
+        joined: list[int] = []
+        for record in _iter_records(_decode_lines(file, path, start), start, separator, quoting) if others else ():
+            if len(record.cells) > len(others) == len(join_cells(record.cells, others, separator)):
+                joined.append(record.number)
+    notes: list[str] = []
+    if quoting.is_escaped or quoting.mark == "'":
+        kind = "single" if quoting.mark == "'" else "double"
+        escape = "; inside, a backslash before a quote is left out" if quoting.is_escaped else ""
+        notes.append(f"{kind} quotes enclose cells{escape}")
+    if joined:
+        lines = f"{len(joined):,} line{'s' * (len(joined) > 1)}, the first: {joined[0]}"
+        name = name_columns(sample[0])[others.index(frozenset())]
+        notes.append(f"{quote_value(separator)} without quotes is part of {name} in {lines}")
     return ". ".join(notes)
 
 
@@ -392,6 +395,10 @@ def _iter_quoted(lines: Iterable[str], start: int, separator: str, quoting: Quot
         except csv.Error as raised:
             error = raised
         yield _Record(start + rows.line_num - len(taken), taken.copy(), cells, error)
+
+
+def _iter_records(lines: Iterable[str], start: int, separator: str, quoting: Quoting) -> Iterator[_Record]:
+    return _iter_quoted(lines, start, separator, quoting) if quoting.mark else _iter_plain(lines, start, separator)
 
 
 def _iter_plain(lines: Iterable[str], start: int, separator: str) -> Iterator[_Record]:
@@ -536,7 +543,7 @@ def read_csv_rows(
     names: list[str] = []
     is_padded, num_blank = False, 0
     others: Sequence[frozenset[str]] = ()
-    records = _iter_quoted(lines, start, separator, quoting) if quoting.mark else _iter_plain(lines, start, separator)
+    records = _iter_records(lines, start, separator, quoting)
     max_lines = MAX_TRUSTED_LINES if quoting.is_trusted else 1
     for record in records:
         where = f"{path}:{record.number}"
@@ -598,12 +605,12 @@ def _count_blank_columns(rows: Sequence[Sequence[str]]) -> int:
 
 
 def find_other_values(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[frozenset[str]]:
-    """Find the one column whose texts hold separators without quotes, so that some rows have more cells than names.
+    """Find the one column whose texts may hold separators without quotes, where rows have more cells than names.
 
     All others have numbers, or values that repeat, before and behind these texts.
 
-    Returns: the values that repeat in each other column, "0" for numbers, and the empty set for that column; [] if no
-        row is longer, or none or several columns may be meant.
+    Returns: the values that repeat in each other column, "0" for numbers, and the empty set for that column; [] if
+        none or several columns may be meant.
 
     >>> rows = [["Good", "pos"], ["Bad", "neg"], ["Well", " yes", "pos"], ["Bad", "neg"], ["No", "neg"], ["Yes", "pos"]]
     >>> [sorted(one) for one in find_other_values(["text", "label"], rows)]
@@ -611,7 +618,7 @@ def find_other_values(names: Sequence[str], rows: Sequence[Sequence[str]]) -> li
     """
     full = [row for row in rows if len(row) >= len(names) and [*row] != [*names]]
     num_whole = sum(len(row) == len(names) for row in full)
-    if len(names) < 2 or not max(MIN_PROSE_LINES, MIN_WHOLE * len(full)) <= num_whole < len(full):
+    if len(names) < 2 or num_whole < max(MIN_PROSE_LINES, MIN_WHOLE * len(full)):
         return []
     found: list[list[frozenset[str]]] = []
     for place in range(len(names)):
@@ -634,18 +641,25 @@ def _find_repeated(cells: Sequence[str]) -> frozenset[str]:
 
 
 def join_cells(cells: list[str], others: Sequence[frozenset[str]], separator: str) -> list[str]:
-    """Join the cells of a row that a text with separators was divided into, if all others have values as in other rows.
+    """Join the cells of a row that a text with separators was divided into, if all others have values as in other rows,
+    and neither end of the text could be one of them, as in 3,5.
 
-    >>> join_cells(["7", "Well", " yes", "pos"], [frozenset("0"), frozenset(), frozenset(["neg", "pos"])], ",")
-    ['7', 'Well, yes', 'pos']
+    >>> others = [frozenset("0"), frozenset(), frozenset(["neg", "pos"])]
+    >>> join_cells(["7", "Well", " yes", "pos"], others, ","), join_cells(["7", "5", " yes", "pos"], others, ",")
+    (['7', 'Well, yes', 'pos'], ['7', '5', ' yes', 'pos'])
     """
     place = next(place for place, own in enumerate(others) if not own)
     end = len(cells) - (len(others) - place - 1)
     joined = [*cells[:place], separator.join(cells[place:end]), *cells[end:]]
-    for cell, own in zip(joined, others, strict=True):
-        if own and cell.strip() not in own and not ("0" in own and _is_number(cell)):
-            return cells
-    return joined
+    if not all(_has_value(cell, own) for cell, own in zip(joined, others, strict=True) if own):
+        return cells
+    ends = [*zip(cells[place : place + 1], others[:place][-1:], strict=False)]
+    ends += zip(cells[end - 1 : end], others[place + 1 : place + 2], strict=False)
+    return cells if any(_has_value(cell, own) for cell, own in ends) else joined
+
+
+def _has_value(cell: str, values: frozenset[str]) -> bool:
+    return cell.strip() in values or ("0" in values and _is_number(cell))
 
 
 def read_text_lines(file: IO[bytes], path: Path, header: Sequence[str]) -> Iterator[TableRow]:
@@ -686,7 +700,7 @@ def _describe_blocks(rows: Sequence[Sequence[str]], path: Path, separator: str) 
     """
     if len(rows) < 2 or len(separator) > 1 or path.suffix == ".gz":
         return ""
-    first, times = rows[0], Counter(rows[0])
+    first, times = [*rows[0]], Counter(rows[0])
     named = next((name for name in first if name.strip() and times[name] > 1), "")
     columns = [[row[place] for row in rows if place < len(row) and row[place].strip()] for place in range(len(first))]
     starts = [place for place, name in enumerate(first) if name == named]

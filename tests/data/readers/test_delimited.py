@@ -350,7 +350,15 @@ def test_separators_without_quotes_belong_to_the_only_column_of_texts(tmp_path, 
     assert [[record.fields[name] for name in names] for record in found] == [
         [one[name] for name in names] for one in values
     ]
-    assert "is part of text in 6 of the first" in describe_quotes(path)
+    assert "is part of text in 6 lines, the first: 2" in describe_quotes(path)
+
+
+def test_separators_without_quotes_far_below_are_part_of_the_text(tmp_path):
+    path = tmp_path / "a.csv"
+    rows = [f"good {row},{LABELS[row % 2]}" for row in range(300)]
+    path.write_text("\n".join(["text,label", *rows, '"say ""no"", not", yes,pos', *rows]) + "\n")
+    assert [one.fields["text"] for one in read_records(str(path))][300] == 'say "no", not, yes'
+    assert "is part of text in 1 line, the first: 302" in describe_quotes(path)
 
 
 @pytest.mark.parametrize(
@@ -358,7 +366,9 @@ def test_separators_without_quotes_belong_to_the_only_column_of_texts(tmp_path, 
     [
         [f"Who is it{row}?,It is, I{row} think" if row % 4 else f"Who is{row}?,I am{row}" for row in range(24)],
         [f"good{row}, yes,{LABELS[row % 2]}" for row in range(24)],  # a name is missing
-        [f"good{row},{LABELS[row % 2]}" for row in range(20)] + ["good, yes,odd"],
+        [f"good{row},{LABELS[row % 2]}" for row in range(200)] + ["good, yes,odd"],
+        [f"good{row},{row % 7}" + ",5" * (row % 4 == 0) for row in range(24)],  # 3,5
+        [f"good{row},{LABELS[row % 2]}" + ",pos" * (row % 4 == 0) for row in range(24)],
     ],
 )
 def test_rows_stay_unread_where_another_column_may_be_meant(tmp_path, rows):
