@@ -701,3 +701,12 @@ def test_a_table_of_which_much_cannot_be_read_is_refused(tmp_path):
     path.write_text("".join(["text,label\n", *lines]))
     with pytest.raises(DataError, match=r"12 of 60 records cannot be read; the first: .*a\.csv:2: 3 cells"):
         build_plan(str(path), given={}, load_tokenizer=lambda name: None)
+
+
+def test_records_within_records_are_told_with_the_command_that_joins_them(folder, capsys):
+    pairs = [{"question": f"Who is it {i}?", "answer": "It is Ann."} for i in range(3)]
+    (folder / "a.json").write_text(json.dumps([{"context": "It is Ann who sleeps.", "qa": pairs}] * 12))
+    code, _, err = run(capsys, "new", "a.json")
+    assert code == 3 and "its records are nested: *.qa.*." in err and "no task fits" not in err
+    code, _, err = run(capsys, "new", "a.json", "--column", "label=context")
+    assert code == 3 and "nested" not in err
