@@ -25,7 +25,7 @@ def write_contracts(folder: Path) -> Path:
     for kind, contract in CONTRACTS.items():
         for name in plugins.list_plugins(kind):
             options = plugins.load_plugin(kind, name).__name__
-            lines.append(f"from fivetune.{kind}.{name} import {options} as {kind}_{name}")
+            lines.append(f"from {plugins.KINDS[kind]}.{name} import {options} as {kind}_{name}")
             lines.append(f"check_{kind}_{name}: type[{contract}] = {kind}_{name}")
     path = folder / "contracts.py"
     path.write_text("\n".join(lines) + "\n")
