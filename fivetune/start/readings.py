@@ -355,7 +355,8 @@ def read_questions(survey: Survey) -> Iterator[Reading]:
         # what is shorter than the answers is the title of their source, rather than what they are found in
         is_title = bool(context) and columns[answer].is_running and columns[context].mean_words < LONG_WORDS
         title = f"{context} may be the title of a source, in which {answer} is not found"
-        for known in [{"question": questions[0]}, roles] if is_title and not survey.is_given(context) else [roles]:
+        is_title_likely = context is not None and is_title and not survey.is_given(context)
+        for known in [{"question": questions[0]}, roles] if is_title_likely else [roles]:
             if found := _read_answers(survey, {**known, "answer": answer}):
                 yield replace(found, doubts=[title, *found.doubts]) if is_title and known is roles else found
 
