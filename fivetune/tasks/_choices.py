@@ -29,6 +29,7 @@ LATEX = (
     "newline|nearrow|nexists|n?rightarrow|right|rangle|rfloor|rceil|rbrace|rbrack|root"
 )
 """Commands that begin as the escapes of tabs and line ends do, and go on as no word does."""
+MATH = re.compile(rf"\$|\\\(|\\(?:{LATEX})(?![a-zA-Z])")
 MATH_LATEX = f"{LATEX}|tan|tau|to|top|ne|neg|nu|ni|not|rho|rm"  # where the text has mathematics
 ESCAPE, MATH_ESCAPE = (
     re.compile(rf"""\\([\\"'/\n]|u[\da-fA-F]{{4}}|U[\da-fA-F]{{8}}|x[\da-fA-F]{{2}}|(?!(?:{one})(?![a-zA-Z]))[nrt])?""")
@@ -140,7 +141,7 @@ def parse_literal(text: str) -> object:
     >>> parse_literal(r'["$2 \\times 3$", "a\\nb"]') == [r"$2 \\times 3$", "a\\nb"]
     True
     """
-    text = (MATH_ESCAPE if "$" in text or "\\(" in text else ESCAPE).sub(_keep_letters, text)
+    text = (MATH_ESCAPE if MATH.search(text) else ESCAPE).sub(_keep_letters, text)
     try:
         return json.loads(text, strict=False)
     except (ValueError, RecursionError):

@@ -199,6 +199,7 @@ def test_a_text_that_holds_the_choices(cell: str) -> None:
         (r"""['A. $\theta$', 'B. $\beta \right)$']""", [r"A. $\theta$", r"B. $\beta \right)$"]),
         (r"""["\text{m}", "\alpha", "\vec{v}", "\sqrt{2}"]""", [r"\text{m}", r"\alpha", r"\vec{v}", r"\sqrt{2}"]),
         (r"""["$a \ne b$", "$\nu$", "$\tau$"]""", [r"$a \ne b$", r"$\nu$", r"$\tau$"]),
+        (r"""['\theta', '\nu']""", [r"\theta", r"\nu"]),
         (r"""["$2 \\times 5$", "$\\frac12$"]""", [r"$2 \times 5$", r"$\frac12$"]),
         (r"""['Roma\ne Milano', 'hat\tcoat', "say \"a\""]""", ["Roma\ne Milano", "hat\tcoat", 'say "a"']),
         (r"""['it\'s', '\u00e9 \xe9']""", ["it's", "é é"]),
