@@ -140,6 +140,7 @@ def complete_training(recipe: ImportedRecipe, values: Mapping[str, JsonValue], *
     if "data.eval" in recipe.settings and "data.eval_share" in recipe.settings:
         recipe.drop("data.eval_share")
         recipe.leave_out("validation_split_percentage", "applies only without validation data, which is given")
+    # The Trainer's steps per epoch depend on all devices; so does the global batch.
     name = "per_device_train_batch_size"
     processes, nodes = count_processes(values)
     set_batch(recipe, values, name, micro=read_count(recipe, values, name, 8), processes=processes, nodes=nodes)

@@ -73,6 +73,7 @@ def _leave_out_commands(text: str, place: str, skipped: dict[str, str]) -> str:
     lines = text.splitlines()
     is_continued = False
     for i, line in enumerate(lines):
+        # The lines stay, so that places in the text stay true.
         is_command = COMMAND.match(line)
         if is_continued:
             lines[i] = ""

@@ -119,6 +119,7 @@ class PythonSource:
         self.options: dict[str, Argument] = {}
         self._known: dict[ast.expr, Any] = {}
         self._depth = 0
+        # The scope of a name needs the nodes around it, so the tree is walked before names are bound.
         nodes = list(ast.walk(self.tree))
         for node in nodes:
             self.parents |= dict.fromkeys(ast.iter_child_nodes(node), node)
@@ -287,11 +288,13 @@ class PythonSource:
 
     def _find_binding(self, node: ast.Name) -> _Binding | None:
         """Find the last assignment before a use, without branches that are not taken; None if it is not known."""
+        # In the scope of the use, only what stands before it counts; functions run after the module is read to its end.
         for i, scope in enumerate(self.list_scopes(node)):
             found = self.names.get((scope, node.id), [])
             if i == 0 and not isinstance(scope, Comprehension):
                 found = [one for one in found if _get_end(one.node) < (node.lineno, node.col_offset)]
             possible = [one for one in found if self._is_possible(one)]
+            # Of several values under a condition that is not known, none can be chosen.
             if possible:
                 last = possible[-1]
                 different = {ast.unparse(one.node) for one in possible}
@@ -327,6 +330,7 @@ class PythonSource:
         value = self.evaluate(binding.node)
         for step in binding.steps:
             value = _take_step(value, step)
+        # A list that a loop fills is its first element, as a column of texts is one text.
         if value == [] and node.id in self.appended:
             return self.evaluate(self.appended[node.id])
         return value
@@ -348,6 +352,7 @@ class PythonSource:
         default = dict(zip(names[::-1], defaults[::-1], strict=False)).get(node.id)
         if not values:
             return self.evaluate(default) if default else Row()
+        # A function that is called for training and evaluation data is read with the first, the training data.
         is_same = all(value == values[0] or isinstance(value, Data) for value in values)
         return values[0] if is_same else UNKNOWN
 
@@ -472,6 +477,7 @@ class PythonSource:
         if get_last_name(node.value) in ENUMERATIONS:
             return node.attr.lower()
         name, value = self._write_attribute(node), self.evaluate(node.value)
+        # An assignment to a column of data changes the data, and is read with its changes.
         if name in self.attributes and not isinstance(value, Data):
             return self.evaluate(self.attributes[name][-1])
         if ":" in name:
@@ -547,6 +553,7 @@ class PythonSource:
         function = self.functions.get(name)
         if isinstance(function, ast.FunctionDef) and not isinstance(node.func, ast.Attribute):
             returned = [one.value for one in ast.walk(function) if isinstance(one, ast.Return) and one.value]
+            # Of several results, which one it is depends on values that are not known.
             if len(returned) == 1:
                 return self.evaluate(returned[0])
         return UNKNOWN

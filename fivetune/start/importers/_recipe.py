@@ -81,6 +81,7 @@ def _describe_missing_model(recipe: ImportedRecipe) -> str:
 
 def _leave_out_refused(recipe: ImportedRecipe, overrides: Mapping[str, JsonValue]) -> None:
     """Leave out each setting that a recipe refuses. Raises ConfigError for one of the `overrides`."""
+    # Each round leaves out one setting, or ends: a refused one may hide the fault of another.
     while True:
         layers, _ = load_layers({}, recipe.settings)
         try:
@@ -108,6 +109,7 @@ def _find_refused(error: Any, message: str, recipe: ImportedRecipe) -> str | Non
     place = ".".join(str(part) for part in error["loc"] if isinstance(part, str))
     if place in recipe.settings:
         return place
+    # A rule between settings has no place of its own: the first setting that its sentence names is left out.
     for word in re.findall(r"[\w.]+", message.partition(". ")[0]):
         for name in (f"{place}.{word}", word):
             if name in recipe.settings:

@@ -55,6 +55,10 @@ SETTINGS = {
     "adafactor_decay_rate": "optimizer.decay_rate",
     "scheduler": "schedule.name",
     "max_length": "eval.max_new_tokens",
+    "length_penalty": "eval.length_penalty",
+    "warmup_steps": "schedule.warmup_steps",
+    "max_steps": "train.num_steps",
+    "repetition_penalty": "eval.repetition_penalty",
     "eval_batch_size": "eval.batch_size",
     "evaluate_during_training_steps": "eval.every_steps",
     "save_steps": "checkpoint.every_steps",
@@ -71,6 +75,9 @@ VALUES: dict[str, dict[str | float, JsonValue]] = {
     "use_cuda": {False: "cpu", True: "auto"},
 }
 UNCHANGED: dict[str, tuple[tuple[JsonValue, ...], str]] = {
+    "warmup_steps": ((0,), ""),
+    "max_steps": ((-1,), ""),
+    "fp16": ((False,), "T5 overflows in fp16; train.precision: auto takes bf16 where it can"),
     "adafactor_relative_step": ((False,), ""),
     "adafactor_warmup_init": ((False,), ""),
     "adafactor_eps": (([1e-30, 1e-3], (1e-30, 1e-3)), "Adafactor's two epsilons are fixed"),

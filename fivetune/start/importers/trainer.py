@@ -204,6 +204,7 @@ def _complete_task(recipe: ImportedRecipe, values: Mapping[str, JsonValue]) -> N
             templates[name] = templates[name].replace(f"{{{nested}}}", f"{{{plain}}}")
     if columns:
         recipe.set("data.columns", columns, "columns inside others")
+    # A short answer is right or wrong; nothing else is taken that the script does not compute.
     length = values.get("max_target_length")
     is_short = TARGET_CODE.search(str(values.get("targets"))) or (isinstance(length, int) and length <= 16)
     named = values.get("metrics", "exact_match" if is_short else None)
@@ -402,6 +403,7 @@ def _read_model(script: Script) -> None:
             is_open = name not in found or isinstance(found[name].value, Computed)
             if is_open and re.fullmatch(pattern, owner):
                 script.read(name, get_argument(call, "pretrained_model_name_or_path", 0))
+    # FiveTune takes the tokenizer of the model where no other is named.
     if {"model", "tokenizer"} <= found.keys():
         tokenizer = found["tokenizer"].value
         if tokenizer == found["model"].value or isinstance(tokenizer, Computed):
@@ -453,6 +455,7 @@ def _choose_part(read: list[Data], pattern: str) -> Data | None:
 
 def _complete_parts(read: list[Data], train: Data) -> tuple[Data, Data | None]:
     """The data of a script without a Trainer that names them: training and evaluation."""
+    # Data of the hub are divided by their owner; files by their names or by the script.
     if train.hub and not train.split and not train.half:
         return train._replace(split="train"), train._replace(split="validation")
     held = _choose_part(read, "val|dev|test|eval")
@@ -505,6 +508,7 @@ def _find_role(script: Script, call: ast.Call) -> str:
         return "targets"
     if any(TARGET_WORDS.search(ast.unparse(target)) for target in python.list_targets(call)):
         return "targets"
+    # The first text is the input; a later one is the target, unless it holds the first, which only counted tokens.
     known = script.arguments.get("inputs")
     text = python.evaluate(call.args[0]) if call.args else None
     if known is None or not isinstance(text, str) or not has_columns(text):
@@ -573,6 +577,7 @@ def _read_metrics(script: Script) -> None:
 def _read_adapters(script: Script) -> None:
     """Read peft's configuration, and weights that are frozen."""
     python = script.python
+    # FiveTune quantizes the base by the adapter's name: qlora.
     quantized = python.find_calls(r"prepare_model_for_\w+_training")
     for call in python.calls:
         flags = (get_argument(call, "load_in_8bit"), get_argument(call, "load_in_4bit"))
@@ -628,6 +633,7 @@ def _report_numbers(script: Script) -> None:
         if isinstance(node, ast.Dict):
             pairs = zip(node.keys, node.values, strict=True)
             given |= {str(key.value): value for key, value in pairs if isinstance(key, ast.Constant)}
+    # A number that has become a setting under another name is not told again.
     taken = {name: one.value for name, one in script.arguments.items()}
     for written, node in given.items():
         name = written.rpartition(".")[2].lower()

@@ -382,6 +382,19 @@ def test_a_value_that_does_not_fit_is_left_out(tmp_path, arguments, reason):
     )
 
 
+def test_arguments_of_simpletransformers_that_are_settings_or_defaults_of_transformers_too():
+    given = "'warmup_steps': 0, 'max_steps': -1, 'length_penalty': 0.5, 'repetition_penalty': 1.2, 'num_beams': 3, "
+    given += "'weight_decay': 0.01, 'scheduler': 'linear_schedule_with_warmup', 'save_steps': -1"
+    recipe = convert(f"m = T5Model('t5', 'm', args={{{given}}})", "a.py")
+    settings = recipe.settings
+    assert (settings["eval.length_penalty"], settings["eval.repetition_penalty"], settings["eval.num_beams"]) == (
+        0.5, 1.2, 3,
+    )  # fmt: skip
+    assert (settings["optimizer.weight_decay"], settings["schedule.warmup_fraction"]) == (0.01, 0.06)
+    assert not settings.keys() & {"schedule.warmup_steps", "train.num_steps", "checkpoint.every_steps"}
+    assert not left_out(recipe)
+
+
 def test_null_is_the_default_of_an_argument():
     recipe = convert("m = T5Model('t5', 'm', args={'num_beams': None, 'top_k': None, 'max_length': 5})", "a.py")
     assert "eval.num_beams" not in recipe.settings and recipe.settings["eval.max_new_tokens"] == 5
