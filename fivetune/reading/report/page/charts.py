@@ -31,6 +31,10 @@ HEIGHT = 280
 COLORS = tuple(f"var(--series-{i})" for i in range(1, 7))
 MUTED, GRID, INK = "var(--muted)", "var(--grid)", "var(--ink)"
 DASHES = ("solid", "dash", "dot", "dashdot")
+HIDDEN = {"type": "scatter", "mode": "lines", "hoverinfo": "skip"}  # a line without a label
+BAR_AXIS = {"showgrid": True, "rangemode": "tozero"}
+ROW_AXIS = {"autorange": "reversed", "type": "category", "showgrid": True}  # a row each, the first on top
+NAME_AXIS = {"showgrid": False, "ticksuffix": "  "}  # names at the left of bars
 
 Trace = dict[str, Any]
 
@@ -107,45 +111,52 @@ def build_smoothed_traces(name: str, steps: Sequence[float], values: Series, col
     return [raw, build_line_trace(f"{name}, smoothed", steps, smooth_series(values, span), color)]
 
 
-def choose_axis_scale(values: Series, *, min_ratio: float = 50) -> dict[str, Any]:
-    """Choose a logarithmic axis if all values are positive and their middle 96 % span a factor of `min_ratio`."""
+def build_marks_trace(xs: Sequence[Any], ys: Sequence[Any], marker: dict[str, Any], hover: str, **more: Any) -> Trace:
+    """Build marks without lines; `hover` is Plotly's template of their label."""
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "x": xs,
+        "y": ys,
+        "marker": marker,
+        "hovertemplate": hover,
+        **more,
+    }
+
+
+def choose_axis_scale(values: Series) -> dict[str, Any]:
+    """Choose a logarithmic axis if all values are positive and their middle 96 % span a factor of 50."""
     given = select_finite(values)
     low, high = compute_quantile(given, 0.02), compute_quantile(given, 0.98)
-    wide = bool(given) and min(given) > 0 and bool(low) and (high or 0) / (low or 1) > min_ratio
+    wide = bool(given) and min(given) > 0 and bool(low) and (high or 0) / (low or 1) > 50
     return {"type": "log", "dtick": 1, "exponentformat": "power"} if wide else {"rangemode": "tozero"}
 
 
 def build_step_marker(step: float, text: str, **place: Any) -> dict[str, Any]:
     """Build a thin vertical line with a label as layout options; the label is at the bottom unless `place` moves it."""
     return {
-        "shapes": [
-            {
-                "type": "line",
-                "xref": "x",
-                "yref": "paper",
-                "x0": step,
-                "x1": step,
-                "y0": 0,
-                "y1": 1,
-                "line": {"color": MUTED, "width": 1, "dash": "dot"},
-                "layer": "below",
-            }
-        ],
-        "annotations": [
-            {
-                "xref": "x",
-                "yref": "paper",
-                "x": step,
-                "y": 0,
-                "text": escape_label(text),
-                "showarrow": False,
-                "xanchor": "left",
-                "yanchor": "bottom",
-                "font": {"size": 11, "color": MUTED},
-                "bgcolor": "var(--paper)",
-                **place,
-            }
-        ],
+        "shapes": [_build_limit_line("x", step, "dot", layer="below")],
+        "annotations": [_build_label(text, **{"x": step, "y": 0, "xref": "x", "yref": "paper", **place})],
+    }
+
+
+def _build_limit_line(axis: str, value: float, dash: str, **more: Any) -> dict[str, Any]:
+    """Build a line across the plot at a value of the x or y axis."""
+    other = "y" if axis == "x" else "x"
+    ends = {f"{axis}0": value, f"{axis}1": value, f"{other}0": 0, f"{other}1": 1}
+    line = {"color": MUTED, "width": 1, "dash": dash}
+    return {"type": "line", f"{axis}ref": axis, f"{other}ref": "paper", **ends, "line": line, **more}
+
+
+def _build_label(text: str, **place: Any) -> dict[str, Any]:
+    return {
+        "text": escape_label(text),
+        "showarrow": False,
+        "xanchor": "left",
+        "yanchor": "bottom",
+        "font": {"size": 11, "color": MUTED},
+        "bgcolor": "var(--paper)",
+        **place,
     }
 
 
@@ -154,14 +165,18 @@ def build_loss_chart(
 ) -> Chart:
     """Draw the training loss per step and the loss of each evaluation, in nats per target token."""
     traces = build_smoothed_traces("Training loss", steps, losses, COLORS[0])
-    if any(loss is not None for _, loss in evals):
-        at, values = [step for step, _ in evals], [loss for _, loss in evals]
+    at, values = [step for step, _ in evals], [loss for _, loss in evals]
+    if select_finite(values):
         more = {"mode": "lines+markers", "marker": {"color": COLORS[1], "size": 7, "symbol": "diamond"}}
         traces.append(build_line_trace("Evaluation loss", at, values, COLORS[1], line={"dash": "dot"}, **more))
     axis = choose_axis_scale(losses)
-    unit = "nats per target token" + (", log scale" if axis.get("type") == "log" else "")
-    last = max([*steps, *(step for step, _ in evals)], default=0)
-    return Chart(caption, tuple(traces), build_layout("step", unit, xaxis=_build_step_axis(last), yaxis=axis))
+    last = max([*steps, *at], default=0)
+    look = build_layout("step", _name_unit("nats per target token", axis), xaxis=_build_step_axis(last), yaxis=axis)
+    return Chart(caption, tuple(traces), look)
+
+
+def _name_unit(unit: str, axis: Mapping[str, Any]) -> str:
+    return f"{unit}, log scale" if axis.get("type") == "log" else unit
 
 
 def _build_step_axis(last_step: float) -> dict[str, Any]:
@@ -173,7 +188,6 @@ def build_score_curves_chart(
     curves: Mapping[str, tuple[Sequence[float], Series]],
     caption: str,
     *,
-    unit: str,
     best_step: float | None,
     levels: Mapping[str, float],
     last_step: float,
@@ -184,30 +198,20 @@ def build_score_curves_chart(
     Args:
         changes: steps from which the evaluations have other data or settings; marked too.
     """
-    traces = [
-        build_line_trace(
-            name,
-            steps,
-            values,
-            COLORS[i % len(COLORS)],
-            line={"dash": DASHES[i // 2 % len(DASHES)]},
-            mode="lines+markers",
-        )
-        for i, (name, (steps, values)) in enumerate(curves.items())
-    ]
+    traces: list[Trace] = []
+    for i, (name, (steps, values)) in enumerate(curves.items()):
+        color, line = COLORS[i % len(COLORS)], {"dash": DASHES[i // 2 % len(DASHES)]}
+        traces.append(build_line_trace(name, steps, values, color, line=line, mode="lines+markers"))
     for name, level in levels.items():
         style = {"dash": "longdash", "width": 1.5}
         traces.append(build_line_trace(name, [0, last_step], [level, level], MUTED, mode="lines", line=style))
-    side = "right" if best_step and best_step > last_step / 2 else "left"
-    markers = [] if best_step is None else [build_step_marker(best_step, "best", xanchor=side)]
-    markers += [build_step_marker(step, "other evaluation", yanchor="top", y=1) for step in changes]
+    markers = [build_step_marker(step, "other evaluation", yanchor="top", y=1) for step in changes]
+    if best_step is not None:
+        side = "right" if best_step > last_step / 2 else "left"
+        markers.insert(0, build_step_marker(best_step, "best", xanchor=side))
     more = {name: [part for marker in markers for part in marker[name]] for name in ("shapes", "annotations")}
-    axis = {"range": [-3, 103]} if unit == "score (%)" else {}
-    return Chart(
-        caption,
-        tuple(traces),
-        build_layout("step", unit, height=330, xaxis=_build_step_axis(last_step), yaxis=axis, **more),
-    )
+    axes = {"xaxis": _build_step_axis(last_step), "yaxis": {"range": [-3, 103]}}
+    return Chart(caption, tuple(traces), build_layout("step", "score (%)", height=330, **axes, **more))
 
 
 def build_step_chart(
@@ -223,66 +227,72 @@ def build_step_chart(
     """Draw one or two quantities per step, half a page wide; `limit` adds a horizontal line."""
     traces: list[Trace] = []
     for i, (name, values) in enumerate(series.items()):
-        color = COLORS[i]
-        dash = {"dash": DASHES[i]}
-        traces += (
-            build_smoothed_traces(name, steps, values, color)
-            if smoothed
-            else [build_line_trace(name, steps, values, color, line=dash)]
-        )
+        if smoothed:
+            traces += build_smoothed_traces(name, steps, values, COLORS[i])
+        else:
+            traces.append(build_line_trace(name, steps, values, COLORS[i], line={"dash": DASHES[i]}))
     axis = choose_axis_scale([value for values in series.values() for value in values] if log else [])
-    scale = ", log scale" if axis.get("type") == "log" else ""
-    more: dict[str, Any] = {"showlegend": len(series) > 1}
+    more: dict[str, Any] = {"showlegend": len(series) > 1, "yaxis": axis}
     if limit is not None and steps:
-        more["shapes"] = [_build_level_line(limit)]
-        more["annotations"] = [_build_level_label(limit, "clipped above", log=bool(scale))]
-    return Chart(caption, tuple(traces), build_layout("step", unit + scale, yaxis=axis, **more), wide=False)
+        # Plotly takes the place of an annotation on a log axis as a logarithm, that of a shape as it is.
+        place = log10(limit) if axis.get("type") == "log" else limit
+        label = _build_label("clipped above", x=1, y=place, xref="paper", yref="y", xanchor="right")
+        more |= {"shapes": [_build_limit_line("y", limit, "dash")], "annotations": [label]}
+    return Chart(caption, tuple(traces), build_layout("step", _name_unit(unit, axis), **more), wide=False)
 
 
-def _build_level_line(value: float) -> dict[str, Any]:
-    dashed = {"color": MUTED, "width": 1, "dash": "dash"}
-    return {"type": "line", "xref": "paper", "yref": "y", "x0": 0, "x1": 1, "y0": value, "y1": value, "line": dashed}
-
-
-def _build_level_label(value: float, text: str, *, log: bool) -> dict[str, Any]:
-    place = log10(value) if log else value
-    font = {"size": 11, "color": MUTED}
-    return {
-        "xref": "paper",
-        "yref": "y",
-        "x": 1,
-        "y": place,
-        "text": escape_label(text),
-        "showarrow": False,
-        "xanchor": "right",
-        "yanchor": "bottom",
-        "font": font,
-        "bgcolor": "var(--paper)",
-    }
-
-
-def build_phases_chart(phases: Mapping[str, float], caption: str) -> Chart:
-    """Draw seconds per phase as horizontal bars, the longest on top."""
-    names = sorted(phases, key=lambda name: phases[name])
-    bars = {
+def build_bars_chart(
+    bars: Mapping[str, float],
+    caption: str,
+    *,
+    unit: str,
+    hover: str,
+    height: int = HEIGHT,
+    axis: Mapping[str, Any] = BAR_AXIS,
+    wide: bool = True,
+) -> Chart:
+    """Draw horizontal bars, the last on top; `hover` is Plotly's template of a bar's label."""
+    trace = {
         "type": "bar",
         "orientation": "h",
-        "y": [escape_label(name) for name in names],
-        "x": [phases[name] for name in names],
+        "y": [escape_label(name) for name in bars],
+        "x": list(bars.values()),
         "marker": {"color": COLORS[0]},
-        "hovertemplate": "%{x:.4~g} s<extra></extra>",
+        "hovertemplate": f"{hover}<extra></extra>",
     }
-    axis = {"showgrid": True, "rangemode": "tozero"}
-    look = build_layout(
-        "seconds",
-        "",
-        xaxis=axis,
-        yaxis={"showgrid": False, "ticksuffix": "  "},
-        showlegend=False,
-        hovermode="closest",
-        bargap=0.4,
-    )
-    return Chart(caption, (bars,), look, wide=False)
+    more = {"showlegend": False, "hovermode": "closest", "bargap": 0.4}
+    look = build_layout(unit, "", height=height, xaxis=axis, yaxis=NAME_AXIS, **more)
+    return Chart(caption, (trace,), look, wide=wide)
+
+
+def build_stacked_bars_chart(
+    rows: Mapping[str, Mapping[str, float]],
+    colors: Mapping[str, str],
+    caption: str,
+    *,
+    unit: str,
+    scale: float,
+    wide: bool = True,
+    **more: Any,
+) -> Chart:
+    """Draw a horizontal bar per row, the first on top, of stacked parts in the order of `colors`.
+
+    Args:
+        rows: name -> part -> value.
+        scale: factor of the values.
+        more: options of the layout.
+    """
+    traces: list[Trace] = []
+    for part, color in colors.items():
+        values = [scale * row[part] if part in row else None for row in rows.values()]
+        trace = {"type": "bar", "orientation": "h", "name": escape_label(part), "marker": {"color": color}}
+        places = {"x": round_values(values), "y": [escape_label(name) for name in rows]}
+        traces.append({**trace, **places, "hovertemplate": "%{x:.3~g}"})
+    yaxis = {**ROW_AXIS, **NAME_AXIS, **more.pop("yaxis", {})}
+    stacked = {"barmode": "stack", "hovermode": "y unified", "bargap": 0.35}
+    look = build_layout(unit, "", xaxis=BAR_AXIS, yaxis=yaxis, **stacked, **more)
+    look["legend"] |= {"traceorder": "normal"}
+    return Chart(caption, tuple(traces), look, wide=wide)
 
 
 def build_lengths_chart(
@@ -294,26 +304,31 @@ def build_lengths_chart(
         splits: name -> histogram; None if unknown.
     """
     traces: list[Trace] = []
+    longest = 0.0
     for i, (name, histogram) in enumerate(splits.items()):
         edges, shares = compute_histogram_shares(histogram)
-        if shares:
-            traces.append(
-                _build_bar_trace(name, edges, shares)
-                if i == 0
-                else _build_outline_trace(name, edges, shares, COLORS[i % len(COLORS)])
-            )
+        if not shares:
+            continue
+        longest = max(longest, *edges)
+        trace: Trace = {"name": escape_label(name), "hovertemplate": "%{y:.1f} %"}
+        if i == 0:
+            widths = [high - low for low, high in pairwise(edges)]
+            middles = [low + width / 2 for low, width in zip(edges, widths, strict=False)]
+            look = {"width": widths, "marker": {"color": COLORS[0], "opacity": 0.55, "line": {"width": 0}}}
+            traces.append({"type": "bar", "x": middles, "y": shares, **trace, **look})
+        else:
+            line = {"shape": "hv", "color": COLORS[i % len(COLORS)], "width": 1.5}
+            traces.append({"type": "scatter", "mode": "lines", "x": edges, "y": [*shares, 0.0], "line": line, **trace})
     if not traces:
         return None
-    longest = max(edge for histogram in splits.values() for edge in compute_histogram_shares(histogram)[0])
     more: dict[str, Any] = {"xaxis": {"rangemode": "tozero"}}
     if limit is not None and limit > 2 * longest:
         caption += f" None comes near the limit of {format_count(limit)}."
     elif limit is not None:
         more = build_step_marker(limit, f"limit {format_count(limit)}", xanchor="right", yanchor="top", y=1)
         more["xaxis"] = {"range": [0, 1.02 * max(limit, longest)]}
-    return Chart(
-        caption, tuple(traces), build_layout(unit, "examples (%)", yaxis={"rangemode": "tozero"}, **more), wide=False
-    )
+    look = build_layout(unit, "examples (%)", yaxis={"rangemode": "tozero"}, **more)
+    return Chart(caption, tuple(traces), look, wide=False)
 
 
 def compute_histogram_shares(histogram: Histogram | None) -> tuple[list[float], list[float]]:
@@ -325,24 +340,6 @@ def compute_histogram_shares(histogram: Histogram | None) -> tuple[list[float], 
     return list(histogram.edges[: last + 2]), [100 * count / total for count in histogram.counts[: last + 1]]
 
 
-def _build_bar_trace(name: str, edges: list[float], shares: list[float]) -> Trace:
-    widths = [high - low for low, high in pairwise(edges)]
-    return {
-        "type": "bar",
-        "name": escape_label(name),
-        "x": [low + width / 2 for low, width in zip(edges, widths, strict=False)],
-        "y": shares,
-        "width": widths,
-        "marker": {"color": COLORS[0], "opacity": 0.55, "line": {"width": 0}},
-        "hovertemplate": "%{y:.1f} %",
-    }
-
-
-def _build_outline_trace(name: str, edges: list[float], shares: list[float], color: str) -> Trace:
-    corners = {"x": edges, "y": [*shares, 0.0], "line": {"shape": "hv", "color": color, "width": 1.5}}
-    return {"type": "scatter", "mode": "lines", "name": escape_label(name), "hovertemplate": "%{y:.1f} %", **corners}
-
-
 def build_score_dots_chart(
     rows: Sequence[str], columns: Mapping[str, Series], ranges: Sequence[tuple[float, float] | None], caption: str
 ) -> Chart:
@@ -351,56 +348,39 @@ def build_score_dots_chart(
     names = [escape_label(row) for row in rows]
     traces: list[Trace] = []
     for i, (name, values) in enumerate(columns.items()):
-        last = i == len(columns) - 1
-        color = COLORS[0] if last else MUTED if i == 0 else COLORS[i % len(COLORS)]
-        marker: dict[str, Any] = {
-            "symbol": "circle" if last else symbols[i % len(symbols)],
-            "size": 11 if last else 10,
-            "color": color,
-        }
-        marker["line"] = {"width": 2, "color": color}
-        hover = {"hovertemplate": "%{x:.2f}<extra>" + escape_label(name) + "</extra>"}
-        dots = {
-            "type": "scatter",
-            "mode": "markers",
-            "name": escape_label(name),
-            "x": values,
-            "y": names,
-            "marker": marker,
-            **hover,
-        }
-        traces.append(dots | ({"error_x": build_error_bars(values, ranges, color)} if last else {}))
-    look = build_layout(
-        "score (%)",
-        "",
-        height=110 + 34 * len(rows),
-        hovermode="closest",
-        xaxis={"range": [-2, 102], "showgrid": True, "showline": False},
-        yaxis={"autorange": "reversed", "type": "category", "showgrid": True},
+        color, shape, more = COLORS[i % len(COLORS)], {"symbol": symbols[i % len(symbols)], "size": 10}, {}
+        if i == len(columns) - 1:
+            color, shape = COLORS[0], {"symbol": "circle", "size": 11}
+            more = {"error_x": build_error_bars(values, ranges, color)}
+        elif i == 0:
+            color = MUTED
+        marker = {**shape, "color": color, "line": {"width": 2, "color": color}}
+        hover = f"%{{x:.2f}}<extra>{escape_label(name)}</extra>"
+        traces.append(build_marks_trace(values, names, marker, hover, name=escape_label(name), **more))
+    axes = {"xaxis": {"range": [-2, 102], "showgrid": True, "showline": False}, "yaxis": ROW_AXIS}
+    return Chart(
+        caption,
+        tuple(traces),
+        build_layout("score (%)", "", height=110 + 34 * len(rows), hovermode="closest", **axes),
     )
-    return Chart(caption, tuple(traces), look)
 
 
 def build_error_bars(
     values: Series, ranges: Sequence[tuple[float, float] | None], color: str, *, thickness: float = 1.5
 ) -> dict[str, Any]:
     """Build error bars from each value to the ends of its range; none where it has no range."""
-    above: list[float] = []
-    below: list[float] = []
+    bars: dict[str, Any] = {"type": "data", "symmetric": False, "array": [], "arrayminus": []}
     for value, edges in zip(values, ranges, strict=True):
         level = value or 0.0
         low, high = (level, level) if value is None or edges is None else edges
-        above.append(high - level)
-        below.append(level - low)
-    return {
-        "type": "data",
-        "symmetric": False,
-        "array": above,
-        "arrayminus": below,
-        "color": color,
-        "thickness": thickness,
-        "width": 4,
-    }
+        bars["array"].append(high - level)
+        bars["arrayminus"].append(level - low)
+    return {**bars, "color": color, "thickness": thickness, "width": 4}
+
+
+def round_values(values: Sequence[float | None], digits: int = 4) -> Series:
+    """Round values to the resolution of a chart, to limit the size of a page."""
+    return [None if value is None else float(f"{value:.{digits}g}") for value in values]
 
 
 def build_reliability_chart(bins: Sequence[Bin], caption: str) -> Chart:
@@ -420,58 +400,45 @@ def build_reliability_chart(bins: Sequence[Bin], caption: str) -> Chart:
         "marker": {"color": COLORS[0], "opacity": 0.75},
         "hovertemplate": hover,
     }
-    diagonal = build_line_trace(
-        "Perfectly calibrated", [0, 100], [0.0, 100.0], MUTED, mode="lines", line={"dash": "dash"}
-    )
-    axis = {"range": [0, 100]}
-    look = build_layout(
-        "confidence (%)", "right (%)", height=320, hovermode="closest", xaxis=axis, yaxis={"range": [0, 108]}
-    )
-    return Chart(caption, (bars, {**diagonal, "hoverinfo": "skip", "hovertemplate": None}), look, wide=False)
+    style = {"mode": "lines", "line": {"dash": "dash"}, "hoverinfo": "skip", "hovertemplate": None}
+    diagonal = build_line_trace("Perfectly calibrated", [0, 100], [0.0, 100.0], MUTED, **style)
+    axes = {"xaxis": {"range": [0, 100]}, "yaxis": {"range": [0, 108]}}
+    look = build_layout("confidence (%)", "right (%)", height=320, hovermode="closest", **axes)
+    return Chart(caption, (bars, diagonal), look, wide=False)
 
 
 def build_risk_coverage_chart(curve: RiskCoverage, ideal: RiskCoverage, caption: str) -> Chart:
     """Draw the risk (mean loss) of the most confident predictions over coverage, beside that of a perfect ranking."""
-    traces = [
-        build_line_trace(
-            name, (100 * one.coverage).tolist(), (100 * one.risk).tolist(), color, mode="lines", line={"dash": dash}
-        )
-        for name, one, color, dash in (
-            ("Ranked by confidence", curve, COLORS[0], "solid"),
-            ("Ranked perfectly", ideal, MUTED, "dash"),
-        )
-    ]
-    axis = {"range": [0, 101]}
-    look = build_layout("coverage (%)", "risk (points)", height=320, xaxis=axis, yaxis={"rangemode": "tozero"})
-    return Chart(caption, tuple(traces), look, wide=False)
+    traces: list[Trace] = []
+    for name, one, color, dash in (
+        ("Ranked by confidence", curve, COLORS[0], "solid"),
+        ("Ranked perfectly", ideal, MUTED, "dash"),
+    ):
+        xs, ys = (100 * one.coverage).tolist(), (100 * one.risk).tolist()
+        traces.append(build_line_trace(name, xs, ys, color, mode="lines", line={"dash": dash}))
+    axes = {"xaxis": {"range": [0, 101]}, "yaxis": {"rangemode": "tozero"}}
+    return Chart(caption, tuple(traces), build_layout("coverage (%)", "risk (points)", height=320, **axes), wide=False)
 
 
 def build_slices_chart(slices: Sequence[Slice], mean: float, caption: str) -> Chart:
     """Draw each slice with its interval, in one colour per property, and the mean of all examples as a line."""
-    rows = [escape_label(f"{one.name}: {one.value}") for one in slices]
     kinds = list(dict.fromkeys(one.name for one in slices))
-    colors = [COLORS[kinds.index(one.name) % len(COLORS)] for one in slices]
-    traces: list[Trace] = [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "x": [one.score],
-            "y": [row],
-            "marker": {"color": color, "size": 9},
-            "error_x": build_error_bars([one.score], [(one.low, one.high)], color),
-            "hovertemplate": f"%{{x:.2f}}, {format_large_count(one.num)} examples<extra></extra>",
-        }
-        for one, row, color in zip(slices, rows, colors, strict=True)
-    ]
+    traces: list[Trace] = []
+    for one in slices:
+        color = COLORS[kinds.index(one.name) % len(COLORS)]
+        bars = build_error_bars([one.score], [(one.low, one.high)], color)
+        row = escape_label(f"{one.name}: {one.value}")
+        hover = f"%{{x:.2f}}, {format_large_count(one.num)} examples<extra></extra>"
+        traces.append(build_marks_trace([one.score], [row], {"color": color, "size": 9}, hover, error_x=bars))
     look = build_layout(
         "score (%)",
         "",
-        height=90 + 24 * len(rows),
+        height=90 + 24 * len(slices),
         hovermode="closest",
         showlegend=False,
         xaxis={"range": [-2, 102], "showgrid": True, "showline": False},
-        yaxis={"autorange": "reversed", "type": "category", "showgrid": True, "ticksuffix": "  ", "dtick": 1},
-        shapes=[{**_build_level_line(mean), "xref": "x", "yref": "paper", "x0": mean, "x1": mean, "y0": 0, "y1": 1}],
+        yaxis={**ROW_AXIS, "ticksuffix": "  ", "dtick": 1},
+        shapes=[_build_limit_line("x", mean, "dash")],
     )
     return Chart(caption, tuple(traces), look)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,10 +47,10 @@ class Table:
     """
 
     caption: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
     folded: bool = False
-    values: tuple[tuple[float | None, ...], ...] = ()
+    values: Sequence[Sequence[float | None]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,30 @@ class Section:
 
     title: str
     parts: tuple[Part, ...]
+
+
+def build_section(title: str, *parts: Part | Iterable[Part] | None) -> Section:
+    """Build a section of parts and of lists of parts; None is left out."""
+    found: list[Part] = []
+    for part in parts:
+        if isinstance(part, Part):
+            found.append(part)
+        else:
+            found += part or ()
+    return Section(title, tuple(found))
+
+
+def build_sortable_table(
+    caption: str,
+    header: Sequence[str],
+    cells: Sequence[Sequence[str | tuple[str, float | None]]],
+    *,
+    folded: bool = False,
+) -> Table:
+    """Build a table that can be sorted on the page: a cell is its text, or its text and its sort key."""
+    pairs = [[(cell, None) if isinstance(cell, str) else cell for cell in row] for row in cells]
+    rows = [[text for text, _ in row] for row in pairs]
+    return Table(caption, header, rows, folded, [[key for _, key in row] for row in pairs])
 
 
 @dataclass(frozen=True, slots=True)

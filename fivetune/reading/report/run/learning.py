@@ -100,7 +100,6 @@ def _build_score_curves(run: Run, evals: Sequence[EvalRecord], reference_runs: S
     chart = charts.build_score_curves_chart(
         curves,
         caption,
-        unit="score (%)",
         best_step=best.step if best else None,
         levels=levels,
         last_step=max([*at, *(record.step for record in select_latest_by_step(run.steps))]),

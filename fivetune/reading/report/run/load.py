@@ -5,17 +5,17 @@ In: telemetry records. Out: Tracks and PhaseIntervals for charts and tables.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate, groupby, pairwise
 
 from fivetune.reading.report.page.series import Series, compute_quantile
-from fivetune.rundir.figures import DeviceSeries, list_device_series
+from fivetune.rundir.figures import list_device_series
 from fivetune.rundir.records import DeviceSample, TelemetryRecord
-from fivetune.values import as_finite_number
+from fivetune.values import select_finite
 
-Counters = Mapping[str, float | None]
+Row = tuple[float, str, TelemetryRecord | DeviceSample]
+"""Seconds on the clock, the name of a device, host or process, and what was measured of it."""
 
 GIB, MB = 2**30, 1e6
 PAUSE_SECONDS = 30.0  # a longer gap between samples counts as a pause of the run
@@ -64,10 +64,6 @@ HOST_GAUGES = (
     Gauge("Network", "MB/s", 1 / MB, {"network_sent_bytes_per_second": "sent", "network_received_bytes_per_second":
           "received"}, "Traffic of all networks of the host."),
 )  # fmt: skip
-DEVICE_FIELDS, HOST_FIELDS = (
-    tuple({*(field for gauge in gauges for field in gauge.fields), *(gauge.limit for gauge in gauges if gauge.limit)})
-    for gauges in (DEVICE_GAUGES, HOST_GAUGES)
-)
 PROCESS_FIELDS = ("process_cores", "process_ram_bytes")
 
 
@@ -95,109 +91,100 @@ class PhaseInterval:
     end: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """Counters of one device, host or process at one time."""
-
-    seconds: float
-    name: str
-    counters: Counters
-    is_used: bool = True
-
-
 class Load:
     """The telemetry of one run, on a clock without the pauses between its resumed parts."""
 
     def __init__(self, telemetry: Sequence[TelemetryRecord]) -> None:
         self._records = sorted(telemetry, key=lambda record: record.seconds)
-        self._seconds = _remove_pauses([record.seconds for record in self._records])
+        times = [record.seconds for record in self._records]
+        self._clock = dict(zip(times, _remove_pauses(times), strict=True))
         self._tracks: dict[str, list[Track]] = {}
+        self._is_multi_host = len({record.host for record in self._records}) > 1
+        self._devices, self._unused = self._list_device_rows()
+        # A host is measured by each of its processes, and counts once: as its first process recorded it.
+        first_ranks: dict[str | None, int] = {}
+        for record in self._records:
+            first_ranks[record.host] = min(record.rank, first_ranks.get(record.host, record.rank))
+        self._hosts: list[Row] = [
+            (self._clock[record.seconds], str(record.host) if self._is_multi_host else "", record)
+            for record in self._records
+            if record.rank == first_ranks[record.host]
+        ]
+        several = len({record.rank for record in self._records}) > 1
+        self._processes: list[Row] = [
+            (self._clock[record.seconds], f"rank {record.rank}" if several else "", record) for record in self._records
+        ]
 
     def build_tracks(self, gauge: Gauge) -> list[Track]:
         """Build a gauge's series of all devices or hosts, in the gauge's unit; those without any value are left out."""
         if gauge.title not in self._tracks:
-            rows = self._devices if gauge in DEVICE_GAUGES else self._hosts
-            found = [
-                one for field, word in gauge.fields.items() for one in _build_field_tracks(rows, gauge, field, word)
-            ]
-            self._tracks[gauge.title] = [
-                track for track in found if any(as_finite_number(v) is not None for v in track.values)
-            ]
+            found: list[Track] = []
+            for field, word in gauge.fields.items():
+                if field in PROCESS_FIELDS:  # the limit is of the host, and drawn once
+                    found += _build_field_tracks(self._processes, field, word, gauge.scale, None)
+                else:
+                    rows = self._devices if gauge in DEVICE_GAUGES else self._hosts
+                    found += _build_field_tracks(rows, field, word, gauge.scale, gauge.limit, self._unused)
+            self._tracks[gauge.title] = [track for track in found if select_finite(track.values)]
         return self._tracks[gauge.title]
 
     def list_phase_intervals(self) -> list[PhaseInterval]:
         """List the phases of the first process, in seconds; intervals of an unknown phase are left out."""
         first = min((record.rank for record in self._records), default=0)
-        phases = [(at, record.phase) for at, record in self._iter_records() if record.rank == first]
+        phases = [(self._clock[one.seconds], one.phase) for one in self._records if one.rank == first]
         starts = [(phase, next(group)[0]) for phase, group in groupby(phases, key=lambda pair: pair[1])]
-        ends = [start for _, start in starts[1:]] + [phases[-1][0] if phases else 0.0]
+        ends = [start for _, start in starts[1:]] + [at for at, _ in phases[-1:]]
         return [PhaseInterval(phase, start, end) for (phase, start), end in zip(starts, ends, strict=True) if phase]
 
-    @cached_property
-    def _devices(self) -> list[_Row]:
-        """Each device at each time."""
-        clock = {record.seconds: at for at, record in self._iter_records()}
-        return [
-            _Row(clock[at], self._format_device_name(device), _read_fields(sample, DEVICE_FIELDS), device.is_used)
-            for device in list_device_series(self._records)
-            for at, sample in zip(device.seconds, device.samples, strict=True)
-        ]
+    def _list_device_rows(self) -> tuple[list[Row], set[str]]:
+        """List each device at each time, and the names of those that the run does not use.
 
-    def _format_device_name(self, device: DeviceSeries) -> str:
-        """Format the name of a device: host if there are several, index, MIG instance, whether the run uses it."""
-        instance = "" if device.mig is None else f" MIG {device.mig}"
-        unused = "" if device.is_used else " (not used by the run)"
-        return f"{device.host if self._is_multi_host else ''} GPU {device.index}{instance}{unused}".strip()
-
-    @cached_property
-    def _hosts(self) -> list[_Row]:
-        """Each host at each time, as its first process recorded it, and each process of the run."""
-        first_ranks: dict[str | None, int] = {}
-        for record in self._records:
-            first_ranks[record.host] = min(record.rank, first_ranks.get(record.host, record.rank))
-        several = len({record.rank for record in self._records}) > 1
-        hosts = [
-            _Row(at, str(record.host) if self._is_multi_host else "", _read_host_counters(record))
-            for at, record in self._iter_records()
-            if record.rank == first_ranks[record.host]
-        ]
-        processes = [
-            _Row(at, f"rank {record.rank}" if several else "", _read_fields(record, PROCESS_FIELDS))
-            for at, record in self._iter_records()
-        ]
-        return [*hosts, *processes]
-
-    def _iter_records(self) -> Iterator[tuple[float, TelemetryRecord]]:
-        """Yield the seconds on the clock without pauses, and the record."""
-        yield from zip(self._seconds, self._records, strict=True)
-
-    @cached_property
-    def _is_multi_host(self) -> bool:
-        return len({record.host for record in self._records}) > 1
+        A name has the host if there are several, the index, and the MIG instance.
+        """
+        rows: list[Row] = []
+        unused: set[str] = set()
+        for device in list_device_series(self._records):
+            instance = "" if device.mig is None else f" MIG {device.mig}"
+            name = f"{device.host if self._is_multi_host else ''} GPU {device.index}{instance}".strip()
+            if not device.is_used:
+                name += " (not used by the run)"
+                unused.add(name)
+            times = (self._clock[seconds] for seconds in device.seconds)
+            rows += [(at, name, sample) for at, sample in zip(times, device.samples, strict=True)]
+        return rows, unused
 
 
-def _build_field_tracks(rows: Sequence[_Row], gauge: Gauge, field: str, word: str) -> list[Track]:
-    """Build the series of one field of a gauge, one of each device, host or process that has it.
+def _build_field_tracks(
+    rows: Iterable[Row], field: str, word: str, scale: float, limit: str | None, unused: Collection[str] = ()
+) -> list[Track]:
+    """Build the series of one field of a gauge, one of each device, host or process.
 
     Args:
         word: name of the series beside others of the gauge; "" if it is the only one.
+        limit: field with the highest possible value.
     """
     points: dict[str, tuple[list[float], Series]] = {}
     limits: dict[str, float] = {}
-    unused = {row.name for row in rows if not row.is_used}
-    for row in rows:
-        if field not in row.counters:
-            continue
-        value = row.counters[field]
-        times, values = points.setdefault(row.name, ([], []))
-        times.append(row.seconds)
-        values.append(None if value is None else gauge.scale * value)
-        if gauge.limit and (limit := row.counters.get(gauge.limit)) is not None:
-            limits[row.name] = gauge.scale * limit
+    for at, name, record in rows:
+        times, values = points.setdefault(name, ([], []))
+        value = _read_field(record, field)
+        times.append(at)
+        values.append(None if value is None else scale * value)
+        if limit and (most := _read_field(record, limit)) is not None:
+            limits[name] = scale * most
     return [
         Track(f"{name} {word}".strip(), times, values, limits.get(name), word, name not in unused)
         for name, (times, values) in points.items()
     ]
+
+
+def _read_field(record: TelemetryRecord | DeviceSample, field: str) -> float | None:
+    """Read a field of a record, or what is computed of the load of its cores."""
+    if field in ("busy_cores", "num_cores"):
+        assert isinstance(record, TelemetryRecord)
+        cores = record.core_utilisation or ()
+        return (sum(cores) if field == "busy_cores" else len(cores)) if cores else None
+    return getattr(record, field)
 
 
 def _remove_pauses(times: Sequence[float]) -> list[float]:
@@ -211,19 +198,3 @@ def _remove_pauses(times: Sequence[float]) -> list[float]:
     longest = max(PAUSE_SECONDS, 10 * usual)
     steps = [usual if gap > longest else gap for gap in gaps]
     return list(accumulate(steps, initial=0.0)) if times else []
-
-
-def _read_fields(record: TelemetryRecord | DeviceSample, fields: Sequence[str]) -> Counters:
-    """Read those fields that a record of this kind has."""
-    return {field: getattr(record, field) for field in fields if hasattr(record, field)}
-
-
-def _read_host_counters(record: TelemetryRecord) -> Counters:
-    """Read a record's counters of the host, with the number of its cores and how many of them are busy."""
-    cores = record.core_utilisation
-    fields = [field for field in HOST_FIELDS if field not in PROCESS_FIELDS]
-    return {
-        **_read_fields(record, fields),
-        "busy_cores": sum(cores) if cores else None,
-        "num_cores": len(cores) if cores else None,
-    }

@@ -10,8 +10,18 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from fivetune.reading.report.page.charts import COLORS, DASHES, INK, MUTED, Trace, build_layout, escape_label
-from fivetune.reading.report.page.parts import Chart, Part, Section, Table, Text
+from fivetune.reading.report.page.charts import (
+    COLORS,
+    DASHES,
+    HIDDEN,
+    INK,
+    MUTED,
+    Trace,
+    build_layout,
+    escape_label,
+    round_values,
+)
+from fivetune.reading.report.page.parts import Chart, Part, Section, Table, Text, build_section
 from fivetune.reading.report.page.series import MAX_POINTS, Series, compute_quantile, thin_points
 from fivetune.reading.report.page.wording import escape_hidden, format_count, format_percent, format_significant
 from fivetune.reading.report.run.load import DEVICE_GAUGES, HOST_GAUGES, Gauge, Load, PhaseInterval, Track
@@ -50,11 +60,6 @@ def compute_point_budget(num_series: int) -> int:
     return max(150, min(MAX_POINTS, 9000 // max(num_series, 1)))
 
 
-def round_values(values: Sequence[float | None], digits: int = 4) -> Series:
-    """Round values to the resolution of a chart, to limit the size of a page."""
-    return [None if value is None else float(f"{value:.{digits}g}") for value in values]
-
-
 def build_curve_trace(
     name: str, xs: Sequence[float], ys: Series, line_style: tuple[str, str], *, limit: int, **more: Any
 ) -> Trace:
@@ -83,76 +88,56 @@ def describe_line_styles(lanes: Sequence[Lane]) -> str:
     return f" {listed[0].upper()}{listed[1:]}." if len(names) > 1 else ""
 
 
-def choose_time_unit(lanes: Sequence[Lane]) -> tuple[float, str]:
-    """Seconds per unit of the time axis, and its name."""
-    longest = max((at for lane in lanes for track in lane.tracks for at in track.seconds[-1:]), default=0.0)
-    return next((seconds, name) for least, seconds, name in UNITS if longest >= least)
-
-
 def draw_lanes_chart(gauge: Gauge, lanes: Sequence[Lane], caption: str, *, wide: bool, group: str) -> Chart:
     """A lane per run, one below the other on the same time axis and scale, its phases shaded.
 
     The lines of one run in a gauge of several quantities (read, written) have a legend of their own in the chart;
     all other entries are in the legend that the charts of a group share (`meta` of their traces).
     """
-    scale, unit = choose_time_unit(lanes)
-    top = _compute_axis_top(gauge, lanes)
-    traces = [
-        trace for place, lane in enumerate(lanes) for trace in _build_lane_traces(lane, place, scale, top, len(lanes))
-    ]
-    several = len(lanes) > 1
-    own_legend = not several and len(gauge.fields) > 1 and len(lanes[0].tracks) > 1
+    tracks = [track for lane in lanes for track in lane.tracks]
+    longest = max((at for track in tracks for at in track.seconds[-1:]), default=0.0)
+    scale, unit = next((seconds, name) for least, seconds, name in UNITS if longest >= least)
+    top = 105.0
+    if gauge.unit != "%":
+        highest = [value for track in tracks for value in (*select_finite(track.values), track.limit or 0.0)]
+        top = 1.08 * max(highest, default=0.0) or 1.0
+    num = len(lanes)
+    traces: list[Trace] = []
+    for place, lane in enumerate(lanes):
+        axis = {"yaxis": f"y{place + 1 if place else ''}"}
+        traces += [trace | axis for trace in _build_lane_traces(lane, scale, top, num)]
+    own_legend = num == 1 and len(gauge.fields) > 1 and len(tracks) > 1
     if own_legend:
-        traces = [_list_in_own_legend(trace) for trace in traces]
-    height = FRAME + (len(lanes) * SMALL_LANE if several else LANE)
+        for trace in traces:  # phases and limits stay in the shared legend
+            if "meta" in trace and not trace.get("fill"):
+                del trace["meta"]
+            else:
+                trace["showlegend"] = False
+    height = FRAME + (num * SMALL_LANE if num > 1 else LANE)
     look = build_layout(unit, gauge.unit, height=height, showlegend=own_legend, hoversubplots="axis")
     look["yaxis"] |= {"range": [0, top], "domain": [0, 1]}
-    if several:
-        look["margin"] |= {"t": 4}
-        look |= _build_stacked_axes(lanes, look["yaxis"], gauge.unit)
-        look["xaxis"] |= {"anchor": "y" + _format_axis_suffix(len(lanes) - 1)}
+    if num > 1:
+        _stack_lanes(look, lanes, gauge.unit)
     return Chart(caption, tuple(traces), look, wide=wide, group=group)
 
 
-def _list_in_own_legend(trace: Trace) -> Trace:
-    """Move a series from the shared legend to that of its chart; phases and limits stay in the shared one."""
-    if trace.get("fill") or "meta" not in trace:
-        return {**trace, "showlegend": False}
-    return {key: value for key, value in trace.items() if key != "meta"}
-
-
-def _compute_axis_top(gauge: Gauge, lanes: Sequence[Lane]) -> float:
-    if gauge.unit == "%":
-        return 105.0
-    highest = [
-        value for lane in lanes for track in lane.tracks for value in (*select_finite(track.values), track.limit or 0.0)
-    ]
-    return 1.08 * max(highest, default=0.0) or 1.0
-
-
-def _format_axis_suffix(place: int) -> str:
-    return "" if place == 0 else str(place + 1)
-
-
-def _build_stacked_axes(lanes: Sequence[Lane], axis: dict[str, Any], unit: str) -> dict[str, Any]:
-    """The axes of the lanes from the top down, each with its run's name in the upper left corner."""
-    share = 1 / len(lanes)
-    axes: dict[str, Any] = {}
-    names: list[dict[str, Any]] = []
+def _stack_lanes(look: dict[str, Any], lanes: Sequence[Lane], unit: str) -> None:
+    """Give a layout an axis per lane, from the top down, each with its run's name in the upper left corner."""
+    axis, share = look["yaxis"], 1 / len(lanes)
+    look["annotations"] = []
     for place, lane in enumerate(lanes):
         top = 1 - place * share
+        suffix = str(place + 1) if place else ""
         title = axis["title"] | {"text": unit if place == len(lanes) // 2 else ""}
-        axes["yaxis" + _format_axis_suffix(place)] = axis | {
-            "domain": [top - share, top - NAME * share],
-            "nticks": 3,
-            "title": title,
-        }
-        names.append(
+        domain = [top - share, top - NAME * share]
+        look[f"yaxis{suffix}"] = axis | {"domain": domain, "nticks": 3, "title": title}
+        look["xaxis"] |= {"anchor": f"y{suffix}"}  # of the last lane in the end
+        look["annotations"].append(
             {
                 "xref": "paper",
                 "yref": "paper",
                 "x": 0,
-                "y": top - NAME * share,
+                "y": domain[1],
                 "xanchor": "left",
                 "yanchor": "bottom",
                 "text": escape_label(lane.name[:60]),
@@ -160,76 +145,47 @@ def _build_stacked_axes(lanes: Sequence[Lane], axis: dict[str, Any], unit: str) 
                 "font": {"size": 11, "color": INK},
             }
         )
-    return axes | {"annotations": names}
+    look["margin"] |= {"t": 4}
 
 
-def _build_lane_traces(lane: Lane, place: int, scale: float, top: float, num_lanes: int) -> list[Trace]:
-    axis = {"yaxis": "y" + _format_axis_suffix(place)}
-    traces: list[Trace] = [
-        _build_shade_trace(phase, lane.phase_intervals, scale, top) | axis
-        for phase in _list_shaded_phases(lane.phase_intervals)
-    ]
+def _build_lane_traces(lane: Lane, scale: float, top: float, num_lanes: int) -> list[Trace]:
+    """Build the shaded phases of a lane, its lines, and a dotted line for each limit."""
+    traces: list[Trace] = []
+    # Training is the normal state of a run, and not shaded; one filled outline stands for all intervals of a phase.
+    for phase in dict.fromkeys(span.phase for span in lane.phase_intervals if span.phase != "train"):
+        xs: Series = []
+        ys: Series = []
+        for span in lane.phase_intervals:
+            if span.phase == phase:
+                start, end = span.start / scale, span.end / scale
+                xs += [start, start, end, end, None]
+                ys += [0, top, top, 0, None]
+        shade = {"fill": "toself", "fillcolor": SHADES.get(phase, OTHER_SHADE), "line": {"width": 0}}
+        named = {"name": escape_label(phase), "meta": escape_hidden(phase)}
+        traces.append({**HIDDEN, **shade, **named, "x": round_values(xs[:-1], 6), "y": ys[:-1]})
     limit = compute_point_budget(num_lanes * len(lane.tracks))
     for i, track in enumerate(lane.tracks):
-        name = (track.name or lane.name) if lane.line_style is None else lane.name
-        hover = f"{lane.name}: {track.name}" if lane.line_style and track.name and len(lane.tracks) > 1 else name
-        look = (
-            choose_line_style(i)
-            if lane.line_style is None
-            else (lane.line_style[0], tuple(LINE_STYLES)[i % len(LINE_STYLES)])
-        )
         xs = [at / scale for at in track.seconds]
-        traces.append(
-            build_curve_trace(name, xs, track.values, look, limit=limit) | {"name": escape_label(hover)} | axis
-        )
+        if lane.line_style is None:
+            traces.append(
+                build_curve_trace(track.name or lane.name, xs, track.values, choose_line_style(i), limit=limit)
+            )
+            continue
+        style = lane.line_style[0], tuple(LINE_STYLES)[i % len(LINE_STYLES)]
+        hover = f"{lane.name}: {track.name}" if track.name and len(lane.tracks) > 1 else lane.name
+        curve = build_curve_trace(lane.name, xs, track.values, style, limit=limit)
+        traces.append(curve | {"name": escape_label(hover)})
     for level in sorted({track.limit for track in lane.tracks if track.limit}):
-        ends = [xs / scale for xs in (0.0, max(track.seconds[-1] for track in lane.tracks))]
+        end = max(track.seconds[-1] for track in lane.tracks) / scale
         dotted = {"color": MUTED, "width": 1, "dash": "dot"}
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "x": ends,
-                "y": [level, level],
-                "line": dotted,
-                "hoverinfo": "skip",
-                **axis,
-            }
-        )
+        traces.append({**HIDDEN, "x": [0.0, end], "y": [level, level], "line": dotted})
     return traces
-
-
-def _list_shaded_phases(spans: Sequence[PhaseInterval]) -> list[str]:
-    """The phases that are shaded: all but training, the normal state of a run."""
-    return [phase for phase in dict.fromkeys(span.phase for span in spans) if phase != "train"]
-
-
-def _build_shade_trace(phase: str, spans: Sequence[PhaseInterval], scale: float, top: float) -> Trace:
-    """One filled outline for all intervals of a phase."""
-    xs: list[float | None] = []
-    ys: list[float | None] = []
-    for span in spans:
-        if span.phase == phase:
-            start, end = span.start / scale, span.end / scale
-            xs += [start, start, end, end, None]
-            ys += [0, top, top, 0, None]
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "fill": "toself",
-        "fillcolor": SHADES.get(phase, OTHER_SHADE),
-        "line": {"width": 0},
-        "x": round_values(xs[:-1], 6),
-        "y": ys[:-1],
-        "name": escape_label(phase),
-        "meta": escape_hidden(phase),
-        "hoverinfo": "skip",
-    }
 
 
 def build_run_load_section(run: Run) -> Section:
     """Utilisation, memory, temperature, power and traffic over the time of the run, with its phases shaded."""
     load = Load(run.telemetry)
+    phases = load.list_phase_intervals()
     parts: list[Part] = []
     for heading, gauges in (("Devices", DEVICE_GAUGES), ("Hosts", HOST_GAUGES)):
         found = [(gauge, tracks) for gauge in gauges if (tracks := load.build_tracks(gauge))]
@@ -238,40 +194,29 @@ def build_run_load_section(run: Run) -> Section:
         parts.append(Text(heading, "heading"))
         empty: list[str] = []
         for gauge, tracks in found:
-            drawn = [track for track in tracks if not _is_zero(gauge, track)]
+            # Series in per cent are drawn in any case, because an idle device is a finding.
+            drawn = [track for track in tracks if gauge.unit == "%" or any(track.values)]
             if drawn:
-                parts.append(_draw_gauge_chart(gauge, drawn, load))
-            names = [track.name for track in tracks if _is_zero(gauge, track)]
-            empty += names if drawn else [gauge.title] if names else []
+                caption = f"{gauge.title}. {gauge.description}"
+                parts.append(draw_lanes_chart(gauge, [Lane("run", drawn, phases)], caption, wide=False, group="load"))
+                empty += [track.name for track in tracks if track not in drawn]
+            else:
+                empty.append(gauge.title)
         if empty:
             parts.append(Text(f"Zero in every sample: {', '.join(name[:1].lower() + name[1:] for name in empty)}."))
         parts.append(_build_load_table(found))
-    return Section("Load", tuple(parts))
-
-
-def _is_zero(gauge: Gauge, track: Track) -> bool:
-    """Whether a series is zero throughout; series in per cent never count, because an idle device is a finding."""
-    return gauge.unit != "%" and not any(track.values)
-
-
-def _draw_gauge_chart(gauge: Gauge, tracks: Sequence[Track], load: Load) -> Part:
-    caption = f"{gauge.title}. {gauge.description}"
-    return draw_lanes_chart(
-        gauge, [Lane("run", tracks, load.list_phase_intervals())], caption, wide=False, group="load"
-    )
+    return build_section("Load", parts)
 
 
 def _build_load_table(found: Sequence[tuple[Gauge, Sequence[Track]]]) -> Table:
-    rows: list[tuple[str, ...]] = []
+    rows: list[Sequence[str]] = []
     for gauge, tracks in found:
         for track in tracks:
             values = select_finite(track.values)
             marks = (fmean(values), compute_quantile(values, 0.05), compute_quantile(values, 0.95), max(values))
-            idle = sum(value < IDLE_PERCENT for value in values) / len(values) if gauge.unit == "%" else None
+            idle = fmean(value < IDLE_PERCENT for value in values) if gauge.unit == "%" else None
             name = f"{gauge.title} ({gauge.unit}){': ' if track.name else ''}{track.name}"
-            rows.append(
-                (name, *(format_significant(mark) for mark in marks), format_percent(idle), format_count(len(values)))
-            )
+            rows.append((name, *map(format_significant, marks), format_percent(idle), format_count(len(values))))
     header = ("what", "mean", "p5", "p95", "highest", f"below {IDLE_PERCENT:.0f} %", "samples")
     caption = "The numbers of the charts: 5 % of the samples lie below p5, 95 % below p95. (telemetry.jsonl)"
-    return Table(caption, header, tuple(rows), folded=True)
+    return Table(caption, header, rows, folded=True)

@@ -10,7 +10,7 @@ from math import log10
 from typing import Any
 
 from fivetune.reading.report.page.charts import COLORS, build_layout, build_line_trace, build_step_marker
-from fivetune.reading.report.page.parts import Chart, Figure, Page, Section, Text
+from fivetune.reading.report.page.parts import Chart, Figure, Page, Section, Text, build_section
 from fivetune.reading.report.page.wording import (
     format_count,
     format_significant,
@@ -32,51 +32,42 @@ def build_range_test_page(found: Mapping[str, Any], *, run: str) -> Page:
 
 
 def build_range_test_sections(found: Mapping[str, Any]) -> tuple[Section, ...]:
-    """Build the section of a range test; none without a result, and a damaged result is named instead."""
+    """Build the section of a range test: the chosen rate, and the loss (nats per token) over the rates.
+
+    None without a result, and a damaged result is named instead.
+    """
     if not found:
         return ()
     if flaw := find_range_test_flaw(found):
-        return (Section(TITLE, (Text(f"The result of find-lr is damaged: {flaw}. It is left out.", "warning"),)),)
-    return (_build_section(found),)
-
-
-def _build_section(found: Mapping[str, Any]) -> Section:
-    """Build the section of a RangeTest's table: the chosen rate, and the loss (nats per token) over the rates."""
+        return (build_section(TITLE, Text(f"The result of find-lr is damaged: {flaw}. It is left out.", "warning")),)
     rates, losses, smoothed = found["lrs"], found["losses"], found["smoothed"]
-    choice = as_finite_number(found.get("lr"))
-    words = (
-        "No rate can be chosen: the loss did not fall."
-        if choice is None
-        else (f"Learning rate {choice:g}. {found['rule']}")
-    )
+    style = {"line": {"width": 1}, "opacity": 0.45}
     traces = (
-        build_line_trace("Loss, each step", rates, losses, COLORS[0], line={"width": 1}, opacity=0.45, mode="lines"),
+        build_line_trace("Loss, each step", rates, losses, COLORS[0], mode="lines", **style),
         build_line_trace("Loss, smoothed", rates, smoothed, COLORS[0], mode="lines"),
     )
-    top = max(losses[0], min(smoothed))
-    chosen = {} if choice is None else build_step_marker(choice, f"chosen {choice:g}", y=0.02)
+    choice = as_finite_number(found.get("lr"))
+    words, marks = "No rate can be chosen: the loss did not fall.", dict[str, Any]()
+    if choice is not None:
+        words = f"Learning rate {choice:g}. {found['rule']}"
+        marks = build_step_marker(choice, f"chosen {choice:g}", y=0.02)
+        # Plotly takes the place of an annotation on a log axis as a logarithm, that of a shape as it is.
+        marks["annotations"][0]["x"] = log10(choice)
     look = build_layout(
         "learning rate, log scale",
         "nats per target token",
         height=340,
         hovermode="closest",
         xaxis={"type": "log", "exponentformat": "power", "dtick": 1},
-        yaxis={"range": [0, 1.6 * top]},
-        **_convert_to_log_axis(chosen),
+        yaxis={"range": [0, 1.6 * max(losses[0], min(smoothed))]},
+        **marks,
     )
     caption = f"Loss while the rate grows by a constant factor per step. Ended because {found['stopped']}."
+    steepest = format_significant(found.get("steepest"))
+    ends = f"{format_significant(rates[0])} to {format_significant(rates[-1])}"
     figures = (
         Figure("Chosen rate", format_significant(choice), "a tenth of the rate at the lowest loss"),
-        Figure(
-            "Steepest descent",
-            format_significant(found.get("steepest")),
-            "where the loss falls fastest, for comparison",
-        ),
-        Figure("Steps", format_count(len(rates)), f"{format_significant(rates[0])} to {format_significant(rates[-1])}"),
+        Figure("Steepest descent", steepest, "where the loss falls fastest, for comparison"),
+        Figure("Steps", format_count(len(rates)), ends),
     )
-    return Section(TITLE, (Text(words, "note"), *figures, Chart(caption, traces, look)))
-
-
-def _convert_to_log_axis(marks: dict[str, Any]) -> dict[str, Any]:
-    """Convert marks to a log axis: Plotly takes the place of an annotation as a logarithm, that of a shape as it is."""
-    return {**marks, "annotations": [one | {"x": log10(one["x"])} for one in marks["annotations"]]} if marks else {}
+    return (build_section(TITLE, Text(words, "note"), figures, Chart(caption, traces, look)),)

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from fivetune.reading.report.page import charts
-from fivetune.reading.report.page.charts import MUTED, build_layout, escape_label
-from fivetune.reading.report.page.parts import Chart, Part, Section, Table, Text
+from fivetune.reading.report.page.parts import Chart, Part, Section, Table, Text, build_section
 from fivetune.reading.report.page.series import (
     Series,
     compute_quantile,
@@ -23,30 +22,16 @@ from fivetune.reading.report.page.wording import (
     format_plural,
     format_significant,
 )
-from fivetune.reading.report.run.load_charts import round_values
 from fivetune.rundir.figures import count_tokens
 from fivetune.rundir.records import Run, StepRecord
 from fivetune.types import PHASES
 from fivetune.values import divide, select_finite
 
 STEP_PARTS = (*PHASES, "other")
-STEP_PART_COLORS: dict[str, str] = dict(
-    zip(
-        STEP_PARTS,
-        (
-            "var(--series-2)",
-            "var(--series-5)",
-            "var(--series-6)",
-            "var(--series-1)",
-            "var(--series-7)",
-            "var(--series-8)",
-            "var(--series-4)",
-            "var(--series-3)",
-            MUTED,
-        ),
-        strict=True,
-    )
-)
+SERIES = (2, 5, 6, 1, 7, 8, 4, 3)  # colours of the phases; neighbours in a bar differ also without colour vision
+STEP_PART_COLORS = {part: f"var(--series-{i})" for part, i in zip(PHASES, SERIES, strict=True)} | {
+    "other": charts.MUTED
+}
 MEANINGS = {
     "data": "waiting for the next batch",
     "host": "work of the host between the other parts",
@@ -62,21 +47,29 @@ MEANINGS = {
 
 def build_speed_section(run: Run) -> Section:
     """Build the section on throughput, seconds per step, padding, and seconds by phase."""
-    steps = select_latest_by_step(run.steps)
-    phases = _compute_phase_seconds(run)
+    steps, status = select_latest_by_step(run.steps), run.status
+    phases = dict(status.seconds_by_phase)
+    rest = (status.seconds or 0.0) - sum(phases.values())
+    if phases and status.seconds is not None and rest > 0.005 * status.seconds:
+        phases["other"] = rest
     if not steps and not phases:
-        return Section("Speed", (Text("No step was recorded, so the speed is not known.", "note"),))
+        return build_section("Speed", Text("No step was recorded, so the speed is not known.", "note"))
     at = [float(record.step) for record in steps]
     seconds: Series = [record.step_seconds for record in steps]
     waits: Series = [record.data_seconds for record in steps]
-    rates, padding = list_tokens_per_second(steps), [record.padding_fraction for record in steps]
-    waiting = divide(sum(select_finite(waits)), sum(select_finite(seconds)))
+    rates, padding = list_tokens_per_second(steps), [100 * record.padding_fraction for record in steps]
+    ordered = sorted(phases.items(), key=lambda pair: -pair[1])
+    everything = sum(phases.values())
+    listed = ", ".join(f"{name} {format_percent(divide(value, everything), 0)}" for name, value in ordered)
+    shares = f"Of {format_duration(status.seconds)}: {listed}. " if phases else ""
+    waiting = format_percent(divide(sum(select_finite(waits)), sum(select_finite(seconds))))
     no_padding = " Padding: none." if padding and not any(padding) else ""
-    parts: list[Part] = [Text(_describe_speed(run, phases, waiting) + no_padding)]
+    parts: list[Part] = [Text(f"{shares}Waiting for data took {waiting} of the steps' time.{no_padding}")]
     if phases:
-        parts.append(charts.build_phases_chart(phases, "Seconds by phase of the run. (status.json)"))
+        bars = dict(sorted(phases.items(), key=lambda pair: pair[1]))
+        caption = "Seconds by phase of the run. (status.json)"
+        parts.append(charts.build_bars_chart(bars, caption, unit="seconds", hover="%{x:.4~g} s", wide=False))
     if steps:
-        shares: Series = [100 * value for value in padding]
         smoothing, pair = describe_smoothing(len(steps)), {"step": seconds, "waiting for data": waits}
         words = f"Input and target tokens per second{smoothing}, without padding."
         waited = "Duration of each step, and the part spent waiting for data."
@@ -86,46 +79,22 @@ def build_speed_section(run: Run) -> Section:
             charts.build_step_chart(pair, at, waited, unit="seconds", smoothed=False, log=False),
         ]
         if not no_padding:
-            parts.append(charts.build_step_chart({"padding": shares}, at, padded, unit="padding (%)", smoothed=True))
-        parts.append(_build_speed_table(rates, seconds, waits, shares))
-    return Section("Speed", tuple(parts))
-
-
-def _compute_phase_seconds(run: Run) -> dict[str, float]:
-    """Compute seconds by phase; the rest of the run's time is "other"."""
-    phases, whole_run = dict(run.status.seconds_by_phase), run.status.seconds
-    if phases and whole_run is not None and whole_run - sum(phases.values()) > 0.005 * whole_run:
-        phases["other"] = whole_run - sum(phases.values())
-    return phases
-
-
-def _describe_speed(run: Run, phases: Mapping[str, float], waiting: float | None) -> str:
-    everything = sum(phases.values())
-    ordered = sorted(phases, key=lambda name: -phases[name])
-    listed = ", ".join(f"{name} {format_percent(divide(phases[name], everything), 0)}" for name in ordered)
-    shares = f"Of {format_duration(run.status.seconds)}: {listed}. " if phases else ""
-    return f"{shares}Waiting for data took {format_percent(waiting)} of the steps' time."
-
-
-def _build_speed_table(rates: Series, seconds: Series, waits: Series, padding: Series) -> Table:
-    named = {
-        "tokens per second": rates,
-        "seconds per step": seconds,
-        "seconds waiting for data": waits,
-        "padding (%)": padding,
-    }
-    rows: list[tuple[str, ...]] = []
-    for name, series in named.items():
-        values = select_finite(series)
-        marks = (
-            compute_quantile(values, 0.5),
-            compute_quantile(values, 0.05),
-            compute_quantile(values, 0.95),
-            max(values, default=None),
-        )
-        rows.append((name, *(format_significant(mark) for mark in marks)))
-    caption = "Distribution over the steps: 5 % of them are below p5, 95 % below p95. (steps.jsonl)"
-    return Table(caption, ("quantity", "median", "p5", "p95", "highest"), tuple(rows))
+            parts.append(
+                charts.build_step_chart({"padding": [*padding]}, at, padded, unit="padding (%)", smoothed=True)
+            )
+        rows: list[Sequence[str]] = []
+        for name, series in (
+            ("tokens per second", rates),
+            ("seconds per step", seconds),
+            ("seconds waiting for data", waits),
+            ("padding (%)", padding),
+        ):
+            values = select_finite(series)
+            marks = [*(compute_quantile(values, q) for q in (0.5, 0.05, 0.95)), max(values, default=None)]
+            rows.append((name, *map(format_significant, marks)))
+        caption = "Distribution over the steps: 5 % of them are below p5, 95 % below p95. (steps.jsonl)"
+        parts.append(Table(caption, ("quantity", "median", "p5", "p95", "highest"), rows))
+    return build_section("Speed", parts)
 
 
 def list_tokens_per_second(steps: Sequence[StepRecord]) -> Series:
@@ -136,13 +105,21 @@ def list_tokens_per_second(steps: Sequence[StepRecord]) -> Series:
 def build_step_time_section(run: Run) -> Section:
     """Build the section on the mean seconds of a step by part, with median and p99."""
     measured = select_measured_steps(run.steps)
-    parts = compute_step_breakdown(measured)
-    if not parts:
-        return Section("Step time", ())
+    means = compute_step_breakdown(measured)
+    if not means:
+        return build_section("Step time")
     warm_up = sum(record.warm_up for record in select_latest_by_step(run.steps))
     left_out = f" {format_plural(warm_up, 'warm-up step')} left out." if warm_up else ""
     caption = f"Mean seconds of a step by part, over {format_plural(len(measured), 'step')}.{left_out} (steps.jsonl)"
-    return Section("Step time", (draw_step_time_chart({"a step": parts}, caption), _build_parts_table(measured, parts)))
+    rows: list[Sequence[str]] = []
+    for part, mean in means.items():
+        milliseconds = [1e3 * seconds for seconds in _list_part_seconds(measured, part)]
+        marks = (1e3 * mean, *(compute_quantile(milliseconds, q) for q in (0.5, 0.99)))
+        share = format_percent(mean / sum(means.values()))
+        rows.append((f"{part}: {MEANINGS[part]}", share, *map(format_significant, marks)))
+    header = ("part of a step", "share", "mean (ms)", "median (ms)", "p99 (ms)")
+    table = Table("The numbers of the chart; 99 % of the steps lie below p99.", header, rows)
+    return build_section("Step time", draw_step_time_chart({"a step": means}, caption), table)
 
 
 def select_measured_steps(steps: Sequence[StepRecord]) -> list[StepRecord]:
@@ -163,52 +140,14 @@ def _list_part_seconds(measured: Sequence[StepRecord], part: str) -> list[float]
     return [step.phase_seconds[part] for step in measured if part in step.phase_seconds]
 
 
-def _build_parts_table(measured: Sequence[StepRecord], parts: Mapping[str, float]) -> Table:
-    everything = sum(parts.values())
-    rows: list[tuple[str, ...]] = []
-    for part, mean in parts.items():
-        values = _list_part_seconds(measured, part)
-        marks = [
-            format_significant(None if (mark := compute_quantile(values, q)) is None else 1e3 * mark)
-            for q in (0.5, 0.99)
-        ]
-        rows.append(
-            (f"{part}: {MEANINGS[part]}", format_percent(mean / everything), format_significant(1e3 * mean), *marks)
-        )
-    header = ("part of a step", "share", "mean (ms)", "median (ms)", "p99 (ms)")
-    return Table("The numbers of the chart; 99 % of the steps lie below p99.", header, tuple(rows))
-
-
-def draw_step_time_chart(rows: Mapping[str, Mapping[str, float]], caption: str, *, wide: bool = True) -> Chart:
+def draw_step_time_chart(rows: Mapping[str, Mapping[str, float]], caption: str) -> Chart:
     """Draw mean seconds of a step by part as stacked bars, one per row, the first on top.
 
     Args:
         rows: name -> part -> seconds.
     """
-    names = [escape_label(name) for name in rows]
-    present = [part for part in STEP_PARTS if any(row.get(part) for row in rows.values())]
-    scale, unit = (1e3, "milliseconds") if all(sum(row.values()) < 2 for row in rows.values()) else (1.0, "seconds")
-    traces = tuple(
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": part,
-            "y": names,
-            "x": round_values([scale * row[part] if part in row else None for row in rows.values()]),
-            "marker": {"color": STEP_PART_COLORS[part]},
-            "hovertemplate": "%{x:.3~g}",
-        }
-        for part in present
-    )
-    look = build_layout(
-        f"{unit} per step",
-        "",
-        height=150 + 30 * len(rows),
-        barmode="stack",
-        hovermode="y unified",
-        bargap=0.35,
-        xaxis={"showgrid": True, "rangemode": "tozero"},
-        yaxis={"autorange": "reversed", "type": "category", "showgrid": False, "ticksuffix": "  "},
-    )
-    look["legend"] |= {"traceorder": "normal"}
-    return Chart(caption, traces, look, wide=wide)
+    colors = {part: color for part, color in STEP_PART_COLORS.items() if any(row.get(part) for row in rows.values())}
+    is_short = all(sum(row.values()) < 2 for row in rows.values())
+    unit, scale = ("milliseconds per step", 1e3) if is_short else ("seconds per step", 1.0)
+    height = 150 + 30 * len(rows)
+    return charts.build_stacked_bars_chart(rows, colors, caption, unit=unit, scale=scale, height=height)

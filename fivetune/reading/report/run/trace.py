@@ -10,7 +10,7 @@ from typing import Any
 
 from fivetune.machine.profiling.summary import REST
 from fivetune.reading.report.page import charts
-from fivetune.reading.report.page.parts import Chart, Page, Part, Section, Table, Text
+from fivetune.reading.report.page.parts import Chart, Page, Part, Section, Table, Text, build_section
 from fivetune.reading.report.page.wording import (
     UNKNOWN,
     format_bytes,
@@ -46,21 +46,17 @@ def build_trace_page(summary: Mapping[str, Any], *, title: str, about: str = "")
 def build_trace_section(summary: Mapping[str, Any]) -> Section:
     """Build the section of a trace from the table of a TraceSummary; no parts for {}."""
     if not summary:
-        return Section(TITLE, ())
-    parts: list[Part] = [
-        Text(_describe_trace(summary), "lead"),
-        _build_facts_table(summary),
-        *_build_class_parts(summary),
-        *_build_phases_table(summary),
-    ]
-    parts += [
-        *_build_gaps_table(summary),
-        *_build_transfers_table(summary),
-        *_draw_memory_chart(summary),
-        *_build_names_tables(summary),
-    ]
-    parts += [Text(format_plain(note)) for note in summary.get("notes") or ()]
-    return Section(TITLE, tuple(parts))
+        return build_section(TITLE)
+    return build_section(
+        TITLE,
+        _iter_overview_parts(summary),
+        _iter_class_parts(summary),
+        _iter_phases_tables(summary),
+        _iter_gaps_tables(summary),
+        _iter_memory_parts(summary),
+        _iter_names_tables(summary),
+        (Text(format_plain(note)) for note in summary.get("notes") or ()),
+    )
 
 
 def format_milliseconds(seconds: Any, digits: int = 2) -> str:
@@ -74,118 +70,65 @@ def _get_rows(summary: Mapping[str, Any], key: str) -> Sequence[Mapping[str, Any
     return summary.get(key) or ()
 
 
-def _describe_operations(summary: Mapping[str, Any]) -> str:
-    """Return what the times are those of: work of devices, or operators of the host."""
+def _name_operations(summary: Mapping[str, Any]) -> str:
+    """Name what the times belong to: work of devices, or operators of the host."""
     return "kernels and memory operations" if summary.get("measures") == "kernels" else "operators on the CPU"
 
 
-def _describe_trace(summary: Mapping[str, Any]) -> str:
-    """Describe in a sentence or two the window, the largest classes, and how busy the devices were."""
-    classes = _get_rows(summary, "classes")
-    steps = f"{format_plural(summary['num_steps'], 'step')}, " if summary.get("num_steps") else ""
-    largest = ", ".join(f"{one['name']} {format_percent(one['share'])}" for one in classes[:3])
-    words = (
-        f"{steps}{format_milliseconds(summary.get('window_seconds'))} ms. Of the time of "
-        f"{_describe_operations(summary)}: {largest}."
-    )
-    if summary.get("measures") != "kernels":
-        return f"{words} No device took part: its values are n/a."
-    busy, late = summary.get("busy_share"), summary.get("host_bound_share")
-    return (
-        f"{words} Devices were busy {format_percent(busy)} of the window, and for {format_percent(late)} of it "
-        "they waited for the host "
-        "to launch the next kernel."
-    )
-
-
-def _build_facts_table(summary: Mapping[str, Any]) -> Table:
-    """Build the table of the window: times in ms, shares, launches, peak memory."""
-    plain_step, profiled = summary.get("plain_step_seconds"), summary.get("profiled_step_seconds")
-    slower = divide(profiled, plain_step)
-    remark = "" if slower is None else f"{format_decimal(slower)} times as long: overhead of the profiler"
-    window, wait = summary.get("window_seconds"), summary.get("synchronisation_seconds")
-    rows = [
-        (
-            "window (ms)",
-            format_milliseconds(window),
-            f"{format_plain(summary.get('source'))}, {format_plain(summary.get('num_steps'))} steps",
-        ),
-        (
-            "step without profiler (ms)",
-            format_milliseconds(plain_step),
-            "" if plain_step is None else "the same steps, mean",
-        ),
-        ("step with profiler (ms)", format_milliseconds(profiled), remark),
-        ("devices busy", format_percent(summary.get("busy_share")), "of the window; overlapping work counts once"),
-        (
-            "host-bound",
-            format_percent(summary.get("host_bound_share")),
-            "of the window: idle, waiting for a launch",
-        ),
-        (
-            "launches per step",
-            format_decimal(summary.get("launches_per_step"), 1),
-            _format_total(summary.get("num_launches")),
-        ),
-        (
-            "synchronisations per step",
-            format_decimal(summary.get("synchronisations_per_step"), 1),
-            _format_total(summary.get("num_synchronisations"), f", the host waited {format_milliseconds(wait)} ms"),
-        ),
-        ("peak memory", format_bytes(get_nested(summary, "memory", "peak_bytes")), _describe_memory(summary)),
-    ]
-    if (outside := summary.get("outside_seconds")) is not None:
-        rows.append(
-            (
-                "outside operators",
-                format_percent(divide(outside, window)),
-                "of the window: Python, waiting for data",
-            )
+def _iter_overview_parts(summary: Mapping[str, Any]) -> Iterator[Part]:
+    """Yield a sentence on the largest classes and the busy devices, and the table of the window."""
+    get = summary.get
+    window, num_steps = get("window_seconds"), get("num_steps")
+    steps = f"{format_plural(num_steps, 'step')}, " if num_steps else ""
+    largest = ", ".join(f"{one['name']} {format_percent(one['share'])}" for one in _get_rows(summary, "classes")[:3])
+    words = f"{steps}{format_milliseconds(window)} ms. Of the time of {_name_operations(summary)}: {largest}."
+    busy, late = format_percent(get("busy_share")), format_percent(get("host_bound_share"))
+    if get("measures") == "kernels":
+        words += (
+            f" Devices were busy {busy} of the window, and for {late} of it they waited for the host to launch the "
         )
-    file = " (trace/summary.json)" if plain_step is not None else ""
-    return Table(f"The window.{file}", ("quantity", "value", "remark"), tuple(rows))
+        words += "next kernel."
+    else:
+        words += " No device took part: its values are n/a."
+    yield Text(words, "lead")
+    plain, profiled = get("plain_step_seconds"), get("profiled_step_seconds")
+    slower, outside = divide(profiled, plain), get("outside_seconds")
+    overhead = "" if slower is None else f"{format_decimal(slower)} times as long: overhead of the profiler"
+    waited = f", the host waited {format_milliseconds(get('synchronisation_seconds'))} ms"
+    counts = [get("num_launches"), get("num_synchronisations")]
+    totals = ["" if count is None else f"{format_count(count)} in all" for count in counts]
+    per_step = [format_decimal(get(key), 1) for key in ("launches_per_step", "synchronisations_per_step")]
+    # On a host, memory from before the window is not in the peak.
+    memory = [f"{name} {format_bytes(value)}" for name, value in (get_nested(summary, "memory", "parts") or {}).items()]
+    parts = ", ".join(memory)
+    if get_nested(summary, "memory", "since_start"):
+        parts = ", ".join(part for part in memory if not part.startswith(f"{REST} "))
+        parts = f"{REST}; there before: {parts}" if parts else REST
+    rows = [
+        ("window (ms)", format_milliseconds(window), f"{format_plain(get('source'))}, {format_plain(num_steps)} steps"),
+        ("step without profiler (ms)", format_milliseconds(plain), "" if plain is None else "the same steps, mean"),
+        ("step with profiler (ms)", format_milliseconds(profiled), overhead),
+        ("devices busy", busy, "of the window; overlapping work counts once"),
+        ("host-bound", late, "of the window: idle, waiting for a launch"),
+        ("launches per step", per_step[0], totals[0]),
+        ("synchronisations per step", per_step[1], totals[1] and totals[1] + waited),
+        ("peak memory", format_bytes(get_nested(summary, "memory", "peak_bytes")), parts),
+    ]
+    if outside is not None:
+        share = format_percent(divide(outside, window))
+        rows.append(("outside operators", share, "of the window: Python, waiting for data"))
+    file = "" if plain is None else " (trace/summary.json)"
+    yield Table(f"The window.{file}", ("quantity", "value", "remark"), rows)
 
 
-def _describe_memory(summary: Mapping[str, Any]) -> str:
-    """Describe the parts of the peak memory; on a host, that memory from before the window is not in it."""
-    parts = dict(get_nested(summary, "memory", "parts") or {})
-    if not get_nested(summary, "memory", "since_start"):
-        return ", ".join(f"{name} {format_bytes(value)}" for name, value in parts.items())
-    there = ", ".join(f"{name} {format_bytes(value)}" for name, value in parts.items() if name != REST)
-    return f"{REST}; there before: {there}" if there else REST
-
-
-def _format_total(count: Any, more: str = "") -> str:
-    """Format a count of the whole window; "" if it is unknown."""
-    return "" if count is None else f"{format_count(count)} in all{more}"
-
-
-def _build_class_parts(summary: Mapping[str, Any]) -> Iterator[Part]:
+def _iter_class_parts(summary: Mapping[str, Any]) -> Iterator[Part]:
     """Yield the chart and the table of the time by class, and a legend."""
     classes, steps = _get_rows(summary, "classes"), as_finite_number(summary.get("num_steps"))
-    names = [one["name"] for one in reversed(classes)]
-    each = [1000 * one["seconds"] / (steps or 1) for one in reversed(classes)]
-    unit = "ms per step" if steps else "ms"
-    bars = {
-        "type": "bar",
-        "orientation": "h",
-        "y": names,
-        "x": each,
-        "marker": {"color": charts.COLORS[0]},
-        "hovertemplate": f"%{{x:.4~g}} {unit}<extra></extra>",
-    }
-    look = charts.build_layout(
-        unit,
-        "",
-        height=90 + 26 * len(names),
-        xaxis={"showgrid": True, "rangemode": "tozero"},
-        showlegend=False,
-        yaxis={"showgrid": False, "ticksuffix": "  "},
-        hovermode="closest",
-        bargap=0.4,
-    )
-    yield Chart(f"Time of {_describe_operations(summary)}, {unit}.", (bars,), look)
-    rows = tuple(
+    unit, what = "ms per step" if steps else "ms", _name_operations(summary)
+    bars = {one["name"]: 1000 * one["seconds"] / (steps or 1) for one in reversed(classes)}
+    caption, height = f"Time of {what}, {unit}.", 90 + 26 * len(bars)
+    yield charts.build_bars_chart(bars, caption, unit=unit, hover=f"%{{x:.4~g}} {unit}", height=height)
+    rows = [
         (
             one["name"],
             format_milliseconds(one["seconds"]),
@@ -195,76 +138,55 @@ def _build_class_parts(summary: Mapping[str, Any]) -> Iterator[Part]:
             format_percent(one["share"]),
         )
         for one in classes
-    )
+    ]
     header = ("class", "time (ms)", "per step (ms)", "count", "mean (ms)", "share")
-    yield Table(f"Time of {_describe_operations(summary)}, by class.", header, rows)
+    yield Table(f"Time of {what}, by class.", header, rows)
     yield Text(LEGEND + ("" if summary.get("measures") == "kernels" else OWN_TIME))
 
 
-def _build_phases_table(summary: Mapping[str, Any]) -> Iterator[Part]:
+def _iter_phases_tables(summary: Mapping[str, Any]) -> Iterator[Part]:
     """Yield the table of the phases of the steps; nothing without phases."""
     found, window = _get_rows(summary, "phases"), summary.get("window_seconds")
-    if not found:
-        return
     header = ["phase", "count", "host (ms)", "of the window"]
-    rows = [
-        [
-            one["name"],
-            format_count(one["num"]),
-            format_milliseconds(one["host_seconds"]),
-            format_percent(divide(one["host_seconds"], window)),
-        ]
-        for one in found
-    ]
-    if any(one.get("device_seconds") is not None for one in found):
+    has_devices = any(one.get("device_seconds") is not None for one in found)
+    if has_devices:
         header += ["device work launched (ms)", "device idle (ms)"]
-        for row, one in zip(rows, found, strict=True):
-            row += [format_milliseconds(one.get("device_seconds")), format_milliseconds(one.get("idle_seconds"))]
-    caption = "Phases of the steps (of a capture, its named ranges), on the host's clock."
-    yield Table(caption, tuple(header), tuple(map(tuple, rows)))
+    rows: list[list[str]] = []
+    for one in found:
+        host = one["host_seconds"]
+        share = format_percent(divide(host, window))
+        rows.append([one["name"], format_count(one["num"]), format_milliseconds(host), share])
+        if has_devices:
+            rows[-1] += [format_milliseconds(one.get(key)) for key in ("device_seconds", "idle_seconds")]
+    if rows:
+        yield Table("Phases of the steps (of a capture, its named ranges), on the host's clock.", header, rows)
 
 
-def _build_gaps_table(summary: Mapping[str, Any]) -> Iterator[Part]:
+def _iter_gaps_tables(summary: Mapping[str, Any]) -> Iterator[Part]:
     """Yield the table of the gaps of each device by length; nothing without devices."""
-    rows: list[tuple[str, ...]] = []
+    rows: list[Sequence[str]] = []
+    window = summary.get("window_seconds")
     for device in _get_rows(summary, "devices"):
         name = f"{device['index']}: {format_plain(device.get('name'))}"
-        lower = 0.0
+        lower, late = 0.0, device.get("host_bound_seconds")
         for bound, num, seconds in device["gaps"]:
-            words = (
-                f"over {format_milliseconds(lower)} ms"
-                if bound is None
-                else f"{format_milliseconds(lower)} to {format_milliseconds(bound)} ms"
-            )
-            rows.append(
-                (
-                    name,
-                    words,
-                    format_count(num),
-                    format_milliseconds(seconds),
-                    format_percent(divide(seconds, summary.get("window_seconds"))),
-                )
-            )
+            words = f"{format_milliseconds(lower)} to {format_milliseconds(bound)} ms"
+            if bound is None:
+                words = f"over {format_milliseconds(lower)} ms"
+            share = format_percent(divide(seconds, window))
+            rows.append((name, words, format_count(num), format_milliseconds(seconds), share))
             lower = bound
-        late = device.get("host_bound_seconds")
-        rows.append(
-            (
-                name,
-                "of all: host-bound",
-                "",
-                format_milliseconds(late),
-                format_percent(divide(late, summary.get("window_seconds"))),
-            )
-        )
+        share = format_percent(divide(late, window))
+        rows.append((name, "of all: host-bound", "", format_milliseconds(late), share))
         rows.append((name, "longest", "1", format_milliseconds(device["longest_gap_seconds"]), ""))
     if rows:
         header = ("device", "gap", "count", "time (ms)", "of the window")
-        yield Table("Gaps: idle time of a device between two operations.", header, tuple(rows))
+        yield Table("Gaps: idle time of a device between two operations.", header, rows)
 
 
-def _build_transfers_table(summary: Mapping[str, Any]) -> Iterator[Part]:
-    """Yield the table of memory operations by direction; nothing without any."""
-    rows = tuple(
+def _iter_memory_parts(summary: Mapping[str, Any]) -> Iterator[Part]:
+    """Yield the table of memory operations, and the chart of allocated memory (MiB) over time (ms)."""
+    rows = [
         (
             one["direction"],
             format_count(one["num"]),
@@ -272,33 +194,28 @@ def _build_transfers_table(summary: Mapping[str, Any]) -> Iterator[Part]:
             format_bytes(one.get("num_bytes")),
         )
         for one in _get_rows(summary, "transfers")
-    )
+    ]
     if rows:
         yield Table("Memory operations by direction.", ("direction", "count", "time (ms)", "size"), rows)
+    points = get_nested(summary, "memory", "points")
+    if points:
+        since = ", since the profiler began" if get_nested(summary, "memory", "since_start") else ""
+        times, sizes = [1000 * time for time, _ in points], [taken / MEBI for _, taken in points]
+        style = {"line": {"width": 1.5, "shape": "hv"}, "mode": "lines"}
+        curve = charts.build_line_trace("allocated", times, sizes, charts.COLORS[0], **style)
+        look = charts.build_layout("ms since the window began", "MiB", showlegend=False, yaxis={"rangemode": "tozero"})
+        where = format_plain(get_nested(summary, "memory", "kind"))
+        yield Chart(f"Memory allocated on the {where}{since}; thinned, highs and lows are kept.", (curve,), look)
 
 
-def _draw_memory_chart(summary: Mapping[str, Any]) -> Iterator[Part]:
-    """Yield the chart of allocated memory (MiB) over time (ms); nothing if it was not recorded."""
-    points = get_nested(summary, "memory", "points") or ()
-    if not points:
-        return
-    since = ", since the profiler began" if get_nested(summary, "memory", "since_start") else ""
-    times, sizes = [1000 * time for time, _ in points], [taken / MEBI for _, taken in points]
-    curve = charts.build_line_trace(
-        "allocated", times, sizes, charts.COLORS[0], line={"width": 1.5, "shape": "hv"}, mode="lines"
-    )
-    look = charts.build_layout("ms since the window began", "MiB", showlegend=False, yaxis={"rangemode": "tozero"})
-    where = format_plain(get_nested(summary, "memory", "kind"))
-    yield Chart(f"Memory allocated on the {where}{since}; thinned, highs and lows are kept.", (curve,), look)
-
-
-def _build_names_tables(summary: Mapping[str, Any]) -> Iterator[Part]:
+def _iter_names_tables(summary: Mapping[str, Any]) -> Iterator[Part]:
     """Yield the tables of the names and of the CUDA calls that took longest, as far as there are any."""
-    for key, caption, folded in (
-        ("top", f"The {len(_get_rows(summary, 'top'))} names that took longest.", False),
-        ("calls", "CUDA calls of the host, the longest first.", True),
-    ):
-        rows = tuple(
+    captions = {
+        "top": f"The {len(_get_rows(summary, 'top'))} names that took longest.",
+        "calls": "CUDA calls of the host, the longest first.",
+    }
+    for key, caption in captions.items():
+        rows = [
             (
                 one["kind"],
                 format_milliseconds(one["seconds"]),
@@ -308,7 +225,7 @@ def _build_names_tables(summary: Mapping[str, Any]) -> Iterator[Part]:
                 one["name"],
             )
             for one in _get_rows(summary, key)
-        )
+        ]
         if rows:
             header = ("class", "time (ms)", "count", "mean (ms)", "share", "name")
-            yield Table(caption, header, rows, folded=folded)
+            yield Table(caption, header, rows, folded=key == "calls")
