@@ -5,11 +5,11 @@ In: the facts of fivetune/data/inspect.py as plain tables. Out: a Page, and the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fivetune.reading.report.page import charts
-from fivetune.reading.report.page.parts import Page, Part, Section, Table, Text
+from fivetune.reading.report.page.parts import Page, Part, Table, Text, build_section
 from fivetune.reading.report.page.wording import (
     format_count,
     format_decimal,
@@ -33,15 +33,15 @@ def build_inspection_page(facts: Facts) -> Page:
     """Build the page of an inspection."""
     sets = facts["sets"]
     sections = (
-        _build_overview_section(facts),
-        Section("Counts", tuple(part for name in sets for part in _build_counts_parts(name, sets[name]))),
-        _build_lengths_section(facts),
-        _build_limits_section(facts),
-        _build_duplicates_section(facts),
-        _build_leakage_section(facts),
-        _build_answers_section(sets),
-        _build_characters_section(facts),
-        _build_examples_section(facts),
+        build_section("Overview", _iter_overview_parts(facts)),
+        build_section("Counts", *(_iter_counts_parts(name, one) for name, one in sets.items())),
+        build_section("Lengths", _build_lengths_parts(facts)),
+        build_section("Limits", _iter_limits_parts(sets)),
+        build_section("Duplicates", _iter_duplicates_parts(facts)),
+        build_section("Leakage", _iter_leakage_parts(facts.get("leakage"))),
+        build_section("Answers", _build_answers_parts(sets)),
+        build_section("Characters", _iter_characters_parts(sets)),
+        build_section("Examples", _iter_examples_parts(facts)),
     )
     sources = "; ".join(f"{name}: {', '.join(one['sources'])}" for name, one in sets.items())
     return Page(
@@ -51,52 +51,42 @@ def build_inspection_page(facts: Facts) -> Page:
     )
 
 
-# --- overview ---
-
-
-def _build_overview_section(facts: Facts) -> Section:
+def _iter_overview_parts(facts: Facts) -> Iterator[Part]:
+    """Yield what was found, and how many records were read, used and left out."""
     sets = facts["sets"]
-    parts: list[Part] = [Text(text, kind) for kind, text in _iter_findings(facts)]
-    rows = [
-        (words, *(format_count(one[key]) for one in sets.values()))
-        for words, key in (
-            ("records read", "num_read"),
-            ("skipped: cannot be used", "num_skipped"),
-            ("left out by the task", "num_left_out"),
-            ("without usable answers", "num_unlabelled"),
-            ("examples", "num_examples"),
-            ("questions", "num_groups"),
-            ("targets to learn or to score", "num_targets"),
-        )
-    ]
-    parts.append(Table("Records read, and their use.", ("count", *sets), tuple(rows)))
-    for key, words in (("skipped", "Records that cannot be used"), ("unlabelled", "Records without usable answers")):
-        bad = [(name, one["where"], one["reason"]) for name in sets for one in sets[name][key]]
-        if bad:
-            parts.append(Table(f"{words}, the first of each set.", ("set", "where", "reason"), tuple(bad)))
-    return Section("Overview", tuple(parts))
-
-
-def _iter_findings(facts: Facts) -> Iterator[tuple[str, str]]:
-    """Yield (kind of Text, sentence) for each finding."""
     if facts["is_default_tokenizer"]:
         words = (
             f"Lengths and characters are those of the tokenizer of {facts['tokenizer']}, which has a small vocabulary. "
             "To choose limits, give --tokenizer and the folder or hub name of the model to train."
         )
-        yield "note", words
-    found = [text for name, one in facts["sets"].items() for text in _iter_set_findings(name, one, facts["limits"])]
+        yield Text(words, "note")
+    found = [text for name, one in sets.items() for text in _iter_set_findings(name, one, facts["limits"])]
     for kind, leak in facts.get("leakage", {}).items():
-        num = leak["num_exact"] + (leak["num_near"] or 0)
-        if num:
+        near = leak["num_near"] or 0
+        if num := leak["num_exact"] + near:
             found.append(
                 f"eval shares the {kind} with train in {format_plural(num, 'example')} "
-                f"({format_percent(divide(num, leak['of']))}): "
-                f"{format_count(leak['num_exact'])} exactly, {format_count(leak['num_near'] or 0)} nearly."
+                f"({format_percent(divide(num, leak['of']))}): {format_count(leak['num_exact'])} exactly, "
+                f"{format_count(near)} nearly."
             )
-    yield from (("warning", text) for text in found)
+    yield from (Text(text, "warning") for text in found)
     if not found:
-        yield "good", "No problem found: no invalid record, contradiction, leak, lost answer or lost character."
+        words = "No problem found: no invalid record, contradiction, leak, lost answer or lost character."
+        yield Text(words, "good")
+    counts = {
+        "records read": "num_read",
+        "skipped: cannot be used": "num_skipped",
+        "left out by the task": "num_left_out",
+        "without usable answers": "num_unlabelled",
+        "examples": "num_examples",
+        "questions": "num_groups",
+        "targets to learn or to score": "num_targets",
+    }
+    rows = [(words, *(format_count(one[key]) for one in sets.values())) for words, key in counts.items()]
+    yield Table("Records read, and their use.", ("count", *sets), rows)
+    for key, words in (("skipped", "Records that cannot be used"), ("unlabelled", "Records without usable answers")):
+        if bad := [(name, record["where"], record["reason"]) for name, one in sets.items() for record in one[key]]:
+            yield Table(f"{words}, the first of each set.", ("set", "where", "reason"), bad)
 
 
 def _iter_set_findings(name: str, one: Facts, limits: Facts) -> Iterator[str]:
@@ -161,231 +151,181 @@ def _iter_set_findings(name: str, one: Facts, limits: Facts) -> Iterator[str]:
         yield f"{name}: the tokenizer does not keep all characters of {format_plural(hit, 'example')} ({part})."
 
 
-# --- counts and lengths ---
+def _describe_rest(num: int, shown: Sequence[object]) -> str:
+    """Describe how many values a table leaves out; "" if it shows all."""
+    rest = num - len(shown)
+    return f", the most frequent; {format_plural(rest, 'other')} not shown" if rest else ""
 
 
-def _build_counts_parts(name: str, one: Facts) -> Iterator[Part]:
+def _iter_counts_parts(name: str, one: Facts) -> Iterator[Part]:
     yield Text(f"Examples of {name}", "heading")
     for kind, found in one["counts"].items():
-        rows = tuple(
-            (_shorten(str(value)), format_count(num), format_percent(divide(num, found["num"])))
-            for value, num in found["common"]
-        )
-        rest = found["num_values"] - len(rows)
-        more = f", the most frequent; {format_plural(rest, 'other')} not shown" if rest else ""
-        caption = f"{name}: {format_plural(found['num_values'], 'value')} of {kind}{more}."
-        if forms := found.get("forms"):
-            told = (
-                ", ".join(f"{form!r} ({format_count(n)})" for form, n in forms.get(value, ())[:MAX_FORMS])
-                for value, _ in found["common"]
-            )
-            rows = tuple((*row, text) for row, text in zip(rows, told, strict=True))
-        yield Table(caption, (kind, "examples", "share", *(("forms in the data",) if forms else ())), rows)
+        forms, header = found.get("forms"), [kind, "examples", "share"]
+        rows: list[list[str]] = []
+        for value, num in found["common"]:
+            rows.append([_shorten(str(value)), format_count(num), format_percent(divide(num, found["num"]))])
+            if forms:
+                own = forms.get(value, ())[:MAX_FORMS]
+                rows[-1].append(", ".join(f"{form!r} ({format_count(n)})" for form, n in own))
+        if forms:
+            header.append("forms in the data")
+        more = _describe_rest(found["num_values"], rows)
+        yield Table(f"{name}: {format_plural(found['num_values'], 'value')} of {kind}{more}.", header, rows)
 
 
-def _build_lengths_section(facts: Facts) -> Section:
-    sets = facts["sets"]
+def _build_lengths_parts(facts: Facts) -> list[Part]:
+    """Build the histograms of the lengths, and the table of their sums, means and quantiles."""
     parts: list[Part] = []
+    rows: list[Sequence[str]] = []
+    header: list[str] = []
+    sets = facts["sets"]
     for key, word in PARTS.items():
-        histograms = {
-            name: parse_record(Histogram, one["lengths"][key]["histogram"])
-            for name, one in sets.items()
-            if one["lengths"][key]
-        }
-        caption = f"Lengths of the {key} in tokens, before any cut."
-        limit = facts["limits"].get(word)
+        found = {name: one["lengths"][key] for name, one in sets.items() if one["lengths"][key]}
+        histograms = {name: parse_record(Histogram, row["histogram"]) for name, row in found.items()}
+        caption, limit = f"Lengths of the {key} in tokens, before any cut.", facts["limits"].get(word)
         chart = charts.build_lengths_chart(histograms, caption, unit=f"{word} tokens", limit=limit)
         parts += [chart] if chart else []
-    found = [(name, key, one["lengths"][key]) for name, one in sets.items() for key in PARTS if one["lengths"][key]]
-    if not found:
-        return Section("Lengths", ())
-    quantiles = list(found[0][2]["quantiles"])
-    header = ("set", "text", "tokens", "mean", *(f"{100 * float(q):g} %" for q in quantiles), "longest")
-    rows = tuple(
-        (
-            name,
-            key,
-            format_count(row["num_tokens"]),
-            format_decimal(row["mean"], 1),
-            *(format_count(row["quantiles"][q]) for q in quantiles),
-            format_count(row["longest"]),
-        )
-        for name, key, row in found
-    )
+    for name, one in sets.items():
+        for key in PARTS:
+            if row := one["lengths"][key]:
+                quantiles = row["quantiles"]
+                header = header or [f"{100 * float(q):g} %" for q in quantiles]
+                shown = map(format_count, (*quantiles.values(), row["longest"]))
+                rows.append((name, key, format_count(row["num_tokens"]), format_decimal(row["mean"], 1), *shown))
     caption = "Lengths in tokens: sum, mean, quantiles, maximum."
-    return Section("Lengths", (*parts, Table(caption, header, rows)))
+    table = Table(caption, ("set", "text", "tokens", "mean", *header, "longest"), rows)
+    return [*parts, table] if rows else []
 
 
-def _build_limits_section(facts: Facts) -> Section:
-    parts: list[Part] = [
-        Text(
-            "An answer is lost if the input holds a gold answer before truncation of the context's end and none after "
-            "it. Cost is the encoder's, relative to a limit of 512: the sum of n + n² / 3072 over all examples, n "
-            "tokens after truncation (attention and the other layers of t5-small, without padding)."
-        )
-    ]
-    for name, one in facts["sets"].items():
+def _iter_limits_parts(sets: Facts) -> Iterator[Part]:
+    """Yield what each limit of the inputs and of the targets cuts, and what it costs."""
+    yield Text(
+        "An answer is lost if the input holds a gold answer before truncation of the context's end and none after "
+        "it. Cost is the encoder's, relative to a limit of 512: the sum of n + n² / 3072 over all examples, n "
+        "tokens after truncation (attention and the other layers of t5-small, without padding)."
+    )
+    for name, one in sets.items():
         num = one["num_examples"]
-        rows = tuple(
+        rows = [
             (
                 format_count(row["limit"]),
-                format_count(row["num_cut"]),
-                format_percent(divide(row["num_cut"], num)),
-                format_count(row["num_answers_lost"]),
-                format_percent(divide(row["num_answers_lost"], num), 2),
+                *_format_part(row["num_cut"], num, digits=1),
+                *_format_part(row["num_answers_lost"], num),
                 format_decimal(row["cost"]),
             )
             for row in one["input_limits"]
-        )
+        ]
         header = ("input limit", "inputs cut", "share", "answers lost", "share lost", "cost")
-        parts.append(Table(f"{name}: truncation and cost by limit of the input.", header, rows))
-    for name, one in facts["sets"].items():
-        rows = tuple(
-            (
-                format_count(row["limit"]),
-                format_count(row["num_cut"]),
-                format_percent(divide(row["num_cut"], one["num_targets"])),
-            )
-            for row in one["target_limits"]
-        )
-        if one["num_targets"]:
-            parts.append(Table(f"{name}: truncation by limit of the target.", ("target limit", "cut", "share"), rows))
-    return Section("Limits", tuple(parts))
+        yield Table(f"{name}: truncation and cost by limit of the input.", header, rows)
+    for name, one in sets.items():
+        num = one["num_targets"]
+        rows = [
+            (format_count(row["limit"]), *_format_part(row["num_cut"], num, digits=1)) for row in one["target_limits"]
+        ]
+        if num:
+            yield Table(f"{name}: truncation by limit of the target.", ("target limit", "cut", "share"), rows)
 
 
-# --- repetitions ---
+def _format_part(num: int | None, whole: int, *, digits: int = 2) -> tuple[str, str]:
+    """Format a count, and its share of the whole."""
+    return format_count(num), format_percent(divide(num, whole), digits)
 
 
-def _build_duplicates_section(facts: Facts) -> Section:
-    parts: list[Part] = [
-        Text(
-            f"Equal up to case and space; near: Jaccard similarity of the sets of three-word shingles of "
-            f"{format_decimal(facts['near'])} or more, among texts that differ."
-        )
-    ]
+def _iter_duplicates_parts(facts: Facts) -> Iterator[Part]:
+    """Yield how many texts repeat an earlier one of their set, and the first of each kind."""
     sets = facts["sets"]
-    names = next(iter(sets.values()))["duplicates"]
-    rows = tuple(
-        (name, *(cell for one in sets.values() for cell in _format_count_and_share(one["duplicates"][name])))
-        for name in names
+    yield Text(
+        f"Equal up to case and space; near: Jaccard similarity of the sets of three-word shingles of "
+        f"{format_decimal(facts['near'])} or more, among texts that differ."
     )
-    parts.append(Table("Texts that repeat an earlier one of their set.", _build_share_header("text", sets), rows))
-    repeated = tuple(
-        (
-            name,
-            kind,
-            ", ".join(one["ids"]),
-            " / ".join(answer or "(none)" for answer in one["answers"]),
-            _shorten(one["text"]),
-        )
-        for name, kind, one in _iter_duplicates(sets, near=False)
-    )
-    header = ("set", "same", "ids", "first answers", "inputs")
-    caption = "Repeated inputs, and questions with different answers: the first of each."
-    parts += [Table(caption, header, repeated)] if repeated else []
-    pairs = tuple((name, kind, *_format_pair(one)) for name, kind, one in _iter_duplicates(sets, near=True))
-    header = ("set", "same", "similarity", "text", "and")
-    parts += [Table("Near ones: the first of each.", header, pairs)] if pairs else []
-    return Section("Duplicates", tuple(parts))
-
-
-def _iter_duplicates(sets: Facts, *, near: bool) -> Iterator[tuple[str, str, Facts]]:
+    counts: list[Sequence[str]] = []
+    for kind in next(iter(sets.values()))["duplicates"]:
+        found = [one["duplicates"][kind] for one in sets.values()]
+        counts.append((kind, *(cell for one in found for cell in _format_part(one["num"], one["of"]))))
+    header = ("text", *(word for name in sets for word in (name, "share")))
+    yield Table("Texts that repeat an earlier one of their set.", header, counts)
+    repeated: list[Sequence[str]] = []
+    near: list[Sequence[str]] = []
     for name, one in sets.items():
         for kind, found in one["duplicates"].items():
-            if kind.startswith("near") == near:
-                yield from ((name, kind, shown) for shown in found["shown"])
-
-
-def _build_share_header(first: str, sets: Facts) -> tuple[str, ...]:
-    return (first, *(word for name in sets for word in (name, "share")))
-
-
-def _format_count_and_share(found: Facts) -> tuple[str, str]:
-    return format_count(found["num"]), format_percent(divide(found["num"], found["of"]), 2)
+            for shown in found["shown"]:
+                if kind.startswith("near"):
+                    near.append((name, kind, *_format_pair(shown)))
+                    continue
+                answers = " / ".join(answer or "(none)" for answer in shown["answers"])
+                repeated.append((name, kind, ", ".join(shown["ids"]), answers, _shorten(shown["text"])))
+    if repeated:
+        header = ("set", "same", "ids", "first answers", "inputs")
+        yield Table("Repeated inputs, and questions with different answers: the first of each.", header, repeated)
+    if near:
+        yield Table("Near ones: the first of each.", ("set", "same", "similarity", "text", "and"), near)
 
 
 def _format_pair(one: Facts) -> tuple[str, str, str]:
     return format_decimal(one["similarity"]), _shorten(one["text"]), _shorten(one["other"])
 
 
-def _build_leakage_section(facts: Facts) -> Section:
-    leakage = facts.get("leakage")
+def _iter_leakage_parts(leakage: Facts | None) -> Iterator[Part]:
+    """Yield how many texts of the evaluation data are in the training data, and the first of each kind."""
     if not leakage:
-        return Section("Leakage", ())
-    rows = tuple(
-        (
-            kind,
-            format_count(one["num_exact"]),
-            format_count(one["num_near"]),
-            format_count(one["of"]),
-            format_percent(divide(one["num_exact"] + (one["num_near"] or 0), one["of"])),
-        )
-        for kind, one in leakage.items()
-    )
+        return
+    rows: list[Sequence[str]] = []
+    for kind, one in leakage.items():
+        exact, near, whole = one["num_exact"], one["num_near"], one["of"]
+        share = format_percent(divide(exact + (near or 0), whole))
+        rows.append((kind, *map(format_count, (exact, near, whole)), share))
     caption = "Examples of eval whose texts are in train too, exactly or nearly."
-    parts = [Table(caption, ("same", "exactly", "nearly", "of", "share"), rows)]
-    pairs = tuple((kind, *_format_pair(shown)) for kind, one in leakage.items() for shown in one["shown"])
+    yield Table(caption, ("same", "exactly", "nearly", "of", "share"), rows)
+    pairs = [(kind, *_format_pair(shown)) for kind, one in leakage.items() for shown in one["shown"]]
     if pairs:
-        parts.append(Table("The first of each kind.", ("same", "similarity", "in eval", "in train"), pairs))
-    return Section("Leakage", tuple(parts))
+        yield Table("The first of each kind.", ("same", "similarity", "in eval", "in train"), pairs)
 
 
-# --- answers, characters, examples ---
-
-
-def _build_answers_section(sets: Facts) -> Section:
+def _build_answers_parts(sets: Facts) -> list[Part]:
+    """Build the tables of the answers that their contexts do not hold; [] for tasks without contexts."""
     parts: list[Part] = []
-    missing: list[tuple[str, ...]] = []
+    missing: list[Sequence[str]] = []
     for name, one in sets.items():
         found = one["answers"]
         if not found or not found["of"]:
             continue
+        num, questions = found["of"], _format_part(found["num_questions"], found["of_questions"])
         rows = (
-            ("examples with an answer", format_count(found["of"]), ""),
-            ("the context holds none of the answers", *_format_count_and_share(found)),
-            (
-                "it holds one in other case only",
-                format_count(found["num_other_case"]),
-                format_percent(divide(found["num_other_case"], found["of"]), 2),
-            ),
-            (
-                "questions that no context answers",
-                format_count(found["num_questions"]),
-                format_percent(divide(found["num_questions"], found["of_questions"]), 2),
-            ),
+            ("examples with an answer", format_count(num), ""),
+            ("the context holds none of the answers", *_format_part(found["num"], num)),
+            ("it holds one in other case only", *_format_part(found["num_other_case"], num)),
+            ("questions that no context answers", *questions),
         )
         parts.append(Table(f"{name}: answers in their contexts.", ("count", name, "share"), rows))
         missing += [(name, row["id"], _shorten(row["answer"]), _shorten(row["text"])) for row in found["shown"]]
     if missing:
         caption = "Answers that are not in their context, the first ones of each set."
-        parts.append(Table(caption, ("set", "id", "first answer", "inputs"), tuple(missing)))
-    return Section("Answers", tuple(parts))
+        parts.append(Table(caption, ("set", "id", "first answer", "inputs"), missing))
+    return parts
 
 
-def _build_characters_section(facts: Facts) -> Section:
-    parts: list[Part] = [Text("White space that becomes a space is listed, but is no warning.")]
-    for name, one in facts["sets"].items():
+def _iter_characters_parts(sets: Facts) -> Iterator[Part]:
+    """Yield the characters of each set that the tokenizer loses."""
+    yield Text("White space that becomes a space is listed, but is no warning.")
+    for name, one in sets.items():
         found = one["characters"]
         if not found["num_characters"]:
-            parts.append(Text(f"{name}: the tokenizer keeps all characters.", "good"))
+            yield Text(f"{name}: the tokenizer keeps all characters.", "good")
             continue
-        rows = tuple(
+        rows = [
             (
                 _format_character(row["character"]),
                 f"U+{ord(row['character']):04X}",
                 _format_character(row["becomes"]),
                 format_count(row["num_times"]),
-                format_count(row["num_texts"]),
-                format_percent(divide(row["num_texts"], found["of"])),
+                *_format_part(row["num_texts"], found["of"], digits=1),
             )
             for row in found["common"]
-        )
-        rest = found["num_characters"] - len(rows)
-        more = f", the most frequent; {format_plural(rest, 'other')} not shown" if rest else ""
-        caption = f"{name}: {format_plural(found['num_characters'], 'character')} that the tokenizer loses{more}."
-        header = ("character", "code", "becomes", "times", "examples", "share")
-        parts.append(Table(caption, header, rows))
-    return Section("Characters", tuple(parts))
+        ]
+        num = found["num_characters"]
+        more = _describe_rest(num, rows)
+        caption = f"{name}: {format_plural(num, 'character')} that the tokenizer loses{more}."
+        yield Table(caption, ("character", "code", "becomes", "times", "examples", "share"), rows)
 
 
 def _format_character(text: str) -> str:
@@ -399,27 +339,23 @@ def _format_character(text: str) -> str:
     return text if text.isprintable() and not text.isspace() else repr(text)
 
 
-def _build_examples_section(facts: Facts) -> Section:
+def _iter_examples_parts(facts: Facts) -> Iterator[Part]:
+    """Yield examples as the model reads them."""
     limits = facts["limits"]
-    words = (
-        "From the shortest to the longest, decoded from the tokens after truncation to "
-        f"{format_plain(limits['input'])} "
-        f"input and {format_plain(limits['target'])} target tokens ({limits['overlong']})."
+    lengths = [format_plain(limits[kind]) for kind in ("input", "target")]
+    yield Text(
+        f"From the shortest to the longest, decoded from the tokens after truncation to {lengths[0]} input and "
+        f"{lengths[1]} target tokens ({limits['overlong']})."
     )
-    parts: list[Part] = [Text(words)]
     for one in facts["examples"]:
         window = f", window {one['window'][0]} of {one['window'][1]}" if one["window"] else ""
         lost = ", the answer is lost" if one["answer_lost"] else ""
-        parts.append(Text(f"{one['id']}: {format_plural(one['num_input_tokens'], 'token')}{window}{lost}", "heading"))
-        mark = f" [... {format_plural(one['num_cut'], 'token')} cut ...] "
-        parts.append(Text(mark.join(one["inputs"]), "code"))
+        yield Text(f"{one['id']}: {format_plural(one['num_input_tokens'], 'token')}{window}{lost}", "heading")
+        yield Text(f" [... {format_plural(one['num_cut'], 'token')} cut ...] ".join(one["inputs"]), "code")
         cut = f" [... {format_plural(one['num_cut_targets'], 'token')} cut ...]" if one["num_cut_targets"] else ""
-        golds = " / ".join(reference or "(no answer)" for reference in one["references"]) or "unknown"
-        target = (
-            f"{one['targets']}{cut}   ({format_plural(one['num_target_tokens'], 'token')}; right: {_shorten(golds)})"
-        )
-        parts.append(Text(f"target: {target}", "code"))
-    return Section("Examples", tuple(parts))
+        golds = _shorten(" / ".join(reference or "(no answer)" for reference in one["references"]) or "unknown")
+        num = format_plural(one["num_target_tokens"], "token")
+        yield Text(f"target: {one['targets']}{cut}   ({num}; right: {golds})", "code")
 
 
 def _shorten(text: str) -> str:

@@ -23,6 +23,7 @@ from rich.text import Text
 
 from fivetune import rundir
 from fivetune.errors import FiveTuneError
+from fivetune.reading.compare.measures import get_score
 from fivetune.reading.report.page.wording import (
     UNKNOWN,
     format_count,
@@ -32,7 +33,7 @@ from fivetune.reading.report.page.wording import (
     format_percent,
     format_significant,
 )
-from fivetune.reading.report.run.scores import choose_best_eval, find_main_score_key, read_score
+from fivetune.reading.report.run.scores import choose_best_eval, find_main_score_key
 from fivetune.redaction import name_invisible
 from fivetune.rundir.damage import Damage
 from fivetune.rundir.figures import count_tokens, list_device_series
@@ -170,7 +171,7 @@ def read_view(path: Path, *, name: str) -> View:
         loss=steps[-1].loss if steps else None,
         losses=tuple(_sample_losses(path / rundir.STEPS)),
         metric=metric or "",
-        score=read_score(best, metric) if metric else None,
+        score=get_score(best, metric) if metric else None,
         score_step=best.step if best else None,
         utilisation=utilisation if state in ACTIVE else None,
         on_gpu=on_gpu,

@@ -20,9 +20,8 @@ from fivetune.reading.report.page.wording import (
     format_decimal,
     format_plural,
     format_setting,
-    merge_repeats,
 )
-from fivetune.reading.report.run.examples import truncate_text
+from fivetune.reading.report.run.examples import show_gold_answers, truncate_text
 from fivetune.reading.report.run.scores import get_score_label
 from fivetune.reading.report.run.settings import format_machine_facts
 from fivetune.rundir.records import MachineRecord, Run
@@ -154,7 +153,7 @@ def _sample_examples(pair: Pair, moves: PredictionChanges, kind: str, max_exampl
             id=one.id,
             inputs=truncate_text(one.inputs),
             prediction=truncate_text(one.after),
-            references=tuple(merge_repeats(truncate_text(reference) for reference in one.references if reference)),
+            references=show_gold_answers(one.references),
             verdict=kind,
             remark=f"{get_score_label(moves.score)} {format_decimal(one.score_before)}, then "
             f"{format_decimal(one.score_after)}",

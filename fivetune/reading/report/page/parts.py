@@ -87,6 +87,9 @@ class Example:
     before: str | None = None
 
 
+Cell = str | tuple[str, float | None]
+"""Text of a cell, or its text and its sort key."""
+
 Part = Text | Problem | Figure | Table | Chart | Example
 
 
@@ -116,7 +119,7 @@ def build_sortable_table(
     *,
     folded: bool = False,
 ) -> Table:
-    """Build a table that can be sorted on the page: a cell is its text, or its text and its sort key."""
+    """Build a table that can be sorted on the page."""
     pairs = [[(cell, None) if isinstance(cell, str) else cell for cell in row] for row in cells]
     rows = [[text for text, _ in row] for row in pairs]
     return Table(caption, header, rows, folded, [[key for _, key in row] for row in pairs])

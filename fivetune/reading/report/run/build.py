@@ -12,7 +12,7 @@ from pathlib import Path
 from fivetune.config.paths import find_typed_path
 from fivetune.errors import FiveTuneError
 from fivetune.reading.diagnosis.rules import diagnose_run
-from fivetune.reading.report.page.parts import Page, Problem, Text
+from fivetune.reading.report.page.parts import Page, Text
 from fivetune.reading.report.page.render import render_html
 from fivetune.reading.report.page.wording import (
     UNKNOWN,
@@ -31,7 +31,6 @@ from fivetune.reading.report.run.scores import (
     find_baseline_eval,
     find_line_score_key,
     list_score_keys,
-    select_main_evals,
 )
 from fivetune.reading.report.run.settings import (
     build_machine_section,
@@ -43,6 +42,7 @@ from fivetune.reading.report.run.slices import build_labels_section, build_slice
 from fivetune.reading.report.run.speed import build_speed_section, build_step_time_section
 from fivetune.reading.report.run.trace import build_trace_section
 from fivetune.rundir import read_run, write_text
+from fivetune.rundir.figures import select_evals_by_step
 from fivetune.rundir.records import Run
 from fivetune.values import get_nested
 
@@ -62,6 +62,17 @@ def build_page(run: Run, *, reference_runs: Sequence[Run] = (), notes: Sequence[
     verdicts = diagnose_run(run)
     problems = list_problems(run, verdicts, reference_runs, notes)
     key = find_line_score_key(run, lines)
+    is_bad = any(problem.kind == "bad" for problem in problems)
+    state, kind = run.status.state, STATE_KINDS.get(run.status.state, "note")
+    badges = [Text(state or UNKNOWN, "note" if is_bad and kind == "good" else kind)]
+    if any(one.rule == "diverged" for one in verdicts):
+        badges.append(Text("diverged", "bad"))
+    if run.status.num_resumes:
+        badges.append(Text(f"resumed {format_plural(run.status.num_resumes, 'time')}", "note"))
+    if problems:
+        badges.append(Text(format_plural(len(problems), "problem"), "bad" if is_bad else "warning"))
+    else:
+        badges.append(Text("no problems", "good"))
     sections = (
         build_verdict_section(run, reference_runs, verdicts, problems),
         build_figures_section(run),
@@ -79,31 +90,14 @@ def build_page(run: Run, *, reference_runs: Sequence[Run] = (), notes: Sequence[
         build_run_examples_section(run, lines),
         build_settings_section(run),
         build_machine_section(run),
-        build_run_definitions_section(list_score_keys(select_main_evals(run))),
+        build_run_definitions_section(list_score_keys(select_evals_by_step(run.evals))),
     )
     return Page(
         title=str(get_nested(run.config, "report", "title") or run.name),
         sections=tuple(section for section in sections if section.parts),
         subtitle=describe_run(run),
-        badges=_build_badges(run, problems, has_diverged=any(one.rule == "diverged" for one in verdicts)),
+        badges=tuple(badges),
     )
-
-
-def _build_badges(run: Run, problems: Sequence[Problem], *, has_diverged: bool) -> tuple[Text, ...]:
-    is_bad = any(problem.kind == "bad" for problem in problems)
-    state, kind = run.status.state, STATE_KINDS.get(run.status.state, "note")
-    badges = [Text(state or UNKNOWN, "note" if is_bad and kind == "good" else kind)]
-    if has_diverged:
-        badges.append(Text("diverged", "bad"))
-    if run.status.num_resumes:
-        badges.append(Text(f"resumed {format_plural(run.status.num_resumes, 'time')}", "note"))
-    badges.append(
-        Text(
-            format_plural(len(problems), "problem") if problems else "no problems",
-            "bad" if is_bad else "warning" if problems else "good",
-        )
-    )
-    return tuple(badges)
 
 
 def write_report(

@@ -5,10 +5,10 @@ In: the prediction lines of the best evaluation and the name of a score. Out: a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from fivetune.reading.report.page import charts
-from fivetune.reading.report.page.parts import Figure, Part, Section, Table, Text
+from fivetune.reading.report.page.parts import Figure, Part, Section, Table, Text, build_section
 from fivetune.reading.report.page.wording import (
     format_count,
     format_decimal,
@@ -22,7 +22,6 @@ from fivetune.rundir.records import Prediction
 from fivetune.scores.analysis.bootstrap import format_p_value
 from fivetune.scores.analysis.calibration import (
     FittedTemperature,
-    RiskCoverage,
     calibrate_lines,
     calibrate_prediction,
     compute_calibration_error,
@@ -30,7 +29,7 @@ from fivetune.scores.analysis.calibration import (
     compute_risk_coverage,
     restore_lines,
 )
-from fivetune.scores.analysis.threshold import TunedThreshold, tune_threshold
+from fivetune.scores.analysis.threshold import tune_threshold
 
 CALIBRATED = 0.01  # difference of mean confidence and accuracy below which a model is neither over- nor underconfident
 COVERAGES = (0.5, 0.7, 0.8, 0.9, 0.95, 1.0)
@@ -51,17 +50,21 @@ def build_confidence_section(
         applied: the temperature of model/, at which confidences are shown.
     """
     if not lines or key is None:
-        return Section("Confidence", ())
+        return build_section("Confidence")
     own = restore_lines(lines, temperature)
     fitted = calibrate_lines(own, key)
     shown = [calibrate_prediction(line, applied) for line in own]
     pairs = [
         (line.confidence, line.scores[key]) for line in shown if line.confidence is not None and key in line.scores
     ]
-    if not pairs:
-        return Section("Confidence", (Text(_explain_no_calibration(lines, key)), *_build_threshold_parts(shown)))
-    parts = _build_calibration_parts(pairs, key, fitted, applied)
-    return Section("Confidence", (*parts, *_build_threshold_parts(shown)))
+    if pairs:
+        return build_section(
+            "Confidence", _iter_calibration_parts(pairs, key, fitted, applied), _iter_threshold_parts(shown)
+        )
+    has_none = all(line.confidence is None for line in lines)
+    lacking = "confidences" if has_none else f"{get_score_label(key)} per prediction"
+    words = f"The prediction lines hold no {lacking}, so calibration is not known. Evaluate again to have it."
+    return build_section("Confidence", Text(words), _iter_threshold_parts(shown))
 
 
 def _describe_temperature(fitted: FittedTemperature | None, applied: float) -> tuple[str, str]:
@@ -80,122 +83,73 @@ def _describe_temperature(fitted: FittedTemperature | None, applied: float) -> t
     return "", f" No temperature makes it better: {halves}."
 
 
-def _explain_no_calibration(lines: Sequence[Prediction], key: str) -> str:
-    lacking = (
-        "confidences" if all(line.confidence is None for line in lines) else f"{get_score_label(key)} per prediction"
-    )
-    return f"The prediction lines hold no {lacking}, so calibration is not known. Evaluate again to have it."
-
-
-def _build_calibration_parts(
+def _iter_calibration_parts(
     pairs: Sequence[tuple[float, float]], key: str, fitted: FittedTemperature | None, applied: float
-) -> list[Part]:
+) -> Iterator[Part]:
+    """Yield the calibration of pairs of confidence and score, and the score of the most confident predictions."""
     sure, values = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     right = [value >= 1 for value in values]
-    bins, curve, ideal = (
-        compute_reliability(sure, right),
-        compute_risk_coverage(sure, values),
-        compute_risk_coverage(values, values),
-    )
+    bins = compute_reliability(sure, right)
+    curve, ideal = compute_risk_coverage(sure, values), compute_risk_coverage(values, values)
     accuracy, mean = sum(right) / len(right), sum(sure) / len(sure)
+    tendency = ""
+    if abs(mean - accuracy) >= CALIBRATED:
+        tendency = ": overconfident" if mean > accuracy else ": underconfident"
     remark, sentence = _describe_temperature(fitted, applied)
-    error = fitted.error_after if fitted and applied != 1 else compute_calibration_error(bins)
-    figures = (
-        Figure("Calibration error", format_percent(error), f"ECE, 10 bins; 0 is best{remark}"),
-        Figure(
-            "Mean confidence",
-            format_percent(mean),
-            f"{format_percent(accuracy)} are right{_describe_tendency(mean, accuracy)}",
-        ),
-        Figure(
-            "Area under risk",
-            format_decimal(100 * curve.area, 1),
-            f"{format_decimal(100 * ideal.area, 1)} if ranked perfectly",
-        ),
-    )
     measured = f"{MEANING}{sentence} Measured on {format_plural(len(pairs), 'prediction')}."
-    reliability = charts.build_reliability_chart(
+    yield Text(measured if not all(right) else f"{measured} All of them are right, so there is no risk to draw.")
+    error = fitted.error_after if fitted and applied != 1 else compute_calibration_error(bins)
+    best = f"{format_decimal(100 * ideal.area, 1)} if ranked perfectly"
+    yield Figure("Calibration error", format_percent(error), f"ECE, 10 bins; 0 is best{remark}")
+    yield Figure("Mean confidence", format_percent(mean), f"{format_percent(accuracy)} are right{tendency}")
+    yield Figure("Area under risk", format_decimal(100 * curve.area, 1), best)
+    yield charts.build_reliability_chart(
         bins,
         "Share of right predictions by confidence. On the diagonal the model is calibrated; below it, it is "
         "overconfident.",
     )
-    if all(value >= 1 for value in values):
-        return [Text(f"{measured} All of them are right, so there is no risk to draw."), *figures, reliability]
-    risk = charts.build_risk_coverage_chart(
+    if all(right):
+        return
+    yield charts.build_risk_coverage_chart(
         curve,
         ideal,
         f"Risk ({get_score_label(key)}, points below 100) over coverage: if only the most confident predictions are "
         "kept, and if they were ranked perfectly.",
     )
-    return [Text(measured), *figures, reliability, risk, _build_coverage_table(curve, key)]
-
-
-def _describe_tendency(mean: float, accuracy: float) -> str:
-    """Return ": overconfident" or ": underconfident"; "" for a difference below CALIBRATED."""
-    if abs(mean - accuracy) < CALIBRATED:
-        return ""
-    return ": overconfident" if mean > accuracy else ": underconfident"
-
-
-def _build_coverage_table(curve: RiskCoverage, key: str) -> Table:
-    num = len(curve.coverage)
-    rows: list[tuple[str, ...]] = []
+    rows: list[Sequence[str]] = []
     for coverage in COVERAGES:
-        last = max(round(coverage * num), 1) - 1
-        rows.append(
-            (
-                format_percent(coverage, 0),
-                format_count(last + 1),
-                format_decimal(100 * (1 - curve.risk[last]), 2),
-                format_significant(float(curve.least_confidence[last])),
-            )
-        )
+        num = max(round(coverage * len(curve.coverage)), 1)
+        score, least = format_decimal(100 * (1 - curve.risk[num - 1])), float(curve.least_confidence[num - 1])
+        rows.append((format_percent(coverage, 0), format_count(num), score, format_significant(least)))
     header = ("answered", "examples", get_score_label(key), "confidence at least")
-    return Table("The score if only the most confident predictions are kept.", header, tuple(rows), folded=True)
+    yield Table("The score if only the most confident predictions are kept.", header, rows, folded=True)
 
 
-def _build_threshold_parts(lines: Sequence[Prediction]) -> list[Part]:
-    if not any(line.no_answer_score is not None for line in lines):
-        return []
+def _iter_threshold_parts(lines: Sequence[Prediction]) -> Iterator[Part]:
+    """Yield the gain of a threshold of the no-answer score; nothing without such scores."""
+    if all(line.no_answer_score is None for line in lines):
+        return
     found = [tuned for name in ("exact", "f1") if (tuned := tune_threshold(lines, name)) is not None]
-    heading = Text("No-answer threshold", "heading")
+    yield Text("No-answer threshold", "heading")
     if not found:
-        reason = "No threshold is tuned: both halves need questions with and without answers."
-        return [heading, Text(reason)]
-    first = found[0]
-    words = (
+        yield Text("No threshold is tuned: both halves need questions with and without answers.")
+        return
+    yield Text(
         "Predictions whose no-answer score is above the threshold become no answer. The threshold is tuned on "
-        f"{format_plural(first.num_tuned, 'question')}, drawn by a hash of their ids, and measured on the other "
-        f"{format_count(first.num_held_out)}."
+        f"{format_plural(found[0].num_tuned, 'question')}, drawn by a hash of their ids, and measured on the other "
+        f"{format_count(found[0].num_held_out)}."
     )
-    header = (
-        "score",
-        "threshold",
-        "tuning half",
-        "held-out half, no threshold",
-        "held-out half, threshold",
-        "gain",
-        "95 % interval",
-    )
-    return [
-        heading,
-        Text(words),
-        Table(
-            "Gain of the threshold. p: probability of such a gain if the threshold changes nothing.",
-            (*header, "p"),
-            tuple(_format_threshold_row(tuned) for tuned in found),
-        ),
+    header = ("score", "threshold", "tuning half", "held-out half, no threshold", "held-out half, threshold")
+    rows = [
+        (
+            get_score_label(tuned.name),
+            format_significant(tuned.threshold),
+            *map(format_decimal, (tuned.tuned, tuned.plain, tuned.held_out)),
+            format_signed(tuned.gain.difference),
+            f"{format_signed(tuned.gain.low)} to {format_signed(tuned.gain.high)}",
+            format_p_value(tuned.gain.p_value),
+        )
+        for tuned in found
     ]
-
-
-def _format_threshold_row(tuned: TunedThreshold) -> tuple[str, ...]:
-    return (
-        get_score_label(tuned.name),
-        format_significant(tuned.threshold),
-        format_decimal(tuned.tuned),
-        format_decimal(tuned.plain),
-        format_decimal(tuned.held_out),
-        format_signed(tuned.gain.difference),
-        f"{format_signed(tuned.gain.low)} to {format_signed(tuned.gain.high)}",
-        format_p_value(tuned.gain.p_value),
-    )
+    caption = "Gain of the threshold. p: probability of such a gain if the threshold changes nothing."
+    yield Table(caption, (*header, "gain", "95 % interval", "p"), rows)

@@ -5,10 +5,10 @@ In: the counts of data.json by split. Out: a Section.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from fivetune.reading.report.page import charts
-from fivetune.reading.report.page.parts import Part, Section, Table, Text
+from fivetune.reading.report.page.parts import Part, Section, Table, Text, build_section
 from fivetune.reading.report.page.wording import (
     format_count,
     format_decimal,
@@ -25,34 +25,42 @@ def build_data_section(run: Run) -> Section:
     """Build the section: counts of records and examples, losses by truncation, lengths in tokens."""
     splits = {name: found for name, found in (("train", run.data.train), ("eval", run.data.eval)) if found is not None}
     if not splits:
-        return Section("Data", (Text("The run directory holds no data counts (data.json).", "note"),))
+        return build_section("Data", Text("The run directory holds no data counts (data.json).", "note"))
     parts: list[Part] = [Text(_describe_counts(splits)), Text(_describe_truncation(splits))]
     cut = any(facts.num_windows for facts in splits.values())
     of_what = "of the windows, and of inputs that need none" if cut else "before truncation"
-    lengths = {
-        "input": {name: facts.input_lengths for name, facts in splits.items()},
-        "target": {name: facts.target_lengths for name, facts in splits.items()},
-    }
-    limits = {
-        "input": next((facts.max_input_tokens for facts in splits.values()), None),
-        "target": next((facts.max_target_tokens for facts in splits.values()), None),
-    }
-    for kind, histograms in lengths.items():
+    lengths: list[Sequence[str]] = []
+    first = next(iter(splits.values()))
+    for kind, limit in (("input", first.max_input_tokens), ("target", first.max_target_tokens)):
+        histograms: dict[str, Histogram | None] = {
+            name: facts.input_lengths if kind == "input" else facts.target_lengths for name, facts in splits.items()
+        }
         caption = f"Lengths of the {kind}s {of_what}."
-        chart = charts.build_lengths_chart(histograms, caption, unit=f"{kind} tokens", limit=limits[kind])
+        chart = charts.build_lengths_chart(histograms, caption, unit=f"{kind} tokens", limit=limit)
         parts += [chart] if chart else []
+        for name, histogram in histograms.items():
+            edges, shares = charts.compute_histogram_shares(histogram)
+            for low, high, share in zip(edges, edges[1:], shares, strict=False):
+                if share:
+                    tokens = f"{format_count(low)} to {format_count(high)}"
+                    lengths.append((name, kind, tokens, format_decimal(share, 1)))
+    rows: list[Sequence[str]] = []
+    for words, count, base in _DATA_ROWS:
+        cells = [words]
+        for facts in splits.values():
+            num = count(facts)
+            cells += [format_count(num), "" if base is None else format_percent(divide(num, base(facts)), 2)]
+        rows.append(cells)
     header = ("count", *(word for name in splits for word in (name, "share")))
-    rows = tuple(
-        (words, *(cell for facts in splits.values() for cell in _format_count_and_share(count(facts), base, facts)))
-        for words, count, base in _DATA_ROWS
-    )
     parts.append(Table("Counts of what was read and lost. (data.json)", header, rows))
-    parts += _build_lengths_tables(lengths)
+    if lengths:
+        header = ("split", "text", "tokens", "examples (%)")
+        parts.append(Table("The length histograms in numbers.", header, lengths, folded=True))
     skips = [(name, skip.where, skip.reason) for name, facts in splits.items() for skip in facts.skips]
     if skips:
         caption = "Records left out: the first invalid ones, and the first that the task excludes."
-        parts.append(Table(caption, ("split", "where", "reason"), tuple(skips[:40]), folded=True))
-    return Section("Data", tuple(parts))
+        parts.append(Table(caption, ("split", "where", "reason"), skips[:40], folded=True))
+    return build_section("Data", parts)
 
 
 def _describe_counts(splits: Mapping[str, SplitSummary]) -> str:
@@ -61,11 +69,9 @@ def _describe_counts(splits: Mapping[str, SplitSummary]) -> str:
     for name, facts in splits.items():
         read, out, bad = facts.num_read, facts.num_skipped, facts.num_skipped_bad
         kept = f"{format_count(facts.num_records_kept)} kept + {format_count(out)} left out"
-        why = (
-            f" ({format_count(out - bad)} by the task, {format_count(bad)} that cannot be used)"
-            if out and bad is not None
-            else ""
-        )
+        why = ""
+        if out and bad is not None:
+            why = f" ({format_count(out - bad)} by the task, {format_count(bad)} that cannot be used)"
         made = format_plural(facts.num_examples, "example")
         sentences.append(f"{name}: {format_plural(read, 'record')} read = {kept}{why}; {made}.")
     return " ".join(sentences)
@@ -97,11 +103,6 @@ _DATA_ROWS: tuple[tuple[str, Count, Count | None], ...] = (
 )
 
 
-def _format_count_and_share(num: int | None, base: Count | None, facts: SplitSummary) -> tuple[str, str]:
-    """Format a count, and its share of the count `base`; "" for a count without base."""
-    return format_count(num), "" if base is None else format_percent(divide(num, base(facts)), 2)
-
-
 def _describe_truncation(splits: Mapping[str, SplitSummary]) -> str:
     """Describe by split what truncation and windows cost, and where the records come from."""
     sentences: list[str] = []
@@ -129,18 +130,3 @@ def _describe_truncation(splits: Mapping[str, SplitSummary]) -> str:
         f"{name}: {format_plain(list(dict.fromkeys(facts.source)) or None)}" for name, facts in splits.items()
     )
     return f"{' '.join(sentences) or 'Losses by truncation are not known.'} Sources: {shorten_home(sources)}."
-
-
-def _build_lengths_tables(lengths: Mapping[str, Mapping[str, Histogram | None]]) -> list[Table]:
-    """Build the table of the length histograms: share of the examples by kind of text, split and range of tokens."""
-    rows: list[tuple[str, ...]] = []
-    for kind, histograms in lengths.items():
-        for name, histogram in histograms.items():
-            edges, shares = charts.compute_histogram_shares(histogram)
-            rows += [
-                (name, kind, f"{format_count(low)} to {format_count(high)}", format_decimal(part, 1))
-                for low, high, part in zip(edges, edges[1:], shares, strict=False)
-                if part
-            ]
-    caption = "The length histograms in numbers."
-    return [Table(caption, ("split", "text", "tokens", "examples (%)"), tuple(rows), folded=True)] if rows else []

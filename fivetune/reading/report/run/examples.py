@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 
 from fivetune.reading.compare.changes import compare_predictions
-from fivetune.reading.report.page.parts import Example, Section, Table, Text
+from fivetune.reading.report.page.parts import Example, Section, Table, Text, build_section
 from fivetune.reading.report.page.wording import (
     format_count,
     format_decimal,
@@ -27,7 +27,6 @@ from fivetune.reading.report.run.scores import (
 )
 from fivetune.rundir.records import Prediction, Run
 from fivetune.scores.analysis.slices import DIMENSIONS
-from fivetune.values import divide
 
 NUM_WORST, NUM_RANDOM = 200, 100
 MAX_INPUT_CHARS = 2000
@@ -45,26 +44,24 @@ def build_run_examples_section(run: Run, lines: Sequence[Prediction]) -> Section
     """Build the section: predictions by outcome, and single predictions with the lowest scores and random ones."""
     best, baseline = choose_best_eval(run), find_baseline_eval(run)
     if not lines:
-        reason = (
-            "No evaluation was made" if best is None else "The best evaluation left no predictions in the run directory"
-        )
-        return Section("Examples", (Text(f"{reason}, so there are no examples to show."),))
+        reason = "The best evaluation left no predictions in the run directory" if best else "No evaluation was made"
+        return build_section("Examples", Text(f"{reason}, so there are no examples to show."))
     before = run.read_predictions(baseline) if baseline is not best else []
-    key = find_main_score_key(run) or ""
-    found = (build_outcomes_table(lines), build_changes_table(before, lines, key))
-    tables = [table for table in found if table is not None]
     lowest = select_worst(lines)
     others = sample(lines, lowest)
-    words = (
-        f"{format_plural(len(others), 'prediction')} drawn at random, of {format_count(len(lines))} at the "
-        "best evaluation."
-    )
+    words = f"{format_plural(len(others), 'prediction')} drawn at random, of {format_count(len(lines))} at the "
+    words += "best evaluation."
     if lowest:
         words = f"The {format_count(len(lowest))} lowest scored that are not right, and {words}"
-    chosen = [build_example(line, "lowest scores") for line in lowest] + [
-        build_example(line, "random") for line in others
-    ]
-    return Section("Examples", (*tables, Text("Single predictions", "heading"), Text(words), *chosen))
+    return build_section(
+        "Examples",
+        build_outcomes_table(lines),
+        build_changes_table(before, lines, find_main_score_key(run) or ""),
+        Text("Single predictions", "heading"),
+        Text(words),
+        [build_example(line, "lowest scores") for line in lowest],
+        [build_example(line, "random") for line in others],
+    )
 
 
 def compute_mean_score(prediction: Prediction) -> float | None:
@@ -75,12 +72,9 @@ def compute_mean_score(prediction: Prediction) -> float | None:
 
 def select_worst(predictions: Sequence[Prediction], num: int = NUM_WORST) -> list[Prediction]:
     """Select the wrong predictions with the lowest scores; ties are ordered by a hash of the id."""
-    scored = [
-        (value, _compute_order_key(p, "worst"), p)
-        for p in predictions
-        if (value := compute_mean_score(p)) is not None and value < 1
-    ]
-    return [p for _, _, p in sorted(scored, key=lambda row: row[:2])[:num]]
+    scored = [(value, p) for p in predictions if (value := compute_mean_score(p)) is not None and value < 1]
+    scored.sort(key=lambda pair: (pair[0], _compute_order_key(pair[1], "worst")))
+    return [p for _, p in scored[:num]]
 
 
 def sample(predictions: Sequence[Prediction], exclude: Sequence[Prediction], num: int = NUM_RANDOM) -> list[Prediction]:
@@ -100,16 +94,16 @@ def classify_outcome(prediction: Prediction) -> str | None:
         return None
     if exact == 1:
         return "right"
-    if not list_gold_answers(prediction):
+    if not any(prediction.references):  # no gold answer, or a blank one: an unanswerable question
         return "invented"
     if not prediction.prediction:
         return "abstained"
     return "near" if f1 >= 0.5 else "wrong answer"
 
 
-def list_gold_answers(prediction: Prediction) -> tuple[str, ...]:
-    """List all gold answers that are not blank; () for an unanswerable question."""
-    return tuple(reference for reference in prediction.references if reference)
+def show_gold_answers(references: Sequence[str]) -> tuple[str, ...]:
+    """Return the gold answers that are not blank, shortened and each once; () for an unanswerable question."""
+    return tuple(merge_repeats(truncate_text(reference) for reference in references if reference))
 
 
 def build_example(prediction: Prediction, reason: str) -> Example:
@@ -118,15 +112,19 @@ def build_example(prediction: Prediction, reason: str) -> Example:
     scores = [f"{key} {format_decimal(score)}" for key, score in prediction.scores.items()]
     if prediction.confidence is not None:
         scores.append(f"confidence {format_decimal(prediction.confidence)}")
-    cut = ["cut off at the length cap"] if prediction.hit_cap else []
-    verdict = "unscored" if value is None else "right" if value == 1 else "near" if value >= 0.25 else "wrong"
+    if prediction.hit_cap:
+        scores.append("cut off at the length cap")
+    if value is None or value == 1:
+        verdict = "unscored" if value is None else "right"
+    else:
+        verdict = "near" if value >= 0.25 else "wrong"
     return Example(
         id=prediction.id,
         inputs=truncate_text(prediction.inputs),
         prediction=truncate_text(prediction.prediction),
-        references=tuple(merge_repeats(truncate_text(reference) for reference in list_gold_answers(prediction))),
+        references=show_gold_answers(prediction.references),
         verdict=verdict,
-        remark=", ".join([*scores, *cut]) or "not scored",
+        remark=", ".join(scores) or "not scored",
         tags={"chosen": reason, **{name: tag for name in TAGS if (tag := DIMENSIONS[name](prediction)) is not None}},
     )
 
@@ -143,9 +141,7 @@ def build_outcomes_table(predictions: Sequence[Prediction]) -> Table | None:
     scored = sum(counts.values()) - counts[None]
     if not scored:
         return None
-    rows = tuple(
-        (words, format_count(counts[key]), format_percent(divide(counts[key], scored))) for key, words in OUTCOMES
-    )
+    rows = [(words, format_count(counts[key]), format_percent(counts[key] / scored)) for key, words in OUTCOMES]
     return Table("Predictions of the best evaluation by outcome.", ("outcome", "examples", "share"), rows)
 
 
@@ -161,7 +157,7 @@ def build_changes_table(before: Sequence[Prediction], after: Sequence[Prediction
         "wrong both times": moves.both_wrong,
     }
     total = sum(map(len, groups.values()))
-    rows = tuple((words, format_count(len(one)), format_percent(len(one) / total)) for words, one in groups.items())
-    right = f"Right means {get_score_label(moves.score)} of 1."
-    caption = f"The same examples before fine-tuning and at the best evaluation. {right}"
+    rows = [(words, format_count(len(one)), format_percent(len(one) / total)) for words, one in groups.items()]
+    caption = "The same examples before fine-tuning and at the best evaluation. Right means "
+    caption += f"{get_score_label(moves.score)} of 1."
     return Table(caption, ("change", "examples", "share"), rows)

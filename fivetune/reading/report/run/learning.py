@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fivetune.reading.compare.measures import get_score
 from fivetune.reading.report.page import charts
-from fivetune.reading.report.page.parts import Part, Section, Table, Text
+from fivetune.reading.report.page.parts import Part, Section, Table, Text, build_section
 from fivetune.reading.report.page.series import (
     Series,
     choose_smoothing_span,
@@ -28,55 +29,84 @@ from fivetune.reading.report.run.scores import (
     EvalRecord,
     choose_best_eval,
     find_main_score_key,
-    format_points,
     get_score_label,
     list_score_keys,
-    read_score,
     select_headline_scores,
-    select_main_evals,
 )
-from fivetune.rundir.figures import find_eval_changes
+from fivetune.rundir.figures import find_eval_changes, select_evals_by_step
 from fivetune.rundir.layout import OWN_SPLITS
-from fivetune.rundir.records import Run, StepRecord
-from fivetune.values import as_finite_number, divide, get_nested, select_finite
+from fivetune.rundir.records import Run
+from fivetune.values import as_finite_number, get_nested, select_finite
 
 NUM_VALUES = 13
 
 
 def build_learning_section(run: Run, reference_runs: Sequence[Run]) -> Section:
     """Build the section: charts over the steps, and tables of their numbers."""
-    steps, evals = select_latest_by_step(run.steps), select_main_evals(run)
+    steps, evals = select_latest_by_step(run.steps), select_evals_by_step(run.evals)
+    at = [float(record.step) for record in steps]
+    losses: Series = [record.loss for record in steps]
     parts: list[Part] = []
     if steps:
-        losses, at = [record.loss for record in steps], [float(record.step) for record in steps]
         eval_losses = [(step, record and record.loss) for step, record in _list_points(evals)]
         words = describe_smoothing(len(losses))
         caption = f"Loss on the training data{words}, and on the evaluation data. (steps.jsonl, evals.jsonl)"
         parts.append(charts.build_loss_chart(at, losses, eval_losses, caption))
-    parts += _build_score_curves(run, evals, reference_runs)
+    parts += _build_score_parts(run, evals, reference_runs, last_step=max((record.step for record in steps), default=0))
     if steps:
-        parts += _draw_rate_and_norm_charts(run, steps)
-        parts.append(_build_steps_table(steps))
-    return Section("Learning", tuple(parts) or (Text("No step was recorded, so there is nothing to draw.", "note"),))
+        taken, norms = [record.effective_lr for record in steps], [record.grad_norm for record in steps]
+        rates: dict[str, Series] = {"learning rate": [record.lr for record in steps]}
+        words = "The learning rate."
+        if select_finite(taken):
+            rates["effective learning rate"] = taken
+            words = "The scheduled learning rate, and the effective one: with the optimizer's parameter scaling."
+        parts.append(charts.build_step_chart(rates, at, words, unit="learning rate", smoothed=False))
+        if known := select_finite(norms):
+            limit = as_finite_number(get_nested(run.config, "train", "max_grad_norm"))
+            words = f"Norm of the gradient before clipping{describe_smoothing(len(norms))}."
+            if limit is not None:
+                share = format_percent(sum(norm > limit for norm in known) / len(known))
+                words += f" {share} of the steps were clipped at {format_significant(limit)}."
+            norm = {"gradient norm": norms}
+            parts.append(charts.build_step_chart(norm, at, words, unit="norm", smoothed=True, limit=limit))
+        else:
+            parts.append(Text("Gradient norm: not recorded."))
+        smoothed = smooth_series(losses, choose_smoothing_span(len(losses)))
+        rows: list[Sequence[str]] = []
+        for i in select_evenly(len(steps), NUM_VALUES):
+            record = steps[i]
+            numbers = (losses[i], smoothed[i], record.lr, record.effective_lr, record.grad_norm)
+            rows.append((format_count(record.step), *map(format_significant, numbers)))
+        header = ("step", "loss", "loss, smoothed", "learning rate", "effective learning rate", "gradient norm")
+        parts.append(Table("Values at evenly spaced steps. (steps.jsonl)", header, rows, folded=True))
+    return build_section("Learning", parts or Text("No step was recorded, so there is nothing to draw.", "note"))
 
 
-def _build_score_curves(run: Run, evals: Sequence[EvalRecord], reference_runs: Sequence[Run]) -> list[Part]:
+def _build_score_parts(
+    run: Run, evals: Sequence[EvalRecord], reference_runs: Sequence[Run], *, last_step: float
+) -> list[Part]:
     """Build the chart of scores (points) over the steps and its table; a sentence where there is no curve."""
     keys = [key for key in list_score_keys(evals) if not key.startswith("best")]
     if not keys:
         return [Text("No evaluation was made, so there are no scores to draw.", "note")]
-    header = ("step", "examples", "loss", *(get_score_label(key) for key in keys), "cut off", "time")
     every = {(one.step, one.split, one.num_examples, one.basis): one for one in run.evals if one.split in OWN_SPLITS}
-    ordered = sorted(every.values(), key=lambda one: one.step)
-    rows = tuple(_format_eval_row(one, keys) for one in ordered)
     bases = list(dict.fromkeys(one.basis for one in every.values()))  # in the order in which they began
-    words = ""
-    if bases[1:]:
-        words = " A set is the evaluation data with the settings of the evaluation; a resume changed it."
-        header = (header[0], "set", *header[1:])
-        rows = tuple(
-            (row[0], format_count(bases.index(one.basis) + 1), *row[1:]) for one, row in zip(ordered, rows, strict=True)
+    changed = len(bases) > 1
+    rows = [
+        (
+            format_count(one.step),
+            *([format_count(bases.index(one.basis) + 1)] if changed else ()),
+            format_count(one.num_examples),
+            format_decimal(one.loss, 3),
+            *(format_decimal(get_score(one, key)) for key in keys),
+            format_percent(one.rates.get("cap_hit")),
+            format_duration(one.seconds),
         )
+        for one in sorted(every.values(), key=lambda one: one.step)
+    ]
+    labels = [get_score_label(key) for key in keys]
+    header = ("step", *(["set"] if changed else ()), "examples", "loss", *labels, "cut off", "time")
+    words = " A set is the evaluation data with the settings of the evaluation; a resume changed it." if changed else ""
     table = Table(f"Every evaluation.{words} (evals.jsonl)", header, rows, folded=True)
     if len(evals) == 1:
         return [Text("One evaluation was made, so its scores have no curve; they are in the verdict."), table]
@@ -84,14 +114,13 @@ def _build_score_curves(run: Run, evals: Sequence[EvalRecord], reference_runs: S
     points, main, best = _list_points(evals), find_main_score_key(run), choose_best_eval(run)
     at = [step for step, _ in points]
     curves = {
-        get_score_label(key): (at, [read_score(record, key) for _, record in points])
+        get_score_label(key): (at, [get_score(record, key) for _, record in points])
         for key in select_headline_scores(run, shown or keys)
     }
-    levels = {
-        f"{other.name}: {get_score_label(main)}": level
-        for other in reference_runs
-        if main and (level := read_score(choose_best_eval(other), main)) is not None
-    }
+    levels: dict[str, float] = {}
+    for other in reference_runs:
+        if main and (level := get_score(choose_best_eval(other), main)) is not None:
+            levels[f"{other.name}: {get_score_label(main)}"] = level
     changes = find_eval_changes(evals)
     caption = "Scores on the evaluation data over the steps; step 0 is the model before fine-tuning."
     if changes:
@@ -102,7 +131,7 @@ def _build_score_curves(run: Run, evals: Sequence[EvalRecord], reference_runs: S
         caption,
         best_step=best.step if best else None,
         levels=levels,
-        last_step=max([*at, *(record.step for record in select_latest_by_step(run.steps))]),
+        last_step=max(*at, last_step),
         changes=changes,
     )
     return [chart, table]
@@ -117,63 +146,3 @@ def _list_points(evals: Sequence[EvalRecord]) -> list[tuple[float, EvalRecord | 
         points += [(float(record.step), None)] if is_other_set or record.step in changes else []
         points.append((float(record.step), record))
     return points
-
-
-def _format_eval_row(record: EvalRecord, keys: Sequence[str]) -> tuple[str, ...]:
-    """Format an evaluation as a row: step, examples, loss in nats per token, scores, share cut off, time."""
-    return (
-        format_count(record.step),
-        format_count(record.num_examples),
-        format_decimal(record.loss, 3),
-        *(format_points(read_score(record, key)) for key in keys),
-        format_percent(record.rates.get("cap_hit")),
-        format_duration(record.seconds),
-    )
-
-
-def _draw_rate_and_norm_charts(run: Run, steps: Sequence[StepRecord]) -> list[Part]:
-    """Draw the learning rate, and the norm of the gradient with its limit; a sentence if no norm is recorded."""
-    at = [float(record.step) for record in steps]
-    rates: dict[str, Series] = {"learning rate": [record.lr for record in steps]}
-    taken = [record.effective_lr for record in steps]
-    if select_finite(taken):
-        rates["effective learning rate"] = taken
-    norms, limit = (
-        [record.grad_norm for record in steps],
-        as_finite_number(get_nested(run.config, "train", "max_grad_norm")),
-    )
-    clipped = [norm for norm in select_finite(norms) if limit is not None and norm > limit]
-    clipping = (
-        ""
-        if limit is None
-        else (
-            f" {format_percent(divide(len(clipped), len(select_finite(norms))))} of the steps were "
-            f"clipped at {format_significant(limit)}."
-        )
-    )
-    rate_words = (
-        "The scheduled learning rate, and the effective one: with the optimizer's parameter scaling."
-        if select_finite(taken)
-        else "The learning rate."
-    )
-    rate_chart = charts.build_step_chart(rates, at, rate_words, unit="learning rate", smoothed=False)
-    if not select_finite(norms):
-        return [rate_chart, Text("Gradient norm: not recorded.")]
-    norm_words = f"Norm of the gradient before clipping{describe_smoothing(len(norms))}.{clipping}"
-    norm_chart = charts.build_step_chart(
-        {"gradient norm": norms}, at, norm_words, unit="norm", smoothed=True, limit=limit
-    )
-    return [rate_chart, norm_chart]
-
-
-def _build_steps_table(steps: Sequence[StepRecord]) -> Table:
-    """Build the table of NUM_VALUES evenly spaced steps."""
-    losses = [record.loss for record in steps]
-    smoothed = smooth_series(losses, choose_smoothing_span(len(losses)))
-    rows: list[tuple[str, ...]] = []
-    for i in select_evenly(len(steps), NUM_VALUES):
-        record = steps[i]
-        numbers = (losses[i], smoothed[i], record.lr, record.effective_lr, record.grad_norm)
-        rows.append((format_count(record.step), *(format_significant(value) for value in numbers)))
-    header = ("step", "loss", "loss, smoothed", "learning rate", "effective learning rate", "gradient norm")
-    return Table("Values at evenly spaced steps. (steps.jsonl)", header, tuple(rows), folded=True)

@@ -6,12 +6,11 @@ In: a Run and its verdicts. Out: Problems, and a Section of rates and measured v
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from fivetune.reading.diagnosis.rules import CONSEQUENCES, is_severe
-from fivetune.reading.report.page.parts import Problem, Section, Table
+from fivetune.reading.report.page.parts import Problem, Section, Table, build_section
 from fivetune.reading.report.page.wording import (
     UNKNOWN,
     format_count,
@@ -24,7 +23,6 @@ from fivetune.reading.report.page.wording import (
 )
 from fivetune.reading.report.run.rates import build_rates_table, find_rate_warnings, recompute_written_rates
 from fivetune.reading.report.run.scores import (
-    EvalRecord,
     choose_best_eval,
     find_baseline_eval,
 )
@@ -90,19 +88,11 @@ def find_warnings(run: Run, reference_runs: Sequence[Run] = (), rules: Collectio
     """
     best = choose_best_eval(run)
     lines = run.read_predictions(best)
-    return [
-        *find_rate_warnings(recompute_written_rates(best, lines), lines, rules),
-        *_find_size_warnings(run, best, reference_runs),
-        *_find_data_warnings(run),
-    ]
-
-
-def _find_size_warnings(run: Run, best: EvalRecord | None, reference_runs: Sequence[Run]) -> list[str]:
-    """Warn of evaluations on different numbers of examples, unless they have other data and are not compared."""
-    sizes = Counter(record.num_examples for record in select_evals_by_step(select_current_evals(run.evals)))
-    sentences: list[str] = []
+    sentences = find_rate_warnings(recompute_written_rates(best, lines), lines, rules)
+    # Evaluations of other data are not compared, so their sizes may differ.
+    sizes = {record.num_examples for record in select_evals_by_step(select_current_evals(run.evals))}
     if len(sizes) > 1:
-        listed = ", ".join(sorted((format_count(num) for num in sizes), key=lambda text: (len(text), text)))
+        listed = ", ".join(map(format_count, sorted(sizes)))
         sentences.append(f"The evaluations differ in size ({listed} examples): part of the difference is chance.")
     for other in reference_runs:
         theirs = choose_best_eval(other)
@@ -111,23 +101,18 @@ def _find_size_warnings(run: Run, best: EvalRecord | None, reference_runs: Seque
                 f"The run {other.name} was evaluated on {format_plural(theirs.num_examples, 'example')}, "
                 f"this one on {format_count(best.num_examples)}."
             )
-    return sentences
-
-
-def _find_data_warnings(run: Run) -> list[str]:
-    """Warn of records left out and odd ones, unless pre-flight did; what length limits cut is up to the diagnosis."""
+    # What pre-flight has warned of is among the run's own warnings; what length limits cut is up to the diagnosis.
     told = {warning.kind for warning in run.status.warnings}
-    sentences: list[str] = []
     for split, facts in (("train", run.data.train), ("eval", run.data.eval)):
         if facts is None:
             continue
-        bad = 0 if RECORDS in told else facts.num_skipped_bad
-        if facts.num_blank_golds and RECORDS not in told:
+        blank, bad = facts.num_blank_golds, facts.num_skipped_bad
+        if blank and RECORDS not in told:
             sentences.append(
-                f"{split}: {format_plural(facts.num_blank_golds, 'record')} have a blank gold answer beside others: an "
+                f"{split}: {format_plural(blank, 'record')} have a blank gold answer beside others: an "
                 "empty prediction is right there."
             )
-        if bad:
+        if bad and RECORDS not in told:
             read = format_plural(facts.num_read, "record")
             sentences.append(f"{split}: {format_count(bad)} of {read} could not be used and were left out.")
         unknown = divide(facts.num_unknown_tokens, facts.num_input_tokens)
@@ -152,33 +137,31 @@ def select_own_warnings(run: Run, rules: Collection[str] = ()) -> list[str]:
 
 def build_evidence_section(run: Run, verdicts: Sequence[Verdict]) -> Section:
     """Build the section on what the problems rest on: rates of a broken run, measured values of the diagnosis."""
-    table = build_rates_table(
-        *(
-            recompute_written_rates(one, run.read_predictions(one))
-            for one in (choose_best_eval(run), find_baseline_eval(run))
-        )
-    )
-    parts = [table] if table else []
-    return Section("Evidence", (*parts, *([build_verdicts_table({"": verdicts}, named=False)] if verdicts else ())))
+    evals = (choose_best_eval(run), find_baseline_eval(run))
+    rates = build_rates_table(*(recompute_written_rates(one, run.read_predictions(one)) for one in evals))
+    return build_section("Evidence", rates, build_verdicts_table({"": verdicts}, named=False) if verdicts else None)
 
 
 def build_verdicts_table(found: Mapping[str, Sequence[Verdict]], *, named: bool) -> Table:
     """Build a folded table of measured value, threshold and change by verdict; `named` adds a column of variants."""
-    rows: list[tuple[str, ...]] = []
+    rows: list[Sequence[str]] = []
     for name, verdicts in found.items():
         for verdict in verdicts:
             change = ", ".join(f"{key} {format_setting(key, value)}" for key, value in verdict.change.items())
-            figures = (
-                format_significant(verdict.figure),
-                format_significant(verdict.threshold),
-                format_percent(verdict.confidence, 0),
+            rows.append(
+                (
+                    *((name,) if named else ()),
+                    verdict.rule.replace("_", " "),
+                    format_significant(verdict.figure),
+                    format_significant(verdict.threshold),
+                    format_percent(verdict.confidence, 0),
+                    change or "no setting",
+                    UNKNOWN if verdict.gain is None else f"{format_decimal(verdict.gain)} x",
+                )
             )
-            gain = UNKNOWN if verdict.gain is None else f"{format_decimal(verdict.gain)} x"
-            cells = (verdict.rule.replace("_", " "), *figures, change or "no setting", gain)
-            rows.append((name, *cells) if named else cells)
     header = ("rule", "measured", "threshold", "confidence", "change", "predicted speed-up")
     caption = "The evidence: the measured value and the threshold of each rule. (steps.jsonl, telemetry.jsonl)"
-    return Table(caption, ("variant", *header) if named else header, tuple(rows), folded=True)
+    return Table(caption, ("variant", *header) if named else header, rows, folded=True)
 
 
 def describe_resume(run: Run) -> str:

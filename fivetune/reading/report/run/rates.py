@@ -9,9 +9,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from fivetune.reading.compare.measures import get_score
 from fivetune.reading.report.page.parts import Table
 from fivetune.reading.report.page.wording import UNKNOWN, format_percent, format_plural
-from fivetune.reading.report.run.scores import LABEL_SCORES, EvalRecord, read_score
+from fivetune.reading.report.run.scores import LABEL_SCORES, EvalRecord
 from fivetune.rundir.records import Prediction
 from fivetune.scores.metrics.gsm8k import describe_lenient_gap
 
@@ -65,14 +66,9 @@ EMPTY_LIMIT, EMPTY_BEYOND_UNANSWERABLE = 0.01, 0.1
 DECODING_GAP = 0.01
 
 
-def read_rate(record: EvalRecord | None, name: str) -> float | None:
-    """Return a rate (0-1) of an evaluation; None if unknown."""
-    return None if record is None else record.rates.get(name)
-
-
-def read_majority_score(record: EvalRecord | None, key: str) -> float | None:
+def read_majority_score(record: EvalRecord, key: str) -> float | None:
     """Return the score in points of always predicting the most frequent label; None for tasks without labels."""
-    share = read_rate(record, "majority_label") if key in LABEL_SCORES else None
+    share = record.rates.get("majority_label") if key in LABEL_SCORES else None
     return None if share is None else 100 * share
 
 
@@ -84,17 +80,12 @@ def recompute_written_rates(record: EvalRecord | None, lines: Sequence[Predictio
     written = [line for line in lines if line.left_label_set is None]
     if record is None or len(written) == len(lines):
         return record
-    found = {
-        "teacher_forced_exact": [line.teacher_forced_exact for line in written],
-        "free_running_exact": [line.free_running_exact for line in written],
-    }
     rates = dict(record.rates)
-    for name, flags in found.items():
-        known = [flag for flag in flags if flag is not None]
+    for name in ("teacher_forced_exact", "free_running_exact"):
+        known = [flag for line in written if (flag := getattr(line, name)) is not None]
+        rates.pop(name, None)
         if known:
             rates[name] = sum(known) / len(known)
-        else:
-            rates.pop(name, None)
     return replace(record, rates=rates)
 
 
@@ -109,64 +100,48 @@ def find_rate_warnings(
     """
     if best is None or best.step == 0:
         return []
+    rates, sentences = best.rates, list[str]()
     cap = format_plural(best.max_new_tokens, "token")
-    over = {
-        name: value
-        for name, known in RATES.items()
-        if known.limit is not None
-        and not (name == "one_label" and "majority_label" in rules)
-        and (value := read_rate(best, name)) is not None
-        and value > known.limit
-    }
-    sentences = [RATES[name].warning.format(share=format_percent(value), cap=cap) for name, value in over.items()]
+    for name, known in RATES.items():
+        is_told = name == "one_label" and "majority_label" in rules
+        if known.limit is not None and not is_told and rates.get(name, 0.0) > known.limit:
+            sentences.append(known.warning.format(share=format_percent(rates[name]), cap=cap))
     if gap := describe_lenient_gap(best.scores):
         sentences.append(gap)
-    return [*sentences, *_find_empty_warnings(best, lines), *_find_decoding_gap_warnings(best)]
-
-
-def _find_empty_warnings(best: EvalRecord, lines: Sequence[Prediction]) -> list[str]:
-    """Warn of more empty predictions than unanswerable questions; a text without labels is right where golds are."""
-    empty, unanswerable = read_rate(best, "empty"), read_score(best, "NoAns_total")
-    if empty is None:
-        return []
-    if not unanswerable:
-        if any("" in line.references for line in lines):
-            return []
-        return [f"{format_percent(empty)} of the predictions are empty."] if empty > EMPTY_LIMIT else []
-    expected = unanswerable / (read_score(best, "total") or unanswerable)
-    if empty - expected <= EMPTY_BEYOND_UNANSWERABLE:
-        return []
-    return [
-        f"{format_percent(empty)} of the questions were left unanswered, but only {format_percent(expected)} "
-        "have no answer: "
-        "the model abstains too often."
-    ]
-
-
-def _find_decoding_gap_warnings(best: EvalRecord) -> list[str]:
-    """Warn of targets that are exact with teacher forcing but not in generation: the cause is a setting or a fault."""
-    forced, free = read_rate(best, "teacher_forced_exact"), read_rate(best, "free_running_exact")
-    if forced is None or free is None or forced - free <= DECODING_GAP:
-        return []
-    return [
-        f"Given the target so far, the model would write {format_percent(forced)} of the targets exactly, but "
-        "generation "
-        f"wrote only {format_percent(free)}. Look at eval.max_new_tokens, at what generation suppresses, and at "
-        "the precision."
-    ]
+    # No answer is right where a question has none; a text without labels is right where a gold answer is empty.
+    empty, unanswerable = rates.get("empty"), get_score(best, "NoAns_total")
+    if empty is not None and unanswerable:
+        expected = unanswerable / (get_score(best, "total") or unanswerable)
+        if empty - expected > EMPTY_BEYOND_UNANSWERABLE:
+            sentences.append(
+                f"{format_percent(empty)} of the questions were left unanswered, but only {format_percent(expected)} "
+                "have no answer: the model abstains too often."
+            )
+    elif empty is not None and empty > EMPTY_LIMIT and not any("" in line.references for line in lines):
+        sentences.append(f"{format_percent(empty)} of the predictions are empty.")
+    # Targets that are exact with teacher forcing, but not in generation: the cause is a setting or a fault.
+    forced, free = rates.get("teacher_forced_exact"), rates.get("free_running_exact")
+    if forced is not None and free is not None and forced - free > DECODING_GAP:
+        sentences.append(
+            f"Given the target so far, the model would write {format_percent(forced)} of the targets exactly, but "
+            f"generation wrote only {format_percent(free)}. Look at eval.max_new_tokens, at what generation "
+            "suppresses, and at the precision."
+        )
+    return sentences
 
 
 def build_rates_table(best: EvalRecord | None, baseline: EvalRecord | None) -> Table | None:
     """Build a table of the rates of the best evaluation and of the one before fine-tuning."""
-    rows = tuple(
+    rates, before = (record.rates if record else {} for record in (best, baseline))
+    rows = [
         (
             known.name,
-            format_percent(read_rate(best, name)),
-            format_percent(read_rate(baseline, name)),
+            format_percent(rates[name]),
+            format_percent(before.get(name)),
             UNKNOWN if known.limit is None else format_percent(known.limit),
         )
         for name, known in RATES.items()
-        if read_rate(best, name) is not None
-    )
+        if name in rates
+    ]
     caption = "Shares of the predictions that reveal a broken run, at the best evaluation. (rates in evals.jsonl)"
     return Table(caption, ("predictions", "share", "before fine-tuning", "warning above"), rows) if rows else None

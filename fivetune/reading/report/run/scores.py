@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fivetune.reading.report.page.wording import format_decimal
+from fivetune.reading.compare.measures import get_score
 from fivetune.rundir.figures import find_best_eval, find_own_eval, select_current_evals, select_evals_by_step
 from fivetune.rundir.records import EvalRecord, Prediction, Run
 from fivetune.scores.analysis.bootstrap import compute_wilson_interval
@@ -71,16 +71,6 @@ def get_score_label(key: str) -> str:
     return LABELS.get(key, key.replace("_", " "))
 
 
-def select_main_evals(run: Run) -> list[EvalRecord]:
-    """Select the run's own evaluations, one per step, in order; of the whole set and a subset the former counts."""
-    return select_evals_by_step(run.evals)
-
-
-def read_score(record: EvalRecord | None, key: str) -> float | None:
-    """Return a score in points of 0-100; None without an evaluation, or if it has no such score."""
-    return None if record is None else record.scores.get(key)
-
-
 def find_baseline_eval(run: Run) -> EvalRecord | None:
     """Find the evaluation before the first step; None if a resume changed the evaluation data or settings since."""
     return find_own_eval(select_current_evals(run.evals), 0)
@@ -93,7 +83,7 @@ def choose_best_eval(run: Run) -> EvalRecord | None:
     """
     key, best = find_main_score_key(run), run.status.best
     if key is None:
-        return next(reversed(select_main_evals(run)), None)
+        return next(reversed(select_evals_by_step(run.evals)), None)
     return find_best_eval(run.evals, metric=key, higher_is_better=is_higher_better([run.config], key), chosen=best)
 
 
@@ -102,7 +92,7 @@ def find_main_score_key(run: Run) -> str | None:
 
     None without scores.
     """
-    keys = list_score_keys(select_main_evals(run))
+    keys = list_score_keys(select_evals_by_step(run.evals))
     best = run.status.best
     named = (best.metric if best else None, get_nested(run.config, "eval", "metric"), "f1")
     return next((key for key in named if key in keys), next(iter(keys), None))
@@ -117,31 +107,12 @@ def list_score_keys(records: Sequence[EvalRecord]) -> list[str]:
 
 def select_headline_scores(run: Run, keys: Sequence[str]) -> list[str]:
     """Select the scores of the key figures: of a mixture the mean and each part's main score, else the first six."""
-    mains = ["mean", *(f"{part}_{main}" for part, main in _read_main_scores(run.config).items())]
-    return [key for key in mains if len(mains) > 1 and key in keys] or list(keys[:6])
-
-
-def _read_main_scores(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the main score of each part of a mixture; {} for other tasks and settings that this version refuses."""
-    task = load_run_task(config) if get_nested(config, "task", "name") == "mixture" else None
+    # A task that this version refuses has no parts either.
+    task = load_run_task(run.config) if get_nested(run.config, "task", "name") == "mixture" else None
     metric = task.metrics[0] if task else ""
-    return metric["mains"] if isinstance(metric, Mapping) else {}
-
-
-def is_mean(key: str) -> bool:
-    """Return whether a score is a mean over examples, so that their number gives it an interval."""
-    return key in MEANS
-
-
-def format_points(value: float | None, digits: int = 2) -> str:
-    """Format a score, in points of 0-100; "n/a" for None."""
-    return format_decimal(value, digits)
-
-
-def count_scored_examples(record: EvalRecord, key: str) -> float | None:
-    """Return the number of examples that a score averages; None if it is unknown."""
-    counter = PARTS.get(key.split("_")[0], "total")
-    return read_score(record, counter) or (record.num_examples if counter == "total" else None)
+    parts = metric["mains"] if isinstance(metric, Mapping) else {}
+    mains = ["mean", *(f"{part}_{main}" for part, main in parts.items())]
+    return [key for key in mains if parts and key in keys] or list(keys[:6])
 
 
 def find_line_score_key(run: Run, lines: Sequence[Prediction]) -> str | None:
@@ -161,8 +132,9 @@ def compute_score_interval(record: EvalRecord, key: str) -> tuple[float, float] 
     """
     if (written := record.intervals.get(key)) is not None:
         return written
-    value, num = read_score(record, key), count_scored_examples(record, key)
-    if value is None or not num or not is_mean(key) or not 0 <= value <= 100:
+    value, counter = get_score(record, key), PARTS.get(key.split("_")[0], "total")
+    num = get_score(record, counter) or (record.num_examples if counter == "total" else None)
+    if value is None or not num or key not in MEANS or not 0 <= value <= 100:
         return None
     low, high = compute_wilson_interval(value / 100, num)
     return 100 * low, 100 * high

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from fivetune.reading.report.page.parts import Section, Table, Text
+from fivetune.reading.report.page.parts import Part, Section, Table, Text, build_section
 from fivetune.reading.report.page.wording import format_bytes, format_count, format_plain, format_setting, shorten_home
 from fivetune.reading.report.run.scores import DEFINITIONS
 from fivetune.rundir.records import MachineRecord, Run
@@ -51,35 +51,46 @@ def build_settings_section(run: Run) -> Section:
     """Build the section: the main settings with the options of the loss that are on, then all settings."""
     values = flatten_table(run.config)
     if not values:
-        return Section("Settings", (Text("The run directory holds no settings (config.yaml).", "note"),))
-    first = tuple(
-        (words, format_setting(key, values[key])) for words, key in MAIN_SETTINGS if values.get(key) is not None
-    )
-    options = tuple(
-        (key, format_setting(key, value)) for key, value in values.items() if key.startswith("loss.") and value
-    )
-    everything = tuple((key, format_setting(key, value)) for key, value in values.items())
-    main = Table("The main settings.", ("setting", "value"), first + options)
+        return build_section("Settings", Text("The run directory holds no settings (config.yaml).", "note"))
+    everything = [(key, format_setting(key, value)) for key, value in values.items()]
+    told = dict(everything)
+    first = [(words, told[key]) for words, key in MAIN_SETTINGS if values.get(key) is not None]
+    options = [(key, told[key]) for key, value in values.items() if key.startswith("loss.") and value]
     plain = "The losses on this page are the plain negative log-likelihood: options of the loss change gradients only."
-    whole_table = Table(
-        f"All {len(everything)} settings, as resolved. (config.yaml)", ("key", "value"), everything, folded=True
+    caption = f"All {len(everything)} settings, as resolved. (config.yaml)"
+    return build_section(
+        "Settings",
+        Table("The main settings.", ("setting", "value"), first + options),
+        Text(plain, "note") if options else None,
+        Table(caption, ("key", "value"), everything, folded=True),
     )
-    return Section("Settings", (main, *((Text(plain, "note"),) if options else ()), whole_table))
 
 
 def build_machine_section(run: Run) -> Section:
-    """Build the section: the machine of the run, and the commands that reproduce it."""
+    """Build the section: the machine of the run, and the commands that start it, train it again, and build the page."""
     machine = run.machine
     if machine == MachineRecord():
-        return Section(
-            "Reproduce", (Text("The run directory holds no facts about the machine (machine.json).", "note"),)
-        )
-    parts = (
-        Table("Where it ran. (machine.json)", ("fact", "value"), tuple(format_machine_facts(machine))),
-        *_build_parts_table(machine),
-        *_build_reproduction_texts(run),
-    )
-    return Section("Reproduce", parts)
+        none = "The run directory holds no facts about the machine (machine.json)."
+        return build_section("Reproduce", Text(none, "note"))
+    parts: list[Part] = [Table("Where it ran. (machine.json)", ("fact", "value"), format_machine_facts(machine))]
+    if len(machine.parts) > 1:
+        rows: list[Sequence[str]] = []
+        for part in machine.parts:
+            facts = (part.started, part.device, part.num_threads)
+            changed = ", ".join(part.changed) or "nothing"
+            rows.append((format_count(part.step), *map(format_plain, facts), changed))
+        header = ("from step", "started", "device", "threads", "changed settings")
+        parts.append(Table("Parts of the run: it was resumed. (machine.json)", header, rows))
+    parts.append(Text("Commands", "heading"))
+    folder = str(get_nested(run.config, "run", "dir") or f"runs/{run.name}")
+    for words, command in (
+        ("Start of the run:", machine.command),
+        ("Train again with the resolved settings:", f"fivetune train {folder}/config.yaml --run.dir {folder}-again"),
+        ("Rebuild this page from the run directory:", f"fivetune report {folder}"),
+    ):
+        if command:
+            parts += [Text(words), Text(shorten_home(command), "code")]
+    return build_section("Reproduce", parts)
 
 
 def format_machine_facts(machine: MachineRecord) -> list[tuple[str, str]]:
@@ -106,42 +117,10 @@ def _join_words(*words: str | None) -> str:
     return ", ".join(word for word in words if word) or format_plain(None)
 
 
-def _build_parts_table(machine: MachineRecord) -> list[Table]:
-    """Build the table of the parts of a resumed run, with what changed between them; [] for one part."""
-    rows = tuple(
-        (
-            format_count(part.step),
-            format_plain(part.started),
-            format_plain(part.device),
-            format_plain(part.num_threads),
-            ", ".join(part.changed) or "nothing",
-        )
-        for part in machine.parts
-    )
-    header = ("from step", "started", "device", "threads", "changed settings")
-    return [Table("Parts of the run: it was resumed. (machine.json)", header, rows)] if len(rows) > 1 else []
-
-
-def _build_reproduction_texts(run: Run) -> list[Text]:
-    """Build the commands that started the run, train it again, and rebuild the page."""
-    folder = str(get_nested(run.config, "run", "dir") or f"runs/{run.name}")
-    command = run.machine.command
-    parts = [Text("Commands", "heading")]
-    if command:
-        parts += [Text("Start of the run:"), Text(shorten_home(command), "code")]
-    again = f"fivetune train {folder}/config.yaml --run.dir {folder}-again"
-    parts += [
-        Text("Train again with the resolved settings:"),
-        Text(shorten_home(again), "code"),
-    ]
-    rebuilt = f"fivetune report {folder}"
-    return [*parts, Text("Rebuild this page from the run directory:"), Text(shorten_home(rebuilt), "code")]
-
-
 def build_run_definitions_section(keys: Sequence[str]) -> Section:
     """Build the section: meanings of the scores `keys` and of the terms on the page."""
     rows = [*(DEFINITIONS[key] for key in keys if key in DEFINITIONS), *_WORDS]
-    return Section("Definitions", (Table("Terms on this page.", ("term", "meaning"), tuple(rows)),))
+    return build_section("Definitions", Table("Terms on this page.", ("term", "meaning"), rows))
 
 
 _WORDS = [

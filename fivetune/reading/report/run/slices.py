@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fivetune.reading.report.page import charts
-from fivetune.reading.report.page.parts import Section, Table, Text
+from fivetune.reading.report.page.parts import Section, Table, Text, build_section
 from fivetune.reading.report.page.wording import format_count, format_decimal, format_percent, format_plural
 from fivetune.reading.report.run.scores import get_score_label
 from fivetune.rundir.records import Prediction
-from fivetune.scores.analysis.labels import ConfusionMatrix, build_confusion
-from fivetune.scores.analysis.slices import Slice, compute_slices
+from fivetune.scores.analysis.labels import build_confusion
+from fivetune.scores.analysis.slices import compute_slices
 
 MAX_LABELS = 20
 
@@ -26,72 +26,51 @@ def build_slices_section(lines: Sequence[Prediction], key: str | None) -> Sectio
     """
     values = [line.scores[key] for line in lines if key and key in line.scores]
     if key is None or not values:
-        return Section("Slices", ())
+        return build_section("Slices")
     found = compute_slices(lines, key)
-    notes = [Text(text) for text in _describe_left_out_slices(found)]
+    # A dimension divides nothing if all examples have one value, or if none is recorded.
     shown = [one for group in found.values() if len(group) > 1 for one in group]
+    alike = [f"{name} ({group[0].value})" for name, group in found.items() if len(group) == 1]
+    unknown = [name for name, group in found.items() if not group]
+    notes = [
+        Text(f"All examples have the same {', '.join(alike)}.") if alike else None,
+        Text(f"Not recorded in the predictions: {', '.join(unknown)}.") if unknown else None,
+    ]
     if not shown:
-        return Section("Slices", tuple(notes))
+        return build_section("Slices", *notes)
     mean = 100 * sum(values) / len(values)
     caption = (
         f"{get_score_label(key)} of subsets of the {format_plural(len(values), 'example')}, with 95 % intervals; the "
         f"line is the mean of all, {format_decimal(mean, 1)}. Wide intervals: few examples."
     )
-    rows = tuple(
-        (
-            one.name,
-            one.value,
-            format_count(one.num),
-            format_decimal(one.score),
-            f"{format_decimal(one.low, 1)} to {format_decimal(one.high, 1)}",
-        )
-        for one in shown
-    )
+    rows: list[Sequence[str]] = []
+    for one in shown:
+        edges = f"{format_decimal(one.low, 1)} to {format_decimal(one.high, 1)}"
+        rows.append((one.name, one.value, format_count(one.num), format_decimal(one.score), edges))
     header = ("slice", "value", "examples", get_score_label(key), "95 % interval")
     words = (
         "Count, score and interval of each slice. Intervals are Wilson's for scores of 0 or 1 and for fewer than 20 "
         "examples, else from a bootstrap."
     )
     chart = charts.build_slices_chart(shown, mean, caption)
-    return Section("Slices", (chart, Table(words, header, rows, folded=True), *notes))
-
-
-def _describe_left_out_slices(found: dict[str, list[Slice]]) -> list[str]:
-    """Return sentences on the dimensions that divide nothing: all examples have one value, or none is recorded."""
-    alike = [f"{name} ({group[0].value})" for name, group in found.items() if len(group) == 1]
-    unknown = [name for name, group in found.items() if not group]
-    sentences: list[str] = []
-    if alike:
-        sentences.append(f"All examples have the same {', '.join(alike)}.")
-    if unknown:
-        sentences.append(f"Not recorded in the predictions: {', '.join(unknown)}.")
-    return sentences
+    return build_section("Slices", chart, Table(words, header, rows, folded=True), *notes)
 
 
 def build_labels_section(lines: Sequence[Prediction]) -> Section:
     """Build the section: confusion matrix, precision and recall of labels; no parts for tasks that write answers."""
     found = build_confusion(lines)
     if found is None:
-        return Section("Labels", ())
+        return build_section("Labels")
     shown = found.labels[:MAX_LABELS]
     rest = len(found.labels) - len(shown)
     more = f" The {format_plural(rest, 'rarest label')} are left out." if rest else ""
     caption = f"Number of examples by gold label (row) and predicted label (column).{more}"
-    return Section("Labels", (charts.build_confusion_chart(found, shown, caption), _build_labels_table(found)))
-
-
-def _build_labels_table(found: ConfusionMatrix) -> Table:
-    """Build the table of counts and scores of each label, the rare ones included."""
-    rows = tuple(
-        (
-            name,
-            format_count(found.count_support(name)),
-            format_count(found.count_predicted(name)),
-            format_percent(found.compute_precision(name)),
-            format_percent(found.compute_recall(name)),
-            format_percent(found.compute_f1(name)),
-        )
-        for name in found.labels
-    )
+    chart = charts.build_confusion_chart(found, shown, caption)
+    rows: list[Sequence[str]] = []
+    for name in found.labels:  # the rare ones included
+        scores = (found.compute_precision(name), found.compute_recall(name), found.compute_f1(name))
+        counts = (found.count_support(name), found.count_predicted(name))
+        rows.append((name, *map(format_count, counts), *map(format_percent, scores)))
     caption = "Each label: examples with it as gold label, predictions of it, precision, recall and F1."
-    return Table(caption, ("label", "examples", "predicted", "precision", "recall", "F1"), rows)
+    header = ("label", "examples", "predicted", "precision", "recall", "F1")
+    return build_section("Labels", chart, Table(caption, header, rows))
