@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from fivetune.reading.compare import MEASURES, MeasureSpec
 from fivetune.reading.compare.records import Comparison, Measure, Variant
 from fivetune.reading.compare.variants import select_work_settings
-from fivetune.reading.report.page.parts import Table
+from fivetune.reading.report.page.parts import Cell, Table, build_sortable_table
 from fivetune.reading.report.page.wording import (
     UNKNOWN,
     format_bytes,
@@ -66,11 +66,9 @@ def format_measure_difference(kind: MeasureSpec, value: float | None) -> str:
     """Format a difference to the baseline with its sign, or a ratio as a multiple of the baseline's value."""
     if value is None:
         return UNKNOWN
-    return (
-        DIFFERENCE_FORMATTERS.get(kind.kind, format_signed)(value)
-        if kind.compared == "minus"
-        else f"{format_decimal(value)} x"
-    )
+    if kind.compared == "ratio":
+        return f"{format_decimal(value)} x"
+    return DIFFERENCE_FORMATTERS.get(kind.kind, format_signed)(value)
 
 
 def format_with_range(format_value: Callable[[MeasureSpec, float | None], str], kind: MeasureSpec, one: Measure) -> str:
@@ -90,101 +88,88 @@ def is_significant(kind: MeasureSpec, one: Measure) -> bool | None:
     return not low <= nothing <= high
 
 
-def format_heading(name: str, metric: str) -> str:
-    """Format a measure's name; scores are named after their metric."""
-    kind = MEASURES[name]
-    return kind.label.replace("score", get_score_label(metric)) if kind.kind == "score" else kind.label
-
-
 def _select_known_measures(tables: Iterable[Mapping[str, Measure]], *, main: bool) -> list[str]:
     """Select the main or the other measures that at least one table has, in the order of MEASURES."""
     known = {name for table in tables for name, one in table.items() if one.value is not None}
     return [name for name in MEASURES if name in known and (name in MAIN_MEASURES) == main]
 
 
+def _list_headings(names: Sequence[str], metric: str) -> list[str]:
+    """List the names of measures as they are printed; scores are named after their metric."""
+    kinds = [MEASURES[name] for name in names]
+    label = get_score_label(metric)
+    return [kind.label.replace("score", label) if kind.kind == "score" else kind.label for kind in kinds]
+
+
 def build_variants_tables(comparison: Comparison) -> list[Table]:
     """Build a table of variants with settings and main measures, and a folded table of the other measures."""
-    tables = [variant.measures for variant in comparison.variants]
-    first, rest = (_select_known_measures(tables, main=main) for main in (True, False))
-    caption = (
+    tables: list[Table] = []
+    captions = (
         "Every variant over its runs: scores and losses as mean with 95 % interval, of two runs with both values, "
         "which are too few seeds for an interval; other measures as median with minimum and maximum. Click a column's "
-        "name to sort by it."
+        "name to sort by it.",
+        "The other measures of every variant.",
     )
-    more = "The other measures of every variant."
-    return [
-        _build_variants_table(comparison, first, caption),
-        _build_variants_table(comparison, rest, more, folded=True),
-    ]
-
-
-def _build_variants_table(comparison: Comparison, names: Sequence[str], caption: str, *, folded: bool = False) -> Table:
-    keys = () if folded or len(comparison.varied) > MAX_SETTINGS else comparison.varied
-    rows: list[tuple[str, ...]] = []
-    values: list[tuple[float | None, ...]] = []
-    for variant in comparison.variants:
-        resolved = select_work_settings(variant.runs[0]) if variant.runs else {}
-        changed = [variant.settings.get(key, resolved.get(key, UNKNOWN)) for key in keys]
-        told = [format_setting(key, value) for key, value in zip(keys, changed, strict=True)]
-        found = [get_measure(variant, name) for name in names]
-        cells = [format_with_range(format_measure, MEASURES[name], one) for name, one in zip(names, found, strict=True)]
-        rows.append((_format_variant_name(comparison, variant), *told, str(len(variant.runs)), *cells))
-        values.append((None, *map(as_finite_number, changed), float(len(variant.runs)), *(one.value for one in found)))
-    columns = (*keys, "runs", *(format_heading(name, comparison.metric) for name in names))
-    return Table(caption, ("variant", *columns), tuple(rows), folded=folded, values=tuple(values))
-
-
-def _format_variant_name(comparison: Comparison, variant: Variant) -> str:
-    failed = f"{format_plural(len(variant.failures), 'run')} missing" if variant.failures else ""
-    marks = (
-        "baseline" if variant.name == comparison.baseline else "",
-        "Pareto front" if variant.pareto else "",
-        CONSTANTS[variant.constant.rule] if variant.constant else "",
-        failed,
-    )
-    remark = ", ".join(filter(None, marks))
-    return f"{variant.name}\n{remark}" if remark else variant.name
+    for caption, main in zip(captions, (True, False), strict=True):
+        names = _select_known_measures((variant.measures for variant in comparison.variants), main=main)
+        keys = comparison.varied if main and len(comparison.varied) <= MAX_SETTINGS else ()
+        rows: list[Sequence[Cell]] = []
+        for variant in comparison.variants:
+            failed = f"{format_plural(len(variant.failures), 'run')} missing" if variant.failures else ""
+            marks = (
+                "baseline" if variant.name == comparison.baseline else "",
+                "Pareto front" if variant.pareto else "",
+                CONSTANTS[variant.constant.rule] if variant.constant else "",
+                failed,
+            )
+            row: list[Cell] = ["\n".join(filter(None, (variant.name, ", ".join(filter(None, marks)))))]
+            resolved = select_work_settings(variant.runs[0]) if variant.runs else {}
+            for key in keys:
+                value = variant.settings.get(key, resolved.get(key, UNKNOWN))
+                row.append((format_setting(key, value), as_finite_number(value)))
+            num = len(variant.runs)
+            row.append((str(num), float(num)))
+            for name in names:
+                one = get_measure(variant, name)
+                row.append((format_with_range(format_measure, MEASURES[name], one), one.value))
+            rows.append(row)
+        header = ("variant", *keys, "runs", *_list_headings(names, comparison.metric))
+        tables.append(build_sortable_table(caption, header, rows, folded=not main))
+    return tables
 
 
 def build_baseline_tables(comparison: Comparison) -> list[Table]:
     """Build a table of differences or ratios to the baseline, and a folded table of the other measures."""
     others = [variant for variant in comparison.variants if variant.against]
-    first, rest = (_select_known_measures([variant.against for variant in others], main=main) for main in (True, False))
-    caption = (
+    tables: list[Table] = []
+    captions = (
         f"Against the baseline {comparison.baseline}: scores and losses as differences, seed by seed; other measures "
         "as multiples of the baseline's. A difference whose range contains 0 or 1.00 x may be chance. The column "
-        "by example has the interval over the examples for these trained models, the next one that over the seeds."
+        "by example has the interval over the examples for these trained models, the next one that over the seeds.",
+        "The other measures against the baseline; shares as differences in per cent of the whole.",
     )
-    more = "The other measures against the baseline; shares as differences in per cent of the whole."
-    tables = [_build_baseline_table(comparison, others, first, caption)] if first else []
-    return [*tables, *([_build_baseline_table(comparison, others, rest, more, folded=True)] if rest else [])]
-
-
-def _build_baseline_table(
-    comparison: Comparison, others: Sequence[Variant], names: Sequence[str], caption: str, *, folded: bool = False
-) -> Table:
-    paired = not folded and any(variant.over_examples for variant in others)
-    rows: list[tuple[str, ...]] = []
-    values: list[tuple[float | None, ...]] = []
-    for variant in others:
-        found = [variant.against.get(name, UNKNOWN_MEASURE) for name in names]
-        cells = [
-            format_with_range(format_measure_difference, MEASURES[name], one)
-            for name, one in zip(names, found, strict=True)
-        ]
-        rows.append((variant.name, *([_format_paired_difference(variant)] if paired else ()), *cells))
-        over = [(variant.over_examples or UNKNOWN_MEASURE).value] if paired else ()
-        values.append((None, *over, *(one.value for one in found)))
-    first = [f"{format_heading(SCORE, comparison.metric)}, by example"] if paired else []
-    columns = (*first, *(format_heading(name, comparison.metric) for name in names))
-    return Table(caption, ("variant", *columns), tuple(rows), folded=folded, values=tuple(values))
-
-
-def _format_paired_difference(variant: Variant) -> str:
-    """Format the difference over examples with its interval and p-value."""
-    one = variant.over_examples or UNKNOWN_MEASURE
-    chance = "" if one.p_value is None else f", p {format_p_value(one.p_value)}"
-    return format_with_range(format_measure_difference, MEASURES[SCORE], one) + chance
+    for caption, main in zip(captions, (True, False), strict=True):
+        names = _select_known_measures((variant.against for variant in others), main=main)
+        if not names:
+            continue
+        header = ["variant"]
+        paired = main and any(variant.over_examples for variant in others)
+        if paired:
+            header += [f"{heading}, by example" for heading in _list_headings([SCORE], comparison.metric)]
+        rows: list[Sequence[Cell]] = []
+        for variant in others:
+            row: list[Cell] = [variant.name]
+            if paired:
+                one = variant.over_examples or UNKNOWN_MEASURE
+                chance = "" if one.p_value is None else f", p {format_p_value(one.p_value)}"
+                row.append((format_with_range(format_measure_difference, MEASURES[SCORE], one) + chance, one.value))
+            for name in names:
+                one = variant.against.get(name, UNKNOWN_MEASURE)
+                row.append((format_with_range(format_measure_difference, MEASURES[name], one), one.value))
+            rows.append(row)
+        header += _list_headings(names, comparison.metric)
+        tables.append(build_sortable_table(caption, header, rows, folded=not main))
+    return tables
 
 
 # --- sentences ---
@@ -204,10 +189,29 @@ def describe_outcome(comparison: Comparison) -> list[str]:
         f"{format_plural(len(variants), 'variant')} in {format_plural(runs, 'run')} were compared; varied: {keys}."
     ]
     if failed:
-        sentences.append(
-            f"{format_plural(failed, 'run')} did not finish and {'is' if failed == 1 else 'are'} excluded."
-        )
-    return [*sentences, *_describe_best(comparison), *_describe_speed(comparison)]
+        verb = "is" if failed == 1 else "are"
+        sentences.append(f"{format_plural(failed, 'run')} did not finish and {verb} excluded.")
+    sentences += _describe_best(comparison)
+    ranked = _rank_variants(variants, SPEED, higher=True)
+    if comparison.disturbed:  # other load distorts the times, so neither the fastest nor the Pareto front is known
+        disturbed = format_plural(len(comparison.disturbed), "run")
+        told = f"Speeds are not compared: other work used the machine beside {disturbed} (see the warnings)."
+        return [*sentences, told] if len(ranked) > 1 else sentences
+    if len(ranked) > 1:
+        first = ranked[0]
+        reached = f"{format_measure(MEASURES[SPEED], get_measure(first, SPEED).value)} examples per second"
+        ratio = first.against.get(SPEED, UNKNOWN_MEASURE)
+        if first.name == comparison.baseline:
+            sentences.append(f"The baseline is also the fastest: {reached}.")
+        elif ratio.value is None:
+            sentences.append(f"{quote_name(first)} is the fastest: {reached}.")
+        else:
+            factor = _format_inline(format_measure_difference, SPEED, ratio).replace(" x", "")
+            sentences.append(f"{quote_name(first)} is the fastest: {reached}, {factor} times the baseline's.")
+    front = [quote_name(variant) for variant in variants if variant.pareto]
+    if 0 < len(front) < len(variants) and has_nonzero_scores(comparison):
+        sentences.append(f"The Pareto front of score and time: {', '.join(front)}.")
+    return sentences
 
 
 def _rank_variants(variants: Sequence[Variant], name: str, *, higher: bool) -> list[Variant]:
@@ -226,15 +230,20 @@ def _describe_best(comparison: Comparison) -> list[str]:
         return [comparison.incomparable]
     if not every:
         return ["No variant has a score, so their quality is unknown."]
-    ranked = [variant for variant in every if not variant.constant]
-    hollow = [_describe_constant(comparison, variant) for variant in every if variant.constant]
-    if len(hollow) > MAX_LEFT_OUT:
-        hollow[MAX_LEFT_OUT:] = [
-            f"So are {len(hollow) - MAX_LEFT_OUT} more, for reasons of this kind (see the verdicts)."
-        ]
+    name = get_score_label(comparison.metric)
+    ranked: list[Variant] = []
+    hollow: list[str] = []  # sentences on the variants whose score does not count
+    for variant in every:
+        if variant.constant is None:
+            ranked.append(variant)
+            continue
+        reached = format_measure(MEASURES[SCORE], get_measure(variant, SCORE).value)
+        why = f"{CONSTANTS[variant.constant.rule]}. {variant.constant.message}"
+        hollow.append(f"{quote_name(variant)} ({name} {reached}) is left out: {why}")
+    if (num := len(hollow) - MAX_LEFT_OUT) > 0:
+        hollow[MAX_LEFT_OUT:] = [f"So are {num} more, for reasons of this kind (see the verdicts)."]
     if not ranked:
         return ["No variant is the best, because none has learnt the task.", *hollow]
-    name = get_score_label(comparison.metric)
     scores = {format_decimal(get_measure(variant, SCORE).value) for variant in ranked}  # means of equal scores round
     by_loss = _rank_variants(ranked, LOSS, higher=False)
     if len(ranked) > 1 and len(scores) == 1 and len(by_loss) == len(ranked):
@@ -243,25 +252,16 @@ def _describe_best(comparison: Comparison) -> list[str]:
     return [_describe_leader(comparison, ranked[0], SCORE, name, "better"), *hollow]
 
 
-def _describe_constant(comparison: Comparison, variant: Variant) -> str:
-    """Describe why the score of a variant does not count."""
-    reached = format_measure(MEASURES[SCORE], get_measure(variant, SCORE).value)
-    assert variant.constant
-    return (
-        f"{quote_name(variant)} ({get_score_label(comparison.metric)} {reached}) is left out: "
-        f"{CONSTANTS[variant.constant.rule]}. {variant.constant.message}"
-    )
-
-
 def _describe_leader(comparison: Comparison, best: Variant, measure: str, name: str, better: str) -> str:
     """Describe the best variant of a measure: its value, and its difference to the baseline with its significance."""
-    kind = MEASURES[measure]
-    reached = _format_inline(format_with_range(format_measure, kind, get_measure(best, measure)))
+    reached = _format_inline(format_measure, measure, get_measure(best, measure))
     doubted = f" Note how: {best.abstaining.message}" if best.abstaining and measure == SCORE else ""
     if best.name == comparison.baseline:
         return f"No variant has a {better} {name} than the baseline {quote_name(best)}: {reached}.{doubted}"
     leads = f"{quote_name(best)} has the {'best' if better == 'better' else 'lowest'} {name}: {reached}"
-    gap = _get_score_difference(best) if measure == SCORE else best.against.get(measure, UNKNOWN_MEASURE)
+    gap = best.against.get(measure, UNKNOWN_MEASURE)
+    if measure == SCORE and gap.spread != "seeds" and best.over_examples:
+        gap = best.over_examples
     if gap.value is None:
         return f"{leads}.{doubted}"
     over = {"seeds": " over seeds", "examples": " over the examples"}.get(gap.spread, "")
@@ -270,47 +270,9 @@ def _describe_leader(comparison: Comparison, best: Variant, measure: str, name: 
         True: f"that is significant, because the interval{over} excludes 0{trained}",
         False: f"that may be chance, because the interval{over} contains 0",
         None: "there are too few seeds for an interval",
-    }[is_significant(kind, gap)]
-    return (
-        f"{leads}, {_format_inline(format_with_range(format_measure_difference, kind, gap))} against the "
-        f"baseline; {doubt}.{doubted}"
-    )
-
-
-def _get_score_difference(variant: Variant) -> Measure:
-    """Return the difference to the baseline's score with its interval over seeds, else over examples."""
-    seeds = variant.against.get(SCORE, UNKNOWN_MEASURE)
-    return seeds if seeds.spread == "seeds" else variant.over_examples or seeds
-
-
-def _describe_speed(comparison: Comparison) -> list[str]:
-    """Describe the fastest variant and the Pareto front; neither if other load distorts the times."""
-    ranked = _rank_variants(comparison.variants, SPEED, higher=True)
-    if comparison.disturbed:
-        runs = format_plural(len(comparison.disturbed), "run")
-        told = f"Speeds are not compared: other work used the machine beside {runs} (see the warnings)."
-        return [told] if len(ranked) > 1 else []
-    return [*_describe_fastest(comparison, ranked), *_describe_pareto_front(comparison)]
-
-
-def _describe_fastest(comparison: Comparison, ranked: Sequence[Variant]) -> list[str]:
-    if len(ranked) < 2:
-        return []
-    first = ranked[0]
-    reached = f"{format_measure(MEASURES[SPEED], get_measure(first, SPEED).value)} examples per second"
-    if first.name == comparison.baseline:
-        return [f"The baseline is also the fastest: {reached}."]
-    ratio = first.against.get(SPEED, UNKNOWN_MEASURE)
-    factor = _format_inline(format_with_range(format_measure_difference, MEASURES[SPEED], ratio)).replace(" x", "")
-    times = "" if ratio.value is None else f", {factor} times the baseline's"
-    return [f"{quote_name(first)} is the fastest: {reached}{times}."]
-
-
-def _describe_pareto_front(comparison: Comparison) -> list[str]:
-    names = [quote_name(variant) for variant in comparison.variants if variant.pareto]
-    if not names or len(names) == len(comparison.variants) or not has_nonzero_scores(comparison):
-        return []
-    return [f"The Pareto front of score and time: {', '.join(names)}."]
+    }[is_significant(MEASURES[measure], gap)]
+    difference = _format_inline(format_measure_difference, measure, gap)
+    return f"{leads}, {difference} against the baseline; {doubt}.{doubted}"
 
 
 def has_nonzero_scores(comparison: Comparison) -> bool:
@@ -318,7 +280,7 @@ def has_nonzero_scores(comparison: Comparison) -> bool:
     return any(get_measure(variant, name).value for variant in comparison.variants for name in (SCORE, LAST))
 
 
-def _format_inline(text: str) -> str:
-    """Format value and range in one line: 93.4 (92.1 to 94.5)."""
-    value, _, edges = text.partition("\n")
+def _format_inline(format_value: Callable[[MeasureSpec, float | None], str], name: str, one: Measure) -> str:
+    """Format value and range of a measure in one line: 93.4 (92.1 to 94.5)."""
+    value, _, edges = format_with_range(format_value, MEASURES[name], one).partition("\n")
     return f"{value} ({edges})" if edges else value
