@@ -12,15 +12,20 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from fivetune.config.layers import NESTED_PLUGINS, PLUGIN_SECTIONS, find_plugin_setting
 from fivetune.reading.compare.measures import find_best_metric_eval
 from fivetune.reading.compare.records import Variant
 from fivetune.reading.compare.variants import ABSENT, get_seed, select_work_settings
 from fivetune.reading.diagnosis.speed import OTHER_LOAD_SHARE
-from fivetune.rundir.figures import HostLoad, compute_host_load, select_comparable_evals, select_evals_by_step
-from fivetune.rundir.records import MachineRecord, Run, SplitSummary, StepRecord
+from fivetune.rundir.figures import (
+    HostLoad,
+    compute_host_load,
+    count_tokens,
+    select_comparable_evals,
+    select_evals_by_step,
+)
+from fivetune.rundir.records import Run, SplitSummary, StepRecord
 from fivetune.types import Verdict
 
 MAX_NAMED = 4  # names in one sentence
@@ -28,6 +33,9 @@ OVERLAP_SECONDS = 5.0  # apparent overlap of consecutive runs, because their sta
 PLACEMENT = ("launch", "strategy")  # sections that count as one factor: devices and division of the work
 EVAL_CHOICE = ("data.train", "data.eval", "data.eval_share", "data.eval_seed", "data.group_column")  # which examples
 MODEL = ("model.path", "model.config", "model.tokenizer", "model.init", "model.revision")  # one factor: the model
+
+NamedRun = tuple[str, Run]
+"""The name of a variant, and one of its runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,48 +59,69 @@ def check_same_work(
     compared = [variant for variant in variants if variant.runs]
     if not compared:
         return []
-    names = _map_runs_to_variants(compared)
-    return [
-        *_check_world_sizes(compared, verdicts),
-        *_check_unfinished(compared),
-        *_check_seeds(variants),
-        *(line for fact in WORK for line in _describe_differences(fact, compared, names, varied, always=True)),
-        *(line for fact in WORK_OF_A_SEED for line in _compare_within_seeds(fact, compared, names, varied)),
-        *_check_data_order(compared, varied),
-        *_check_settings(compared, names, varied),
-        *_check_confounding(compared, varied),
-        *(line for fact in CONDITIONS for line in _describe_differences(fact, compared, names, varied, always=False)),
-        *_check_versions(compared, names),
-        *_check_resumes(compared),
-        *_check_overlaps(compared),
-        *_check_other_load(compared),
-    ]
+    runs = _list_runs(compared)
+    sentences: list[str] = []
+    # Results that are not what was asked for: another number of processes, an unfinished training, other seeds.
+    for variant in compared:
+        for run, found in zip(variant.runs, verdicts[variant.name], strict=True):
+            sentences += [f"{run.name}: {one.message} {one.advice}" for one in found if one.rule == "world_size"]
+    for _, run in runs:
+        if (state := run.status.state) != "finished":
+            last = _get_last_step(run)
+            done = f"{_format_value(last.step if last else 0)} of {_format_value(run.num_steps)} steps"
+            sentences.append(f"{run.name} is {state or 'in an unknown state'} after {done}: its figures end there.")
+    seeds = {variant.name: sorted(_list_seeds(variant)) for variant in variants}
+    if len({tuple(own) for own in seeds.values()}) > 1:
+        values = "; ".join(f"{name}: {_join_names(map(str, own)) or 'none'}" for name, own in seeds.items())
+        sentences.append(
+            f"Variants differ in seeds: {values}. Differences are taken over the seeds that both sides have."
+        )
+    # Different work.
+    for fact in WORK:
+        sentences += _describe_differences(fact, runs, varied)
+    sentences += _check_within_seeds(runs, varied)
+    sentences += _check_settings(runs, varied)
+    sentences += _check_confounding(compared, varied)
+    # Different conditions.
+    for fact in CONDITIONS:
+        if not _find_causes(fact.explained_by, varied):
+            sentences += _describe_differences(fact, runs, varied)
+    for package in dict.fromkeys(name for _, run in runs for name in run.machine.versions):
+        fact = ComparedFact(f"the version of {package}", lambda run, package=package: run.machine.versions.get(package))
+        sentences += _describe_differences(fact, runs, ())
+    if resumed := [run.name for _, run in runs if run.status.num_resumes]:
+        verb, times = ("was", "its times include") if len(resumed) == 1 else ("were", "their times include")
+        sentences.append(f"{_join_names(resumed)} {verb} interrupted and resumed: {times} the cost of starting again.")
+    for first, second, host in _list_overlaps(compared):
+        sentences.append(f"{first} and {second} ran at the same time on {host}, which distorts their times.")
+    if loads := _measure_heavy_loads(compared):
+        most = max(loads, key=lambda name: loads[name].other_cores)
+        load = loads[most]
+        sentences.append(
+            f"Other programs kept cores busy while {_join_names(loads)} ran, up to {load.other_cores:.1f} of "
+            f"{load.num_cores} cores beside {most}: this distorts their times."
+        )
+    return sentences
 
 
 # --- facts ---
+
+
+def _list_runs(variants: Iterable[Variant]) -> list[NamedRun]:
+    return [(variant.name, run) for variant in variants for run in variant.runs]
+
+
+def _list_seeds(variant: Variant) -> list[int]:
+    return [seed for run in variant.runs if (seed := get_seed(run)) is not None]
 
 
 def _get_last_step(run: Run) -> StepRecord | None:
     return run.steps[-1] if run.steps else None
 
 
-def _count_updates(run: Run) -> int | None:
-    last = _get_last_step(run)
-    return last.step if last else None
-
-
-def _count_examples_seen(run: Run) -> int | None:
-    last = _get_last_step(run)
-    return last.num_examples_seen if last else None
-
-
 def _compute_examples_per_update(run: Run) -> float | None:
     last = _get_last_step(run)
     return round(last.num_examples_seen / last.step, 2) if last and last.step else None
-
-
-def _count_tokens(run: Run) -> int | None:
-    return sum(step.num_input_tokens + step.num_target_tokens for step in run.steps) if run.steps else None
 
 
 def _describe_split(summary: SplitSummary | None) -> str | None:
@@ -111,9 +140,9 @@ def _describe_task(run: Run) -> str | None:
     return ", ".join(f"{name} {version}" for name, version in sorted(found)) or None
 
 
-def _describe_commit(machine: MachineRecord) -> str | None:
-    commit = machine.git.commit
-    return commit and f"{commit[:10]}{' with changes' if machine.git.dirty else ''}"
+def _describe_commit(run: Run) -> str | None:
+    git = run.machine.git
+    return git.commit and f"{git.commit[:10]}{' with changes' if git.dirty else ''}"
 
 
 def describe_other_eval_sets(variants: Sequence[Variant], metric: str) -> str:
@@ -122,12 +151,13 @@ def describe_other_eval_sets(variants: Sequence[Variant], metric: str) -> str:
     Another tokenizer, task or length limit changes the fingerprint of the same examples, so that fingerprints are
     compared only where such settings agree; else files, split and number of examples.
     """
-    scored = [
-        replace(one, runs=tuple(run for run in one.runs if find_best_metric_eval(run, metric))) for one in variants
-    ]
-    runs = [run for variant in scored for run in variant.runs]
-    is_same_encoding = len({tuple(sorted(_select_encoding(run).items())) for run in runs}) == 1
-    is_known = all(run.data.eval and run.data.eval.fingerprint for run in runs)  # data.json may be lost
+    runs = [(name, run) for name, run in _list_runs(variants) if find_best_metric_eval(run, metric)]
+    encodings: set[str] = set()
+    for _, run in runs:
+        settings = sorted(select_work_settings(run).items())
+        kept = [pair for pair in settings if pair[0].startswith(("task.", "model.", "data."))]
+        encodings.add(repr([pair for pair in kept if pair[0] not in EVAL_CHOICE]))
+    is_known = all(run.data.eval and run.data.eval.fingerprint for _, run in runs)  # data.json may be lost
 
     def describe(run: Run) -> str:
         record, data = find_best_metric_eval(run, metric), run.data.eval
@@ -135,28 +165,20 @@ def describe_other_eval_sets(variants: Sequence[Variant], metric: str) -> str:
         if is_known and data:
             words += [f"of {_join_names(Path(each).name for each in data.source)}"] if data.source else []
             words += [f"split by share {data.split.share} and seed {data.split.seed}"] if data.split else []
-            words += [f"fingerprint {(data.fingerprint or '')[:8]}"] if is_same_encoding else []
+            words += [f"fingerprint {(data.fingerprint or '')[:8]}"] if len(encodings) == 1 else []
         return ", ".join(words)
 
-    fact = ComparedFact("the examples that they were evaluated on", describe)
-    found = _describe_differences(fact, scored, _map_runs_to_variants(scored), (), always=True)
+    found = _describe_differences(ComparedFact("the examples that they were evaluated on", describe), runs, ())
     advice = "Evaluate them on the same examples to compare them."
     return f"Scores are not compared, and no variant is named as the best. {found[0]} {advice}" if found else ""
-
-
-def _select_encoding(run: Run) -> dict[str, str]:
-    """Select the settings, as text, that change the fingerprint of the same evaluation examples."""
-    settings = select_work_settings(run)
-    keys = [key for key in settings if key.startswith(("task.", "model.", "data.")) and key not in EVAL_CHOICE]
-    return {key: repr(settings[key]) for key in keys}
 
 
 LENGTH = ("train.num_steps", "train.num_epochs", "train.global_batch_size", "train.batch_size", "launch")
 CONTENT = ("data", "task", "model")
 
 WORK = (
-    ComparedFact("updates", _count_updates, LENGTH),
-    ComparedFact("examples seen", _count_examples_seen, LENGTH),
+    ComparedFact("updates", lambda run: run.steps[-1].step if run.steps else None, LENGTH),
+    ComparedFact("examples seen", lambda run: run.steps[-1].num_examples_seen if run.steps else None, LENGTH),
     ComparedFact("examples per update", _compute_examples_per_update, LENGTH),
     ComparedFact("the training set", lambda run: _describe_split(run.data.train), CONTENT),
     ComparedFact("the evaluation set", lambda run: _describe_split(run.data.eval), CONTENT),
@@ -166,7 +188,9 @@ WORK = (
 ORDER = ("train.global_batch_size", "train.batch_size", *CONTENT)  # settings that determine the order of examples
 
 FORWARD = ("train.forward", "device", "model", "strategy")
-WORK_OF_A_SEED = (ComparedFact("tokens trained on", _count_tokens, (*LENGTH, *CONTENT)),)
+TOKENS = ComparedFact(
+    "tokens trained on", lambda run: sum(map(count_tokens, run.steps)) if run.steps else None, (*LENGTH, *CONTENT)
+)
 CONDITIONS = (
     ComparedFact("the kind of device", lambda run: run.machine.device.kind, ("device",)),
     ComparedFact("the device", lambda run: run.machine.device.name, ("device",)),
@@ -177,16 +201,11 @@ CONDITIONS = (
     ComparedFact("the attention", lambda run: run.machine.attention, FORWARD),
     ComparedFact("threads", lambda run: run.machine.num_threads, ("train.num_threads", "launch", "device")),
     ComparedFact("the number of parameters", lambda run: run.machine.num_parameters, ("model", "task")),
-    ComparedFact("the commit", lambda run: _describe_commit(run.machine)),
+    ComparedFact("the commit", _describe_commit),
 )
 
 
 # --- sentences ---
-
-
-def _map_runs_to_variants(variants: Sequence[Variant]) -> dict[int, str]:
-    """Map the id() of each run to the name of its variant."""
-    return {id(run): variant.name for variant in variants for run in variant.runs}
 
 
 def _find_causes(causes: Sequence[str], varied: Sequence[str]) -> list[str]:
@@ -194,56 +213,29 @@ def _find_causes(causes: Sequence[str], varied: Sequence[str]) -> list[str]:
     return [key for key in varied if any(key == cause or key.startswith(f"{cause}.") for cause in causes)]
 
 
-def _describe_differences(
-    fact: ComparedFact, variants: Sequence[Variant], names: Mapping[int, str], varied: Sequence[str], *, always: bool
-) -> list[str]:
-    """Return a sentence if runs differ in a fact; if a varied setting explains the difference, only with `always`.
+def _describe_differences(fact: ComparedFact, runs: Sequence[NamedRun], varied: Sequence[str]) -> list[str]:
+    """Return a sentence if runs differ in a fact, with the varied settings that explain the difference.
 
     The sentence names a variant instead of its runs if these agree.
     """
-    groups: dict[str, list[Run]] = {}
-    for run in (run for variant in variants for run in variant.runs):
-        groups.setdefault(_format_value(fact.read(run)), []).append(run)
+    groups: dict[str, list[NamedRun]] = {}
+    for name, run in runs:
+        groups.setdefault(_format_value(fact.read(run)), []).append((name, run))
     if len(groups) < 2:
         return []
-    causes = _find_causes(fact.explained_by, varied)
-    if causes and not always:
-        return []
-    because = (
-        f" This follows from {_join_names(causes)}, which {'is' if len(causes) == 1 else 'are'} varied."
-        if causes
-        else ""
-    )
-    num_groups = Counter(name for members in groups.values() for name in {names[id(run)] for run in members})
-    shown = {
-        value: dict.fromkeys(names[id(run)] if num_groups[names[id(run)]] == 1 else run.name for run in members)
-        for value, members in groups.items()
-    }
-    values = "; ".join(f"{value} in {_join_names(members)}" for value, members in shown.items())
-    return [f"Runs differ in {fact.name}: {values}.{because}"]
+    num_groups = Counter(name for members in groups.values() for name in {name for name, _ in members})
+    values: list[str] = []
+    for value, members in groups.items():
+        shown = dict.fromkeys(name if num_groups[name] == 1 else run.name for name, run in members)
+        values.append(f"{value} in {_join_names(shown)}")
+    sentence = f"Runs differ in {fact.name}: {'; '.join(values)}."
+    if causes := _find_causes(fact.explained_by, varied):
+        verb = "is" if len(causes) == 1 else "are"
+        sentence += f" This follows from {_join_names(causes)}, which {verb} varied."
+    return [sentence]
 
 
-def _compare_within_seeds(
-    fact: ComparedFact, variants: Sequence[Variant], names: Mapping[int, str], varied: Sequence[str]
-) -> list[str]:
-    """Compare a fact that depends on the seed between runs of one seed; a sentence for the first seed that differs."""
-    for seed, runs in _group_by_seed(variants).items():
-        own = [Variant(names[id(run)], {}, (run,), measures={}) for run in runs]
-        named = replace(fact, name=f"{fact.name} (seed {seed})")
-        if found := _describe_differences(named, own, names, varied, always=True):
-            return found
-    return []
-
-
-def _group_by_seed(variants: Sequence[Variant]) -> dict[int | None, list[Run]]:
-    by_seed: dict[int | None, list[Run]] = {}
-    for variant in variants:
-        for run in variant.runs:
-            by_seed.setdefault(get_seed(run), []).append(run)
-    return by_seed
-
-
-def _format_value(value: Any) -> str:
+def _format_value(value: object) -> str:
     if value is None:
         return "unknown"
     return f"{value:,}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
@@ -257,128 +249,92 @@ def _join_names(names: Iterable[str]) -> str:
     """
     every = list(names)
     if len(every) > MAX_NAMED:
-        return f"{', '.join(every[:MAX_NAMED])} and {len(every) - MAX_NAMED} more"
-    return f"{', '.join(every[:-1])} and {every[-1]}" if len(every) > 1 else "".join(every)
+        every[MAX_NAMED:] = [f"{len(every) - MAX_NAMED} more"]
+    return " and ".join(filter(None, (", ".join(every[:-1]), *every[-1:])))
 
 
 # --- work ---
 
 
-def _check_world_sizes(variants: Sequence[Variant], verdicts: Mapping[str, Sequence[Sequence[Verdict]]]) -> list[str]:
-    """Warn of runs with another number of processes than requested, by the rule of `fivetune diagnose`."""
+def _check_within_seeds(runs: Sequence[NamedRun], varied: Sequence[str]) -> list[str]:
+    """Warn of runs of one seed that trained on other tokens, or on other examples in some update."""
+    by_seed: dict[int | None, list[NamedRun]] = {}
+    for name, run in runs:
+        by_seed.setdefault(get_seed(run), []).append((name, run))
     sentences: list[str] = []
-    for variant in variants:
-        for run, found in zip(variant.runs, verdicts[variant.name], strict=True):
-            sentences += [f"{run.name}: {one.message} {one.advice}" for one in found if one.rule == "world_size"]
-    return sentences
-
-
-def _check_unfinished(variants: Sequence[Variant]) -> list[str]:
-    return [
-        f"{run.name} is {run.status.state or 'in an unknown state'} after {_format_value(_count_updates(run) or 0)} of "
-        f"{_format_value(run.num_steps)} steps: its figures end there."
-        for variant in variants
-        for run in variant.runs
-        if run.status.state != "finished"
-    ]
-
-
-def _check_seeds(variants: Sequence[Variant]) -> list[str]:
-    """Warn of variants with different seeds, because differences are taken over the shared seeds only."""
-    seeds = {
-        variant.name: sorted(seed for run in variant.runs if (seed := get_seed(run)) is not None)
-        for variant in variants
-    }
-    if len({tuple(own) for own in seeds.values()}) < 2:
-        return []
-    values = "; ".join(f"{name}: {_join_names(map(str, own)) or 'none'}" for name, own in seeds.items())
-    return [f"Variants differ in seeds: {values}. Differences are taken over the seeds that both sides have."]
-
-
-def _check_data_order(variants: Sequence[Variant], varied: Sequence[str]) -> list[str]:
-    """Warn of runs of one seed with a different order of examples, detected by the tokens of each update."""
+    for seed, own in by_seed.items():
+        fact = replace(TOKENS, name=f"{TOKENS.name} (seed {seed})")
+        if found := _describe_differences(fact, own, varied):
+            sentences += found
+            break  # the other seeds differ for the same reason
     if _find_causes(ORDER, varied):
-        return []  # different data or batches have their own warning
-    sentences: list[str] = []
-    for seed, runs in _group_by_seed(variants).items():
-        for run in runs[1:]:
-            pairs = zip(_list_update_tokens(runs[0]), _list_update_tokens(run), strict=False)
-            first = next((step for step, (a, b) in enumerate(pairs, start=1) if a != b), None)
-            if first is not None:
-                sentences.append(
-                    f"{runs[0].name} and {run.name} have seed {seed} and yet trained on different examples "
-                    f"from update {first:,} on: the order of the data differs."
-                )
+        return sentences  # different data or batches have their own warning
+    for seed, own in by_seed.items():
+        first = own[0][1]
+        for _, run in own[1:]:
+            for step, (ours, theirs) in enumerate(zip(first.steps, run.steps, strict=False), start=1):
+                if _count_step_tokens(ours) != _count_step_tokens(theirs):
+                    sentences.append(
+                        f"{first.name} and {run.name} have seed {seed} and yet trained on different examples "
+                        f"from update {step:,} on: the order of the data differs."
+                    )
+                    break
     return sentences
 
 
-def _list_update_tokens(run: Run) -> list[tuple[int, int]]:
-    return [(step.num_input_tokens, step.num_target_tokens) for step in run.steps]
+def _count_step_tokens(step: StepRecord) -> tuple[int, int]:
+    return step.num_input_tokens, step.num_target_tokens
 
 
 # --- settings ---
 
 
-def _check_settings(variants: Sequence[Variant], names: Mapping[int, str], varied: Sequence[str]) -> list[str]:
+def _check_settings(runs: Sequence[NamedRun], varied: Sequence[str]) -> list[str]:
     """Warn of settings that differ without being varied; the options of a varied plugin may differ."""
-    runs = [run for variant in variants for run in variant.runs]
-    tables = {id(run): select_work_settings(run) for run in runs}
-    free = {section for section in (*PLUGIN_SECTIONS, *NESTED_PLUGINS) if f"{section}.name" in varied}
+    tables = {id(run): select_work_settings(run) for _, run in runs}
+    free = _list_varied_plugins(varied)
     sentences: list[str] = []
     for key in dict.fromkeys(key for table in tables.values() for key in table):
         is_varied = any(key == one or key.startswith(f"{one}.") for one in varied)  # model.unfreeze: {encoder: 100}
-        if is_varied or find_plugin_setting(key) in free:
-            continue
-        fact = ComparedFact(f"the setting {key}", lambda run, key=key: tables[id(run)].get(key, ABSENT))
-        sentences += _describe_differences(fact, variants, names, (), always=True)
+        if not is_varied and find_plugin_setting(key) not in free:
+            fact = ComparedFact(f"the setting {key}", lambda run, key=key: tables[id(run)].get(key, ABSENT))
+            sentences += _describe_differences(fact, runs, ())
     return sentences
 
 
+def _list_varied_plugins(varied: Sequence[str]) -> set[str]:
+    return {section for section in (*PLUGIN_SECTIONS, *NESTED_PLUGINS) if f"{section}.name" in varied}
+
+
 def _check_confounding(variants: Sequence[Variant], varied: Sequence[str]) -> list[str]:
-    """Warn of confounding: a variant that differs from every other one in two or more factors at once."""
+    """Warn of confounding: a variant that differs from every other one in two or more factors at once.
+
+    Settings of a plugin, of the model or of the placement are one factor.
+    """
+    tables = {variant.name: select_work_settings(variant.runs[0]) for variant in variants}
+    plugins = _list_varied_plugins(varied)
+    as_one: dict[str, str] = {}
+    for key in varied:
+        section = find_plugin_setting(key)
+        as_one[key] = section if section in plugins or key in MODEL else key
+        if section in PLACEMENT:
+            as_one[key] = "strategy"
     sentences: list[str] = []
-    for variant in variants:
-        factors = [_list_differing_factors(variant, other, varied) for other in variants if other is not variant]
+    for name, ours in tables.items():
+        factors: list[list[str]] = []
+        for theirs in (table for other, table in tables.items() if other != name):
+            differing = (as_one[key] for key in varied if ours.get(key, ABSENT) != theirs.get(key, ABSENT))
+            factors.append(list(dict.fromkeys(differing)))
         least = min(factors, key=len) if factors else []
         if len(least) > 1:
             sentences.append(
-                f"{variant.name} differs from every other variant in at least {len(least)} settings at once "
+                f"{name} differs from every other variant in at least {len(least)} settings at once "
                 f"({_join_names(least)}): their effects cannot be separated."
             )
     return sentences
 
 
-def _list_differing_factors(a: Variant, b: Variant, varied: Sequence[str]) -> list[str]:
-    """List the varied factors in which two variants differ; settings of a plugin, model or placement are one factor."""
-    ours, theirs = select_work_settings(a.runs[0]), select_work_settings(b.runs[0])
-    plugin = {section for section in (*PLUGIN_SECTIONS, *NESTED_PLUGINS) if f"{section}.name" in varied}
-    factors: dict[str, None] = {}
-    for key in varied:
-        if ours.get(key, ABSENT) != theirs.get(key, ABSENT):
-            section = find_plugin_setting(key)
-            as_one = "strategy" if section in PLACEMENT else section if section in plugin or key in MODEL else key
-            factors[as_one] = None
-    return list(factors)
-
-
 # --- conditions ---
-
-
-def _check_versions(variants: Sequence[Variant], names: Mapping[int, str]) -> list[str]:
-    packages = dict.fromkeys(name for variant in variants for run in variant.runs for name in run.machine.versions)
-    facts = [
-        ComparedFact(f"the version of {package}", lambda run, package=package: run.machine.versions.get(package))
-        for package in packages
-    ]
-    return [line for fact in facts for line in _describe_differences(fact, variants, names, (), always=True)]
-
-
-def _check_resumes(variants: Sequence[Variant]) -> list[str]:
-    resumed = [run.name for variant in variants for run in variant.runs if run.status.num_resumes]
-    if not resumed:
-        return []
-    verb, times = ("was", "its times include") if len(resumed) == 1 else ("were", "their times include")
-    return [f"{_join_names(resumed)} {verb} interrupted and resumed: {times} the cost of starting again."]
 
 
 def find_disturbed_runs(variants: Sequence[Variant]) -> tuple[str, ...]:
@@ -387,51 +343,25 @@ def find_disturbed_runs(variants: Sequence[Variant]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*overlapping, *_measure_heavy_loads(variants))))
 
 
-def _check_overlaps(variants: Sequence[Variant]) -> list[str]:
-    return [
-        f"{first} and {second} ran at the same time on {host}, which distorts their times."
-        for first, second, host in _list_overlaps(variants)
-    ]
-
-
 def _list_overlaps(variants: Sequence[Variant]) -> list[tuple[str, str, str]]:
     """List (run, run, host) of every two runs that used one host at the same time."""
-    spans = sorted(span for variant in variants for run in variant.runs if (span := _get_time_interval(run)))
+    spans: list[tuple[float, float, str, str]] = []
+    for _, run in _list_runs(variants):
+        host, seconds = next((record.host for record in run.telemetry if record.host), None), run.status.seconds
+        try:
+            started = datetime.strptime(run.status.started or "", "%Y-%m-%dT%H:%M:%S%z").timestamp()
+        except ValueError:
+            continue
+        if host is not None and seconds is not None and not run.status.num_resumes:
+            spans.append((started, started + seconds, host, run.name))
     return [
         (name, other, host)
-        for (_, end, host, name), (start, _, other_host, other) in pairwise(spans)
+        for (_, end, host, name), (start, _, other_host, other) in pairwise(sorted(spans))
         if host == other_host and start < end - OVERLAP_SECONDS
-    ]
-
-
-def _get_time_interval(run: Run) -> tuple[float, float, str, str] | None:
-    """Return start and end (seconds since 1970), host and name of a run; None if one is unknown."""
-    host = next((record.host for record in run.telemetry if record.host), None)
-    seconds = run.status.seconds
-    try:
-        started = datetime.strptime(run.status.started or "", "%Y-%m-%dT%H:%M:%S%z").timestamp()
-    except ValueError:
-        return None
-    if host is None or seconds is None or run.status.num_resumes:
-        return None
-    return started, started + seconds, host, run.name
-
-
-def _check_other_load(variants: Sequence[Variant]) -> list[str]:
-    loads = _measure_heavy_loads(variants)
-    if not loads:
-        return []
-    most = max(loads, key=lambda name: loads[name].other_cores)
-    load = loads[most]
-    return [
-        f"Other programs kept cores busy while {_join_names(loads)} ran, up to {load.other_cores:.1f} of "
-        f"{load.num_cores} cores beside {most}: this distorts their times."
     ]
 
 
 def _measure_heavy_loads(variants: Sequence[Variant]) -> dict[str, HostLoad]:
     """Return the host load by run, where other programs used more than OTHER_LOAD_SHARE of the cores."""
-    loads = {
-        run.name: load for variant in variants for run in variant.runs if (load := compute_host_load(run.telemetry))
-    }
+    loads = {run.name: load for _, run in _list_runs(variants) if (load := compute_host_load(run.telemetry))}
     return {name: load for name, load in loads.items() if load.other_cores > OTHER_LOAD_SHARE * load.num_cores}

@@ -120,7 +120,7 @@ def test_verdicts_say_what_to_change_and_what_it_gives() -> None:
     )
     _, table = build_evidence_section(fake_run(), [verdict]).parts
     assert isinstance(table, Table)
-    assert table.rows == (("input bound", "0.310", "0.100", "90 %", "a.b 2", "1.40 x"),)
+    assert table.rows == [("input bound", "0.310", "0.100", "90 %", "a.b 2", "1.40 x")]
     assert build_evidence_section(change_run(fake_run(), steps=[], evals=[]), []).parts == ()
 
 
