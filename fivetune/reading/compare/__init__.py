@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,10 +34,9 @@ from fivetune.reading.compare.records import Comparison, Measure, Variant
 from fivetune.reading.compare.same_work import check_same_work, describe_other_eval_sets, find_disturbed_runs
 from fivetune.reading.compare.scaling import compute_scaling_efficiency, compute_scaling_losses, find_one_device_runs
 from fivetune.reading.compare.spread import clip_interval, compare_to_baseline, summarise_values
-from fivetune.reading.compare.variants import find_differing_settings, get_seed, group_runs
+from fivetune.reading.compare.variants import get_seed, group_runs
 from fivetune.reading.diagnosis.rules import diagnose_run
 from fivetune.rundir import read_run
-from fivetune.rundir.records import Run
 from fivetune.tasks import is_higher_better
 from fivetune.types import Verdict
 
@@ -49,9 +48,7 @@ __all__ = [
     "compare",
     "compare_predictions",
     "compare_runs",
-    "find_differing_settings",
     "group_runs",
-    "measure_runs",
 ]
 
 Values = dict[str, float | None]
@@ -82,37 +79,38 @@ def compare(
     if baseline not in names:
         raise RunDirError(f"baseline: there is no variant {baseline!r}. {suggest_names(baseline, names)}")
     runs = [run for variant in variants for run in variant.runs]
-    metric = _choose_metric(runs, metric)
+    found = Counter(name for run in runs for record in run.evals for name in record.scores)
+    if metric is None:
+        chosen_by = Counter(run.status.best.metric for run in runs if run.status.best)
+        metric = next((name for name, _ in (chosen_by or found).most_common(1)), "score")
+    elif found and metric not in found:
+        raise RunDirError(f"metric: no run has a score {metric!r}. {suggest_names(metric, found)}")
     for run in runs:
         read_best_predictions(run, metric)  # of every run, so that the warnings name all damage
-    first = next(variant for variant in variants if variant.name == baseline)
-    tables = measure_runs(variants, baseline=first, metric=metric, price_per_hour=price_per_hour)
+    first = variants[names.index(baseline)]
+    tables = _measure_runs(variants, baseline=first, metric=metric, price_per_hour=price_per_hour)
     verdicts = {variant.name: [diagnose_run(run) for run in variant.runs] for variant in variants}
-    measured = [
-        _add_scaling_losses(_measure_variant(variant, first, tables, metric, verdicts[variant.name]), variants)
-        for variant in variants
-    ]
+    measured = [_measure_variant(variant, first, tables, metric, verdicts[variant.name]) for variant in variants]
+    measured = [_add_scaling_losses(variant, variants) for variant in measured]
     better = is_higher_better((run.config for run in runs), metric)
-    disturbed = find_disturbed_runs(variants)
-    incomparable = describe_other_eval_sets(variants, metric)
-    kinds = ((TIME_MEASURES, bool(disturbed)), (SCORE_MEASURES, bool(incomparable)))
-    excluded = {name for names, is_excluded in kinds if is_excluded for name in names}
-    front: set[str] = set() if excluded else find_pareto_front(measured, higher_is_better=better)
+    # Times that other load distorts and scores of other examples are shown, but not compared.
+    disturbed, incomparable = find_disturbed_runs(variants), describe_other_eval_sets(variants, metric)
+    excluded = (TIME_MEASURES if disturbed else set[str]()) | (SCORE_MEASURES if incomparable else set[str]())
+    front = set[str]() if excluded else find_pareto_front(measured, higher_is_better=better)
+    shown: list[Variant] = []
+    for variant in measured:
+        against = {name: one for name, one in variant.against.items() if name not in excluded}
+        variant = replace(variant, pareto=variant.name in front, against=against)
+        if incomparable:
+            unknown = {"seconds_to_score": Measure(None)}
+            variant = replace(variant, over_examples=None, measures={**variant.measures, **unknown})
+        shown.append(variant)
     return Comparison(
         title=title,
         baseline=baseline,
         metric=metric,
         varied=tuple(varied),
-        variants=tuple(
-            replace(
-                variant,
-                pareto=variant.name in front,
-                against={name: one for name, one in variant.against.items() if name not in excluded},
-                over_examples=None if incomparable else variant.over_examples,
-                measures={**variant.measures, **({"seconds_to_score": Measure(None)} if incomparable else {})},
-            )
-            for variant in measured
-        ),
+        variants=tuple(shown),
         warnings=(*(text for run in runs for text in run.damage), *check_same_work(variants, verdicts, varied=varied)),
         disturbed=disturbed,
         incomparable=incomparable,
@@ -147,47 +145,29 @@ def compare_runs(
     return compare(variants, title=title, metric=metric, baseline=baseline, varied=varied)
 
 
-def _choose_metric(runs: Sequence[Run], requested: str | None) -> str:
-    """Return the score to compare by. Raises RunDirError if the runs have scores, but not the requested one."""
-    found = Counter(name for run in runs for record in run.evals for name in record.scores)
-    if requested is not None:
-        if found and requested not in found:
-            raise RunDirError(f"metric: no run has a score {requested!r}. {suggest_names(requested, found)}")
-        return requested
-    chosen_by = Counter(run.status.best.metric for run in runs if run.status.best)
-    return next((name for name, _ in (chosen_by or found).most_common(1)), "score")
-
-
 # --- measures ---
 
 
-def measure_runs(
-    variants: Sequence[Variant], *, baseline: Variant, metric: str, price_per_hour: float | None = None
+def _measure_runs(
+    variants: Sequence[Variant], *, baseline: Variant, metric: str, price_per_hour: float | None
 ) -> dict[str, list[tuple[int | None, Values]]]:
     """Compute the measures of every run: by variant, (seed, measures) in the order of its runs."""
-    tables = {
-        variant.name: [
-            (get_seed(run), compute_measures(run, metric=metric, price_per_hour=price_per_hour)) for run in variant.runs
-        ]
-        for variant in variants
-    }
     targets = {get_seed(run): find_best_score(run, metric) for run in baseline.runs}
-    typical = _compute_median(targets.values())
+    known = [target for target in targets.values() if target is not None]
+    typical = statistics.median(known) if known else None
     higher = is_higher_better((run.config for run in baseline.runs), metric)
+    tables: dict[str, list[tuple[int | None, Values]]] = {}
     for variant in variants:
-        for run, (seed, table) in zip(variant.runs, tables[variant.name], strict=True):
+        tables[variant.name] = []
+        for run in variant.runs:
+            seed, table = get_seed(run), compute_measures(run, metric=metric, price_per_hour=price_per_hour)
             target = targets.get(seed, typical)
-            if target is None or (higher and target == 0):  # every run has a score of 0 before its first step
-                table["seconds_to_score"] = None
-            else:
+            # Where higher is better, every run has a score of 0 before its first step.
+            if target is not None and not (higher and target == 0):
                 table["seconds_to_score"] = compute_seconds_to_score(run, metric, target)
             table["scaling_efficiency"] = compute_scaling_efficiency(run, find_one_device_runs(run, variants))
+            tables[variant.name].append((seed, table))
     return tables
-
-
-def _compute_median(values: Iterable[float | None]) -> float | None:
-    found = [value for value in values if value is not None]
-    return statistics.median(found) if found else None
 
 
 def _measure_variant(
@@ -200,33 +180,43 @@ def _measure_variant(
     """Return a variant with its measures and differences.
 
     Args:
-        tables: the measures of each run, by variant. verdicts: on each run of this variant.
+        tables: the measures of each run, by variant.
+        verdicts: on each run of this variant.
     """
     own, theirs = tables[variant.name], tables[baseline.name]
-    measures = {name: summarise_values(name, [table[name] for _, table in own]) for name in MEASURES}
     most = {"score": 100.0, "loss": math.inf}
-    measures |= {n: clip_interval(measures[n], maximum=most[k.kind]) for n, k in MEASURES.items() if k.kind in most}
-    if len(variant.runs) == 1:
-        measures["score_best"] = _add_interval(measures["score_best"], variant.runs[0], metric)
+    measures: dict[str, Measure] = {}
     differences: dict[str, Measure] = {}
+    is_compared = variant.name != baseline.name and own and theirs
+    for name, kind in MEASURES.items():
+        measure = summarise_values(name, [table[name] for _, table in own])
+        measures[name] = clip_interval(measure, maximum=most[kind.kind]) if kind.kind in most else measure
+        if is_compared:
+            sides = [[(seed, table[name]) for seed, table in side] for side in (own, theirs)]
+            differences[name] = compare_to_baseline(name, *sides)
+    if len(variant.runs) == 1:  # a single run has no interval over seeds, but the recorded one over examples
+        best = find_best_metric_eval(variant.runs[0], metric)
+        if best is not None and metric in best.intervals:
+            low, high = best.intervals[metric]
+            measures["score_best"] = replace(measures["score_best"], low=low, high=high, spread="examples")
     over_examples = None
-    if variant.name != baseline.name and own and theirs:
-        differences = {
-            name: compare_to_baseline(name, [(s, t[name]) for s, t in own], [(s, t[name]) for s, t in theirs])
-            for name in MEASURES
-        }
+    if is_compared:
         shared = {seed for seed, _ in own} & {seed for seed, _ in theirs}
-        sides = [
-            [(run, find_best_metric_eval(run, metric)) for run in side.runs if not shared or get_seed(run) in shared]
-            for side in (variant, baseline)
-        ]
-        over_examples = compute_paired_difference(*sides, metric=metric)
+        chosen = [[run for run in side.runs if not shared or get_seed(run) in shared] for side in (variant, baseline)]
+        evaluated = [[(run, find_best_metric_eval(run, metric)) for run in side] for side in chosen]
+        over_examples = compute_paired_difference(*evaluated, metric=metric)
+    # The verdicts that more than half of the runs share, each with the message of the first such run.
+    counts = Counter(verdict.rule for each in verdicts for verdict in each)
+    agreed: dict[str, Verdict] = {}
+    for verdict in (verdict for each in verdicts for verdict in each):
+        if 2 * counts[verdict.rule] > len(verdicts):
+            agreed.setdefault(verdict.rule, verdict)
     return replace(
         variant,
         measures=measures,
         against=differences,
         over_examples=over_examples,
-        verdicts=_select_majority_verdicts(verdicts),
+        verdicts=tuple(agreed.values()),
     )
 
 
@@ -238,30 +228,11 @@ def _add_scaling_losses(variant: Variant, variants: Sequence[Variant]) -> Varian
     return replace(variant, scaling_losses=compute_scaling_losses(variant.runs, reference, efficiency))
 
 
-def _add_interval(measure: Measure, run: Run, metric: str) -> Measure:
-    """Return the score of a single run with the recorded interval over examples."""
-    best = find_best_metric_eval(run, metric)
-    if best is None or metric not in best.intervals:
-        return measure
-    low, high = best.intervals[metric]
-    return replace(measure, low=low, high=high, spread="examples")
-
-
-def _select_majority_verdicts(verdicts: Sequence[Sequence[Verdict]]) -> tuple[Verdict, ...]:
-    """Return the verdicts that more than half of the runs share, each with the message of the first such run."""
-    found = [verdict for own in verdicts for verdict in own]
-    agreed = {rule for rule, num in Counter(verdict.rule for verdict in found).items() if 2 * num > len(verdicts)}
-    first: dict[str, Verdict] = {}
-    for verdict in found:
-        if verdict.rule in agreed:
-            first.setdefault(verdict.rule, verdict)
-    return tuple(first.values())
-
-
 def find_pareto_front(variants: Sequence[Variant], *, higher_is_better: bool) -> set[str]:
     """Return the names of the variants that no other dominates in score and time; none if all scores are 0.
 
-    Variants that learnt silence or one label are left out.
+    A variant dominates another if it is at least as good in both, and better in one. Variants that learnt silence or
+    one label are left out.
     """
     sign = 1 if higher_is_better else -1
     points: dict[str, tuple[float, float]] = {}
@@ -271,11 +242,9 @@ def find_pareto_front(variants: Sequence[Variant], *, higher_is_better: bool) ->
             points[variant.name] = (sign * score, -seconds)
     if higher_is_better and not any(score for score, _ in points.values()):
         return set()
-    return {
-        name for name, point in points.items() if not any(_is_dominating(other, point) for other in points.values())
-    }
-
-
-def _is_dominating(a: tuple[float, float], b: tuple[float, float]) -> bool:
-    """Whether `a` dominates `b`: at least as good in both coordinates, and better in one."""
-    return a != b and a[0] >= b[0] and a[1] >= b[1]
+    front: set[str] = set()
+    for name, (score, speed) in points.items():
+        better = [other for other in points.values() if other[0] >= score and other[1] >= speed]
+        if set(better) == {(score, speed)}:
+            front.add(name)
+    return front

@@ -19,7 +19,7 @@ from fivetune.rundir.records import EvalRecord, Prediction, Run
 from fivetune.scores.analysis.bootstrap import compare_paired
 from fivetune.scores.metrics import build_mean_resampler, collect_details, score_all
 from fivetune.tasks import load_run_task
-from fivetune.types import Scores, Task
+from fivetune.types import Scores
 
 RIGHT = 1.0  # score of a right prediction
 Evaluation = tuple[Run, EvalRecord | None]
@@ -88,12 +88,13 @@ def compute_paired_difference(
     order = sorted(one.id for run, record in ours[:1] for one in run.read_predictions(record))
     if not order:
         return None
-    ours_mean, theirs_mean = (
-        _average_scores([_collect_scores(*one, metric, order) for one in side], metric) for side in (ours, theirs)
-    )
-    if ours_mean is None or theirs_mean is None:
-        return None
-    found = compare_paired(ours_mean, theirs_mean, names=[metric])[metric]
+    means: list[Scores] = []
+    for side in (ours, theirs):
+        scores = [found for one in side if (found := _collect_scores(*one, metric, order)) is not None]
+        if not scores or len(scores) < len(side):
+            return None
+        means.append(_average_scores(scores, metric))
+    found = compare_paired(*means, names=[metric])[metric]
     return Measure(*found[:3], num=min(len(ours), len(theirs)), spread="examples", p_value=found.p_value)
 
 
@@ -110,29 +111,22 @@ def _collect_scores(run: Run, record: EvalRecord | None, metric: str, order: Seq
     if len(own) == len(order) and math.isclose(100 * statistics.fmean(own), total, abs_tol=1e-6):
         return Scores({metric: total}, [{metric: value} for value in own])
     task = load_run_task(run.config)
-    found = _recompute_scores(task, predictions) if task else None
-    return found if found and math.isclose(found.corpus.get(metric, math.inf), total, abs_tol=1e-6) else None
-
-
-def _recompute_scores(task: Task, predictions: Sequence[Prediction]) -> Scores | None:
-    if not all(one.references for one in predictions):
+    if task is None or not all(one.references for one in predictions):
         return None
-    return score_all(
+    found = score_all(
         task.metrics,
         [one.prediction for one in predictions],
         [one.references for one in predictions],
         details=[collect_details(one) for one in predictions],
     )
+    return found if math.isclose(found.corpus.get(metric, math.inf), total, abs_tol=1e-6) else None
 
 
-def _average_scores(run_scores: Sequence[Scores | None], metric: str) -> Scores | None:
-    """Average the scores of several runs over the same examples; None if one is unknown."""
-    scores = [one for one in run_scores if one is not None]
-    if not scores or len(scores) < len(run_scores):
-        return None
+def _average_scores(scores: Sequence[Scores], metric: str) -> Scores:
+    """Average the scores of several runs over the same examples."""
     resamplers = [one.resample or build_mean_resampler(one) for one in scores]
 
     def resample(rows: NDArray[np.int64]) -> dict[str, float]:
-        return {metric: statistics.fmean(values[metric] for values in (one(rows) for one in resamplers))}
+        return {metric: statistics.fmean(one(rows)[metric] for one in resamplers)}
 
     return Scores({metric: statistics.fmean(one.corpus[metric] for one in scores)}, scores[0].each, resample)

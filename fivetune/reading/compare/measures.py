@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from fivetune.rundir import figures
 from fivetune.rundir.figures import select_comparable_evals
-from fivetune.rundir.records import DeviceSample, EvalRecord, Run, StepRecord, TelemetryRecord
+from fivetune.rundir.records import DeviceSample, EvalRecord, Run, TelemetryRecord
 from fivetune.tasks import is_higher_better
-from fivetune.values import divide
+from fivetune.values import divide, select_finite
 
 
 class MeasureSpec(NamedTuple):
@@ -62,16 +62,16 @@ MEASURES: dict[str, MeasureSpec] = {
     "cost_per_point": MeasureSpec("cost per point of score", "", False, "price"),
 }
 
-TIME_MEASURES = {name for name, spec in MEASURES.items() if spec.kind in ("duration", "rate", "joules", "price")} | {
-    "scaling_efficiency",
-    "mfu",
-}
+TIME_KINDS, SCORE_KINDS = ("duration", "rate", "joules", "price"), ("score", "loss")
+
+TIME_MEASURES = {"scaling_efficiency", "mfu", *(name for name, spec in MEASURES.items() if spec.kind in TIME_KINDS)}
 """Measures that other work on the machine changes."""
 
-SCORE_MEASURES = {name for name, spec in MEASURES.items() if spec.kind in ("score", "loss")} | {
+SCORE_MEASURES = {
     "seconds_to_score",
     "energy_per_point",
     "cost_per_point",
+    *(name for name, spec in MEASURES.items() if spec.kind in SCORE_KINDS),
 }
 """Measures that depend on the evaluation set."""
 
@@ -83,13 +83,16 @@ def compute_measures(run: Run, *, metric: str, price_per_hour: float | None = No
         metric: name of the score to compare by.
         price_per_hour: of the machine, in any currency.
     """
-    evals = select_comparable_evals(run.evals)
+    evals, steps = select_comparable_evals(run.evals), run.steps
     best, last = find_best_metric_eval(run, metric), evals[-1] if evals else None
     if best and last and last.num_examples != best.num_examples:  # their difference would be that of the examples
         last = None
     score, seconds = get_score(best, metric), run.status.seconds
     energy = figures.compute_energy_joules(run.telemetry)
     cost = None if price_per_hour is None or seconds is None else price_per_hour * seconds / 3600
+    training = _list_used_samples(figures.select_training_samples(run.telemetry))
+    whole = _list_used_samples(run.telemetry)
+    cores = figures.compute_process_cores(run.telemetry)
     return {
         **dict.fromkeys(MEASURES),
         "score_best": score,
@@ -97,13 +100,37 @@ def compute_measures(run: Run, *, metric: str, price_per_hour: float | None = No
         "loss_best": min((one.loss for one in evals if one.loss is not None), default=None),
         "loss_last": evals[-1].loss if evals else None,
         "seconds": seconds,
-        **_compute_step_measures(run.steps),
-        **_compute_device_measures(run.telemetry),
+        # Times and rates are of the steady steps; total time, memory and padding of all steps.
+        "train_seconds": figures.compute_train_seconds(steps),
+        "examples_per_second": figures.compute_examples_per_second(steps),
+        "tokens_per_second": figures.compute_tokens_per_second(steps),
+        "step_seconds": figures.compute_median_step_seconds(steps),
+        "data_wait": figures.compute_phase_shares(steps).get("data"),
+        "world_size": max((step.world_size for step in steps), default=None),
+        "mfu": figures.compute_mfu(steps),
+        "padding": figures.compute_padding_share(steps),
+        "peak_bytes": figures.compute_peak_bytes(steps),
+        # Devices and processes are averaged over the training; the temperature is the maximum of the run.
+        "utilisation": figures.compute_utilisation(run.telemetry),
+        "memory_busy": _compute_mean(sample.memory_busy for sample in training),
+        "temperature_celsius": max(select_finite([sample.temperature_celsius for sample in whole]), default=None),
+        "power_watts": _compute_mean(sample.power_watts for sample in training),
+        "process_cores": math.fsum(cores.values()) if cores else None,
         "energy_joules": energy,
         "energy_per_point": divide(energy, score),
         "cost": cost,
         "cost_per_point": divide(cost, score),
     }
+
+
+def _list_used_samples(telemetry: Iterable[TelemetryRecord]) -> list[DeviceSample]:
+    """List the samples of the run's own devices."""
+    return [sample for one in figures.list_device_series(telemetry) if one.is_used for sample in one.samples]
+
+
+def _compute_mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
 
 
 # --- scores ---
@@ -142,48 +169,3 @@ def compute_seconds_to_score(run: Run, metric: str, target: float) -> float | No
         if score is not None and sign * score >= sign * target:
             return math.fsum(step.step_seconds for step in run.steps if step.step <= record.step)
     return None
-
-
-# --- speed ---
-
-
-def _compute_step_measures(steps: Sequence[StepRecord]) -> dict[str, float | None]:
-    """Compute times and rates of the steady steps, and total time, memory and padding of all steps."""
-    return {
-        "train_seconds": figures.compute_train_seconds(steps),
-        "examples_per_second": figures.compute_examples_per_second(steps),
-        "tokens_per_second": figures.compute_tokens_per_second(steps),
-        "step_seconds": figures.compute_median_step_seconds(steps),
-        "data_wait": figures.compute_phase_shares(steps).get("data"),
-        "world_size": max((step.world_size for step in steps), default=None),
-        "mfu": figures.compute_mfu(steps),
-        "padding": figures.compute_padding_share(steps),
-        "peak_bytes": figures.compute_peak_bytes(steps),
-    }
-
-
-# --- devices ---
-
-
-def _compute_device_measures(telemetry: Sequence[TelemetryRecord]) -> dict[str, float | None]:
-    """Average the figures of devices and processes during training; the temperature is the maximum of the run."""
-    training = _list_used_samples(figures.select_training_samples(telemetry))
-    temperatures = [s.temperature_celsius for s in _list_used_samples(telemetry) if s.temperature_celsius is not None]
-    cores = figures.compute_process_cores(telemetry)
-    return {
-        "utilisation": figures.compute_utilisation(telemetry),
-        "memory_busy": _compute_mean(sample.memory_busy for sample in training),
-        "temperature_celsius": max(temperatures, default=None),
-        "power_watts": _compute_mean(sample.power_watts for sample in training),
-        "process_cores": math.fsum(cores.values()) if cores else None,
-    }
-
-
-def _list_used_samples(telemetry: Iterable[TelemetryRecord]) -> list[DeviceSample]:
-    """The samples of the run's own devices."""
-    return [sample for one in figures.list_device_series(telemetry) if one.is_used for sample in one.samples]
-
-
-def _compute_mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None

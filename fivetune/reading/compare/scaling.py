@@ -6,7 +6,7 @@ In: Variants with the measures of their runs. Out: shares (0-1); None or {} with
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 
 from fivetune.reading.compare.records import Variant
 from fivetune.reading.compare.variants import select_work_settings
@@ -59,23 +59,18 @@ def compute_scaling_losses(runs: Sequence[Run], reference: Sequence[Run], effici
         runs: of one variant, on several devices.
         reference: on one device, with the same settings.
         efficiency: of the variant (0-1).
-
     """
-    shares, alone = (_average_shares(each) for each in (runs, reference))
-    if not shares or not alone:
-        return {}
+    means: list[dict[str, float]] = []
+    for side in (runs, reference):
+        each = [compute_phase_shares(run.steps) for run in side]
+        if not each or not all("forward" in shares for shares in each):  # without measured phases
+            return {}
+        named = dict.fromkeys(phase for shares in each for phase in shares)
+        means.append({phase: statistics.fmean(shares.get(phase, 0.0) for shares in each) for phase in named})
+        means[-1][OTHER] = 1.0 - sum(means[-1].values())
+    shares, alone = means
     return {
         phase: shares.get(phase, 0.0) - efficiency * alone.get(phase, 0.0)
         for phase in (*PHASES, OTHER)
         if phase in shares or phase in alone
     }
-
-
-def _average_shares(runs: Collection[Run]) -> Mapping[str, float]:
-    """Average the phases' shares over runs; {} unless every run has measured phases."""
-    each = [compute_phase_shares(run.steps) for run in runs]
-    if not all("forward" in shares for shares in each):
-        return {}
-    named = {phase for shares in each for phase in shares}
-    means = {phase: statistics.fmean(shares.get(phase, 0.0) for shares in each) for phase in named}
-    return means | {OTHER: 1.0 - sum(means.values())}

@@ -11,11 +11,10 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fivetune.reading.compare.measures import MEASURES
+from fivetune.reading.compare.measures import MEASURES, SCORE_KINDS
 from fivetune.reading.compare.records import Measure
 from fivetune.scores.analysis.bootstrap import Z
 
-SCORES = ("score", "loss")  # kinds that are summarised by mean and interval
 MIN_SEEDS = 3
 
 # 97.5th percentile of Student's t distribution with 1, 2, ... degrees of freedom (Student 1908; any table has them).
@@ -41,7 +40,7 @@ def compute_t_quantile(degrees: int) -> float:
 def summarise_values(name: str, values: Sequence[float | None]) -> Measure:
     """Summarise one measure over the runs of a variant; `num` counts the runs that have it."""
     found = [value for value in values if value is not None]
-    return compute_mean_interval(found) if MEASURES[name].kind in SCORES else compute_median_range(found)
+    return compute_mean_interval(found) if MEASURES[name].kind in SCORE_KINDS else compute_median_range(found)
 
 
 def compute_mean_interval(values: Sequence[float]) -> Measure:
@@ -88,17 +87,6 @@ def compare_to_baseline(
     >>> compare_to_baseline("seconds", [(1, 20.0), (2, 30.0)], [(1, 10.0), (2, 10.0)])
     Measure(value=2.5, low=2.0, high=3.0, num=2, spread='range', p_value=None)
     """
-    pairs = _pair_by_seed(ours, theirs) or [
-        (summarise_values(name, [v for _, v in side]).value for side in (ours, theirs))
-    ]
-    changes = [_compute_change(name, a, b) for a, b in pairs]
-    return summarise_values(name, changes)
-
-
-def _pair_by_seed(
-    ours: Sequence[tuple[int | None, float | None]], theirs: Sequence[tuple[int | None, float | None]]
-) -> list[tuple[float | None, float | None]]:
-    """Pair the values of runs with the same seed, in their order."""
     left = list(theirs)
     pairs: list[tuple[float | None, float | None]] = []
     for seed, value in ours:
@@ -106,12 +94,12 @@ def _pair_by_seed(
         if partner is not None:
             left.remove(partner)
             pairs.append((value, partner[1]))
-    return pairs
-
-
-def _compute_change(name: str, ours: float | None, theirs: float | None) -> float | None:
-    if ours is None or theirs is None:
-        return None
-    if MEASURES[name].compared == "minus":
-        return ours - theirs
-    return ours / theirs if theirs else None
+    if not pairs:
+        a, b = (summarise_values(name, [value for _, value in side]).value for side in (ours, theirs))
+        pairs = [(a, b)]
+    is_difference = MEASURES[name].compared == "minus"
+    changes: list[float | None] = []
+    for a, b in pairs:
+        if a is not None and b is not None and (b or is_difference):
+            changes.append(a - b if is_difference else a / b)
+    return summarise_values(name, changes)

@@ -34,22 +34,18 @@ def find_differing_settings(runs: Sequence[Run]) -> tuple[str, ...]:
     keys = dict.fromkeys(key for table in tables for key in table)
     found = [key for key in keys if any(table.get(key, ABSENT) != tables[0].get(key, ABSENT) for table in tables)]
     named = {section for section in (*PLUGIN_SECTIONS, *NESTED_PLUGINS) if f"{section}.name" in found}
-    return tuple(
-        key
-        for key in found
-        if find_plugin_setting(key) not in named
-        or all(key in table for table in tables)
-        or _has_variants_of_plugin(key, tables)
-    )
-
-
-def _has_variants_of_plugin(key: str, tables: Sequence[dict[str, Any]]) -> bool:
-    """Whether an option differs between runs with the same plugin: lora of two ranks beside ia3, which has none."""
-    values: dict[object, set[str]] = {}
-    for table in tables:
-        if key in table:
-            values.setdefault(table.get(f"{find_plugin_setting(key)}.name"), set()).add(repr(table[key]))
-    return any(len(found) > 1 for found in values.values())
+    kept: list[str] = []
+    for key in found:
+        section = find_plugin_setting(key)
+        # An option counts that differs between runs with the same plugin: lora of two ranks beside ia3, which has none.
+        values: dict[object, set[str]] = {}
+        for table in tables:
+            if key in table:
+                values.setdefault(table.get(f"{section}.name"), set()).add(repr(table[key]))
+        is_varied = any(len(own) > 1 for own in values.values())
+        if section not in named or is_varied or all(key in table for table in tables):
+            kept.append(key)
+    return tuple(kept)
 
 
 def group_runs(runs: Sequence[Run]) -> tuple[tuple[Variant, ...], tuple[str, ...]]:
@@ -65,7 +61,8 @@ def group_runs(runs: Sequence[Run]) -> tuple[tuple[Variant, ...], tuple[str, ...
     variants: dict[str, Variant] = {}
     for members in groups.values():
         table = select_work_settings(members[0])
-        name = make_unique_name(_get_variant_name(members[0]), variants)
+        own_name = members[0].name.removesuffix(f"-seed{get_seed(members[0])}")
+        name = make_unique_name(own_name, variants)
         settings = {key: table.get(key, ABSENT) for key in varied}
         variants[name] = Variant(name, settings, tuple(members), measures={})
     return tuple(variants.values()), varied
@@ -74,10 +71,6 @@ def group_runs(runs: Sequence[Run]) -> tuple[tuple[Variant, ...], tuple[str, ...
 def get_seed(run: Run) -> int | None:
     seed = get_nested(run.config, "run", "seed")
     return seed if isinstance(seed, int) else None
-
-
-def _get_variant_name(run: Run) -> str:
-    return run.name.removesuffix(f"-seed{get_seed(run)}")
 
 
 def make_unique_name(name: str, taken: Collection[str], *, template: str = "{} ({})") -> str:
