@@ -40,9 +40,7 @@ from fivetune.scores.metrics import find_absent, get_metric_name, load_metric
 from fivetune.tasks import head_of
 
 if TYPE_CHECKING:
-    from huggingface_hub import EvalResult
-
-    from fivetune.types import JsonTable, MetricSpec
+    from fivetune.types import Adapter, JsonTable
 
 Kind = Literal["model", "adapter", "export"]
 MARK = "<!-- written by FiveTune, sha256 of the text above: {digest} -->"
@@ -100,15 +98,26 @@ def build_model_card(
     base = find_base(config, request.folder)
     model, given = shown["model"], config.model.path
     export = request.export if request.kind == "export" else {}
-    scorers = dict.fromkeys(_describe_scorer(spec) for task in config.tasks for spec in task.metrics)
+    place = Place(redact_settings(request.place.name), request.place.is_published)
+    name = place.name if place.is_published else redact_settings(run.name)
+    adapter, adapted = resolve_adapter(config.model.adapter, str(request.folder)), ""
+    if adapter:
+        kind = "its virtual tokens are apart" if adapter.is_virtual else "its matrices are merged into the weights"
+        if request.kind == "adapter":
+            kind = "the weights here are the adapter's alone"
+        adapted = f", with the adapter `{adapter.plugin_name()}` ({kind})"
+    scorers: dict[str, None] = {}
+    for spec in (spec for task in config.tasks for spec in task.metrics):
+        source = "" if find_absent([spec]) else f" ({load_metric(spec).source})"
+        scorers[f"`{get_metric_name(spec)}`{source}"] = None
     yaml = as_yaml(shown).strip()
     text = _build_template().render(
-        metadata=_build_metadata(config, run, evaluation, base, request),
-        name=redact_settings(request.place.name if request.place.is_published else run.name),
+        metadata=_build_metadata(config, run, evaluation, request, name=name, base=base, adapter=adapter),
+        name=name,
         version=fivetune.__version__,
         task=config.task.plugin_name(),
         base=model["path"] or f"random weights ({model['config']})",
-        adapter=_describe_adapter(config, request),
+        adapter=adapted,
         base_license=read_base_license(given, request.folder) if config.model.init == "pretrained" and given else None,
         evaluation=evaluation,
         weights=describe_weights(evaluation, best) if evaluation else "",
@@ -117,7 +126,7 @@ def build_model_card(
         export=export,
         export_options=", ".join(f"{name} {value}" for name, value in export.get("options", {}).items()),
         proof=export.get("proof") or {},
-        examples=_build_examples(config, base, request),
+        examples=_iter_examples(config, place, base, adapter, request),
         limits=list_limits(
             run,
             evaluation,
@@ -126,7 +135,7 @@ def build_model_card(
         ),
         data_sets=list_data_sets(run),
         data_files=list_data_files(run, request.folder, with_checksums=request.with_checksums),
-        training=[*_list_hyper_parameters(settings, run), *_list_hardware(run)],
+        training=_list_training(settings, run),
         settings=yaml,
         # Longer than any fence in the text.
         fence="`" * max(3, 1 + max(map(len, re.findall("`+", yaml)), default=0)),
@@ -202,20 +211,39 @@ def shorten_paths(settings: Any) -> Any:
 
 
 def _build_metadata(
-    config: RunConfig, run: Run, evaluation: EvalRecord | None, base: str | None, request: CardRequest
+    config: RunConfig,
+    run: Run,
+    evaluation: EvalRecord | None,
+    request: CardRequest,
+    *,
+    name: str,
+    base: str | None,
+    adapter: Adapter | None,
 ) -> str:
-    from huggingface_hub import ModelCardData
+    """Build the YAML that the hub reads, with the finite scores if the name of the evaluation data is known."""
+    from huggingface_hub import EvalResult, ModelCardData
 
-    adapter = resolve_adapter(config.model.adapter, str(request.folder))
     is_adapter = request.kind == "adapter" or bool(adapter and adapter.is_virtual)
-    library = "peft" if is_adapter else "transformers"
-    relation = "adapter" if is_adapter else "finetune"
+    library, relation = ("peft", "adapter") if is_adapter else ("transformers", "finetune")
     if request.kind == "export" and request.export.get("format") != "hf":
         library = str(request.export.get("format"))
         if request.export.get("options", {}).get("quantization", "none") != "none":
             relation = "quantized"
-    results = _list_eval_results(config, run, evaluation)
-    name = redact_settings(request.place.name if request.place.is_published else run.name)
+    dataset, results = name_eval_data(run), list[EvalResult]()
+    first = get_metric_name(config.tasks[0].metrics[0])
+    for score, value in evaluation.scores.items() if evaluation and dataset else ():
+        if math.isfinite(value) and not score.endswith(("total", "_thresh")) and not score.startswith("best_"):
+            kind = dataset.partition(":")[0] if "/" in dataset else re.sub(r"\W+", "-", dataset).strip("-")
+            results.append(
+                EvalResult(
+                    task_type=TASK_TYPES.get(first, "text2text-generation"),
+                    dataset_type=kind,
+                    dataset_name=dataset,
+                    metric_type=score,
+                    metric_name=score,
+                    metric_value=round(value, 4),
+                )
+            )
     data = ModelCardData(
         base_model=base,
         base_model_relation=relation if base else None,
@@ -229,46 +257,12 @@ def _build_metadata(
     return data.to_yaml().strip()
 
 
-def _list_eval_results(config: RunConfig, run: Run, evaluation: EvalRecord | None) -> list[EvalResult]:
-    """List the finite scores for the metadata; [] if the name of the evaluation data is unknown."""
-    from huggingface_hub import EvalResult
-
-    dataset = name_eval_data(run)
-    if evaluation is None or not dataset:
-        return []
-    counts, oracles = ("total", "_thresh"), "best_"
-    first = get_metric_name(config.tasks[0].metrics[0])
-    return [
-        EvalResult(
-            task_type=TASK_TYPES.get(first, "text2text-generation"),
-            dataset_type=dataset.partition(":")[0] if "/" in dataset else re.sub(r"\W+", "-", dataset).strip("-"),
-            dataset_name=dataset,
-            metric_type=name,
-            metric_name=name,
-            metric_value=round(value, 4),
-        )
-        for name, value in evaluation.scores.items()
-        if math.isfinite(value) and not name.endswith(counts) and not name.startswith(oracles)
-    ]
-
-
 # --- sections ---
 
 
-def _describe_adapter(config: RunConfig, request: CardRequest) -> str:
-    """Describe the adapter, and where its weights are; "" without one."""
-    adapter = resolve_adapter(config.model.adapter, str(request.folder))
-    if adapter is None:
-        return ""
-    kind = "its virtual tokens are apart" if adapter.is_virtual else "its matrices are merged into the weights"
-    if request.kind == "adapter":
-        kind = "the weights here are the adapter's alone"
-    return f", with the adapter `{adapter.plugin_name()}` ({kind})"
-
-
-def _build_examples(config: RunConfig, base: str | None, request: CardRequest) -> Iterator[str]:
-    place = Place(redact_settings(request.place.name), request.place.is_published)
-    adapter = resolve_adapter(config.model.adapter, str(request.folder))
+def _iter_examples(
+    config: RunConfig, place: Place, base: str | None, adapter: Adapter | None, request: CardRequest
+) -> Iterator[str]:
     if request.kind == "adapter":
         yield build_peft_example(place, base=base or place.model)
         return
@@ -279,55 +273,39 @@ def _build_examples(config: RunConfig, base: str | None, request: CardRequest) -
         yield build_plain_example(place, model_type=request.model_type)
 
 
-def _list_hyper_parameters(settings: JsonTable, run: Run) -> Iterator[tuple[str, object]]:
-    optimizer, data = settings["optimizer"], settings["data"]
-    plan = run.plan
+def _list_training(settings: JsonTable, run: Run) -> Iterator[tuple[str, object]]:
+    """Yield facts about settings, machine, time and energy; the template leaves out None."""
+    optimizer, data, plan, machine = settings["optimizer"], settings["data"], run.plan, run.machine
     yield "optimizer", optimizer["name"]
     yield "learning rate", _format_number(plan.lr if plan and plan.lr else optimizer.get("lr"))
     yield "weight decay", _format_number(optimizer.get("weight_decay"))
     yield "schedule", settings["schedule"]["name"]
     yield "steps", f"{run.status.step:,}" if run.status.step else None
-    yield "examples per step", _count_examples_per_step(run)
-    yield "precision", run.machine.precision
+    if run.steps and run.steps[0].step == 1:
+        yield "examples per step", run.steps[0].num_examples_seen
+    yield "precision", machine.precision
     yield "max input tokens", data.get("max_input_tokens")
     yield "max target tokens", data.get("max_target_tokens")
     yield "dropout", _format_number(settings["model"].get("dropout"))
     yield "seed", settings["run"].get("seed")
     yield "beams of the evaluation", settings["eval"].get("num_beams")
-
-
-def _list_hardware(run: Run) -> Iterator[tuple[str, object]]:
-    machine = run.machine
-    world = machine.strategy.world_size or 1
-    device = machine.device.name or machine.device.kind
-    yield "hardware", device and (f"{world} x {device}" if world > 1 else device)
+    world, device = machine.strategy.world_size or 1, machine.device.name or machine.device.kind
+    yield "hardware", f"{world} x {device}" if device and world > 1 else device
     yield "cores of the host", machine.host.num_cores
     yield "strategy", machine.strategy.name if world > 1 else None
-    yield "parameters", f"{machine.num_parameters:,}" if machine.num_parameters else None
-    trained = machine.num_trained_parameters
-    yield "trained parameters", f"{trained:,}" if trained and trained != machine.num_parameters else None
-    peak = compute_peak_bytes(run.steps)
+    num, trained = machine.num_parameters, machine.num_trained_parameters
+    yield "parameters", f"{num:,}" if num else None
+    yield "trained parameters", f"{trained:,}" if trained and trained != num else None
+    peak, seconds = compute_peak_bytes(run.steps), run.status.seconds
     yield "peak memory of a device", format_size(peak) if peak else None
-    seconds = run.status.seconds
     yield "time", f"{seconds / 60:,.1f} min" if seconds else None
     energy = compute_energy_joules(run.telemetry)
     yield "energy of the devices", f"{energy / JOULES_PER_WH:,.2f} Wh" if energy else None
-    versions = {name: text for name, text in machine.versions.items() if text}
-    yield "versions", ", ".join(f"{name} {text}" for name, text in versions.items())
-
-
-def _count_examples_per_step(run: Run) -> int | None:
-    first = run.steps[0] if run.steps else None
-    return first.num_examples_seen if first and first.step == 1 else None
+    yield "versions", ", ".join(f"{name} {text}" for name, text in machine.versions.items() if text)
 
 
 def _format_number(value: object) -> str | None:
     return f"{value:g}" if isinstance(value, int | float) else None
-
-
-def _describe_scorer(spec: MetricSpec) -> str:
-    name = get_metric_name(spec)
-    return f"`{name}`" if find_absent([spec]) else f"`{name}` ({load_metric(spec).source})"
 
 
 def format_score(name: str, value: float) -> str:

@@ -5,9 +5,11 @@ In: the records of a run and its files. Out: sentences and rows in Markdown; an 
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from fivetune.redaction import name_invisible
 from fivetune.rundir.checksums import compute_sha256
 from fivetune.rundir.records import EvalRecord, Prediction, Run, SplitSummary
 from fivetune.scores.analysis.labels import build_confusion
-from fivetune.scores.analysis.slices import Slice, compute_slices
+from fivetune.scores.analysis.slices import compute_slices
 
 MIN_GROUP = 20
 """Fewest examples of a group that a card names: the interval of a smaller one is wider than most differences."""
@@ -40,7 +42,22 @@ def iter_splits(run: Run) -> Iterator[tuple[str, SplitSummary]]:
 
 def list_data_sets(run: Run) -> list[tuple[str, str]]:
     """List each set with its counts; [] if data.json has none."""
-    return [(name, _describe_counts(summary)) for name, summary in iter_splits(run)]
+    found: list[tuple[str, str]] = []
+    for name, summary in iter_splits(run):
+        counts = {
+            "records": summary.num_records_kept,
+            "examples": summary.num_examples,
+            "records left out": summary.num_skipped or None,
+            "of them without a label": summary.num_unlabelled or None,
+            "target tokens": summary.num_target_tokens,
+        }
+        words = [f"{number:,} {unit}" for unit, number in counts.items() if number is not None]
+        if summary.split and summary.split.share:
+            words.append(f"divided by data.eval_share {summary.split.share:g}, seed {summary.split.seed}")
+        if summary.fingerprint:
+            words.append(f"fingerprint {summary.fingerprint}")
+        found.append((name, ", ".join(words) or "sizes unknown"))
+    return found
 
 
 def list_data_files(run: Run, folder: Path, *, with_checksums: bool) -> list[tuple[str, str, str, str]]:
@@ -50,54 +67,23 @@ def list_data_files(run: Run, folder: Path, *, with_checksums: bool) -> list[tup
         folder: the run directory, which relative paths are resolved with.
         with_checksums: read the files and give their sha256, but of those that were changed after the run started.
     """
-    started = _parse_time(run.status.started)
-    return [row for name, part in iter_splits(run) for row in _list_files(name, part, folder, started, with_checksums)]
-
-
-def _describe_counts(summary: SplitSummary) -> str:
-    words = [
-        f"{number:,} {unit}"
-        for number, unit in (
-            (summary.num_records_kept, "records"),
-            (summary.num_examples, "examples"),
-            (summary.num_skipped or None, "records left out"),
-            (summary.num_unlabelled or None, "of them without a label"),
-            (summary.num_target_tokens, "target tokens"),
-        )
-        if number is not None
-    ]
-    if summary.split and summary.split.share:
-        words.append(f"divided by data.eval_share {summary.split.share:g}, seed {summary.split.seed}")
-    if summary.fingerprint:
-        words.append(f"fingerprint {summary.fingerprint}")
-    return ", ".join(words) or "sizes unknown"
-
-
-def _parse_time(started: str | None) -> float | None:
     try:
-        return datetime.fromisoformat(started).timestamp() if started else None
+        started = datetime.fromisoformat(run.status.started or "").timestamp()
     except ValueError:
-        return None
-
-
-def _list_files(
-    name: str, summary: SplitSummary, folder: Path, started: float | None, with_checksums: bool
-) -> Iterator[tuple[str, str, str, str]]:
-    """Yield set, name, size and sha256 of each file; "" for what is unknown."""
-    for source in summary.source:
+        started = -math.inf  # unknown, so that any file may have changed
+    rows: list[tuple[str, str, str, str]] = []
+    for name, source in ((name, source) for name, summary in iter_splits(run) for source in summary.source):
         path = Path(find_typed_path(source, folder))
-        if is_hub_name(source) or not path.is_file():
-            shown = source if is_hub_name(source) else path.name
-            yield escape_markdown(name), quote_markdown(shown), "", ""
-            continue
-        try:
-            facts = path.stat()
-            is_unchanged = started is not None and facts.st_mtime <= started
-            digest = f"`{compute_sha256(path)}`" if with_checksums and is_unchanged else ""
-        except OSError:
-            yield escape_markdown(name), quote_markdown(path.name), "", ""
-            continue
-        yield escape_markdown(name), quote_markdown(path.name), format_size(facts.st_size), digest
+        size = digest = ""
+        if not is_hub_name(source) and path.is_file():
+            with suppress(OSError):
+                facts = path.stat()
+                if with_checksums and facts.st_mtime <= started:
+                    digest = f"`{compute_sha256(path)}`"
+                size = format_size(facts.st_size)
+        shown = source if is_hub_name(source) else path.name
+        rows.append((escape_markdown(name), quote_markdown(shown), size, digest))
+    return rows
 
 
 def list_dataset_names(run: Run) -> list[str]:
@@ -125,10 +111,31 @@ def list_limits(run: Run, evaluation: EvalRecord | None, *, no_answer: str | Non
     """
     lines = [sentence for name, part in iter_splits(run) for sentence in _describe_truncation(name, part)]
     if evaluation:
-        predictions = _read_predictions(run, evaluation)
-        is_empty_right = no_answer is not None or any("" in one.references for one in predictions)
-        lines += _describe_answers(evaluation, is_empty_right=is_empty_right)
-        lines += _describe_abstention(predictions, no_answer)
+        num_damaged = len(run.damage)
+        predictions = run.read_predictions(evaluation)
+        if len(run.damage) != num_damaged:  # a part would stand for the whole
+            predictions = []
+        texts = {
+            "cap_hit": f"reach the limit of {evaluation.max_new_tokens} new tokens and may be incomplete",
+            "sentinel": "hold a sentinel token of the pre-training (`<extra_id_0>`)",
+            "unknown_characters": "hold characters that the tokenizer does not have",
+            "left_label_set": "would be none of the labels if the model wrote freely; the labels are scored instead",
+            "not_in_context": "are no part of their context",
+            "empty": "are empty",
+        }
+        if no_answer is not None or any("" in one.references for one in predictions):
+            del texts["empty"]  # it is right for some questions
+        for rate, words in texts.items():
+            if share := evaluation.rates.get(rate):
+                lines.append(f"{share:.1%} of the answers {words}.")
+        known = [one for one in predictions if one.references]
+        if no_answer is not None and known:
+            abstained = sum(not one.prediction for one in known) / len(known)
+            unanswerable = sum(not any(one.references) for one in known) / len(known)
+            lines.append(
+                f"The model abstains ({quote_markdown(no_answer)}) on {abstained:.1%} of the questions; "
+                f"{unanswerable:.1%} of them have no answer."
+            )
         lines += _describe_weak_groups(predictions, score)
     else:
         lines.append("The run has no evaluation of these weights: nothing is known of their quality.")
@@ -137,13 +144,6 @@ def list_limits(run: Run, evaluation: EvalRecord | None, *, no_answer: str | Non
         planned = f" of {run.num_steps:,}" if run.num_steps else ""
         lines.append(f"The run did not finish: {status.state} at step {status.step:,}{planned}.")
     return lines
-
-
-def _read_predictions(run: Run, evaluation: EvalRecord) -> list[Prediction]:
-    """The predictions of an evaluation; [] if their file is lost or damaged, so that no part stands for the whole."""
-    num_damaged = len(run.damage)
-    found = run.read_predictions(evaluation)
-    return found if len(run.damage) == num_damaged else []
 
 
 def _describe_truncation(name: str, part: SplitSummary) -> Iterator[str]:
@@ -168,43 +168,17 @@ def _describe_truncation(name: str, part: SplitSummary) -> Iterator[str]:
         )
 
 
-def _describe_answers(evaluation: EvalRecord, *, is_empty_right: bool) -> Iterator[str]:
-    texts = {
-        "cap_hit": f"reach the limit of {evaluation.max_new_tokens} new tokens and may be incomplete",
-        "sentinel": "hold a sentinel token of the pre-training (`<extra_id_0>`)",
-        "unknown_characters": "hold characters that the tokenizer does not have",
-        "left_label_set": "would be none of the labels if the model wrote freely; the labels are scored instead",
-        "not_in_context": "are no part of their context",
-    }
-    if not is_empty_right:
-        texts["empty"] = "are empty"
-    for rate, words in texts.items():
-        if evaluation.rates.get(rate):
-            yield f"{evaluation.rates[rate]:.1%} of the answers {words}."
-
-
-def _describe_abstention(predictions: Sequence[Prediction], no_answer: str | None) -> Iterator[str]:
-    known = [one for one in predictions if one.references]
-    if no_answer is None or not known:
-        return
-    abstained = sum(not one.prediction for one in known) / len(known)
-    unanswerable = sum(not any(one.references) for one in known) / len(known)
-    yield (
-        f"The model abstains ({quote_markdown(no_answer)}) on {abstained:.1%} of the questions; {unanswerable:.1%} of "
-        "them have no answer."
-    )
-
-
 def _describe_weak_groups(predictions: Sequence[Prediction], score: str | None) -> Iterator[str]:
     """Yield sentences on groups whose 95 % interval lies below the mean of all, the largest difference first."""
     values = [line.scores[score] for line in predictions if score in line.scores] if score else []
     if values and score:
         mean = 100 * sum(values) / len(values)
-        groups: dict[str, list[Slice]] = compute_slices(predictions, score)
-        weak = [one for group in groups.values() if len(group) > 1 for one in group if one.num >= MIN_GROUP]
-        weak = [one for one in weak if round(one.high, 1) < round(mean, 1)]  # as printed: no "worse" between equals
-        weak = sorted(weak, key=lambda one: one.score)
-        for one in weak[:MAX_GROUPS]:
+        groups = (group for group in compute_slices(predictions, score).values() if len(group) > 1)
+        # Compared as printed: no "worse" between equals.
+        weak = [
+            one for group in groups for one in group if round(one.high, 1) < round(mean, 1) and one.num >= MIN_GROUP
+        ]
+        for one in sorted(weak, key=lambda one: one.score)[:MAX_GROUPS]:
             yield (
                 f"Worse where {one.name} is {quote_markdown(one.value)}: {score} {one.score:.1f} (95 % interval "
                 f"{one.low:.1f} to {one.high:.1f}, {one.num:,} examples); all examples: {mean:.1f}."
@@ -212,15 +186,14 @@ def _describe_weak_groups(predictions: Sequence[Prediction], score: str | None) 
     confusion = build_confusion(predictions)
     if confusion is None:
         return
-    recalls = [(confusion.compute_recall(label), label) for label in confusion.labels]
-    golds = {label: sum(n for (gold, _), n in confusion.counts.items() if gold == label) for label in confusion.labels}
-    weak_labels = sorted(
-        (recall, label)
-        for recall, label in recalls
-        if golds[label] >= MIN_GROUP and recall is not None and recall < LOW_RECALL
-    )
-    for recall, label in weak_labels[:MAX_GROUPS]:
-        yield f"Label {quote_markdown(label)} is found in {recall:.1%} of its {golds[label]:,} examples."
+    rare: list[tuple[float, str]] = []
+    for label in confusion.labels:
+        recall = confusion.compute_recall(label)
+        if confusion.count_support(label) >= MIN_GROUP and recall is not None and recall < LOW_RECALL:
+            rare.append((recall, label))
+    for recall, label in sorted(rare)[:MAX_GROUPS]:
+        num = confusion.count_support(label)
+        yield f"Label {quote_markdown(label)} is found in {recall:.1%} of its {num:,} examples."
 
 
 def escape_markdown(text: str) -> str:

@@ -72,18 +72,14 @@ def build_fivetune_example(place: Place, task: Task, columns: Mapping[str, str])
     part = next(iter(getattr(task, "parts", ())), None)
     options = f', {{"task.part": {json.dumps(part)}}}' if part else ""
     opening = _format(OPEN_PUBLISHED if place.is_published else OPEN_LOCAL, place=place.name)
-    record = None if part else _build_record(task, columns)
+    needed = {} if part else find_needed_columns(task)
+    record = {columns.get(name, name): f"the {name}" for name in needed}
+    if not all(isinstance(value, str) for value in needed.values()):
+        record = {}  # one of its columns is no text
     given = json.dumps(record or TEXT, ensure_ascii=False)
     code = opening.replace("{options}", options) + f"print(run.predict([{given}])[0].prediction)\n"
     words = "With FiveTune, which applies the run's template, label set and answer format to records:"
     return f"{words}\n\n```python\n{code}```\n"
-
-
-def _build_record(task: Task, columns: Mapping[str, str]) -> dict[str, str] | None:
-    """Build a record with the columns that the task needs; None if one of them is no text."""
-    needed = find_needed_columns(task)
-    is_text = all(isinstance(value, str) for value in needed.values())
-    return {columns.get(name, name): f"the {name}" for name in needed} if is_text else None
 
 
 def build_plain_example(place: Place, *, model_type: str) -> str:
