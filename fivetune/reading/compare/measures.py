@@ -22,44 +22,42 @@ class MeasureSpec(NamedTuple):
     """Definition of a measure.
 
     Args:
-        higher_is_better: None if neither direction is better.
         kind: unit and format: score, loss, duration, rate, count, bytes, share (0-1), celsius, watts, joules, price.
         compared: "minus" the baseline's value, or "ratio" to it.
     """
 
     label: str
     unit: str
-    higher_is_better: bool | None
     kind: str
     compared: str = "ratio"
 
 
 MEASURES: dict[str, MeasureSpec] = {
-    "score_best": MeasureSpec("best score", "points", True, "score", "minus"),
-    "score_last": MeasureSpec("last score", "points", True, "score", "minus"),
-    "loss_best": MeasureSpec("lowest evaluation loss", "nats per token", False, "loss", "minus"),
-    "loss_last": MeasureSpec("last evaluation loss", "nats per token", False, "loss", "minus"),
-    "seconds": MeasureSpec("whole run", "s", False, "duration"),
-    "train_seconds": MeasureSpec("training steps", "s", False, "duration"),
-    "seconds_to_score": MeasureSpec("training until the baseline's best score", "s", False, "duration"),
-    "examples_per_second": MeasureSpec("examples per second", "1/s", True, "rate"),
-    "tokens_per_second": MeasureSpec("tokens per second, padding not counted", "1/s", True, "rate"),
-    "step_seconds": MeasureSpec("step", "s", False, "duration"),
-    "world_size": MeasureSpec("processes that took part", "", None, "count"),
-    "scaling_efficiency": MeasureSpec("scaling efficiency against one device", "", True, "share", "minus"),
-    "mfu": MeasureSpec("model FLOPs utilisation", "", True, "share", "minus"),
-    "padding": MeasureSpec("padding", "", False, "share", "minus"),
-    "data_wait": MeasureSpec("waiting for data", "", False, "share", "minus"),
-    "peak_bytes": MeasureSpec("most memory", "bytes", False, "bytes"),
-    "utilisation": MeasureSpec("device utilisation", "", True, "share", "minus"),
-    "memory_busy": MeasureSpec("time accessing memory", "", None, "share", "minus"),
-    "temperature_celsius": MeasureSpec("highest temperature", "°C", False, "celsius", "minus"),
-    "power_watts": MeasureSpec("power of a device", "W", False, "watts"),
-    "process_cores": MeasureSpec("cores kept busy", "", None, "count"),
-    "energy_joules": MeasureSpec("energy of the devices", "J", False, "joules"),
-    "energy_per_point": MeasureSpec("energy per point of score", "J", False, "joules"),
-    "cost": MeasureSpec("cost", "", False, "price"),
-    "cost_per_point": MeasureSpec("cost per point of score", "", False, "price"),
+    "score_best": MeasureSpec("best score", "points", "score", "minus"),
+    "score_last": MeasureSpec("last score", "points", "score", "minus"),
+    "loss_best": MeasureSpec("lowest evaluation loss", "nats per token", "loss", "minus"),
+    "loss_last": MeasureSpec("last evaluation loss", "nats per token", "loss", "minus"),
+    "seconds": MeasureSpec("whole run", "s", "duration"),
+    "train_seconds": MeasureSpec("training steps", "s", "duration"),
+    "seconds_to_score": MeasureSpec("training until the baseline's best score", "s", "duration"),
+    "examples_per_second": MeasureSpec("examples per second", "1/s", "rate"),
+    "tokens_per_second": MeasureSpec("tokens per second, padding not counted", "1/s", "rate"),
+    "step_seconds": MeasureSpec("step", "s", "duration"),
+    "world_size": MeasureSpec("processes that took part", "", "count"),
+    "scaling_efficiency": MeasureSpec("scaling efficiency against one device", "", "share", "minus"),
+    "mfu": MeasureSpec("model FLOPs utilisation", "", "share", "minus"),
+    "padding": MeasureSpec("padding", "", "share", "minus"),
+    "data_wait": MeasureSpec("waiting for data", "", "share", "minus"),
+    "peak_bytes": MeasureSpec("most memory", "bytes", "bytes"),
+    "utilisation": MeasureSpec("device utilisation", "", "share", "minus"),
+    "memory_busy": MeasureSpec("time accessing memory", "", "share", "minus"),
+    "temperature_celsius": MeasureSpec("highest temperature", "°C", "celsius", "minus"),
+    "power_watts": MeasureSpec("power of a device", "W", "watts"),
+    "process_cores": MeasureSpec("cores kept busy", "", "count"),
+    "energy_joules": MeasureSpec("energy of the devices", "J", "joules"),
+    "energy_per_point": MeasureSpec("energy per point of score", "J", "joules"),
+    "cost": MeasureSpec("cost", "", "price"),
+    "cost_per_point": MeasureSpec("cost per point of score", "", "price"),
 }
 
 TIME_KINDS, SCORE_KINDS = ("duration", "rate", "joules", "price"), ("score", "loss")

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from fivetune.rundir.figures import IDLE_UTILISATION, DeviceSeries, list_device_series, select_training_samples
+from fivetune.rundir.figures import IDLE_UTILISATION, list_device_series, select_training_samples
 from fivetune.rundir.records import DeviceSample, TelemetryRecord
+from fivetune.values import divide, select_finite
 
 FAULT_REASONS = ("thermal", "slowdown", "brake")
 """Substrings of NVML's clock reasons that indicate a fault: heat or the power supply. Idleness, clocks set by a user,
@@ -39,7 +40,6 @@ class DeviceUse:
     """
 
     index: int
-    name: str | None
     is_used: bool
     utilisation: float | None
     active_share: float | None
@@ -60,36 +60,31 @@ def summarise_devices(telemetry: Iterable[TelemetryRecord]) -> tuple[DeviceUse, 
     A device that only another program keeps busy is excluded. An idle device without a process of the run is included,
     because it may have been requested.
     """
-    series = list_device_series(select_training_samples(telemetry))
-    found = [_summarise_device(device) for device in series if len(device.samples) >= MIN_SAMPLES]
-    return tuple(device for device in found if device.is_used or not device.is_busy)
-
-
-def _summarise_device(device: DeviceSeries) -> DeviceUse:
-    samples = device.samples
-    known = [sample for sample in samples if sample.throttle_reasons is not None]
-    throttled = [sample for sample in known if _find_fault_reasons(sample)]
-    clocks = _select_clocks(samples)
-    throttled_clocks = _select_clocks(throttled)
-    utilisations = [sample.utilisation for sample in samples if sample.utilisation is not None]
-    traffic = [sample.memory_busy for sample in samples if sample.memory_busy is not None]
-    memory = [
-        sample.memory_used_bytes / sample.memory_total_bytes
-        for sample in samples
-        if sample.memory_used_bytes is not None and sample.memory_total_bytes
-    ]
-    return DeviceUse(
-        index=device.index,
-        name=device.name,
-        is_used=device.is_used,
-        utilisation=fmean(utilisations) if utilisations else None,
-        active_share=fmean(value > IDLE_UTILISATION for value in utilisations) if utilisations else None,
-        memory_busy=fmean(traffic) if traffic else None,
-        memory_share=max(memory, default=None),
-        throttled_share=len(throttled) / len(known) if known else None,
-        clock_loss=1 - fmean(throttled_clocks) / max(clocks) if throttled_clocks else None,
-        reasons=tuple(sorted({reason for sample in throttled for reason in _find_fault_reasons(sample)})),
-    )
+    found: list[DeviceUse] = []
+    for device in list_device_series(select_training_samples(telemetry)):
+        samples = device.samples
+        if len(samples) < MIN_SAMPLES:
+            continue
+        known = [sample for sample in samples if sample.throttle_reasons is not None]
+        throttled = [sample for sample in known if _find_fault_reasons(sample)]
+        clocks, throttled_clocks = _select_clocks(samples), _select_clocks(throttled)
+        utilisations = select_finite([sample.utilisation for sample in samples])
+        traffic = select_finite([sample.memory_busy for sample in samples])
+        memory = select_finite([divide(sample.memory_used_bytes, sample.memory_total_bytes) for sample in samples])
+        use = DeviceUse(
+            index=device.index,
+            is_used=device.is_used,
+            utilisation=fmean(utilisations) if utilisations else None,
+            active_share=fmean(value > IDLE_UTILISATION for value in utilisations) if utilisations else None,
+            memory_busy=fmean(traffic) if traffic else None,
+            memory_share=max(memory, default=None),
+            throttled_share=len(throttled) / len(known) if known else None,
+            clock_loss=1 - fmean(throttled_clocks) / max(clocks) if throttled_clocks else None,
+            reasons=tuple(sorted({reason for sample in throttled for reason in _find_fault_reasons(sample)})),
+        )
+        if use.is_used or not use.is_busy:
+            found.append(use)
+    return tuple(found)
 
 
 def _select_clocks(samples: Sequence[DeviceSample]) -> list[float]:

@@ -117,22 +117,14 @@ def check_idle_device(stats: RunStats) -> Verdict | None:
         if not num_busy and stats.train_loss:
             return None  # the run trained, so the devices do work, but wait: the rules of speed find the cause
         shares = ", ".join(f"device {device.index} {format_share(device.utilisation or 0)}" for device in known)
-        return _build_idle_verdict(
-            f"{num_busy} of {requested} devices worked. Mean utilisation{describe_left_out(stats)}: {shares}.",
-            num_busy,
-            requested,
-        )
-    if len(stats.ranks) < 2:
+        message = f"{num_busy} of {requested} devices worked. Mean utilisation{describe_left_out(stats)}: {shares}."
+    elif len(stats.ranks) > 1:
+        most = max(stats.ranks.values())
+        num_busy = sum(cores > IDLE_RANK * most for cores in stats.ranks.values())
+        shares = ", ".join(f"rank {rank} {cores:.2f}" for rank, cores in stats.ranks.items())
+        message = f"{num_busy} of {requested} processes worked. Busy cores: {shares}."
+    else:
         return None
-    most = max(stats.ranks.values())
-    num_busy = sum(cores > IDLE_RANK * most for cores in stats.ranks.values())
-    shares = ", ".join(f"rank {rank} {cores:.2f}" for rank, cores in stats.ranks.items())
-    return _build_idle_verdict(
-        f"{num_busy} of {requested} processes worked. Busy cores: {shares}.", num_busy, requested
-    )
-
-
-def _build_idle_verdict(message: str, num_busy: int, requested: int) -> Verdict | None:
     if num_busy >= requested:
         return None
     return Verdict(
@@ -182,16 +174,15 @@ def check_updates_below_precision(stats: RunStats) -> Verdict | None:
             change={"optimizer.lr": suggest_typical_lr(stats)},
             advice="Raise the learning rate, or keep the weights in fp32.",
         )
-    return _check_vanished_gradient(stats)
-
-
-def _check_vanished_gradient(stats: RunStats) -> Verdict | None:
-    """Vanished gradient: far below AdamW's eps, which then dominates the denominator and shrinks the updates."""
+    # A vanished gradient: far below AdamW's eps, which then dominates the denominator and shrinks the updates.
+    # Gradients also vanish when nothing is left to learn: the loss has halved.
     eps = stats.get_setting("optimizer.eps") if stats.get_setting("optimizer.name") == "adamw" else None
     if not (eps and stats.num_parameters) or stats.grad_norm is None:
         return None
-    each = stats.grad_norm / math.sqrt(stats.num_parameters)
-    if each >= 0.1 * eps or _has_learnt(stats):
+    each, losses = stats.grad_norm / math.sqrt(stats.num_parameters), list(stats.train_loss.values())
+    tenth = max(1, len(losses) // 10)
+    has_learnt = bool(losses) and median(losses[-tenth:]) < 0.5 * median(losses[:tenth])
+    if each >= 0.1 * eps or has_learnt:
         return None
     return Verdict(
         rule="updates_below_precision",
@@ -205,54 +196,35 @@ def _check_vanished_gradient(stats: RunStats) -> Verdict | None:
     )
 
 
-def _has_learnt(stats: RunStats) -> bool:
-    """Whether the loss has halved: gradients also vanish when nothing is left to learn."""
-    losses = list(stats.train_loss.values())
-    tenth = max(1, len(losses) // 10)
-    return bool(losses) and median(losses[-tenth:]) < 0.5 * median(losses[:tenth])
-
-
 def check_frozen(stats: RunStats) -> Verdict | None:
     """The loss is constant, or becomes constant: the weights do not change."""
     length, first = stats.freeze or (0, 0)
-    if length >= FROZEN_STEPS:
-        return _build_frozen_verdict(
-            stats,
-            f"The training loss is exactly the same in {length:,} steps from step {first:,} on.",
-            float(length),
-            FROZEN_STEPS,
-        )
     losses = [(record.step, record.loss) for record in stats.evals if record.loss is not None]
     values = [loss for _, loss in losses]
-    if len(values) < 2 or not max(values):
+    highest, final = max(values, default=0.0), values[-1] if values else 0.0
+    moved = (highest - min(values)) / highest if highest else math.inf
+    same = [step for step, loss in losses if loss == final]
+    if length >= FROZEN_STEPS:
+        message = f"The training loss is exactly the same in {length:,} steps from step {first:,} on."
+        figure, threshold = float(length), FROZEN_STEPS
+    elif len(values) < 2 or not highest:
         return None
-    moved = (max(values) - min(values)) / max(values)
-    if moved < MIN_LOSS_RANGE:
-        return _build_frozen_verdict(
-            stats,
+    elif moved < MIN_LOSS_RANGE:
+        message = (
             f"The evaluation loss changed by {moved:.1e}, relative, over {len(values)} evaluations "
-            f"from step {losses[0][0]:,} to {losses[-1][0]:,}.",
-            moved,
-            MIN_LOSS_RANGE,
+            f"from step {losses[0][0]:,} to {losses[-1][0]:,}."
         )
-    same = [step for step, loss in losses if loss == values[-1]]
-    if len(same) >= FROZEN_EVALS and set(values[-len(same) :]) == {values[-1]}:
-        return _build_frozen_verdict(
-            stats,
-            f"The evaluation loss is exactly {values[-1]:.4f} in the last {len(same)} "
-            f"evaluations, since step {same[0]:,}.",
-            float(len(same)),
-            FROZEN_EVALS,
-        )
-    return None
-
-
-def _build_frozen_verdict(stats: RunStats, message: str, figure: float, threshold: float) -> Verdict:
-    in_fp16 = stats.precision == "fp16"
-    change: dict[str, Any] = (
-        {"train.precision": _choose_wide_precision(stats)} if in_fp16 else {"optimizer.lr": suggest_typical_lr(stats)}
-    )
-    if change.get("optimizer.lr") == stats.get_setting("optimizer.lr"):
+        figure, threshold = moved, MIN_LOSS_RANGE
+    elif len(same) >= FROZEN_EVALS and set(values[-len(same) :]) == {final}:
+        message = f"The evaluation loss is exactly {final:.4f} in the last {len(same)} evaluations, since step "
+        message += f"{same[0]:,}."
+        figure, threshold = float(len(same)), FROZEN_EVALS
+    else:
+        return None
+    change: dict[str, Any] = {"optimizer.lr": suggest_typical_lr(stats)}
+    if stats.precision == "fp16":
+        change = {"train.precision": _choose_wide_precision(stats)}
+    elif change["optimizer.lr"] == stats.get_setting("optimizer.lr"):
         change = {}
     return Verdict(
         rule="frozen",
@@ -270,25 +242,17 @@ def check_padded_labels(stats: RunStats) -> Verdict | None:
     """The loss counts padding as labels."""
     ratio, length = stats.scored_ratio, stats.padded_length
     if ratio is not None and ratio >= SCORED_RATIO and len(stats.train_loss) >= MIN_SCORED_STEPS:
-        return _build_padding_verdict(
-            f"The loss counts {ratio:.1f} times as many labels as the examples have: "
-            f"{format_share(1 - 1 / ratio)} of the loss is padding.",
-            ratio,
-            SCORED_RATIO,
-            0.95,
-        )
-    if length is not None and length >= MIN_PADDED_LENGTH:
-        return _build_padding_verdict(
+        message = f"The loss counts {ratio:.1f} times as many labels as the examples have: "
+        message += f"{format_share(1 - 1 / ratio)} of the loss is padding."
+        figure, threshold, confidence = ratio, SCORED_RATIO, 0.95
+    elif length is not None and length >= MIN_PADDED_LENGTH:
+        message = (
             f"All targets are {length} tokens long, which is data.max_target_tokens, though none was truncated: "
-            "they were padded before FiveTune read them.",
-            float(length),
-            MIN_PADDED_LENGTH,
-            0.8,
+            "they were padded before FiveTune read them."
         )
-    return None
-
-
-def _build_padding_verdict(message: str, figure: float, threshold: float, confidence: float) -> Verdict:
+        figure, threshold, confidence = float(length), MIN_PADDED_LENGTH, 0.8
+    else:
+        return None
     return Verdict(
         rule="padded_labels",
         message=message,

@@ -6,7 +6,7 @@ In: RunStats. Out: a Verdict, or None if nothing is wrong or data is missing.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from statistics import fmean
 
 from fivetune.reading.diagnosis.faults import suggest_lower_lr
 from fivetune.reading.diagnosis.stats import RunStats, compute_eval_interval, format_share
@@ -14,11 +14,9 @@ from fivetune.rundir.figures import (
     DIVERGED_NATS,
     DIVERGED_RATIO,
     FROZEN_STEPS,
-    Divergence,
     find_divergence,
     list_eval_losses,
 )
-from fivetune.rundir.records import EvalRecord
 from fivetune.types import Verdict
 
 LOSS_RISE = 0.10
@@ -35,6 +33,8 @@ MIN_ANSWERED, MIN_SILENT = 1.0, 50.0
 """Scores in points: below MIN_ANSWERED on answerable and above MIN_SILENT on unanswerable questions, a model abstains
 throughout."""
 
+ABSTENTION_SCORES = {"HasAns_exact", "NoAns_exact", "exact", "HasAns_total"}
+
 ONE_LABEL_SHARE = 0.98
 """Share of the most frequent predicted label from which on a model does not distinguish labels."""
 
@@ -47,14 +47,26 @@ def check_diverged(stats: RunStats) -> Verdict | None:
         vocab_size=stats.vocab_size,
         eval_losses=list_eval_losses(stats.evals),
     )
+    length, first = stats.freeze or (0, 0)
+    before = [loss for step, loss in stats.train_loss.items() if step < first]
     if found is not None:
         message = (
             f"The training diverged after step {found.step:,}: the loss rose from {found.lowest_loss:.3g} to "
-            f"{found.last_loss:.3g} at the end{_describe_divergence(found)}."
+            f"{found.last_loss:.3g} at the end"
         )
+        if found.guessing_loss is not None and found.last_loss > found.guessing_loss:
+            message += f", above the loss of guessing, {found.guessing_loss:.3g}"
+        if found.norm_ratio is not None and found.norm_ratio >= 10:
+            message += f", and the gradient norm grew {found.norm_ratio:,.0f}-fold"
+        message += "."
         figure = found.last_loss / found.lowest_loss if found.lowest_loss > 0 else found.last_loss
-    elif ruin := _find_ruin(stats):
-        message, figure = ruin
+    elif length >= FROZEN_STEPS and before and max(before) >= DIVERGED_RATIO * (before[0] + DIVERGED_NATS):
+        # The loss exploded and then stays at one value: the weights answer the same to every input.
+        message = (
+            f"The training diverged: the loss rose from {before[0]:.3g} to {max(before):.3g}, and from step "
+            f"{first:,} on it is exactly {stats.train_loss.get(first, 0.0):.3g}, because the weights are ruined."
+        )
+        figure = max(before) / max(before[0], 1e-9)
     else:
         return None
     return Verdict(
@@ -69,32 +81,11 @@ def check_diverged(stats: RunStats) -> Verdict | None:
     )
 
 
-def _find_ruin(stats: RunStats) -> tuple[str, float] | None:
-    """Find a loss that exploded and then stays at one value: the weights answer the same to every input."""
-    length, first = stats.freeze or (0, 0)
-    before = [loss for step, loss in stats.train_loss.items() if step < first]
-    if length < FROZEN_STEPS or not before or max(before) < DIVERGED_RATIO * (before[0] + DIVERGED_NATS):
-        return None
-    message = (
-        f"The training diverged: the loss rose from {before[0]:.3g} to {max(before):.3g}, and from step {first:,} on "
-        f"it is exactly {stats.train_loss.get(first, 0.0):.3g}, because the weights are ruined."
-    )
-    return message, max(before) / max(before[0], 1e-9)
-
-
 def _describe_model(stats: RunStats) -> str:
     """Describe which weights model/ holds; "" while the run is not finished, because there is none yet."""
     if not stats.has_model:
         return ""
     return f" model/ holds the weights of the {'best evaluation' if stats.best_eval else 'last step'}."
-
-
-def _describe_divergence(found: Divergence) -> str:
-    guessing = found.guessing_loss is not None and found.last_loss > found.guessing_loss
-    words = f", above the loss of guessing, {found.guessing_loss:.3g}" if guessing else ""
-    if found.norm_ratio is not None and found.norm_ratio >= 10:
-        words += f", and the gradient norm grew {found.norm_ratio:,.0f}-fold"
-    return words
 
 
 def check_majority_label(stats: RunStats) -> Verdict | None:
@@ -129,12 +120,22 @@ def check_over_fitting(stats: RunStats) -> Verdict | None:
     later = [loss for record, loss in losses if record.step > turn.step]
     rise = (final - least) / least if least > 0 else math.inf
     rose = len(later) >= MIN_EVALS_ABOVE and min(later) > least and final - least > MIN_RISE
-    if not rose or rise < LOSS_RISE or _has_improved(stats, turn, last):
+    if not rose or rise < LOSS_RISE:
         return None
+    # A score that leaves the 95 % interval of the score at the turn has improved all the same.
+    if stats.metric is not None and stats.metric in turn.scores and stats.metric in last.scores:
+        (low, high), score = compute_eval_interval(turn, stats.metric), last.scores[stats.metric]
+        if score > high if stats.higher_is_better else score < low:
+            return None
+    message = f"Over-fitting since step {turn.step:,}: the evaluation loss is {least:.3f} there and "
+    message += f"{final:.3f} at step {last.step:,}"
+    if trained := list(stats.train_loss.values()):
+        width = max(1, len(trained) // 20)
+        before = [loss for at, loss in stats.train_loss.items() if at <= turn.step][-width:] or trained[:width]
+        message += f", while the training loss went from {fmean(before):.3f} to {fmean(trained[-width:]):.3f}"
     return Verdict(
         rule="over_fitting",
-        message=f"Over-fitting since step {turn.step:,}: the evaluation loss is {least:.3f} there and "
-        f"{final:.3f} at step {last.step:,}{_describe_training_loss(stats, turn.step)}.",
+        message=f"{message}.",
         figure=rise,
         threshold=LOSS_RISE,
         confidence=min(0.95, 0.6 + 0.1 * len(later)),
@@ -144,57 +145,30 @@ def check_over_fitting(stats: RunStats) -> Verdict | None:
     )
 
 
-def _has_improved(stats: RunStats, turn: EvalRecord, last: EvalRecord) -> bool:
-    """Whether the last score exceeds the 95 % interval of the score at the minimum of the loss."""
-    metric = stats.metric
-    if metric is None or metric not in turn.scores or metric not in last.scores:
-        return False
-    low, high = compute_eval_interval(turn, metric)
-    return last.scores[metric] > high if stats.higher_is_better else last.scores[metric] < low
-
-
-def _describe_training_loss(stats: RunStats, step: int) -> str:
-    """Describe the mean training loss around a step and at the end; "" if unknown."""
-    losses = list(stats.train_loss.items())
-    width = max(1, len(losses) // 20)
-    before = [loss for at, loss in losses if at <= step][-width:] or [loss for _, loss in losses[:width]]
-    last = [loss for _, loss in losses[-width:]]
-    if not last:
-        return ""
-    return f", while the training loss went from {sum(before) / len(before):.3f} to {sum(last) / len(last):.3f}"
-
-
-class _Abstention(NamedTuple):
-    """Scores of one evaluation on answerable and unanswerable questions, in points."""
-
-    answered: float
-    silent: float
-    exact: float
-    num_answerable: float
-
-
 def check_abstention(stats: RunStats) -> Verdict | None:
     """Abstention: the score rises on unanswerable questions while answers get worse, or the model gives no answer."""
     until = stats.best_eval.step if stats.best_eval else math.inf
     records = [record for record in stats.evals if record.step <= until] or list(stats.evals)
-    found = [scores for record in records if (scores := _get_abstention_scores(record)) is not None]
+    found = [record.scores for record in records if record.scores.keys() >= ABSTENTION_SCORES]
     if not found or len(found) < len(records):
         return None
-    last = found[-1]
-    if last.answered < MIN_ANSWERED and last.silent > MIN_SILENT and records[-1].step > 0:
-        message = f"The score comes from silence: HasAns_exact is {last.answered:.1f}, NoAns_exact {last.silent:.1f}"
-        threshold, figure = MIN_ANSWERED, last.answered
+    last, first = found[-1], max(found, key=lambda scores: scores["HasAns_exact"])
+    answered, silent = last["HasAns_exact"], last["NoAns_exact"]
+    if answered < MIN_ANSWERED and silent > MIN_SILENT and records[-1].step > 0:
+        message = f"The score comes from silence: HasAns_exact is {answered:.1f}, NoAns_exact {silent:.1f}"
+        threshold, figure = MIN_ANSWERED, answered
     else:
-        first = max(found, key=lambda scores: scores.answered)
-        figure = first.answered - last.answered
-        error = _compute_standard_error(first.answered, last.answered, last.num_answerable)
+        figure = first["HasAns_exact"] - answered
+        # The binomial standard error of the difference of two shares, in points.
+        shares = (first["HasAns_exact"] / 100, answered / 100)
+        error = 100 * math.sqrt(sum(p * (1 - p) for p in shares) / max(1.0, last["HasAns_total"]))
         threshold = max(POINTS_LOST, 2 * error)
-        if figure < threshold or last.silent <= first.silent or last.exact <= first.exact:
+        if figure < threshold or silent <= first["NoAns_exact"] or last["exact"] <= first["exact"]:
             return None
         message = (
-            f"The score rose from {first.exact:.1f} to {last.exact:.1f} by answering less: HasAns_exact fell from "
-            f"{first.answered:.1f} to {last.answered:.1f} while NoAns_exact rose from {first.silent:.1f} to "
-            f"{last.silent:.1f}"
+            f"The score rose from {first['exact']:.1f} to {last['exact']:.1f} by answering less: HasAns_exact fell "
+            f"from {first['HasAns_exact']:.1f} to {answered:.1f} while NoAns_exact rose from "
+            f"{first['NoAns_exact']:.1f} to {silent:.1f}"
         )
     empty = records[-1].rates.get("empty")
     return Verdict(
@@ -206,19 +180,3 @@ def check_abstention(stats: RunStats) -> Verdict | None:
         advice="Judge by HasAns_f1 and NoAns_f1, not by their mean. Train longer, or on fewer unanswerable questions; "
         "fivetune score --no-answer-scores finds the best threshold of the no-answer score.",
     )
-
-
-def _get_abstention_scores(record: EvalRecord) -> _Abstention | None:
-    names = ("HasAns_exact", "NoAns_exact", "exact", "HasAns_total")
-    return (
-        _Abstention(*(record.scores[name] for name in names)) if all(name in record.scores for name in names) else None
-    )
-
-
-def _compute_standard_error(first: float, second: float, num: float) -> float:
-    """Compute the binomial standard error of the difference of two shares in points, each over `num` questions.
-
-    >>> round(_compute_standard_error(50, 50, 200), 2)
-    5.0
-    """
-    return 100 * math.sqrt(sum(p * (1 - p) for p in (first / 100, second / 100)) / max(1.0, num))

@@ -33,7 +33,6 @@ from fivetune.rundir.figures import (
 from fivetune.rundir.records import EvalRecord, Run, SplitSummary, StepRecord, TelemetryRecord
 from fivetune.scores.analysis.bootstrap import compute_wilson_interval
 from fivetune.tasks import is_higher_better, load_run_task
-from fivetune.types import JsonTable
 from fivetune.values import get_nested
 
 MIN_STEPS = 10
@@ -234,10 +233,21 @@ def collect_run_stats(run: Run, *, devices_requested: int | None = None) -> RunS
         nonfinite.append(status.nonfinite_step)
     norms = {step.step: step.grad_norm for step in steps if step.grad_norm is not None}
     task, splits = load_run_task(run.config or {}), {"train": run.data.train, "eval": run.data.eval}
+    # An outside launcher may set the number of processes, so that one, the default, says nothing.
+    counts = [get_nested(run.config, "launch", key) for key in ("nnodes", "nproc")]
+    requested = math.prod(count for count in counts if isinstance(count, int))
+    # The scheduled rate stands for the effective one if the optimizer reports none.
+    rates = [step.effective_lr for step in steps if step.effective_lr is not None]
+    batch_size = get_nested(run.config, "train", "batch_size")
+    size = run.plan.batch_size if run.plan else None
+    training = select_training_samples(run.telemetry)
+    sampled = [record.rank for record in training if record.process_cores is not None]
+    num_hosts = sum(record.rank == 0 and bool(record.core_utilisation) for record in training)
+    busy = compute_process_cores(run.telemetry)
     return RunStats(
         config=run.config,
         state=": ".join(filter(None, (status.state, status.why))) or None,
-        devices_requested=devices_requested or _count_requested_processes(run.config),
+        devices_requested=devices_requested or (requested if requested > 1 else None),
         world_size=steps[-1].world_size if steps else None,
         device_kind=kind,
         precision=machine.precision,
@@ -253,10 +263,10 @@ def collect_run_stats(run: Run, *, devices_requested: int | None = None) -> RunS
         num_nonfinite=len(set(nonfinite)),
         skipped_share=fmean(step.grad_norm is None for step in steps) if steps else None,
         freeze=find_longest_freeze(steps) if steps else None,
-        peak_lr=_find_peak_lr(steps),
+        peak_lr=max(rates or [step.lr for step in steps], default=None),
         grad_norm=median(norms.values()) if norms else None,
         scored_ratio=_compute_scored_ratio(run),
-        padded_length=_find_padded_length(run),
+        padded_length=_find_padded_length(run.data.train),
         evals=select_comparable_evals(run.evals),
         best_eval=exported if exported and metric in exported.scores else None,
         metric=metric,
@@ -266,11 +276,11 @@ def collect_run_stats(run: Run, *, devices_requested: int | None = None) -> RunS
         peak_bytes=compute_peak_bytes(steps),
         # A CPU run can use the memory of the host; of an accelerator without a known size, nothing is known.
         memory_bytes=machine.device.memory_bytes or (machine.host.memory_bytes if kind == "cpu" else None),
-        batch_size_now=_find_lowered_batch_size(run),
+        batch_size_now=size if isinstance(batch_size, int) and size is not None and size < batch_size else None,
         mfu=compute_mfu(steps),
         devices=() if kind == "cpu" else summarise_devices(run.telemetry),
-        ranks=_measure_busy_cores(run.telemetry),
-        host_load=_measure_host_load(run.telemetry),
+        ranks={rank: cores for rank, cores in busy.items() if sampled.count(rank) >= MIN_SAMPLES},
+        host_load=compute_host_load(run.telemetry) if num_hosts >= MIN_SAMPLES else None,
         has_model=status.state == "finished",
         splits={name: facts for name, facts in splits.items() if facts},
         extractive=task is not None and task.extractive,
@@ -286,14 +296,19 @@ def compute_time_breakdown(steps: Sequence[StepRecord]) -> StepTimeBreakdown | N
     shares = compute_phase_shares(steps)
     if len(steady) < MIN_STEPS or not shares:
         return None
-    positions = [count_positions(step) for step in steady]
+    seconds = [
+        step.phase_seconds.get("forward", 0.0) + step.phase_seconds["backward"]
+        if "backward" in step.phase_seconds
+        else step.step_seconds - step.data_seconds
+        for step in steady
+    ]
     return StepTimeBreakdown(
         num_steps=len(steady),
         step_seconds=fmean(step.step_seconds for step in steady),
         shares=shares,
         starved=fmean(step.starved for step in steady),
         padding=compute_padding_share(steady) or 0.0,
-        fixed_cost_share=_estimate_fixed_cost_share(positions, [_get_compute_seconds(step) for step in steady]),
+        fixed_cost_share=_estimate_fixed_cost_share([count_positions(step) for step in steady], seconds),
         tokens=fmean(map(count_tokens, steady)),
     )
 
@@ -339,18 +354,6 @@ def _compute_weighted_quantiles(pairs: Sequence[tuple[float, float]], ranks: Seq
     return [values[bisect_left(below, rank * below[-1])] for rank in ranks]
 
 
-def _get_compute_seconds(step: StepRecord) -> float:
-    if "backward" in step.phase_seconds:
-        return step.phase_seconds.get("forward", 0.0) + step.phase_seconds["backward"]
-    return step.step_seconds - step.data_seconds
-
-
-def _find_peak_lr(steps: Sequence[StepRecord]) -> float | None:
-    """Return the largest effective learning rate; the largest scheduled one if the optimizer reports none."""
-    effective = [step.effective_lr for step in steps if step.effective_lr is not None]
-    return max(effective or [step.lr for step in steps], default=None)
-
-
 def _compute_scored_ratio(run: Run) -> float | None:
     """Compute scored labels per example, divided by labels per example of the data; None for mixtures, which draw
     unevenly.
@@ -371,14 +374,12 @@ def _compute_scored_ratio(run: Run) -> float | None:
     return scored / steps[-1].num_examples_seen / (data.num_target_tokens / data.num_examples)
 
 
-def _find_padded_length(run: Run) -> int | None:
+def _find_padded_length(data: SplitSummary | None) -> int | None:
     """Return the length of the targets, if all are as long as the limit although none was truncated; else None."""
-    data = run.data.train
     if data is None or not data.max_target_tokens or not data.num_examples or data.parts:
         return None
-    if data.num_clipped_targets != 0 or data.num_target_tokens != data.max_target_tokens * data.num_examples:
-        return None
-    return data.max_target_tokens
+    is_full = data.num_target_tokens == data.max_target_tokens * data.num_examples
+    return data.max_target_tokens if is_full and data.num_clipped_targets == 0 else None
 
 
 # --- evaluations and checkpoints ---
@@ -426,32 +427,6 @@ def compute_eval_interval(record: EvalRecord, metric: str) -> tuple[float, float
     share = min(1.0, max(0.0, record.scores[metric] / 100))
     low, high = compute_wilson_interval(share, max(1, record.num_examples))
     return 100 * low, 100 * high
-
-
-# --- machine ---
-
-
-def _measure_busy_cores(telemetry: Sequence[TelemetryRecord]) -> dict[int, float]:
-    """Return mean busy cores by rank, for ranks with MIN_SAMPLES samples or more."""
-    sampled = [record.rank for record in select_training_samples(telemetry) if record.process_cores is not None]
-    return {r: cores for r, cores in compute_process_cores(telemetry).items() if sampled.count(r) >= MIN_SAMPLES}
-
-
-def _measure_host_load(telemetry: Sequence[TelemetryRecord]) -> HostLoad | None:
-    sampled = [record for record in select_training_samples(telemetry) if record.core_utilisation and record.rank == 0]
-    return compute_host_load(telemetry) if len(sampled) >= MIN_SAMPLES else None
-
-
-def _find_lowered_batch_size(run: Run) -> int | None:
-    requested, now = get_nested(run.config, "train", "batch_size"), run.plan.batch_size if run.plan else None
-    return now if isinstance(requested, int) and now is not None and now < requested else None
-
-
-def _count_requested_processes(config: JsonTable) -> int | None:
-    """Count the processes of all nodes; None for one, the default, because an outside launcher may set the number."""
-    numbers = [get_nested(config, "launch", key) for key in ("nnodes", "nproc")]
-    total = math.prod(number for number in numbers if isinstance(number, int))
-    return total if total > 1 else None
 
 
 def format_share(share: float) -> str:
