@@ -147,7 +147,7 @@ def test_scaling_is_held_against_the_ideal(page: Page) -> None:
     ideal, first, _ = part(page, "Scaling", Chart).data
     assert (ideal["x"], ideal["y"]) == ([1, 2], [1, 2])
     assert (first["x"], first["y"]) == ([1, 2], [1, pytest.approx(1.4)])
-    assert part(page, "Scaling", Table).rows[0] == ["lr 0.001, nproc 2", "2", "224", "70.0 %"]
+    assert part(page, "Scaling", Table).rows[0] == ("lr 0.001, nproc 2", "2", "224", "70.0 %")
     losses = part(page, "Scaling", Table, 1)
     assert losses.rows[0][:3] == ("lr 0.001, nproc 2", "2", "70.0 %")
     for row in losses.values:

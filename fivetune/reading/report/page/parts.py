@@ -121,8 +121,8 @@ def build_sortable_table(
 ) -> Table:
     """Build a table that can be sorted on the page."""
     pairs = [[(cell, None) if isinstance(cell, str) else cell for cell in row] for row in cells]
-    rows = [[text for text, _ in row] for row in pairs]
-    return Table(caption, header, rows, folded, [[key for _, key in row] for row in pairs])
+    rows = [tuple(text for text, _ in row) for row in pairs]
+    return Table(caption, header, rows, folded, [tuple(key for _, key in row) for row in pairs])
 
 
 @dataclass(frozen=True, slots=True)
