@@ -148,7 +148,11 @@ def read_log(
         raise DataError(f"{path}: no row of figures{f' ({bad[0]})' if bad else ''}. Give a log with at least one row.")
     if bad:
         warn(f"{path}: skipped {len(bad)} unreadable rows. The first is {bad[0]}.")
-    return [_to_record(row) for row in rows]
+    records: list[TelemetryRecord] = []
+    for row in rows:
+        devices = tuple(DeviceSample(index=index, **fields) for index, fields in sorted(row.devices.items()))
+        records.append(TelemetryRecord(seconds=row.seconds, devices=devices, **row.host))
+    return records
 
 
 def find_run_starts(records: Sequence[TelemetryRecord]) -> list[int]:
@@ -158,18 +162,20 @@ def find_run_starts(records: Sequence[TelemetryRecord]) -> list[int]:
     [0, 3, 5]
     """
     steps = [after.seconds - before.seconds for before, after in pairwise(records)]
-    usual = _compute_median_interval(steps)
+    usual = statistics.median([step for step in steps if step > 0] or [0.0])
     later = [place for place, step in enumerate(steps, start=1) if step < 0 or step > PAUSE_FACTOR * usual]
     return [0, *later] if records else []
 
 
-def _compute_median_interval(steps: Sequence[float]) -> float:
-    return statistics.median([step for step in steps if step > 0] or [0.0])
-
-
 def _read_table(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield line number and cells of each non-blank line. Raises DataError for a file that is not text."""
-    content = _read_content(path)
+    try:
+        content = path.read_bytes()
+        content = gzip.decompress(content) if content.startswith(GZIP_MAGIC) else content
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path}: damaged gzip file ({error}). Copy or download it again.") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}. Give a CSV file.") from None
     wide = content[:2] in (b"\xff\xfe", b"\xfe\xff")  # PowerShell's `>` writes UTF-16
     if b"\0" in content and not wide:
         raise DataError(f"{path}: binary file, not a CSV log. Give a CSV file, plain or gzipped.")
@@ -181,17 +187,6 @@ def _read_table(path: Path) -> Iterator[tuple[int, list[str]]]:
             yield number, [cell.strip(' "\r') for cell in line.split(delimiter)]
 
 
-def _read_content(path: Path) -> bytes:
-    """Read the bytes of a file, decompressed if it is gzipped."""
-    try:
-        content = path.read_bytes()
-        return gzip.decompress(content) if content.startswith(GZIP_MAGIC) else content
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path}: damaged gzip file ({error}). Copy or download it again.") from None
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}. Give a CSV file.") from None
-
-
 def _parse_header(headings: Sequence[str]) -> _Layout | None:
     """Return the layout of a header; None if the cells are not a known header."""
     columns: dict[int, _Column] = {}
@@ -200,28 +195,21 @@ def _parse_header(headings: Sequence[str]) -> _Layout | None:
         found = HEADING.fullmatch(heading.strip())
         name, unit = (found[1].lower(), found[2]) if found else ("", None)
         places.setdefault(name, place)
-        if column := _parse_heading(name, unit):
-            columns[place] = column
+        number, _, rest = name.partition(":")
+        if name in HOST_COLUMNS:
+            (what, kind), device = HOST_COLUMNS[name], None
+        elif number.isdecimal() and rest in DEVICE_COLUMNS:
+            (what, kind), device = DEVICE_COLUMNS[rest], int(number)
+        elif name in QUERY_COLUMNS:
+            (what, kind), device = QUERY_COLUMNS[name], "row"
+        else:
+            continue
+        columns[place] = _Column(what, kind, unit or kind, device)
     time = next((places[name] for name in TIME_COLUMNS if name in places), None)
     if time is None or not columns:
         return None
     identity = next((places[name] for name in ID_COLUMNS if name in places), None)
     return _Layout(columns, time, identity, len(headings))
-
-
-def _parse_heading(name: str, unit: str | None) -> _Column | None:
-    """Return the column of a known heading, with its unit; None for an unknown name."""
-    number, _, rest = name.partition(":")
-    if name in HOST_COLUMNS:
-        what, kind = HOST_COLUMNS[name]
-        return _Column(what, kind, unit or kind, None)
-    if number.isdecimal() and rest in DEVICE_COLUMNS:
-        what, kind = DEVICE_COLUMNS[rest]
-        return _Column(what, kind, unit or kind, int(number))
-    if name in QUERY_COLUMNS:
-        what, kind = QUERY_COLUMNS[name]
-        return _Column(what, kind, unit or kind, "row")
-    return None
 
 
 def _parse_row(cells: Sequence[str], layout: _Layout, order: dict[str, int]) -> _Row:
@@ -235,10 +223,10 @@ def _parse_row(cells: Sequence[str], layout: _Layout, order: dict[str, int]) -> 
         value = _parse_cell(cells[place], column)
         if column.device is None:
             row.host[column.field] = value
-        else:
-            device = row.devices.setdefault(column.device if isinstance(column.device, int) else own, {})
-            if device.get(column.field) is None:
-                device[column.field] = value
+            continue
+        device = row.devices.setdefault(own if column.device == "row" else column.device, {})
+        if device.get(column.field) is None:
+            device[column.field] = value
     return row
 
 
@@ -276,14 +264,13 @@ def _parse_cell(text: str, column: _Column) -> Any:
 
 def _merge_device_rows(rows: Sequence[_Row], layout: _Layout, path: str | Path) -> list[_Row]:
     """Merge consecutive rows of single devices with rising index into one row per moment."""
-    if all(column.device != "row" for column in layout.columns.values()):
-        return list(rows)
-    if layout.identity is None:
-        if _has_bunched_times([row.seconds for row in rows]):
-            raise DataError(
-                f"{path}: rows of several devices, and no column that identifies the device. "
-                f"Allowed: {', '.join(ID_COLUMNS)}. Record it again with --query-gpu=timestamp,index,..."
-            )
+    is_by_row = any(column.device == "row" for column in layout.columns.values())
+    if is_by_row and layout.identity is None and _has_bunched_times([row.seconds for row in rows]):
+        raise DataError(
+            f"{path}: rows of several devices, and no column that identifies the device. "
+            f"Allowed: {', '.join(ID_COLUMNS)}. Record it again with --query-gpu=timestamp,index,..."
+        )
+    if not is_by_row or layout.identity is None:
         return list(rows)
     joined: list[_Row] = []
     for row in rows:
@@ -303,11 +290,6 @@ def _has_bunched_times(times: Sequence[float]) -> bool:
     steps = sorted(after - before for before, after in pairwise(times) if after >= before)
     long = steps[int(0.95 * (len(steps) - 1))] if steps else 0.0
     return sum(step < BUNCH_FRACTION * long for step in steps) * 4 > len(steps)
-
-
-def _to_record(row: _Row) -> TelemetryRecord:
-    devices = [DeviceSample(index=index, **fields) for index, fields in sorted(row.devices.items())]
-    return TelemetryRecord(seconds=row.seconds, devices=tuple(devices), **row.host)
 
 
 def _build_header_error(where: str) -> DataError:

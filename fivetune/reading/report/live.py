@@ -39,14 +39,16 @@ from fivetune.rundir.damage import Damage
 from fivetune.rundir.figures import count_tokens, list_device_series
 from fivetune.rundir.layout import TELEMETRY_FILES
 from fivetune.rundir.parse import parse_records
-from fivetune.rundir.plan import Plan, read_plan
-from fivetune.rundir.records import EvalRecord, Run, StepRecord, TelemetryRecord
+from fivetune.rundir.plan import read_plan
+from fivetune.rundir.records import Run, StepRecord, TelemetryRecord
 from fivetune.types import JsonTable, JsonValue
+from fivetune.values import select_finite
 
 TAIL_BYTES = 64 * 2**10  # about 150 steps
 SAMPLE_BYTES = 2 * 2**10  # about five steps
 MAX_DEPTH = 4  # folders below the given one
 MAX_NAME = 60  # characters
+NUM_SAMPLES = 40  # of the loss curve
 NUM_RECENT_STEPS = 50  # window of the mean speed
 RECENT_SECONDS = 30.0  # window of the mean utilisation
 VERDICT_INTERVAL_SECONDS = 10.0
@@ -90,17 +92,20 @@ class View:
     is_bad: bool = False
 
 
+Marked = tuple[tuple[float, ...], View]
+"""Times and sizes of a run's files, and the view that was read of them."""
+
+Timed = tuple[float, tuple[str, bool]]
+"""The time of a verdict, its message, and whether it is bad."""
+
+
 @dataclass(slots=True)
 class Watcher:
     """Reads the runs of a folder repeatedly, but only changed files."""
 
     folder: Path
-    _views: dict[Path, tuple[tuple[float, ...], View]] = field(
-        default_factory=dict[Path, tuple[tuple[float, ...], View]]
-    )
-    _verdicts: dict[Path, tuple[float, tuple[str, bool]]] = field(
-        default_factory=dict[Path, tuple[float, tuple[str, bool]]]
-    )
+    _views: dict[Path, Marked] = field(default_factory=dict[Path, Marked])
+    _verdicts: dict[Path, Timed] = field(default_factory=dict[Path, Timed])
 
     def read_views(self) -> list[View]:
         """Return the views of all runs: active ones first, then the others, each by name."""
@@ -108,27 +113,29 @@ class Watcher:
         return sorted(views, key=lambda view: (view.state not in ACTIVE, view.name))
 
     def _read_view(self, path: Path) -> View:
-        mark = _compute_fingerprint(path)
+        marks: list[float] = []  # they change with every record
+        for name in (rundir.STATUS, rundir.STEPS, rundir.EVALS, rundir.TELEMETRY):
+            try:
+                found = (path / name).stat()
+                marks += [found.st_mtime, float(found.st_size)]
+            except OSError:
+                marks += [0.0, -1.0]
         known = self._views.get(path)
-        if known and known[0] == mark:
-            is_over, is_fresh = known[1].state not in ACTIVE, time.time() - mark[0] < STALE_SECONDS
+        if known and known[0] == tuple(marks):
+            is_over, is_fresh = known[1].state not in ACTIVE, time.time() - max(marks[::2]) < STALE_SECONDS
             if is_over or is_fresh:
                 return known[1]
         name = str(path.relative_to(self.folder)) if path != self.folder else path.resolve().name
         try:
-            verdict, is_bad = self._read_verdict(path)
+            made, (verdict, is_bad) = self._verdicts.get(path, (float("-inf"), ("", False)))
+            if time.monotonic() - made > VERDICT_INTERVAL_SECONDS:
+                verdict, is_bad = find_first_verdict(path)
+                self._verdicts[path] = (time.monotonic(), (verdict, is_bad))
             view = replace(read_view(path, name=name), verdict=verdict, is_bad=is_bad)
         except (FiveTuneError, OSError) as error:
             view = View(name, "unreadable", why=str(error))
-        self._views[path] = (mark, view)
+        self._views[path] = (tuple(marks), view)
         return view
-
-    def _read_verdict(self, path: Path) -> tuple[str, bool]:
-        made, verdict = self._verdicts.get(path, (float("-inf"), ("", False)))
-        if time.monotonic() - made > VERDICT_INTERVAL_SECONDS:
-            verdict = find_first_verdict(path)
-            self._verdicts[path] = (time.monotonic(), verdict)
-        return verdict
 
 
 def list_run_folders(folder: Path) -> list[Path]:
@@ -154,14 +161,24 @@ def read_view(path: Path, *, name: str) -> View:
     steps = parse_records(StepRecord, read_last_records(path / rundir.STEPS))
     recent = steps[-NUM_RECENT_STEPS:]
     seconds = fmean(step.step_seconds for step in recent) if recent else None
-    tokens = fmean(count_tokens(step) for step in recent) if recent else None
+    tokens = fmean(map(count_tokens, recent)) if recent else None
     state = status.state or ("unreadable" if damage else "preparing")
+    is_active = state in ACTIVE
     step = steps[-1].step if steps else status.step or None
     utilisation, on_gpu = _read_utilisation(path)
     plan = read_plan(path, damage)
-    evals = rundir.read_evals(path, is_growing=state in ACTIVE, damage=damage)
+    evals = rundir.read_evals(path, is_growing=is_active, damage=damage)
     run = Run(name=name, config=config, status=status, evals=evals)
     metric, best = find_main_score_key(run), choose_best_eval(run)
+    # The remaining steps and evaluations take as long as the last ones; the curve is of means at evenly spaced places.
+    left = None
+    if is_active and plan and step is not None and seconds is not None:
+        num_evals = ceil(plan.num_steps / plan.eval_every_steps) - step // plan.eval_every_steps
+        left = (plan.num_steps - step) * seconds + (evals[-1].seconds if evals else 0.0) * num_evals
+    losses: list[float] = []
+    for records in sample_records(path / rundir.STEPS, NUM_SAMPLES):
+        if known := select_finite([step.loss for step in parse_records(StepRecord, records)]):
+            losses.append(fmean(known))
     return View(
         name=name,
         state=state,
@@ -169,14 +186,14 @@ def read_view(path: Path, *, name: str) -> View:
         step=step,
         num_steps=plan.num_steps if plan else None,
         loss=steps[-1].loss if steps else None,
-        losses=tuple(_sample_losses(path / rundir.STEPS)),
+        losses=tuple(losses),
         metric=metric or "",
         score=get_score(best, metric) if metric else None,
         score_step=best.step if best else None,
-        utilisation=utilisation if state in ACTIVE else None,
+        utilisation=utilisation if is_active else None,
         on_gpu=on_gpu,
         tokens_per_second=tokens / seconds if seconds and tokens else None,
-        seconds_left=_estimate_seconds_left(plan, evals, step, seconds) if state in ACTIVE else None,
+        seconds_left=left,
         seconds=status.seconds,
     )
 
@@ -221,37 +238,13 @@ def _parse_records(lines: Sequence[bytes]) -> list[JsonTable]:
     return records
 
 
-def _sample_losses(path: Path, num: int = 40) -> Iterator[float]:
-    """Yield the loss over the whole run: means of neighbouring steps at evenly spaced places."""
-    for records in sample_records(path, num):
-        losses = [step.loss for step in parse_records(StepRecord, records) if step.loss is not None]
-        if losses:
-            yield fmean(losses)
-
-
-def _estimate_seconds_left(
-    plan: Plan | None, evals: Sequence[EvalRecord], step: int | None, seconds: float | None
-) -> float | None:
-    """Estimate the time of the remaining steps and evaluations, at the speed of the last ones."""
-    if plan is None or step is None or seconds is None:
-        return None
-    num_steps, every = plan.num_steps, plan.eval_every_steps
-    each = evals[-1].seconds if evals else 0.0
-    return (num_steps - step) * seconds + each * (ceil(num_steps / every) - step // every)
-
-
 def _read_utilisation(path: Path) -> tuple[float | None, bool]:
     """Read the mean utilisation over the last seconds of the devices that the run uses, else of the host's cores."""
     records = _read_telemetry(path)
     newest = records[-1].seconds if records else 0.0
     records = [record for record in records if newest - record.seconds <= RECENT_SECONDS]
-    devices = [
-        sample.utilisation
-        for device in list_device_series(records)
-        for sample in device.samples
-        if device.is_used and sample.utilisation is not None
-    ]
-    if devices:
+    samples = [sample for device in list_device_series(records) if device.is_used for sample in device.samples]
+    if devices := select_finite([sample.utilisation for sample in samples]):
         return fmean(devices), True
     cores = [fmean(record.core_utilisation) for record in records if record.core_utilisation]
     return (fmean(cores) if cores else None), False
@@ -302,49 +295,40 @@ def render_frame(views: Sequence[View], *, width: int, height: int | None = None
             shown.append(Text(f"and {len(blocks) - index} more", style="dim"))
             break
         shown += lines
-    return Group(_format_headline(views), *(shown or [Text("no run yet")]))
-
-
-def _format_headline(views: Sequence[View]) -> Text:
     counts = {state: sum(view.state == state for view in views) for state in (*ACTIVE, *STYLES, "unreadable")}
     listed = ", ".join(f"{num} {state}" for state, num in counts.items() if num)
-    return Text(f"{time.strftime('%H:%M:%S')}  {listed}", style="dim")
+    headline = Text(f"{time.strftime('%H:%M:%S')}  {listed}", style="dim")
+    return Group(headline, *(shown or [Text("no run yet")]))
 
 
-def _format_run_lines(view: View, width: int, *, folded: bool = True) -> list[Text]:
+def _format_run_lines(view: View, width: int, *, folded: bool) -> list[Text]:
     """Format one run in up to three lines: progress, figures, verdict (`folded`: shortened to one line)."""
     end = format_duration(view.seconds) if view.seconds_left is None else f"{format_duration(view.seconds_left)} left"
     steps = done = UNKNOWN
     if view.step is not None and view.num_steps:
-        steps, done = (
-            f"{format_count(view.step)}/{format_count(view.num_steps)}",
-            f"{100 * view.step // view.num_steps} %",
-        )
+        steps = f"{format_count(view.step)}/{format_count(view.num_steps)}"
+        done = f"{100 * view.step // view.num_steps} %"
     style = "red" if view.is_bad else STYLES.get(view.state, "red")
     name = Text(name_invisible(view.name), style="bold")
     name.truncate(min(max(width - 52, 8), MAX_NAME), overflow="ellipsis", pad=True)
     lines = [Text.assemble(name, " ", (f"{view.state:<11}", style), f"{steps:>17}{done:>6}{end:>17}", no_wrap=True)]
     if view.losses or view.score is not None:
-        lines.append(_format_figures(view, width))
+        is_small = view.loss is None or view.loss < MAX_PLAIN_LOSS
+        loss = format_decimal(view.loss, 3) if is_small else format_significant(view.loss)
+        score = f"{view.metric or 'score'} {format_decimal(view.score)} at step {format_count(view.score_step)}"
+        facts = [f"loss {loss}", score if view.score is not None else "no score yet"]
+        facts.append(f"{format_large_count(view.tokens_per_second)} tok/s")
+        if view.state in ACTIVE:
+            facts.append(f"{'gpu' if view.on_gpu else 'cpu'} {format_percent(view.utilisation, 0)}")
+        figures = "  ".join(facts)
+        curve = draw_sparkline(view.losses, num=max(8, min(40, width - len(figures) - 6)))
+        lines.append(Text.assemble("  ", (curve, "cyan"), f"  {figures}", no_wrap=True, overflow="ellipsis"))
     failed = view.state not in ("finished", *ACTIVE)
     if reason := view.why if failed else view.verdict:
         shown = Text(f"  {name_invisible(reason)}", style=style if failed or view.is_bad else "yellow")
         shown.no_wrap, shown.overflow = folded, "ellipsis"
         lines.append(shown)
     return lines
-
-
-def _format_figures(view: View, width: int) -> Text:
-    where = "gpu" if view.on_gpu else "cpu"
-    score = f"{view.metric or 'score'} {format_decimal(view.score)} at step {format_count(view.score_step)}"
-    facts = [f"{format_large_count(view.tokens_per_second)} tok/s"]
-    is_small = view.loss is None or view.loss < MAX_PLAIN_LOSS
-    loss = format_decimal(view.loss, 3) if is_small else format_significant(view.loss)
-    if view.state in ACTIVE:
-        facts.append(f"{where} {format_percent(view.utilisation, 0)}")
-    figures = "  ".join([f"loss {loss}", score if view.score is not None else "no score yet", *facts])
-    curve = draw_sparkline(view.losses, num=max(8, min(40, width - len(figures) - 6)))
-    return Text.assemble("  ", (curve, "cyan"), f"  {figures}", no_wrap=True, overflow="ellipsis")
 
 
 def draw_sparkline(values: Sequence[float], *, num: int) -> str:
@@ -359,15 +343,3 @@ def draw_sparkline(values: Sequence[float], *, num: int) -> str:
     low, high = min(means, default=0.0), max(means, default=0.0)
     span = (high - low) or 1.0
     return "".join(BLOCKS[round((value - low) / span * (len(BLOCKS) - 1))] for value in means)
-
-
-def _compute_fingerprint(path: Path) -> tuple[float, ...]:
-    """Return times and sizes of the run's files, which change with every record; the newest time first."""
-    marks: list[float] = []
-    for name in (rundir.STATUS, rundir.STEPS, rundir.EVALS, rundir.TELEMETRY):
-        try:
-            found = (path / name).stat()
-            marks += [found.st_mtime, float(found.st_size)]
-        except OSError:
-            marks += [0.0, -1.0]
-    return (max(marks[::2]), *marks)
