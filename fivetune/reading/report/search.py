@@ -15,7 +15,7 @@ from fivetune.reading.report.page.charts import (
     MUTED,
     Trace,
     build_bars_chart,
-    build_layout,
+    build_chart,
     build_line_trace,
     build_marks_trace,
     escape_label,
@@ -128,8 +128,8 @@ def _draw_history_charts(found: Search) -> Iterator[Chart]:
         style = {"shape": "hv", "dash": "dot"}
         traces.insert(0, build_line_trace("best so far", numbers, [*best], MUTED, mode="lines", line=style))
     axis = {"dtick": max(1, len(found.trials) // 12), "tick0": 0}
-    look = build_layout("trial", score, hovermode="closest", height=320, xaxis=axis)
-    yield Chart("Score of each trial; of a pruned one, the best score before it was stopped.", tuple(traces), look)
+    caption = "Score of each trial; of a pruned one, the best score before it was stopped."
+    yield build_chart(caption, traces, "trial", score, hovermode="closest", height=320, xaxis=axis)
     traces = []
     for one in [one for one in scored if len(one.curve) > 1][-MAX_CURVES:]:  # as the pruner compares them
         is_best = found.best is not None and one.number == found.best.number
@@ -138,8 +138,8 @@ def _draw_history_charts(found: Search) -> Iterator[Chart]:
         color = COLORS[0] if is_best else MUTED
         traces.append(build_line_trace(f"trial {one.number}", steps, [*scores], color, line=style))
     if traces:
-        look = build_layout("step", score, hovermode="closest", showlegend=False, height=320)
-        yield Chart("Scores over the steps: the best trial in colour, pruned ones dotted.", tuple(traces), look)
+        caption = "Scores over the steps: the best trial in colour, pruned ones dotted."
+        yield build_chart(caption, traces, "step", score, hovermode="closest", showlegend=False, height=320)
 
 
 def _build_trials_traces(points: Sequence[tuple[Any, Trial]]) -> list[Trace]:
@@ -185,9 +185,10 @@ def _iter_importance_parts(found: Search) -> Iterator[Part]:
         elif key in found.log_settings:
             axis = {"type": "log", "dtick": 1, "tickformat": "~g"}
         traces = _build_trials_traces(list(zip(values, chosen, strict=True)))
-        look = build_layout(key, get_score_label(found.metric), hovermode="closest", showlegend=False, xaxis=axis)
         hollow = " Hollow: pruned, the best score before that." if len(traces) > 1 else ""
-        yield Chart(f"Score by {key}.{hollow}", tuple(traces), look, wide=False)
+        look = {"hovermode": "closest", "showlegend": False, "xaxis": axis}
+        caption, score = f"Score by {key}.{hollow}", get_score_label(found.metric)
+        yield build_chart(caption, traces, key, score, wide=False, **look)
 
 
 def sort_trials(found: Search) -> list[Trial]:

@@ -15,18 +15,21 @@ from fivetune.reading.compare.records import Measure, Variant
 from fivetune.reading.compare.variants import get_seed
 from fivetune.reading.report.comparison.variants import LAST, SCORE, get_measure
 from fivetune.reading.report.page.charts import (
+    BAR_AXIS,
     COLORS,
+    FROM_ZERO,
     HIDDEN,
     INK,
     MUTED,
     ROW_AXIS,
     Trace,
+    build_chart,
     build_error_bars,
-    build_layout,
     build_marks_trace,
     build_stacked_bars_chart,
     choose_axis_scale,
     escape_label,
+    name_unit,
     round_values,
 )
 from fivetune.reading.report.page.parts import Chart
@@ -79,10 +82,8 @@ def build_variant_scores_chart(variants: Sequence[Variant], name: str, caption: 
         for title, xs, ys, marker, more in found
         if select_finite(xs)
     ]
-    axes = {"xaxis": {"showgrid": True, "showline": False}, **_build_row_layout(len(names))}
-    return Chart(
-        caption, tuple(traces), build_layout(escape_label(get_score_label(name)), "", hovermode="closest", **axes)
-    )
+    look = {"hovermode": "closest", "xaxis": {"showgrid": True, "showline": False}, **_build_row_layout(len(names))}
+    return build_chart(caption, traces, escape_label(get_score_label(name)), "", **look)
 
 
 def _build_error_bars(found: Sequence[Measure], color: str = MUTED) -> dict[str, Any]:
@@ -135,10 +136,9 @@ def build_run_curves_chart(
         own |= {"mode": "lines+markers"} if len(xs) <= 30 else {}
         traces.append(build_curve_trace(variant.name, xs, ys, choose_line_style(place), limit=limit) | own)
     axis = choose_axis_scale([value for *_, (_, ys) in found for value in ys]) if log else {}
-    scale = ", log scale" if axis.get("type") == "log" else ""
     mode = "x unified" if len(found) <= MAX_HOVERED_LINES else "closest"
-    look = build_layout(x, y + scale, height=330, showlegend=False, hovermode=mode, yaxis=axis)
-    return Chart(caption, tuple(traces), look, group=group)
+    look = {"height": 330, "showlegend": False, "hovermode": mode, "yaxis": axis}
+    return build_chart(caption, traces, x, name_unit(y, axis), group=group, **look)
 
 
 def get_training_losses(run: Run) -> Points:
@@ -180,8 +180,8 @@ def build_scaling_chart(lines: Mapping[str, Sequence[tuple[int, Measure]]], capt
         hover = "%{y:.3~g} times with %{x}"
         traces.append(build_marks_trace(nums, ys, {"color": color, "size": 8}, hover, error_y=bars, **more))
     axis = {"dtick": 1 if most <= 8 else None, "range": [0.8, most + 0.2]}
-    look = build_layout("devices", "times as fast as one", height=340, xaxis=axis, yaxis={"rangemode": "tozero"})
-    return Chart(caption, tuple(traces), look)
+    look = {"height": 340, "xaxis": axis, "yaxis": FROM_ZERO}
+    return build_chart(caption, traces, "devices", "times as fast as one", **look)
 
 
 def build_pareto_chart(
@@ -213,6 +213,5 @@ def build_pareto_chart(
         stairs = {"color": MUTED, "width": 1.5, "dash": "dot", "shape": "hv"}
         ends = {"x": [a for a, _ in line], "y": [b for _, b in line]}
         traces.insert(0, {**HIDDEN, **ends, "name": "Pareto front", "line": stairs})
-    axis = {"rangemode": "tozero", "showgrid": True}
-    look = build_layout(x, y, height=340, hovermode="closest", showlegend=False, xaxis=axis)
-    return Chart(caption, tuple(traces), look, wide=wide, group=f"cost {cost}")
+    look = {"height": 340, "hovermode": "closest", "showlegend": False, "xaxis": BAR_AXIS}
+    return build_chart(caption, traces, x, y, wide=wide, group=f"cost {cost}", **look)

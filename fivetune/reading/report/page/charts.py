@@ -20,11 +20,8 @@ from fivetune.reading.report.page.series import (
     smooth_series,
     thin_points,
 )
-from fivetune.reading.report.page.wording import escape_hidden, format_count, format_large_count
+from fivetune.reading.report.page.wording import escape_hidden, format_count
 from fivetune.rundir.records import Histogram
-from fivetune.scores.analysis.calibration import Bin, RiskCoverage
-from fivetune.scores.analysis.labels import ConfusionMatrix
-from fivetune.scores.analysis.slices import Slice
 from fivetune.values import select_finite
 
 HEIGHT = 280
@@ -32,6 +29,8 @@ COLORS = tuple(f"var(--series-{i})" for i in range(1, 7))
 MUTED, GRID, INK = "var(--muted)", "var(--grid)", "var(--ink)"
 DASHES = ("solid", "dash", "dot", "dashdot")
 HIDDEN = {"type": "scatter", "mode": "lines", "hoverinfo": "skip"}  # a line without a label
+FROM_ZERO = {"rangemode": "tozero"}
+SCORE_AXIS = {"range": [-2, 102], "showgrid": True, "showline": False}
 BAR_AXIS = {"showgrid": True, "rangemode": "tozero"}
 ROW_AXIS = {"autorange": "reversed", "type": "category", "showgrid": True}  # a row each, the first on top
 NAME_AXIS = {"showgrid": False, "ticksuffix": "  "}  # names at the left of bars
@@ -69,6 +68,13 @@ def build_layout(x: str, y: str, *, height: int = HEIGHT, **more: Any) -> dict[s
     if not more.get("showlegend", True):
         base["margin"] |= {"t": 12}
     return base | more
+
+
+def build_chart(
+    caption: str, traces: Sequence[Trace], x: str, y: str, *, wide: bool = True, group: str = "", **layout: Any
+) -> Chart:
+    """Build a chart of traces; x and y are the titles of its axes, and `layout` more options of `build_layout`."""
+    return Chart(caption, tuple(traces), build_layout(x, y, **layout), wide, group)
 
 
 def give_zero_axes_a_range(chart: Chart) -> dict[str, Any]:
@@ -129,18 +135,18 @@ def choose_axis_scale(values: Series) -> dict[str, Any]:
     given = select_finite(values)
     low, high = compute_quantile(given, 0.02), compute_quantile(given, 0.98)
     wide = bool(given) and min(given) > 0 and bool(low) and (high or 0) / (low or 1) > 50
-    return {"type": "log", "dtick": 1, "exponentformat": "power"} if wide else {"rangemode": "tozero"}
+    return {"type": "log", "dtick": 1, "exponentformat": "power"} if wide else FROM_ZERO
 
 
 def build_step_marker(step: float, text: str, **place: Any) -> dict[str, Any]:
     """Build a thin vertical line with a label as layout options; the label is at the bottom unless `place` moves it."""
     return {
-        "shapes": [_build_limit_line("x", step, "dot", layer="below")],
+        "shapes": [build_limit_line("x", step, "dot", layer="below")],
         "annotations": [_build_label(text, **{"x": step, "y": 0, "xref": "x", "yref": "paper", **place})],
     }
 
 
-def _build_limit_line(axis: str, value: float, dash: str, **more: Any) -> dict[str, Any]:
+def build_limit_line(axis: str, value: float, dash: str, **more: Any) -> dict[str, Any]:
     """Build a line across the plot at a value of the x or y axis."""
     other = "y" if axis == "x" else "x"
     ends = {f"{axis}0": value, f"{axis}1": value, f"{other}0": 0, f"{other}1": 1}
@@ -160,58 +166,9 @@ def _build_label(text: str, **place: Any) -> dict[str, Any]:
     }
 
 
-def build_loss_chart(
-    steps: Sequence[float], losses: Series, evals: Sequence[tuple[float, float | None]], caption: str
-) -> Chart:
-    """Draw the training loss per step and the loss of each evaluation, in nats per target token."""
-    traces = build_smoothed_traces("Training loss", steps, losses, COLORS[0])
-    at, values = [step for step, _ in evals], [loss for _, loss in evals]
-    if select_finite(values):
-        more = {"mode": "lines+markers", "marker": {"color": COLORS[1], "size": 7, "symbol": "diamond"}}
-        traces.append(build_line_trace("Evaluation loss", at, values, COLORS[1], line={"dash": "dot"}, **more))
-    axis = choose_axis_scale(losses)
-    last = max([*steps, *at], default=0)
-    look = build_layout("step", _name_unit("nats per target token", axis), xaxis=_build_step_axis(last), yaxis=axis)
-    return Chart(caption, tuple(traces), look)
-
-
-def _name_unit(unit: str, axis: Mapping[str, Any]) -> str:
+def name_unit(unit: str, axis: Mapping[str, Any]) -> str:
+    """Name the unit of an axis, and its scale if it is logarithmic."""
     return f"{unit}, log scale" if axis.get("type") == "log" else unit
-
-
-def _build_step_axis(last_step: float) -> dict[str, Any]:
-    """Build the x axis that all charts of steps and evaluations share."""
-    return {"range": [-0.02 * last_step, 1.02 * last_step]} if last_step else {}
-
-
-def build_score_curves_chart(
-    curves: Mapping[str, tuple[Sequence[float], Series]],
-    caption: str,
-    *,
-    best_step: float | None,
-    levels: Mapping[str, float],
-    last_step: float,
-    changes: Sequence[float] = (),
-) -> Chart:
-    """Draw scores over steps 0 to `last_step`, the best step marked, other runs as horizontal lines.
-
-    Args:
-        changes: steps from which the evaluations have other data or settings; marked too.
-    """
-    traces: list[Trace] = []
-    for i, (name, (steps, values)) in enumerate(curves.items()):
-        color, line = COLORS[i % len(COLORS)], {"dash": DASHES[i // 2 % len(DASHES)]}
-        traces.append(build_line_trace(name, steps, values, color, line=line, mode="lines+markers"))
-    for name, level in levels.items():
-        style = {"dash": "longdash", "width": 1.5}
-        traces.append(build_line_trace(name, [0, last_step], [level, level], MUTED, mode="lines", line=style))
-    markers = [build_step_marker(step, "other evaluation", yanchor="top", y=1) for step in changes]
-    if best_step is not None:
-        side = "right" if best_step > last_step / 2 else "left"
-        markers.insert(0, build_step_marker(best_step, "best", xanchor=side))
-    more = {name: [part for marker in markers for part in marker[name]] for name in ("shapes", "annotations")}
-    axes = {"xaxis": _build_step_axis(last_step), "yaxis": {"range": [-3, 103]}}
-    return Chart(caption, tuple(traces), build_layout("step", "score (%)", height=330, **axes, **more))
 
 
 def build_step_chart(
@@ -237,8 +194,8 @@ def build_step_chart(
         # Plotly takes the place of an annotation on a log axis as a logarithm, that of a shape as it is.
         place = log10(limit) if axis.get("type") == "log" else limit
         label = _build_label("clipped above", x=1, y=place, xref="paper", yref="y", xanchor="right")
-        more |= {"shapes": [_build_limit_line("y", limit, "dash")], "annotations": [label]}
-    return Chart(caption, tuple(traces), build_layout("step", _name_unit(unit, axis), **more), wide=False)
+        more |= {"shapes": [build_limit_line("y", limit, "dash")], "annotations": [label]}
+    return build_chart(caption, traces, "step", name_unit(unit, axis), wide=False, **more)
 
 
 def build_bars_chart(
@@ -260,9 +217,8 @@ def build_bars_chart(
         "marker": {"color": COLORS[0]},
         "hovertemplate": f"{hover}<extra></extra>",
     }
-    more = {"showlegend": False, "hovermode": "closest", "bargap": 0.4}
-    look = build_layout(unit, "", height=height, xaxis=axis, yaxis=NAME_AXIS, **more)
-    return Chart(caption, (trace,), look, wide=wide)
+    more = {"height": height, "showlegend": False, "hovermode": "closest", "bargap": 0.4}
+    return build_chart(caption, [trace], unit, "", wide=wide, xaxis=axis, yaxis=NAME_AXIS, **more)
 
 
 def build_stacked_bars_chart(
@@ -272,7 +228,6 @@ def build_stacked_bars_chart(
     *,
     unit: str,
     scale: float,
-    wide: bool = True,
     **more: Any,
 ) -> Chart:
     """Draw a horizontal bar per row, the first on top, of stacked parts in the order of `colors`.
@@ -290,9 +245,9 @@ def build_stacked_bars_chart(
         traces.append({**trace, **places, "hovertemplate": "%{x:.3~g}"})
     yaxis = {**ROW_AXIS, **NAME_AXIS, **more.pop("yaxis", {})}
     stacked = {"barmode": "stack", "hovermode": "y unified", "bargap": 0.35}
-    look = build_layout(unit, "", xaxis=BAR_AXIS, yaxis=yaxis, **stacked, **more)
-    look["legend"] |= {"traceorder": "normal"}
-    return Chart(caption, tuple(traces), look, wide=wide)
+    chart = build_chart(caption, traces, unit, "", xaxis=BAR_AXIS, yaxis=yaxis, **stacked, **more)
+    chart.layout["legend"] |= {"traceorder": "normal"}
+    return chart
 
 
 def build_lengths_chart(
@@ -321,14 +276,13 @@ def build_lengths_chart(
             traces.append({"type": "scatter", "mode": "lines", "x": edges, "y": [*shares, 0.0], "line": line, **trace})
     if not traces:
         return None
-    more: dict[str, Any] = {"xaxis": {"rangemode": "tozero"}}
+    more: dict[str, Any] = {"xaxis": FROM_ZERO}
     if limit is not None and limit > 2 * longest:
         caption += f" None comes near the limit of {format_count(limit)}."
     elif limit is not None:
         more = build_step_marker(limit, f"limit {format_count(limit)}", xanchor="right", yanchor="top", y=1)
         more["xaxis"] = {"range": [0, 1.02 * max(limit, longest)]}
-    look = build_layout(unit, "examples (%)", yaxis={"rangemode": "tozero"}, **more)
-    return Chart(caption, tuple(traces), look, wide=False)
+    return build_chart(caption, traces, unit, "examples (%)", wide=False, yaxis=FROM_ZERO, **more)
 
 
 def compute_histogram_shares(histogram: Histogram | None) -> tuple[list[float], list[float]]:
@@ -357,12 +311,8 @@ def build_score_dots_chart(
         marker = {**shape, "color": color, "line": {"width": 2, "color": color}}
         hover = f"%{{x:.2f}}<extra>{escape_label(name)}</extra>"
         traces.append(build_marks_trace(values, names, marker, hover, name=escape_label(name), **more))
-    axes = {"xaxis": {"range": [-2, 102], "showgrid": True, "showline": False}, "yaxis": ROW_AXIS}
-    return Chart(
-        caption,
-        tuple(traces),
-        build_layout("score (%)", "", height=110 + 34 * len(rows), hovermode="closest", **axes),
-    )
+    more = {"height": 110 + 34 * len(rows), "hovermode": "closest"}
+    return build_chart(caption, traces, "score (%)", "", xaxis=SCORE_AXIS, yaxis=ROW_AXIS, **more)
 
 
 def build_error_bars(
@@ -381,99 +331,3 @@ def build_error_bars(
 def round_values(values: Sequence[float | None], digits: int = 4) -> Series:
     """Round values to the resolution of a chart, to limit the size of a page."""
     return [None if value is None else float(f"{value:.{digits}g}") for value in values]
-
-
-def build_reliability_chart(bins: Sequence[Bin], caption: str) -> Chart:
-    """Draw accuracy per bin of confidence as bars, beside the diagonal of perfect calibration."""
-    hover = "confidence %{customdata[0]:.1f} %, right %{y:.1f} %, %{customdata[1]:,} predictions<extra></extra>"
-    bars = {
-        "type": "bar",
-        "name": "Predictions",
-        "x": [50 * (one.low + one.high) for one in bins],
-        "y": [100 * one.accuracy for one in bins],
-        "width": [90 * (one.high - one.low) for one in bins],
-        "customdata": [[100 * one.confidence, one.num] for one in bins],
-        "text": [format_large_count(one.num) for one in bins],
-        "textposition": "outside",
-        "textfont": {"color": MUTED, "size": 11},
-        "cliponaxis": False,
-        "marker": {"color": COLORS[0], "opacity": 0.75},
-        "hovertemplate": hover,
-    }
-    style = {"mode": "lines", "line": {"dash": "dash"}, "hoverinfo": "skip", "hovertemplate": None}
-    diagonal = build_line_trace("Perfectly calibrated", [0, 100], [0.0, 100.0], MUTED, **style)
-    axes = {"xaxis": {"range": [0, 100]}, "yaxis": {"range": [0, 108]}}
-    look = build_layout("confidence (%)", "right (%)", height=320, hovermode="closest", **axes)
-    return Chart(caption, (bars, diagonal), look, wide=False)
-
-
-def build_risk_coverage_chart(curve: RiskCoverage, ideal: RiskCoverage, caption: str) -> Chart:
-    """Draw the risk (mean loss) of the most confident predictions over coverage, beside that of a perfect ranking."""
-    traces: list[Trace] = []
-    for name, one, color, dash in (
-        ("Ranked by confidence", curve, COLORS[0], "solid"),
-        ("Ranked perfectly", ideal, MUTED, "dash"),
-    ):
-        xs, ys = (100 * one.coverage).tolist(), (100 * one.risk).tolist()
-        traces.append(build_line_trace(name, xs, ys, color, mode="lines", line={"dash": dash}))
-    axes = {"xaxis": {"range": [0, 101]}, "yaxis": {"rangemode": "tozero"}}
-    return Chart(caption, tuple(traces), build_layout("coverage (%)", "risk (points)", height=320, **axes), wide=False)
-
-
-def build_slices_chart(slices: Sequence[Slice], mean: float, caption: str) -> Chart:
-    """Draw each slice with its interval, in one colour per property, and the mean of all examples as a line."""
-    kinds = list(dict.fromkeys(one.name for one in slices))
-    traces: list[Trace] = []
-    for one in slices:
-        color = COLORS[kinds.index(one.name) % len(COLORS)]
-        bars = build_error_bars([one.score], [(one.low, one.high)], color)
-        row = escape_label(f"{one.name}: {one.value}")
-        hover = f"%{{x:.2f}}, {format_large_count(one.num)} examples<extra></extra>"
-        traces.append(build_marks_trace([one.score], [row], {"color": color, "size": 9}, hover, error_x=bars))
-    look = build_layout(
-        "score (%)",
-        "",
-        height=90 + 24 * len(slices),
-        hovermode="closest",
-        showlegend=False,
-        xaxis={"range": [-2, 102], "showgrid": True, "showline": False},
-        yaxis={**ROW_AXIS, "ticksuffix": "  ", "dtick": 1},
-        shapes=[_build_limit_line("x", mean, "dash")],
-    )
-    return Chart(caption, tuple(traces), look)
-
-
-def build_confusion_chart(confusion: ConfusionMatrix, names: Sequence[str], caption: str) -> Chart:
-    """Draw gold labels as rows, predicted labels as columns; colours are shares of the row, numbers are counts."""
-    counts = [[confusion.counts[gold, said] for said in names] for gold in names]
-    shares = [
-        [100 * num / max(confusion.count_support(gold), 1) for num in row]
-        for gold, row in zip(names, counts, strict=True)
-    ]
-    shown = [escape_label(name) or "(empty)" for name in names]
-    cells = {
-        "type": "heatmap",
-        "x": shown,
-        "y": shown,
-        "z": shares,
-        "text": counts,
-        "texttemplate": "%{text:,}",
-        "colorscale": [[0, "var(--soft)"], [1, COLORS[0]]],
-        "zmin": 0,
-        "zmax": 100,
-        "showscale": False,
-        "xgap": 2,
-        "ygap": 2,
-        "hovertemplate": "gold %{y}, predicted %{x}: %{text:,} (%{z:.1f} % of the row)<extra></extra>",
-    }
-    axis = {"type": "category", "dtick": 1, "showgrid": False, "showline": False}
-    look = build_layout(
-        "predicted",
-        "gold",
-        height=150 + 34 * len(names),
-        showlegend=False,
-        hovermode="closest",
-        xaxis={**axis, "automargin": True},
-        yaxis={**axis, "autorange": "reversed", "ticksuffix": "  "},
-    )
-    return Chart(caption, (cells,), look)

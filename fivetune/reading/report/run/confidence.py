@@ -12,6 +12,7 @@ from fivetune.reading.report.page.parts import Figure, Part, Section, Table, Tex
 from fivetune.reading.report.page.wording import (
     format_count,
     format_decimal,
+    format_large_count,
     format_percent,
     format_plural,
     format_signed,
@@ -32,6 +33,7 @@ from fivetune.scores.analysis.calibration import (
 from fivetune.scores.analysis.threshold import tune_threshold
 
 CALIBRATED = 0.01  # difference of mean confidence and accuracy below which a model is neither over- nor underconfident
+BIN_HOVER = "confidence %{customdata[0]:.1f} %, right %{y:.1f} %, %{customdata[1]:,} predictions<extra></extra>"
 COVERAGES = (0.5, 0.7, 0.8, 0.9, 0.95, 1.0)
 MEANING = (
     "Confidence is the probability of the whole answer: of a label among the labels of the task, of a written answer "
@@ -103,19 +105,41 @@ def _iter_calibration_parts(
     yield Figure("Calibration error", format_percent(error), f"ECE, 10 bins; 0 is best{remark}")
     yield Figure("Mean confidence", format_percent(mean), f"{format_percent(accuracy)} are right{tendency}")
     yield Figure("Area under risk", format_decimal(100 * curve.area, 1), best)
-    yield charts.build_reliability_chart(
-        bins,
-        "Share of right predictions by confidence. On the diagonal the model is calibrated; below it, it is "
-        "overconfident.",
-    )
+    bars = {
+        "type": "bar",
+        "name": "Predictions",
+        "x": [50 * (one.low + one.high) for one in bins],
+        "y": [100 * one.accuracy for one in bins],
+        "width": [90 * (one.high - one.low) for one in bins],
+        "customdata": [[100 * one.confidence, one.num] for one in bins],
+        "text": [format_large_count(one.num) for one in bins],
+        "textposition": "outside",
+        "textfont": {"color": charts.MUTED, "size": 11},
+        "cliponaxis": False,
+        "marker": {"color": charts.COLORS[0], "opacity": 0.75},
+        "hovertemplate": BIN_HOVER,
+    }
+    style = {"mode": "lines", "line": {"dash": "dash"}, "hoverinfo": "skip", "hovertemplate": None}
+    diagonal = charts.build_line_trace("Perfectly calibrated", [0, 100], [0.0, 100.0], charts.MUTED, **style)
+    caption = "Share of right predictions by confidence. On the diagonal the model is calibrated; below it, it is "
+    caption += "overconfident."
+    look = {"height": 320, "hovermode": "closest", "xaxis": {"range": [0, 100]}, "yaxis": {"range": [0, 108]}}
+    yield charts.build_chart(caption, (bars, diagonal), "confidence (%)", "right (%)", wide=False, **look)
     if all(right):
         return
-    yield charts.build_risk_coverage_chart(
-        curve,
-        ideal,
+    traces: list[charts.Trace] = []
+    for name, one, color, dash in (
+        ("Ranked by confidence", curve, charts.COLORS[0], "solid"),
+        ("Ranked perfectly", ideal, charts.MUTED, "dash"),
+    ):
+        xs, ys = (100 * one.coverage).tolist(), (100 * one.risk).tolist()
+        traces.append(charts.build_line_trace(name, xs, ys, color, mode="lines", line={"dash": dash}))
+    caption = (
         f"Risk ({get_score_label(key)}, points below 100) over coverage: if only the most confident predictions are "
-        "kept, and if they were ranked perfectly.",
+        "kept, and if they were ranked perfectly."
     )
+    look = {"height": 320, "xaxis": {"range": [0, 101]}, "yaxis": charts.FROM_ZERO}
+    yield charts.build_chart(caption, traces, "coverage (%)", "risk (points)", wide=False, **look)
     rows: list[Sequence[str]] = []
     for coverage in COVERAGES:
         num = max(round(coverage * len(curve.coverage)), 1)

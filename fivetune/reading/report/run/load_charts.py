@@ -17,7 +17,7 @@ from fivetune.reading.report.page.charts import (
     INK,
     MUTED,
     Trace,
-    build_layout,
+    build_chart,
     escape_label,
     round_values,
 )
@@ -114,11 +114,12 @@ def draw_lanes_chart(gauge: Gauge, lanes: Sequence[Lane], caption: str, *, wide:
             else:
                 trace["showlegend"] = False
     height = FRAME + (num * SMALL_LANE if num > 1 else LANE)
-    look = build_layout(unit, gauge.unit, height=height, showlegend=own_legend, hoversubplots="axis")
-    look["yaxis"] |= {"range": [0, top], "domain": [0, 1]}
+    look = {"height": height, "showlegend": own_legend, "hoversubplots": "axis"}
+    look["yaxis"] = {"range": [0, top], "domain": [0, 1]}
+    chart = build_chart(caption, traces, unit, gauge.unit, wide=wide, group=group, **look)
     if num > 1:
-        _stack_lanes(look, lanes, gauge.unit)
-    return Chart(caption, tuple(traces), look, wide=wide, group=group)
+        _stack_lanes(chart.layout, lanes, gauge.unit)
+    return chart
 
 
 def _stack_lanes(look: dict[str, Any], lanes: Sequence[Lane], unit: str) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from math import log10
 from typing import Any
 
-from fivetune.reading.report.page.charts import COLORS, build_layout, build_line_trace, build_step_marker
-from fivetune.reading.report.page.parts import Chart, Figure, Page, Section, Text, build_section
+from fivetune.reading.report.page.charts import COLORS, build_chart, build_line_trace, build_step_marker
+from fivetune.reading.report.page.parts import Figure, Page, Section, Text, build_section
 from fivetune.reading.report.page.wording import (
     format_count,
     format_significant,
@@ -53,15 +53,6 @@ def build_range_test_sections(found: Mapping[str, Any]) -> tuple[Section, ...]:
         marks = build_step_marker(choice, f"chosen {choice:g}", y=0.02)
         # Plotly takes the place of an annotation on a log axis as a logarithm, that of a shape as it is.
         marks["annotations"][0]["x"] = log10(choice)
-    look = build_layout(
-        "learning rate, log scale",
-        "nats per target token",
-        height=340,
-        hovermode="closest",
-        xaxis={"type": "log", "exponentformat": "power", "dtick": 1},
-        yaxis={"range": [0, 1.6 * max(losses[0], min(smoothed))]},
-        **marks,
-    )
     caption = f"Loss while the rate grows by a constant factor per step. Ended because {found['stopped']}."
     steepest = format_significant(found.get("steepest"))
     ends = f"{format_significant(rates[0])} to {format_significant(rates[-1])}"
@@ -70,4 +61,15 @@ def build_range_test_sections(found: Mapping[str, Any]) -> tuple[Section, ...]:
         Figure("Steepest descent", steepest, "where the loss falls fastest, for comparison"),
         Figure("Steps", format_count(len(rates)), ends),
     )
-    return (build_section(TITLE, Text(words, "note"), figures, Chart(caption, traces, look)),)
+    chart = build_chart(
+        caption,
+        traces,
+        "learning rate, log scale",
+        "nats per target token",
+        height=340,
+        hovermode="closest",
+        xaxis={"type": "log", "exponentformat": "power", "dtick": 1},
+        yaxis={"range": [0, 1.6 * max(losses[0], min(smoothed))]},
+        **marks,
+    )
+    return (build_section(TITLE, Text(words), figures, chart),)

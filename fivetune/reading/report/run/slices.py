@@ -9,7 +9,13 @@ from collections.abc import Sequence
 
 from fivetune.reading.report.page import charts
 from fivetune.reading.report.page.parts import Section, Table, Text, build_section
-from fivetune.reading.report.page.wording import format_count, format_decimal, format_percent, format_plural
+from fivetune.reading.report.page.wording import (
+    format_count,
+    format_decimal,
+    format_large_count,
+    format_percent,
+    format_plural,
+)
 from fivetune.reading.report.run.scores import get_score_label
 from fivetune.rundir.records import Prediction
 from fivetune.scores.analysis.labels import build_confusion
@@ -43,8 +49,15 @@ def build_slices_section(lines: Sequence[Prediction], key: str | None) -> Sectio
         f"{get_score_label(key)} of subsets of the {format_plural(len(values), 'example')}, with 95 % intervals; the "
         f"line is the mean of all, {format_decimal(mean, 1)}. Wide intervals: few examples."
     )
+    kinds = list(dict.fromkeys(one.name for one in shown))
     rows: list[Sequence[str]] = []
+    traces: list[charts.Trace] = []
     for one in shown:
+        color = charts.COLORS[kinds.index(one.name) % len(charts.COLORS)]
+        bars = charts.build_error_bars([one.score], [(one.low, one.high)], color)
+        label, marker = charts.escape_label(f"{one.name}: {one.value}"), {"color": color, "size": 9}
+        hover = f"%{{x:.2f}}, {format_large_count(one.num)} examples<extra></extra>"
+        traces.append(charts.build_marks_trace([one.score], [label], marker, hover, error_x=bars))
         edges = f"{format_decimal(one.low, 1)} to {format_decimal(one.high, 1)}"
         rows.append((one.name, one.value, format_count(one.num), format_decimal(one.score), edges))
     header = ("slice", "value", "examples", get_score_label(key), "95 % interval")
@@ -52,7 +65,18 @@ def build_slices_section(lines: Sequence[Prediction], key: str | None) -> Sectio
         "Count, score and interval of each slice. Intervals are Wilson's for scores of 0 or 1 and for fewer than 20 "
         "examples, else from a bootstrap."
     )
-    chart = charts.build_slices_chart(shown, mean, caption)
+    chart = charts.build_chart(
+        caption,
+        traces,
+        "score (%)",
+        "",
+        height=90 + 24 * len(shown),
+        hovermode="closest",
+        showlegend=False,
+        xaxis=charts.SCORE_AXIS,
+        yaxis={**charts.ROW_AXIS, "ticksuffix": "  ", "dtick": 1},
+        shapes=[charts.build_limit_line("x", mean, "dash")],
+    )
     return build_section("Slices", chart, Table(words, header, rows, folded=True), *notes)
 
 
@@ -65,7 +89,36 @@ def build_labels_section(lines: Sequence[Prediction]) -> Section:
     rest = len(found.labels) - len(shown)
     more = f" The {format_plural(rest, 'rarest label')} are left out." if rest else ""
     caption = f"Number of examples by gold label (row) and predicted label (column).{more}"
-    chart = charts.build_confusion_chart(found, shown, caption)
+    counts = [[found.counts[gold, said] for said in shown] for gold in shown]
+    supports = [max(found.count_support(gold), 1) for gold in shown]
+    labels = [charts.escape_label(name) or "(empty)" for name in shown]
+    cells = {
+        "type": "heatmap",
+        "x": labels,
+        "y": labels,
+        "z": [[100 * num / support for num in row] for row, support in zip(counts, supports, strict=True)],
+        "text": counts,
+        "texttemplate": "%{text:,}",
+        "colorscale": [[0, "var(--soft)"], [1, charts.COLORS[0]]],
+        "zmin": 0,
+        "zmax": 100,
+        "showscale": False,
+        "xgap": 2,
+        "ygap": 2,
+        "hovertemplate": "gold %{y}, predicted %{x}: %{text:,} (%{z:.1f} % of the row)<extra></extra>",
+    }
+    axis = {"type": "category", "dtick": 1, "showgrid": False, "showline": False}
+    chart = charts.build_chart(
+        caption,
+        [cells],
+        "predicted",
+        "gold",
+        height=150 + 34 * len(shown),
+        showlegend=False,
+        hovermode="closest",
+        xaxis={**axis, "automargin": True},
+        yaxis={**axis, "autorange": "reversed", "ticksuffix": "  "},
+    )
     rows: list[Sequence[str]] = []
     for name in found.labels:  # the rare ones included
         scores = (found.compute_precision(name), found.compute_recall(name), found.compute_f1(name))

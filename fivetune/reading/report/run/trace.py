@@ -10,7 +10,7 @@ from typing import Any
 
 from fivetune.machine.profiling.summary import REST
 from fivetune.reading.report.page import charts
-from fivetune.reading.report.page.parts import Chart, Page, Part, Section, Table, Text, build_section
+from fivetune.reading.report.page.parts import Page, Part, Section, Table, Text, build_section
 from fivetune.reading.report.page.wording import (
     UNKNOWN,
     format_bytes,
@@ -203,9 +203,10 @@ def _iter_memory_parts(summary: Mapping[str, Any]) -> Iterator[Part]:
         times, sizes = [1000 * time for time, _ in points], [taken / MEBI for _, taken in points]
         style = {"line": {"width": 1.5, "shape": "hv"}, "mode": "lines"}
         curve = charts.build_line_trace("allocated", times, sizes, charts.COLORS[0], **style)
-        look = charts.build_layout("ms since the window began", "MiB", showlegend=False, yaxis={"rangemode": "tozero"})
-        where = format_plain(get_nested(summary, "memory", "kind"))
-        yield Chart(f"Memory allocated on the {where}{since}; thinned, highs and lows are kept.", (curve,), look)
+        caption = f"Memory allocated on the {format_plain(get_nested(summary, 'memory', 'kind'))}{since}; thinned, "
+        caption += "highs and lows are kept."
+        look = {"showlegend": False, "yaxis": charts.FROM_ZERO}
+        yield charts.build_chart(caption, [curve], "ms since the window began", "MiB", **look)
 
 
 def _iter_names_tables(summary: Mapping[str, Any]) -> Iterator[Part]:
