@@ -40,7 +40,9 @@ def compute_t_quantile(degrees: int) -> float:
 def summarise_values(name: str, values: Sequence[float | None]) -> Measure:
     """Summarise one measure over the runs of a variant; `num` counts the runs that have it."""
     found = [value for value in values if value is not None]
-    return compute_mean_interval(found) if MEASURES[name].kind in SCORE_KINDS else compute_median_range(found)
+    if MEASURES[name].kind in SCORE_KINDS or len(found) < 2:
+        return compute_mean_interval(found)
+    return Measure(statistics.median(found), min(found), max(found), len(found), spread="range")
 
 
 def compute_mean_interval(values: Sequence[float]) -> Measure:
@@ -67,13 +69,6 @@ def clip_interval(measure: Measure, *, maximum: float = 100.0) -> Measure:
     if measure.low is None or measure.high is None:
         return measure
     return replace(measure, low=max(measure.low, 0.0), high=min(measure.high, maximum))
-
-
-def compute_median_range(values: Sequence[float]) -> Measure:
-    """Compute median, minimum and maximum."""
-    if len(values) < 2:
-        return Measure(values[0] if values else None, num=len(values))
-    return Measure(statistics.median(values), min(values), max(values), len(values), spread="range")
 
 
 def compare_to_baseline(

@@ -68,6 +68,14 @@ def compute_confidence(figure: float, threshold: float) -> float:
     return min(0.95, 0.6 + 0.35 * (figure - threshold) / threshold)
 
 
+def _build_verdict(
+    rule: str, message: str, share: float | None, threshold: float, advice: str, *, confidence: float = 0.0, **more: Any
+) -> Verdict:
+    """Build the verdict on a share; its confidence follows from the threshold, unless it is given."""
+    sure = confidence or compute_confidence(share or 0.0, threshold)
+    return Verdict(rule, message, figure=share, threshold=threshold, confidence=sure, advice=advice, **more)
+
+
 # --- the steps ---
 
 
@@ -77,29 +85,24 @@ def check_input_bound(stats: RunStats) -> Verdict | None:
     if times is None or times.shares["data"] < MIN_TIME_SHARE:
         return None
     share = min(times.shares["data"], 0.99)
-    change, gain = _suggest_spare_core(stats, share)
-    return Verdict(
-        rule="input_bound",
-        message=f"{format_share(share)} of the steps' time waits for the batch "
-        f"({1000 * share * times.step_seconds:.0f} ms of "
-        f"{1000 * times.step_seconds:.0f} ms); {format_share(times.starved)} of the steps wait.",
-        figure=share,
-        threshold=MIN_TIME_SHARE,
-        confidence=compute_confidence(share, MIN_TIME_SHARE),
-        change=change,
-        gain=gain,
-        advice="Keep the tokenised data (data.cache_dir) on a fast local disk, and check what else uses the processor: "
-        "a thread assembles batches beside the training.",
-    )
-
-
-def _suggest_spare_core(stats: RunStats, share: float) -> tuple[dict[str, Any], float]:
-    """Suggest one compute thread less on a CPU, if a free core for batch assembly pays; with the predicted gain."""
+    change, gain = dict[str, Any](), 1 / (1 - share)
+    # On a CPU, a compute thread less leaves a core for the assembly of batches, if that pays.
     threads = stats.num_threads or 1
     slower = threads / max(1, threads - 1)
-    if stats.device_kind != "cpu" or threads == 1 or (1 - share) * slower >= 1:
-        return {}, 1 / (1 - share)
-    return {"train.num_threads": threads - 1}, 1 / ((1 - share) * slower)
+    if stats.device_kind == "cpu" and threads > 1 and (1 - share) * slower < 1:
+        change, gain = {"train.num_threads": threads - 1}, 1 / ((1 - share) * slower)
+    return _build_verdict(
+        "input_bound",
+        f"{format_share(share)} of the steps' time waits for the batch "
+        f"({1000 * share * times.step_seconds:.0f} ms of "
+        f"{1000 * times.step_seconds:.0f} ms); {format_share(times.starved)} of the steps wait.",
+        share,
+        MIN_TIME_SHARE,
+        "Keep the tokenised data (data.cache_dir) on a fast local disk, and check what else uses the processor: "
+        "a thread assembles batches beside the training.",
+        change=change,
+        gain=gain,
+    )
 
 
 def check_host_bound(stats: RunStats) -> Verdict | None:
@@ -108,17 +111,16 @@ def check_host_bound(stats: RunStats) -> Verdict | None:
     if times is None or (times.host or 0) < HOST_SHARE:
         return None
     share = min(times.host or 0, 0.99)
-    return Verdict(
-        rule="host_bound",
-        message=f"{format_share(share)} of the steps' time is work of the host between batches and passes "
+    return _build_verdict(
+        "host_bound",
+        f"{format_share(share)} of the steps' time is work of the host between batches and passes "
         f"({1000 * share * times.step_seconds:.0f} ms of {1000 * times.step_seconds:.0f} ms).",
-        figure=share,
-        threshold=HOST_SHARE,
-        confidence=compute_confidence(share, HOST_SHARE),
-        gain=1 / (1 - share),
-        change={"report.sinks": []} if stats.get_setting("report.sinks") else {},
-        advice="Find the cause with fivetune profile: a tracker, a hook, a call that synchronises the device or "
+        share,
+        HOST_SHARE,
+        "Find the cause with fivetune profile: a tracker, a hook, a call that synchronises the device or "
         "empties its cache in every step.",
+        change={"report.sinks": []} if stats.get_setting("report.sinks") else {},
+        gain=1 / (1 - share),
     )
 
 
@@ -133,16 +135,16 @@ def check_launch_bound(stats: RunStats) -> Verdict | None:
         return None
     gain = 1 / (1 - fixed * (1 - 1 / factor))
     other = "" if stats.accumulates else " This changes the training: more examples per update, so fewer updates."
-    return Verdict(
-        rule="launch_bound",
-        message=f"{format_share(fixed)} of the steps' time does not depend on the number of tokens: "
+    return _build_verdict(
+        "launch_bound",
+        f"{format_share(fixed)} of the steps' time does not depend on the number of tokens: "
         f"{stats.tokens_per_pass or 0:.0f} tokens per forward pass are too few.",
-        figure=fixed,
-        threshold=FIXED_SHARE,
+        fixed,
+        FIXED_SHARE,
+        f"Give each forward pass more examples.{other}",
         confidence=compute_confidence(times.fixed_cost_share[0], FIXED_SHARE),
         change=change,
         gain=gain,
-        advice=f"Give each forward pass more examples.{other}",
     )
 
 
@@ -164,18 +166,18 @@ def check_waiting_device(stats: RunStats) -> Verdict | None:
     if share >= LOW_UTILISATION:
         return None
     why = "not for data: the host does not launch kernels fast enough" if times else "for an unknown reason"
-    return Verdict(
-        rule="host_bound",
-        message=f"The device is busy {format_share(share)} of the time while training{describe_left_out(stats)}; "
+    return _build_verdict(
+        "host_bound",
+        f"The device is busy {format_share(share)} of the time while training{describe_left_out(stats)}; "
         f"it waits {why}.",
-        figure=share,
-        threshold=LOW_UTILISATION,
+        share,
+        LOW_UTILISATION,
+        "Increase the examples per forward pass (train.batch_size), and use the flat forward."
+        if times
+        else "Record the times of the steps: data, host, forward and backward show what the device waits for.",
         confidence=0.8 if times else 0.5,
         change=suggest_larger_batch(stats)[0] if times and stats.accumulates else {},
         gain=1 / share if times else None,
-        advice="Increase the examples per forward pass (train.batch_size), and use the flat forward."
-        if times
-        else "Record the times of the steps: data, host, forward and backward show what the device waits for.",
     )
 
 
@@ -189,17 +191,16 @@ def check_padding_bound(stats: RunStats) -> Verdict | None:
         change: dict[str, Any] = {"train.forward": "flat"}  # auto chooses it where it runs and is faster
     else:
         change = {"data.bucket_pool": max(8, 4 * (stats.get_setting("data.bucket_pool") or 1))}
-    return Verdict(
-        rule="padding_bound",
-        message=f"{format_share(times.padding)} of the computed positions are padding; they take "
+    return _build_verdict(
+        "padding_bound",
+        f"{format_share(times.padding)} of the computed positions are padding; they take "
         f"{format_share(wasted)} of the steps' time.",
-        figure=wasted,
-        threshold=MIN_TIME_SHARE,
-        confidence=compute_confidence(wasted, MIN_TIME_SHARE),
+        wasted,
+        MIN_TIME_SHARE,
+        "Compute tokens only (train.forward: flat). Batches of similar lengths (data.bucket_pool) still pad: "
+        "their gain is below the predicted one.",
         change=change,
         gain=1 / (1 - wasted),
-        advice="Compute tokens only (train.forward: flat). Batches of similar lengths (data.bucket_pool) still pad: "
-        "their gain is below the predicted one.",
     )
 
 
@@ -209,15 +210,14 @@ def check_communication_bound(stats: RunStats) -> Verdict | None:
     if times is None or (times.exchange or 0) < MIN_TIME_SHARE:
         return None
     share = min(times.exchange or 0, 0.99)
-    return Verdict(
-        rule="communication_bound",
-        message=f"{format_share(share)} of the steps' time is the all-reduce of gradients between "
+    return _build_verdict(
+        "communication_bound",
+        f"{format_share(share)} of the steps' time is the all-reduce of gradients between "
         f"{stats.world_size} processes.",
-        figure=share,
-        threshold=MIN_TIME_SHARE,
-        confidence=compute_confidence(share, MIN_TIME_SHARE),
+        share,
+        MIN_TIME_SHARE,
+        "Reduce gradients less often (a larger train.global_batch_size), or over a faster link.",
         gain=1 / (1 - share),
-        advice="Reduce gradients less often (a larger train.global_batch_size), or over a faster link.",
     )
 
 
@@ -236,17 +236,17 @@ def check_memory_bandwidth_bound(stats: RunStats) -> Verdict | None:
         return None
     halved = stats.precision == "fp32" and stats.device_kind == "cuda"
     known = f", and the computing reaches {format_share(stats.mfu)} of the peak" if stats.mfu is not None else ""
-    return Verdict(
-        rule="memory_bandwidth_bound",
-        message=f"The device reads or writes its memory {format_share(share)} of the time{known}.",
-        figure=share,
-        threshold=threshold,
+    return _build_verdict(
+        "memory_bandwidth_bound",
+        f"The device reads or writes its memory {format_share(share)} of the time{known}.",
+        share,
+        threshold,
+        "16-bit values halve the traffic."
+        if halved
+        else "Use fewer passes over memory: fused kernels (the flat forward on CUDA), a fused optimizer.",
         confidence=0.8 if low_mfu else 0.6,
         change={"train.precision": "bf16"} if halved else {},
         gain=1 / (1 - share / 2) if halved else None,
-        advice="16-bit values halve the traffic."
-        if halved
-        else "Use fewer passes over memory: fused kernels (the flat forward on CUDA), a fused optimizer.",
     )
 
 
@@ -258,15 +258,15 @@ def check_throttled(stats: RunStats) -> Verdict | None:
     worst = max(held, key=lambda device: device.throttled_share or 0)
     share, lost = worst.throttled_share or 0.0, worst.clock_loss
     clocks = "" if lost is None else f"; the clock was then {format_share(lost)} below its maximum"
-    return Verdict(
-        rule="throttled",
-        message=f"The clock of device {worst.index} was throttled {format_share(share)} of the time "
+    return _build_verdict(
+        "throttled",
+        f"The clock of device {worst.index} was throttled {format_share(share)} of the time "
         f"({', '.join(worst.reasons)}){clocks}.",
-        figure=share,
-        threshold=MIN_TIME_SHARE,
+        share,
+        MIN_TIME_SHARE,
+        "Check the cooling and the power supply of the machine. Do not compare these times with other runs.",
         confidence=0.9,
         gain=1 / (1 - share * lost) if lost else None,
-        advice="Check the cooling and the power supply of the machine. Do not compare these times with other runs.",
     )
 
 
@@ -281,16 +281,16 @@ def check_shared_cores(stats: RunStats) -> Verdict | None:
         return None
     unit = "thread" if wanted == 1 else "threads"
     fewer = max(1, round(load.own_cores / (stats.world_size or 1)))
-    return Verdict(
-        rule="shared_cores",
-        message=f"The run got {load.own_cores:.2g} cores for {wanted} compute {unit}, while other programs used "
+    return _build_verdict(
+        "shared_cores",
+        f"The run got {load.own_cores:.2g} cores for {wanted} compute {unit}, while other programs used "
         f"{load.other_cores:.2g} of the {load.num_cores} cores: this distorts its times.",
-        figure=share,
-        threshold=OWN_CORES_SHARE,
+        share,
+        OWN_CORES_SHARE,
+        "Stop the other programs, or use fewer threads: threads that wait for each other on busy cores can be "
+        "many times slower than one. Its speed is not judged: do not compare these times with other runs.",
         confidence=compute_confidence(1 - share, 1 - OWN_CORES_SHARE),
         change={"train.num_threads": fewer} if fewer < threads else {},
-        advice="Stop the other programs, or use fewer threads: threads that wait for each other on busy cores can be "
-        "many times slower than one. Its speed is not judged: do not compare these times with other runs.",
     )
 
 
@@ -306,16 +306,15 @@ def check_evaluation_bound(stats: RunStats) -> Verdict | None:
     fewer = math.ceil(stats.evals[-1].num_examples * kept) if stats.evals else 0
     rarer = math.ceil(found.every_steps / kept)
     change = {"eval.max_examples": fewer} if fewer >= 100 else {"eval.every_steps": rarer}
-    return Verdict(
-        rule="evaluation_bound",
-        message=f"{format_share(found.share)} of the time between the first and the last step is evaluation: "
+    return _build_verdict(
+        "evaluation_bound",
+        f"{format_share(found.share)} of the time between the first and the last step is evaluation: "
         f"{found.seconds:.1f} s every {found.every_steps:,} steps.",
-        figure=found.share,
-        threshold=EVALUATION_SHARE,
-        confidence=compute_confidence(found.share, EVALUATION_SHARE),
+        found.share,
+        EVALUATION_SHARE,
+        "Evaluate fewer examples, or less often; the exported weights are evaluated on all of them anyway.",
         change=change,
         gain=1 / (1 - found.share * (1 - kept)),
-        advice="Evaluate fewer examples, or less often; the exported weights are evaluated on all of them anyway.",
     )
 
 
@@ -325,16 +324,15 @@ def check_checkpoint_bound(stats: RunStats) -> Verdict | None:
     if found is None or found.share < CHECKPOINT_SHARE:
         return None
     kept = TARGET_SHARE / found.share
-    return Verdict(
-        rule="checkpoint_bound",
-        message=f"{format_share(found.share)} of the time between the first and the last step is saving checkpoints: "
+    return _build_verdict(
+        "checkpoint_bound",
+        f"{format_share(found.share)} of the time between the first and the last step is saving checkpoints: "
         f"{found.seconds:.2f} s every {found.every_steps:,} steps.",
-        figure=found.share,
-        threshold=CHECKPOINT_SHARE,
-        confidence=compute_confidence(found.share, CHECKPOINT_SHARE),
+        found.share,
+        CHECKPOINT_SHARE,
+        "Save less often, or on a faster disk. A crash then costs the time since the last checkpoint.",
         change={"checkpoint.every_steps": math.ceil(found.every_steps / kept)},
         gain=1 / (1 - found.share * (1 - kept)),
-        advice="Save less often, or on a faster disk. A crash then costs the time since the last checkpoint.",
     )
 
 
@@ -354,15 +352,15 @@ def check_memory_full(stats: RunStats) -> Verdict | None:
         if lowered
         else f"{format_share(share or 0)} of the memory was in use; a longer batch may not fit."
     )
-    return Verdict(
-        rule="memory_full",
-        message=message,
-        figure=share,
-        threshold=threshold,
+    return _build_verdict(
+        "memory_full",
+        message,
+        share,
+        threshold,
+        "Fewer examples per forward pass with the same train.global_batch_size give the same result; "
+        "train.recompute also needs less memory.",
         confidence=1.0 if lowered else 0.8,
         change={"train.batch_size": smaller, "train.global_batch_size": stats.examples_per_step} if smaller else {},
-        advice="Fewer examples per forward pass with the same train.global_batch_size give the same result; "
-        "train.recompute also needs less memory.",
     )
 
 
@@ -375,16 +373,16 @@ def check_memory_empty(stats: RunStats) -> Verdict | None:
     if not change:
         return None
     fixed = stats.times.fixed_step_share if stats.times else None
-    return Verdict(
-        rule="memory_empty",
-        message=f"{format_share(share)} of the memory was in use, while an update of {stats.examples_per_step} "
+    return _build_verdict(
+        "memory_empty",
+        f"{format_share(share)} of the memory was in use, while an update of {stats.examples_per_step} "
         f"examples took passes of {stats.get_setting('train.batch_size')}.",
-        figure=share,
-        threshold=LOW_MEMORY_SHARE,
+        share,
+        LOW_MEMORY_SHARE,
+        "Larger passes give the same result with fewer launches.",
         confidence=0.6,
         change=change,
         gain=1 / (1 - fixed * (1 - 1 / factor)) if fixed else None,
-        advice="Larger passes give the same result with fewer launches.",
     )
 
 

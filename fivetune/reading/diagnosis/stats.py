@@ -410,10 +410,9 @@ def _measure_checkpoints(run: Run) -> Interruption | None:
 
 
 def _build_interruption(steps: Sequence[StepRecord], num: int, seconds: float, every_steps: int) -> Interruption | None:
-    training = sum(step.step_seconds for step in steps)
-    if not training:
-        return None
-    return Interruption(num * seconds / (num * seconds + training), every_steps, seconds, num / len(steps))
+    if training := sum(step.step_seconds for step in steps):
+        return Interruption(num * seconds / (num * seconds + training), every_steps, seconds, num / len(steps))
+    return None
 
 
 def compute_eval_interval(record: EvalRecord, metric: str) -> tuple[float, float]:

@@ -28,16 +28,15 @@ _NUMERIC = re.compile(r"[\u2212+-]?[\d,.]+(e[+-]?\d+)?( %| s| to [\d.]+| \([\d.,
 
 def render_html(page: Page) -> str:
     """Render a page as HTML. Text from data is escaped, invisible characters are named."""
-    own_script = _render_page_script()
+    environment = _build_environment()
+    script, style = (environment.get_template(name).render() for name in ("page.js", "style.css"))
     plotly_hash, packed_plotly = _pack_plotly()
     policy = (
-        f"default-src 'none'; script-src {plotly_hash} {_hash_script(own_script)}; style-src 'unsafe-inline'; "
+        f"default-src 'none'; script-src {plotly_hash} {_hash_script(script)}; style-src 'unsafe-inline'; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
-    environment = _build_environment()
-    style = environment.get_template("style.css").render()
     return environment.get_template("page.html").render(
-        page=page, policy=policy, plotly=Markup(packed_plotly), script=Markup(own_script), style=Markup(style)
+        page=page, policy=policy, plotly=Markup(packed_plotly), script=Markup(script), style=Markup(style)
     )
 
 
@@ -57,10 +56,6 @@ def _pack_plotly() -> tuple[str, str]:
     script = get_plotlyjs()
     assert "\r" not in script, "a browser would change the line ends, and with them the hash"
     return _hash_script(script), base64.b64encode(gzip.compress(script.encode(), mtime=0)).decode()
-
-
-def _render_page_script() -> str:
-    return _build_environment().get_template("page.js").render()
 
 
 @cache
@@ -138,17 +133,13 @@ def get_filter_value(example: Example, name: str) -> str:
 
 def choose_column_classes(table: Table) -> list[str]:
     """Choose the CSS class of each column: "num" if all cells are numbers, or any has a numeric sort key."""
-    columns = zip(*table.rows, strict=True) if table.rows else ((),) * len(table.header)
-    valued = zip(*table.values, strict=True) if table.values else ((),) * len(table.header)
-    return [
-        "num" if any(value is not None for value in values) or _are_numbers(cells) else ""
-        for cells, values in zip(columns, valued, strict=True)
-    ]
-
-
-def _are_numbers(cells: Sequence[str]) -> bool:
-    given = [cell for cell in cells if cell not in (UNKNOWN, "")]
-    return bool(given) and all(_NUMERIC.fullmatch(cell) for cell in given)
+    classes: list[str] = []
+    for i in range(len(table.header)):
+        given = [row[i] for row in table.rows if row[i] not in (UNKNOWN, "")]
+        has_keys = any(keys[i] is not None for keys in table.values)
+        are_numbers = bool(given) and all(_NUMERIC.fullmatch(cell) for cell in given)
+        classes.append("num" if has_keys or are_numbers else "")
+    return classes
 
 
 def dump_chart_json(chart: Chart) -> Markup:

@@ -20,7 +20,7 @@ def format_page_lines(page: Page) -> Iterator[str]:
         yield f"== {section.title} =="
         for part in section.parts:
             if isinstance(part, Text):
-                yield from ("", _format_paragraph(part))
+                yield from ("", f"{'warning: ' if part.kind == 'warning' else ''}{escape_hidden(part.body)}")
             elif isinstance(part, Problem):
                 yield from ("", escape_hidden(f"warning: {part.message} {part.advice}".rstrip()))
             elif isinstance(part, Table):
@@ -29,17 +29,16 @@ def format_page_lines(page: Page) -> Iterator[str]:
                 assert isinstance(part, Chart | Figure | Example)  # shown in HTML only
 
 
-def _format_paragraph(part: Text) -> str:
-    return f"warning: {escape_hidden(part.body)}" if part.kind == "warning" else escape_hidden(part.body)
-
-
 def _format_table_lines(table: Table) -> Iterator[str]:
     """Format a table as aligned columns, numbers to the right.
 
     >>> print(*_format_table_lines(Table("", ("limit", "cut"), (("8", "1,200"), ("16", "7")))), sep="|")
     limit    cut|    8  1,200|   16      7
     """
-    rows = [[_format_cell(cell) for cell in row] for row in (table.header, *table.rows)]
+    rows: list[list[str]] = []
+    for row in (table.header, *table.rows):
+        cells = [escape_hidden(" ".join(cell.split())) for cell in row]
+        rows.append([_shorten_cell(cell) for cell in cells])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     sides = [">" if kind == "num" else "<" for kind in choose_column_classes(table)]
     for row in rows:
@@ -47,6 +46,5 @@ def _format_table_lines(table: Table) -> Iterator[str]:
         yield "  ".join(cells).rstrip()
 
 
-def _format_cell(text: str) -> str:
-    text = escape_hidden(" ".join(text.split()))
+def _shorten_cell(text: str) -> str:
     return text if len(text) <= MAX_CELL_CHARACTERS else f"{text[: MAX_CELL_CHARACTERS - 4]} ..."

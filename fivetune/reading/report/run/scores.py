@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fivetune.reading.compare.measures import get_score
-from fivetune.rundir.figures import find_best_eval, find_own_eval, select_current_evals, select_evals_by_step
+from fivetune.reading.compare.measures import find_best_metric_eval, get_score
+from fivetune.rundir.figures import find_own_eval, select_current_evals, select_evals_by_step
 from fivetune.rundir.records import EvalRecord, Prediction, Run
 from fivetune.scores.analysis.bootstrap import compute_wilson_interval
-from fivetune.tasks import is_higher_better, load_run_task
+from fivetune.tasks import load_run_task
 from fivetune.values import get_nested
 
 LABELS = {
@@ -81,10 +81,8 @@ def choose_best_eval(run: Run) -> EvalRecord | None:
 
     Without any score, the last evaluation; None without evaluations.
     """
-    key, best = find_main_score_key(run), run.status.best
-    if key is None:
-        return next(reversed(select_evals_by_step(run.evals)), None)
-    return find_best_eval(run.evals, metric=key, higher_is_better=is_higher_better([run.config], key), chosen=best)
+    key = find_main_score_key(run)
+    return find_best_metric_eval(run, key) if key else next(reversed(select_evals_by_step(run.evals)), None)
 
 
 def find_main_score_key(run: Run) -> str | None:
