@@ -7,7 +7,7 @@ conditions; and the runs whose times other load distorts.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
@@ -49,59 +49,55 @@ class ComparedFact:
 
 def check_same_work(
     variants: Sequence[Variant], verdicts: Mapping[str, Sequence[Sequence[Verdict]]], *, varied: Sequence[str]
-) -> list[str]:
-    """Return all warnings about variants.
+) -> Iterator[str]:
+    """Yield all warnings about variants.
 
     Args:
         verdicts: on each run of a variant, by the variant's name.
         varied: settings whose differences are intended.
     """
     compared = [variant for variant in variants if variant.runs]
-    if not compared:
-        return []
     runs = _list_runs(compared)
-    sentences: list[str] = []
+    if not runs:
+        return
     # Results that are not what was asked for: another number of processes, an unfinished training, other seeds.
     for variant in compared:
         for run, found in zip(variant.runs, verdicts[variant.name], strict=True):
-            sentences += [f"{run.name}: {one.message} {one.advice}" for one in found if one.rule == "world_size"]
+            yield from [f"{run.name}: {one.message} {one.advice}" for one in found if one.rule == "world_size"]
     for _, run in runs:
         if (state := run.status.state) != "finished":
             last = _get_last_step(run)
             done = f"{_format_value(last.step if last else 0)} of {_format_value(run.num_steps)} steps"
-            sentences.append(f"{run.name} is {state or 'in an unknown state'} after {done}: its figures end there.")
+            yield f"{run.name} is {state or 'in an unknown state'} after {done}: its figures end there."
     seeds = {variant.name: sorted(_list_seeds(variant)) for variant in variants}
     if len({tuple(own) for own in seeds.values()}) > 1:
         values = "; ".join(f"{name}: {_join_names(map(str, own)) or 'none'}" for name, own in seeds.items())
-        sentences.append(
-            f"Variants differ in seeds: {values}. Differences are taken over the seeds that both sides have."
-        )
+        yield f"Variants differ in seeds: {values}. Differences are taken over the seeds that both sides have."
     # Different work.
     for fact in WORK:
-        sentences += _describe_differences(fact, runs, varied)
-    sentences += _check_within_seeds(runs, varied)
-    sentences += _check_settings(runs, varied)
-    sentences += _check_confounding(compared, varied)
+        yield from _describe_differences(fact, runs, varied)
+    yield from _check_within_seeds(runs, varied)
+    yield from _check_settings(runs, varied)
+    yield from _check_confounding(compared, varied)
     # Different conditions.
     for fact in CONDITIONS:
         if not _find_causes(fact.explained_by, varied):
-            sentences += _describe_differences(fact, runs, varied)
+            yield from _describe_differences(fact, runs, varied)
     for package in dict.fromkeys(name for _, run in runs for name in run.machine.versions):
         fact = ComparedFact(f"the version of {package}", lambda run, package=package: run.machine.versions.get(package))
-        sentences += _describe_differences(fact, runs, ())
+        yield from _describe_differences(fact, runs, ())
     if resumed := [run.name for _, run in runs if run.status.num_resumes]:
         verb, times = ("was", "its times include") if len(resumed) == 1 else ("were", "their times include")
-        sentences.append(f"{_join_names(resumed)} {verb} interrupted and resumed: {times} the cost of starting again.")
+        yield f"{_join_names(resumed)} {verb} interrupted and resumed: {times} the cost of starting again."
     for first, second, host in _list_overlaps(compared):
-        sentences.append(f"{first} and {second} ran at the same time on {host}, which distorts their times.")
+        yield f"{first} and {second} ran at the same time on {host}, which distorts their times."
     if loads := _measure_heavy_loads(compared):
         most = max(loads, key=lambda name: loads[name].other_cores)
         load = loads[most]
-        sentences.append(
+        yield (
             f"Other programs kept cores busy while {_join_names(loads)} ran, up to {load.other_cores:.1f} of "
             f"{load.num_cores} cores beside {most}: this distorts their times."
         )
-    return sentences
 
 
 # --- facts ---
@@ -256,30 +252,28 @@ def _join_names(names: Iterable[str]) -> str:
 # --- work ---
 
 
-def _check_within_seeds(runs: Sequence[NamedRun], varied: Sequence[str]) -> list[str]:
-    """Warn of runs of one seed that trained on other tokens, or on other examples in some update."""
+def _check_within_seeds(runs: Sequence[NamedRun], varied: Sequence[str]) -> Iterator[str]:
+    """Yield warnings of runs of one seed that trained on other tokens, or on other examples in some update."""
     by_seed: dict[int | None, list[NamedRun]] = {}
     for name, run in runs:
         by_seed.setdefault(get_seed(run), []).append((name, run))
-    sentences: list[str] = []
     for seed, own in by_seed.items():
         fact = replace(TOKENS, name=f"{TOKENS.name} (seed {seed})")
         if found := _describe_differences(fact, own, varied):
-            sentences += found
+            yield from found
             break  # the other seeds differ for the same reason
     if _find_causes(ORDER, varied):
-        return sentences  # different data or batches have their own warning
+        return  # different data or batches have their own warning
     for seed, own in by_seed.items():
         first = own[0][1]
         for _, run in own[1:]:
             for step, (ours, theirs) in enumerate(zip(first.steps, run.steps, strict=False), start=1):
                 if _count_step_tokens(ours) != _count_step_tokens(theirs):
-                    sentences.append(
+                    yield (
                         f"{first.name} and {run.name} have seed {seed} and yet trained on different examples "
                         f"from update {step:,} on: the order of the data differs."
                     )
                     break
-    return sentences
 
 
 def _count_step_tokens(step: StepRecord) -> tuple[int, int]:
@@ -289,25 +283,23 @@ def _count_step_tokens(step: StepRecord) -> tuple[int, int]:
 # --- settings ---
 
 
-def _check_settings(runs: Sequence[NamedRun], varied: Sequence[str]) -> list[str]:
-    """Warn of settings that differ without being varied; the options of a varied plugin may differ."""
+def _check_settings(runs: Sequence[NamedRun], varied: Sequence[str]) -> Iterator[str]:
+    """Yield warnings of settings that differ without being varied; the options of a varied plugin may differ."""
     tables = {id(run): select_work_settings(run) for _, run in runs}
     free = _list_varied_plugins(varied)
-    sentences: list[str] = []
     for key in dict.fromkeys(key for table in tables.values() for key in table):
         is_varied = any(key == one or key.startswith(f"{one}.") for one in varied)  # model.unfreeze: {encoder: 100}
         if not is_varied and find_plugin_setting(key) not in free:
             fact = ComparedFact(f"the setting {key}", lambda run, key=key: tables[id(run)].get(key, ABSENT))
-            sentences += _describe_differences(fact, runs, ())
-    return sentences
+            yield from _describe_differences(fact, runs, ())
 
 
 def _list_varied_plugins(varied: Sequence[str]) -> set[str]:
     return {section for section in (*PLUGIN_SECTIONS, *NESTED_PLUGINS) if f"{section}.name" in varied}
 
 
-def _check_confounding(variants: Sequence[Variant], varied: Sequence[str]) -> list[str]:
-    """Warn of confounding: a variant that differs from every other one in two or more factors at once.
+def _check_confounding(variants: Sequence[Variant], varied: Sequence[str]) -> Iterator[str]:
+    """Yield warnings of confounding: a variant that differs from every other one in two or more factors at once.
 
     Settings of a plugin, of the model or of the placement are one factor.
     """
@@ -319,7 +311,6 @@ def _check_confounding(variants: Sequence[Variant], varied: Sequence[str]) -> li
         as_one[key] = section if section in plugins or key in MODEL else key
         if section in PLACEMENT:
             as_one[key] = "strategy"
-    sentences: list[str] = []
     for name, ours in tables.items():
         factors: list[list[str]] = []
         for theirs in (table for other, table in tables.items() if other != name):
@@ -327,11 +318,10 @@ def _check_confounding(variants: Sequence[Variant], varied: Sequence[str]) -> li
             factors.append(list(dict.fromkeys(differing)))
         least = min(factors, key=len) if factors else []
         if len(least) > 1:
-            sentences.append(
+            yield (
                 f"{name} differs from every other variant in at least {len(least)} settings at once "
                 f"({_join_names(least)}): their effects cannot be separated."
             )
-    return sentences
 
 
 # --- conditions ---

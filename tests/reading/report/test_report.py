@@ -231,7 +231,7 @@ def test_records_examples_windows_and_files_are_told_apart() -> None:
     )
     assert cost == "train: 2 questions too long for one input became 34 windows. Sources: train: a.json."
     assert "of the windows" in part(page, "Data", Chart).caption
-    assert find_warnings(make_run(data={"train": facts})) == [
+    assert [*find_warnings(make_run(data={"train": facts}))] == [
         "train: 2 of 30 records could not be used and were left out."
     ]
 
@@ -318,7 +318,7 @@ def test_sizes_of_evaluations_of_other_data_are_not_compared() -> None:
     evals = [
         make_eval(at, {"f1": 1.0}, num_examples=20 if at == 1 else 30, basis="b" if at > 1 else "a") for at in (1, 2, 3)
     ]
-    assert find_warnings(make_run(evals=evals)) == []
+    assert [*find_warnings(make_run(evals=evals))] == []
 
 
 def test_what_diagnosis_finds_is_on_the_page_once() -> None:
@@ -351,21 +351,21 @@ def test_rates_of_a_broken_run_are_warned_of(rates: dict, scores: dict, told: st
     (sentence,) = find_warnings(make_run(evals=[record]))
     assert sentence.startswith(told)
     harmless = record | {"rates": dict.fromkeys(rates, 0.0)}
-    assert find_warnings(make_run(evals=[harmless])) == []
+    assert [*find_warnings(make_run(evals=[harmless]))] == []
 
 
 def test_empty_is_no_fault_where_a_gold_answer_is_empty() -> None:
     """Records without labels: "55 % of the predictions are empty"."""
     lines = [{"id": "1", "prediction": "", "references": [""]}, {"id": "2", "prediction": "a", "references": ["a"]}]
     record = make_eval(5, {"micro_f1": 50.0}, rates={"empty": 0.5})
-    assert find_warnings(make_run(evals=[record], predictions={"eval-5": make_predictions(*lines)})) == []
+    assert [*find_warnings(make_run(evals=[record], predictions={"eval-5": make_predictions(*lines)}))] == []
 
 
 def test_numbers_that_only_the_lenient_rules_read_are_warned_of() -> None:
     record = make_eval(5, {"accuracy": 0.0, "accuracy_lenient": 56.25})
     (sentence,) = find_warnings(make_run(evals=[record]))
     assert sentence.startswith("accuracy 0.00 beside accuracy_lenient 56.25: the official rules read")
-    assert find_warnings(make_run(evals=[make_eval(5, {"accuracy": 53.0, "accuracy_lenient": 56.25})])) == []
+    assert [*find_warnings(make_run(evals=[make_eval(5, {"accuracy": 53.0, "accuracy_lenient": 56.25})]))] == []
 
 
 def test_scores_of_mlqa_are_named_and_defined() -> None:
@@ -422,7 +422,7 @@ def test_predictions_can_be_chosen_by_what_they_differ_in() -> None:
 
 def test_what_the_data_lost_is_warned_of_once() -> None:
     data = {"train": {"num_read": 9, "num_kept": 8, "num_skipped_bad": 1, "num_answers_lost": 2}}
-    assert find_warnings(make_run(data=data)) == [
+    assert [*find_warnings(make_run(data=data))] == [
         "train: 1 of 9 records could not be used and were left out.",
     ]
     counted = "truncation: train: 2 gold answers lost"
@@ -434,7 +434,7 @@ def test_what_the_data_lost_is_warned_of_once() -> None:
 
 def test_unknown_tokens_are_warned_of() -> None:
     data = {"train": {"num_input_tokens": 1000, "num_unknown_tokens": 12}}
-    assert find_warnings(make_run(data=data)) == ["train: 1.20 % of the input tokens are unknown to the tokenizer."]
+    assert [*find_warnings(make_run(data=data))] == ["train: 1.20 % of the input tokens are unknown to the tokenizer."]
 
 
 def test_shares_and_epochs_count_the_examples_not_the_records() -> None:

@@ -12,18 +12,18 @@ from pathlib import Path
 from fivetune.config.paths import find_typed_path
 from fivetune.errors import FiveTuneError
 from fivetune.reading.diagnosis.rules import diagnose_run
-from fivetune.reading.report.page.parts import Page, Text
+from fivetune.reading.report.page.parts import Page, Text, build_section
 from fivetune.reading.report.page.render import render_html
 from fivetune.reading.report.page.wording import (
     UNKNOWN,
     format_plural,
 )
 from fivetune.reading.report.run.confidence import build_confidence_section
-from fivetune.reading.report.run.data import build_data_section
+from fivetune.reading.report.run.data import iter_data_parts
 from fivetune.reading.report.run.examples import build_run_examples_section
 from fivetune.reading.report.run.learning import build_learning_section
 from fivetune.reading.report.run.load_charts import build_run_load_section
-from fivetune.reading.report.run.outcome import build_figures_section, build_verdict_section
+from fivetune.reading.report.run.outcome import build_figures_section, iter_verdict_parts
 from fivetune.reading.report.run.problems import build_evidence_section, list_problems
 from fivetune.reading.report.run.range_test import build_range_test_sections
 from fivetune.reading.report.run.scores import (
@@ -33,13 +33,13 @@ from fivetune.reading.report.run.scores import (
     list_score_keys,
 )
 from fivetune.reading.report.run.settings import (
-    build_machine_section,
     build_run_definitions_section,
     build_settings_section,
     describe_run,
+    iter_machine_parts,
 )
 from fivetune.reading.report.run.slices import build_labels_section, build_slices_section
-from fivetune.reading.report.run.speed import build_speed_section, build_step_time_section
+from fivetune.reading.report.run.speed import build_step_time_section, iter_speed_parts
 from fivetune.reading.report.run.trace import build_trace_section
 from fivetune.rundir import read_run, write_text
 from fivetune.rundir.figures import select_evals_by_step
@@ -74,22 +74,22 @@ def build_page(run: Run, *, reference_runs: Sequence[Run] = (), notes: Sequence[
     else:
         badges.append(Text("no problems", "good"))
     sections = (
-        build_verdict_section(run, reference_runs, verdicts, problems),
+        build_section("Verdict", iter_verdict_parts(run, reference_runs, verdicts, problems)),
         build_figures_section(run),
         build_evidence_section(run, verdicts),
         build_learning_section(run, reference_runs),
-        build_speed_section(run),
+        build_section("Speed", iter_speed_parts(run)),
         build_trace_section(run.trace),
         build_step_time_section(run),
         build_run_load_section(run),
         *build_range_test_sections(run.range_test),
-        build_data_section(run),
+        build_section("Data", iter_data_parts(run)),
         build_confidence_section(lines, key, temperature=best.temperature if best else None, applied=run.temperature),
         build_slices_section(lines, key),
         build_labels_section(lines),
         build_run_examples_section(run, lines),
         build_settings_section(run),
-        build_machine_section(run),
+        build_section("Reproduce", iter_machine_parts(run)),
         build_run_definitions_section(list_score_keys(select_evals_by_step(run.evals))),
     )
     return Page(

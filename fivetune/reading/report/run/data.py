@@ -5,10 +5,10 @@ In: the counts of data.json by split. Out: a Section.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from fivetune.reading.report.page import charts
-from fivetune.reading.report.page.parts import Part, Section, Table, Text, build_section
+from fivetune.reading.report.page.parts import Part, Table, Text
 from fivetune.reading.report.page.wording import (
     format_count,
     format_decimal,
@@ -21,12 +21,14 @@ from fivetune.rundir.records import Histogram, Run, SplitSummary
 from fivetune.values import divide
 
 
-def build_data_section(run: Run) -> Section:
-    """Build the section: counts of records and examples, losses by truncation, lengths in tokens."""
+def iter_data_parts(run: Run) -> Iterator[Part]:
+    """Yield counts of records and examples, losses by truncation, lengths in tokens."""
     splits = {name: found for name, found in (("train", run.data.train), ("eval", run.data.eval)) if found is not None}
     if not splits:
-        return build_section("Data", Text("The run directory holds no data counts (data.json).", "note"))
-    parts: list[Part] = [Text(_describe_counts(splits)), Text(_describe_truncation(splits))]
+        yield Text("The run directory holds no data counts (data.json).")
+        return
+    yield Text(_describe_counts(splits))
+    yield Text(_describe_truncation(splits))
     cut = any(facts.num_windows for facts in splits.values())
     of_what = "of the windows, and of inputs that need none" if cut else "before truncation"
     lengths: list[Sequence[str]] = []
@@ -37,7 +39,8 @@ def build_data_section(run: Run) -> Section:
         }
         caption = f"Lengths of the {kind}s {of_what}."
         chart = charts.build_lengths_chart(histograms, caption, unit=f"{kind} tokens", limit=limit)
-        parts += [chart] if chart else []
+        if chart:
+            yield chart
         for name, histogram in histograms.items():
             edges, shares = charts.compute_histogram_shares(histogram)
             for low, high, share in zip(edges, edges[1:], shares, strict=False):
@@ -52,15 +55,14 @@ def build_data_section(run: Run) -> Section:
             cells += [format_count(num), "" if base is None else format_percent(divide(num, base(facts)), 2)]
         rows.append(cells)
     header = ("count", *(word for name in splits for word in (name, "share")))
-    parts.append(Table("Counts of what was read and lost. (data.json)", header, rows))
+    yield Table("Counts of what was read and lost. (data.json)", header, rows)
     if lengths:
         header = ("split", "text", "tokens", "examples (%)")
-        parts.append(Table("The length histograms in numbers.", header, lengths, folded=True))
+        yield Table("The length histograms in numbers.", header, lengths, folded=True)
     skips = [(name, skip.where, skip.reason) for name, facts in splits.items() for skip in facts.skips]
     if skips:
         caption = "Records left out: the first invalid ones, and the first that the task excludes."
-        parts.append(Table(caption, ("split", "where", "reason"), skips[:40], folded=True))
-    return build_section("Data", parts)
+        yield Table(caption, ("split", "where", "reason"), skips[:40], folded=True)
 
 
 def _describe_counts(splits: Mapping[str, SplitSummary]) -> str:

@@ -5,7 +5,7 @@ In: a Run and its reference runs. Out: Sections.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 
 from fivetune.reading.compare.changes import compute_paired_difference
@@ -60,28 +60,28 @@ MAJORITY = "most frequent label"
 PUBLISHED = "published"
 
 
-def build_verdict_section(
+def iter_verdict_parts(
     run: Run, reference_runs: Sequence[Run], verdicts: Sequence[Verdict], problems: Sequence[Problem]
-) -> Section:
-    """Build the section: the verdict in sentences, the problems, the main scores, all scores beside their baselines.
+) -> Iterator[Part]:
+    """Yield the verdict in sentences, the problems, the main scores, all scores beside their baselines.
 
     Args:
         verdicts: of the diagnosis.
     """
     best, baseline = choose_best_eval(run), find_baseline_eval(run)
-    parts: list[Part] = [Text(" ".join(describe_verdict(run, reference_runs, verdicts)), "lead")]
+    yield Text(" ".join(describe_verdict(run, reference_runs, verdicts)), "lead")
     if command := describe_resume(run):
-        parts.append(Text(command, "code"))
+        yield Text(command, "code")
     none = "No problem found with the data, the losses, the predictions, the devices or the speed."
-    parts += problems or [Text(none, "good")]
+    yield from problems or [Text(none, "good")]
     if best is None:
-        return build_section("Verdict", parts)
+        return
     keys = list_score_keys([best])
     for key in select_headline_scores(run, keys):
         before = get_score(baseline, key)
         was = "no baseline" if before is None else f"{format_decimal(before, 1)} before"
         now = format_decimal(get_score(best, key), 1)
-        parts.append(Figure(get_score_label(key), now, BASELINE if best is baseline else was))
+        yield Figure(get_score_label(key), now, BASELINE if best is baseline else was)
     # The columns beside the run's own scores. Published ones that are not comparable are not drawn.
     columns: dict[str, Mapping[str, float]] = {BASELINE: baseline.scores if baseline else {}}
     others = {other.name: get_best_scores(other) for other in reference_runs}
@@ -94,7 +94,7 @@ def build_verdict_section(
         series: dict[str, Series] = {name: [scores.get(key) for key in keys] for name, scores in drawn.items()}
         caption = "This run's best evaluation (filled, with 95 % intervals of the evaluation) beside its baselines."
         labels = [get_score_label(key) for key in keys]
-        parts.append(charts.build_score_dots_chart(labels, series, intervals, caption))
+        yield charts.build_score_dots_chart(labels, series, intervals, caption)
     if majority := {key: value for key in keys if (value := read_majority_score(best, key)) is not None}:
         columns[MAJORITY] = majority
     columns |= others | published
@@ -112,12 +112,11 @@ def build_verdict_section(
         )
     header = ("score", f"this run, {describe_weights(best, run.status.best)}", "95 % interval", *columns, "change")
     caption = "All scores of the best evaluation beside the baselines; change is against the model before fine-tuning. "
-    parts.append(Table(caption + "(evals.jsonl)", header, rows))
+    yield Table(caption + "(evals.jsonl)", header, rows)
     if blank := describe_blank_golds(run.read_predictions(best), find_main_score_key(run) or ""):
-        parts.append(Text(blank))
+        yield Text(blank)
     if doubts:
-        parts.append(Text(f"The published scores are not comparable with this run's: {'; '.join(doubts)}."))
-    return build_section("Verdict", parts)
+        yield Text(f"The published scores are not comparable with this run's: {'; '.join(doubts)}.")
 
 
 def describe_blank_golds(lines: Sequence[Prediction], key: str) -> str:

@@ -6,7 +6,7 @@ In: a Run and its verdicts. Out: Problems, and a Section of rates and measured v
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from fivetune.reading.diagnosis.rules import CONSEQUENCES, is_severe
@@ -80,24 +80,24 @@ def list_problems(
     return [*severe, *map(Problem, (*notes, *find_warnings(run, reference_runs, rules), *own)), *mild]
 
 
-def find_warnings(run: Run, reference_runs: Sequence[Run] = (), rules: Collection[str] = ()) -> list[str]:
-    """Return warnings about scores and data from the records; problems of the training are up to the diagnosis.
+def find_warnings(run: Run, reference_runs: Sequence[Run] = (), rules: Collection[str] = ()) -> Iterator[str]:
+    """Yield warnings about scores and data from the records; problems of the training are up to the diagnosis.
 
     Args:
         rules: of the verdicts, whose warnings are left out.
     """
     best = choose_best_eval(run)
     lines = run.read_predictions(best)
-    sentences = find_rate_warnings(recompute_written_rates(best, lines), lines, rules)
+    yield from find_rate_warnings(recompute_written_rates(best, lines), lines, rules)
     # Evaluations of other data are not compared, so their sizes may differ.
     sizes = {record.num_examples for record in select_evals_by_step(select_current_evals(run.evals))}
     if len(sizes) > 1:
         listed = ", ".join(map(format_count, sorted(sizes)))
-        sentences.append(f"The evaluations differ in size ({listed} examples): part of the difference is chance.")
+        yield f"The evaluations differ in size ({listed} examples): part of the difference is chance."
     for other in reference_runs:
         theirs = choose_best_eval(other)
         if best and theirs and theirs.num_examples != best.num_examples:
-            sentences.append(
+            yield (
                 f"The run {other.name} was evaluated on {format_plural(theirs.num_examples, 'example')}, "
                 f"this one on {format_count(best.num_examples)}."
             )
@@ -108,17 +108,16 @@ def find_warnings(run: Run, reference_runs: Sequence[Run] = (), rules: Collectio
             continue
         blank, bad = facts.num_blank_golds, facts.num_skipped_bad
         if blank and RECORDS not in told:
-            sentences.append(
+            yield (
                 f"{split}: {format_plural(blank, 'record')} have a blank gold answer beside others: an "
                 "empty prediction is right there."
             )
         if bad and RECORDS not in told:
             read = format_plural(facts.num_read, "record")
-            sentences.append(f"{split}: {format_count(bad)} of {read} could not be used and were left out.")
+            yield f"{split}: {format_count(bad)} of {read} could not be used and were left out."
         unknown = divide(facts.num_unknown_tokens, facts.num_input_tokens)
         if unknown is not None and unknown > UNKNOWN_LIMIT and CHARACTERS not in told:
-            sentences.append(f"{split}: {format_percent(unknown, 2)} of the input tokens are unknown to the tokenizer.")
-    return sentences
+            yield f"{split}: {format_percent(unknown, 2)} of the input tokens are unknown to the tokenizer."
 
 
 def select_own_warnings(run: Run, rules: Collection[str] = ()) -> list[str]:

@@ -5,7 +5,7 @@ In: evaluations. Out: a Table of their rates, and sentences.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -91,43 +91,42 @@ def recompute_written_rates(record: EvalRecord | None, lines: Sequence[Predictio
 
 def find_rate_warnings(
     best: EvalRecord | None, lines: Sequence[Prediction] = (), rules: Collection[str] = ()
-) -> list[str]:
-    """Return the warnings of the best evaluation's rates; none for the model before fine-tuning.
+) -> Iterator[str]:
+    """Yield the warnings of the best evaluation's rates; none for the model before fine-tuning.
 
     Args:
         lines: its predictions.
         rules: of verdicts; one on labels says more than the rate.
     """
     if best is None or best.step == 0:
-        return []
-    rates, sentences = best.rates, list[str]()
+        return
+    rates = best.rates
     cap = format_plural(best.max_new_tokens, "token")
     for name, known in RATES.items():
         is_told = name == "one_label" and "majority_label" in rules
         if known.limit is not None and not is_told and rates.get(name, 0.0) > known.limit:
-            sentences.append(known.warning.format(share=format_percent(rates[name]), cap=cap))
+            yield known.warning.format(share=format_percent(rates[name]), cap=cap)
     if gap := describe_lenient_gap(best.scores):
-        sentences.append(gap)
+        yield gap
     # No answer is right where a question has none; a text without labels is right where a gold answer is empty.
     empty, unanswerable = rates.get("empty"), get_score(best, "NoAns_total")
     if empty is not None and unanswerable:
         expected = unanswerable / (get_score(best, "total") or unanswerable)
         if empty - expected > EMPTY_BEYOND_UNANSWERABLE:
-            sentences.append(
+            yield (
                 f"{format_percent(empty)} of the questions were left unanswered, but only {format_percent(expected)} "
                 "have no answer: the model abstains too often."
             )
     elif empty is not None and empty > EMPTY_LIMIT and not any("" in line.references for line in lines):
-        sentences.append(f"{format_percent(empty)} of the predictions are empty.")
+        yield f"{format_percent(empty)} of the predictions are empty."
     # Targets that are exact with teacher forcing, but not in generation: the cause is a setting or a fault.
     forced, free = rates.get("teacher_forced_exact"), rates.get("free_running_exact")
     if forced is not None and free is not None and forced - free > DECODING_GAP:
-        sentences.append(
+        yield (
             f"Given the target so far, the model would write {format_percent(forced)} of the targets exactly, but "
             f"generation wrote only {format_percent(free)}. Look at eval.max_new_tokens, at what generation "
             "suppresses, and at the precision."
         )
-    return sentences
 
 
 def build_rates_table(best: EvalRecord | None, baseline: EvalRecord | None) -> Table | None:

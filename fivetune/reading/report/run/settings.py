@@ -5,7 +5,7 @@ In: a Run. Out: Sections.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
 from fivetune.reading.report.page.parts import Part, Section, Table, Text, build_section
@@ -66,13 +66,13 @@ def build_settings_section(run: Run) -> Section:
     )
 
 
-def build_machine_section(run: Run) -> Section:
-    """Build the section: the machine of the run, and the commands that start it, train it again, and build the page."""
+def iter_machine_parts(run: Run) -> Iterator[Part]:
+    """Yield the machine of the run, and the commands that start it, train it again, and build the page."""
     machine = run.machine
     if machine == MachineRecord():
-        none = "The run directory holds no facts about the machine (machine.json)."
-        return build_section("Reproduce", Text(none, "note"))
-    parts: list[Part] = [Table("Where it ran. (machine.json)", ("fact", "value"), format_machine_facts(machine))]
+        yield Text("The run directory holds no facts about the machine (machine.json).")
+        return
+    yield Table("Where it ran. (machine.json)", ("fact", "value"), format_machine_facts(machine))
     if len(machine.parts) > 1:
         rows: list[Sequence[str]] = []
         for part in machine.parts:
@@ -80,8 +80,8 @@ def build_machine_section(run: Run) -> Section:
             changed = ", ".join(part.changed) or "nothing"
             rows.append((format_count(part.step), *map(format_plain, facts), changed))
         header = ("from step", "started", "device", "threads", "changed settings")
-        parts.append(Table("Parts of the run: it was resumed. (machine.json)", header, rows))
-    parts.append(Text("Commands", "heading"))
+        yield Table("Parts of the run: it was resumed. (machine.json)", header, rows)
+    yield Text("Commands", "heading")
     folder = str(get_nested(run.config, "run", "dir") or f"runs/{run.name}")
     for words, command in (
         ("Start of the run:", machine.command),
@@ -89,8 +89,7 @@ def build_machine_section(run: Run) -> Section:
         ("Rebuild this page from the run directory:", f"fivetune report {folder}"),
     ):
         if command:
-            parts += [Text(words), Text(shorten_home(command), "code")]
-    return build_section("Reproduce", parts)
+            yield from [Text(words), Text(shorten_home(command), "code")]
 
 
 def format_machine_facts(machine: MachineRecord) -> list[tuple[str, str]]:

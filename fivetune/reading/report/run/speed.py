@@ -5,7 +5,7 @@ In: steps and status of a Run. Out: Sections.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
 from fivetune.reading.report.page import charts
@@ -45,15 +45,16 @@ MEANINGS = {
 }
 
 
-def build_speed_section(run: Run) -> Section:
-    """Build the section on throughput, seconds per step, padding, and seconds by phase."""
+def iter_speed_parts(run: Run) -> Iterator[Part]:
+    """Yield throughput, seconds per step, padding, and seconds by phase."""
     steps, status = select_latest_by_step(run.steps), run.status
     phases = dict(status.seconds_by_phase)
     rest = (status.seconds or 0.0) - sum(phases.values())
     if phases and status.seconds is not None and rest > 0.005 * status.seconds:
         phases["other"] = rest
     if not steps and not phases:
-        return build_section("Speed", Text("No step was recorded, so the speed is not known.", "note"))
+        yield Text("No step was recorded, so the speed is not known.")
+        return
     at = [float(record.step) for record in steps]
     seconds: Series = [record.step_seconds for record in steps]
     waits: Series = [record.data_seconds for record in steps]
@@ -64,24 +65,20 @@ def build_speed_section(run: Run) -> Section:
     shares = f"Of {format_duration(status.seconds)}: {listed}. " if phases else ""
     waiting = format_percent(divide(sum(select_finite(waits)), sum(select_finite(seconds))))
     no_padding = " Padding: none." if padding and not any(padding) else ""
-    parts: list[Part] = [Text(f"{shares}Waiting for data took {waiting} of the steps' time.{no_padding}")]
+    yield Text(f"{shares}Waiting for data took {waiting} of the steps' time.{no_padding}")
     if phases:
         bars = dict(sorted(phases.items(), key=lambda pair: pair[1]))
         caption = "Seconds by phase of the run. (status.json)"
-        parts.append(charts.build_bars_chart(bars, caption, unit="seconds", hover="%{x:.4~g} s", wide=False))
+        yield charts.build_bars_chart(bars, caption, unit="seconds", hover="%{x:.4~g} s", wide=False)
     if steps:
         smoothing, pair = describe_smoothing(len(steps)), {"step": seconds, "waiting for data": waits}
         words = f"Input and target tokens per second{smoothing}, without padding."
         waited = "Duration of each step, and the part spent waiting for data."
         padded = f"Padded share of the positions that the model computed{smoothing}."
-        parts += [
-            charts.build_step_chart({"tokens per second": rates}, at, words, unit="tokens/s", smoothed=True),
-            charts.build_step_chart(pair, at, waited, unit="seconds", smoothed=False, log=False),
-        ]
+        yield charts.build_step_chart({"tokens per second": rates}, at, words, unit="tokens/s", smoothed=True)
+        yield charts.build_step_chart(pair, at, waited, unit="seconds", smoothed=False, log=False)
         if not no_padding:
-            parts.append(
-                charts.build_step_chart({"padding": [*padding]}, at, padded, unit="padding (%)", smoothed=True)
-            )
+            yield charts.build_step_chart({"padding": [*padding]}, at, padded, unit="padding (%)", smoothed=True)
         rows: list[Sequence[str]] = []
         for name, series in (
             ("tokens per second", rates),
@@ -93,8 +90,7 @@ def build_speed_section(run: Run) -> Section:
             marks = [*(compute_quantile(values, q) for q in (0.5, 0.05, 0.95)), max(values, default=None)]
             rows.append((name, *map(format_significant, marks)))
         caption = "Distribution over the steps: 5 % of them are below p5, 95 % below p95. (steps.jsonl)"
-        parts.append(Table(caption, ("quantity", "median", "p5", "p95", "highest"), rows))
-    return build_section("Speed", parts)
+        yield Table(caption, ("quantity", "median", "p5", "p95", "highest"), rows)
 
 
 def list_tokens_per_second(steps: Sequence[StepRecord]) -> Series:
