@@ -6,7 +6,6 @@ In: the counts of data.json by split. Out: Verdicts with the limit that fits. Pr
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 from fivetune.reading.diagnosis.stats import RunStats
 from fivetune.rundir.records import SplitSummary
@@ -35,51 +34,56 @@ def find_cuts(splits: Mapping[str, SplitSummary], *, extractive: bool) -> Iterat
     clipped = _describe_shares({name: one.num_examples_clipped for name, one in splits.items()}, splits, INPUT_SHARE)
     cut = _describe_shares({name: one.num_clipped_targets for name, one in splits.items()}, splits, LOST_SHARE)
     if lost:
-        message = f"The limit of the inputs cuts the answer out of {lost.words}."
+        words, share = lost
+        message = f"The limit of the inputs cuts the answer out of {words}."
         way = f"{memory} {windows if extractive else both_ends}."
-        yield _build_verdict("lost_answers", message, lost, "input", splits, way)
+        yield _build_verdict("lost_answers", message, share, LOST_SHARE, "input", splits, way)
     elif clipped and not extractive:
-        message = f"The limit of the inputs cuts {clipped.words}."
-        yield _build_verdict("truncated_inputs", message, clipped, "input", splits, f"{memory} {both_ends}.")
+        words, share = clipped
+        way = f"{memory} {both_ends}."
+        message = f"The limit of the inputs cuts {words}."
+        yield _build_verdict("truncated_inputs", message, share, INPUT_SHARE, "input", splits, way)
     if cut:
-        message = f"The limit of the targets cuts {cut.words}, and the model learns the cut."
-        yield _build_verdict("truncated_targets", message, cut, "target", splits, "")
-
-
-class _Cut(NamedTuple):
-    words: str
-    share: float
-    threshold: float
+        words, share = cut
+        message = f"The limit of the targets cuts {words}, and the model learns the cut."
+        yield _build_verdict("truncated_targets", message, share, LOST_SHARE, "target", splits, "")
 
 
 def _describe_shares(
     counts: Mapping[str, int | None], splits: Mapping[str, SplitSummary], threshold: float
-) -> _Cut | None:
-    """Describe by split what is cut: 640 of 716 in train (89.4 %), 12 of 80 in eval (15.0 %); None if little is."""
+) -> tuple[str, float] | None:
+    """Describe by split what is cut: 640 of 716 in train (89.4 %), 12 of 80 in eval (15.0 %); None if little is.
+
+    Returns the description and the largest share.
+    """
     totals = {name: max(splits[name].num_examples or 0, num or 0) for name, num in counts.items()}
     shares = {name: num / totals[name] for name, num in counts.items() if num}
     if max(shares.values(), default=0.0) <= threshold:
         return None
-    words = ", ".join(f"{counts[n]:,} of {totals[n]:,} in {n} ({100 * share:.1f} %)" for n, share in shares.items())
-    return _Cut(words, max(shares.values()), threshold)
+    words = [f"{counts[name]:,} of {totals[name]:,} in {name} ({100 * share:.1f} %)" for name, share in shares.items()]
+    return ", ".join(words), max(shares.values())
 
 
 def _build_verdict(
-    rule: str, message: str, cut: _Cut, kind: str, splits: Mapping[str, SplitSummary], more: str
+    rule: str, message: str, share: float, threshold: float, kind: str, splits: Mapping[str, SplitSummary], more: str
 ) -> Verdict:
     """Build a verdict with the limit that fits all splits, if their lengths before clipping are known."""
-    whole = [one.whole_input_p99 if kind == "input" else one.whole_target_p99 for one in splits.values()]
+    is_input = kind == "input"
+    whole = [one.whole_input_p99 if is_input else one.whole_target_p99 for one in splits.values()]
     known = [length for length in whole if length is not None]
-    limit = -(-max(known) // BLOCK) * BLOCK if len(known) == len(whole) else None
-    now = next((one.max_input_tokens if kind == "input" else one.max_target_tokens for one in splits.values()), None)
-    key, fits = f"data.max_{kind}_tokens", f" to {limit:,}, which keeps {FITTING_SHARE} whole" if limit else ""
+    first = next(iter(splits.values()))
+    now = first.max_input_tokens if is_input else first.max_target_tokens
+    key, fits, change = f"data.max_{kind}_tokens", "", dict[str, int]()
+    if len(known) == len(whole):
+        limit = -(-max(known) // BLOCK) * BLOCK
+        fits, change = f" to {limit:,}, which keeps {FITTING_SHARE} whole", {key: limit}
     return Verdict(
         rule=rule,
         message=message,
-        figure=cut.share,
-        threshold=cut.threshold,
+        figure=share,
+        threshold=threshold,
         confidence=0.95,
-        change={key: limit} if limit else {},
+        change=change,
         advice=f"Raise {key}{f' from {now:,}' if now else ''}{fits}.{more}",
     )
 

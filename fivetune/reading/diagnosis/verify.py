@@ -87,11 +87,7 @@ def verify_change(
 
 
 def _run_training(folder: Path, target: Path, verdict: Verdict, *, changed: bool) -> Run:
-    settings = {
-        **SHORT_RUN_SETTINGS,
-        **INTERRUPTION_SETTINGS.get(verdict.rule, NO_EVALUATION),
-        "run.dir": str(target),
-    }
+    settings = SHORT_RUN_SETTINGS | INTERRUPTION_SETTINGS.get(verdict.rule, NO_EVALUATION) | {"run.dir": str(target)}
     if verdict.rule not in INTERRUPTION_SETTINGS:  # otherwise the short runs need their own interval
         settings = {key: value for key, value in settings.items() if key not in verdict.change}
     if changed:
@@ -116,10 +112,10 @@ def _measure_cost(run: Run, stats: RunStats, verdict: Verdict, changed: bool) ->
     steps, found = select_steady_steps(run.steps), collect_run_stats(run)
     if verdict.rule not in INTERRUPTION_SETTINGS:
         return median(step.step_seconds / count_tokens(step) for step in steps)
-    is_evaluation = verdict.rule == "evaluation_bound"
-    before = stats.evaluations if is_evaluation else stats.checkpoints
-    now = found.evaluations if is_evaluation else found.checkpoints
+    if verdict.rule == "evaluation_bound":
+        before, now, key = stats.evaluations, found.evaluations, "eval.every_steps"
+    else:
+        before, now, key = stats.checkpoints, found.checkpoints, "checkpoint.every_steps"
     assert before is not None and now is not None
-    every = verdict.change.get("eval.every_steps" if is_evaluation else "checkpoint.every_steps", before.every_steps)
-    rarer = before.every_steps / every if changed else 1.0
+    rarer = before.every_steps / verdict.change.get(key, before.every_steps) if changed else 1.0
     return median(step.step_seconds for step in steps) + before.per_step * rarer * now.seconds

@@ -130,7 +130,7 @@ def _draw_history_charts(found: Search) -> Iterator[Chart]:
     axis = {"dtick": max(1, len(found.trials) // 12), "tick0": 0}
     caption = "Score of each trial; of a pruned one, the best score before it was stopped."
     yield build_chart(caption, traces, "trial", score, hovermode="closest", height=320, xaxis=axis)
-    traces = []
+    traces = list[Trace]()
     for one in [one for one in scored if len(one.curve) > 1][-MAX_CURVES:]:  # as the pruner compares them
         is_best = found.best is not None and one.number == found.best.number
         style = {"width": 3 if is_best else 1, "dash": "dot" if one.state == "pruned" else "solid"}
@@ -186,9 +186,8 @@ def _iter_importance_parts(found: Search) -> Iterator[Part]:
             axis = {"type": "log", "dtick": 1, "tickformat": "~g"}
         traces = _build_trials_traces(list(zip(values, chosen, strict=True)))
         hollow = " Hollow: pruned, the best score before that." if len(traces) > 1 else ""
-        look = {"hovermode": "closest", "showlegend": False, "xaxis": axis}
         caption, score = f"Score by {key}.{hollow}", get_score_label(found.metric)
-        yield build_chart(caption, traces, key, score, wide=False, **look)
+        yield build_chart(caption, traces, key, score, wide=False, hovermode="closest", showlegend=False, xaxis=axis)
 
 
 def sort_trials(found: Search) -> list[Trial]:

@@ -27,6 +27,15 @@ from fivetune.reading.report.comparison.variants import (
     get_measure,
     has_nonzero_scores,
 )
+from fivetune.reading.report.page.charts import (
+    BAR_AXIS,
+    HIDDEN,
+    MUTED,
+    Trace,
+    build_chart,
+    build_marks_trace,
+    escape_label,
+)
 from fivetune.reading.report.page.parts import (
     Cell,
     Chart,
@@ -41,6 +50,7 @@ from fivetune.reading.report.page.parts import (
 from fivetune.reading.report.page.render import render_html
 from fivetune.reading.report.page.wording import (
     UNKNOWN,
+    escape_hidden,
     format_decimal,
     format_percent,
     format_plural,
@@ -166,8 +176,7 @@ def build_variant_load_section(variants: Sequence[Variant]) -> Section:
             parts.append(draw_lanes_chart(gauge, lanes, caption, wide=True, group="load"))
     # Mean and maximum of each quantity, which stays away where no run has it.
     header = ["variant", "run"]
-    rows: list[list[Cell]] = []
-    rows += [[variant.name, run.name] for variant in variants for run in variant.runs]
+    rows = [list[Cell]((variant.name, run.name)) for variant in variants for run in variant.runs]
     for gauge in (*DEVICE_GAUGES, *HOST_GAUGES):
         for word in gauge.fields.values():
             cells = [_format_mean_and_max(load, gauge, word) for own in loads for load in own]
@@ -217,19 +226,54 @@ def _iter_step_time_parts(variants: Sequence[Variant]) -> Iterator[Part]:
 
 
 def _iter_pareto_charts(comparison: Comparison) -> Iterator[Chart]:
-    """Yield a chart of the score against each cost that is known: time, energy, money."""
+    """Yield a chart of the score against each cost that is known: time, energy, money.
+
+    Variants on the Pareto front of score and time have filled marks, and their front is a line.
+    """
     if comparison.disturbed or comparison.incomparable or not has_nonzero_scores(comparison):
         return
     variants, name = comparison.variants, get_score_label(comparison.metric)
     known = [cost for cost in COSTS if sum(get_measure(one, cost).value is not None for one in variants) > 1]
     for cost in known:
-        first = cost == COSTS[0]
+        traces: list[Trace] = []
+        front: list[tuple[float, float]] = []
+        for place, variant in enumerate(variants):
+            spent, reached = get_measure(variant, cost), get_measure(variant, SCORE)
+            if spent.value is None or reached.value is None:
+                continue
+            if variant.pareto:
+                front.append((spent.value, reached.value))
+            color = choose_line_style(place)[0]
+            symbol, edge = "circle" if variant.pareto else "circle-open", {"width": 2, "color": color}
+            marker = {"symbol": symbol, "size": 11, "color": color, "line": edge}
+            more = {
+                "name": escape_label(variant.name),
+                "meta": escape_hidden(variant.name),
+                "error_x": charts.build_measure_bars([spent], color),
+                "error_y": charts.build_measure_bars([reached], color),
+                "line": {"color": color},
+            }
+            hover = "%{y:.2f} at %{x:.4~g}<extra>%{fullData.name}</extra>"
+            traces.append(build_marks_trace([spent.value], [reached.value], marker, hover, **more))
         of = f"{MEASURES[cost].label} ({MEASURES[cost].unit})".removesuffix(" ()")
         caption = f"{name} over {of}."
-        if first:
+        if cost == COSTS[0]:
             caption += " Filled marks are on the Pareto front: no other variant dominates them in score and time."
-        wide = len(known) == 1
-        yield charts.build_pareto_chart(variants, cost, caption, x=of, y=name, front=first, wide=wide)
+            stairs = {"color": MUTED, "width": 1.5, "dash": "dot", "shape": "hv"}
+            xs, ys = [a for a, _ in sorted(front)], [b for _, b in sorted(front)]
+            traces.insert(0, {**HIDDEN, "name": "Pareto front", "x": xs, "y": ys, "line": stairs})
+        yield build_chart(
+            caption,
+            traces,
+            of,
+            name,
+            wide=len(known) == 1,
+            group=f"cost {cost}",
+            height=340,
+            hovermode="closest",
+            showlegend=False,
+            xaxis=BAR_AXIS,
+        )
 
 
 def _iter_verdict_parts(variants: Sequence[Variant]) -> Iterator[Part]:

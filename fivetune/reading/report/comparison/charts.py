@@ -15,7 +15,6 @@ from fivetune.reading.compare.records import Measure, Variant
 from fivetune.reading.compare.variants import get_seed
 from fivetune.reading.report.comparison.variants import LAST, SCORE, get_measure
 from fivetune.reading.report.page.charts import (
-    BAR_AXIS,
     COLORS,
     FROM_ZERO,
     HIDDEN,
@@ -70,11 +69,11 @@ def build_variant_scores_chart(variants: Sequence[Variant], name: str, caption: 
         {"symbol": "line-ns-open", "size": 9, "color": MUTED},
         {"symbol": "diamond-open", "size": 14, "color": INK},
     )
-    found = (
+    found: tuple[tuple[str, Series, list[str], dict[str, Any], dict[str, Any]], ...] = (
         ("single runs", [score for score, _ in singles], [row for _, row in singles], symbols[0], {}),
         ("last evaluation", last, names, symbols[1], {}),
         ("best evaluation", [one.value for one in best], names, {"size": 10, "color": colors},
-         {"error_x": _build_error_bars(best)}),
+         {"error_x": build_measure_bars(best)}),
     )  # fmt: skip
     hover = "%{x:.2f}<extra>%{fullData.name}</extra>"
     traces = [
@@ -82,11 +81,12 @@ def build_variant_scores_chart(variants: Sequence[Variant], name: str, caption: 
         for title, xs, ys, marker, more in found
         if select_finite(xs)
     ]
-    look = {"hovermode": "closest", "xaxis": {"showgrid": True, "showline": False}, **_build_row_layout(len(names))}
-    return build_chart(caption, traces, escape_label(get_score_label(name)), "", **look)
+    axis, title = {"showgrid": True, "showline": False}, escape_label(get_score_label(name))
+    return build_chart(caption, traces, title, "", hovermode="closest", xaxis=axis, **_build_row_layout(len(names)))
 
 
-def _build_error_bars(found: Sequence[Measure], color: str = MUTED) -> dict[str, Any]:
+def build_measure_bars(found: Sequence[Measure], color: str = MUTED) -> dict[str, Any]:
+    """Build the error bars of measures."""
     return build_error_bars([one.value for one in found], [one.interval for one in found], color, thickness=1.3)
 
 
@@ -137,8 +137,9 @@ def build_run_curves_chart(
         traces.append(build_curve_trace(variant.name, xs, ys, choose_line_style(place), limit=limit) | own)
     axis = choose_axis_scale([value for *_, (_, ys) in found for value in ys]) if log else {}
     mode = "x unified" if len(found) <= MAX_HOVERED_LINES else "closest"
-    look = {"height": 330, "showlegend": False, "hovermode": mode, "yaxis": axis}
-    return build_chart(caption, traces, x, name_unit(y, axis), group=group, **look)
+    return build_chart(
+        caption, traces, x, name_unit(y, axis), group=group, height=330, showlegend=False, hovermode=mode, yaxis=axis
+    )
 
 
 def get_training_losses(run: Run) -> Points:
@@ -176,42 +177,8 @@ def build_scaling_chart(lines: Mapping[str, Sequence[tuple[int, Measure]]], capt
         color, dash = choose_line_style(place)
         more = {"line": {"color": color, "dash": dash, "width": 2}, "mode": "lines+markers", "name": escape_label(name)}
         nums, found = [num for num, _ in line], [one for _, one in line]
-        ys, bars = round_values([one.value for one in found]), _build_error_bars(found, color)
+        ys, bars = round_values([one.value for one in found]), build_measure_bars(found, color)
         hover = "%{y:.3~g} times with %{x}"
         traces.append(build_marks_trace(nums, ys, {"color": color, "size": 8}, hover, error_y=bars, **more))
     axis = {"dtick": 1 if most <= 8 else None, "range": [0.8, most + 0.2]}
-    look = {"height": 340, "xaxis": axis, "yaxis": FROM_ZERO}
-    return build_chart(caption, traces, "devices", "times as fast as one", **look)
-
-
-def build_pareto_chart(
-    variants: Sequence[Variant], cost: str, caption: str, *, x: str, y: str, front: bool, wide: bool
-) -> Chart:
-    """Draw score over cost, a mark per variant; marks on the Pareto front are filled and, with `front`, connected."""
-    traces: list[Trace] = []
-    line: list[tuple[float, float]] = []
-    for place, variant in enumerate(variants):
-        spent, reached = get_measure(variant, cost), get_measure(variant, SCORE)
-        if spent.value is None or reached.value is None:
-            continue
-        if variant.pareto:
-            line.append((spent.value, reached.value))
-        color = choose_line_style(place)[0]
-        marker = {"symbol": "circle" if variant.pareto else "circle-open", "size": 11, "color": color}
-        marker["line"] = {"width": 2, "color": color}
-        more = {
-            "name": escape_label(variant.name),
-            "meta": escape_hidden(variant.name),
-            "error_x": _build_error_bars([spent], color),
-            "error_y": _build_error_bars([reached], color),
-            "line": {"color": color},
-        }
-        hover = "%{y:.2f} at %{x:.4~g}<extra>%{fullData.name}</extra>"
-        traces.append(build_marks_trace([spent.value], [reached.value], marker, hover, **more))
-    if front:
-        line.sort()
-        stairs = {"color": MUTED, "width": 1.5, "dash": "dot", "shape": "hv"}
-        ends = {"x": [a for a, _ in line], "y": [b for _, b in line]}
-        traces.insert(0, {**HIDDEN, **ends, "name": "Pareto front", "line": stairs})
-    look = {"height": 340, "hovermode": "closest", "showlegend": False, "xaxis": BAR_AXIS}
-    return build_chart(caption, traces, x, y, wide=wide, group=f"cost {cost}", **look)
+    return build_chart(caption, traces, "devices", "times as fast as one", height=340, xaxis=axis, yaxis=FROM_ZERO)

@@ -41,8 +41,8 @@ def build_scaling_section(variants: Sequence[Variant]) -> Section:
             words = f"{variant.name}: no run with the same settings on one device, so its scaling is unknown."
             notes.append(Text(words))
             continue
-        edges = (efficiency.value, efficiency.low, efficiency.high)
-        speed_up = Measure(*(None if edge is None else size * edge for edge in edges), efficiency.num)
+        low, high = efficiency.low and size * efficiency.low, efficiency.high and size * efficiency.high
+        speed_up = Measure(size * efficiency.value, low, high, efficiency.num)
         # A line of the chart is named by its strategy, and by the varied settings other than devices.
         settings = {key: format_setting(key, value) for key, value in variant.settings.items()}
         named = [value for key, value in settings.items() if key.startswith("strategy")]

@@ -217,8 +217,19 @@ def build_bars_chart(
         "marker": {"color": COLORS[0]},
         "hovertemplate": f"{hover}<extra></extra>",
     }
-    more = {"height": height, "showlegend": False, "hovermode": "closest", "bargap": 0.4}
-    return build_chart(caption, [trace], unit, "", wide=wide, xaxis=axis, yaxis=NAME_AXIS, **more)
+    return build_chart(
+        caption,
+        [trace],
+        unit,
+        "",
+        wide=wide,
+        xaxis=axis,
+        yaxis=NAME_AXIS,
+        height=height,
+        showlegend=False,
+        hovermode="closest",
+        bargap=0.4,
+    )
 
 
 def build_stacked_bars_chart(
@@ -311,8 +322,16 @@ def build_score_dots_chart(
         marker = {**shape, "color": color, "line": {"width": 2, "color": color}}
         hover = f"%{{x:.2f}}<extra>{escape_label(name)}</extra>"
         traces.append(build_marks_trace(values, names, marker, hover, name=escape_label(name), **more))
-    more = {"height": 110 + 34 * len(rows), "hovermode": "closest"}
-    return build_chart(caption, traces, "score (%)", "", xaxis=SCORE_AXIS, yaxis=ROW_AXIS, **more)
+    return build_chart(
+        caption,
+        traces,
+        "score (%)",
+        "",
+        xaxis=SCORE_AXIS,
+        yaxis=ROW_AXIS,
+        height=110 + 34 * len(rows),
+        hovermode="closest",
+    )
 
 
 def build_error_bars(

@@ -123,8 +123,17 @@ def _iter_calibration_parts(
     diagonal = charts.build_line_trace("Perfectly calibrated", [0, 100], [0.0, 100.0], charts.MUTED, **style)
     caption = "Share of right predictions by confidence. On the diagonal the model is calibrated; below it, it is "
     caption += "overconfident."
-    look = {"height": 320, "hovermode": "closest", "xaxis": {"range": [0, 100]}, "yaxis": {"range": [0, 108]}}
-    yield charts.build_chart(caption, (bars, diagonal), "confidence (%)", "right (%)", wide=False, **look)
+    yield charts.build_chart(
+        caption,
+        (bars, diagonal),
+        "confidence (%)",
+        "right (%)",
+        wide=False,
+        height=320,
+        hovermode="closest",
+        xaxis={"range": [0, 100]},
+        yaxis={"range": [0, 108]},
+    )
     if all(right):
         return
     traces: list[charts.Trace] = []
@@ -138,8 +147,16 @@ def _iter_calibration_parts(
         f"Risk ({get_score_label(key)}, points below 100) over coverage: if only the most confident predictions are "
         "kept, and if they were ranked perfectly."
     )
-    look = {"height": 320, "xaxis": {"range": [0, 101]}, "yaxis": charts.FROM_ZERO}
-    yield charts.build_chart(caption, traces, "coverage (%)", "risk (points)", wide=False, **look)
+    yield charts.build_chart(
+        caption,
+        traces,
+        "coverage (%)",
+        "risk (points)",
+        wide=False,
+        height=320,
+        xaxis={"range": [0, 101]},
+        yaxis=charts.FROM_ZERO,
+    )
     rows: list[Sequence[str]] = []
     for coverage in COVERAGES:
         num = max(round(coverage * len(curve.coverage)), 1)

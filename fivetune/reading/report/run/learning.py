@@ -62,11 +62,11 @@ def _iter_learning_parts(run: Run, reference_runs: Sequence[Run]) -> Iterator[Pa
             more = {"mode": "lines+markers", "marker": {"color": color, "size": 7, "symbol": "diamond"}}
             more["line"] = {"dash": "dot"}
             traces.append(charts.build_line_trace("Evaluation loss", places, eval_losses, color, **more))
-        axes = {"xaxis": _build_step_axis(max([*at, *places])), "yaxis": charts.choose_axis_scale(losses)}
-        unit = charts.name_unit("nats per target token", axes["yaxis"])
+        axis = charts.choose_axis_scale(losses)
+        unit = charts.name_unit("nats per target token", axis)
         words = describe_smoothing(len(losses))
         caption = f"Loss on the training data{words}, and on the evaluation data. (steps.jsonl, evals.jsonl)"
-        yield charts.build_chart(caption, traces, "step", unit, **axes)
+        yield charts.build_chart(caption, traces, "step", unit, xaxis=_build_step_axis(max([*at, *places])), yaxis=axis)
     yield from _iter_score_parts(run, evals, reference_runs, last)
     if not steps:
         return

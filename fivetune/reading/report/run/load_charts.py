@@ -18,6 +18,7 @@ from fivetune.reading.report.page.charts import (
     MUTED,
     Trace,
     build_chart,
+    build_line_trace,
     escape_label,
     round_values,
 )
@@ -60,25 +61,14 @@ def compute_point_budget(num_series: int) -> int:
     return max(150, min(MAX_POINTS, 9000 // max(num_series, 1)))
 
 
-def build_curve_trace(
-    name: str, xs: Sequence[float], ys: Series, line_style: tuple[str, str], *, limit: int, **more: Any
-) -> Trace:
+def build_curve_trace(name: str, xs: Sequence[float], ys: Series, line_style: tuple[str, str], *, limit: int) -> Trace:
     """A line without markers (with them below three points) named `name`; gaps stay gaps."""
     at, values = thin_points(xs, ys, limit=limit)
-    lone = len(select_finite(ys)) < 3
-    return {
-        "type": "scatter",
-        "mode": "lines+markers" if lone else "lines",
-        "name": escape_label(name),
-        "meta": escape_hidden(name),
-        "x": round_values(at, 6),
-        "y": round_values(values),
-        "line": {"color": line_style[0], "dash": line_style[1], "width": 1.6},
-        "marker": {"color": line_style[0], "size": 6},
-        "connectgaps": False,
-        "hovertemplate": "%{y:.4~g}",
-        **more,
-    }
+    color, dash = line_style
+    mode = "lines" if len(select_finite(ys)) >= 3 else "lines+markers"
+    more = {"line": {"dash": dash, "width": 1.6}, "mode": mode, "meta": escape_hidden(name)}
+    places = [float(f"{x:.6g}") for x in at]
+    return build_line_trace(name, places, round_values(values), color, **more)
 
 
 def describe_line_styles(lanes: Sequence[Lane]) -> str:
@@ -114,9 +104,18 @@ def draw_lanes_chart(gauge: Gauge, lanes: Sequence[Lane], caption: str, *, wide:
             else:
                 trace["showlegend"] = False
     height = FRAME + (num * SMALL_LANE if num > 1 else LANE)
-    look = {"height": height, "showlegend": own_legend, "hoversubplots": "axis"}
-    look["yaxis"] = {"range": [0, top], "domain": [0, 1]}
-    chart = build_chart(caption, traces, unit, gauge.unit, wide=wide, group=group, **look)
+    chart = build_chart(
+        caption,
+        traces,
+        unit,
+        gauge.unit,
+        wide=wide,
+        group=group,
+        height=height,
+        showlegend=own_legend,
+        hoversubplots="axis",
+        yaxis={"range": [0, top], "domain": [0, 1]},
+    )
     if num > 1:
         _stack_lanes(chart.layout, lanes, gauge.unit)
     return chart
@@ -125,7 +124,7 @@ def draw_lanes_chart(gauge: Gauge, lanes: Sequence[Lane], caption: str, *, wide:
 def _stack_lanes(look: dict[str, Any], lanes: Sequence[Lane], unit: str) -> None:
     """Give a layout an axis per lane, from the top down, each with its run's name in the upper left corner."""
     axis, share = look["yaxis"], 1 / len(lanes)
-    look["annotations"] = []
+    names: list[Trace] = []
     for place, lane in enumerate(lanes):
         top = 1 - place * share
         suffix = str(place + 1) if place else ""
@@ -133,7 +132,7 @@ def _stack_lanes(look: dict[str, Any], lanes: Sequence[Lane], unit: str) -> None
         domain = [top - share, top - NAME * share]
         look[f"yaxis{suffix}"] = axis | {"domain": domain, "nticks": 3, "title": title}
         look["xaxis"] |= {"anchor": f"y{suffix}"}  # of the last lane in the end
-        look["annotations"].append(
+        names.append(
             {
                 "xref": "paper",
                 "yref": "paper",
@@ -147,6 +146,7 @@ def _stack_lanes(look: dict[str, Any], lanes: Sequence[Lane], unit: str) -> None
             }
         )
     look["margin"] |= {"t": 4}
+    look["annotations"] = names
 
 
 def _build_lane_traces(lane: Lane, scale: float, top: float, num_lanes: int) -> list[Trace]:
@@ -166,15 +166,15 @@ def _build_lane_traces(lane: Lane, scale: float, top: float, num_lanes: int) -> 
         traces.append({**HIDDEN, **shade, **named, "x": round_values(xs[:-1], 6), "y": ys[:-1]})
     limit = compute_point_budget(num_lanes * len(lane.tracks))
     for i, track in enumerate(lane.tracks):
-        xs = [at / scale for at in track.seconds]
+        times = [at / scale for at in track.seconds]
         if lane.line_style is None:
             traces.append(
-                build_curve_trace(track.name or lane.name, xs, track.values, choose_line_style(i), limit=limit)
+                build_curve_trace(track.name or lane.name, times, track.values, choose_line_style(i), limit=limit)
             )
             continue
         style = lane.line_style[0], tuple(LINE_STYLES)[i % len(LINE_STYLES)]
         hover = f"{lane.name}: {track.name}" if track.name and len(lane.tracks) > 1 else lane.name
-        curve = build_curve_trace(lane.name, xs, track.values, style, limit=limit)
+        curve = build_curve_trace(lane.name, times, track.values, style, limit=limit)
         traces.append(curve | {"name": escape_label(hover)})
     for level in sorted({track.limit for track in lane.tracks if track.limit}):
         end = max(track.seconds[-1] for track in lane.tracks) / scale

@@ -134,11 +134,12 @@ def describe_blank_golds(lines: Sequence[Prediction], key: str) -> str:
 
 def find_published_doubts(run: Run, best: EvalRecord) -> list[str]:
     """Return why published scores (report.expected) are not comparable with the run: another model, other examples."""
-    report, model = get_nested(run.config, "report") or {}, get_nested(run.config, "model") or {}
-    if not report.get("expected"):
+    expected, named, num = (
+        get_nested(run.config, "report", key) for key in ("expected", "expected_model", "expected_examples")
+    )
+    if not expected:
         return []
-    named, num = report.get("expected_model"), report.get("expected_examples")
-    own = PurePath(str(model.get("path") or model.get("config"))).name
+    own = PurePath(str(get_nested(run.config, "model", "path") or get_nested(run.config, "model", "config"))).name
     doubts: list[str] = []
     if named is None:
         doubts.append("the settings do not name their model")

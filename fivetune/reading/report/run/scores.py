@@ -108,7 +108,7 @@ def select_headline_scores(run: Run, keys: Sequence[str]) -> list[str]:
     # A task that this version refuses has no parts either.
     task = load_run_task(run.config) if get_nested(run.config, "task", "name") == "mixture" else None
     metric = task.metrics[0] if task else ""
-    parts = metric["mains"] if isinstance(metric, Mapping) else {}
+    parts: dict[str, str] = metric["mains"] if isinstance(metric, Mapping) else {}
     mains = ["mean", *(f"{part}_{main}" for part, main in parts.items())]
     return [key for key in mains if parts and key in keys] or list(keys[:6])
 

@@ -99,7 +99,8 @@ def _iter_overview_parts(summary: Mapping[str, Any]) -> Iterator[Part]:
     totals = ["" if count is None else f"{format_count(count)} in all" for count in counts]
     per_step = [format_decimal(get(key), 1) for key in ("launches_per_step", "synchronisations_per_step")]
     # On a host, memory from before the window is not in the peak.
-    memory = [f"{name} {format_bytes(value)}" for name, value in (get_nested(summary, "memory", "parts") or {}).items()]
+    sizes: dict[str, Any] = get_nested(summary, "memory", "parts") or {}
+    memory = [f"{name} {format_bytes(value)}" for name, value in sizes.items()]
     parts = ", ".join(memory)
     if get_nested(summary, "memory", "since_start"):
         parts = ", ".join(part for part in memory if not part.startswith(f"{REST} "))
@@ -205,8 +206,9 @@ def _iter_memory_parts(summary: Mapping[str, Any]) -> Iterator[Part]:
         curve = charts.build_line_trace("allocated", times, sizes, charts.COLORS[0], **style)
         caption = f"Memory allocated on the {format_plain(get_nested(summary, 'memory', 'kind'))}{since}; thinned, "
         caption += "highs and lows are kept."
-        look = {"showlegend": False, "yaxis": charts.FROM_ZERO}
-        yield charts.build_chart(caption, [curve], "ms since the window began", "MiB", **look)
+        yield charts.build_chart(
+            caption, [curve], "ms since the window began", "MiB", showlegend=False, yaxis=charts.FROM_ZERO
+        )
 
 
 def _iter_names_tables(summary: Mapping[str, Any]) -> Iterator[Part]:
