@@ -98,6 +98,7 @@ def build_model_card(
     base = find_base(config, request.folder)
     model, given = shown["model"], config.model.path
     export = request.export if request.kind == "export" else {}
+    # A name on a command line may hold a token.
     place = Place(redact_settings(request.place.name), request.place.is_published)
     name = place.name if place.is_published else redact_settings(run.name)
     adapter, adapted = resolve_adapter(config.model.adapter, str(request.folder)), ""

@@ -72,6 +72,7 @@ def list_data_files(run: Run, folder: Path, *, with_checksums: bool) -> list[tup
     except ValueError:
         started = -math.inf  # unknown, so that any file may have changed
     rows: list[tuple[str, str, str, str]] = []
+    # A file that changed after the start of the run is not what the run read.
     for name, source in ((name, source) for name, summary in iter_splits(run) for source in summary.source):
         path = Path(find_typed_path(source, folder))
         size = digest = ""

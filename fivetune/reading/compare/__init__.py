@@ -201,6 +201,7 @@ def _measure_variant(
             measures["score_best"] = replace(measures["score_best"], low=low, high=high, spread="examples")
     over_examples = None
     if is_compared:
+        # Seeds that both sides have are compared pair by pair: other seeds would add their own chance.
         shared = {seed for seed, _ in own} & {seed for seed, _ in theirs}
         chosen = [[run for run in side.runs if not shared or get_seed(run) in shared] for side in (variant, baseline)]
         evaluated = [[(run, find_best_metric_eval(run, metric)) for run in side] for side in chosen]

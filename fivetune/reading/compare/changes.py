@@ -107,6 +107,7 @@ def _collect_scores(run: Run, record: EvalRecord | None, metric: str, order: Seq
     if total is None or sorted(by_id) != list(order):
         return None
     predictions = [by_id[name] for name in order]
+    # The usual case, a mean over examples, needs no metric and no task.
     own = [one.scores[metric] for one in predictions if metric in one.scores]
     if len(own) == len(order) and math.isclose(100 * statistics.fmean(own), total, abs_tol=1e-6):
         return Scores({metric: total}, [{metric: value} for value in own])

@@ -30,6 +30,7 @@ def find_one_device_runs(run: Run, variants: Sequence[Variant]) -> list[Run]:
         for other in variant.runs
         if max((step.world_size for step in other.steps), default=0) == 1
     ]
+    # A batch that grows with the devices is the next best: the same work per device.
     for ignored in (PARALLELISM_KEYS, (*PARALLELISM_KEYS, *BATCH_KEYS)):
         found = [other for other in alone if _exclude_settings(ignored, other) == _exclude_settings(ignored, run)]
         if found:

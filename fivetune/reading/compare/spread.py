@@ -89,6 +89,7 @@ def compare_to_baseline(
         if partner is not None:
             left.remove(partner)
             pairs.append((value, partner[1]))
+    # Without a common seed the averages are all that can be compared.
     if not pairs:
         a, b = (summarise_values(name, [value for _, value in side]).value for side in (ours, theirs))
         pairs = [(a, b)]

@@ -82,6 +82,7 @@ def summarise_devices(telemetry: Iterable[TelemetryRecord]) -> tuple[DeviceUse, 
             clock_loss=1 - fmean(throttled_clocks) / max(clocks) if throttled_clocks else None,
             reasons=tuple(sorted({reason for sample in throttled for reason in _find_fault_reasons(sample)})),
         )
+        # A device that another program keeps busy is not the run's, an idle one may have been asked for.
         if use.is_used or not use.is_busy:
             found.append(use)
     return tuple(found)

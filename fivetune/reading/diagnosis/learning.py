@@ -118,6 +118,7 @@ def check_over_fitting(stats: RunStats) -> Verdict | None:
     turn, least = min(losses, key=lambda pair: pair[1])
     last, final = losses[-1]
     later = [loss for record, loss in losses if record.step > turn.step]
+    # Relative rises of tiny losses mean little, absolute ones of large losses too: both must be large.
     rise = (final - least) / least if least > 0 else math.inf
     rose = len(later) >= MIN_EVALS_ABOVE and min(later) > least and final - least > MIN_RISE
     if not rose or rise < LOSS_RISE:

@@ -228,6 +228,7 @@ def collect_run_stats(run: Run, *, devices_requested: int | None = None) -> RunS
     steps, machine, status = run.steps, run.machine, run.status
     kind, metric = machine.device.kind, status.best.metric if status.best else None
     exported = find_exported_eval(run)
+    # The step at which a run ended has no record, but stands in status.json.
     nonfinite = [step.step for step in steps if step.loss is None]
     if status.nonfinite_step is not None:
         nonfinite.append(status.nonfinite_step)
@@ -240,6 +241,7 @@ def collect_run_stats(run: Run, *, devices_requested: int | None = None) -> RunS
     rates = [step.effective_lr for step in steps if step.effective_lr is not None]
     batch_size = get_nested(run.config, "train", "batch_size")
     size = run.plan.batch_size if run.plan else None
+    # Few samples cover the time before the training as well, so that they say nothing.
     training = select_training_samples(run.telemetry)
     sampled = [record.rank for record in training if record.process_cores is not None]
     num_hosts = sum(record.rank == 0 and bool(record.core_utilisation) for record in training)

@@ -120,6 +120,7 @@ class Watcher:
                 marks += [found.st_mtime, float(found.st_size)]
             except OSError:
                 marks += [0.0, -1.0]
+        # An active run without a new record may have been killed, which only its lock tells.
         known = self._views.get(path)
         if known and known[0] == tuple(marks):
             is_over, is_fresh = known[1].state not in ACTIVE, time.time() - max(marks[::2]) < STALE_SECONDS

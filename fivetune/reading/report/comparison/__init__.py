@@ -146,6 +146,7 @@ def build_run_curves_section(comparison: Comparison) -> Section:
     eval_loss = draw(charts.get_eval_losses, caption, x="step", y=nats, group="step", log=True)
     caption = "Loss on the training data, of every run, smoothed. (steps.jsonl)"
     train_loss = draw(charts.get_training_losses, caption, x="step", y=nats, group="step", log=True)
+    # A curve of zeros says less than a sentence.
     if not has_nonzero_scores(comparison):
         scored = any(get_measure(variant, SCORE).value is not None for variant in variants)
         zero = Text(f"{name} is 0 in every evaluation of every run, so it is not drawn.") if scored else None
@@ -233,6 +234,7 @@ def _iter_pareto_charts(comparison: Comparison) -> Iterator[Chart]:
     if comparison.disturbed or comparison.incomparable or not has_nonzero_scores(comparison):
         return
     variants, name = comparison.variants, get_score_label(comparison.metric)
+    # A cost that one variant alone has compares nothing.
     known = [cost for cost in COSTS if sum(get_measure(one, cost).value is not None for one in variants) > 1]
     for cost in known:
         traces: list[Trace] = []

@@ -112,6 +112,7 @@ def build_changed_examples_section(comparison: Comparison) -> Section:
         "Examples by outcome: fixed are those that the first variant answers wrongly and the second correctly, broken "
         f"the reverse. Correct means a {get_score_label(next(iter(found.values())).score)} of 1."
     )
+    # Few pairs have many examples each, many pairs few: the page stays small enough to open.
     most = max(4, min(60, MAX_EXAMPLES // (3 * len(found))))
     words = (
         "From the best evaluations of one run of each of two variants, with the same seed where there is one. At most "

@@ -51,6 +51,7 @@ def build_scaling_section(variants: Sequence[Variant]) -> Section:
                 named.append(f"{key.rpartition('.')[2]} {value}")
         lines.setdefault(", ".join(named) or "measured", [(1, Measure(1.0))]).append((size, speed_up))
         devices = (str(size), float(size))
+        # More than linear speed-up is a sign of less work, not of speed.
         suspect = " (not the same work)" if efficiency.value > MAX_EFFICIENCY else ""
         cells = [
             (format_with_range(format_measure, MEASURES[name], one), one.value)

@@ -245,6 +245,7 @@ def _describe_best(comparison: Comparison) -> list[str]:
     if not ranked:
         return ["No variant is the best, because none has learnt the task.", *hollow]
     scores = {format_decimal(get_measure(variant, SCORE).value) for variant in ranked}  # means of equal scores round
+    # The loss decides only if all have one: a variant without a loss may be the best.
     by_loss = _rank_variants(ranked, LOSS, higher=False)
     if len(ranked) > 1 and len(scores) == 1 and len(by_loss) == len(ranked):
         same = f"All variants have the same {name}, {next(iter(scores))}; the evaluation loss decides."

@@ -32,6 +32,7 @@ def iter_data_parts(run: Run) -> Iterator[Part]:
     cut = any(facts.num_windows for facts in splits.values())
     of_what = "of the windows, and of inputs that need none" if cut else "before truncation"
     lengths: list[Sequence[str]] = []
+    # All sets have the limits of the run, so that the first one has them.
     first = next(iter(splits.values()))
     for kind, limit in (("input", first.max_input_tokens), ("target", first.max_target_tokens)):
         histograms: dict[str, Histogram | None] = {

@@ -113,6 +113,7 @@ def _iter_score_parts(
         yield Text("One evaluation was made, so its scores have no curve; they are in the verdict.")
     else:
         yield _draw_score_curves(run, keys, evals, reference_runs, last_step)
+    # A step may have an evaluation of the whole set and of a subset, and again after a resume: all are listed.
     every = {(one.step, one.split, one.num_examples, one.basis): one for one in run.evals if one.split in OWN_SPLITS}
     bases = list(dict.fromkeys(one.basis for one in every.values()))  # in the order in which they began
     changed = len(bases) > 1
@@ -138,6 +139,7 @@ def _draw_score_curves(
     run: Run, keys: Sequence[str], evals: Sequence[EvalRecord], reference_runs: Sequence[Run], last_step: float
 ) -> Chart:
     """Draw scores over steps 0 to `last_step`, the best step marked, other runs as horizontal lines."""
+    # Exact match of the two kinds of questions runs beside F1 of them: more lines would hide each other.
     shown = [key for key in keys if key not in ("HasAns_exact", "NoAns_exact")]
     points, main, best = _list_points(evals), find_main_score_key(run), choose_best_eval(run)
     at = [step for step, _ in points]

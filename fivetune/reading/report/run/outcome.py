@@ -87,6 +87,7 @@ def iter_verdict_parts(
     others = {other.name: get_best_scores(other) for other in reference_runs}
     expected, doubts = get_nested(run.config, "report", "expected"), find_published_doubts(run, best)
     published = {f"{PUBLISHED}, not comparable" if doubts else PUBLISHED: select_numbers(expected)} if expected else {}
+    # The chart has the baselines that were measured; the table has all columns, also those without a value.
     intervals = [compute_score_interval(best, key) for key in keys]
     if keys:
         drawn = {} if baseline is None or baseline is best else columns
@@ -206,6 +207,7 @@ def describe_verdict(run: Run, reference_runs: Sequence[Run], verdicts: Sequence
     """
     best, key = choose_best_eval(run), find_main_score_key(run)
     cause = next((verdict.rule for verdict in verdicts if verdict.rule in CAUSES), None)
+    # The cause stands before a score that a diverged run still has, and after one that tells of nothing learnt.
     sentences = _describe_outcome(run, best, key)
     if cause == "diverged":
         sentences.insert(0, f"{TITLES[cause]}.")
@@ -275,6 +277,7 @@ def _describe_outcome(run: Run, best: EvalRecord | None, key: str | None) -> lis
     if reached == before:
         words = f"{NOTHING_LEARNT}: {name} is {now}, as before fine-tuning, measured at {measured}."
         return [words, *_describe_loss(best, baseline)]
+    # Two scores of few examples differ by chance too.
     differs, proof = _test_change(run, baseline, best, key)
     if not differs:
         words = f"{name[0].upper()}{name[1:]} is {now} after fine-tuning and {then} before, measured at {measured}"

@@ -49,6 +49,7 @@ def iter_speed_parts(run: Run) -> Iterator[Part]:
     """Yield throughput, seconds per step, padding, and seconds by phase."""
     steps, status = select_latest_by_step(run.steps), run.status
     phases = dict(status.seconds_by_phase)
+    # What no phase measures is "other", unless it is so little that it would only fill the legend.
     rest = (status.seconds or 0.0) - sum(phases.values())
     if phases and status.seconds is not None and rest > 0.005 * status.seconds:
         phases["other"] = rest
@@ -59,6 +60,7 @@ def iter_speed_parts(run: Run) -> Iterator[Part]:
     seconds: Series = [record.step_seconds for record in steps]
     waits: Series = [record.data_seconds for record in steps]
     rates, padding = list_tokens_per_second(steps), [100 * record.padding_fraction for record in steps]
+    # The longest phase first in the sentence, and on top in the chart, whose bars go from the bottom up.
     ordered = sorted(phases.items(), key=lambda pair: -pair[1])
     everything = sum(phases.values())
     listed = ", ".join(f"{name} {format_percent(divide(value, everything), 0)}" for name, value in ordered)

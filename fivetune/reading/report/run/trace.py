@@ -126,6 +126,7 @@ def _iter_class_parts(summary: Mapping[str, Any]) -> Iterator[Part]:
     """Yield the chart and the table of the time by class, and a legend."""
     classes, steps = _get_rows(summary, "classes"), as_finite_number(summary.get("num_steps"))
     unit, what = "ms per step" if steps else "ms", _name_operations(summary)
+    # From the bottom up, so that the largest class is on top.
     bars = {one["name"]: 1000 * one["seconds"] / (steps or 1) for one in reversed(classes)}
     caption, height = f"Time of {what}, {unit}.", 90 + 26 * len(bars)
     yield charts.build_bars_chart(bars, caption, unit=unit, hover=f"%{{x:.4~g}} {unit}", height=height)
