@@ -26,8 +26,8 @@ ENVIRONMENT = {
     # A thread of OpenMP that waits for the others by spinning keeps them from their core where other programs use the
     # cores: two threads then take many times as long as one.
     "OMP_WAIT_POLICY": "PASSIVE",
-    # Products in bf16 on a CPU are compiled for each shape, 0.4 MB each, and flat batches have new shapes all the time.
-    # oneDNN and torch keep 1,024 each by default; the layers of a model repeat those of the last 256.
+    # Products in bf16 on a CPU are compiled for each shape, 0.4 to 1.2 MB each, and flat batches have new shapes all
+    # the time. oneDNN and torch keep 1,024 each by default; the layers of a model repeat those of the last 256.
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256",
     "LRU_CACHE_CAPACITY": "256",
 }

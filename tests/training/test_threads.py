@@ -153,9 +153,9 @@ def read():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon")) / 1024
 torch.set_num_threads(1)
 weight = torch.ones(1024, 256, dtype=torch.bfloat16)
-for rows in range(20, 20 + 600):
+for rows in range(20, 20 + 1200):
     torch.nn.functional.linear(torch.ones(rows, 256, dtype=torch.bfloat16), weight)
-    if rows == 20 + 299:
+    if rows == 20 + 599:  # of AMX, freed programs leave gaps: the memory stops growing some 500 shapes after the limit
         before = read()
 print(read() - before)
 """
@@ -164,7 +164,7 @@ print(read() - before)
 @pytest.mark.skipif(find_bf16_units() not in ("AMX", "AVX512-BF16"), reason="oneDNN compiles products in bf16 for them")
 @pytest.mark.release
 def test_products_of_new_shapes_do_not_fill_the_memory():
-    """Each shape of a product in bf16 is a compiled program of 0.4 MB; predict meets new ones in every round."""
+    """Each shape of a product in bf16 is a compiled program of 0.4 to 1.2 MB; predict meets new ones in every round."""
     environment = {name: value for name, value in os.environ.items() if name not in fivetune.ENVIRONMENT}
     grown = {
         how: float(subprocess.check_output([sys.executable, "-c", GROWTH, how], env=environment, text=True))
