@@ -101,16 +101,23 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
 
 
 def _list_likely(best: Reading, others: Sequence[Reading], why: str) -> list[Reading]:
-    """List the readings that a doubt shows: the best one, those whose targets the doubt names, those with nearly as
-    many points; if none of them learns a text, the last place is for one that does.
+    """List the readings that a doubt shows: the best one, it with other inputs that the doubt names, those whose
+    targets it names, those with nearly as many points; if none of them learns a text, the last place is for one that
+    does.
     """
     words = rf"(?<!\w)(?:{'|'.join(re.escape(name) for one in others for name in one.targets)})(?!\w)"
     meant = {*re.findall(words, why)}
     named = [one for one in others if one.targets and meant.issuperset(one.targets)]
+    variants = [
+        one
+        for one in others
+        if one.targets == best.targets and any(f"{name} " in why for name in {*one.inputs} ^ {*best.inputs})
+    ]
+    is_of_inputs = " read" in why or " texts" in why  # rather than of what is learned
     likely = [one for one in others if one.points >= best.points - 2 * MARGIN and one not in named]
     # of several tasks for the same columns the likeliest
     by_columns: dict[tuple[str, ...], Reading] = {}
-    for one in (best, *named, *likely):
+    for one in (best, *(variants[:1] if is_of_inputs else ()), *named, *likely):
         by_columns.setdefault((*one.inputs, "", *one.targets), one)
     shown = [*by_columns.values()][:NUM_SHOWN]
     texts = [one for one in others if one.task == "jsonl"][:1]

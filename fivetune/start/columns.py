@@ -40,8 +40,8 @@ ZONE = r"(?:[ap]m|t|z|utc|gmt|[pmce][sd]t)"
 NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)?(?:[eE][-+]?\d+)?")
 FORMS: Mapping[Kind, re.Pattern[str]] = {
     "number": NUMBER,
-    # lists written as text: [15, 16, 17], ['joy', 'fear']
-    "text list": re.compile(r"""[\[(][-+\d\s.,;:eE()\[\]]*[\])]|(?s:\[[\[\]\s,]*['"].*['"][\[\]\s,]*\])"""),
+    # lists written as text: [15, 16, 17], ['joy', 'fear'], [('Oslo', 0, 4)]
+    "text list": re.compile(r"""[\[(][-+\d\s.,;:eE()\[\]]*[\])]|(?s:\[[\[\]()\s,]*['"].*['"][-\d.()\[\]\s,]*\])"""),
     # 2024-01-02T10:00, 2.1.24, 10:00:05, 5:30 PM, Mon Apr 06 22:19:45 2009, January 2024
     "date": re.compile(
         rf"(?=.{{,40}}$)(?=.*(?:\d[-/.]\d+[-/.]\d|\d:\d\d|{MONTH}.*\d|\d.*{MONTH}))"

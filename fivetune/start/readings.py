@@ -471,7 +471,8 @@ def _list_read(survey: Survey, label: str, same: Sequence[str]) -> Iterator[tupl
     texts, known = survey.list_texts(label), survey.list_texts(label, only_known=True)
     leaks = [name for name in texts if _has_gaps(survey, name, label)]
     told = [name for name in texts if _is_label_told(survey, name, label)]
-    alike = [pair for pair in itertools.combinations(texts, 2) if survey.is_copy(*pair)][:1]
+    pairs = itertools.combinations(texts, 2)
+    alike = [pair for pair in pairs if survey.is_copy(*pair) or survey.is_version(*pair)][:1]
     doubts: list[str] = []
     if 0 < len(leaks) < len(texts):
         doubts.append(f"{_join(leaks)} is filled for some values of {label} only, as what the giver of it writes")

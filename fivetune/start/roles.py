@@ -53,7 +53,8 @@ WORDS: Mapping[str, tuple[str, str]] = {
         "target targets target_names label_name class_name topic thema tema rating stars star score tag type "
         "typ tipo status priority "
         "priorität prioridad queue genre polarity stance judgment judgement quality overall severity department "
-        "motivo assunto valoración calificación avaliação valutazione durum duygu sentimento sentimen emoción "
+        "nota note motivo assunto "
+        "valoración calificación avaliação valutazione durum duygu sentimento sentimen emoción "
         "emocion emoção emozione polaridad polaridade 类型 情感 "
         "感情 감정 тональность эмоция "
         "abteilung section verdict grade mood hate hate_speech duplicate sarcastic relation correct act gold language "
@@ -71,7 +72,8 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "text": (
         "text texts texto texte testo comment review tweet message nachricht sentence satz utterance body content "
         "description beschreibung bewertung post phrase premise hypothesis anfrage comentario mensaje "
-        "short_description cuerpo corpo contenido conteúdo conteudo contenu inhalt metin yorum görüş mesaj cümle teks "
+        "short_description cuerpo corpo contenido conteúdo conteudo contenu inhalt metin yorum görüş mesaj cümle avis "
+        "teks "
         "ulasan komentar kalimat tekst komentarz recenzja wiadomość mensagem frase commento recensione commentaire "
         "phrase "
         "oración consulta reclamo текст отзыв комментарий сообщение 文本 内容 评论 句子 语料 正文 本文 文章 "
@@ -100,7 +102,10 @@ WORDS: Mapping[str, tuple[str, str]] = {
         "annotated_formula program resolution solution dst msg commit_message docstring "
         "doctor slots entities keyphrases keywords regex bash cmd command target_sequence chosen gold",
     ),
-    "summary": ("summary highlights abstract headline headlines title titulo título tldr zusammenfassung resumen", ""),
+    "summary": (
+        "summary highlights abstract headline headlines title titre titulo título tldr zusammenfassung resumen",
+        "",
+    ),
     "instruction": ("instruction instructions anweisung instrucción system_prompt", "prefix system task_prefix"),
     "number": ("score similarity relatedness mos", "rating value gold target label relevance grade"),
     # those that are read only if the user names them
@@ -162,6 +167,7 @@ LANGUAGES: Mapping[str, str] = {
 
 NO_GROUP = "none"
 MIN_GROUPS = 20  # fewer cannot be divided into three sets of the wanted sizes
+ROUNDED = re.compile(r"\d[.,]\d+[eE]\+\d+")  # 1.12E+18: the first digits of an id, as a spreadsheet writes it
 SHARED = 0.9  # most distinct values per record of a column whose values relate records
 
 Given = Mapping[str, Sequence[str]]
@@ -211,8 +217,9 @@ def rate_name(role: str, name: str) -> int:
         listed = usual.split()
         if whole in listed or "".join(words) in listed:
             return points
-        if words[-1] in listed:
-            return points - 1
+        is_first = words[0] in listed and role in ("date", "link")  # date_avis: the head of a Romance name is its first
+        if words[-1] in listed or is_first or (words[0] == "id" and role == "id"):
+            return points - (not is_first)
         if any(word in listed for word in words):
             return points - 2
     return 0
@@ -325,6 +332,7 @@ def find_group(table: RawTable, given: Given, taken: Sequence[str], inputs: Sequ
     for name, column in table.columns.items():
         is_named = rate_name("group", name) == CLEAR or split_name(name)[-1:] in (["id"], ["nr"], ["no"])
         is_shared = column.num_distinct >= MIN_GROUPS and column.share_distinct <= SHARED
+        is_shared &= not ROUNDED.fullmatch(column.example)
         if (is_named or (is_article and name == "title")) and is_shared and name not in taken:
             return name
     read = [table.columns[name] for name in inputs if name in table.columns and rate_name("instruction", name) < USUAL]

@@ -49,6 +49,7 @@ MARGIN = 2
 
 FEW_WORDS = 1.1  # mean words up to which a text is one word
 SEQUENCE = 0.1  # share of lists with a value twice from which on they are no sets of labels
+VERSION = 0.25  # share in common with the shorter text, of a column whose name has a word more
 COPY, NEAR = 0.6, 0.9  # share in common with the shorter text, of a column named as a copy; else with both texts
 
 GENERAL_LABELS = "label labels class y gold"  # what is learned, whatever else is known of the texts
@@ -209,6 +210,13 @@ class Survey:
         is_one_named = has_word(name, COPIES) != has_word(other, COPIES)
         return of_all >= NEAR or (is_one_named and of_shorter >= COPY)
 
+    def is_version(self, name: str, other: str) -> bool:
+        """Whether the name of a text has one word more than a second one, with which it shares most words:
+        attacked_hypothesis beside hypothesis.
+        """
+        more, less = sorted(({*split_name(name)}, {*split_name(other)}), key=len, reverse=True)
+        return less < more and len(more) == len(less) + 1 and self.measure_overlap(name, other)[0] >= VERSION
+
     def list_columns(self, *roles: str, minimum: int) -> list[str]:
         """List the columns with a role, the clearest name first; those that the user gave the first role, if any."""
         if roles[0] in self.given:
@@ -265,7 +273,12 @@ class Survey:
         """Whether a column that a reading leaves out could be learned."""
         for name in self.list_unread(used):
             column = self.columns[name]
-            if column.has_labels or column.has_text or column.kind == "number" or self.rate(name, *LEARNED) >= 2:
+            if (
+                column.has_labels
+                or column.has_text
+                or column.kind in ("number", "text list")
+                or self.rate(name, *LEARNED) >= 2
+            ):
                 return True
         return False
 

@@ -118,6 +118,7 @@ KINDS: dict[str, Callable[[Draw, int], object]] = {
     ),
     "variants": lambda draw, row: [{"text": question(draw, row), "split": "dev"} for _ in range(1 + row % 3)],
     "queries": lambda draw, row: [f"SELECT name FROM t WHERE price = {row}"] * (1 + row % 2),
+    "places as text": lambda draw, row: str([("claim", row, row + 9)]),
     "labels as text": lambda draw, row: json.dumps(draw.sample(["sport", "health", "law"], draw.randint(1, 2))),
     "tags as text": lambda draw, row: str(draw.sample(["O", "B", "I"], 3)),
     "offsets": lambda draw, row: f"[{row}, {row + 1}, {row + 9}]",
@@ -453,6 +454,10 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "genres of 0 and 1": ("Type=flag | Drama=flag | Comedy=flag | War=flag | plot=paragraph", "tags: Type Drama Comedy War < plot"),
     "facts of 0 and 1 beside labels": ("viesti=sentence | liite=flag | linkki=flag | kiire=flag | luokka=three", "?"),
     "categories of 0 and 1": ("text=sentence | category_A=flag | category_B=flag | category_C=flag", "tags: category_A category_B category_C < text"),
+    "a date and a title in French": ("date_avis=date | titre_avis=title | contenu_avis=paragraph | id_lieu=ten | note_lieu=stars", "classification: note_lieu < titre_avis contenu_avis"),
+    "a changed hypothesis": ("premise=sentence | hypothesis=talk | attacked_hypothesis=talk cleaned | label=nli", "?"),
+    "spans of texts": ("speaker=who | speech=sentence | claims=places as text", "!"),
+    "names of sources beside a label": ("title=sentence | label=flag | source=few questions", "?"),
     # a text that tells the label, titles of sources, two questions
     "a reasoning beside a text": ("text=sentence | why=told of turns | label=by turns", "?"),
     "a chain of thought": ("text=sentence | cot=told of turns | label=by turns", "classification: label < text"),

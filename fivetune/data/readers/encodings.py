@@ -32,6 +32,7 @@ LETTERS: Mapping[str, Sequence[str]] = {
         "áéíóúñü",
         "áâãàçéêíóôõú",  # Portuguese
         "àèéìòù",
+        "àèéíïòóúüç",  # Catalan
         "åäöæøé",  # Nordic
         "áéðíóúýþæö",  # Icelandic
     ),

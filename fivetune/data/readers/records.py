@@ -488,7 +488,8 @@ def _make_lines_error(head: bytes, path: Path) -> DataError:
         f"{path}: lines of text without labels, which nothing divides alike; the first begins with "
         f"{quote_value(text.partition(chr(10))[0], limit=30)}. {FORMATS} "
         f"{describe_label_files(['pos.txt', 'neg.txt'])} Two files whose lines belong together do, too: "
-        "paste A.en A.de > A.tsv, with --header en,de."
+        "paste A.en A.de > A.tsv, with --header en,de. And so do records of several lines, with a dash for each: "
+        "paste - - - < A > A.tsv."
     )
 
 

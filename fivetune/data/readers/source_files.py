@@ -45,6 +45,7 @@ SPLIT = re.compile(
     r"(?<![a-z])(train|test|valid|val|dev|eval)(ing|ation)?(?![a-z])", re.IGNORECASE
 )  # in a name of a set
 DOCUMENTS = (".md", ".py", ".pdf", ".html", ".rst", ".ipynb", ".zip", ".gz", ".png", ".sh")  # beside files of lines
+MAX_LINE_BYTES = 1_000  # mean bytes of a line up to which each is a text of its own
 MAX_COMPARED = 20  # files of a folder whose lines are counted
 MIN_LINES = 5  # of files that have as many
 MIN_RATIO = 3  # of the lengths of texts and of their labels
@@ -162,8 +163,8 @@ def _list_folder_files(path: Path, source: str) -> list[Path]:
             raise DataError(f"{source}: holds prepared data in folders. Name one of them, such as {folder}.")
         if command := _format_folders_command(path):
             raise DataError(
-                f"{source}: a folder of folders, with one text or record in each file. Allowed is one file of records. "
-                f"Write each on a line, with the name of its folder as label: {command}, and name that file."
+                f"{source}: a folder of folders. Allowed is one file of records. Write each text or record on a "
+                f"line, with the name of its folder as label: {command}, and name that file."
             )
         holds = ", ".join(file.name for file in inside[:5]) or "nothing"
         lines = [file for file in inside if file.is_file() and not file.name.startswith(".")]
@@ -375,8 +376,18 @@ def _format_folders_command(path: Path, depth: int = 0) -> str:
         return ""
     label = "folder" if isinstance(found, dict) and "label" in found else "label"
     paths = f'pathlib.Path({json.dumps(str(path), ensure_ascii=False)}).glob("[!._]*/[!.]*{suffix}")'
-    record = f'{{"id": p.parent.name + "/" + p.name, {fields}, "{label}": p.parent.name}}'
-    code = f"import json, pathlib; [print(json.dumps({record})) for p in sorted({paths}) if p.is_file()]"
+    lines = first.splitlines()
+    each = ""
+    if (
+        len(lines) >= MIN_LINES
+        and len(first) < MAX_LINE_BYTES * len(lines)
+        and found is None
+        and len(every) <= MAX_COMPARED
+    ):
+        fields, each = '"text": t', ' for t in p.read_text("utf-8-sig", "replace").splitlines() if t.strip()'
+    place = "" if each else '"id": p.parent.name + "/" + p.name, '
+    record = f'{{{place}{fields}, "{label}": p.parent.name}}'
+    code = f"import json, pathlib; [print(json.dumps({record})) for p in sorted({paths}) if p.is_file(){each}]"
     return f"python -c {shlex.quote(code)} > {shlex.quote(f'{path.resolve().name}.jsonl')}"
 
 
