@@ -98,7 +98,7 @@ BAD_FILES: dict[str, tuple[bytes, str]] = {
     "a.jsonl: an HTML page": (b"<!DOCTYPE html>\n<html></html>", "this is an HTML page, not data"),
     "a.jsonl: a zip archive": (b"PK\3\4\0\0", "this is a zip archive"),
     "a.csv: too many cells": (b"inputs,targets\na,b\nc,d,e\n", "a.csv:3: 3 cells"),
-    "a.csv: too few cells": (b"inputs,targets\na\n", "a.csv:2: 1 cells"),
+    "a.csv: too few cells": (b"inputs,targets\na\n", "a.csv:2: 1 cell, beginning"),
     "a.csv: a quote that is never closed": (
         b'inputs,targets\n"a,b\nc,d\n',
         "a.csv:2: a quoted cell that begins in this row is never closed",
