@@ -11,7 +11,6 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import Seq2SeqTrainingArguments
 
 from fivetune import plugins
 from fivetune.config import RunConfig, load_config
@@ -384,6 +383,8 @@ def test_aliases_lead_to_settings_that_exist():
 
 
 def test_every_argument_of_transformers_is_understood():
+    from transformers import Seq2SeqTrainingArguments  # slow: not in each process that collects tests
+
     arguments = {field.name for field in dataclasses.fields(Seq2SeqTrainingArguments)}
     assert {name for name in arguments if not is_known(name)} == set()
 

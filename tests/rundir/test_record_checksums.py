@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,16 +19,21 @@ from tests.fake_run import fake_run, make_eval, write_run
 CHANGED = "differs from what the run wrote (its checksum differs). Unless you edited it, restore the file."
 
 
-@pytest.fixture
-def finished(tmp_path) -> Path:
-    """A finished run with checksums and without damage."""
-    folder = write_run(tmp_path / "run", fake_run())
+@pytest.fixture(scope="module")
+def undamaged(tmp_path_factory) -> Path:
+    """A finished run with checksums and without damage; tests change copies of it."""
+    folder = write_run(tmp_path_factory.mktemp("undamaged") / "run", fake_run())
     run = RunDir.resume(folder)
     run.append(TELEMETRY, {"seconds": 1790000000.5, "host": "a", "rank": 0})
     run.write_checksums(pytest.fail)
     run.close()
     assert read_run(folder).damage == []
     return folder
+
+
+@pytest.fixture
+def finished(undamaged, tmp_path) -> Path:
+    return Path(shutil.copytree(undamaged, tmp_path / "run"))
 
 
 def change_digit(path: Path) -> None:

@@ -15,9 +15,6 @@ import yaml
 from fivetune.errors import ConfigError
 from fivetune.fleet.launchers import JobPlan, JobRun, load_launcher
 
-kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
-jsonschema = pytest.importorskip("jsonschema", reason="pip install jsonschema")
-
 TASK = JobRun("faq", "runs/faq", "faq.yaml", ("--optimizer.lr", "1e-3"), ("--overwrite",))
 PODS = {"image": "registry/fivetune:1", "volume": "work", "gpus": 2, "cpus": 8, "memory": "32G", "env": ("A=b=c",)}
 NAME = {"type": "string", "pattern": r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", "maxLength": 63}
@@ -111,14 +108,24 @@ def manifest(name: str, options: dict[str, Any], *, nnodes: int = 1, run: str = 
     return yaml.safe_load(text)
 
 
+def validate_object(found: dict[str, Any]) -> None:
+    # Imported where it is used: the grammars of its dependencies take a second, in each process that collects tests.
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
+    kubernetes_validate.validate(found, kubernetes_validate.latest_version(), strict=True)
+
+
+def validate_fields(found: dict[str, Any], schema: dict[str, Any]) -> None:
+    pytest.importorskip("jsonschema", reason="pip install jsonschema").validate(found, schema)
+
+
 def validate_pod(spec: dict[str, Any]) -> None:
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": spec}
-    kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
+    validate_object(pod)
 
 
 def test_the_job_of_one_node_is_valid():
     job = manifest("kubernetes", {**PODS, "namespace": "lab", "offline": "true"})
-    kubernetes_validate.validate(job, kubernetes_validate.latest_version(), strict=True)
+    validate_object(job)
     pod = job["spec"]["template"]["spec"]
     validate_pod(pod)
     (container,) = pod["containers"]
@@ -128,13 +135,15 @@ def test_the_job_of_one_node_is_valid():
     ]
     assert job["metadata"] == {"name": "faq-v2-0a1b2c3d", "namespace": "lab"}
     broken = {**job, "spec": {**job["spec"], "backofLimit": 3}}
-    with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(broken, kubernetes_validate.latest_version(), strict=True)
+    from kubernetes_validate import ValidationError
+
+    with pytest.raises(ValidationError):
+        validate_object(broken)
 
 
 def test_the_train_job_has_the_documented_fields():
     job = manifest("kubernetes", PODS, nnodes=3)
-    jsonschema.validate(job, TRAIN_JOB)
+    validate_fields(job, TRAIN_JOB)
     assert job["spec"]["trainer"]["numNodes"] == 3 and job["spec"]["trainer"]["numProcPerNode"] == 2
     (replicated,) = job["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
     patch = replicated["template"]["spec"]["template"]["spec"]
@@ -143,7 +152,7 @@ def test_the_train_job_has_the_documented_fields():
 
 def test_the_pytorch_job_has_the_documented_fields_and_valid_pods():
     job = manifest("kubernetes", {**PODS, "kind": "pytorchjob"}, nnodes=3)
-    jsonschema.validate(job, PYTORCH_JOB)
+    validate_fields(job, PYTORCH_JOB)
     specs = job["spec"]["pytorchReplicaSpecs"]
     assert {role: one["replicas"] for role, one in specs.items()} == {"Master": 1, "Worker": 2}
     for one in specs.values():
@@ -155,7 +164,7 @@ def test_the_pytorch_job_has_the_documented_fields_and_valid_pods():
 def test_the_task_of_skypilot_has_the_documented_fields(nnodes):
     options = {"gpus": 2, "gpu_type": "H100", "cpus": 8, "memory": "32G", "spot": "true", "bucket": "s3://runs"}
     task = manifest("skypilot", options, nnodes=nnodes)
-    jsonschema.validate(task, SKY_TASK)
+    validate_fields(task, SKY_TASK)
     assert task["num_nodes"] == nnodes and task["resources"]["accelerators"] == "H100:2"
     assert ("PET_MASTER_ADDR" in task["run"]) == (nnodes > 1)
 
