@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import kit
-import nbformat
 import pytest
 
 import fivetune
@@ -32,6 +31,8 @@ def list_outputs(notebook: Any) -> list[Any]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_is_its_source_run_without_an_error(name: str) -> None:
+    import nbformat  # slow: not in each process that collects tests
+
     path = FOLDER / f"{name}.ipynb"
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from transformers import TrainingArguments
 
 from fivetune import plugins
 from fivetune.training.schedules.cosine import Cosine
@@ -36,6 +35,8 @@ def test_factors_are_shares_of_the_learning_rate(name, num_steps, share, data):
 
 @pytest.mark.parametrize(("share", "num_steps"), [(0.1, 25), (0.1, 35), (0.1, 5), (0.06, 1000), (0.07, 100), (0.0, 9)])
 def test_a_share_is_rounded_up_as_transformers_does(share, num_steps):
+    from transformers import TrainingArguments  # slow: not in each process that collects tests
+
     asked: Any = SimpleNamespace(warmup_steps=share)  # a share below 1, as they take it
     theirs = TrainingArguments.get_warmup_steps(asked, num_steps)
     assert Linear(warmup_fraction=share).count_warmup_steps(num_steps) == theirs
