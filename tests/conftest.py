@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import inspect
 import os
@@ -82,7 +83,21 @@ def remember_builtins(interpreter: Any) -> None:
 
 
 def pytest_sessionfinish() -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:  # see `end_worker`
+        return
     gc.unfreeze()  # what Triton registered is released before the interpreter ends
+
+
+def end_worker(pid: int) -> None:
+    """End a worker of xdist, which has reported everything: to free its million objects one by one takes seconds."""
+    if os.getpid() == pid:  # not in a process that a test has forked
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    atexit.register(end_worker, os.getpid())  # registered first, called last
 
 
 @pytest.fixture(scope="session")
