@@ -365,10 +365,9 @@ def test_calls_are_interleaved_and_end_after_their_seconds(cpu_clock) -> None:
 # --- real questions ---
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.skipif(not (kit.SHARED / "data" / "tokenizers" / "t5-small").is_dir(), reason=kit.NEEDS_SHARED)
-@pytest.mark.parametrize("num", [20, kit.release(500)])
-def test_greedy_answers_in_fp32_to_real_questions_are_identical(tmp_path: Path, num: int) -> None:
+def test_greedy_answers_in_fp32_to_real_questions_are_identical(tmp_path: Path) -> None:
     from fivetune.data.examples import Source
     from fivetune.data.store.encode import LengthLimits
     from fivetune.data.store.token_store import load_or_build_store
@@ -383,10 +382,10 @@ def test_greedy_answers_in_fp32_to_real_questions_are_identical(tmp_path: Path, 
     model = save_lively(tmp_path / "random", tmp_path / "model")
     convert_model(tmp_path / "model", tmp_path / "converted", None)
     paths = (str(kit.SHARED / "data" / "squad_v2" / "dev-v2.0.json.gz"),)
-    source = Source(paths=paths, task=SQuADV2(), limits=LengthLimits(512, 128, "truncate"), max_examples=num)
+    source = Source(paths=paths, task=SQuADV2(), limits=LengthLimits(512, 128, "truncate"), max_examples=500)
     store = load_or_build_store(source, loaded.tokenizer, cache=tmp_path)
     engine = Engine(tmp_path / "converted", device="cpu", num_threads=torch.get_num_threads())
     settings = {"batch_size": 32, "score_targets": False}
     found = [[one.token_ids for one in answers(each, model, store, **settings)] for each in (generate, engine)]
-    assert len(found[0]) == num and found[0] == found[1]
-    assert len({tuple(ids) for ids in found[0]}) > num // 10
+    assert len(found[0]) == 500 and found[0] == found[1]
+    assert len({tuple(ids) for ids in found[0]}) > 50

@@ -76,7 +76,7 @@ def test_larger_passes_are_faster_as_predicted(tmp_path, model_folder, here, cpu
 
 
 def test_rarer_evaluations_are_measured_by_what_one_takes(tmp_path, model_folder, here, cpu_clock):
-    others = questions(tmp_path / "others.json", num=96, offset=300)
+    others = questions(tmp_path / "others.json", num=48, offset=300)
     run = tiny_run(
         tmp_path,
         model_folder,
