@@ -88,8 +88,12 @@ def test_averages_are_evaluated_saved_and_exported(tmp_path, model_folder, monke
 
 @pytest.mark.parametrize(
     "options",
-    [EMA, FREE, {"optimizer": {"name": "adamw_8bit"}}, {**EMA, "model__unfreeze": {"shared": 4}}],
-    ids=["ema", "schedule_free", "adamw_8bit", "unfreeze"],
+    [
+        pytest.param(EMA, id="ema"),
+        pytest.param(FREE, id="schedule_free"),
+        pytest.param({"optimizer": {"name": "adamw_8bit"}}, id="adamw_8bit", marks=pytest.mark.release),
+        pytest.param({**EMA, "model__unfreeze": {"shared": 4}}, id="unfreeze", marks=pytest.mark.release),
+    ],
 )
 def test_a_resumed_run_ends_with_the_same_weights(tmp_path, model_folder, options):
     options = {"eval__at_start": False, "checkpoint__every_steps": 1, **options}

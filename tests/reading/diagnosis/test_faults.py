@@ -81,7 +81,7 @@ def slowed(work: Any, wait: Callable[[float], None]) -> Any:
     [
         {},
         kit.release({"train__global_batch_size": 32, "train__num_steps": 26}),
-        {"data__eval": [], "optimizer__name": "adafactor", "optimizer__lr": 1e-2},
+        kit.release({"data__eval": [], "optimizer__name": "adafactor", "optimizer__lr": 1e-2}),
         # fewer questions than four pools are sorted in smaller pools, and padding takes its share
         kit.release(
             {"num_questions": 640, "train__forward": "padded", "schedule": {"name": "linear", "warmup_steps": 5}}
@@ -143,7 +143,7 @@ def test_tiny_batches_with_an_update_after_each(trained, cpu_clock):
 
 
 def test_no_bucketing(trained, cpu_clock):
-    first = diagnose_run(trained(train__forward="padded", data__bucket_pool=1, data__eval=[]))[0]
+    first = diagnose_run(trained(train__forward="padded", train__num_steps=16, data__bucket_pool=1, data__eval=[]))[0]
     assert (first.rule, first.change) == ("padding_bound", {"train.forward": "flat"})
 
 
@@ -184,11 +184,11 @@ def test_frozen_weights(trained, monkeypatch):
     monkeypatch.setattr(
         "fivetune.training.optimizers._table_adamw.TableAdamW.step", lambda self, closure=None: None, raising=False
     )
-    assert rules(trained())[0] == "frozen"
+    assert rules(trained(train__num_steps=16, eval__every_steps=8))[0] == "frozen"
 
 
 def test_a_rate_that_fp32_cannot_add(trained):
-    first = diagnose_run(trained(optimizer__lr=1e-12))[0]
+    first = diagnose_run(trained(optimizer__lr=1e-12, train__num_steps=16, data__eval=[]))[0]
     assert (first.rule, first.change) == ("updates_below_precision", {"optimizer.lr": 2e-4})
 
 
@@ -210,7 +210,7 @@ def test_padding_in_the_labels(trained, monkeypatch):
 
 
 def test_two_devices_asked_one_process_there(trained):
-    run = trained(data__eval=[])
+    run = trained(train__num_steps=16, data__eval=[])
     assert "world_size" not in rules(run)
     assert rules(run, devices_requested=2)[0] == "world_size"
 
@@ -223,7 +223,7 @@ def test_memory_that_ran_out(trained, monkeypatch):
 
     work = Forward.compute_losses
     monkeypatch.setattr(Forward, "compute_losses", nats)
-    first = diagnose_run(trained(data__eval=[]))[0]
+    first = diagnose_run(trained(train__num_steps=16, data__eval=[]))[0]
     assert (first.rule, first.change["train.batch_size"]) == ("memory_full", 8)
 
 
@@ -231,7 +231,9 @@ def test_memory_that_ran_out(trained, monkeypatch):
 
 
 def test_a_rate_at_which_training_diverges(trained):
-    first = diagnose_run(trained("t5-nano", data__eval=[], optimizer__name="adafactor", optimizer__lr=1.0))[0]
+    first = diagnose_run(
+        trained("t5-nano", train__num_steps=16, data__eval=[], optimizer__name="adafactor", optimizer__lr=1.0)
+    )[0]
     assert first.rule == "diverged" and first.change["optimizer.lr"] < 0.1
 
 

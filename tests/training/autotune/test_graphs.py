@@ -196,12 +196,9 @@ def captured(folder, model_folder, **overrides: Any):
     return replace(setup, learner=learner)
 
 
-OPTIMIZERS = [
-    {"optimizer": {"name": "adamw", "weight_decay": 0.1}},
-    {"optimizer": {"name": "adafactor"}},
-    {"optimizer": {"name": "schedule_free"}, "schedule": {"name": "constant"}},
-]
+OPTIMIZERS = [{"optimizer": {"name": "adafactor"}}]  # adamw: the next test
 MORE_OPTIMIZERS = [
+    {"optimizer": {"name": "schedule_free"}, "schedule": {"name": "constant"}},
     {"optimizer": {"name": "adamw"}, "train__layer_decay": 0.9},
     {"optimizer": {"name": "adafactor", "relative_step": True, "beta1": 0.9}},
     {"optimizer": {"name": "lion"}},
@@ -225,19 +222,21 @@ def test_every_optimizer_steps_beside_the_graphs_as_beside_launched_kernels(
     assert max(moved) < 2e-3  # a step is up to 1e-3 long where a gradient is only rounding error
 
 
-def test_ten_steps_are_those_of_launched_kernels(tmp_path, model_folder, monkeypatch):
+def test_six_steps_are_those_of_launched_kernels(tmp_path, model_folder, monkeypatch):
     options = {
         "train__batch_size": 2,
         "train__global_batch_size": 4,
         "optimizer": {"name": "adamw", "weight_decay": 0.1},
     }
     mine = captured(tmp_path, model_folder, **options)
-    found = steps(mine, 0, 10)
+    found = steps(mine, 0, 6)
     monkeypatch.setattr(dispatch, "DEVICES", ("cuda",))
     launched = ready(tmp_path, model_folder, **options)
-    assert found == pytest.approx(steps(launched, 0, 10), rel=1e-5)
+    assert found == pytest.approx(steps(launched, 0, 6), rel=1e-5)
     state, reference = mine.learner.optimizer.state_dict()["state"], launched.learner.optimizer.state_dict()["state"]
-    assert mine.learner.engine.graphs.steps.num_replayed == 20 and float(state[0]["step"]) == 10
+    assert mine.learner.engine.graphs.steps.num_replayed == 12 and float(state[0]["step"]) == 6
+    moved = [(a - b).abs().max() for a, b in zip(weights(mine), weights(launched), strict=True)]
+    assert max(moved) < 2e-3  # a step is up to 1e-3 long where a gradient is only rounding error
     for number, values in reference.items():
         for name in ("exp_avg", "exp_avg_sq"):
             error = (state[number][name] - values[name]).abs().max()
