@@ -34,6 +34,7 @@ from fivetune.start.columns import (
     describe_form,
     find_value,
     is_empty_cell,
+    read_first_line,
 )
 from fivetune.start.readings import TEXT_TASKS
 from fivetune.start.roles import MIN_GROUPS, Given, count_names
@@ -261,7 +262,8 @@ def build_plan(
     bad: list[BadRecord] = []
     records = read_records(source, header=header, on_bad=bad.append)
     head = [*islice(records, NUM_HEAD)]
-    num_names = count_names(head, has_header=bool(header))
+    is_table = bool(header or read_first_line(source))  # records with keys have no further lines of names
+    num_names = count_names(head, has_header=bool(header)) if is_table else 0
     table = build_table(source, chain(head[num_names:], records), bad, header=header, flags=flags)
     table = replace(table, num_names=num_names)
     reading = infer_task(table, task=task, given=given)

@@ -63,13 +63,18 @@ CONFLICTS = 0.2  # share of records whose inputs another record has with another
 MAX_NUMBERED = 20  # distinct whole numbers up to which they may be labels without a name that says so
 NOTES = "note notes notiz remark remarks comment comments"  # are no text that is asked about
 LONG_CONTEXT = 20  # mean words from which on a text may be asked about
+COUNT = re.compile(r"(?i)(?:.*[._ ])?(?:n|nb|num|number|count|total)[_ ]|.*[_ ](?:count|total|length)$")
 MIN_LABEL = 3  # characters of a label that is looked for in texts
 NO_LABEL = "no column is named as a label"
 OUTPUTS = "output outputs completion response answer answers reply a chosen gold reference"
 NO_PEARSON = "numbers are learned as text, and exact_match counts equal ones only: there is no correlation yet"
 STANCES = "against favor favour pro con support deny agree disagree"
 SOURCES = ("inputs", "text", "question")  # roles of what a pair is learned from
-CHATS = (("role", "content", "system", "user", "assistant"), ("from", "value", "system", "human", "gpt"))
+CHATS = (
+    ("role", "content", "system", "user", "assistant"),
+    ("role", "text", "system", "user", "assistant"),
+    ("from", "value", "system", "human", "gpt"),
+)
 DIALOGUES = "turns dialog dialogs dialogue dialogues conversation conversations utterances"
 
 
@@ -308,11 +313,21 @@ def _read_messages(survey: Survey, name: str, role: str, content: str, speakers:
     """
     chats = [value for value in survey.table.list_values(name) if isinstance(value, list)]
     spoken = [[turn.get(role) for turn in chat if isinstance(turn, Mapping)] for chat in chats]
+    if not any(content in turn for chat in chats for turn in chat if isinstance(turn, Mapping)):
+        return
     form = speakers if spoken[0][:1] == speakers[:1] else speakers[1:]  # with or without a system
     num_other = sum(roles[: len(form)] != form for roles in spoken)
-    if num_other > 0.5 * len(chats):
-        return
     paths = [f"{name}.{place}.{content}" for place in range(len(form))]
+    if num_other > 0.5 * len(chats):
+        # what is asked alone, beside a column of answers
+        answers = survey.list_columns("targets", "answer", minimum=USUAL)
+        for target in answers if all(roles == form[:-1] for roles in spoken) else ():
+            reason = f"{name} holds messages by {_join(form[:-1])}, and {target} the answer"
+            roles = {"inputs": paths[:-1], "targets": [target]}
+            others = [f"{one} is named as what is learned, too, and is not read" for one in answers if one != target]
+            evidence = [Evidence(CERTAIN, "messages that end with a question")]
+            yield Reading("chat", "jsonl", roles, reason, evidence=evidence, doubts=others)
+        return
     reason = f"{name} holds messages by {_join(form)}; the first answer is learned"
     num_long = sum(len(roles) > len(form) for roles in spoken)
     further = f"{num_long:,} of {len(chats):,} chats go on after the first answer, which is not read"
@@ -346,25 +361,41 @@ def read_questions(survey: Survey) -> Iterator[Reading]:
     yield from read_quizzes(survey, contexts)
     if not questions:
         return
-    roles = {"question": questions[0]}
     context = contexts.get(questions[0])
+    for answer in survey.list_columns("answer", minimum=2):
+        if answer not in (questions[0], context):
+            for roles, doubts in _list_asked(survey, questions, context, answer):
+                if found := _read_answers(survey, {**roles, "answer": answer}):
+                    yield replace(found, doubts=[*doubts, *found.doubts])
+
+
+def _list_asked(
+    survey: Survey, questions: Sequence[str], context: str | None, answer: str
+) -> Iterator[tuple[dict[str, str], list[str]]]:
+    """Yield the roles of what may be asked, with their doubts: the question and its context, the question alone if the
+    context is shorter than an answer that is found in it, another column of questions.
+    """
+    columns = survey.columns
+    question, *rest = questions
+    others = [name for name in rest if columns[name].is_running and columns[name].has_text]
+    doubts = [f"{one} is named as a question, too" for one in others[:1] if "question" not in survey.given]
     if context:
-        roles["context"] = context
-    answers = [name for name in survey.list_columns("answer", minimum=2) if name not in roles.values()]
-    for answer in answers:
-        # what is shorter than the answers is the title of their source, rather than what they are found in
-        is_title = bool(context) and columns[answer].is_running and columns[context].mean_words < LONG_WORDS
-        title = f"{context} may be the title of a source, in which {answer} is not found"
-        is_title_likely = context is not None and is_title and not survey.is_given(context)
-        for known in [{"question": questions[0]}, roles] if is_title_likely else [roles]:
-            if found := _read_answers(survey, {**known, "answer": answer}):
-                yield replace(found, doubts=[title, *found.doubts]) if is_title and known is roles else found
+        is_title = columns[answer].is_running and columns[context].mean_words < LONG_WORDS
+        title = [f"{context} may be the title of a source, in which {answer} is not found"] if is_title else []
+        yield {"question": question, "context": context}, [*title, *doubts]
+        if is_title and not survey.is_given(context):
+            yield {"question": question}, doubts
+    else:
+        yield {"question": question}, doubts
+    for other in others[:1] if doubts else ():
+        yield {"question": other, **({"context": context} if context else {})}, doubts
 
 
 def _find_context(survey: Survey, question: str) -> str | None:
     """Find the text that questions are about: the one with the clearest name."""
     texts = [name for name in survey.list_columns("context", "text", minimum=2) if survey.columns[name].has_text]
     texts = [name for name in texts if survey.is_given(name) or not has_word(name, NOTES)]
+    texts = [name for name in texts if survey.rate(name, "question") < 2 or survey.rate(name, "context") >= USUAL]
     known = [name for name in texts if name != question and survey.rate(name, "answer", "targets", "label") < USUAL]
     if known and (survey.rate(known[0], "context") >= 2 or len(known) == 1):
         return known[0]
@@ -731,7 +762,7 @@ def _is_amount(survey: Survey, name: str) -> bool:
     """
     column = survey.columns[name]
     is_many = column.num_distinct > MAX_NUMBERED and survey.rate(name, "label") < CLEAR
-    is_count = re.match(r"(?:n|nb|num|number|count)_", name.casefold()) is not None and not survey.is_given(name)
+    is_count = COUNT.match(name) is not None and not survey.is_given(name)
     return column.kind == "number" and (is_many or is_count or not column.has_labels)
 
 

@@ -100,7 +100,7 @@ WORDS: Mapping[str, tuple[str, str]] = {
         "short corrected correction corrections correct simple simplification simplifications simplified paraphrase "
         "paraphrases query queries sql sparql cypher code snippet equation equations formula linear_formula "
         "annotated_formula program resolution solution dst msg commit_message docstring "
-        "doctor slots entities keyphrases keywords regex bash cmd command target_sequence chosen gold",
+        "truth doctor slots entities keyphrases keywords regex bash cmd command target_sequence chosen gold",
     ),
     "summary": (
         "summary highlights abstract headline headlines title titre titulo título tldr zusammenfassung resumen",
@@ -117,14 +117,15 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "link": ("url urls link links href image avatar photo permalink", "website read_more mail_address"),
     "person": (
         "author authors autor user users username user_name screen_name sender receiver speaker journalist reporter "
-        "annotator worker rater name names customer kunde reviewer client",
+        "annotator worker rater participant actor role locuteur name names customer kunde reviewer client",
         "",
     ),
     "place": ("location city country place state region timezone coord", ""),
     "fact": (
         "language lang languages license split publication publisher source_lang target_lang version confidence count "
         "like likes retweet retweets votes ups downs parse flag filename platform device channel finished "
-        "progress iteration run duration subreddit forum recipient ip_address user_language latitude longitude",
+        "progress iteration run turn position duration subreddit forum recipient ip_address user_language latitude "
+        "longitude",
         "explanation exp rationale reason reasoning cot thought thoughts chain_of_thought package package_name "
         "domain website helpful upvotes "
         "gender age answer_start is_impossible plausible_answers "

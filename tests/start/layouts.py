@@ -196,6 +196,7 @@ KINDS: dict[str, Callable[[Draw, int], object]] = {
     "labelled": lambda draw, row: {"text": draw.sample(WHAT, 4), "label": ["A", "B", "C", "D"]},
     "object": lambda draw, row: {"sel": 1, "agg": row},
     "turns": chat("user", "assistant"),
+    "request": chat("system", "user", said="text"),
     "turns with system": chat("system", "user", "assistant"),
     "shared turns": chat("human", "gpt", who="from", said="value"),
 }
@@ -459,6 +460,11 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "spans of texts": ("speaker=who | speech=sentence | claims=places as text", "!"),
     "names of sources beside a label": ("title=sentence | label=flag | source=few questions", "?"),
     # a text that tells the label, titles of sources, two questions
+    "a question in other words": ("original_question=question | reframed_question=paragraph | answer=reply", "?"),
+    "a request beside its answer": ("prompt=request | reward_spec.ground_truth=reply | id=id", "jsonl: reward_spec.ground_truth < prompt.0.text prompt.1.text"),
+    "turns of speakers": ("dialogue_id=group | turn=class | participant=two | text=sentence", "!"),
+    "a gold text beside outputs": ("Source=sentence | Truth=talk | class=three | GPT=talk cleaned | T5=talk stemmed", "?"),
+    "counts of annotations": ("text=sentence | total_annotators=class | edits=objects", "!"),
     "a reasoning beside a text": ("text=sentence | why=told of turns | label=by turns", "?"),
     "a chain of thought": ("text=sentence | cot=told of turns | label=by turns", "classification: label < text"),
     "titles of sources beside answers": ("Question=question | Answer=reply | Document=title", "?"),

@@ -37,6 +37,7 @@ from fivetune.types import JsonTable, RawRecord
 RECORD_LISTS = ("data", "questions")  # keys of a document's list of records: SQuAD's, BioASQ's
 SPLIT_NAMES = ("train", "validation", "val", "valid", "dev", "test")
 NUM_DIALOGUES = 50  # first lists whose lengths show whether they are records or dialogues
+MIN_PAIRS = 10  # texts from which on an object of texts holds pairs, with the columns text and value
 MIN_ROWS = 20  # of columns whose rows have names, not numbers: fewer are records with so many fields
 _Form = Literal["listed", "by id", "columns of rows", "columns of values"]
 _TO_RECORDS = "df.to_json(FILE, orient='records', lines=True)"
@@ -121,7 +122,8 @@ def _make_record(value: object, where: str, header: Sequence[str], *, has_turns:
 
 def read_json_records(file: IO[bytes], path: Path, header: Sequence[str] = ()) -> Iterator[RawRecord | BadRecord]:
     """Yield the records of a JSON document: an array of objects, an object with such an array under one of
-    RECORD_LISTS, an object {id: record}, as in PubMedQA, or columns, as in MS MARCO and of `DataFrame.to_json`.
+    RECORD_LISTS, an object {id: record}, as in PubMedQA, or {text: text}, or columns, as in MS MARCO and of
+    `DataFrame.to_json`.
 
     An element with "paragraphs" is a SQuAD article and gives one record per question.
     """
@@ -203,6 +205,8 @@ def _describe_member(value: object) -> _Member:
 
 def _find_form(members: Sequence[_Member]) -> _Form | None:
     """Find how an object without a list of records holds records: by id, or column by column; None if it does not."""
+    if len(members) >= MIN_PAIRS and all(member.kind == describe_kind("a") for member in members):
+        return "by id"  # {text: text}
     objects = all(member.kind == describe_kind({}) for member in members)
     lists = [member for member in members if member.kind == describe_kind([])]
     if 1 < len(lists) < len(members) and lists[0].num > 1 and "values" in {member.parts for member in lists}:
@@ -219,7 +223,10 @@ def _find_form(members: Sequence[_Member]) -> _Form | None:
 def _read_records_by_id(window: JsonWindow, path: Path) -> Iterator[RawRecord]:
     for key in window.iter_keys():
         value = window.read_value()
-        value.setdefault("id", key)
+        if isinstance(value, str):
+            value = {"text": key, "value": value}
+        else:
+            value.setdefault("id", key)
         yield RawRecord(value, f"{path}: {key!r}")
 
 

@@ -886,3 +886,10 @@ def test_values_inside_columns_are_named_by_dotted_paths(record, column, way):
     with pytest.raises(DataError) as raised:
         get_text(RawRecord({"id": "1", **record}, "a.jsonl:1"), column)
     assert way in str(raised.value)
+
+
+def test_an_object_of_texts_holds_pairs(put):
+    pairs = {f"list {number} files": f"ls -{number}" for number in range(12)}
+    kept, rejected = kept_and_rejected(put("a.json", json.dumps(pairs, indent=1)))
+    assert (len(kept), rejected) == (12, [])
+    assert (kept[0].fields["text"], kept[0].fields["value"]) == ("list 0 files", "ls -0")
