@@ -52,6 +52,7 @@ from fivetune.types import JsonTable, RawRecord, Task, TextExample
 
 SEED = 0
 SET_SHARE, MIN_SET, MAX_SET = 0.1, 50, 2_000  # of validation and test set each; a fifth of the records at most
+LONG_TARGET, HELD = 20, 0.8  # characters of a target, and share of inputs that hold theirs, that are no chance
 SAMPLE = 2_000  # examples whose tokens and characters are counted
 MAX_EMPTY = 0.1  # share of records without one of several inputs up to which that is told: more are meant so
 REPEATED = 0.1  # different inputs per record below which it is told that they repeat
@@ -381,6 +382,12 @@ def build_plan(
     )
     warnings += describe_odd_targets(tokenizer, examples, lost)
     warnings += _describe_lost_characters(name, lost, examples)
+    told = [one for one in examples if len(one.targets) >= LONG_TARGET and one.targets in one.inputs]
+    if len(told) > HELD * len(examples) and not loaded.extractive and loaded.labels is None:
+        warnings.append(
+            f"{len(told):,} of {len(examples):,} inputs hold what is to be learned, as a prompt with its answer does: "
+            "the model would learn to copy it. Name other columns"
+        )
     return replace(plan, warnings=warnings)
 
 

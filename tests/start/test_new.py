@@ -163,6 +163,14 @@ def test_a_spreadsheet_becomes_a_recipe_and_three_sets(folder, capsys):
     assert all(lines[number - 1].startswith("  # ") for number in settings)  # each has its reason
 
 
+def test_inputs_that_hold_their_targets_are_told(folder, capsys):
+    answers = [f"They are kept by {one} people, as case {one} shows" for one in range(40)]
+    rows = [{"input": f"Who keeps them in {one}? {answer}", "output": answer} for one, answer in enumerate(answers)]
+    (folder / "held.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, _, err = run(capsys, "new", "held.jsonl")
+    assert code == 0 and "40 of 40 inputs hold what is to be learned" in err
+
+
 def test_the_command_prints_json(folder, capsys):
     write_tickets(folder / "t.csv")
     code, out, err = run(capsys, "new", "t.csv", "--output", "made/here.yaml", "--json")
