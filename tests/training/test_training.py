@@ -148,16 +148,16 @@ def test_times_are_counted_once(tmp_path, model_folder, monkeypatch):
     run = _train(
         tmp_path,
         model_folder,
-        data__eval=str(kit.squad_file(tmp_path / "many.json", num_questions=60, offset=200)),
-        eval={"every_steps": 20, "max_examples": 2, "max_new_tokens": 8},
-        train__num_steps=60,
+        data__eval=str(kit.squad_file(tmp_path / "many.json", num_questions=30, offset=200)),
+        eval={"every_steps": 8, "max_examples": 2, "max_new_tokens": 8},
+        train__num_steps=24,
     )
     wall = time.perf_counter() - started
     phases = run.status.seconds_by_phase
     assert sum(phases.values()) <= wall
     assert phases["evaluate"] >= sum(e.seconds for e in run.evals)
     assert [(e.step, e.split, e.run_step) for e in run.evals] == [
-        (0, "eval", 0), (20, "subset", 20), (40, "subset", 40), (60, "subset", 60), (20, "eval", 60),
+        (0, "eval", 0), (8, "subset", 8), (16, "subset", 16), (24, "subset", 24), (8, "eval", 24),
     ]  # fmt: skip
     evaluations = collect_run_stats(run).evaluations
     assert evaluations and evaluations.seconds == (run.evals[1].seconds + run.evals[2].seconds) / 2

@@ -133,7 +133,8 @@ def compare_runs(
     variants.
 
     >>> import fivetune
-    >>> other = fivetune.train("runs/tickets", {"run.dir": "runs/lower", "optimizer.lr": 1e-4}, quiet=True)
+    >>> changes = {"run.dir": "runs/lower", "optimizer.lr": 1e-4, "train.num_steps": 10}
+    >>> other = fivetune.train("runs/tickets", changes, quiet=True)
     >>> comparison = fivetune.compare_runs(["runs/tickets", "runs/lower"])
     >>> [variant.name for variant in comparison.variants], comparison.metric
     (['tickets', 'lower'], 'accuracy')

@@ -93,7 +93,7 @@ def test_inputs_beyond_what_longt5_was_made_for_are_counted(tmp_path, tokenizer_
     assert check.detail.endswith("Set data.max_input_tokens to 20, or expect lower scores for them.")
 
 
-@pytest.mark.parametrize("precision", ["fp32", pytest.param("fp16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("precision", ["fp32", kit.release("fp16")])
 def test_training_is_the_same_with_and_without(tmp_path, model_folder, precision):
     for name in ("with", "without"):
         run = {"dir": str(tmp_path / name), "seed": 1}

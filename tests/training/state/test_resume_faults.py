@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -196,8 +197,13 @@ def test_a_damaged_checkpoint_is_a_warning_of_the_run_also_when_quiet(stopped, c
     assert "Set aside as 2.damaged" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["status.json", "machine.json", "data.json", "telemetry.jsonl"])
-@pytest.mark.parametrize("content", [b"[]\n", b'{"a": 1\n{}\n', b"\xe5\n"])
+UNNEEDED = ["status.json", "machine.json", "data.json", "telemetry.jsonl"]
+DAMAGED = [b"[]\n", b'{"a": 1\n{}\n', b"\xe5\n"]
+PAIRS = [*zip(UNNEEDED, [*DAMAGED, DAMAGED[1]], strict=True)]
+MORE_PAIRS = [pair for pair in itertools.product(UNNEEDED, DAMAGED) if pair not in PAIRS]
+
+
+@pytest.mark.parametrize(("name", "content"), [*PAIRS, *(kit.release(*pair) for pair in MORE_PAIRS)])
 def test_files_that_a_resume_does_not_need_do_not_stop_it(stopped, finished, name, content):
     path_of(stopped, name).write_bytes(content)
     run = continue_run(stopped)
