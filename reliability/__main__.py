@@ -20,6 +20,7 @@ from fivetune.distributed.processes.signals import get_signum, raise_interrupt
 from fivetune.rundir import replace_file
 from reliability.campaign import ROOT, Campaign, Row, derive_seed, describe_code
 from reliability.page import read_page, write_table
+from reliability.warm import prepare_peer
 
 
 def main() -> int:
@@ -50,6 +51,7 @@ def main() -> int:
     # A trial's process that is killed does not return its semaphores, of which Python would warn at the end.
     sys.warnoptions.append("ignore:resource_tracker:UserWarning")
     signal.signal(signal.SIGTERM, raise_interrupt)
+    prepare_peer()
     try:  # before hours of trials: can the results be written?
         if args.page:
             read_page(args.page)

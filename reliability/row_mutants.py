@@ -22,6 +22,7 @@ from reliability.__main__ import list_rows, select_rows
 from reliability.campaign import Row, run_trial
 from reliability.mutants import MUTANTS, Mutant
 from reliability.rows.mutants import copy_checkout, plant
+from reliability.warm import prepare_peer
 from reliability.workload import Workload
 
 SURVIVED = 3
@@ -141,6 +142,7 @@ def test_row(row: Row, seed: int) -> int:
 
 def run_until_failure(row: Row, seed: int) -> int:
     """Run a row's trials one after the other up to the first that fails, and print its number and its message."""
+    prepare_peer()
     workload = Workload(Path(tempfile.gettempdir()) / "workload")
     trials = islice(row.make_trials(workload, random.Random(f"{seed} {row.name}")), row.num_release)
     number = 0

@@ -33,13 +33,17 @@ PRELOADED = [
     "transformers.models.auto.tokenization_auto",
     "transformers.models.t5.modeling_t5",
     "transformers.models.t5.tokenization_t5",
-    "transformers.trainer_seq2seq",  # of the peer
 ]
 END_SECONDS = 30.0  # within which a killed process must be gone
 # Each start of a process reads the exit codes of those that have ended, and another thread's read of one gets 255 then.
 EXIT_CODES = threading.RLock()
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(PRELOADED)
+
+
+def prepare_peer() -> None:
+    """Import the peer's trainer once too, in a server that is not yet started; FiveTune's tests need none."""
+    SERVER.set_forkserver_preload([*PRELOADED, "transformers.trainer_seq2seq"])
 
 
 class WarmProcess:

@@ -72,7 +72,7 @@ def test_a_run_writes_what_predicts_as_peft_does(tmp_path, model_folder, name):
             assert [decode(row[1:]) for row in ids.tolist()] == found
 
 
-@pytest.mark.parametrize("name", ["prompt", "prefix"])
+@pytest.mark.parametrize("name", ["prompt", kit.release("prefix")])
 def test_evaluate_and_predict_give_the_scores_of_the_training(tmp_path, model_folder, capsys, name):
     table = kit.recipe(tmp_path, model_folder, model__adapter={"name": name}, **FAST, eval__every_steps=6)
     last = train(table, quiet=True).evals[-1]
@@ -111,7 +111,7 @@ def test_what_a_run_records(tmp_path, model_folder):
     assert base.keys() == merged.keys() and changed == {"q", "k", "v", "o", "wi", "wo"}
 
 
-@pytest.mark.parametrize("name", ["lora", "qlora", "prefix"])
+@pytest.mark.parametrize("name", ["lora", "qlora", kit.release("prefix")])
 def test_a_resumed_run_ends_with_the_same_weights(tmp_path, model_folder, monkeypatch, name):
     def build_recipe(name_of_run: str) -> dict[str, Any]:
         (tmp_path / name_of_run).mkdir(exist_ok=True)
