@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fivetune.data.readers.delimited import describe_quotes, read_first_cells
+from fivetune.data.readers.delimited import NUMBER, describe_quotes, read_first_cells
 from fivetune.data.readers.records import detect_format, draw_records, find_column, is_hub_name, list_source_files
 from fivetune.data.readers.source_files import HEAD_BYTES, BadRecord, is_saved_dataset, open_bytes
 from fivetune.data.readers.tables import replace_empty_cell
@@ -37,7 +37,6 @@ MONTH = (
     "nov(?:ember)?|dec(?:ember)?)"
 )
 ZONE = r"(?:[ap]m|t|z|utc|gmt|[pmce][sd]t)"
-NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)?(?:[eE][-+]?\d+)?")
 FORMS: Mapping[Kind, re.Pattern[str]] = {
     "number": NUMBER,
     # lists written as text: [15, 16, 17], ['joy', 'fear'], [('Oslo', 0, 4)]
@@ -157,9 +156,9 @@ class RawTable:
     def num_records(self) -> int:
         return len(self.records)
 
-    def list_values(self, name: str) -> list[object]:
-        """List the values of a column, None where a record has none."""
-        return [find_value(record.fields, name) for record in self.records]
+    def list_values(self, name: str, most: int | None = None) -> list[object]:
+        """List the values of a column, None where a record has none; with `most` those of the first records."""
+        return [find_value(record.fields, name) for record in self.records[:most]]
 
     def describe(self, name: str) -> Column:
         """Describe a column, or a part of one that is named by dots."""
@@ -236,10 +235,10 @@ def describe_column(name: str, values: Sequence[object]) -> Column:
     lengths = [len(text) for text in texts]
     is_short = len(counts) <= MAX_LABELS and max(lengths) <= MAX_LABEL_CHARS and kind in ("text", "number")
     mean_words = statistics.fmean(map(count_words, texts))
-    num_with_digits = sum(any(map(str.isdigit, text)) for text in texts)
     has_fractions = kind == "number" and any(map(FRACTION.fullmatch, counts))
     num_codes = sum(map(bool, map(LONG_CODE.fullmatch, texts)))
     is_unique = mean_words <= 1.2 and len(counts) > 0.9 * len(texts) and not has_fractions
+    num_with_digits = sum(any(map(str.isdigit, text)) for text in texts) if is_unique else 0
     return Column(
         name,
         kind,
@@ -252,7 +251,7 @@ def describe_column(name: str, values: Sequence[object]) -> Column:
         texts[0],
         code_share=statistics.fmean(bool(CODE.search(text[:2_000])) for text in texts[:200]),
         has_fractions=has_fractions,
-        has_codes=(is_unique and num_with_digits > 0.5 * len(texts)) or num_codes > 0.9 * len(texts),
+        has_codes=num_with_digits > 0.5 * len(texts) or num_codes > 0.9 * len(texts),
     )
 
 

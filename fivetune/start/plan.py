@@ -65,12 +65,13 @@ MAX_UNREAD = 0.05  # share of records that cannot be read, up to which the other
 CUT = 0.05  # share of inputs over the limit from which on it is told
 
 SETS = ("train", "validation", "test")
-SET_WORDS: Mapping[str, str] = {
+_SET_WORDS = {
     "train": "train training trn entrenamiento treino 训练",
     "validation": "validation valid val dev development eval evaluation validación validação 验证 开发",
     "test": "test testing tst prueba teste 测试",
 }
-"""Set -> what data sets call it."""
+SET_WORDS: Mapping[str, str] = {word: name for name, words in _SET_WORDS.items() for word in words.split()}
+"""What data sets call a set -> the set."""
 FEW_IDS = 0.1  # distinct ids per record up to which fewer than MIN_GROUPS of them relate no records
 
 
@@ -213,8 +214,7 @@ def find_set(value: object) -> str | None:
     if is_empty_cell(value):
         return "train"
     first = re.search(r"[^\W\d_]+", as_text(value).casefold())
-    word = re.sub("(?:set|集)$", "", first[0]) if first else ""
-    return next((name for name, words in SET_WORDS.items() if word in words.split()), None)
+    return SET_WORDS.get(re.sub("(?:set|集)$", "", first[0])) if first else None
 
 
 def find_set_column(table: RawTable, reading: Reading, warn: Callable[[str], None]) -> str | None:
@@ -226,10 +226,13 @@ def find_set_column(table: RawTable, reading: Reading, warn: Callable[[str], Non
         warn: called with a sentence on a column of which only some values name sets.
     """
     found: list[str] = []
+    used = {*reading.inputs, *reading.targets}
     for name, column in table.columns.items():
+        if name in used:
+            continue
         sets = {value: find_set(value) for value in column.values}
         known = {*sets.values()} - {None}
-        if name in (*reading.inputs, *reading.targets) or "train" not in known or len(known) < 2:
+        if "train" not in known or len(known) < 2:
             continue
         if others := [value for value, one in sets.items() if one is None]:
             warn(
@@ -263,12 +266,14 @@ def build_plan(
     bad: list[BadRecord] = []
     records = read_records(source, header=header, on_bad=bad.append)
     head = [*islice(records, NUM_HEAD)]
-    is_table = bool(header or read_first_line(source))  # records with keys have no further lines of names
-    num_names = count_names(head, has_header=bool(header)) if is_table else 0
+    num_names = count_names(head, has_header=bool(header))
+    if num_names and not header and not read_first_line(source):  # records with keys have no further lines of names
+        num_names = 0
     table = build_table(source, chain(head[num_names:], records), bad, header=header, flags=flags)
     table = replace(table, num_names=num_names)
     reading = infer_task(table, task=task, given=given)
     loaded = load_task(reading.task, reading.options)
+    by_label = loaded.labels is not None
     # the sets, from all records; what else is needed of them is kept on the way
     num_total = table.num_read + len(bad)
     if len(bad) > max(MAX_UNREAD * num_total, MAX_ABOVE):
@@ -295,11 +300,12 @@ def build_plan(
             if len(ids) % math.ceil(num_total / SAMPLE) == 0:
                 sample.append(examples[0])
             counts.add(read, examples[0])
-            longest[:] = [max([*longest, examples[0]], key=_measure_target)]
+            if not longest or len(examples[0].targets) > len(longest[0].targets):
+                longest[:] = examples[:1]
             own_id, given_id = record.fields["id"], read.fields["id"]
             own_set = (find_set(find_value(read.fields, set_column)) if set_column else None) or "train"
             given_sets[own_set].add(hash_text(str(own_id)))
-            if loaded.labels is not None and examples[0].references:
+            if by_label and examples[0].references:
                 labels[examples[0].references[0]] += 1
                 trained.update(examples[0].references[:1] if own_set == "train" else ())
             ids.append(RawRecord({"id": own_id}, record.where))
@@ -313,7 +319,6 @@ def build_plan(
             yield RawRecord({"id": own_id, "group": group}, record.where), examples
 
     division = EvalSplit("eval", choose_set_share(num_total), seed, "group")
-    by_label = loaded.labels is not None
     failure = None
     split = None
     try:
@@ -374,25 +379,17 @@ def build_plan(
             f"no training record has the label {list_names(sorted(unknown))}: the model cannot learn it, and its "
             "records cannot be scored"
         )
-    texts = [text for one in examples for text in (one.inputs, one.targets)]
-    lost = (
-        {*find_lossy_characters(tokenizer, set[str]().union(*texts))}
-        if tokenizer
-        else find_lost_characters(name, texts)
-    )
+    held = set[str]().union(*(text for one in examples for text in (one.inputs, one.targets)))
+    lost = {*find_lossy_characters(tokenizer, held)} if tokenizer else find_lost_characters(name, held)
     warnings += describe_odd_targets(tokenizer, examples, lost)
     warnings += _describe_lost_characters(name, lost, examples)
     told = [one for one in examples if len(one.targets) >= LONG_TARGET and one.targets in one.inputs]
-    if len(told) > HELD * len(examples) and not loaded.extractive and loaded.labels is None:
+    if len(told) > HELD * len(examples) and not loaded.extractive and not by_label:
         warnings.append(
             f"{len(told):,} of {len(examples):,} inputs hold what is to be learned, as a prompt with its answer does: "
             "the model would learn to copy it. Name other columns"
         )
     return replace(plan, warnings=warnings)
-
-
-def _measure_target(example: TextExample) -> int:
-    return len(example.targets)
 
 
 def choose_set_share(num_records: int) -> float:

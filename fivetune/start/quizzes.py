@@ -160,7 +160,7 @@ def _list_equal(survey: Survey) -> list[list[str]]:
     """List the columns of which just one has the text of another, in each record another one."""
     least = 0.9 * survey.table.num_records
     texts = [name for name, column in survey.columns.items() if column.kind == "text" and column.num_filled > least]
-    values = {name: [as_text(value) for value in survey.table.list_values(name)[:NUM_ANSWERED]] for name in texts}
+    values = {name: [as_text(value) for value in survey.table.list_values(name, NUM_ANSWERED)] for name in texts}
     for key in texts if len(texts) > MIN_COLUMNS else ():
         equal = {name: sum(map(eq, values[name], values[key])) / len(values[key]) for name in texts if name != key}
         choices = [name for name in equal if equal[name] > 0.03]
@@ -205,14 +205,14 @@ def _list_keys(
     keys: dict[str, _Key] = {}
     for name in names:
         column = survey.columns[name]
-        values = survey.table.list_values(name)[: len(found)]
+        values = survey.table.list_values(name, len(found))
         first = None
         if column.kind == "number" and not _has_texts(values, found):
             has_letters = any(known.first is None for known in keys.values())
             if has_letters and survey.rate(name, "answer") < 2:  # a count next to the letters
                 continue
             first = 0 if "0" in map(as_text, values) else 1
-        places = _list_places(survey, name, first, found)
+        places = _list_places(values, first, found)
         num_asked = sum(one is not None for one in found)
         is_key = sum(place is not None for place in places) >= RESOLVED * num_asked
         most = max(len(one.places) for one in found if one)
@@ -223,10 +223,10 @@ def _list_keys(
     return keys
 
 
-def _list_places(survey: Survey, key: str, first: int | None, found: Sequence[Choices | None]) -> list[int | None]:
-    """List the place of the right choice in each record, None where the key says none."""
+def _list_places(values: Sequence[object], first: int | None, found: Sequence[Choices | None]) -> list[int | None]:
+    """List the place of the right choice in each record, None where the key's value says none."""
     places: list[int | None] = []
-    for value, one in zip(survey.table.list_values(key)[: len(found)], found, strict=True):
+    for value, one in zip(values, found, strict=True):
         is_read = one is not None and not is_empty_cell(value)
         places.append(one.find(as_text(value), numbers_from=first) if is_read and one else None)
     return places

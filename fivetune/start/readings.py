@@ -469,7 +469,7 @@ def _read_golds(survey: Survey, answer: str, key: str) -> list[tuple[str, ...]]:
 def _count_parts(survey: Survey, context: str, golds: Sequence[tuple[str, ...]]) -> tuple[int, int]:
     """Count the answers of the first NUM_ANSWERED records that are parts of their contexts, and all of them."""
     num_found = num_answered = 0
-    for text, answers in zip(survey.table.list_values(context)[:NUM_ANSWERED], golds, strict=False):
+    for text, answers in zip(survey.table.list_values(context, NUM_ANSWERED), golds, strict=False):
         if any(map(str.strip, answers)):
             num_answered += 1
             num_found += any(find_text(as_text(text), gold.strip()) for gold in answers)
@@ -503,7 +503,7 @@ def _list_read(survey: Survey, label: str, same: Sequence[str]) -> Iterator[tupl
     leaks = [name for name in texts if _has_gaps(survey, name, label)]
     told = [name for name in texts if _is_label_told(survey, name, label)]
     pairs = itertools.combinations(texts, 2)
-    alike = [pair for pair in pairs if survey.is_copy(*pair) or survey.is_version(*pair)][:1]
+    alike = next((pair for pair in pairs if survey.is_copy(*pair) or survey.is_version(*pair)), ())
     doubts: list[str] = []
     if 0 < len(leaks) < len(texts):
         doubts.append(f"{_join(leaks)} is filled for some values of {label} only, as what the giver of it writes")
@@ -511,10 +511,10 @@ def _list_read(survey: Survey, label: str, same: Sequence[str]) -> Iterator[tupl
     if 0 < len(told) < len(texts):
         doubts.append(f"{_join(told)} holds the {label} itself in nearly all records, as a reasoning about it does")
         yield [name for name in texts if name not in told], told, doubts
-    for pair in alike:
-        doubts.append(f"{_join(pair)} hold nearly the same texts, one of which is enough")
-        for spare in reversed(pair):
-            yield [name for name in texts if name != spare], [spare], doubts
+    if alike:
+        doubts.append(f"{_join(alike)} hold nearly the same texts, one of which is enough")
+    for spare in reversed(alike):
+        yield [name for name in texts if name != spare], [spare], doubts
     # what the texts are about, and answers to them, if these tell labels apart; a text that repeats may be that
     for name in survey.list_unread([label, *same, *texts]) if texts and "text" not in survey.given else ():
         column = survey.columns[name]
@@ -640,7 +640,7 @@ def _count_conflicts(survey: Survey, texts: Sequence[str], label: str) -> int:
 
 
 def read_tags(survey: Survey) -> Iterator[Reading]:
-    """Yield several labels for each text: a list, a separated text, or a column of 0 and 1 for each label."""
+    """Yield several labels for each text: a list, a separated text, numbered columns, a column of 0 and 1 for each."""
     named = survey.given.get("tags", ())
     for name in named or survey.list_unread(()):
         separator = _find_separator(survey, name) if len(named) < 2 else ""
@@ -697,16 +697,15 @@ def _find_separator(survey: Survey, name: str) -> str:
     column = survey.columns[name]
     rating = survey.rate(name, "tags")
     is_list = column.kind in ("list", "text list")
-    if column.num_distinct < 2 or (is_list and survey.is_sequence(name)):
+    if column.num_distinct < 2 or not (is_list or column.kind == "text"):
         return ""
-    if not (is_list or column.kind == "text") or survey.rate(name, *READ, *TARGET_ROLES["targets"]) > max(1, rating):
+    if survey.rate(name, *READ, *TARGET_ROLES["targets"]) > max(1, rating) or (is_list and survey.is_sequence(name)):
         return ""
     # a list needs no guess about its parts: with a known name a few records may do
     times, least = (1.5 if rating >= 2 else 3, USUAL) if is_list else (3, CLEAR)
-    values = survey.table.list_values(name)
-    lists = survey.read_lists(name)
+    values = [value for value in survey.table.list_values(name) if value]
     for separator in [", "] if is_list else [";", "|", ","]:
-        parts = lists if is_list else [str(value).split(separator) for value in values if value]
+        parts = survey.read_lists(name) if is_list else [str(value).split(separator) for value in values]
         tags = Counter(as_text(part) for one in parts for part in one)
         known = str if column.kind == "text list" else str | int  # numbers as text are places in texts
         if not all(isinstance(part, known) for one in parts for part in one):

@@ -9,11 +9,11 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
+from fivetune.data.readers.delimited import NUMBER
 from fivetune.errors import ConfigError, suggest_names
 from fivetune.start.columns import (
     MIN_RECORDS,
     MIN_WORDS,
-    NUMBER,
     RawTable,
     as_text,
     count_words,

@@ -9,7 +9,8 @@ import re
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from functools import cached_property
+from itertools import chain, islice
 from typing import NamedTuple
 
 from fivetune.start.columns import Column, RawTable, as_text, count_words, find_wholes
@@ -120,7 +121,7 @@ class Reading:
         return [name for names in self.roles.values() for name in names if name not in self.targets]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Survey:
     """The columns of a table that hold values, with those that the user named.
 
@@ -160,6 +161,11 @@ class Survey:
         aside = max(rate_name(role, name) for role in ASIDE if not (role == "id" and is_flag))
         return aside >= USUAL and aside > max(learned, self.rate(name, *READ))
 
+    @cached_property
+    def free(self) -> Sequence[str]:
+        """The columns that are not aside: each reading of a survey of people asks for those of a thousand."""
+        return [name for name in self.columns if not self.is_aside(name)]
+
     def is_id(self, name: str) -> bool:
         """Whether a column tells the records apart: codes in all of them, with the name of an id, or as T-0017."""
         column = self.columns.get(name)
@@ -195,7 +201,7 @@ class Survey:
         """Measure how alike the texts of two columns are, 0 to 1: the mean share of triples of letters that both texts
         have, among the triples of the shorter text, and among all.
         """
-        pairs = zip(self.table.list_values(name)[:SAMPLE], self.table.list_values(other)[:SAMPLE], strict=True)
+        pairs = zip(self.table.list_values(name, SAMPLE), self.table.list_values(other, SAMPLE), strict=True)
         sets = [(_list_triples(one), _list_triples(two)) for one, two in pairs if one and two]
         of_shorter = [len(one & two) / max(1, min(len(one), len(two))) for one, two in sets]
         of_all = [len(one & two) / max(1, len(one | two)) for one, two in sets]
@@ -221,7 +227,7 @@ class Survey:
         """List the columns with a role, the clearest name first; those that the user gave the first role, if any."""
         if roles[0] in self.given:
             return [*self.given[roles[0]]]
-        free = [name for name in self.columns if not self.is_given(name) and not self.is_aside(name)]
+        free = [name for name in self.free if not self.is_given(name)]
         rated = [(-self.rate(name, *roles), len(name), name) for name in free]  # the plainer first: ctx before ctx_a
         return [name for points, _, name in sorted(rated) if -points >= minimum]
 
@@ -267,7 +273,7 @@ class Survey:
 
     def list_unread(self, used: Collection[str]) -> list[str]:
         """List the columns that a reading leaves out, those aside not counted."""
-        return [name for name in self.columns if name not in used and not self.is_aside(name)]
+        return [name for name in self.free if name not in used]
 
     def can_learn_other(self, used: Collection[str]) -> bool:
         """Whether a column that a reading leaves out could be learned."""
@@ -406,8 +412,8 @@ class Survey:
 
     def list_examples(self, name: str, number: int) -> list[str]:
         """List the first filled values of a column as text."""
-        values = self.table.list_values(name)
-        return [as_text(value) for value in values if isinstance(value, str | int | float)][:number]
+        filled = (value for value in self.table.list_values(name) if isinstance(value, str | int | float))
+        return [as_text(value) for value in islice(filled, number)]
 
 
 def _list_triples(value: object) -> set[str]:

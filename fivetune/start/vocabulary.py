@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 from fivetune.start.columns import WITHOUT_BLANKS
@@ -56,18 +56,17 @@ def find_vocabulary(model: str) -> Vocabulary:
     return "unknown"
 
 
-def find_lost_characters(model: str, texts: Iterable[str]) -> set[str]:
-    """Find the characters of some texts that a model cannot write, as far as its vocabulary is known.
+def find_lost_characters(model: str, characters: Collection[str]) -> set[str]:
+    """Find the characters that a model cannot write, as far as its vocabulary is known.
 
-    >>> sorted(find_lost_characters("t5-base", ['{"größe": 1}'])), find_lost_characters("google/mt5-base", ["{}"])
+    >>> sorted(find_lost_characters("t5-base", '{"größe": 1}')), find_lost_characters("google/mt5-base", "{}")
     (['{', '}'], set())
     """
     vocabulary = find_vocabulary(model)
     if vocabulary not in ("t5", "multilingual"):
         return set()
-    held = set[str]().union(*texts)
-    lost = {character for character in held if character.isspace() and character != " "}
-    return lost | {character for character in held if vocabulary == "t5" and not _is_in_t5(character)}
+    lost = {character for character in characters if character.isspace() and character != " "}
+    return lost | {character for character in characters if vocabulary == "t5" and not _is_in_t5(character)}
 
 
 def _is_in_t5(character: str) -> bool:

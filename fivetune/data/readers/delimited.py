@@ -7,7 +7,6 @@ blank. Separators are the comma, tab, semicolon and vertical bar, or a run of se
 from __future__ import annotations
 
 import csv
-import json
 import re
 import shlex
 from collections import Counter
@@ -28,6 +27,7 @@ from fivetune.data.readers.source_files import (
     get_data_suffix,
     make_utf8_error,
     open_bytes,
+    quote_in_code,
     quote_value,
     read_lines,
 )
@@ -52,6 +52,7 @@ MIN_PADDED = 3  # rows from which on blanks around cells are padding
 MIN_WHOLE = 0.1  # share of rows without separators in their texts, from which on others are the exception
 MIN_GAIN = 0.05  # share of lines that unusual quotes read more than usual ones, to be believed if not well-formed
 MIN_SHARE_ALIKE = 0.9  # of the sampled lines of a file whose suffix does not say that it is a table
+NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)?(?:[eE][-+]?\d+)?")
 SENTENCE_END = re.compile(r"[.!?。！？।؟][\"'”’»)]*\s*$")
 QUESTION_END = re.compile(r"[?？؟][\"'”’»)]*\s*$")
 HEADER_WORDS = re.compile(
@@ -488,7 +489,7 @@ def find_data_in_header(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _is_number(text: str) -> bool:
-    return re.fullmatch(r"\s*[-+]?\d+([.,]\d+)?([eE][-+]?\d+)?\s*", text) is not None
+    return NUMBER.fullmatch(text.strip()) is not None
 
 
 def _are_consecutive(cells: Sequence[str]) -> bool:
@@ -715,8 +716,8 @@ def _describe_blocks(rows: Sequence[Sequence[str]], path: Path, separator: str) 
     is_even = {*starts} <= {*places} and len(starts) >= MIN_SHARE_ALIKE * len(places)
     if size < 2 or not is_even or (len(first) - before) % size:
         return ""
-    file = f'open({json.dumps(str(path), ensure_ascii=False)}, encoding="utf-8-sig")'
-    loops = f"for n, r in enumerate(csv.reader({file}, delimiter={json.dumps(separator)}))"
+    file = f'open({quote_in_code(str(path))}, encoding="utf-8-sig")'
+    loops = f"for n, r in enumerate(csv.reader({file}, delimiter={quote_in_code(separator)}))"
     block = f"r[i:i + {size}]"
     loops += f" for i in range({before}, len(r), {size}) if any({block})" + f" and (n or i == {before})" * bool(named)
     code = f"import csv, sys; w = csv.writer(sys.stdout); [w.writerow(r[:{before}] + {block}) {loops}]"

@@ -6,7 +6,6 @@ that readers take as it is has no such command.
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import Literal, NamedTuple, cast
 
 from fivetune.data.readers.delimited import HEADER_WORDS
 from fivetune.data.readers.json_text import JsonWindow
-from fivetune.data.readers.source_files import HEAD_BYTES, SPLIT, open_bytes
+from fivetune.data.readers.source_files import HEAD_BYTES, SPLIT, open_bytes, quote_in_code
 from fivetune.errors import DataError, FiveTuneEnvironmentError
 from fivetune.types import JsonTable
 
@@ -185,20 +184,23 @@ def format_join(path: Path, steps: Sequence[Step], *, is_lines: bool = False) ->
     'python -c \\'import json; [print(json.dumps(a)) for a in json.load(open("a.json", "rb"))["qa"]]\\''
     """
     is_packed = path.name.endswith(".gz")
-    opened = f"gzip.open({_quote(str(path))})" if is_packed else f'open({_quote(str(path))}, "rb")'
+    opened = f"gzip.open({quote_in_code(str(path))})" if is_packed else f'open({quote_in_code(str(path))}, "rb")'
     at = f"map(json.loads, filter(bytes.strip, {opened}))" if is_lines else f"json.load({opened})"
     fields: list[str] = []
     loops: list[str] = []
     for place, step in enumerate(steps):
         follows = steps[place + 1].kind if place + 1 < len(steps) else ""
         item, number = "abcdefgh"[len(loops)], str(len(loops) or "")
-        lists = [f"({at}.get({_quote(name)}) or {{}})" if loops else f"{at}[{_quote(name)}]" for name in step.names]
+        lists = [
+            f"({at}.get({quote_in_code(name)}) or {{}})" if loops else f"{at}[{quote_in_code(name)}]"
+            for name in step.names
+        ]
         if step.kind == "member":
             at = lists[0]
             continue
         if step.kind == "along":
             loops.append(f"for {item} in zip({', '.join(lists)})")
-            fields += [f"{_quote(name)}: {item}[{index}]" for index, name in enumerate(step.names)]
+            fields += [f"{quote_in_code(name)}: {item}[{index}]" for index, name in enumerate(step.names)]
         elif step.kind == "texts":
             loops.append(f"for {item} in {at}")
             fields.append(f'"text": {item}')
@@ -215,7 +217,3 @@ def format_join(path: Path, steps: Sequence[Step], *, is_lines: bool = False) ->
     record = at if fields == [f"**{at}"] else f"{{{', '.join(fields)}}}"
     code += f"[print(json.dumps({record})) {' '.join(loops)}]"
     return f"python -c {shlex.quote(code)}"
-
-
-def _quote(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)

@@ -109,6 +109,11 @@ def quote_value(value: object, *, limit: int = 60) -> str:
     return shown.encode(errors="backslashreplace").decode() if is_json else repr(shown)
 
 
+def quote_in_code(text: str) -> str:
+    """Quote a text for a program of Python that a command runs, in double quotes: single ones are the shell's."""
+    return json.dumps(text, ensure_ascii=False)
+
+
 def get_data_suffix(path: Path) -> str:
     """Return the suffix that names the format, `.gz` ignored; "" if it is no data suffix.
 
@@ -375,7 +380,7 @@ def _format_folders_command(path: Path, depth: int = 0) -> str:
     else:
         return ""
     label = "folder" if isinstance(found, dict) and "label" in found else "label"
-    paths = f'pathlib.Path({json.dumps(str(path), ensure_ascii=False)}).glob("[!._]*/[!.]*{suffix}")'
+    paths = f'pathlib.Path({quote_in_code(str(path))}).glob("[!._]*/[!.]*{suffix}")'
     lines = first.splitlines()
     each = ""
     if (
