@@ -324,7 +324,7 @@ def _read_messages(survey: Survey, name: str, role: str, content: str, speakers:
         for target in answers if all(roles == form[:-1] for roles in spoken) else ():
             reason = f"{name} holds messages by {_join(form[:-1])}, and {target} the answer"
             roles = {"inputs": paths[:-1], "targets": [target]}
-            others = [f"{one} is named as what is learned, too, and is not read" for one in answers if one != target]
+            others = _describe_outputs([one for one in answers if one != target])
             evidence = [Evidence(CERTAIN, "messages that end with a question")]
             yield Reading("chat", "jsonl", roles, reason, evidence=evidence, doubts=others)
         return

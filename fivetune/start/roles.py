@@ -75,7 +75,6 @@ WORDS: Mapping[str, tuple[str, str]] = {
         "short_description cuerpo corpo contenido conteúdo conteudo contenu inhalt metin yorum görüş mesaj cümle avis "
         "teks "
         "ulasan komentar kalimat tekst komentarz recenzja wiadomość mensagem frase commento recensione commentaire "
-        "phrase "
         "oración consulta reclamo текст отзыв комментарий сообщение 文本 内容 评论 句子 语料 正文 本文 文章 "
         "テキスト レビュー "
         "텍스트 문장 리뷰 댓글 내용 نص تعليق تغريدة văn_bản câu bình_luận nội_dung",
@@ -98,7 +97,7 @@ WORDS: Mapping[str, tuple[str, str]] = {
         "abstract headline headlines title titel titre titulo título subtitle subtitulo subtítulo "
         "reply answer answers reference references ref human_reference queries "
         "short corrected correction corrections correct simple simplification simplifications simplified paraphrase "
-        "paraphrases query queries sql sparql cypher code snippet equation equations formula linear_formula "
+        "paraphrases query sql sparql cypher code snippet equation equations formula linear_formula "
         "annotated_formula program resolution solution dst msg commit_message docstring "
         "truth doctor slots entities keyphrases keywords regex bash cmd command target_sequence chosen gold",
     ),

@@ -127,12 +127,14 @@ class Survey:
 
     Args:
         wholes: text that is made of others, which is not among the columns -> those others.
+        overlaps: two columns -> what `measure_overlap` found: each label asks again for the same texts.
     """
 
     table: RawTable
     given: Given
     columns: Mapping[str, Column]
     wholes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    overlaps: dict[frozenset[str], tuple[float, float]] = field(default_factory=dict)
 
     def rate(self, name: str, *roles: str) -> int:
         """Rate how clearly a column's name says one of these roles; a column that the user gave it has CLEAR + 1."""
@@ -201,11 +203,14 @@ class Survey:
         """Measure how alike the texts of two columns are, 0 to 1: the mean share of triples of letters that both texts
         have, among the triples of the shorter text, and among all.
         """
-        pairs = zip(self.table.list_values(name, SAMPLE), self.table.list_values(other, SAMPLE), strict=True)
-        sets = [(_list_triples(one), _list_triples(two)) for one, two in pairs if one and two]
-        of_shorter = [len(one & two) / max(1, min(len(one), len(two))) for one, two in sets]
-        of_all = [len(one & two) / max(1, len(one | two)) for one, two in sets]
-        return statistics.fmean(of_shorter or [0]), statistics.fmean(of_all or [0])
+        names = frozenset((name, other))
+        if names not in self.overlaps:
+            pairs = zip(self.table.list_values(name, SAMPLE), self.table.list_values(other, SAMPLE), strict=True)
+            sets = [(_list_triples(one), _list_triples(two)) for one, two in pairs if one and two]
+            of_shorter = [len(one & two) / max(1, min(len(one), len(two))) for one, two in sets]
+            of_all = [len(one & two) / max(1, len(one | two)) for one, two in sets]
+            self.overlaps[names] = statistics.fmean(of_shorter or [0]), statistics.fmean(of_all or [0])
+        return self.overlaps[names]
 
     def is_copy(self, name: str, other: str) -> bool:
         """Whether a text is another form of a second one, such as its cleaned words; not one of a pair like premise and
