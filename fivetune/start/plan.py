@@ -315,7 +315,8 @@ def build_plan(
                 continue
             # a blank cell relates no records; without a group, equal ids do
             value = find_value(read.fields, reading.group_column) if reading.group_column else None
-            group = f"id {given_id if relates_ids else own_id}" if is_empty_cell(value) else value
+            related_id = given_id if relates_ids else own_id
+            group = f"id {related_id}" if is_empty_cell(value) else value
             yield RawRecord({"id": own_id, "group": group}, record.where), examples
 
     division = EvalSplit("eval", choose_set_share(num_total), seed, "group")

@@ -702,7 +702,8 @@ def _find_separator(survey: Survey, name: str) -> str:
     if survey.rate(name, *READ, *TARGET_ROLES["targets"]) > max(1, rating) or (is_list and survey.is_sequence(name)):
         return ""
     # a list needs no guess about its parts: with a known name a few records may do
-    times, least = (1.5 if rating >= 2 else 3, USUAL) if is_list else (3, CLEAR)
+    times = 1.5 if is_list and rating >= 2 else 3
+    least = USUAL if is_list else CLEAR
     values = [value for value in survey.table.list_values(name) if value]
     for separator in [", "] if is_list else [";", "|", ","]:
         parts = survey.read_lists(name) if is_list else [str(value).split(separator) for value in values]
