@@ -20,6 +20,7 @@ from fivetune.types import JsonTable, RawRecord
 
 MIN_COLUMNS, MAX_COLUMNS = 3, 10  # of choices: two texts and a number are mostly a pair with a label
 RESOLVED = 0.95  # least share of answers that are choices
+MIXED = 0.5  # least share of these if others, such as those of several answers, are left out
 LABELS = "label target gold key"  # names of the right choice
 WRONG = "distractor distractors incorrect wrong false"
 
@@ -48,7 +49,7 @@ def read_quizzes(survey: Survey, contexts: Mapping[str, str]) -> Iterator[Readin
             yield replace(_build(roles, "", {}), evidence=evidence)
             continue
         keys = _list_keys(survey, choices, question, found)
-        for key, (first, places) in keys.items():
+        for key, (first, places, num_other) in keys.items():
             own: JsonTable = {} if first is None else {"numbers_from": first}
             is_fixed = key in choices or len({*places} - {None}) == 1  # else the model would learn the place
             reading = _build(roles, key, {**own, "shuffle_choices": True} if is_fixed else own)
@@ -58,6 +59,8 @@ def read_quizzes(survey: Survey, contexts: Mapping[str, str]) -> Iterator[Readin
             is_named = survey.rate(key, "answer") >= 2 or has_word(key, LABELS)
             is_guess = first is not None and not is_named
             guess = [f"{key} is not named as an answer"] if is_guess else []
+            if num_other:
+                guess.append(f"{num_other:,} of {len(places):,} answers in {key} are none of the choices, or several")
             yield survey.weigh(reading, form=reading.reason, read=[*keys], doubts=[*doubts, *guess])
         if not keys and has_word(choices[0], WRONG):
             answers = survey.list_columns("answer", minimum=2)
@@ -185,12 +188,13 @@ def _find_question(survey: Survey, choices: Sequence[str]) -> tuple[str, list[st
 
 
 class _Key(NamedTuple):
-    """What a column says of the right choice: the number of the first choice, None if the values are no numbers, and
-    the place of the right choice in each record, None where the column says none.
+    """What a column says of the right choice: the number of the first choice, None if the values are no numbers, the
+    place of the right choice in each record, None where the column says none, and the number of these.
     """
 
     first: int | None
     places: Sequence[int | None]
+    num_other: int
 
 
 def _list_keys(
@@ -214,12 +218,13 @@ def _list_keys(
             first = 0 if "0" in map(as_text, values) else 1
         places = _list_places(values, first, found)
         num_asked = sum(one is not None for one in found)
-        is_key = sum(place is not None for place in places) >= RESOLVED * num_asked
+        num_other = num_asked - sum(place is not None for place in places)
+        is_key = num_other <= (1 - MIXED) * num_asked
         most = max(len(one.places) for one in found if one)
         is_key &= len({*places}) > 0.6 * most or survey.rate(choices[0], "choices") >= USUAL
         is_new = not any(_is_same(places, known.places) for known in keys.values())
         if column.kind in ("text", "number") and is_key and is_new:
-            keys[name] = _Key(first, places)
+            keys[name] = _Key(first, places, num_other if num_other > (1 - RESOLVED) * num_asked else 0)
     return keys
 
 

@@ -39,6 +39,7 @@ from fivetune.start.survey import (
     CODE,
     GENERAL_LABELS,
     IN_TEXT,
+    LEARNED,
     LONG_WORDS,
     NUM_ANSWERED,
     READ,
@@ -64,6 +65,7 @@ MAX_NUMBERED = 20  # distinct whole numbers up to which they may be labels witho
 NOTES = "note notes notiz remark remarks comment comments"  # are no text that is asked about
 LONG_CONTEXT = 20  # mean words from which on a text may be asked about
 COUNT = re.compile(r"(?i)(?:.*[._ ])?(?:n|nb|num|number|count|total)[_ ]|.*[_ ](?:count|total|length)$")
+MAX_WORDS = 3  # distinct words of a column that may be a label whatever its name
 MIN_LABEL = 3  # characters of a label that is looked for in texts
 NO_LABEL = "no column is named as a label"
 OUTPUTS = "output outputs completion response answer answers reply a chosen gold reference"
@@ -592,11 +594,24 @@ def _find_rivals(survey: Survey, label: str, used: Sequence[str]) -> Iterator[st
     """Yield what may be meant instead of a label: another label, unless the name is a general one, or an output."""
     unread = survey.list_unread(used)
     least = USUAL if survey.rate(label, "label") >= USUAL else 0
-    named = [name for name in unread if survey.rate(name, "label", "flag") >= least]
-    others = [name for name in named if survey.columns[name].has_labels and not _is_amount(survey, name)]
+    labels = [name for name in unread if survey.columns[name].has_labels and not _is_amount(survey, name)]
+    named = [name for name in labels if survey.rate(name, "label", "flag") >= least]
+    # names that say nothing: words such as truthful and deceptive, or the same values, as of several aspects
+    unknown = [name for name in labels if survey.rate(name, *READ, *LEARNED) == 0 and name not in named]
+    values = {*survey.columns[label].values}
+    others = [
+        *named,
+        *(name for name in unknown if _is_word_pair(survey, name) or {*survey.columns[name].values} == values),
+    ]
     if others and not has_word(label, GENERAL_LABELS):
         yield f"{_join(others[:2])} may be the label, too"
     yield from _describe_outputs(_list_outputs(survey, used))
+
+
+def _is_word_pair(survey: Survey, name: str) -> bool:
+    """Whether the values of a column are two or three single words."""
+    column = survey.columns[name]
+    return column.kind == "text" and column.num_distinct <= MAX_WORDS and column.mean_words <= 1
 
 
 def _list_outputs(survey: Survey, used: Sequence[str]) -> list[str]:

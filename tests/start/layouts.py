@@ -84,6 +84,7 @@ KINDS: dict[str, Callable[[Draw, int], object]] = {
     "bool": choose(True, False),
     "yes": choose("yes", "no"),
     "letter": choose("A", "B", "C", "D"),
+    "letters": lambda draw, row: draw.choice("ABCD") if row % 8 else "ABD",
     "nli": choose("entailment", "neutral", "contradiction"),
     "score": lambda draw, row: draw.randint(0, 25) / 5,
     "share": lambda draw, row: round(draw.random(), 4),
@@ -459,6 +460,11 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "a changed hypothesis": ("premise=sentence | hypothesis=talk | attacked_hypothesis=talk cleaned | label=nli", "?"),
     "spans of texts": ("speaker=who | speech=sentence | claims=places as text", "!"),
     "names of sources beside a label": ("title=sentence | label=flag | source=few questions", "?"),
+    # labels with names that say nothing beside a known one, gold labels beside those of a model, answers with several letters
+    "an opinion beside an unknown word": ("deceptive=by turns | hotel=ten | polarity=opinion | text=sentence", "?"),
+    "aspects with the same values": ("text=sentence | overall=nli | plot=nli | acting=nli", "?"),
+    "the label of a model": ("claim=sentence | ground_truth=nli | model_label=nli", "?"),
+    "exams with several right answers": ("question=question | A=title | B=title | C=title | D=title | answer=letters", "?"),
     # a text that tells the label, titles of sources, two questions
     "a question in other words": ("original_question=question | reframed_question=paragraph | answer=reply", "?"),
     "a request beside its answer": ("prompt=request | reward_spec.ground_truth=reply | id=id", "jsonl: reward_spec.ground_truth < prompt.0.text prompt.1.text"),

@@ -79,6 +79,19 @@ def test_positive_and_negative_are_listed_before_other_labels_without_a_known_na
     assert "classification: valencia < texto" in [describe(one) for _, one in found.choices]
 
 
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("the label of a model", "classification: ground_truth < claim"),
+        ("exams with several right answers", "unifiedqa multiple_choice: answer < question A B C D"),
+    ],
+)
+def test_a_doubt_lists_what_is_most_likely_first(name: str, first: str) -> None:
+    found = find(make_table(LAYOUTS[name][0]))
+    assert isinstance(found, DoubtError)
+    assert describe(found.choices[0][1]) == first
+
+
 def test_a_doubt_names_the_columns_that_may_be_meant_beside_those_of_its_readings() -> None:
     found = find(make_table(LAYOUTS["opinions beside other labels"][0]))
     assert isinstance(found, DoubtError)
