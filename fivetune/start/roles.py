@@ -47,8 +47,8 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "label": (
         "label labels class klasse classe category kategorie categoria categoría catégorie categorie intent intents "
         "sentiment sentimiento emotion gold_label label_text class_index y etikett etiqueta "
-        "intencion intención spam toxic ground_truth clase kelas kategori kategoria kategorija etiket sınıf nhãn 类别 分类 标签 "
-        "意图 "
+        "intencion intención spam toxic ground_truth clase kelas kategori kategoria kategorija etiket sınıf nhãn "
+        "类别 分类 标签 意图 "
         "カテゴリ ラベル 카테고리 라벨 레이블 категория метка класс تصنيف",
         "target targets target_names label_name class_name topic thema tema rating stars star score tag type "
         "typ tipo status priority "
