@@ -15,6 +15,7 @@ from fivetune import rundir
 from fivetune.config import load_config
 from fivetune.data.store.batch import collate
 from fivetune.errors import ConfigError
+from fivetune.reading.report.page.parts import Table, Text
 from fivetune.reading.report.run.settings import build_settings_section
 from fivetune.rundir.plan import read_plan
 from fivetune.rundir.records import BestEval, Run
@@ -251,6 +252,7 @@ def test_a_resume_with_another_metric_counts_from_there(tmp_path, model_folder, 
 
 def test_the_report_names_the_options_that_are_on():
     config = {"model": {"path": "m"}, "loss": {"z_loss": 1e-4, "r_drop": 0.0, "class_weights": {"late": 2.0}}}
-    shown = repr(build_settings_section(Run("run", config=config)).parts[:2])
-    assert "('loss.z_loss', '0.0001'), ('loss.class_weights.late', '2'))" in shown and "r_drop" not in shown
-    assert "plain negative log-likelihood" in shown
+    table, note, *_ = build_settings_section(Run("run", config=config)).parts
+    assert isinstance(table, Table) and isinstance(note, Text)
+    assert list(table.rows[-2:]) == [("loss.z_loss", "0.0001"), ("loss.class_weights.late", "2")]
+    assert "r_drop" not in repr(table) and "plain negative log-likelihood" in note.text
