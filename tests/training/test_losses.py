@@ -255,4 +255,4 @@ def test_the_report_names_the_options_that_are_on():
     table, note, *_ = build_settings_section(Run("run", config=config)).parts
     assert isinstance(table, Table) and isinstance(note, Text)
     assert list(table.rows[-2:]) == [("loss.z_loss", "0.0001"), ("loss.class_weights.late", "2")]
-    assert "r_drop" not in repr(table) and "plain negative log-likelihood" in note.text
+    assert "r_drop" not in repr(table) and "plain negative log-likelihood" in note.body
