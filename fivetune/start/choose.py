@@ -93,8 +93,12 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
         unclear = "its names say too little of it" if is_one else "several readings are about as likely"
         why = [*best.doubts, unclear][0]
         shown = _list_likely(best, others, why)
-        named = [name for one in shown for name in (*one.inputs, *one.targets)]
-        raise DoubtError(why, [(table, one) for one in shown], survey.list_unread(named))
+        used = [name for one in shown for name in (*one.inputs, *one.targets)]
+        left = [survey.columns[name] for name in survey.list_unread(used)]
+        for column in left:
+            if column.num_distinct == 1 and survey.rate(column.name, "label") >= USUAL:
+                why += f"; {column.name} is no label, as it is {shorten_repr(column.example)} in all records"
+        raise DoubtError(why, [(table, one) for one in shown], [one.name for one in left if one.num_distinct > 1])
     # near ones are told, as they may be meant
     least = max(ENOUGH, best.points - 2 * MARGIN)
     return _complete(best, [one for one in rivals if one.points >= least and not one.doubts], survey)

@@ -465,6 +465,7 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "aspects with the same values": ("text=sentence | overall=nli | plot=nli | acting=nli", "?"),
     "the label of a model": ("claim=sentence | ground_truth=nli | model_label=nli", "?"),
     "exams with several right answers": ("question=question | A=title | B=title | C=title | D=title | answer=letters", "?"),
+    "pairs of one label": ("query=question | etalon=question | label=one | scores=share", "?"),
     # a text that tells the label, titles of sources, two questions
     "a question in other words": ("original_question=question | reframed_question=paragraph | answer=reply", "?"),
     "a request beside its answer": ("prompt=request | reward_spec.ground_truth=reply | id=id", "jsonl: reward_spec.ground_truth < prompt.0.text prompt.1.text"),

@@ -92,6 +92,12 @@ def test_a_doubt_lists_what_is_most_likely_first(name: str, first: str) -> None:
     assert describe(found.choices[0][1]) == first
 
 
+def test_a_doubt_tells_a_label_that_is_the_same_in_all_records() -> None:
+    found = find(make_table(LAYOUTS["pairs of one label"][0]))
+    assert isinstance(found, DoubtError) and "label is no label, as it is '1' in all records" in str(found)
+    assert str(found).splitlines()[-1].endswith("in the same way: scores.")
+
+
 def test_a_doubt_names_the_columns_that_may_be_meant_beside_those_of_its_readings() -> None:
     found = find(make_table(LAYOUTS["opinions beside other labels"][0]))
     assert isinstance(found, DoubtError)

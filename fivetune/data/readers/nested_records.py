@@ -23,6 +23,7 @@ from fivetune.types import JsonTable
 NUM_SAMPLED = 20  # items of a list
 NUM_KEYS = 200  # of an object
 MAX_DEPTH = 6
+MIN_WIDE = 8  # characters beyond ASCII from which on a text without blanks has several words
 MIN_SHARE = 0.8  # of sampled records that hold a list
 # names of lists: of objects that are parts of one record, of texts that are; of what a record is learned for
 PARTS = re.compile(
@@ -158,7 +159,7 @@ def _find_inner(records: Sequence[JsonTable]) -> list[Step]:
         return [Step("member", (name,)), Step("each"), *_find_inner(inner[name])]
     plain = [name for name, found in items.items() if found and not _keep_objects(found)]
     sizes = {name: [*map(len, lists[name])] for name in plain}
-    texts = [name for name in plain if " " in str(items[name][0]) and not LABELS.fullmatch(name)]
+    texts = [name for name in plain if _has_words(str(items[name][0])) and not LABELS.fullmatch(name)]
     for name in texts:
         alike = tuple(one for one in plain if sizes[one] == sizes[name])
         if len(alike) > 1 and max(sizes[name]) > 1:
@@ -172,9 +173,14 @@ def _are_records(items: Sequence[JsonTable]) -> bool:
     of a chat are parts of one.
     """
     texts = [[value for value in item.values() if isinstance(value, str)] for item in items]
-    num_full = sum(len(item) > 1 and any(" " in one for one in own) for item, own in zip(items, texts, strict=True))
+    num_full = sum(len(item) > 1 and any(map(_has_words, own)) for item, own in zip(items, texts, strict=True))
     is_chat = any({*item} in ({"role", "content"}, {"from", "value"}) for item in items)
     return not is_chat and (2 * num_full > len(items) or bool(_find_inner(items)))
+
+
+def _has_words(text: str) -> bool:
+    """Whether a text has several words; scripts such as Chinese and Japanese have no blanks between them."""
+    return " " in text or (len(text) >= MIN_WIDE and not text.isascii())
 
 
 def format_join(path: Path, steps: Sequence[Step], *, is_lines: bool = False) -> str:

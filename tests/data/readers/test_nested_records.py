@@ -24,6 +24,7 @@ JUDGED = [
     {"claim": "It rains.", "docs": "It does rain.", "stances": "agree"},
     {"claim": "It rains.", "docs": "No rain.", "stances": "deny"},
 ]
+TALE = {"原文": "関門海峡は本州と九州の間にある。", "list": [{"by": "a", "文": "海峡は本州と九州の間。"}] * 2}
 INTENTS = {"intents": [{"tag": "hello", "patterns": ["Hi", "Good day"], "responses": ["Hi"]}]}
 
 
@@ -45,6 +46,7 @@ def follow(message: str, folder: Path) -> list[dict[str, object]]:
         ({"data": [CHAPTER]}, ASKED),
         ({"train": [CHAPTER], "test": [CHAPTER]}, ASKED),
         ([CLAIM, CLAIM], JUDGED * 2),
+        ([TALE], [{"原文": TALE["原文"], **one} for one in TALE["list"]]),
         ({"t 1": [PAIR], "it's": [PAIR, PAIR]}, [{"key": key, **PAIR} for key in ("t 1", "it's", "it's")]),
         ({"pos": ["good", "fine"], "neg": ["bad"]},
          [{"label": "pos", "text": "good"}, {"label": "pos", "text": "fine"}, {"label": "neg", "text": "bad"}]),
