@@ -94,6 +94,7 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
         why = [*best.doubts, unclear][0]
         shown = _list_likely(best, others, why)
         used = [name for one in shown for name in (*one.inputs, *one.targets)]
+        used += [name.partition(".")[0] for name in used]  # of a chat
         left = [survey.columns[name] for name in survey.list_unread(used)]
         for column in left:
             if column.num_distinct == 1 and survey.rate(column.name, "label") >= USUAL:

@@ -5,6 +5,7 @@ In: a binary stream. Out: RawRecord or BadRecord, in the order of the file. Memo
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -25,6 +26,7 @@ from fivetune.data.readers.json_text import (
 )
 from fivetune.data.readers.nested_records import Step, describe_nested, format_join
 from fivetune.data.readers.source_files import (
+    HEAD_BYTES,
     MAX_RECORD_BYTES,
     BadRecord,
     format_too_long_message,
@@ -123,7 +125,7 @@ def _make_record(value: object, where: str, header: Sequence[str], *, has_turns:
 def read_json_records(file: IO[bytes], path: Path, header: Sequence[str] = ()) -> Iterator[RawRecord | BadRecord]:
     """Yield the records of a JSON document: an array of objects, an object with such an array under one of
     RECORD_LISTS, an object {id: record}, as in PubMedQA, or {text: text}, or columns, as in MS MARCO and of
-    `DataFrame.to_json`.
+    `DataFrame.to_json`; or of objects over several lines, one after the other.
 
     An element with "paragraphs" is a SQuAD article and gives one record per question.
     """
@@ -134,6 +136,11 @@ def read_json_records(file: IO[bytes], path: Path, header: Sequence[str] = ()) -
         file.seek(0)
         window = JsonWindow(file, path)
         yield from _read_list_items(window, f"{path}: ", header, has_turns=has_turns)
+    elif window.peek() == "{" and _has_several_objects(file):
+        number = 0
+        while window.peek():
+            number += 1
+            yield _make_record(window.read_value(), f"{path}: object {number}", header)
     elif window.peek() == "{":
         form = yield from _read_listed_records(window, path, header)
     else:
@@ -145,6 +152,15 @@ def read_json_records(file: IO[bytes], path: Path, header: Sequence[str] = ()) -
         file.seek(0)
         read = _read_records_by_id if form == "by id" else _read_columns
         yield from read(JsonWindow(file, path), path)
+
+
+def _has_several_objects(file: IO[bytes]) -> bool:
+    """Whether objects over several lines follow each other in the first bytes of a file."""
+    place = file.tell()
+    file.seek(0)
+    head = file.read(HEAD_BYTES)
+    file.seek(place)
+    return re.search(rb"\}\s*\n\s*\{", head) is not None  # within one, a comma stands between objects
 
 
 def _read_listed_records(

@@ -464,7 +464,8 @@ def detect_format(head: bytes, path: Path) -> str:
     if re.match(r"\s*\[\s*[\[{\]]", text):
         return "json"
     if re.match(r'\s*\{\s*["}]', text):
-        return "jsonl" if expected == "jsonl" or _is_first_line_record(text) else "json"
+        is_spread = text.lstrip().partition("\n")[0].strip() == "{"  # over several lines
+        return "jsonl" if (expected == "jsonl" and not is_spread) or _is_first_line_record(text) else "json"
     if expected == "parquet":
         raise DataError(
             f"{path}: not a Parquet file: begins with {quote_value(text, limit=20)}. {FORMATS} Rename or replace it."

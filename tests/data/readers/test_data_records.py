@@ -888,6 +888,13 @@ def test_values_inside_columns_are_named_by_dotted_paths(record, column, way):
     assert way in str(raised.value)
 
 
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+def test_objects_over_several_lines_are_records(put, name):
+    kept, rejected = kept_and_rejected(put(name, "\n".join(json.dumps({"n": {"x": i}}, indent=2) for i in range(9))))
+    assert ([one.fields["n"] for one in kept], rejected) == ([{"x": i} for i in range(9)], [])
+    assert kept[8].where.endswith(f"{name}: object 9")
+
+
 def test_an_object_of_texts_holds_pairs(put):
     pairs = {f"list {number} files": f"ls -{number}" for number in range(12)}
     kept, rejected = kept_and_rejected(put("a.json", json.dumps(pairs, indent=1)))
