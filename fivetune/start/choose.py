@@ -110,14 +110,13 @@ def _list_likely(best: Reading, others: Sequence[Reading], why: str) -> list[Rea
     targets it names, those with nearly as many points; if none of them learns a text, the last place is for one that
     does.
     """
-    words = rf"(?<!\w)(?:{'|'.join(re.escape(name) for one in others for name in one.targets)})(?!\w)"
-    meant = {*re.findall(words, why)}
-    named = [one for one in others if one.targets and meant.issuperset(one.targets)]
-    variants = [
-        one
-        for one in others
-        if one.targets == best.targets and any(f"{name} " in why for name in {*one.inputs} ^ {*best.inputs})
-    ]
+
+    def is_told(name: str) -> bool:
+        return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", why) is not None
+
+    named = [one for one in others if one.targets and all(map(is_told, one.targets))]
+    same = [one for one in others if one.targets == best.targets]
+    variants = [one for one in same if any(map(is_told, {*one.inputs} ^ {*best.inputs}))]
     is_of_inputs = " read" in why or " texts" in why  # rather than of what is learned
     likely = [one for one in others if one.points >= best.points - 2 * MARGIN and one not in named]
     # of several tasks for the same columns the likeliest

@@ -375,7 +375,7 @@ def _list_asked(
     survey: Survey, questions: Sequence[str], context: str | None, answer: str
 ) -> Iterator[tuple[dict[str, str], list[str]]]:
     """Yield the roles of what may be asked, with their doubts: the question and its context, the question alone if the
-    context is shorter than an answer that is found in it, another column of questions.
+    context has the length of a title and the answers are longer texts, another column of questions.
     """
     columns = survey.columns
     question, *rest = questions
