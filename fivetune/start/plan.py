@@ -27,6 +27,7 @@ from fivetune.data.split import EvalSplit, Relation, ThreeWaySplit, hash_text, s
 from fivetune.errors import DataError
 from fivetune.start.choose import convert_record, infer_task
 from fivetune.start.columns import (
+    MIN_RECORDS,
     RawTable,
     are_cells_empty,
     as_text,
@@ -167,12 +168,13 @@ def read_examples(
     reading: Reading,
     task: Task,
     on_bad: Callable[[BadRecord], None],
-    on_blank: Callable[[str], None] = lambda where: None,
+    on_blank: Callable[[str, str], None] = lambda names, where: None,
 ) -> Iterator[tuple[RawRecord, RawRecord, Sequence[TextExample]]]:
     """Yield (record as it is read, the same with a unique id, its examples) of usable records.
 
     Args:
-        on_blank: called with the place of each record that has nothing in the columns of the reading.
+        on_blank: called with (columns, its place) of each record that has nothing in those of the reading, or in the
+            learned ones.
     """
     ids = UniqueIds()
     columns = {"id": reading.id_column} if reading.id_column else {}
@@ -184,9 +186,16 @@ def read_examples(
         if number < table.num_names:
             on_bad(BadRecord(read.where, "is a further line of names. Allowed is one header. Delete the line."))
         elif names and are_cells_empty(read.fields, names):
-            on_blank(read.where)
-        elif examples := convert_record(record, reading, task, on_bad):
-            yield read, record, examples
+            on_blank(list_names(names), read.where)
+        else:
+            own_bad: list[BadRecord] = []
+            if examples := convert_record(record, reading, task, own_bad.append):
+                yield read, record, examples
+            elif own_bad and reading.targets and are_cells_empty(read.fields, reading.targets):
+                on_blank(list_names(reading.targets), read.where)
+            else:
+                for one in own_bad:
+                    on_bad(one)
 
 
 def fill_blank_inputs(fields: Mapping[str, object], reading: Reading) -> dict[str, object]:
@@ -280,7 +289,7 @@ def build_plan(
         share = f"{len(bad):,} of {num_total:,} records cannot be read"
         raise DataError(f"{source}: {share}; the first: {bad[0]} Nothing was written.")
     bad = []
-    blank: list[str] = []
+    blank: dict[str, list[str]] = {}  # names of columns -> places
     labels: Counter[str] = Counter()
     ids: list[RawRecord] = []
     renamed: list[str] = []  # ids that an earlier record has
@@ -296,7 +305,10 @@ def build_plan(
     longest: list[TextExample] = []  # the example with the longest target
 
     def convert() -> Iterator[tuple[RawRecord, Sequence[TextExample]]]:
-        for read, record, examples in read_examples(table, reading, loaded, bad.append, blank.append):
+        def on_blank(names: str, where: str) -> None:
+            blank.setdefault(names, []).append(where)
+
+        for read, record, examples in read_examples(table, reading, loaded, bad.append, on_blank):
             if len(ids) % math.ceil(num_total / SAMPLE) == 0:
                 sample.append(examples[0])
             counts.add(read, examples[0])
@@ -331,8 +343,10 @@ def build_plan(
         failure = (
             None if given_sets["train"] else f"the column {set_column} leaves no record that can be used in training"
         )
-    if len(ids) < len(bad):  # those that a task leaves out on purpose are not among the bad ones
-        failure = f"{len(ids):,} of {num_total:,} records can be used; the first that cannot: {bad[0]}"
+    # those that a task leaves out on purpose are not among the bad ones
+    lacking = [f"{places[0]}: has nothing in {names}." for names, places in blank.items()]
+    if len(ids) < len(bad) or (lacking and len(ids) < MIN_RECORDS):
+        failure = f"{len(ids):,} of {num_total:,} records can be used; the first that cannot: {[*bad, *lacking][0]}"
     if failure or split is None:
         raise DataError(f"{source}: {failure}")
     drawn = [one for one in SETS if not given_sets[one]] if set_column else SETS
@@ -367,8 +381,9 @@ def build_plan(
         drawn=drawn,
     )
     warnings = [*describe_form(source), *reading.warnings, *notes, *_list_warnings(plan, bad)]
-    if blank:
-        warnings.append(f"{len(blank):,} blank records are left out; the first: {blank[0]}")
+    for names, places in blank.items():
+        number, verb = (f"{len(places):,} records have", "are") if len(places) > 1 else ("1 record has", "is")
+        warnings.append(f"{number} nothing in {names}, and {verb} left out; the first: {places[0]}")
     if renamed:
         warnings.append(
             f"{len(renamed):,} records have the id of an earlier one, such as {renamed[0]!r}: in the sets it is "

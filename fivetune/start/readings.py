@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 
@@ -65,6 +65,8 @@ MAX_NUMBERED = 20  # distinct whole numbers up to which they may be labels witho
 NOTES = "note notes notiz remark remarks comment comments"  # are no text that is asked about
 LONG_CONTEXT = 20  # mean words from which on a text may be asked about
 COUNT = re.compile(r"(?i)(?:.*[._ ])?(?:n|nb|num|number|count|total)[_ ]|.*[_ ](?:count|total|length)$")
+SEPARATORS = (";", "|", ",")  # of labels in one cell, beside line ends
+LOOSE_SEPARATORS = ("/", "+", " ")  # words have these, too
 MAX_WORDS = 3  # distinct words of a column that may be a label whatever its name
 MIN_LABEL = 3  # characters of a label that is looked for in texts
 NO_LABEL = "no column is named as a label"
@@ -661,22 +663,29 @@ def read_tags(survey: Survey) -> Iterator[Reading]:
         separator = _find_separator(survey, name) if len(named) < 2 else ""
         texts = survey.list_texts(name) if separator else []
         if texts:
-            reason = f"{name} has several labels for some records, and {_describe_columns(texts)} text"
+            num_blank = survey.table.num_records - survey.columns[name].num_filled
+            blank = f", {num_blank:,} have none" if num_blank else ""
+            reason = f"{name} has several labels for some records{blank}, and {_describe_columns(texts)} text"
+            is_guess = survey.is_mostly_blank(name) and survey.rate(name, "tags") < CLEAR
+            doubts = [f"{name} is empty in {num_blank:,} records, which are learned to have no label"] * is_guess
             roles = {"text": texts, "tags": [name]}
             reading = Reading("several labels", "tags", roles, reason, {"separator": separator})
-            yield survey.weigh(reading, values="several labels that repeat", points=VALUES + 1)
+            points = IN_TEXT if _are_combined(_split_cells(survey, name, separator)) else VALUES + 1
+            yield survey.weigh(reading, values="several labels that repeat", points=points, doubts=doubts)
     texts = survey.list_texts("")
     numbered = [] if named else _find_numbered(survey)
     if numbered and texts:
         reason = f"{_join(numbered)} hold labels of the same kind, and {_describe_columns(texts)} text"
-        reading = Reading("several labels", "tags", {"text": texts, "tags": numbered}, reason, {"separator": ","})
+        own = {"separator": _choose_separator([one for name in numbered for one in survey.columns[name].values])}
+        reading = Reading("several labels", "tags", {"text": texts, "tags": numbered}, reason, own)
         yield survey.weigh(reading, form="numbered columns of labels")
     stems = Counter(" ".join(split_name(name)) for name in survey.columns)
     flags = named or [name for name in survey.list_unread(()) if _is_flag(survey, name, stems)]
     if len(flags) >= 3 and texts:
         shown = ", ".join([*flags[:4], *(["..."] if len(flags) > 4 else [])])
         reason = f"{len(flags)} columns hold 0 or 1 ({shown}), and {_describe_columns(texts)} text"
-        reading = Reading("several labels", "tags", {"text": texts, "tags": flags}, reason, {"separator": ","})
+        own = {"separator": _choose_separator(flags)}
+        reading = Reading("several labels", "tags", {"text": texts, "tags": flags}, reason, own)
         # facts that are yes or no stand beside a label of words, too
         words = [name for name in survey.list_unread([*flags, *texts]) if survey.columns[name].kind == "text"]
         labels = [name for name in words if survey.columns[name].has_labels]
@@ -716,12 +725,13 @@ def _find_separator(survey: Survey, name: str) -> str:
         return ""
     if survey.rate(name, *READ, *TARGET_ROLES["targets"]) > max(1, rating) or (is_list and survey.is_sequence(name)):
         return ""
-    # a list needs no guess about its parts: with a known name a few records may do
-    times = 1.5 if is_list and rating >= 2 else 3
+    # a list needs no guess about its parts: with a known name a few records may do; so where most have no label
+    is_rare = rating >= USUAL and survey.is_mostly_blank(name)
+    times = 1.5 if is_rare or (is_list and rating >= 2) else 3
     least = USUAL if is_list else CLEAR
-    values = [value for value in survey.table.list_values(name) if value]
-    for separator in [", "] if is_list else [";", "|", ","]:
-        parts = survey.read_lists(name) if is_list else [str(value).split(separator) for value in values]
+    is_loose = rating >= CLEAR or is_rare
+    for separator in [", "] if is_list else [*SEPARATORS, *(LOOSE_SEPARATORS if is_loose else ())]:
+        parts = _split_cells(survey, name, separator)
         tags = Counter(as_text(part) for one in parts for part in one)
         known = str if column.kind == "text list" else str | int  # numbers as text are places in texts
         if not all(isinstance(part, known) for one in parts for part in one):
@@ -730,9 +740,35 @@ def _find_separator(survey: Survey, name: str) -> str:
         is_short = sum(len(tag.split()) for tag in tags) <= 5 * len(tags)
         repeats = len(tags) <= MAX_LABELS and tags.total() >= times * len(tags)
         is_varied = len({*map(frozenset, parts)}) > 1
-        if is_short and is_varied and share >= 0.1 and (repeats or (rating >= least and share > 0.5)):
-            return separator
-    return ""
+        is_clear = separator not in LOOSE_SEPARATORS or _are_combined(parts)
+        is_usual = (share >= 0.1 or (is_rare and share > 0)) and repeats
+        if is_short and is_varied and is_clear and (is_usual or (rating >= least and share > 0.5)):
+            return _choose_separator(tags) if is_list else separator
+    # where most have none, the others may have one each
+    return "," if is_rare and column.values and column.num_filled >= times * column.num_distinct else ""
+
+
+def _split_cells(survey: Survey, name: str, separator: str) -> list[Sequence[object]]:
+    """Split the filled cells of a column, lists excepted, which are divided already."""
+    if survey.columns[name].kind in ("list", "text list"):
+        return survey.read_lists(name)
+    cells = (as_text(value).splitlines() for value in survey.table.list_values(name) if not is_empty_cell(value))
+    return [[part.strip() for line in lines for part in line.split(separator)] for lines in cells]
+
+
+def _are_combined(parts: Sequence[Sequence[object]]) -> bool:
+    """Whether parts that a usual sign of texts divides are labels: codes, or nearly all stand with others elsewhere."""
+    sets = {frozenset(map(as_text, one)) for one in parts}
+    times = Counter(part for one in sets for part in one)
+    several = [one for one in sets if len(one) > 1]
+    num_known = sum(all(times[part] > 1 for part in one) for one in several)
+    return num_known > 0.8 * len(several) or all(map(re.compile(r"\w*\d\w*").fullmatch, times))
+
+
+def _choose_separator(tags: Iterable[str]) -> str:
+    """Choose what separates labels in a target: the first of the usual signs that none of them holds."""
+    text = "\n".join(tags)
+    return next((sign for sign in (", ", "; ", " | ") if sign not in text), " || ")
 
 
 def read_numbers(survey: Survey) -> Iterator[Reading]:
@@ -759,12 +795,15 @@ def read_named(survey: Survey) -> Iterator[Reading]:
         ("tags", "text", "tags"),
         ("targets", "inputs", "jsonl"),
     ):
-        if not {learned, read} <= given.keys():
+        if learned not in given:
             continue
         column = survey.columns[given[learned][0]]
+        texts = given.get(read) or (survey.list_texts(column.name) if read == "text" else ())
+        if not texts:
+            continue
         if task == "classification" and not 2 <= column.num_distinct <= column.num_filled / 2:
             continue
-        roles = {read: given[read], learned: given[learned]}
+        roles = {read: texts, learned: given[learned]}
         many = f"{column.name} has {column.num_distinct:,} different values in {column.num_filled:,} records"
         warnings = [many] if task == "classification" and not column.has_labels else []
         options: JsonTable = {"separator": ","} if task == "tags" else {}

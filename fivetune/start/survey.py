@@ -44,6 +44,7 @@ LONG_ID = 9  # digits from which on numbers that differ are ids
 MAX_TEXTS = 30  # columns of text up to which all of them may be read
 SAMPLE = 300  # records whose texts are compared
 NUM_ANSWERED = 2_000  # records whose answers are looked for in contexts and choices
+MOSTLY_BLANK = 0.5  # share of records with a value up to which a blank cell is the usual one
 BLANK = ("", "None")  # an empty cell as text
 ENOUGH = 5
 MARGIN = 2
@@ -53,6 +54,7 @@ SEQUENCE = 0.1  # share of lists with a value twice from which on they are no se
 VERSION = 0.25  # share in common with the shorter text, of a column whose name has a word more
 COPY, NEAR = 0.6, 0.9  # share in common with the shorter text, of a column named as a copy; else with both texts
 
+BLANKS_MEANT = ("tags", "squad_v2")  # tasks of which a record may have nothing to learn
 GENERAL_LABELS = "label labels class y gold"  # what is learned, whatever else is known of the texts
 READ = ("text", "inputs", "question", "context", "choices", "instruction")
 LEARNED = ("targets", "answer", "label", "tags", "number")
@@ -177,6 +179,11 @@ class Survey:
         is_code = column.kind == "text" and re.fullmatch(r"[^\W\d_][\w-]*|[\w-]{8,}", column.example) is not None
         is_code &= others == 0 and column.num_distinct == self.table.num_records
         return column.has_codes and column.kind != "date" and (is_code or rate_name("id", name) > others)
+
+    def is_mostly_blank(self, name: str) -> bool:
+        """Whether most records with a text have nothing in a column."""
+        texts = [one.num_filled for one in self.columns.values() if one.name != name and one.has_text]
+        return self.table.describe(name).num_filled < MOSTLY_BLANK * max(texts, default=0)
 
     def is_subject(self, name: str) -> bool:
         """Whether a column says what a text is about: texts that repeat, with such a name."""
@@ -341,6 +348,8 @@ class Survey:
             told.append(f"{unknown[0]} holds text without a known name, and may be read or not")
         elif is_labelled and "text" not in self.given and len(unknown) > 1:
             told += self._describe_answer(unknown, is_general=has_word(target, GENERAL_LABELS))
+        if self.is_mostly_blank(target) and reading.task not in BLANKS_MEANT:
+            told.append(f"{target} is empty in more than half of the records, which are left out")
         evidence = [Evidence(*row) for row in table if row[0]]
         return replace(reading, evidence=evidence, doubts=[*filter(None, told)])
 

@@ -4,11 +4,12 @@ Source: the user's own table. Licence: the file's. A record:
 
     {"id": "7", "text": "I cannot log in, and was billed twice.", "tags": "login; billing"}
 
-With other columns: task: {name: tags, inputs: "{title} {body}", tags: [topics], separator: "|"}. A list may be written
-as text, as CSV has it: ['login', 'billing']. A record with a column for each label, as in Jigsaw's comments:
-tags: [toxic, threat, insult]; the names of those that are 1 or true are its labels. Other columns, such as
-tags: [tag1, tag2, tag3], hold the labels themselves, and blank cells none. The target is the labels in the order of the
-data, written as one text; a record without any has the target `none`, which the metric counts as no label.
+With other columns: task: {name: tags, inputs: "{title} {body}", tags: [topics], separator: "|"}. Line ends separate
+labels, too. A list may be written as text, as CSV has it: ['login', 'billing']. A record with a column for each label,
+as in Jigsaw's comments: tags: [toxic, threat, insult]; the names of those that are 1 or true are its labels. Other
+columns, such as tags: [tag1, tag2, tag3], hold the labels themselves, and blank cells none. The target is the labels in
+the order of the data, written as one text; a record without any has the target `none`, which the metric counts as no
+label.
 """
 
 from __future__ import annotations
@@ -68,12 +69,18 @@ class Tags(TaskOptions):
         return ({"name": "tags", "separator": self.separator},)
 
     def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample:
-        """Return an example. Raises RecordError for empty inputs and for values that are no labels."""
+        """Return an example. Raises RecordError for empty inputs, values that are no labels, labels with separators."""
         inputs, _ = fill_from_record(record, self.inputs)
         clippable = find_clippable(self.inputs, inputs)
         if not labelled and not all(name in record.fields for name in self.tags):
             return TextExample(get_record_id(record), inputs, "", (), clippable)
         tags = self._read_tags(record)
+        if held := [tag for tag in tags if self.separator in tag]:
+            raise RecordError(
+                record.where,
+                f"the label {shorten_repr(held[0])} holds the separator {self.separator!r}, and would count as "
+                "several. Set task.separator to what no label holds, such as '; '.",
+            )
         written = f"{self.separator.rstrip()} ".join(tags)
         return TextExample(get_record_id(record), inputs, written or self.no_tags, (written,), clippable)
 
@@ -120,7 +127,7 @@ def is_number(text: str) -> bool:
 
 def split_tags(record: RawRecord, name: str, separator: str) -> list[str]:
     """Return the distinct labels in a column of a record: of a list, of one that is written as text, or of a text at
-    the separators.
+    the separators and line ends.
 
     >>> split_tags(RawRecord({"tags": "login; billing;login"}, "a.csv:2"), "tags", ";")
     ['login', 'billing']
@@ -134,7 +141,7 @@ def split_tags(record: RawRecord, name: str, separator: str) -> list[str]:
         value = parse_tags(value.strip(), separator)
     parts: Sequence[object] = value if isinstance(value, list | tuple) else []
     if isinstance(value, str) and not is_missing_label(value):
-        parts = value.split(separator)
+        parts = [part for line in value.splitlines() for part in line.split(separator)]
     elif not isinstance(value, list | tuple | str | None):
         raise RecordError(record.where, f"{name} is {shorten_repr(value)}. It must be a list of labels, or a text.")
     if wrong := [part for part in parts if not isinstance(part, str | int)]:

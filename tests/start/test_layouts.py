@@ -92,6 +92,19 @@ def test_a_doubt_lists_what_is_most_likely_first(name: str, first: str) -> None:
     assert describe(found.choices[0][1]) == first
 
 
+@pytest.mark.parametrize(
+    ("name", "separator"),
+    [
+        ("labels with the usual separator", "; "),
+        ("codes divided by blanks", " "),
+        ("labels that most records lack", " "),
+    ],
+)
+def test_the_separator_of_labels_is_one_that_divides_them_and_that_none_holds(name: str, separator: str) -> None:
+    found = find(make_table(LAYOUTS[name][0]))
+    assert isinstance(found, Reading) and found.options["separator"] == separator
+
+
 def test_a_doubt_tells_a_label_that_is_the_same_in_all_records() -> None:
     found = find(make_table(LAYOUTS["pairs of one label"][0]))
     assert isinstance(found, DoubtError) and "label is no label, as it is '1' in all records" in str(found)

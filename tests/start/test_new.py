@@ -263,8 +263,15 @@ def test_data_of_which_most_records_cannot_be_read_have_no_recipe(folder, capsys
         row["labels"] = []
     (folder / "u.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     code, _, err = run(capsys, "new", "u.jsonl", *words, "--model", "t5-nano")
-    assert code == 3 and "4 of 40 records can be used; the first that cannot: u.jsonl:5" in err
+    assert code == 3 and "4 of 40 records can be used; the first that cannot: u.jsonl:5: has nothing in labels.0" in err
     assert not (folder / "u.yaml").exists()
+
+
+def test_records_without_a_label_are_counted_and_left_out(folder, capsys):
+    rows = [f"text {i},{'ab'[i % 2] if i < 20 else ''}" for i in range(60)]
+    name = write_rows(folder / "t.csv", "text,label", rows)
+    code, _, err = run(capsys, "new", name, "--model", "t5-nano", "--column", "label=label")
+    assert code == 0 and "40 records have nothing in label, and are left out; the first: t.csv:22" in err
 
 
 def test_nothing_is_overwritten_unless_asked(folder, capsys):
@@ -333,7 +340,7 @@ def test_blank_records_are_counted_and_left_out(folder, capsys):
     (folder / "a.csv").write_text("\n".join(["No,Source,Target", *PAIRS, *blank]) + "\n")
     code, _, err = run(capsys, "new", "a.csv")
     assert code == 0
-    assert "90 blank records are left out" in err
+    assert "90 records have nothing in Source, Target, and are left out" in err
     assert sum(map(len, read_sets("a", folder).values())) == len(PAIRS)
 
 
@@ -398,7 +405,7 @@ def test_a_label_beyond_the_training_set_and_a_set_without_labels_are_told(folde
     _, _, err = run(capsys, "new", write("c"), "--model", "t5-nano")
     assert "no training record has the label c" in err
     code, out, err = run(capsys, "new", write(""), "--model", "t5-nano", "--overwrite")
-    assert (code, "as the column" in out, "10 records are left out" in err) == (0, False, True)
+    assert (code, "as the column" in out, "10 records have nothing in label" in err) == (0, False, True)
 
 
 def test_few_ids_relate_no_records(folder, capsys):

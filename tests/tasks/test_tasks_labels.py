@@ -273,6 +273,8 @@ def test_a_model_that_says_one_label_is_described():
         (Tags(), {"tags": "['login'\n 'billing']"}, "login, billing", "login, billing"),
         (Tags(), {"tags": "{'login', 'billing'}"}, "billing, login", "billing, login"),
         (Tags(), {"tags": "('login',)"}, "login", "login"),
+        (Tags(), {"tags": "login\nbilling"}, "login, billing", "login, billing"),
+        (Tags(separator=" "), {"tags": "cr2 ter2"}, "cr2 ter2", "cr2 ter2"),
         (Tags(), {"tags": "[login, 'billing']"}, "login, billing", "login, billing"),
         (Tags(), {"tags": "{login,billing}"}, "login, billing", "login, billing"),
         (Tags(), {"tags": "[3, 7]"}, "3, 7", "3, 7"),
@@ -302,6 +304,12 @@ def test_several_labels_may_be_absent_where_they_are_asked_for() -> None:
     ("task", "fields", "message"),
     [
         (Tags(), {"tags": 3.5}, "tags is 3.5. It must be a list of labels, or a text."),
+        (
+            Tags(),
+            {"tags": ["Doe, Ann", "Roe"]},
+            "the label 'Doe, Ann' holds the separator ',', and would count as several. "
+            "Set task.separator to what no label holds, such as '; '.",
+        ),
         (Tags(), {"tags": [["a"]]}, "tags holds ['a']. Each label must be text or a number."),
         (
             Tags(tags=("late", "paid")),
