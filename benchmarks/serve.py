@@ -41,7 +41,8 @@ from fivetune.machine.telemetry.devices import find_bf16_units
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.rundir.progress import ignore_progress
 from fivetune.rundir.records import Prediction
-from fivetune.training.answers.inference import LoadedRun
+from fivetune.training.answers.loading import RunModel
+from fivetune.training.answers.trained_run import TrainedRun
 from fivetune.training.sources import prepare_split
 from fivetune.training.step.learner import choose_compute
 from fivetune.types import RawRecord, TextExample
@@ -74,8 +75,8 @@ def main() -> None:
     publish_result(args, "serve-cpu", result)
 
 
-def _open_runs(args: argparse.Namespace, folder: Path) -> dict[str, LoadedRun]:
-    """Runs of t5-small's shape as `load_run` returns them, by precision, with the same weights."""
+def _open_runs(args: argparse.Namespace, folder: Path) -> dict[str, TrainedRun]:
+    """Runs of t5-small's shape as `fivetune.open_run` returns them, by precision, with the same weights."""
     recipe = {
         "run": {"dir": str(folder / "run")},
         "model": {"config": str(args.model), "tokenizer": str(args.model), "init": "random"},
@@ -92,10 +93,11 @@ def _open_runs(args: argparse.Namespace, folder: Path) -> dict[str, LoadedRun]:
     model = loaded.model.eval()
     with torch.no_grad():
         make_answers_end(model, store)
-    run = LoadedRun(folder, config, model, loaded.tokenizer, choose_compute(config, SINGLE_PROCESS), step=0)
-    if not find_bf16_units():
-        return {"fp32": run}
-    return {"fp32": run, "bf16": replace(run, compute=replace(run.compute, precision="bf16"))}
+    fp32 = RunModel(config, model, loaded.tokenizer, choose_compute(config, SINGLE_PROCESS))
+    sides = {"fp32": fp32}
+    if find_bf16_units():
+        sides["bf16"] = replace(fp32, compute=replace(fp32.compute, precision="bf16"))
+    return {precision: TrainedRun(folder, loaded=side) for precision, side in sides.items()}
 
 
 def _select_records(source: Path, num: int) -> list[dict[str, object]]:
@@ -105,26 +107,29 @@ def _select_records(source: Path, num: int) -> list[dict[str, object]]:
     return [{name: records[i].fields[name] for name in ("question", "context")} for i in chosen]
 
 
-def _make_peer(run: LoadedRun) -> AnswerTogether:
+def _make_peer(run: TrainedRun) -> AnswerTogether:
     """Answer each record with transformers' generate, in the precision of the run."""
-    model: Any = run.model if run.compute.precision == "fp32" else copy.deepcopy(run.model).to(torch.bfloat16)
+    loaded = run.loaded
+    model: Any = loaded.model
+    if loaded.compute.precision != "fp32":
+        model = copy.deepcopy(loaded.model).to(torch.bfloat16)
 
     def answer(requests: Sequence[Sequence[Any]]) -> list[list[Prediction]]:
         found: list[list[Prediction]] = []
         for request in requests:
             texts = [_format_input(run, one) for one in request]
-            encoded = run.tokenizer(texts, return_tensors="pt", truncation=True, max_length=512, padding=True)
+            encoded = loaded.tokenizer(texts, return_tensors="pt", truncation=True, max_length=512, padding=True)
             with torch.inference_mode():
                 written = model.generate(**encoded, max_new_tokens=CAP, do_sample=False, num_beams=1)
             ids = [[one for one in row if one > 1] for row in written.tolist()]  # without padding and end
-            found.append([Prediction(id="0", prediction=str(run.tokenizer.decode(row)).strip()) for row in ids])
+            found.append([Prediction(id="0", prediction=str(loaded.tokenizer.decode(row)).strip()) for row in ids])
         return found
 
     return answer
 
 
-def _format_input(run: LoadedRun, record: dict[str, object]) -> str:
-    example = run.config.task.to_text(RawRecord({"id": "0", **record}, ""), labelled=False)
+def _format_input(run: TrainedRun, record: dict[str, object]) -> str:
+    example = run.loaded.config.task.to_text(RawRecord({"id": "0", **record}, ""), labelled=False)
     assert isinstance(example, TextExample)
     return example.inputs
 

@@ -24,7 +24,7 @@ from fivetune.model.files import find_folder
 from fivetune.rundir import CONFIG, RunDir
 from fivetune.tasks import load_task
 from fivetune.tasks.squad import SQuAD
-from fivetune.training.answers.inference import load_run
+from fivetune.training.answers.loading import load_run_model
 
 
 def test_a_path_that_is_too_long(tmp_path: Path) -> None:
@@ -232,8 +232,10 @@ def test_labels_are_predicted_as_one_array_without_scoring_targets(
 def test_a_setting_without_effect_on_a_trained_run_is_refused(labelled: Path, key: str) -> None:
     value = "x.json" if key == "data.train" else 1
     with pytest.raises(ConfigError, match=rf"^--{key}: has no effect here: .*device, train\.precision, train\.num_thr"):
-        load_run(labelled, {key: value})
-    assert load_run(labelled, {"per_device_eval_batch_size": 2, "train.num_threads": 1}).config.eval.batch_size == 2
+        load_run_model(labelled, {key: value})
+    assert (
+        load_run_model(labelled, {"per_device_eval_batch_size": 2, "train.num_threads": 1}).config.eval.batch_size == 2
+    )
 
 
 def test_predict_reads_its_input_only(labelled: Path, capsys: pytest.CaptureFixture[str]) -> None:

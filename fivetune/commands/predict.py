@@ -20,10 +20,10 @@ from fivetune.commands import print_json
 if TYPE_CHECKING:
     from fivetune.distributed.world import World
     from fivetune.rundir.progress import Progress
-    from fivetune.training.answers.inference import LoadedRun
     from fivetune.training.answers.inputs import InputRow
     from fivetune.training.answers.output import Predicted
     from fivetune.training.answers.predicted_file import PredictedRow, PredictionCounts
+    from fivetune.training.answers.trained_run import TrainedRun
 
 TAKES_SETTINGS = True
 STDIN = STDOUT = "-"
@@ -94,9 +94,10 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.distributed.world import World
     from fivetune.errors import ConfigError, DataError
     from fivetune.rundir.progress import Progress
-    from fivetune.training.answers.inference import load_run
+    from fivetune.training.answers.loading import load_run_model
     from fivetune.training.answers.output import Predicted, escape_invisible, refuse_format
     from fivetune.training.answers.predicted_file import MergedParts, PredictionCounts
+    from fivetune.training.answers.trained_run import TrainedRun
 
     record = _build_record(args)
     target = None if args.output == STDOUT else Path(args.output)
@@ -124,7 +125,8 @@ def run(args: argparse.Namespace) -> int:
         try:
             source = _find_source(args.input, Path(temporary))
             notes = {"on_damage": progress.warn, "on_note": progress.log}
-            trained = load_run(args.run, settings, unsupported=OWN_SOURCE, world=world, **notes)
+            loaded = load_run_model(args.run, settings, unsupported=OWN_SOURCE, world=world, **notes)
+            trained = TrainedRun(Path(args.run), settings, loaded=loaded)
             parts = trained.list_parts() if args.format == "bioasq" else {"": trained}
             rows = (row for part in parts.values() for row in _iter_rows(part, source))
             refuse_format(args.format, parts, rows)
@@ -143,20 +145,20 @@ def run(args: argparse.Namespace) -> int:
         if not world.is_first:
             return 0
         print(escape_invisible(counts.describe().replace(f"{temporary}/", "")), file=sys.stderr)
-        predicted = Predicted(rows, counts, found, trained.config.data.columns)
+        predicted = Predicted(rows, counts, found, loaded.config.data.columns)
         _write(target, folder, args.format, predicted, as_array=args.json)
         if target and args.json:
             print_json(_build_counts(counts, args.output, trained.step))
     return 0
 
 
-def _iter_rows(trained: LoadedRun, source: str | None) -> Iterator[InputRow]:
+def _iter_rows(trained: TrainedRun, source: str | None) -> Iterator[InputRow]:
     """Yield the records of a file, none without a file."""
     from fivetune.training.answers.inputs import iter_input_rows
 
     if source is not None:
-        data = trained.config.data
-        yield from iter_input_rows(source, trained.config.task, data.columns, data.header)
+        config = trained.loaded.config
+        yield from iter_input_rows(source, config.task, config.data.columns, config.data.header)
 
 
 def _refuse_shared_work(nproc: int, source: str | None, target: Path | None) -> None:
@@ -317,7 +319,7 @@ def _find_source(given: str | None, folder: Path) -> str | None:
 
 
 def _predict(
-    trained: LoadedRun,
+    trained: TrainedRun,
     source: str | None,
     texts: Sequence[str] | None,
     record: dict[str, str],
@@ -334,7 +336,8 @@ def _predict(
             source, folder=folder, on_progress=progress.update, on_note=progress.log, world=world
         )
     given = list(texts) if texts else [record]
-    predictions = trained.predict(given, on_progress=progress.update, on_note=progress.log)
+    size = trained.loaded.config.eval.batch_size
+    predictions = trained.predict(given, batch_size=size, on_progress=progress.update, on_note=progress.log)
     rows = [
         InputRow(f"input {number}", one.id, record, one.skipped or "")
         for number, one in enumerate(predictions, start=1)

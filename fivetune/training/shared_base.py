@@ -38,7 +38,7 @@ class SharedBase:
     def load_model(
         self, folder: Path, config: RunConfig, compute: ComputeConfig
     ) -> tuple[LoadedModel, GenerateAnswers]:
-        """Load a run's model for `load_run`.
+        """Load a run's model for `load_run_model`.
 
         Raises ConfigError for a run without adapter, with one whose base was in 4 bits, with an extractive head, and
         for one of another base than the first run's.

@@ -14,7 +14,7 @@ from fivetune.data.split import EvalSplit, split_records
 from fivetune.errors import ConfigError, DataError
 from fivetune.tasks.classification import Classification
 from fivetune.tasks.squad_v2 import SQuADV2
-from fivetune.training.answers.inference import load_run
+from fivetune.training.answers.loading import load_run_model
 from fivetune.training.autotune.find_lr import as_single_process
 from fivetune.training.checks.data_checks import iter_record_notes
 from fivetune.training.checks.preflight import run_checks
@@ -181,14 +181,15 @@ def test_a_run_is_scored_on_its_share_with_the_labels_of_its_data(tmp_path, mode
     assert (kept.num_unlabelled, kept.label_counts) == (1, {"red": 15, "blue": 15})
     assert scored.split.num_eval_records == 10 and scored.label_counts == {"red": 5, "blue": 5}
     assert run.evals[-1].num_examples == 10
-    other = load_run(tmp_path / "run", {"data.eval": str(tmp_path / "all.jsonl")})  # in place of the run's own share
+    # In place of the run's own share.
+    other = load_run_model(tmp_path / "run", {"data.eval": str(tmp_path / "all.jsonl")})
     assert (len(other.config.data.eval), other.config.data.eval_share, other.config.data.group_column) == (
         1,
         None,
         None,
     )
     with pytest.raises(ConfigError, match=r"data\.eval_share \(0\.5\) and data\.eval \(.*\) are both given"):
-        load_run(tmp_path / "run", {"data.eval": "dev.jsonl", "data.eval_share": 0.5})
+        load_run_model(tmp_path / "run", {"data.eval": "dev.jsonl", "data.eval_share": 0.5})
     assert run.evals[-1].rates["majority_label"] == 0.5 <= run.evals[-1].rates["one_label"]  # C2
 
 

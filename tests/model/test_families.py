@@ -33,7 +33,6 @@ from fivetune.model.load import load_model_and_tokenizer
 from fivetune.model.module_flops import ModelFlops
 from fivetune.model.save import save_model
 from fivetune.model.tokenizer import load_tokenizer
-from fivetune.training.answers.inference import load_run
 from fivetune.training.setup import set_up
 
 NAMES = list(family_kit.CONFIGS)
@@ -181,7 +180,7 @@ def test_images_are_not_trained(tmp_path: Path, folder_of: Callable[[str], Path]
 def test_a_run_answers_as_it_was_evaluated(tmp_path: Path, folder_of: Callable[[str], Path], name: str) -> None:
     foreign = {"model__any_seq2seq": True} if name in family_kit.FOREIGN else {}
     run = fivetune.train(kit.recipe(tmp_path, folder_of(name), train__num_steps=2, eval__every_steps=2, **foreign))
-    opened = load_run(tmp_path / "run")
+    opened = fivetune.open_run(tmp_path / "run")
     evaluated = run.read_predictions(next(one for one in run.evals if one.step == opened.step))
     assert len(evaluated) == 12
     answered = opened.predict_file(tmp_path / "dev.json")

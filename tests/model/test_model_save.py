@@ -20,7 +20,7 @@ from fivetune.errors import RunDirError
 from fivetune.model.decode import Decoding, generate
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.model.save import save_model
-from fivetune.training.answers.inference import load_run
+from fivetune.training.answers.loading import load_run_model
 
 WAYS: list[dict[str, Any]] = [
     {},
@@ -108,7 +108,7 @@ def test_a_damaged_model_is_refused(tmp_path: Path, finished: Path, name: str, d
     path.write_bytes(DAMAGES[damage](path.read_bytes()))
     said = rf"run/model: {name} is damaged .*checksum differs.*\. Export .*run/best again"
     with pytest.raises(RunDirError, match=said):
-        load_run(run)
+        load_run_model(run)
 
 
 def test_weights_of_another_run_are_refused_and_the_best_checkpoint_restores_them(
@@ -127,4 +127,4 @@ def test_weights_of_another_run_are_refused_and_the_best_checkpoint_restores_the
 def test_a_card_may_be_edited(tmp_path: Path, finished: Path) -> None:
     run = shutil.copytree(finished, tmp_path / "run", symlinks=True)
     (run / "model/README.md").write_text("Ours.")
-    assert load_run(run).step in (1, 2)
+    assert fivetune.open_run(run).step in (1, 2)

@@ -35,7 +35,8 @@ from fivetune.rundir.checksums import MANIFEST, compute_sha256
 from fivetune.rundir.export_file import EXPORT, EXPORT_VERSION
 from fivetune.rundir.progress import ProgressCallback
 from fivetune.tasks import head_of
-from fivetune.training.answers.inference import LoadedRun, load_run
+from fivetune.training.answers.loading import ignore_note, load_run_model
+from fivetune.training.answers.trained_run import TrainedRun
 
 if TYPE_CHECKING:
     from fivetune.types import JsonTable
@@ -61,11 +62,11 @@ def export_run(
         num_examples: questions of the proof.
 
     Raises ConfigError if the folder exists and `overwrite` is false, ModelError for a model that the format does not
-    have, and the errors of `load_run`.
+    have, and the errors of `load_run_model`.
     """
     target = output or folder / "export" / exporter.get_folder_name()
     _refuse_target(target, overwrite=overwrite)
-    original = load_run(folder, on_damage=on_note, on_note=on_note)
+    original = TrainedRun(folder, loaded=load_run_model(folder, on_damage=on_note, on_note=on_note))
     _refuse_model(original, exporter)
     with _prepare_folder(target) as staging:
         on_progress("converting", 0, None)
@@ -92,18 +93,18 @@ def _refuse_target(target: Path, *, overwrite: bool) -> None:
         raise ConfigError(f"--output {target}: exists. Add --overwrite to replace it, or give another folder.")
 
 
-def _refuse_model(original: LoadedRun, exporter: Exporter) -> None:
+def _refuse_model(original: TrainedRun, exporter: Exporter) -> None:
     """Raise ModelError or ConfigError for a run that cannot be exported."""
     if original.is_export:
         raise ConfigError(f"{original.folder}: is an export already. Give the run directory.")
     where = f"{original.folder}: --format {exporter.plugin_name()}"
-    if find_adapter(original.model):
+    if find_adapter(original.loaded.model):
         raise ModelError(
             f"{where}: the run trained virtual tokens (prompt or prefix), which no format holds. Train an adapter "
             "whose matrices are merged: lora, rslora, dora, ia3."
         )
     if reason := exporter.explain_unsupported(
-        read_model_config(original.folder / "model"), head_of(original.config.task)
+        read_model_config(original.folder / "model"), head_of(original.loaded.config.task)
     ):
         raise ModelError(f"{where}: {reason}. Use --format hf.")
 
@@ -126,7 +127,7 @@ def _prepare_folder(target: Path) -> Generator[Path]:
             raise
 
 
-def _describe_export(original: LoadedRun, exporter: Exporter, staging: Path) -> JsonTable:
+def _describe_export(original: TrainedRun, exporter: Exporter, staging: Path) -> JsonTable:
     """Build the content of export.json without the proof."""
     files = sorted(path for path in staging.rglob("*") if path.is_file() and path.name != rundir.LOCK)
     return {
@@ -163,10 +164,10 @@ def _find_version(package: str) -> str | None:
 
 
 def _compare_with_run(
-    original: LoadedRun, exporter: Exporter, staging: Path, num_examples: int, on_progress: ProgressCallback
+    original: TrainedRun, exporter: Exporter, staging: Path, num_examples: int, on_progress: ProgressCallback
 ) -> JsonTable:
     """Prove the export; without evaluation data, or if that fails, the verdict is "not proved", with the reason."""
-    exported = load_run(staging, on_damage=lambda text: None)
+    exported = TrainedRun(staging, loaded=load_run_model(staging, on_damage=ignore_note))
     try:
         return compare_export(
             original,

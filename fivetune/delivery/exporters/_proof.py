@@ -19,8 +19,8 @@ from fivetune.rundir.progress import ProgressCallback
 from fivetune.scores.analysis.bootstrap import compare_paired, compute_intervals
 from fivetune.scores.metrics import Scorer, is_maximized
 from fivetune.training.answers.evaluator import Evaluator, select_rows, select_subset
-from fivetune.training.answers.inference import LoadedRun
 from fivetune.training.answers.tally import Tally
+from fivetune.training.answers.trained_run import TrainedRun
 from fivetune.types import Scores
 
 if TYPE_CHECKING:
@@ -35,20 +35,22 @@ SIDES = ("original", "export")
 class Side:
     """A run or its export, with the evaluator of its data."""
 
-    trained: LoadedRun
+    trained: TrainedRun
     evaluator: Evaluator
 
     def answer(self, rows: Sequence[int], batch_size: int) -> None:
         """Compute the answers to some rows, as `predict` does."""
         own = next(iter(self.evaluator.parts.values()), self.evaluator)
         decoding = replace(own.decoding, batch_size=batch_size, score_targets=False)
-        for _ in own.generate(self.trained.model, own.store, rows, decoding, device=own.device, autocast=own.autocast):
+        for _ in own.generate(
+            self.trained.loaded.model, own.store, rows, decoding, device=own.device, autocast=own.autocast
+        ):
             pass
 
 
 def compare_export(
-    original: LoadedRun,
-    exported: LoadedRun,
+    original: TrainedRun,
+    exported: TrainedRun,
     *,
     num_examples: int,
     compares_speed: bool,
@@ -62,19 +64,19 @@ def compare_export(
 
     Raises DataError if the run has no evaluation data.
     """
-    sides = [Side(one, one.build_evaluator(on_progress=on_progress)) for one in (original, exported)]
+    sides = [Side(one, one.loaded.build_evaluator(on_progress=on_progress)) for one in (original, exported)]
     evaluator = sides[0].evaluator
     questions = select_subset(evaluator.store, num_examples)
     answers, scores = zip(*(_answer(side, questions, on_progress) for side in sides), strict=True)
     same = [answers[0][question] == answers[1][question] for question in answers[0]]
-    metric = original.config.eval.metric or evaluator.task.main_metric
+    metric = original.loaded.config.eval.metric or evaluator.task.main_metric
     proof: JsonTable = {
         "examples": len(same),
         "identical_predictions": sum(same) / len(same),
         "metric": metric,
         **_compare_scores(scores, metric),
-        "precision": original.compute.precision,
-        "device": original.compute.name,
+        "precision": original.loaded.compute.precision,
+        "device": original.loaded.compute.name,
         "speed": [],
     }
     if compares_speed:
@@ -97,7 +99,7 @@ def _answer(
     def report(done: int, total: int) -> None:
         on_progress(f"answering ({name})", done, total)
 
-    answered = list(side.evaluator.predict(side.trained.model, questions=questions, on_progress=report))
+    answered = list(side.evaluator.predict(side.trained.loaded.model, questions=questions, on_progress=report))
     for question, prediction in answered:
         found[question] = prediction.prediction
     for _ in tally.score_each(answered):

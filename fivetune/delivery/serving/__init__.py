@@ -1,4 +1,4 @@
 """A trained run behind HTTP: requests wait a few milliseconds for others and are answered together.
 
-In: a LoadedRun and limits. Out: an ASGI application, and the server that runs it.
+In: a TrainedRun and limits. Out: an ASGI application, and the server that runs it.
 """

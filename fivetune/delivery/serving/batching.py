@@ -18,7 +18,7 @@ from fivetune.rundir.records import Prediction
 GAP_SHARE = 1 / 5
 Inputs = Sequence[dict[str, object] | str]
 AnswerTogether = Callable[[Sequence[Inputs]], Sequence[Sequence[Prediction]]]
-"""Answers several requests; `LoadedRun.predict_each` is one."""
+"""Answers several requests; `TrainedRun.predict_each` is one."""
 
 
 class QueueFullError(Exception):

@@ -20,10 +20,9 @@ from fivetune.delivery.serving.schema import DemoExample, FieldFacts, RunFacts
 from fivetune.errors import DataError
 from fivetune.reading.report.run.examples import compute_mean_score, sample
 from fivetune.reading.report.run.scores import choose_best_eval
-from fivetune.rundir.reader import read_run
 from fivetune.rundir.records import Prediction
-from fivetune.training.answers.inference import LoadedRun
 from fivetune.training.answers.inputs import iter_input_rows
+from fivetune.training.answers.trained_run import TrainedRun
 from fivetune.types import JsonTable
 
 PAGE = Path(__file__).with_name("page")
@@ -68,7 +67,7 @@ def _describe_field(field: FieldFacts) -> JsonTable:
 
 
 def find_examples(
-    trained: LoadedRun, fields: Sequence[FieldFacts], *, num: int, on_warning: Callable[[str], object]
+    trained: TrainedRun, fields: Sequence[FieldFacts], *, num: int, on_warning: Callable[[str], object]
 ) -> tuple[DemoExample, ...]:
     """Choose up to `num` right and `num` wrong predictions of the run's best evaluation; () without predictions.
 
@@ -76,7 +75,7 @@ def find_examples(
     """
     if not num or not (trained.folder / "predictions").is_dir():
         return ()
-    run = read_run(trained.folder)
+    run = trained.records
     scored = [
         one
         for one in run.read_predictions(choose_best_eval(run))
@@ -96,15 +95,16 @@ def _build_example(one: Prediction, record: Mapping[str, object] | None, names: 
     return DemoExample(fields, one.inputs, one.prediction, one.references, compute_mean_score(one) == 1)
 
 
-def _find_records(trained: LoadedRun, ids: set[str]) -> dict[str, Mapping[str, object]]:
+def _find_records(trained: TrainedRun, ids: set[str]) -> dict[str, Mapping[str, object]]:
     """Find records of the evaluation data by the id of their prediction; only those that local files hold."""
-    data, found = trained.config.data, dict[str, Mapping[str, object]]()
+    config = trained.loaded.config
+    data, found = config.data, dict[str, Mapping[str, object]]()
     for source in data.eval or data.train:
         path = find_typed_path(source, trained.folder)
         if not Path(path).is_file():
             continue
         try:
-            for row in islice(iter_input_rows(path, trained.config.task, data.columns, data.header), MAX_ROWS):
+            for row in islice(iter_input_rows(path, config.task, data.columns, data.header), MAX_ROWS):
                 if row.key in ids and _is_json(row.fields):
                     found.setdefault(row.key, row.fields)
         except DataError:  # the file has changed since the run: its examples are texts

@@ -15,7 +15,8 @@ from fivetune.delivery.serving.demo import find_examples
 from fivetune.delivery.serving.schema import RunFacts, list_fields
 from fivetune.errors import ConfigError
 from fivetune.rundir.export_file import read_export
-from fivetune.training.answers.inference import LoadedRun, load_run
+from fivetune.training.answers.loading import load_run_model
+from fivetune.training.answers.trained_run import TrainedRun
 from fivetune.training.mixture import require_single_part
 from fivetune.training.shared_base import SharedBase
 
@@ -65,7 +66,7 @@ def open_models(
     for folder, name in zip(folders, name_folders(folders), strict=True):
         if base and read_export(Path(folder)):
             raise ConfigError(f"--one-base: {folder} is an export, whose weights are its own. Give the run directory.")
-        trained = load_run(
+        loaded = load_run_model(
             folder,
             settings,
             unsupported=WITHOUT_EFFECT,
@@ -73,14 +74,15 @@ def open_models(
             on_note=on_note,
             load_model=base.load_model if base else None,
         )
-        trained = replace(trained, threads=None)  # one thread computes, with the cores that it began with
-        require_single_part(trained.config)
+        loaded = replace(loaded, threads=None)  # one thread computes, with the cores that it began with
+        trained = TrainedRun(Path(folder), settings, loaded=loaded)
+        require_single_part(loaded.config)
         refuse_costly_search(trained)
         warn_of_bad_export(trained, warn_once)
-        task, columns = trained.config.task, trained.config.data.columns
-        fields, cap = list_fields(task, columns), trained.config.eval.max_new_tokens
+        task = loaded.config.task
+        fields = list_fields(task, loaded.config.data.columns)
         examples = find_examples(trained, fields, num=num_examples, on_warning=warn_once)
-        facts = RunFacts(name, task.plugin_name(), trained.step, fields, cap, examples)
+        facts = RunFacts(name, task.plugin_name(), trained.step, fields, loaded.config.eval.max_new_tokens, examples)
         found[name] = ServedModel(
             facts, partial(trained.predict_each, max_input_tokens=max_input_tokens), trained.folder
         )
@@ -106,9 +108,9 @@ def name_folders(folders: Sequence[str]) -> list[str]:
     return names
 
 
-def refuse_costly_search(trained: LoadedRun) -> None:
+def refuse_costly_search(trained: TrainedRun) -> None:
     """Raise ConfigError for a search that costs too much per request."""
-    settings = trained.config.eval
+    settings = trained.loaded.config.eval
     for name, value, most in (
         ("num_beams", settings.num_beams, MAX_BEAMS),
         ("max_new_tokens", settings.max_new_tokens or 0, MAX_NEW_TOKENS),
@@ -119,7 +121,7 @@ def refuse_costly_search(trained: LoadedRun) -> None:
             )
 
 
-def warn_of_bad_export(trained: LoadedRun, on_warning: Callable[[str], object]) -> None:
+def warn_of_bad_export(trained: TrainedRun, on_warning: Callable[[str], object]) -> None:
     """Warn of an export whose proof did not end with "use"."""
     proof = (read_export(trained.folder) or {}).get("proof", {})
     if (verdict := proof.get("verdict", "use")) != "use":

@@ -1,6 +1,7 @@
 """One evaluation of a trained run, recorded in its directory.
 
-In: a loaded run whose config names the data. Out: an EvalRecord; predictions and scores are in the run directory.
+In: the model of a run, loaded with a config that names the data. Out: an EvalRecord; the run directory has it too, and
+the predictions.
 """
 
 from __future__ import annotations
@@ -16,31 +17,34 @@ from fivetune.config import load_config
 from fivetune.machine.telemetry.devices import translate_oom_errors
 from fivetune.rundir.progress import ProgressCallback
 from fivetune.rundir.records import EvalRecord
-from fivetune.training.answers.inference import LoadedRun
+from fivetune.training.answers.loading import RunModel
 from fivetune.training.state import checkpoint
 from fivetune.training.state.resume import with_evaluation
 from fivetune.training.threads import watch_threads
 
 
 def record_evaluation(
-    trained: LoadedRun,
+    folder: Path,
+    loaded: RunModel,
     *,
+    step: int,
     split: str | None,
     has_own_settings: bool,
     on_progress: ProgressCallback,
     on_damage: Callable[[str], object],
     on_note: Callable[[str], object],
 ) -> EvalRecord:
-    """Evaluate a run on the data of its config and record it in the run directory.
+    """Evaluate the model of a run on the data of its config and record it in the run directory.
 
     Args:
+        folder: the run directory.
+        step: optimizer step of the weights.
         split: name of the predictions file; default: the data file's name.
         has_own_settings: whether nothing is overridden.
         on_damage: called with a sentence for each damaged file that the evaluation does not need.
         on_note: called with a sentence when the number of CPU threads changes.
     """
-    folder = trained.folder
-    evaluator = trained.build_evaluator(on_progress=on_progress, on_damage=on_damage)
+    evaluator = loaded.build_evaluator(on_progress=on_progress, on_damage=on_damage)
     damage = rundir.Damage()
     own = rundir.read_data(folder, damage).eval
     is_own = has_own_settings and own is not None and own.fingerprint == evaluator.store.fingerprint
@@ -53,13 +57,11 @@ def record_evaluation(
             on_damage(message)
         with translate_oom_errors():
             record = evaluator.run(
-                trained.model,
-                step=trained.step,
+                loaded.model,
+                step=step,
                 split=name,
-                write=lambda predictions: run.write_predictions(
-                    name, trained.step, (one.as_dict() for one in predictions)
-                ),
-                on_progress=partial(watch_threads(trained.threads, on_progress, on_note), "evaluating"),
+                write=lambda predictions: run.write_predictions(name, step, (one.as_dict() for one in predictions)),
+                on_progress=partial(watch_threads(loaded.threads, on_progress, on_note), "evaluating"),
             )
         if name == "eval":  # of the run's own data and settings, those of config.yaml without the exported cap
             basis = with_evaluation(

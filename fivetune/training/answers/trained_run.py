@@ -8,34 +8,53 @@ In: a run directory. Out: a TrainedRun. The model is loaded at the first answer 
 
 from __future__ import annotations
 
-import os
-import warnings
-from collections.abc import Callable, Generator, Iterable, Mapping
+import shutil
+import tempfile
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from dataclasses import replace
+from functools import partial
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
+from warnings import warn
 
 import fivetune
-from fivetune.data.readers.source_files import quote_value
+from fivetune import rundir
 from fivetune.data.readers.tables import is_table, name_tables
+from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import ConfigError
-from fivetune.rundir import read_run
+from fivetune.machine.telemetry.devices import translate_oom_errors
+from fivetune.rundir.export_file import EXPORT
 from fivetune.rundir.figures import find_exported_eval
 from fivetune.rundir.notebook import HtmlPage, is_notebook
 from fivetune.rundir.progress import Progress, ProgressCallback, format_time_span, ignore_progress
-from fivetune.rundir.records import EvalRecord, Prediction, Run
+from fivetune.rundir.records import (
+    DataSummary,
+    EvalRecord,
+    MachineRecord,
+    Prediction,
+    Run,
+    RunStatus,
+    StepRecord,
+    TelemetryRecord,
+)
+from fivetune.tasks.mixture import Mixture
+from fivetune.training.answers.answer_file import answer_file, describe_questions
 from fivetune.training.answers.batch_size import AutoBatchSize
-from fivetune.training.answers.inference import LoadedRun, ignore_note, load_run, resolve_config
+from fivetune.training.answers.loading import RunModel, check_folder, ignore_note, load_run_model, resolve_config
 from fivetune.training.answers.model_folder import find_exported_step
+from fivetune.training.answers.requests import answer_requests, list_inputs, name_texts, read_requests
 from fivetune.training.answers.scoring import record_evaluation
+from fivetune.training.mixture import build_part_configs, require_single_part
 from fivetune.training.tables import write_tables
+from fivetune.training.threads import watch_threads
 from fivetune.values import get_nested
 
 if TYPE_CHECKING:
+    from fivetune.rundir.plan import Plan
     from fivetune.training.answers.predicted_file import PredictedFile
+    from fivetune.types import JsonTable
 
 Inputs = Iterable[Mapping[str, object] | str]
 """Records, texts, or a table of records: a DataFrame, a data set of `datasets`."""
@@ -65,16 +84,17 @@ class Score(float):
         return f"{float(self):.2f}{interval}"
 
 
-@dataclass(frozen=True, repr=False, eq=False)
-class TrainedRun(Run):
-    """A run, as `fivetune.train` and `fivetune.open_run` return it: everything of `Run`, and its model.
+class TrainedRun:
+    """A run, as `fivetune.train` and `fivetune.open_run` return it: what its directory holds, and its model.
 
-    The records of the run directory are fields: `run.status`, `run.evals`, `run.steps`, `run.data`, `run.config`. The
-    model is loaded at the first call that needs it, and once.
+    The records of the run directory are attributes: `run.status`, `run.evals`, `run.steps`, `run.data`, `run.config`.
+    The model is loaded at the first call that needs it, and once.
 
     Args:
         folder: the run directory, or an export of a run.
         overrides: settings for predictions and evaluations that differ from the run's.
+        records: what the directory holds; None: read when it is first asked for.
+        loaded: the model; None: loaded when it is first asked for.
 
     >>> run = fivetune.open_run("runs/tickets")
     >>> run.status.state, len(run.steps), run.scores["accuracy"]
@@ -83,8 +103,140 @@ class TrainedRun(Run):
     ['delivery', 'refund']
     """
 
-    folder: Path = Path()
-    overrides: Mapping[str, object] = field(default_factory=dict[str, object])
+    def __init__(
+        self,
+        folder: Path,
+        overrides: Mapping[str, object] | None = None,
+        *,
+        records: Run | None = None,
+        loaded: RunModel | None = None,
+    ) -> None:
+        self.folder = folder
+        self.overrides = dict(overrides or {})
+        self._records, self._loaded = records, loaded
+        self._auto_batch_size = AutoBatchSize()
+
+    # --- what the run directory holds ---
+
+    @property
+    def records(self) -> Run:
+        """The content of the run directory, as `fivetune.read_run` returns it."""
+        if self._records is None:
+            self._records = rundir.read_run(self.folder)
+        return self._records
+
+    @property
+    def name(self) -> str:
+        """The name of the run directory."""
+        return self.records.name
+
+    @property
+    def config(self) -> JsonTable:
+        """config.yaml: the settings that the run was trained with, nested."""
+        return self.records.config
+
+    @property
+    def machine(self) -> MachineRecord:
+        """machine.json: the device, the versions, the parts of the run."""
+        return self.records.machine
+
+    @property
+    def status(self) -> RunStatus:
+        """status.json: progress and end of the run, and its best evaluation."""
+        return self.records.status
+
+    @property
+    def plan(self) -> Plan | None:
+        """plan.json: the numbers that the run decided at its start; None if it ended before."""
+        return self.records.plan
+
+    @property
+    def data(self) -> DataSummary:
+        """data.json: counts, lengths and losses of the training and evaluation data."""
+        return self.records.data
+
+    @property
+    def steps(self) -> list[StepRecord]:
+        """steps.jsonl: a record for each optimizer step."""
+        return self.records.steps
+
+    @property
+    def num_steps(self) -> int | None:
+        """Planned steps of the whole run; None if it ended before its plan was written."""
+        return self.records.num_steps
+
+    @property
+    def evals(self) -> list[EvalRecord]:
+        """evals.jsonl: a record for each evaluation."""
+        return self.records.evals
+
+    @property
+    def telemetry(self) -> list[TelemetryRecord]:
+        """telemetry.jsonl: samples of the devices and the host, in the order of time."""
+        return self.records.telemetry
+
+    @property
+    def predictions(self) -> Mapping[str, list[Prediction]]:
+        """The predictions of each evaluation by the name of its file, such as eval-300; read when asked for."""
+        return self.records.predictions
+
+    def read_predictions(self, record: EvalRecord | None) -> list[Prediction]:
+        """Return the predictions of an evaluation; [] without it or its file."""
+        return self.records.read_predictions(record)
+
+    @property
+    def trace(self) -> JsonTable:
+        """trace/summary.json, which `fivetune profile` writes; {} without a trace."""
+        return self.records.trace
+
+    @property
+    def range_test(self) -> JsonTable:
+        """The result of `fivetune find-lr` beside the run; {} without one."""
+        return self.records.range_test
+
+    @property
+    def temperature(self) -> float:
+        """The temperature of the model's confidences; 1 if they are its own."""
+        return self.records.temperature
+
+    @property
+    def has_model(self) -> bool:
+        """Whether model/ is there."""
+        return self.records.has_model
+
+    @property
+    def damage(self) -> list[str]:
+        """A sentence for each damaged file, and for what is left out of it."""
+        return self.records.damage
+
+    @property
+    def warnings(self) -> list[str]:
+        """The warnings of the run, and its damage."""
+        return self.records.warnings
+
+    @property
+    def step(self) -> int:
+        """The optimizer step of the weights in model/; `status.step` is the last step of the run."""
+        return find_exported_step(self.folder, rundir.read_status(self.folder, rundir.Damage()))
+
+    @property
+    def is_export(self) -> bool:
+        """Whether the folder is an export, which `fivetune export` wrote."""
+        return (self.folder / EXPORT).is_file()
+
+    @property
+    def scores(self) -> dict[str, Score]:
+        """The scores of the weights in model/ on the run's evaluation data, by name; {} if it has not evaluated them.
+
+        >>> fivetune.open_run("runs/tickets").scores["accuracy"]
+        100.00 (91.24-100.00)
+        """
+        record = find_exported_eval(self.records)
+        if record is None:
+            return {}
+        return {name: Score(value, record.intervals.get(name)) for name, value in record.scores.items()}
+
+    # --- how it is shown ---
 
     def __repr__(self) -> str:
         shown = [repr(str(self.folder)), str(get_nested(self.config, "task", "name")), self._describe_state()]
@@ -98,29 +250,20 @@ class TrainedRun(Run):
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows of a run: a table of its scores."""
-        seconds = self.status.seconds
-        facts = [self._describe_state(), *([format_time_span(seconds)] if seconds else [])]
-        task = escape(str(get_nested(self.config, "task", "name")))
-        head = f"<b>{escape(str(self.folder))}</b> &nbsp; {task}, {', '.join(facts)}"
-        shown = {name: score for name, score in self.scores.items() if score.low is not None} or self.scores
-        rows = "".join(f"<tr><td>{escape(name)}</td>{_build_cells(score)}</tr>" for name, score in shown.items())
-        table = f"<table><tr><th>score</th><th>value</th><th>95 % interval</th></tr>{rows}</table>" if rows else ""
-        return f"<div>{head}{table}</div>"
-
-    @property
-    def step(self) -> int:
-        """The optimizer step of the weights in model/; `status.step` is the last step of the run."""
-        return find_exported_step(self.folder, self.status)
-
-    @property
-    def scores(self) -> dict[str, Score]:
-        """The scores of the weights in model/ on the run's evaluation data, by name; {} if it has not evaluated them.
-
-        >>> fivetune.open_run("runs/tickets").scores["accuracy"]
-        100.00 (91.24-100.00)
-        """
-        record = find_exported_eval(self)
-        return {} if record is None else {k: Score(v, record.intervals.get(k)) for k, v in record.scores.items()}
+        facts = [str(get_nested(self.config, "task", "name")), self._describe_state()]
+        if self.status.seconds:
+            facts.append(format_time_span(self.status.seconds))
+        head = f"<b>{escape(str(self.folder))}</b> &nbsp; {escape(', '.join(facts))}"
+        scores = self.scores
+        with_interval = {name: score for name, score in scores.items() if score.low is not None}
+        rows: list[str] = []
+        for name, score in (with_interval or scores).items():
+            interval = "" if score.low is None else f"{score.low:.2f} to {score.high:.2f}"
+            rows.append(f"<tr><td>{escape(name)}</td><td>{float(score):.2f}</td><td>{interval}</td></tr>")
+        if not rows:
+            return f"<div>{head}</div>"
+        titles = "<tr><th>score</th><th>value</th><th>95 % interval</th></tr>"
+        return f"<div>{head}<table>{titles}{''.join(rows)}</table></div>"
 
     def report(self) -> HtmlPage:
         """Write report.html of the run directory; a notebook shows it in the cell, in a frame of its own.
@@ -132,8 +275,33 @@ class TrainedRun(Run):
         """
         return HtmlPage(fivetune.write_report(self.folder))
 
+    # --- what its model answers ---
+
+    @property
+    def loaded(self) -> RunModel:
+        """The model, loaded to answer. Raises RunDirError for a run without one, or with a damaged one."""
+        if self._loaded is None:
+            self._loaded = load_run_model(self.folder, self.overrides)
+        return self._loaded
+
+    def list_parts(self) -> dict[str, TrainedRun]:
+        """List the run by the name of its task; of a mixture a run for each part, with the same model."""
+        config = self.loaded.config
+        if not isinstance(config.task, Mixture):
+            return {config.task.plugin_name(): self}
+        parts: dict[str, TrainedRun] = {}
+        for part in build_part_configs(config).values():
+            loaded = replace(self.loaded, config=part)
+            parts[part.task.plugin_name()] = TrainedRun(self.folder, self.overrides, loaded=loaded)
+        return parts
+
     def predict(
-        self, inputs: Inputs, *, batch_size: int | Literal["auto"] = "auto", on_progress: ProgressCallback | None = None
+        self,
+        inputs: Inputs,
+        *,
+        batch_size: int | Literal["auto"] = "auto",
+        on_progress: ProgressCallback | None = None,
+        on_note: Callable[[str], object] = ignore_note,
     ) -> list[Prediction]:
         """Answer records or texts with the run's model, which is loaded at the first call.
 
@@ -146,8 +314,10 @@ class TrainedRun(Run):
                 GPU and 64 elsewhere; it is halved where memory runs out.
             on_progress: called with what is done, the number of answers so far and of all; default: a notebook shows
                 the progress.
+            on_note: called with a sentence when the number of CPU threads changes.
 
-        Returns one Prediction each, in order; a record that cannot be used has the reason in `skipped`.
+        Returns one Prediction each, in order; a record that cannot be used has the reason in `skipped`, also where none
+        can be used and whatever data.on_bad_record is.
 
         Raises ConfigError for another `batch_size`, DataError for inputs that are neither records nor texts,
         RunDirError for a run without a model, FiveTuneEnvironmentError if memory runs out at one example.
@@ -159,28 +329,100 @@ class TrainedRun(Run):
         """
         if batch_size != "auto" and (not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1):
             raise ConfigError(f"batch_size: {batch_size!r} is no size. Allowed are whole numbers from 1 and 'auto'.")
-        loaded = self._loaded
+        config = self.loaded.config
+        require_single_part(config)
+        requests = [name_texts(list_inputs(inputs), config.task, config.data.columns)]
         size = self._auto_batch_size if batch_size == "auto" else batch_size
         with _show_progress(on_progress) as report:
-            return loaded.predict(inputs, batch_size=size, on_progress=report)
+            return self.predict_each(requests, batch_size=size, on_progress=report, on_note=on_note)[0]
 
-    def predict_file(self, source: str | Path, *, on_progress: ProgressCallback | None = None) -> PredictedFile:
+    def predict_each(
+        self,
+        requests: Sequence[Sequence[Mapping[str, object] | str]],
+        *,
+        batch_size: AutoBatchSize | int | None = None,
+        max_input_tokens: int | None = None,
+        on_progress: ProgressCallback = ignore_progress,
+        on_note: Callable[[str], object] = ignore_note,
+    ) -> list[list[Prediction]]:
+        """Answer several lists of records or texts in common batches; each gets what `predict` returns for it.
+
+        Args:
+            requests: unlike for `predict`, a text is always the whole input, exactly as the model reads it.
+            batch_size: examples per generation batch; default: eval.batch_size of the run.
+            max_input_tokens: most tokens of an input before clipping; one with more has a reason in `skipped`.
+        """
+        loaded = self.loaded
+        config = loaded.config
+        require_single_part(config)
+        report = watch_threads(loaded.threads, on_progress, on_note)
+        with translate_oom_errors():
+            read = read_requests(
+                requests,
+                loaded.tokenizer,
+                task=config.task,
+                columns=config.data.columns,
+                describe=partial(describe_questions, config),
+            )
+            return answer_requests(
+                read,
+                loaded.model,
+                build_evaluator=loaded.make_predictor,
+                batch_size=batch_size,
+                max_input_tokens=max_input_tokens,
+                on_progress=partial(report, "answering"),
+            )
+
+    def predict_file(
+        self,
+        source: str | Path,
+        *,
+        folder: Path | None = None,
+        on_progress: ProgressCallback | None = None,
+        on_note: Callable[[str], object] = warn,
+        world: World = SINGLE_PROCESS,
+    ) -> PredictedFile:
         """Answer every record of a data file; iterating the result yields rows in order, read from the disk.
 
         Args:
             source: a file in any format of data.eval; gold answers are not needed.
+            folder: holds the answers while they are computed and after that; a call that was killed goes on from
+                there if weights, settings and data are the same. Default: a temporary one.
+            on_progress: as for `predict`.
+            on_note: called with a sentence about answers that an earlier call has left in the folder, and when the
+                number of CPU threads changes.
+            world: the ranks that share the questions; each needs the same folder.
 
-        Raises DataError for an unreadable file.
+        A record that cannot be used has the reason in `prediction.skipped`, also where none can be used. Raises
+        DataError for an unreadable file.
 
         >>> rows = fivetune.open_run("runs/tickets").predict_file("tickets.csv")
         >>> len([row.prediction for row in rows])
         40
         """
-        with _show_progress(on_progress) as report:
-            return self._loaded.predict_file(source, on_progress=report)
+        loaded = self.loaded
+        require_single_part(loaded.config)
+        place = Path(tempfile.mkdtemp(prefix="fivetune-predict-")) if folder is None else folder
+        try:
+            with _show_progress(on_progress) as report:
+                report = watch_threads(loaded.threads, report, on_note)
+                found = answer_file(
+                    self.folder, loaded, str(source), place, on_progress=report, on_note=on_note, world=world
+                )
+        except BaseException:
+            if folder is None:
+                shutil.rmtree(place, ignore_errors=True)
+            raise
+        return replace(found, temporary=folder is None)
 
     def evaluate(
-        self, data: object = None, *, split: str | None = None, on_progress: ProgressCallback | None = None
+        self,
+        data: object = None,
+        *,
+        split: str | None = None,
+        on_progress: ProgressCallback | None = None,
+        on_damage: Callable[[str], object] = warn,
+        on_note: Callable[[str], object] = ignore_note,
     ) -> EvalRecord:
         """Score the run on other data, or again on its own, and record that in the run directory.
 
@@ -188,6 +430,9 @@ class TrainedRun(Run):
             data: a file, a folder, a hub name, a pandas DataFrame, a datasets.Dataset or a list of records; None: the
                 run's own evaluation data.
             split: name of the predictions file; default: the data file's name.
+            on_progress: as for `predict`.
+            on_damage: called with a sentence for each damaged file that the evaluation does not need.
+            on_note: called with a sentence when the number of CPU threads changes.
 
         Returns the EvalRecord with `scores` and `intervals`, which `evals` has too. Raises DataError for bad data.
 
@@ -195,34 +440,23 @@ class TrainedRun(Run):
         >>> run.evaluate([{"text": "give me my money back", "label": "refund"}], split="one").scores["accuracy"]
         100.0
         """
-        changes = self.overrides if data is None else {**self.overrides, "data.eval": data}
-        loaded = self._loaded  # before a table is written beside the run: the folder is usable
-        changes, files = write_tables(changes, self.folder)
+        loaded = self.loaded  # before a table is written beside the run: the folder is usable
+        given = self.overrides if data is None else {**self.overrides, "data.eval": data}
+        changes, files = write_tables(given, self.folder)
         with name_tables(files), _show_progress(on_progress) as report:
-            loaded = replace(loaded, config=resolve_config(self.folder, changes))
             record = record_evaluation(
-                loaded,
+                self.folder,
+                replace(loaded, config=resolve_config(self.folder, changes)),
+                step=self.step,
                 split=split,
                 has_own_settings=not changes,
                 on_progress=report,
-                on_damage=warnings.warn,
-                on_note=ignore_note,
+                on_damage=on_damage,
+                on_note=on_note,
             )
-        self.evals.append(record)
+        if self._records is not None:  # who reads them later finds the evaluation in the file
+            self._records.evals.append(record)
         return record
-
-    @cached_property
-    def _loaded(self) -> LoadedRun:
-        return load_run(self.folder, self.overrides)
-
-    @cached_property
-    def _auto_batch_size(self) -> AutoBatchSize:
-        return AutoBatchSize()
-
-
-def _build_cells(score: Score) -> str:
-    interval = "" if score.low is None else f"{score.low:.2f} to {score.high:.2f}"
-    return f"<td>{float(score):.2f}</td><td>{interval}</td>"
 
 
 @contextmanager
@@ -251,13 +485,11 @@ def open_run(folder: str | Path, overrides: Mapping[str, object] | None = None) 
     >>> fivetune.open_run("runs/tickets")
     TrainedRun('runs/tickets', classification, step 40 of 40, accuracy 100.00 (91.24-100.00))
     """
-    if not isinstance(folder, str | os.PathLike):
-        raise ConfigError(f"the run directory is {quote_value(str(folder))}. Allowed is a path. Name the run's folder.")
-    run, given = read_run(folder), dict(overrides or {})
-    if given:
-        resolve_config(Path(folder), given)
-    records: dict[str, Any] = {each.name: getattr(run, each.name) for each in fields(run)}
-    return TrainedRun(**records, folder=Path(folder), overrides=given)
+    folder = check_folder(folder)
+    records = rundir.read_run(folder)
+    if overrides:
+        resolve_config(folder, overrides)  # names a setting without effect now, not at the first answer
+    return TrainedRun(folder, overrides, records=records)
 
 
 def predict(folder: str | Path, inputs: Inputs, overrides: Mapping[str, object] | None = None) -> list[Prediction]:
@@ -277,7 +509,7 @@ def evaluate(
     *,
     split: str | None = None,
     on_progress: ProgressCallback = ignore_progress,
-    on_damage: Callable[[str], object] = warnings.warn,
+    on_damage: Callable[[str], object] = warn,
     on_note: Callable[[str], object] = ignore_note,
 ) -> EvalRecord:
     """Evaluate a run on its own data, or on {"data.eval": FILE}, and record it in the run directory.
@@ -297,17 +529,8 @@ def evaluate(
     ('tickets', 40, 100.0)
     """
     given = dict(overrides or {})
+    # A table becomes a file when the folder has proved usable: the model is loaded without it.
     plain = {name: value for name, value in given.items() if not is_table(value)}
-    loaded = load_run(folder, plain, on_damage=on_damage, on_note=on_note)
-    changes, files = write_tables(given, folder)
-    with name_tables(files):
-        if files:
-            loaded = replace(loaded, config=resolve_config(Path(folder), changes))
-        return record_evaluation(
-            loaded,
-            split=split,
-            has_own_settings=not changes,
-            on_progress=on_progress,
-            on_damage=on_damage,
-            on_note=on_note,
-        )
+    loaded = load_run_model(folder, plain, on_damage=on_damage, on_note=on_note)
+    run = TrainedRun(Path(folder), given, loaded=loaded)
+    return run.evaluate(split=split, on_progress=on_progress, on_damage=on_damage, on_note=on_note)

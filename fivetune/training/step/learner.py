@@ -270,7 +270,7 @@ def choose_compute(
     Denormal floats are flushed to 0, because a CPU is many times slower with them; new threads inherit the setting.
     cuDNN's attention is disabled: it builds a plan for every exact shape, and decoding has thousands of shapes.
     These settings and that of fp32 products hold for the process. `train` restores them (`restore_process_settings`);
-    `load_run` does not, because an open run computes answers until the process ends.
+    `load_run_model` does not, because an open run computes answers until the process ends.
     """
     torch.set_flush_denormal(True)
     torch.backends.cuda.enable_cudnn_sdp(False)

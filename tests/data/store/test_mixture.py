@@ -18,7 +18,7 @@ from fivetune.data.store.mixture import ConcatStore, MixtureSampler, compute_mix
 from fivetune.data.store.stream import BatchPlan, TrainingStream
 from fivetune.errors import ConfigError
 from fivetune.rundir.records import Prediction
-from fivetune.training.answers.inference import load_run
+from fivetune.training.answers.loading import load_run_model
 from fivetune.training.run import train
 from fivetune.training.setup import set_up
 
@@ -209,12 +209,12 @@ def test_a_part_with_a_measured_batch_size_is_resumed_by_its_recipe(tmp_path, mo
 def test_one_part_is_evaluated_on_other_files(run, tmp_path):
     other = posts(tmp_path / "other.csv", num=5)
     for overrides in ({"task.part": "tags", "data.eval": str(other)}, {"task.part": "squad", "data.eval": str(other)}):
-        assert load_run(run, overrides).config.data.eval == (str(other),)
-    trained = load_run(run, {"task.part": "tags", "data.eval": str(other)})
+        assert load_run_model(run, overrides).config.data.eval == (str(other),)
+    trained = load_run_model(run, {"task.part": "tags", "data.eval": str(other)})
     record = trained.build_evaluator().run(trained.model, step=6, write=list)
     assert (record.task, record.scores["total"]) == ("stackoverflow_tags", 5)
     with pytest.raises(ConfigError, match=r"squad have files of their own. Give --task\.parts\.squad\.eval FILE"):
-        load_run(run, {"data.eval": str(other)})
+        load_run_model(run, {"data.eval": str(other)})
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ from fivetune.model.load import load_model_and_tokenizer
 from fivetune.model.save import save_model
 from fivetune.rundir.checksums import compute_sha256
 from fivetune.rundir.export_file import EXPORT
-from fivetune.training.answers.inference import load_run
+from fivetune.training.answers.loading import load_run_model
 
 pytest.importorskip("ctranslate2")
 
@@ -132,7 +132,11 @@ def test_an_export_answers_and_scores_as_its_run_and_lists_its_files(run: Path, 
     folder = run / "export" / "ctranslate2"
     assert found["output"] == str(folder) and any("same predictions of 12" in line for line in printed)
     listed = json.loads((folder / EXPORT).read_text())
-    assert listed["source"] == {"run": str(run), "run_id": rundir.read_machine(run).run_id, "step": load_run(run).step}
+    assert listed["source"] == {
+        "run": str(run),
+        "run_id": rundir.read_machine(run).run_id,
+        "step": fivetune.open_run(run).step,
+    }
     assert listed["proof"]["identical_predictions"] == 1 and listed["proof"]["difference"]["score"] == 0
     assert [one["batch_size"] for one in listed["proof"]["speed"]] == [2]
     assert set(listed["versions"]) == {"fivetune", "torch", "ctranslate2", "transformers"}
@@ -167,7 +171,8 @@ def test_an_hf_export_loads_by_plain_transformers(run: Path) -> None:
     ids = words("question: What has Ann? context: Ann has a red hat.", return_tensors="pt").input_ids
     text = words.decode(model.generate(ids)[0], skip_special_tokens=True)
     assert (
-        text.strip() == load_run(folder).predict(["question: What has Ann? context: Ann has a red hat."])[0].prediction
+        text.strip()
+        == fivetune.open_run(folder).predict(["question: What has Ann? context: Ann has a red hat."])[0].prediction
     )
     assert "model/model.safetensors" in found["files"]
 
@@ -202,7 +207,7 @@ def test_an_export_that_fails_leaves_nothing_and_a_killed_one_is_replaced(
             export(run, output=target)
     assert list(tmp_path.iterdir()) == []
     assert export(run, output=target, num_examples=3)[1]["proof"]["examples"] == 3
-    assert [one.name for one in tmp_path.iterdir()] == ["out"] and load_run(target)
+    assert [one.name for one in tmp_path.iterdir()] == ["out"] and load_run_model(target)
 
 
 # --- what is refused ---
@@ -213,10 +218,10 @@ def test_a_damaged_export_is_refused(run: Path, tmp_path: Path) -> None:
     weights = folder / "ctranslate2" / "model.bin"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x7f")
     with pytest.raises(RunDirError, match=r"ctranslate2/model\.bin is damaged \(its sha256 differs\)\. Export the run"):
-        load_run(folder)
+        load_run_model(folder)
     weights.unlink()
     with pytest.raises(RunDirError, match=r"ctranslate2/model\.bin is missing\. Export the run again with --overwrite"):
-        load_run(folder)
+        load_run_model(folder)
     listed = json.loads((folder / EXPORT).read_text())
     for text, message in (
         ("{", "damaged. Export the run again"),
@@ -226,7 +231,7 @@ def test_a_damaged_export_is_refused(run: Path, tmp_path: Path) -> None:
     ):
         (folder / EXPORT).write_text(text)
         with pytest.raises(RunDirError) as caught:
-            load_run(folder)
+            load_run_model(folder)
         assert message in str(caught.value)
 
 
@@ -265,12 +270,12 @@ def test_settings_that_an_export_does_not_have_are_refused(run: Path, monkeypatc
     with pytest.raises(
         ConfigError, match=r"--train\.precision: has no effect here: the precision of an export of form"
     ):
-        load_run(folder, {"train.precision": "bf16"})
-    monkeypatch.setattr("fivetune.training.answers.inference.choose_compute", lambda *_: fivetune_compute("mps"))
+        load_run_model(folder, {"train.precision": "bf16"})
+    monkeypatch.setattr("fivetune.training.answers.loading.choose_compute", lambda *_: fivetune_compute("mps"))
     with pytest.raises(
         ConfigError, match=r"device mps: an export of format ctranslate2 has no such device\. Allowed: cpu,"
     ):
-        load_run(folder)
+        load_run_model(folder)
 
 
 def fivetune_compute(device: str) -> Any:

@@ -9,11 +9,12 @@ import kit
 import pytest
 
 import fivetune
-from fivetune.training.answers.inference import LoadedRun, load_run
+from fivetune.training.answers.loading import load_run_model
+from fivetune.training.answers.trained_run import TrainedRun
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> LoadedRun:
+def trained(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> TrainedRun:
     folder = tmp_path_factory.mktemp("finished")
-    fivetune.train(kit.recipe(folder, model_folder), quiet=True, preflight=False)
-    return replace(load_run(folder / "run"), threads=None)
+    run = fivetune.train(kit.recipe(folder, model_folder), quiet=True, preflight=False)
+    return TrainedRun(run.folder, loaded=replace(load_run_model(run.folder), threads=None))

@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from fivetune.rundir.config_file import stamp_config
 from fivetune.rundir.layout import CHECKSUMS
 from fivetune.rundir.records import Candidate, Prediction
 from fivetune.tasks.classification import Classification
-from fivetune.training.answers.inference import LoadedRun
+from fivetune.training.answers.trained_run import TrainedRun
 
 EXAMPLES = (
     DemoExample({**RECORDS[0]}, "question: a", "red hat", ("red hat",), True),
@@ -103,9 +102,9 @@ def test_the_fields_are_those_that_a_task_reads() -> None:
     assert [one.name for one in list_fields(Classification(inputs="{a}: {b}"), {})] == ["a", "b"]
 
 
-def test_examples_are_of_the_best_evaluation(trained: LoadedRun, tmp_path: Path) -> None:
-    trained = replace(trained, folder=Path(shutil.copytree(trained.folder, tmp_path / "run")))
-    fields = list_fields(trained.config.task, {})
+def test_examples_are_of_the_best_evaluation(trained: TrainedRun, tmp_path: Path) -> None:
+    trained = TrainedRun(Path(shutil.copytree(trained.folder, tmp_path / "run")), loaded=trained.loaded)
+    fields = list_fields(trained.loaded.config.task, {})
     path = trained.folder / "predictions" / f"eval-{trained.step}.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for number, line in enumerate(lines):
@@ -120,17 +119,18 @@ def test_examples_are_of_the_best_evaluation(trained: LoadedRun, tmp_path: Path)
         line = by_text[one.text]
         assert one.record and list(one.record) == ["question", "context"] and str(one.record["question"]) in one.text
         assert (one.prediction, one.is_right) == (line["prediction"], set(line["scores"].values()) == {1.0})
-    data = Path(trained.config.data.eval[0])
+    data = Path(trained.loaded.config.data.eval[0])
     moved = data.rename(tmp_path / "dev.json")
     assert {one.record for one in find_examples(trained, fields, num=3, on_warning=warned.append)} == {None}
     moved.rename(data)
     assert find_examples(trained, fields, num=0, on_warning=warned.append) == ()
     path.write_text("{\n" + path.read_text())
-    find_examples(trained, fields, num=3, on_warning=warned.append)
+    opened = TrainedRun(trained.folder, loaded=trained.loaded)  # an open run has read the file
+    find_examples(opened, fields, num=3, on_warning=warned.append)
     assert len(warned) == 1 and path.name in warned[0]
 
 
-def test_settings_of_another_run_are_reported_once(trained: LoadedRun, tmp_path: Path) -> None:
+def test_settings_of_another_run_are_reported_once(trained: TrainedRun, tmp_path: Path) -> None:
     """Loading the run and reading its examples each reported them."""
     folder, warned = Path(shutil.copytree(trained.folder, tmp_path / "run")), list[str]()
     path = folder / "config.yaml"

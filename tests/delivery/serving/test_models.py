@@ -18,7 +18,6 @@ from fivetune.delivery.serving.batching import Batcher
 from fivetune.delivery.serving.models import ServedModel, name_folders, open_models
 from fivetune.errors import ConfigError
 from fivetune.model.adapter import BASE, FOLDER
-from fivetune.training.answers.inference import load_run
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft asks for it
 
@@ -70,12 +69,13 @@ def test_adapters_answer_as_their_runs_on_one_copy_of_the_base(runs: dict[str, P
     answers: set[tuple[str, ...]] = set()
     for name, model in models.items():
         [found] = model.answer([RECORDS[:12]])
-        expected = load_run(runs[name]).predict(RECORDS[:12])
+        expected = fivetune.open_run(runs[name]).predict(RECORDS[:12])
         assert [one.prediction for one in found] == [one.prediction for one in expected]
         assert [one.confidence for one in found] == pytest.approx([one.confidence for one in expected], rel=1e-3)
         answers.add(tuple(f"{one.confidence:.3g}" for one in found))
     assert len(answers) == 3
-    weights = [{one.data_ptr(): one.nbytes for one in run_of(model).model.parameters()} for model in models.values()]
+    parameters = [run_of(model).loaded.model.parameters() for model in models.values()]
+    weights = [{one.data_ptr(): one.nbytes for one in own} for own in parameters]
     base = set(weights[0]) & set(weights[1]) & set(weights[2])
     assert all(sum(own[one] for one in own if one not in base) < 0.2 * sum(own.values()) for own in weights)
 
@@ -83,7 +83,7 @@ def test_adapters_answer_as_their_runs_on_one_copy_of_the_base(runs: dict[str, P
 def test_requests_name_the_model(runs: dict[str, Path]) -> None:
     models = opened([runs["red"], runs["whole"]])
     facts = {name: model.facts for name, model in models.items()}
-    expected = {name: load_run(runs[name]).predict(RECORDS[:1])[0] for name in models}
+    expected = {name: fivetune.open_run(runs[name]).predict(RECORDS[:1])[0] for name in models}
     with serving({name: model.answer for name, model in models.items()}, facts=facts) as server:
         for name, one in expected.items():
             code, found = server.post(f"/predict?model={name}", json=RECORDS[0])

@@ -31,7 +31,7 @@ from fivetune.delivery.serving.schema import list_fields
 from fivetune.delivery.serving.server import bind_socket, build_server, run_until_stopped
 from fivetune.errors import NumericError
 from fivetune.rundir.records import Prediction
-from fivetune.training.answers.inference import LoadedRun
+from fivetune.training.answers.trained_run import TrainedRun
 from reliability.requests import CUT, RECORDS, build_request, open_slow_clients, send_fuzzed
 from reliability.warm import WarmProcess, start_command
 
@@ -40,7 +40,7 @@ NUM_FUZZED = int(os.environ.get("FIVETUNE_FUZZ", "300"))
 
 
 @pytest.fixture(scope="module")
-def server(trained: LoadedRun) -> Generator[Server]:
+def server(trained: TrainedRun) -> Generator[Server]:
     with serving(lambda asked: trained.predict_each(asked, max_input_tokens=200), seconds=2) as found:
         yield found
 
@@ -48,7 +48,7 @@ def server(trained: LoadedRun) -> Generator[Server]:
 # --- answers ---
 
 
-def test_answers_are_those_of_predict(server: Server, trained: LoadedRun) -> None:
+def test_answers_are_those_of_predict(server: Server, trained: TrainedRun) -> None:
     code, found = server.post(json={"inputs": RECORDS[:9]})
     expected = trained.predict(RECORDS[:9])
     assert code == 200 and [one["prediction"] for one in found["predictions"]] == [one.prediction for one in expected]
@@ -62,7 +62,7 @@ def test_answers_are_those_of_predict(server: Server, trained: LoadedRun) -> Non
     assert server.post(json={"inputs": [text]})[1]["predictions"][0]["prediction"] == expected[0].prediction
 
 
-def test_requests_that_share_a_batch_do_not_mix(trained: LoadedRun) -> None:
+def test_requests_that_share_a_batch_do_not_mix(trained: TrainedRun) -> None:
     """Equal ids, records beside texts, and unusable records stay with their request."""
     a, b = {"id": "q", **RECORDS[0]}, {"id": "q", **RECORDS[30]}
     text = trained.predict([b])[0].inputs
@@ -79,7 +79,7 @@ def test_requests_that_share_a_batch_do_not_mix(trained: LoadedRun) -> None:
     assert trained.predict_each([requests[5][:1]], max_input_tokens=200)[0][0].skipped == long.skipped
 
 
-def test_completions_in_openai_s_form(server: Server, trained: LoadedRun) -> None:
+def test_completions_in_openai_s_form(server: Server, trained: TrainedRun) -> None:
     expected = trained.predict(RECORDS[:2])
     prompts = [one.inputs for one in expected]
     code, found = server.post("/v1/completions", json={"prompt": prompts, "temperature": 0, "max_tokens": 16, "n": 1})
@@ -94,7 +94,7 @@ def test_completions_in_openai_s_form(server: Server, trained: LoadedRun) -> Non
     )
 
 
-def test_200_clients_at_once_share_batches(trained: LoadedRun) -> None:
+def test_200_clients_at_once_share_batches(trained: TrainedRun) -> None:
     with serving(trained.predict_each, max_queue=256) as many:
         before = many.read_measures()["fivetune_batch_records_count"]
         unlimited = httpx.Limits(max_connections=None)
@@ -437,12 +437,12 @@ def test_ready_ends_with_the_queue_and_requests_are_503() -> None:
         assert closed.client.get("/health").status_code == 200
 
 
-def test_docs_need_no_other_server(server: Server, trained: LoadedRun) -> None:
+def test_docs_need_no_other_server(server: Server, trained: TrainedRun) -> None:
     page, openapi = server.client.get("/docs"), server.client.get("/openapi.json").json()
     assert openapi["openapi"] == "3.1.0" and {"/predict", "/v1/completions"} < set(openapi["paths"])
     assert not re.search(r"(src|href|url)\s*[=(]", page.text) and "<script" not in page.text
     assert page.headers["Content-Security-Policy"].startswith("default-src 'none'")
-    fields = list_fields(trained.config.task, {"question": "Frage"})
+    fields = list_fields(trained.loaded.config.task, {"question": "Frage"})
     assert [(one.name, one.is_required) for one in fields] == [("Frage", True), ("context", True)]
 
 
@@ -459,7 +459,7 @@ def test_docs_need_no_other_server(server: Server, trained: LoadedRun) -> None:
     ],
 )
 def test_the_command_refuses(
-    trained: LoadedRun, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    trained: TrainedRun, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["serve", str(trained.folder), *words]) in (2, 4)
     assert message in capsys.readouterr().err
@@ -473,7 +473,7 @@ def test_the_command_refuses(
     ],
 )
 def test_the_token_is_that_of_the_environment(
-    trained: LoadedRun, token: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    trained: TrainedRun, token: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FIVETUNE_TOKEN", token)
     assert main(["serve", str(trained.folder), "--host", "192.0.2.1"]) in (2, 4)
@@ -495,7 +495,7 @@ def test_the_address_is_announced_when_it_takes_connections() -> None:
 
 
 def test_without_its_packages_the_command_names_them(
-    trained: LoadedRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    trained: TrainedRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delitem(sys.modules, "fivetune.delivery.serving.server", raising=False)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
@@ -523,7 +523,7 @@ def serving_process(folder: Path, *words: str) -> Iterator[tuple[WarmProcess, st
 
 
 @pytest.mark.release
-def test_a_server_process_outlives_its_clients(trained: LoadedRun) -> None:
+def test_a_server_process_outlives_its_clients(trained: TrainedRun) -> None:
     """Fuzzed requests, 200 clients at once, 200 slow ones: all are answered, and memory is flat within 5 %."""
     with (
         serving_process(trained.folder, "--max-queue", "256", "--max-seconds", "20") as (process, address),
@@ -557,7 +557,7 @@ def test_a_server_process_outlives_its_clients(trained: LoadedRun) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGTERM, kit.release(signal.SIGINT)])
-def test_a_stop_signal_drains(trained: LoadedRun, signum: signal.Signals) -> None:
+def test_a_stop_signal_drains(trained: TrainedRun, signum: signal.Signals) -> None:
     """The queue holds a request when the signal comes: it is answered, new ones are not, and the exit code is 0."""
     with serving_process(trained.folder, "--max-wait-ms", "10000") as (process, address), ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(httpx.post, f"{address}/predict", json=RECORDS[0], timeout=30)

@@ -17,13 +17,14 @@ from ranks import start_ranks
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, GenerationConfig, T5ForConditionalGeneration
 
+import fivetune
 from fivetune import read_run
 from fivetune.cli import main
 from fivetune.config import load_config
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError, InterruptedRunError, ModelError, RunDirError
 from fivetune.model.tokenizer import suppress_output
 from fivetune.reading.compare import compare_runs
-from fivetune.training.answers.inference import load_run
+from fivetune.training.answers.loading import load_run_model
 from fivetune.training.run import train
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft asks for it
@@ -63,7 +64,7 @@ def test_a_run_writes_what_predicts_as_peft_does(tmp_path, model_folder, name):
             models.append(T5ForConditionalGeneration.from_pretrained(run / "model").eval())
     inputs = tokenizer(texts, return_tensors="pt", padding=True)
     for beams in (1, 2):
-        found = [one.prediction for one in load_run(run, {"eval.num_beams": beams}).predict(texts)]
+        found = [one.prediction for one in fivetune.open_run(run, {"eval.num_beams": beams}).predict(texts)]
         config = GenerationConfig(
             num_beams=beams, max_new_tokens=5, decoder_start_token_id=0, eos_token_id=1, pad_token_id=0, do_sample=False
         )
@@ -142,11 +143,11 @@ def test_a_changed_base_is_refused_by_a_resume_and_not_read_by_predictions(tmp_p
     recipe = kit.recipe(tmp_path, base, model__adapter="lora", train__num_steps=1, **FAST)
     train(recipe, quiet=True)
     run, texts = tmp_path / "run", ["question: What has Ann? context: Ann has a red hat."]
-    before = load_run(run).predict(texts)
+    before = fivetune.open_run(run).predict(texts)
     weights = load_file(base / "model.safetensors")
     weights["shared.weight"] *= -1
     save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
-    assert load_run(run).predict(texts) == before  # model/ holds the base too
+    assert fivetune.open_run(run).predict(texts) == before  # model/ holds the base too
     expected = (
         rf"its adapter was trained on {base} with weights [0-9a-f]{{16}}, and that model has weights [0-9a-f]{{16}}"
     )
@@ -161,7 +162,7 @@ def test_virtual_tokens_beside_another_model_are_refused(tmp_path, model_folder)
     shutil.rmtree(tmp_path / "one/run/adapter")
     shutil.copytree(tmp_path / "other/run/adapter", tmp_path / "one/run/adapter")
     with pytest.raises(ConfigError, match=r"adapter: was trained on a base with weights \w+, and .*one.run.model has"):
-        load_run(tmp_path / "one/run")
+        load_run_model(tmp_path / "one/run")
 
 
 def test_a_continued_adapter_is_found_from_another_directory(tmp_path, model_folder, monkeypatch):
@@ -177,7 +178,7 @@ def test_a_continued_adapter_is_found_from_another_directory(tmp_path, model_fol
     monkeypatch.chdir(tmp_path / "elsewhere")
     (tmp_path / "second/adapter").rename(tmp_path / "lost")
     with pytest.raises(RunDirError, match=r"second.adapter: missing or damaged; it holds the virtual tokens"):
-        load_run(tmp_path / "second")
+        load_run_model(tmp_path / "second")
 
 
 def test_a_run_continues_the_adapter_of_another(tmp_path, model_folder):
@@ -203,7 +204,7 @@ def test_an_extractive_head_is_trained_with_the_adapter(tmp_path, model_folder):
     config = json.loads((tmp_path / "run" / "adapter" / "adapter_config.json").read_text())
     assert config["modules_to_save"] == ["qa_outputs"]
     assert run.steps[-1].loss < run.steps[0].loss
-    assert len(list(load_run(tmp_path / "run").predict_file(tmp_path / "dev.json"))) == 12
+    assert len(list(fivetune.open_run(tmp_path / "run").predict_file(tmp_path / "dev.json"))) == 12
     again = {**options, "model__adapter": {"path": str(tmp_path / "run" / "adapter")}}
     head = kit.ready(tmp_path, model_folder, **again).learner.model.qa_outputs
     assert torch.equal(head.weight, weights["base_model.model.qa_outputs.weight"])
@@ -286,12 +287,12 @@ def test_a_merged_run_needs_no_peft_and_virtual_tokens_are_not_lost_silently(tmp
     ):
         kit.ready(tmp_path, tmp_path / "prompt/model")
     monkeypatch.setitem(sys.modules, "peft", None)
-    load_run(tmp_path / "lora")
+    load_run_model(tmp_path / "lora")
     with pytest.raises(FiveTuneEnvironmentError, match="peft is not installed"):
-        load_run(tmp_path / "prompt")
+        load_run_model(tmp_path / "prompt")
     (tmp_path / "prompt/adapter").rename(tmp_path / "elsewhere")
     with pytest.raises(RunDirError, match=r"prompt.adapter: missing or damaged; .* Copy adapter/ beside model/"):
-        load_run(tmp_path / "prompt")
+        load_run_model(tmp_path / "prompt")
 
 
 def test_layers_override_the_options_of_an_adapter():

@@ -26,9 +26,9 @@ from fivetune.errors import DataError
 from fivetune.rundir.records import Candidate, Prediction
 from fivetune.training.answers import answer_log, output
 from fivetune.training.answers.answer_log import AnswerLog, AnswerWriter
-from fivetune.training.answers.inference import LoadedRun
 from fivetune.training.answers.inputs import InputRow
 from fivetune.training.answers.predicted_file import PredictedRow, PredictionCounts
+from fivetune.training.answers.trained_run import TrainedRun
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +226,7 @@ def test_a_folder_of_another_process_is_refused(
 ) -> None:
     words = ["predict", str(run), "--input", str(run.parent / "dev.json"), "--output", str(tmp_path / "out.csv")]
     codes: list[int] = []
-    monkeypatch.setattr(LoadedRun, "predict_file", lambda *_, **__: codes.append(main(words)) or [])
+    monkeypatch.setattr(TrainedRun, "predict_file", lambda *_, **__: codes.append(main(words)) or [])
     main(words)
     assert codes == [4] and "out.csv.partial: another process answers into it" in capsys.readouterr().err
 

@@ -27,7 +27,7 @@ from fivetune.plugins import KINDS
 from fivetune.rundir.progress import Progress
 from fivetune.training.answers.batch_size import AutoBatchSize
 from fivetune.training.answers.evaluator import Evaluator
-from fivetune.training.answers.inference import load_run
+from fivetune.training.answers.loading import load_run_model
 from fivetune.training.answers.requests import list_inputs
 
 CLASSIFY = {"task": {"name": "classification", "inputs": "colour: {thing}", "label": "colour"}}
@@ -66,13 +66,13 @@ def test_the_model_is_loaded_once_and_only_for_answers(
     run: fivetune.TrainedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loads: list[Path] = []
-    whole = load_run
+    whole = load_run_model
 
     def count(folder: Path, *args: Any, **options: Any) -> object:
         loads.append(folder)
         return whole(folder, *args, **options)
 
-    monkeypatch.setattr("fivetune.training.answers.trained_run.load_run", count)
+    monkeypatch.setattr("fivetune.training.answers.trained_run.load_run_model", count)
     opened = fivetune.open_run(run.folder)
     assert opened.scores and opened.status.state == "finished" and not loads
     record = {"question": "What has Ann?", "context": "Ann has a red hat."}
@@ -150,7 +150,7 @@ def test_auto_halves_where_memory_runs_out_and_answers_nothing_twice(
 
 
 def test_auto_fits_the_batch_into_the_free_memory(run: fivetune.TrainedRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = load_run(run.folder)
+    loaded = load_run_model(run.folder)
     evaluator, sizes = loaded.build_evaluator(), dict[float, int]()
     for free in (1e12, 4e6, 1.0):
         monkeypatch.setattr("fivetune.training.answers.batch_size.measure_free_bytes", lambda kind, free=free: free)

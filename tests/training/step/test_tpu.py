@@ -22,7 +22,7 @@ from fivetune.config import load_config
 from fivetune.data.store.batch import IGNORE_INDEX, collate, join_batches, pad
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError
 from fivetune.machine.telemetry import devices
-from fivetune.training.answers.inference import load_run
+from fivetune.training.answers.loading import load_run_model
 from fivetune.training.optimizers._traced import apply_update, compute_rates, create_state
 from fivetune.training.optimizers.adafactor import Adafactor
 from fivetune.training.optimizers.adamw import AdamW
@@ -166,13 +166,13 @@ def test_a_trained_run_answers_whatever_it_was_trained_with(tmp_path, model_fold
     monkeypatch.setitem(sys.modules, "fivetune.training.step.tpu", SimpleNamespace(Chips=build))
     if adapter == "prompt":
         with pytest.raises(ConfigError, match=r"device: tpu has no virtual tokens, which the run was trained with"):
-            load_run(run, {"device": "tpu"})
+            load_run_model(run, {"device": "tpu"})
         return
-    load_run(run, {"device": "tpu", "train.precision": "fp32"})
+    load_run_model(run, {"device": "tpu", "train.precision": "fp32"})
     assert built == ["fp32"]
     for key, value in (("eval.num_beams", 4), ("train.precision", "fp16")):
         with pytest.raises(ConfigError, match=rf"{key} {value} is not supported with device tpu"):
-            load_run(run, {"device": "tpu", key: value})
+            load_run_model(run, {"device": "tpu", key: value})
     with pytest.raises(ConfigError, match=r"model.adapter lora is not supported with device tpu"):
         load_config(run, {"device": "tpu"})
 

@@ -27,8 +27,8 @@ from fivetune.rundir.checksums import MANIFEST, write_checksums
 from fivetune.rundir.confidence_file import write_confidence_file
 from fivetune.rundir.figures import select_evals_by_step
 from fivetune.scores.analysis.calibration import apply_temperature, calibrate_prediction
-from fivetune.training.answers.inference import load_run, resolve_config
 from fivetune.training.answers.inputs import write_records
+from fivetune.training.answers.loading import load_run_model, resolve_config
 from fivetune.training.answers.output import PREDICTED
 
 
@@ -61,13 +61,13 @@ def test_the_generation_cap_of_a_run_does_not_depend_on_its_data_json(tmp_path: 
     recipe = kit.recipe(tmp_path, model_folder, train__num_steps=1, eval={"every_steps": 1})
     cap = fivetune.train(recipe, quiet=True, preflight=False).evals[-1].max_new_tokens
     (tmp_path / "run" / "data.json").unlink()
-    assert load_run(tmp_path / "run").config.eval.max_new_tokens == cap != 64
+    assert load_run_model(tmp_path / "run").config.eval.max_new_tokens == cap != 64
     with pytest.warns(UserWarning, match=r"data\.json: missing"):
         assert fivetune.evaluate(tmp_path / "run").max_new_tokens == cap
     (tmp_path / "run" / "model" / "generation_config.json").unlink()
     write_checksums(tmp_path / "run" / "model")
     with pytest.raises(RunDirError, match=r"generation_config\.json: holds no max_new_tokens, .*: delete .*run/model,"):
-        load_run(tmp_path / "run")
+        load_run_model(tmp_path / "run")
 
 
 @pytest.mark.slow
@@ -101,7 +101,7 @@ def test_texts_on_the_command_line(run: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_a_blank_text_is_skipped_at_its_index(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = load_run(run).predict(["question: a", " ", "\ud800"])
+    found = fivetune.open_run(run).predict(["question: a", " ", "\ud800"])
     assert [(one.id, bool(one.skipped)) for one in found] == [("0", False), ("1", True), ("2", True)]
     assert found[1].skipped == "inputs is empty. Give it a text."
     assert main(["predict", str(run), "--inputs", "question: a", " "]) == 0
@@ -115,10 +115,10 @@ def test_a_blank_text_is_skipped_at_its_index(run: Path, capsys: pytest.CaptureF
 def test_a_batch_of_only_bad_records_gives_what_a_mixed_one_gives_for_them(run: Path) -> None:
     good = {"question": "What has Ann?", "context": "Ann has a red hat."}
     bad = [{**good, "question": " "}, {"question": "Who?"}, {**good, "x": float("inf")}]
-    alone, mixed = load_run(run).predict(bad), load_run(run).predict([*bad, good])
+    alone, mixed = fivetune.open_run(run).predict(bad), fivetune.open_run(run).predict([*bad, good])
     assert alone == mixed[:3] and all(one.skipped for one in alone)
     assert [one.id for one in alone] == ["0", "1", "2"]
-    assert load_run(run).predict([" "])[0].skipped
+    assert fivetune.open_run(run).predict([" "])[0].skipped
 
 
 def test_a_file_without_a_usable_record_is_an_error_of_the_command(
@@ -126,7 +126,7 @@ def test_a_file_without_a_usable_record_is_an_error_of_the_command(
 ) -> None:
     source, target = tmp_path / "new.csv", tmp_path / "out.csv"
     source.write_text("ticket,text\n1,a\n2,b\n")
-    assert all(one.prediction.skipped for one in load_run(run).predict_file(source))
+    assert all(one.prediction.skipped for one in fivetune.open_run(run).predict_file(source))
     assert main(["predict", str(run), "--input", str(source), "--output", str(target)]) == 3
     error = " ".join(capsys.readouterr().err.split())
     assert f"{source}: none of 2 records can be answered. The first: {source}:2: there is no column" in error
@@ -136,7 +136,7 @@ def test_a_file_without_a_usable_record_is_an_error_of_the_command(
 def test_records_without_answers_can_be_predicted(run: Path, tmp_path: Path) -> None:
     asked = tmp_path / "asked.jsonl"
     asked.write_text('{"id": "a", "question": "What has Ann?", "context": "Ann has a red hat."}\n')
-    assert [one.prediction.id for one in load_run(run).predict_file(asked)] == ["a"]
+    assert [one.prediction.id for one in fivetune.open_run(run).predict_file(asked)] == ["a"]
 
 
 def test_evaluation_on_another_file_keeps_its_own_name(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,7 +153,7 @@ def test_a_run_without_a_model_says_how_to_go_on(tmp_path: Path, model_folder: P
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text(json.dumps(config.as_dict()))
     with pytest.raises(RunDirError, match=r"has no model/ yet: the run is not finished\. Resume with: fivetune train"):
-        load_run(tmp_path / "run")
+        load_run_model(tmp_path / "run")
 
 
 def test_a_finished_run_without_its_model_says_how_to_export_it(tmp_path: Path, model_folder: Path) -> None:
@@ -162,9 +162,9 @@ def test_a_finished_run_without_its_model_says_how_to_export_it(tmp_path: Path, 
     with pytest.raises(
         RunDirError, match=r"model/ is missing, although the run is finished\. Export it again .*--resume"
     ):
-        load_run(tmp_path / "run")
+        load_run_model(tmp_path / "run")
     fivetune.train(tmp_path / "run", resume=True, quiet=True)
-    assert load_run(tmp_path / "run").step == 1
+    assert fivetune.open_run(tmp_path / "run").step == 1
 
 
 def test_damage_that_prediction_does_not_need_is_a_warning(
@@ -178,7 +178,7 @@ def test_damage_that_prediction_does_not_need_is_a_warning(
     assert main(["evaluate", str(copied), "--data.eval", str(run.parent / "dev.json"), "--json"]) == 0
     printed = capsys.readouterr()
     assert f"warning: {copied}/data.json:1:2: damaged" in " ".join(printed.err.split())
-    assert json.loads(printed.out.splitlines()[-1])["step"] == load_run(run).step
+    assert json.loads(printed.out.splitlines()[-1])["step"] == fivetune.open_run(run).step
     assert (copied / "status.json").read_text() == "{"
 
 
@@ -190,7 +190,7 @@ def test_the_temperature_of_model_reaches_every_answer_and_no_score(run: Path, t
     shutil.copytree(run, copied)
     write_confidence_file(copied / "model", {"temperature": 2.0})
     record = {"question": "What has Ann?", "context": "Ann has a red hat."}
-    [own], [tempered] = (load_run(folder).predict([record]) for folder in (run, copied))
+    [own], [tempered] = (fivetune.open_run(folder).predict([record]) for folder in (run, copied))
     assert own.confidence is not None and own.logprob is not None
     assert own.confidence == pytest.approx(math.exp(own.logprob), rel=1e-6)
     assert tempered == calibrate_prediction(own, 2.0) and tempered.logprob == own.logprob != tempered.confidence
@@ -222,7 +222,7 @@ def test_answers_by_the_slower_path_say_why(
 
 
 def test_an_open_run_predicts_records_and_texts(run: Path) -> None:
-    trained, record = load_run(run), {"question": "What has Ann?", "context": "Ann has a red hat."}
+    trained, record = fivetune.open_run(run), {"question": "What has Ann?", "context": "Ann has a red hat."}
     (first,) = trained.predict([record])
     assert isinstance(first, fivetune.Prediction) and first.confidence is not None and first.id == "0"
     text = "question: What has Ann? context: Ann has a red hat."
@@ -246,38 +246,38 @@ def test_an_open_run_predicts_records_and_texts(run: Path) -> None:
 )
 def test_inputs_that_are_no_list_of_records_are_refused(run: Path, inputs: Any, message: str) -> None:
     with pytest.raises(DataError) as caught:
-        load_run(run).predict(inputs)
+        fivetune.open_run(run).predict(inputs)
     assert message in str(caught.value)
 
 
 def test_the_run_directory_is_a_path() -> None:
     with pytest.raises(ConfigError, match="the run directory is 'None'"):
-        load_run(cast(str, None))
+        load_run_model(cast(str, None))
 
 
 def test_an_empty_cell_of_a_data_frame_stops_no_other_record(run: Path) -> None:
     good = {"question": "What has Ann?", "context": "Ann has a red hat."}
-    found = load_run(run).predict([{**good, "x": float("nan")}, {**good, "question": float("nan")}])
+    found = fivetune.open_run(run).predict([{**good, "x": float("nan")}, {**good, "question": float("nan")}])
     assert not found[0].skipped and "question" in (found[1].skipped or "")
 
 
 @pytest.mark.parametrize("value", [float("inf"), {"deep": [float("nan")]}, [[float("-inf")]]])
 def test_a_number_that_is_not_finite_stops_no_other_record(run: Path, value: Any) -> None:
     good = {"question": "What has Ann?", "context": "Ann has a red hat."}
-    found = load_run(run).predict([good, {**good, "x": value}, {**good, "id": "c", "x": value}, good])
+    found = fivetune.open_run(run).predict([good, {**good, "x": value}, {**good, "id": "c", "x": value}, good])
     assert [(one.id, bool(one.skipped)) for one in found] == [("0", False), ("1", True), ("c", True), ("3", False)]
     assert "is not JSON. Allowed are finite numbers and null." in (found[1].skipped or "") and not found[1].prediction
 
 
 def test_half_a_surrogate_pair_stops_no_other_record_and_endless_nesting_has_a_name(run: Path) -> None:
     good = {"question": "What has Ann?", "context": "Ann has a red hat."}
-    found = load_run(run).predict([good, {**good, "question": "\ud800"}, {**good, "note": "é"}])
+    found = fivetune.open_run(run).predict([good, {**good, "question": "\ud800"}, {**good, "note": "é"}])
     assert [bool(one.skipped) for one in found] == [False, True, False]
     assert "half a surrogate pair" in (found[1].skipped or "")
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
-    found = load_run(run).predict([good, {**good, "id": "d", "note": deep}])
+    found = fivetune.open_run(run).predict([good, {**good, "id": "d", "note": deep}])
     assert [(one.id, bool(one.skipped)) for one in found] == [("0", False), ("d", True)]
     assert (found[1].skipped or "").startswith("inputs[1]['note']: nested too deeply. Allowed are text, ")
 
@@ -291,7 +291,7 @@ def test_numbers_texts_and_arrays_of_numpy_are_those_of_python(run: Path, tmp_pa
         "id": 7, "a": 3, "b": 0.5, "c": True, "d": "é", "e": [[1, 2]], "f": {"deep": [4]}, "g": ["a", 1], "h": None,
     }  # fmt: skip
     good = {"question": "What has Ann?", "context": "Ann has a red hat."}
-    found = load_run(run).predict([good, {**good, "question": np.str_(good["question"]), **values}])
+    found = fivetune.open_run(run).predict([good, {**good, "question": np.str_(good["question"]), **values}])
     assert found[1] == replace(found[0], id="1")
 
 
@@ -318,7 +318,7 @@ def test_an_empty_cell_of_a_column_with_missing_values_is_null(tmp_path: Path) -
 )  # fmt: skip
 def test_a_value_that_json_cannot_represent_stops_no_other_record(run: Path, value: Any, told: str) -> None:
     good = {"question": "What has Ann?", "context": "Ann has a red hat."}
-    found = load_run(run).predict([good, {**good, "note": value}, good])
+    found = fivetune.open_run(run).predict([good, {**good, "note": value}, good])
     assert [(one.id, bool(one.skipped)) for one in found] == [("0", False), ("1", True), ("2", False)]
     assert (found[1].skipped or "").startswith("inputs[1]['note']: ") and told in (found[1].skipped or "")
 
@@ -344,7 +344,7 @@ def test_ids_are_those_of_the_id_column_or_numbers(tmp_path: Path, column: str, 
 
 def test_a_run_with_an_id_column_predicts(run: Path) -> None:
     record = {"question": "What has Ann?", "context": "Ann has a red hat."}
-    found = load_run(run, {"data.columns": {"id": "qid"}}).predict([record, {"qid": "x", **record}])
+    found = fivetune.open_run(run, {"data.columns": {"id": "qid"}}).predict([record, {"qid": "x", **record}])
     assert [(one.id, one.skipped) for one in found] == [("0", None), ("x", None)]
 
 
@@ -366,14 +366,14 @@ def test_evaluate_after_a_resume_that_died_has_the_present_data(tmp_path: Path, 
 
 def test_records_with_one_id_are_both_answered(run: Path) -> None:
     records = [{"id": "a", "question": f"What has {name}?", "context": "Ann has a red hat."} for name in ("Ann", "Bob")]
-    apart = [one.confidence for record in records for one in load_run(run).predict([record])]
-    found = load_run(run).predict(records)
+    apart = [one.confidence for record in records for one in fivetune.open_run(run).predict([record])]
+    found = fivetune.open_run(run).predict(records)
     assert [(one.id, one.skipped) for one in found] == [("a", None), ("a", None)]
     assert [one.confidence for one in found] == pytest.approx(apart, rel=1e-3)
 
 
 def test_messages_name_the_record_not_a_temporary_file(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (found,) = load_run(run).predict([{"question": "", "context": ""}])
+    (found,) = fivetune.open_run(run).predict([{"question": "", "context": ""}])
     assert found.skipped == "question is empty. Give it a text."
     assert main(["predict", str(run), "--column", "context=a"]) == 3
     assert "fivetune-" not in capsys.readouterr().err
@@ -399,7 +399,6 @@ def test_the_public_names_are_found_and_short() -> None:
 
 
 def test_representations_take_one_line(run: Path) -> None:
-    assert repr(load_run(run)) == f"LoadedRun({str(run)!r}, squad_v2, step {load_run(run).step})"
     assert len(repr(fivetune.read_run(run))) < 100
 
 
@@ -469,7 +468,7 @@ def test_an_output_that_cannot_be_written_is_refused_first(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "fivetune.training.answers.inference.load_run", lambda *_, **__: pytest.fail("the run was opened")
+        "fivetune.training.answers.loading.load_run_model", lambda *_, **__: pytest.fail("the run was opened")
     )
     source = tmp_path / "new.csv"
     source.write_text(ROWS)

@@ -1,0 +1,140 @@
+"""The answers to a file of questions, computed once: a call that was killed goes on from the answers in a folder.
+
+In: a run's model and a file. Out: a PredictedFile, whose answers are in the folder.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+
+from fivetune import rundir
+from fivetune.config import RunConfig
+from fivetune.data.examples import Source
+from fivetune.data.store.token_store import TokenStore, describe_data, load_or_build_store
+from fivetune.distributed.world import World
+from fivetune.machine.telemetry.devices import translate_oom_errors
+from fivetune.model.adapter import FOLDER
+from fivetune.rundir.checksums import MANIFEST
+from fivetune.rundir.export_file import EXPORT
+from fivetune.rundir.files import replace_file
+from fivetune.rundir.progress import ProgressCallback
+from fivetune.training.answers.answer_log import FORMAT as ANSWERS_FORMAT
+from fivetune.training.answers.answer_log import PATTERN as ANSWERS
+from fivetune.training.answers.answer_log import AnswerLog, AnswerWriter
+from fivetune.training.answers.inputs import choose_header
+from fivetune.training.answers.loading import RunModel
+from fivetune.training.answers.predicted_file import ANSWERED, PredictedFile
+from fivetune.training.sources import build_length_limits
+from fivetune.training.state.resume import select_scored_settings
+from fivetune.types import Task
+
+
+def describe_questions(config: RunConfig, path: str, task: Task, columns: Mapping[str, str]) -> Source:
+    """Describe a source of questions without gold answers."""
+    return Source(
+        paths=(path,),
+        task=task,
+        limits=build_length_limits(config),
+        columns=dict(columns),
+        header=choose_header(path, task, columns, config.data.header),
+        on_bad_record="skip",
+        labelled=False,
+    )
+
+
+def answer_file(
+    run: Path,
+    loaded: RunModel,
+    source: str,
+    folder: Path,
+    *,
+    on_progress: ProgressCallback,
+    on_note: Callable[[str], object],
+    world: World,
+) -> PredictedFile:
+    """Answer the questions of a source that the folder has no answer to.
+
+    Args:
+        run: the run directory of the model.
+        folder: of the answers; each rank needs the same one.
+        on_note: called with a sentence about answers that an earlier call has left in the folder.
+        world: the ranks that share the questions.
+
+    Raises DataError for a source that cannot be read, or that changes meanwhile.
+    """
+    config = loaded.config
+    task, columns = config.task, config.data.columns
+    described = describe_questions(config, source, task, columns)
+    _, guard = describe_data(described, loaded.tokenizer)
+    found = PredictedFile(source, task, dict(columns), folder, guard, header=config.data.header)
+    if all(row.skipped for row in found.iter_records()):
+        return found
+
+    with translate_oom_errors():
+        # Rank 0 tokenises, and removes answers of other weights before any rank reads them.
+        with world.run_rank_zero_first(f"answers in {folder}"), guard.explain_errors(ANSWERED):
+            store = load_or_build_store(
+                described,
+                loaded.tokenizer,
+                cache=folder / "data",
+                cache_setting="--output",
+                on_progress=on_progress,
+            )
+            guard.refuse_change(ANSWERED)
+            if store.rebuilt:
+                on_note(store.rebuilt)
+            if world.is_first:
+                _discard_other_answers(run, loaded, folder, store, on_note)
+
+        with AnswerLog(folder) as answers:
+            missing = np.setdiff1d(np.arange(store.num_groups), answers.questions)
+        world.barrier()  # no rank reads what another already writes
+        before, total = store.num_groups - len(missing), store.num_groups
+        if before and world.is_first:
+            on_note(f"{before:,} of {total:,} records are answered already in {folder}.")
+
+        evaluator = loaded.make_predictor(store)
+        with AnswerWriter(folder, world.rank) as writer:
+            answered = evaluator.predict(loaded.model, questions=missing, world=world)
+            for number, (question, prediction) in enumerate(answered, start=1):
+                writer.append(question, prediction)
+                on_progress("answering", min(before + number * world.size, total), total)
+        world.barrier()  # the answers of all ranks are in the folder
+    return found
+
+
+def _discard_other_answers(
+    run: Path, loaded: RunModel, folder: Path, store: TokenStore, on_note: Callable[[str], object]
+) -> None:
+    """Remove the answers of other weights, settings or data; write down what the next ones belong to."""
+    listed = run / EXPORT
+    if not listed.is_file():
+        listed = rundir.find_model_folder(run) / MANIFEST
+    weights = sha256(listed.read_bytes())
+    for path in sorted((run / FOLDER).glob("*.safetensors")):  # virtual tokens are not in model/
+        weights.update(path.read_bytes())
+    settings = {
+        **select_scored_settings(loaded.config),
+        "task": loaded.config.task.model_dump(mode="json"),
+        "data": store.fingerprint,
+        "format": ANSWERS_FORMAT,
+        "precision": loaded.compute.precision,
+        "weights": weights.hexdigest(),
+    }
+    new = json.dumps(settings, sort_keys=True)
+    path = folder / "answers.json"
+    if path.is_file() and path.read_text(encoding="utf-8") == new:
+        return
+
+    stale = sorted(folder.glob(ANSWERS))
+    for answers in stale:
+        answers.unlink()
+    if stale:
+        on_note(f"{folder}: its answers are of other weights, settings or data, and are computed again.")
+    with replace_file(path) as file:
+        file.write(new.encode())
