@@ -24,7 +24,7 @@ from fivetune.data.readers.json_text import (
     describe_value,
     find_json_error,
 )
-from fivetune.data.readers.nested_records import Step, describe_nested, format_join
+from fivetune.data.readers.nested_records import RECORD_LISTS, Step, describe_nested, format_join
 from fivetune.data.readers.source_files import (
     HEAD_BYTES,
     MAX_RECORD_BYTES,
@@ -36,7 +36,6 @@ from fivetune.data.readers.source_files import (
 from fivetune.errors import DataError
 from fivetune.types import JsonTable, RawRecord
 
-RECORD_LISTS = ("data", "questions")  # keys of a document's list of records: SQuAD's, BioASQ's
 SPLIT_NAMES = ("train", "validation", "val", "valid", "dev", "test")
 NUM_DIALOGUES = 50  # first lists whose lengths show whether they are records or dialogues
 MIN_PAIRS = 10  # texts from which on an object of texts holds pairs, with the columns text and value
@@ -267,24 +266,31 @@ def _read_columns(window: JsonWindow, path: Path) -> Iterator[RawRecord]:
 
 
 def _describe_missing_list(path: Path, seen: Mapping[str, _Member]) -> str:
-    if nested := describe_nested(path):
+    if nested := describe_nested(path, is_read=False):
         return nested
     for name in RECORD_LISTS:
         if name in seen:
             return f"{path}: {name!r} is {seen[name].kind}. It must be a list of records. Correct the file."
     sets = {name: one for name, one in seen.items() if one.parts in ("records", "lists")}
     if sets:
-        return _describe_sets(path, sets)
+        keeps = any(one.kind == describe_kind("a") for one in seen.values())
+        return _describe_sets(path, sets, keeps=keeps)
     keys = ", ".join(repr(key) for key in list(seen)[:8]) or "none"
     return f"{path}: no list of records: the keys are {keys}. {_DOCUMENT_FORM}"
 
 
-def _describe_sets(path: Path, sets: Mapping[str, _Member]) -> str:
-    """Return the error for an object with several lists of records, with the command that writes one to a file."""
+def _describe_sets(path: Path, sets: Mapping[str, _Member], *, keeps: bool) -> str:
+    """Return the error for an object with several lists of records, with the command that writes one to a file.
+
+    Args:
+        keeps: whether the records get the texts beside the list.
+    """
     longest = sorted(sets, key=lambda name: -sets[name].num)
     told = ", ".join(f"{name!r} ({sets[name].num:,})" for name in longest[:8])
     chosen = "train" if "train" in sets else longest[0]
-    command = format_join(path, [Step("member", (chosen,)), Step("each")])
+    command = format_join(
+        path, [Step("member", (chosen,), keeps=keeps and sets[chosen].parts == "records"), Step("each")]
+    )
     names = ", and name the values of its lists: --header text,label" if sets[chosen].parts == "lists" else ""
     return (
         f"{path}: no list of records by the name data; there are {told}. Allowed in a file is one list. Write it to a "

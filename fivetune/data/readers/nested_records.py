@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
@@ -20,11 +20,19 @@ from fivetune.data.readers.source_files import HEAD_BYTES, SPLIT, open_bytes, qu
 from fivetune.errors import DataError, FiveTuneEnvironmentError
 from fivetune.types import JsonTable
 
+RECORD_LISTS = ("data", "questions")  # keys of a document's list of records: SQuAD's, BioASQ's
 NUM_SAMPLED = 20  # items of a list
 NUM_KEYS = 200  # of an object
 MAX_DEPTH = 6
 MIN_WIDE = 8  # characters beyond ASCII from which on a text without blanks has several words
 MIN_SHARE = 0.8  # of sampled records that hold a list
+MAX_NAMES = 8  # that a message lists
+SCALARS = "s = lambda r: {n: v for n, v in r.items() if not isinstance(v, (dict, list))}; "
+WALK = (  # (keys, object with the scalars above it) of all lists within objects
+    "w = lambda v, u={}, *k: [((*k, n), {**u, **s(v), **i}) for n, o in v.items() if isinstance(o, list) "
+    "for i in o if isinstance(i, dict)] + "
+    "[p for n, o in v.items() if isinstance(o, dict) for p in w(o, {**u, **s(v)}, *k, n)]; "
+)
 # names of lists: of objects that are parts of one record, of texts that are; of what a record is learned for
 PARTS = re.compile(
     r"choices|options|answers|candidates|distractors|entities|spans|relations|triples|documents|docs|passages|contexts|"
@@ -40,33 +48,46 @@ class Step(NamedTuple):
 
     Args:
         kind: into a member of an object, to each item of a list or of an object with keys that are data, to each text
-            of a list, or along several lists of equal length.
-        names: of the member, or of the lists.
+            of a list, along several lists of equal length, or to each record of all lists within objects.
+        names: of the member, of the lists, or of the columns that the records of all lists have.
+        left: further lists and objects that the step passes by.
+        keeps: whether the records get the texts and numbers beside a member of the document.
     """
 
-    kind: Literal["member", "each", "items", "texts", "along"]
+    kind: Literal["member", "each", "items", "texts", "along", "walk"]
     names: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    keeps: bool = False
 
 
-def describe_nested(path: Path) -> str:
+def describe_nested(path: Path, *, is_read: bool = True) -> str:
     """Return the error for a file whose records are in lists within lists or objects, with the command that joins them;
     "" for any other file.
+
+    Args:
+        is_read: whether the reader took the file; then a document on one line was read as a record.
     """
     steps: Sequence[Step] | None = None
-    is_lines = False
+    is_lines = is_line = False
     with suppress(DataError, FiveTuneEnvironmentError), open_bytes(path) as file:
-        if file.read(HEAD_BYTES).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
+        head = file.read(HEAD_BYTES).strip(b"\xef\xbb\xbf \t\r\n")
+        is_line = is_read and b"\n" not in head and len(head) < HEAD_BYTES
+        if head[:1] in (b"{", b"["):
             file.seek(0)
             value, is_lines = _sample_document(JsonWindow(file, path))
             steps = find_records(value)
-    if not steps or [step.kind for step in steps] in (["each"], ["items"], ["member", "each"]):
+    kinds = [step.kind for step in steps or ()]
+    is_told = kinds == ["member", "each"] and not (is_line and steps and steps[0].names[0] not in RECORD_LISTS)
+    if not steps or is_told or kinds in (["each"], ["items"]):
         return ""
-    place = ".".join(" with ".join(step.names) or "*" for step in steps)
+    place = ".".join("*.*" if step.kind == "walk" else " with ".join(step.names) or "*" for step in steps)
+    left = [*dict.fromkeys(repr(name) for step in steps for name in step.left)]
+    told = f" It leaves {', '.join(left[:MAX_NAMES])} out." if left else ""
     into = shlex.quote(f"{path.name.removesuffix('.gz').partition('.')[0]}-records.jsonl")
     return (
         f"{path}: its records are nested: {place}. Allowed is a list of records, or one on a line. Write each on a "
         f"line, with the values of what it is in: {format_join(path, steps, is_lines=is_lines)} > {into}, and name "
-        "that file."
+        f"that file.{told}"
     )
 
 
@@ -108,32 +129,71 @@ def find_records(value: object, depth: int = 0) -> list[Step] | None:
         return None
     members = cast("JsonTable", value)
     sets = [name for name in members if SPLIT.search(name)]
-    if len(members) > 1 and not sets and (joined := _join_members([*members.items()], depth)):
-        return joined
+    if len(members) > 1 and not sets:
+        tables = _keep_objects([*members.values()])
+        # objects by keys that are data, if they hold more than lists; else the records of all lists
+        is_keyed = len(tables) == len(members) and _have_names_in_common(tables)
+        if is_keyed and not all(_is_nested(value) for table in tables for value in table.values()):
+            return [Step("items"), *_find_inner(tables)]
+        if steps := _find_walk([members]) or _join_members([*members.items()], depth):
+            return steps
+    chosen = next(
+        (name for name in sets if "train" in name.casefold() and find_records(members[name], depth + 1)), None
+    )
     found = {name: steps for name, one in members.items() if (steps := find_records(one, depth + 1))}
-    chosen = next((name for name in sets if name in found and "train" in name.casefold()), None)
     chosen = chosen or max(found, key=lambda name: len(members[name]), default=None)
-    return [Step("member", (chosen,)), *found[chosen]] if chosen is not None else None
+    if chosen not in found:
+        return None
+    left = tuple(name for name, one in members.items() if name != chosen and _is_nested(one))
+    keeps = any(isinstance(one, str) and _has_words(one) for one in members.values())
+    return [Step("member", (chosen,), left, keeps), *found[chosen]]
+
+
+def _find_walk(tables: Sequence[JsonTable], parts: str = "") -> list[Step]:
+    """Find the steps to the records of several lists within objects, those that have names in common with the longest.
+
+    Args:
+        parts: pattern of the names of lists that are no records.
+    """
+    lists: dict[tuple[str, ...], list[JsonTable]] = {}
+    for path, items in chain.from_iterable(map(_list_lists, tables)):
+        if not re.fullmatch(parts, path[-1]):
+            lists.setdefault(path, []).extend(items)
+    longest = max(lists.values(), key=len, default=[])
+    alike = [items for items in lists.values() if _have_names_in_common([longest[0], items[0]])]
+    records = [*chain.from_iterable(alike)]
+    if len(alike) < 2 or (parts and not _are_records(records)):
+        return []
+    common = {*longest[0]}.intersection(*records)
+    return [Step("walk", tuple(name for name in longest[0] if name in common)), *_find_inner(records)]
+
+
+def _list_lists(members: JsonTable, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], list[JsonTable]]]:
+    """Yield (path, items) of the lists of objects within objects."""
+    for name, value in members.items():
+        if isinstance(value, dict) and len(path) < MAX_DEPTH:
+            yield from _list_lists(cast("JsonTable", value), (*path, name))
+        elif isinstance(value, list) and value and (records := _keep_objects(cast("list[object]", value))) == value:
+            yield (*path, name), records
+
+
+def _is_nested(value: object) -> bool:
+    return isinstance(value, list | dict) and bool(value)
 
 
 def _join_members(members: Sequence[tuple[str, object]], depth: int) -> list[Step] | None:
-    """Find the steps to the records of an object whose keys are data: its members are alike."""
+    """Find the steps to the records of an object whose keys are data: objects of records, or lists of texts."""
     values = [value for _, value in members]
     tables = _keep_objects(values)
     if len(tables) == len(values):
         inner = [value for table in tables for value in table.values()]
-        if inner and len(_keep_objects(inner)) == len(inner):
-            return [Step("items"), *(find_records(tables[0], depth + 1) or ())]
-        return [Step("items"), *_find_inner(tables)] if _have_names_in_common(tables) else None
+        is_whole = bool(inner) and len(_keep_objects(inner)) == len(inner)
+        return [Step("items"), *(find_records(tables[0], depth + 1) or ())] if is_whole else None
     lists = [cast("list[object]", value) for value in values if isinstance(value, list) and value]
-    if len(lists) < len(values):
-        return None
     items = [*chain.from_iterable(lists)]
-    records = _keep_objects(items)
-    if len(records) == len(items) and _have_names_in_common([one[0] for one in map(_keep_objects, lists)]):
-        return [Step("items"), Step("each"), *_find_inner(records)]
     is_columns = any(HEADER_WORDS.fullmatch(name) or TEXTS.fullmatch(name) for name, _ in members)
-    return [Step("items"), Step("texts")] if all(isinstance(item, str) for item in items) and not is_columns else None
+    are_texts = len(lists) == len(values) and all(isinstance(item, str) for item in items)
+    return [Step("items"), Step("texts")] if are_texts and not is_columns else None
 
 
 def _keep_objects(values: Sequence[object]) -> list[JsonTable]:
@@ -142,7 +202,7 @@ def _keep_objects(values: Sequence[object]) -> list[JsonTable]:
 
 def _have_names_in_common(tables: Sequence[Mapping[str, object]]) -> bool:
     common = {*tables[0]}.intersection(*tables)
-    return 2 * len(common) >= max(map(len, tables)) > 0
+    return 2 * len(common) > max(map(len, tables)) > 0
 
 
 def _find_inner(records: Sequence[JsonTable]) -> list[Step]:
@@ -154,18 +214,26 @@ def _find_inner(records: Sequence[JsonTable]) -> list[Step]:
     items = {name: [*chain.from_iterable(found)] for name, found in lists.items()}
     inner = {name: _keep_objects(found) for name, found in items.items() if found and not PARTS.fullmatch(name)}
     inner = {name: found for name, found in inner.items() if len(found) == len(items[name]) and _are_records(found)}
+    nested = [*dict.fromkeys(name for one in records for name in one if _is_nested(one[name]))]
+    if steps := _find_walk(records, PARTS.pattern):
+        return steps
     if inner:
         name = max(inner, key=lambda one: len(inner[one]))
-        return [Step("member", (name,)), Step("each"), *_find_inner(inner[name])]
+        return [_pass(name, nested), Step("each"), *_find_inner(inner[name])]
     plain = [name for name, found in items.items() if found and not _keep_objects(found)]
     sizes = {name: [*map(len, lists[name])] for name in plain}
     texts = [name for name in plain if _has_words(str(items[name][0])) and not LABELS.fullmatch(name)]
     for name in texts:
         alike = tuple(one for one in plain if sizes[one] == sizes[name])
         if len(alike) > 1 and max(sizes[name]) > 1:
-            return [Step("along", alike)]
+            return [Step("along", alike, tuple(one for one in nested if one not in alike))]
     named = [name for name in plain if TEXTS.fullmatch(name) and isinstance(items[name][0], str)]
-    return [Step("member", (named[0],)), Step("texts")] if named else []
+    return [_pass(named[0], nested), Step("texts")] if named else []
+
+
+def _pass(name: str, nested: Sequence[str]) -> Step:
+    """Return the step into a member, with what else is nested there."""
+    return Step("member", (name,), tuple(one for one in nested if one != name))
 
 
 def _are_records(items: Sequence[JsonTable]) -> bool:
@@ -184,24 +252,37 @@ def _has_words(text: str) -> bool:
 
 
 def format_join(path: Path, steps: Sequence[Step], *, is_lines: bool = False) -> str:
-    """Return the shell command that prints the records at the end of some steps, each with the values of what it is in.
+    """Return the shell command that prints the records at the end of some steps, each with the values of what it is in;
+    on standard error how many these are, and how many objects without one were passed.
 
-    >>> format_join(Path("a.json"), [Step("member", ("qa",)), Step("each")])
-    'python -c \\'import json; [print(json.dumps(a)) for a in json.load(open("a.json", "rb"))["qa"]]\\''
+    >>> format_join(Path("a.json"), [Step("member", ("qa",)), Step("each")]).partition("; r = ")[2][:52]
+    '[a for a in d["qa"]]; [print(json.dumps(i)) for i in'
     """
     is_packed = path.name.endswith(".gz")
     opened = f"gzip.open({quote_in_code(str(path))})" if is_packed else f'open({quote_in_code(str(path))}, "rb")'
-    at = f"map(json.loads, filter(bytes.strip, {opened}))" if is_lines else f"json.load({opened})"
+    code = f"import {'gzip, ' * is_packed}json, sys; "
+    code += f"d = [*map(json.loads, filter(bytes.strip, {opened}))]; " if is_lines else f"d = json.load({opened}); "
+    at = "d"
     fields: list[str] = []
     loops: list[str] = []
+    told = ["len(r)", '"records"']
     for place, step in enumerate(steps):
         follows = steps[place + 1].kind if place + 1 < len(steps) else ""
         item, number = "abcdefgh"[len(loops)], str(len(loops) or "")
         lists = [
-            f"({at}.get({quote_in_code(name)}) or {{}})" if loops else f"{at}[{quote_in_code(name)}]"
+            f"({at}.get({quote_in_code(name)}) or [])" if loops else f"{at}[{quote_in_code(name)}]"
             for name in step.names
         ]
         if step.kind == "member":
+            if loops:
+                code_of_name = quote_in_code(step.names[0])
+                told += [
+                    '"and"',
+                    f"sum(not {at}.get({code_of_name}) {' '.join(loops)})",
+                    f'"objects without", {code_of_name}',
+                ]
+            elif step.keeps:
+                fields.append(f"**s({at})")
             at = lists[0]
             continue
         if step.kind == "along":
@@ -213,13 +294,20 @@ def format_join(path: Path, steps: Sequence[Step], *, is_lines: bool = False) ->
         elif step.kind == "items":
             loops.append(f"for k{number}, {item} in {at}.items()")
             fields.append(f'"{"label" if follows == "texts" else f"key{number}"}": k{number}')
+        elif step.kind == "walk":
+            names = ", ".join(map(quote_in_code, step.names))
+            walk, is_record = f"for k, {item} in w({at})", f"{{{names}}} <= {{*{item}}}"
+            told += ['"and"', " ".join([f"sum(not {is_record}", *loops, f"{walk})"]), '"others left out"']
+            loops.append(f"{walk} if {is_record}")
+            fields.append(f'**{{f"key{{i + {number or 0} or str()}}": n for i, n in enumerate(k)}}')
         else:
             loops.append(f"for {item} in {at}")
-        if step.kind in ("each", "items") and follows in ("", "member", "along"):
+        if step.kind in ("each", "items", "walk") and follows in ("", "member", "along", "walk"):
             fields.append(f"**s({item})" if follows else f"**{item}")
         at = item
-    scalars = "s = lambda r: {n: v for n, v in r.items() if not isinstance(v, (dict, list))}; "
-    code = f"import {'gzip, ' * is_packed}json; {scalars * any(one.startswith('**s') for one in fields)}"
+    has_walk = any(step.kind == "walk" for step in steps)
+    code += SCALARS * (has_walk or any(one.startswith("**s") for one in fields)) + WALK * has_walk
     record = at if fields == [f"**{at}"] else f"{{{', '.join(fields)}}}"
-    code += f"[print(json.dumps({record})) {' '.join(loops)}]"
+    code += f"r = [{record} {' '.join(loops)}]; [print(json.dumps(i)) for i in r]; "
+    code += f"print({', '.join(told)}, file=sys.stderr)"
     return f"python -c {shlex.quote(code)}"

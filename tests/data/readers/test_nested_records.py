@@ -54,12 +54,48 @@ def follow(message: str, folder: Path) -> list[dict[str, object]]:
         ({"a": {"q1": PAIR, "q2": PAIR}, "b": {"q1": PAIR}},
          [{"key": key, "key1": q, **PAIR} for key, q in (("a", "q1"), ("a", "q2"), ("b", "q1"))]),
         ({"nlu": {"examples": [PAIR, PAIR]}}, [PAIR, PAIR]),
+        # sets within sets, whose names differ, or that are on several levels
+        ({"easy": {"who": [PAIR], "what": [PAIR]}, "hard": {"how": [{**PAIR, "options": []}]}},
+         [{"key": "easy", "key1": "who", **PAIR}, {"key": "easy", "key1": "what", **PAIR},
+          {"key": "hard", "key1": "how", **PAIR, "options": []}]),
+        ({"about": "All of it.", "a": [PAIR], "b": {"c": {"d": [PAIR]}}, "by": [{"name": "Ann"}]},
+         [{"about": "All of it.", "key": "a", **PAIR},
+          {"about": "All of it.", "key": "b", "key1": "c", "key2": "d", **PAIR}]),
+        ([{"topic": "sleep", "easy": [PAIR]}, {"topic": "rest", "hard": [PAIR]}],
+         [{"topic": "sleep", "key1": "easy", **PAIR}, {"topic": "rest", "key1": "hard", **PAIR}]),
+        ({"meta": {"n": 1}, "prompt": "You are kind.", "body": {"examples": [PAIR]}},
+         [{"prompt": "You are kind.", **PAIR}]),
     ],
 )  # fmt: skip
 def test_nested_records_are_joined_by_the_command_that_is_told(tmp_path, document, records):
     path = tmp_path / "it's a.json"
     path.write_text(json.dumps(document, indent=1))
     assert follow(describe_nested(path), tmp_path) == records
+
+
+def test_the_command_tells_how_many_records_it_keeps_and_the_message_what_it_leaves_out(tmp_path):
+    path = tmp_path / "a.json"
+    command = r"python -c (.*) > "
+    path.write_text(json.dumps({"a": {"b": [PAIR], "c": [PAIR, PAIR]}, "by": [{"name": "Ann"}]}))
+    found = re.search(command, describe_nested(path))
+    out = subprocess.run([sys.executable, "-S", "-c", *shlex.split(found[1])], capture_output=True, text=True)
+    assert (len(out.stdout.splitlines()), out.stderr) == (3, "3 records and 1 others left out\n")
+    path.write_text(json.dumps([CHAPTER] * 4 + [{"context": "It rains."}]))
+    found = re.search(command, describe_nested(path))
+    out = subprocess.run([sys.executable, "-S", "-c", *shlex.split(found[1])], capture_output=True, text=True)
+    assert out.stderr == "8 records and 1 objects without qa\n"
+    path.write_text(json.dumps({"train": {"easy": [PAIR], "hard": [PAIR]}, "test": {"easy": [PAIR]}}))
+    assert describe_nested(path).endswith("It leaves 'test' out.")
+
+
+def test_the_texts_beside_a_list_of_records_are_kept(tmp_path):
+    document = {"prompt": "You are kind.", "examples": [PAIR, PAIR]}
+    (tmp_path / "a.json").write_text(json.dumps(document, indent=1))
+    with pytest.raises(DataError) as caught:
+        list(read_records(str(tmp_path / "a.json")))
+    (tmp_path / "line.json").write_text(json.dumps(document))  # which is read as one record
+    for message in (str(caught.value), describe_nested(tmp_path / "line.json")):
+        assert follow(message, tmp_path) == [{"prompt": "You are kind.", **PAIR}] * 2
 
 
 def test_lines_and_packed_files_have_their_own_commands(tmp_path):
@@ -88,7 +124,7 @@ def test_lines_and_packed_files_have_their_own_commands(tmp_path):
 )  # fmt: skip
 def test_other_documents_have_no_such_command(tmp_path, document):
     path = tmp_path / "a.json"
-    path.write_text(json.dumps(document))
+    path.write_text(json.dumps(document, indent=1))
     assert describe_nested(path) == ""
 
 
