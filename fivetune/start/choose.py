@@ -16,11 +16,13 @@ from fivetune.data.readers.records import as_bad_record, parse_item, read_record
 from fivetune.data.readers.source_files import BadRecord, quote_value
 from fivetune.errors import ConfigError, DataError
 from fivetune.start.columns import (
+    FORMS,
     Column,
     RawTable,
     are_cells_empty,
     as_text,
     build_table,
+    count_words,
 )
 from fivetune.start.readings import SIGNATURES, TASKS, TEXT_TASKS, iter_readings
 from fivetune.start.roles import USUAL, Given, find_given, find_group, find_language, is_column_name, split_name
@@ -29,6 +31,7 @@ from fivetune.tasks import list_names, load_task, shorten_repr
 from fivetune.types import RawRecord, Task, TextExample
 
 NUM_TRIED = 20  # first records, one of which a reading's task must convert
+LONG_NAME = 4  # words from which on a name may be a text
 NUM_SHOWN = 3  # readings that a doubt lists
 SEQUENCES = (
     "FiveTune learns texts, not labels of words or of spans. Write a record for each text, and what is to be found in "
@@ -133,17 +136,38 @@ def _list_likely(best: Reading, others: Sequence[Reading], why: str) -> list[Rea
 def can_lack_header(table: RawTable) -> bool:
     """Whether the first line may be a record: it has no known names, and each could stand in its column."""
     names = [name.strip() for name in table.first_line]
-    known = [name for name in names if is_column_name(name)]
+    found = [table.columns.get(name) for name in names]
+    columns = {name: column for name, column in zip(names, found, strict=True) if column}
+    numbered = [name for name, column in columns.items() if _is_numbered_alike(name, column.example)]
+    known = [name for name in names if is_column_name(name) and name not in numbered]
     languages = {find_language(name) for name in names} - {None}
     if len(known) == len(names) or any(re.fullmatch(r"\S*", name) for name in known) or len(languages) > 1:
         return False
-    for name in names:
-        column = table.columns.get(name)
-        if column and column.has_labels:
-            return name in column.values
-        if column and (column.kind != "text" or (column.has_codes and not re.search(r"\d", name))):
-            return False
-    return True
+    others = [name for name in columns if not columns[name].has_labels and name not in numbered]
+    if not all(_can_stand(name, columns[name]) for name in others):
+        return False
+    labels = [name for name in columns if columns[name].has_labels]
+    is_told = any(name in columns[name].values for name in labels)
+    return is_told or not labels or any(_is_long(name) and columns[name].is_running for name in columns)
+
+
+def _can_stand(name: str, column: Column) -> bool:
+    """Whether a text of the first line could be a value of its column, which has no labels."""
+    form = FORMS.get(column.kind)
+    if form is not None:
+        return form.fullmatch(name) is not None
+    return column.kind == "text" and (not column.has_codes or re.search(r"\d", name) is not None)
+
+
+def _is_numbered_alike(name: str, value: str) -> bool:
+    """Whether a name differs from a value in its numbers alone: T-0001 and T-0002."""
+    both = [re.sub(r"\d+", "0", text) for text in (name, value)]
+    return both[0] == both[1] != name
+
+
+def _is_long(name: str) -> bool:
+    """Whether a text in the first line is too long for a name, and no question of a survey."""
+    return count_words(name) >= LONG_NAME and not name.endswith(("?", ":", "？", "："))
 
 
 def list_without_header(table: RawTable, task: str | None) -> list[tuple[RawTable, Reading]]:

@@ -22,6 +22,7 @@ from fivetune.start.columns import (
 )
 from fivetune.types import RawRecord
 
+MAX_NAME = 6  # words up to which a text may be a name
 CLEAR, USUAL = 4, 3  # points of a whole name; as the last word of a longer one it has one less, elsewhere two less
 
 WORDS: Mapping[str, tuple[str, str]] = {
@@ -232,9 +233,8 @@ def is_column_name(name: str) -> bool:
     [True, True, True, False, False]
     """
     is_identifier = not name or re.fullmatch(r"\w*(?:_|[a-z][A-Z]|\d)\w*", name) is not None
-    return is_identifier or (
-        not re.search(r"[.!?]", name) and any(rate_name(role, name) >= USUAL - 1 for role in WORDS)
-    )
+    is_short = count_words(name) <= MAX_NAME and not re.search(r"[.!?]", name)
+    return is_identifier or (is_short and any(rate_name(role, name) >= USUAL - 1 for role in WORDS))
 
 
 def count_names(head: Sequence[RawRecord], *, has_header: bool) -> int:

@@ -232,6 +232,25 @@ def test_names_are_no_doubt(folder, capsys, first):
     assert "may be a record" not in run(capsys, "new", write_rows(folder / "t.tsv", first, rows))[2]
 
 
+@pytest.mark.parametrize("first", ["we all see you later\tbanana", "T-100\twe all see you later\tbanana"])
+def test_a_sentence_in_the_first_line_is_a_doubt_whatever_its_label(folder, capsys, first):
+    draw = random.Random(1)
+    rows = [" ".join(draw.choices(WORDS, k=6)) + "\t" + draw.choice(["plum", "kiwi"]) for _ in range(60)]
+    if first.startswith("T"):
+        rows = [f"T-{number}\t{row}" for number, row in enumerate(rows, 101)]
+    code, _, err = run(capsys, "new", write_rows(folder / "t.tsv", first, rows))
+    assert code == 3 and "may be a record or the names of the columns" in err
+
+
+@pytest.mark.parametrize(
+    "first", ["Timestamp\tPlease say what you think of it\tRole", "code_1\tWhat do you think of it?\tyour group"]
+)
+def test_long_names_of_a_form_are_no_doubt(folder, capsys, first):
+    draw = random.Random(1)
+    rows = [f"T-{i}\t{' '.join(draw.choices(WORDS, k=6))}\t{draw.choice(['plum', 'kiwi'])}" for i in range(60)]
+    assert "may be a record" not in run(capsys, "new", write_rows(folder / "t.tsv", first, rows))[2]
+
+
 def test_a_first_label_that_many_records_have_is_a_doubt(folder, capsys):
     rows = [f"see you then {i}\t{'late' if i < 110 else 'greet'}" for i in range(160)]  # not among the first hundred
     code, _, err = run(capsys, "new", write_rows(folder / "t.tsv", "hello you\tgreet", rows))

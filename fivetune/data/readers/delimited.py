@@ -52,7 +52,9 @@ MIN_PADDED = 3  # rows from which on blanks around cells are padding
 MIN_WHOLE = 0.1  # share of rows without separators in their texts, from which on others are the exception
 MIN_GAIN = 0.05  # share of lines that unusual quotes read more than usual ones, to be believed if not well-formed
 MIN_SHARE_ALIKE = 0.9  # of the sampled lines of a file whose suffix does not say that it is a table
+RETURN = re.compile(r"\r(?!\n)")
 NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)?(?:[eE][-+]?\d+)?")
+YEARS = range(1900, 2100)
 SENTENCE_END = re.compile(r"[.!?。！？।؟][\"'”’»)]*\s*$")
 QUESTION_END = re.compile(r"[?？؟][\"'”’»)]*\s*$")
 HEADER_WORDS = re.compile(
@@ -346,7 +348,7 @@ def _weigh_quotes(lines: Iterable[str], separator: str) -> Quoting:
     for record in _iter_quoted(lines, 1, separator, Quoting()):
         own, cells = record.lines, record.cells
         num_rows += 1
-        if plain_width and '"' not in own[0]:
+        if plain_width and '"' not in own[0] and not record.error:  # as of a carriage return in a text
             continue
         plain_width = plain_width or len(split_plain(own[0], separator))
         quoted_width = quoted_width or len(cells) or plain_width
@@ -469,8 +471,7 @@ def find_data_in_header(rows: Sequence[Sequence[str]]) -> str:
     """
     first, *others = rows
     below = [row for row in others if len(row) == len(first) and row != first]
-    is_numbered = len(first) > 1 and _are_consecutive([cell for cell in first if _is_number(cell)])
-    if len(below) < 2 or is_numbered or _is_known(first):
+    if len(below) < 2 or _are_numbered(first) or _is_known(first):
         return ""
     for place, cell in enumerate(first):
         column = [row[place] for row in below if row[place].strip()]
@@ -492,12 +493,17 @@ def _is_number(text: str) -> bool:
     return NUMBER.fullmatch(text.strip()) is not None
 
 
-def _are_consecutive(cells: Sequence[str]) -> bool:
-    """Return whether cells are two or more numbers in a row: the names that pandas gives, or years."""
-    if len(cells) < 2 or not all(cell.strip().isdecimal() for cell in cells):
-        return False
-    first = int(cells[0])
-    return [int(cell) for cell in cells] == [*range(first, first + len(cells))]
+def _are_numbered(cells: Sequence[str]) -> bool:
+    """Return whether the numbers among cells are names: those that pandas gives, from 0 in all cells, or years.
+
+    >>> _are_numbered(["", "0", "1"]), _are_numbered(["place", "2019", "2020"]), _are_numbered(["0", "Go on", "1"])
+    (True, True, False)
+    """
+    numbers = [int(cell) for cell in cells if cell.strip().isdecimal()]
+    others = [cell for cell in cells if cell.strip() and not cell.strip().isdecimal()]
+    first = next(iter(numbers), -1)
+    is_named = first in YEARS or (first == 0 and not others)
+    return is_named and len(numbers) > 1 and numbers == [*range(first, first + len(numbers))]
 
 
 def describe_missing_header(reason: str, num: int) -> str:
@@ -527,12 +533,8 @@ def read_csv_rows(
     Raises DataError for a file without a header, or with one that has a name twice or lacks one of `columns`.
     """
     head = decode_head(file.read(HEAD_BYTES))
-    if "\r" in head.strip() and "\n" not in head:
-        into = shlex.quote(f"{path.stem}-lines{path.suffix}")
-        raise DataError(
-            f"{path}: its lines end in carriage returns alone. Allowed are line feeds, also after carriage returns. "
-            f"Convert it: tr '\\r' '\\n' < {shlex.quote(str(path))} > {into}"
-        )
+    if _ends_in_returns(head, path):
+        raise DataError(f"{path}: its lines end in carriage returns alone. {_describe_returns(path)}")
     start, separator, rest = _divide_head(head, path)
     csv.field_size_limit(MAX_RECORD_BYTES)  # process-wide, 131,072 by default; csv.reader has no such option
     quoting = _find_quoting(file, start, separator, rest)
@@ -549,7 +551,7 @@ def read_csv_rows(
     for record in records:
         where = f"{path}:{record.number}"
         if record.error:
-            yield _classify_csv_error(record.error, where)
+            yield _classify_csv_error(record.error, where, path)
         if not record.cells:
             continue
         if not names:
@@ -577,6 +579,28 @@ def read_csv_rows(
             if others and len(cells) > len(names):
                 cells = join_cells(cells, others, separator)
             yield TableRow(path, record.number, names, cells, separator)
+
+
+def _ends_in_returns(head: str, path: Path) -> bool:
+    """Return whether most lines of a table end in carriage returns: then a few line ends of other systems are no
+    reason to read these as parts of cells.
+
+    >>> _ends_in_returns("text,label\\rFine.,yes\\rNo.,no\\r\\n", Path("a.csv"))
+    True
+    """
+    num_returns = len(RETURN.findall(re.sub('"[^"]*"', "", head.strip())))
+    if num_returns <= head.strip().count("\n"):
+        return False
+    _, separator, rest = _divide_head(RETURN.sub("\n", head), path)
+    return "\n" not in head or _measure_alike(rest, separator) >= MIN_SHARE_ALIKE
+
+
+def _describe_returns(path: Path) -> str:
+    """Describe the line ends that are allowed, and the command that writes them."""
+    name, source = Path(path.name.removesuffix(".gz")), shlex.quote(str(path))
+    into = shlex.quote(f"{name.stem}-lines{name.suffix}")
+    command = f"gzip -dc {source} | tr" if path.suffix == ".gz" else f"tr < {source}"
+    return f"Allowed are line feeds, also after carriage returns. Convert it: {command} '\\r' '\\n' > {into}"
 
 
 def _is_padded(rows: Sequence[Sequence[str]]) -> bool:
@@ -753,8 +777,12 @@ def _decode_lines(file: IO[bytes], path: Path, start: int) -> Iterator[str]:
             raise make_utf8_error(path, error, line=number) from error
 
 
-def _classify_csv_error(error: csv.Error, where: str) -> BadRecord:
+def _classify_csv_error(error: csv.Error, where: str, path: Path) -> BadRecord:
     """Return a BadRecord; raise DataError for an unclosed quote, since it swallows all rows after it."""
+    if "new-line character" in str(error):
+        return BadRecord(
+            where, f"a carriage return without a line feed is outside of quotes. {_describe_returns(path)}"
+        )
     advice = "Allowed: cells in double quotes, quotes inside them doubled. Correct the row."
     if "field larger" in str(error) or "unexpected end" in str(error):
         raise DataError(f"{where}: a quoted cell that begins in this row is never closed. {advice}") from error

@@ -14,6 +14,7 @@ import pytest
 
 from fivetune.data.readers.delimited import describe_quotes, read_first_cells
 from fivetune.data.readers.records import draw_records, read_records
+from fivetune.data.readers.source_files import BadRecord
 from fivetune.errors import DataError
 from fivetune.types import RawRecord
 
@@ -152,6 +153,9 @@ HEADERLESS = {
     "label first": ("ham\tGo on\nspam\tWin now\nham\tOk\nham\tYes\n", 4),
     "label last": ("i feel fine;joy\ni cry;sadness\ni laugh;joy\ni smile;joy\ni weep;sadness\n", 5),
     "number last": ("So there is no way\t0\nGood case\t1\nGreat\t1\n", 3),
+    "index and label": ("0\t1\tGo on\n1\t0\tNo way\n2\t1\tYes\n", 3),
+    "index from 1, rating": ("1\t2\tGo on\n2\t3\tNo way\n3\t1\tYes\n", 3),
+    "index, text, label": ("0\tGo on\t1\n1\tNo way\t0\n2\tYes\t1\n", 3),
     "number first": ('"3","Wall St.","Short-sellers"\n"1","Oil","prices"\n"4","Chip","new"\n', 3),
     "three columns": ("gj04\t1\t\tOur friends\ngj04\t0\t*\tOne more\ngj05\t1\t\tMore\n", 3),
     "marks": ("Go. ||| Geh.\nRun! ||| Lauf!\nWow. ||| Ui.\n", 3),
@@ -165,7 +169,8 @@ def test_a_table_without_header_is_refused_until_its_columns_are_named(read, kin
     content, num = HEADERLESS[kind]
     with pytest.raises(DataError, match=r"no header: .*--header column1,column2"):
         read("a.txt", content)
-    header = ("a", "b", "c", "d")[: {"number first": 3, "three columns": 4}.get(kind, 2)]
+    widths = {"index and label": 3, "index from 1, rating": 3, "index, text, label": 3, "number first": 3}
+    header = ("a", "b", "c", "d")[: {**widths, "three columns": 4}.get(kind, 2)]
     rows, bad = read("a.txt", content, header)
     assert (len(rows), bad) == (num, [])
 
@@ -176,6 +181,7 @@ def test_a_table_without_header_is_refused_until_its_columns_are_named(read, kin
         "en,de\nGo.,Geh.\nRun.,Lauf.\n",
         "0,1\nGo.,3\nRun.,4\nWow.,5\n",  # names of pandas
         ",0,1\n0,Go.,3\n1,Run.,4\n",
+        "name,2019,2020\nGo on,3,4\nRun,4,4\n",
         "What would you change?,How old are you?\nmore food,31\nnothing,28\nless noise.,40\n",  # a form
         "label,text\nlabel,a\nlabel,b\nlabel,c\n",
         "hi,hallo\nbye,tschüs\nyes,ja\n",  # nothing is certain
@@ -266,9 +272,36 @@ def test_records_that_are_lists(tmp_path, read, name, content):
         list(read_records(str(tmp_path / name)))
 
 
-def test_carriage_returns_alone_are_refused_with_the_command_that_replaces_them(read):
-    with pytest.raises(DataError, match=r"tr '\\r' '\\n' < .*a\.csv > a-lines\.csv"):
-        read("a.csv", "text,label\rgood,pos\rbad,neg\r")
+RETURNS = {
+    "alone": "text,label\rgood,pos\rbad,neg\r",
+    "with one line end of Windows": "text,label\rgood,pos\rbad,neg\r\n",
+    "with one line feed": "text,label\ngood,pos\rbad,neg\rfine,pos\rwell,pos",
+    "without a header": "1;Land;A;B;B\r2;Sea;A;B;A\r3;Sky;A;B;A\r\n",
+    "with quoted line ends": 'text,label\r"good\rand well, too",pos\r"bad",neg\r\n',
+}
+
+
+@pytest.mark.parametrize("kind", RETURNS)
+@pytest.mark.parametrize("name", ["a.csv", "a.txt"])
+def test_carriage_returns_are_refused_with_the_command_that_replaces_them(tmp_path, read, name, kind):
+    with pytest.raises(DataError, match=r"tr < .*a\.(csv|txt) '\\r' '\\n' > a-lines\."):
+        read(name, RETURNS[kind])
+    command = "tr < {0} '\\r' '\\n' > {0}-lines".format(tmp_path / name)
+    subprocess.run(command, shell=True, check=True)
+    replaced = (tmp_path / f"{name}-lines").read_text()
+    rows, bad = read(name, replaced, ("a", "b", "c", "d", "e") if ";" in replaced else ())
+    assert len(rows) > 1 and not bad
+
+
+def test_carriage_returns_within_texts_are_kept_and_told_where_they_divide_no_row(tmp_path, read):
+    texts = "id\ttext\tlabel\n" + "".join(f"{n}\tone\rtwo\rthree\tpos\n" for n in range(8))
+    rows, bad = read("a.tsv", texts)
+    assert len(rows) == 8 and rows[0][0] == "one\rtwo\rthree" and not bad
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"text,label\ngood,pos\nbad\rso bad,neg\nfine,pos\n")
+    bad: list[BadRecord] = []
+    assert len(list(read_records(str(path), on_bad=bad.append))) == 2
+    assert bad[0].where.endswith("a.csv:3") and "tr < " in bad[0].reason
 
 
 def test_files_of_lines_are_refused_with_the_command_that_joins_them(tmp_path):
