@@ -14,19 +14,31 @@ from operator import attrgetter
 
 from fivetune.data.readers.records import as_bad_record, parse_item, read_records
 from fivetune.data.readers.source_files import BadRecord, quote_value
-from fivetune.errors import ConfigError, DataError
+from fivetune.errors import ConfigError, DataError, FiveTuneError
 from fivetune.start.columns import (
     FORMS,
     Column,
+    Division,
     RawTable,
     are_cells_empty,
     as_text,
     build_table,
     count_words,
 )
+from fivetune.start.divisions import BEGIN, END, LABEL_TASKS, Excerpt, TextParts, find_division
+from fivetune.start.marks import MIN_SHARE
 from fivetune.start.readings import SIGNATURES, TASKS, TEXT_TASKS, iter_readings
-from fivetune.start.roles import USUAL, Given, find_given, find_group, find_language, is_column_name, split_name
-from fivetune.start.survey import ENOUGH, FEW_WORDS, MARGIN, TARGET_ROLES, Reading, Survey, make_survey
+from fivetune.start.roles import (
+    USUAL,
+    Given,
+    find_given,
+    find_group,
+    find_language,
+    has_word,
+    is_column_name,
+    split_name,
+)
+from fivetune.start.survey import ENOUGH, FEW_WORDS, GENERAL_LABELS, MARGIN, TARGET_ROLES, Reading, Survey, make_survey
 from fivetune.tasks import list_names, load_task, shorten_repr
 from fivetune.types import RawRecord, Task, TextExample
 
@@ -49,6 +61,9 @@ class DoubtError(DataError):
 
     def __init__(self, why: str, choices: Sequence[tuple[RawTable, Reading]], others: Sequence[str] = ()) -> None:
         self.choices = choices
+        division = choices[0][0].division
+        if division and why != division.describe():
+            why += f"; {division.describe()}"
         head = f"{choices[0][0].source}: it is not clear what is to be learned: {why}. Nothing was written."
         lines = [f"{head} Run the command of the reading that is meant:"]
         for number, (table, reading) in enumerate(choices, 1):
@@ -106,6 +121,65 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
     # near ones are told, as they may be meant
     least = max(ENOUGH, best.points - 2 * MARGIN)
     return _complete(best, [one for one in rivals if one.points >= least and not one.doubts], survey)
+
+
+def infer_divided(table: RawTable, *, task: str | None = None, given: Given | None = None) -> tuple[RawTable, Reading]:
+    """Choose the reading of a table, or of the table that its records are divided into if they fit no task as they are;
+    return it with the table that it reads.
+
+    Raises what `infer_task` does; DoubtError if both may be meant.
+    """
+    failure: FiveTuneError | None = None
+    own: list[tuple[RawTable, Reading]] = []
+    try:
+        own.append((table, infer_task(table, task=task, given=given)))
+        if given or not can_be_divided(own[0][1]):
+            return own[0]
+    except DoubtError as error:
+        failure = error
+        own.extend(error.choices)
+    except (DataError, ConfigError) as error:  # the user may name columns of the divided records
+        failure = error
+    learned = {name for _, one in own for name in one.targets}
+    tasks = {one.task for _, one in own}
+    division = find_division(table)
+    if division is None or (own and not division.is_meant(learned, tasks)):
+        if failure:
+            raise failure
+        return own[0]
+    try:
+        divided = divide_table(table, division)
+        choices: Sequence[tuple[RawTable, Reading]] = [(divided, infer_task(divided, task=task, given=given))]
+    except DoubtError as error:
+        if not own or isinstance(division, Excerpt):
+            raise
+        choices = [one for one in error.choices if one[1].task not in LABEL_TASKS] or error.choices
+    except (DataError, ConfigError) as error:
+        raise failure or error from None
+    if not own or isinstance(division, Excerpt):
+        return choices[0]
+    raise DoubtError(division.describe(), [*choices, *own][:NUM_SHOWN])
+
+
+def can_be_divided(reading: Reading) -> bool:
+    """Whether a sure reading learns what stands beside a dialogue, such as the speaker, or a place in a text."""
+    is_label = reading.task in LABEL_TASKS and len(reading.inputs) == 1
+    is_place = any(BEGIN.search(name) or END.search(name) for name in reading.targets)
+    return is_place or (is_label and not has_word(reading.targets[0], GENERAL_LABELS))
+
+
+def divide_table(table: RawTable, division: Division) -> RawTable:
+    """Return a table of the records of a division. Raises DataError if it does not fit all but a few."""
+    bad: list[BadRecord] = []
+    header = table.header
+    if isinstance(division, TextParts) and not header and division.marks.split(division.column):
+        header = ["text"]  # the first line is a record
+        division = replace(division, column="text")
+    records = division.iter_records(read_records(table.source, header=header, on_bad=bad.append), bad.append)
+    divided = build_table(table.source, records, bad, header=header, flags=table.flags)
+    if len(bad) > (1 - MIN_SHARE) * (divided.num_read + len(bad)):
+        raise DataError(f"{table.source}: {len(bad):,} records are not divided alike; the first: {bad[0]}")
+    return replace(divided, division=division, first_line=())
 
 
 def _list_likely(best: Reading, others: Sequence[Reading], why: str) -> list[Reading]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from fivetune.data.readers.delimited import NUMBER, describe_quotes, read_first_cells
 from fivetune.data.readers.records import detect_format, draw_records, find_column, is_hub_name, list_source_files
@@ -131,6 +131,22 @@ class Column:
         }
 
 
+class Division(Protocol):
+    """What makes the records of a table from those of its source."""
+
+    def is_meant(self, learned: Collection[str], tasks: Collection[str]) -> bool:
+        """Whether it may be meant although the undivided records have readings, which learn columns for tasks."""
+        ...
+
+    def describe(self) -> str:
+        """Describe what it does, as a clause."""
+        ...
+
+    def iter_records(self, records: Iterable[RawRecord], on_bad: Callable[[BadRecord], None]) -> Iterator[RawRecord]:
+        """Yield the records; what has another form goes to `on_bad`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class RawTable:
     """A sample of the records of a source and their columns, in the order of the file.
@@ -141,6 +157,7 @@ class RawTable:
         num_names: first records that are further lines of names.
         flags: other words of the command line that commands repeat.
         num_read: records of the source.
+        division: what made the records of those of the source.
     """
 
     source: str
@@ -151,6 +168,7 @@ class RawTable:
     num_read: int = 0
     first_line: Sequence[str] = ()
     num_names: int = 0
+    division: Division | None = None
 
     @property
     def num_records(self) -> int:

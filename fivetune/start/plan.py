@@ -25,7 +25,7 @@ from fivetune.data.readers.source_files import BadRecord
 from fivetune.data.readers.tables import replace_empty_cell
 from fivetune.data.split import EvalSplit, Relation, ThreeWaySplit, hash_text, split_in_three
 from fivetune.errors import DataError
-from fivetune.start.choose import convert_record, infer_task
+from fivetune.start.choose import convert_record, infer_divided
 from fivetune.start.columns import (
     MIN_RECORDS,
     RawTable,
@@ -37,6 +37,7 @@ from fivetune.start.columns import (
     is_empty_cell,
     read_first_line,
 )
+from fivetune.start.divisions import find_lines_header
 from fivetune.start.readings import TEXT_TASKS
 from fivetune.start.roles import MIN_GROUPS, Given, count_names
 from fivetune.start.survey import Reading
@@ -180,6 +181,8 @@ def read_examples(
     columns = {"id": reading.id_column} if reading.id_column else {}
     names = [*reading.inputs, *reading.targets]
     records = read_records(table.source, columns=columns, header=table.header, on_bad=on_bad)
+    if table.division:
+        records = table.division.iter_records(records, on_bad)
     for number, read in enumerate(records):
         numbered = ids.number(read)
         record = replace(numbered, fields=fill_blank_inputs(numbered.fields, reading))
@@ -273,6 +276,7 @@ def build_plan(
     """
     # the task, from a sample of the records
     bad: list[BadRecord] = []
+    header = header or find_lines_header(source)
     records = read_records(source, header=header, on_bad=bad.append)
     head = [*islice(records, NUM_HEAD)]
     num_names = count_names(head, has_header=bool(header))
@@ -280,7 +284,7 @@ def build_plan(
         num_names = 0
     table = build_table(source, chain(head[num_names:], records), bad, header=header, flags=flags)
     table = replace(table, num_names=num_names)
-    reading = infer_task(table, task=task, given=given)
+    table, reading = infer_divided(table, task=task, given=given)
     loaded = load_task(reading.task, reading.options)
     by_label = loaded.labels is not None
     # the sets, from all records; what else is needed of them is kept on the way
@@ -380,7 +384,8 @@ def build_plan(
         set_column=set_column,
         drawn=drawn,
     )
-    warnings = [*describe_form(source), *reading.warnings, *notes, *_list_warnings(plan, bad)]
+    told = [table.division.describe()] if table.division else []
+    warnings = [*describe_form(source), *told, *reading.warnings, *notes, *_list_warnings(plan, bad)]
     for names, places in blank.items():
         number, verb = (f"{len(places):,} records have", "are") if len(places) > 1 else ("1 record has", "is")
         warnings.append(f"{number} nothing in {names}, and {verb} left out; the first: {places[0]}")

@@ -169,6 +169,21 @@ def _divide_head(head: str, path: Path) -> tuple[int, str, str]:
     return start, separator or ",", "\n".join(head.split("\n")[start - 1 :])
 
 
+def find_other_header(head: str, start: int, num: int) -> list[str]:
+    """Find the names of `num` columns in the line above a table, divided by another separator than its rows; none if
+    the line is something else.
+
+    >>> find_other_header("text,label\\nGood, long;pos\\nBad;neg\\n", 2, 2)
+    ['text', 'label']
+    """
+    line = head.split("\n")[start - 2] if start > 1 else ""
+    for separator in (*SEPARATORS, " "):
+        names = [name.strip(' "\r') for name in line.split(separator)]
+        if len(names) == num > 1 and all(names) and _is_known(names):
+            return names
+    return []
+
+
 def _is_header(above: Sequence[str], rest: str, separator: str) -> bool:
     """Return whether the first line has as many cells as those below, and the lines above it are text."""
     first, *others = _sample_rows(rest, separator, _sample_quoting(rest, separator)) or [[]]
@@ -248,7 +263,9 @@ def _find_marks(head: str) -> str:
     lines = [line for line in head.split("\n")[:SAMPLE_ROWS] if line.strip()]
     runs = re.findall(r"[|#:~^@$+*=]{2,}", lines[0]) if lines else []
     for marks in runs:
-        if {len(line.split(marks)) for line in lines} == {len(lines[0].split(marks))}:
+        rows = [line.split(marks) for line in lines]
+        words = {row[-1].partition(":")[0] for row in rows}  # of a dialogue: ### Human: ... ### Assistant: ...
+        if {*map(len, rows)} == {len(rows[0])} and (len(rows) < 2 or len(words) > 1):
             return marks
     return ""
 
@@ -539,7 +556,9 @@ def read_csv_rows(
     csv.field_size_limit(MAX_RECORD_BYTES)  # process-wide, 131,072 by default; csv.reader has no such option
     quoting = _find_quoting(file, start, separator, rest)
     _skip_to_line(file, start)
-    for number, line in enumerate(head.split("\n")[: start - 1], 1):
+    other = _find_other_names(head, start, separator, rest)
+    header = header or other
+    for number, line in enumerate(head.split("\n")[: start - 1 - bool(other)], 1):
         if line.strip() and not line.lstrip('"').startswith("sep="):
             yield _describe_above(f"{path}:{number}", line, start, header)
     lines = _decode_lines(file, path, start)
@@ -695,8 +714,16 @@ def read_text_lines(file: IO[bytes], path: Path, header: Sequence[str]) -> Itera
 
 def read_first_cells(head: bytes, path: Path) -> list[str]:
     """Return the cells of a table's first row, of lines without a separator the first line."""
-    _, separator, rest = _divide_head(decode_head(head), path)
+    text = decode_head(head)
+    start, separator, rest = _divide_head(text, path)
+    if other := _find_other_names(text, start, separator, rest):
+        return other
     return next(iter(_sample_rows(rest, separator, _sample_quoting(rest, separator))), [])
+
+
+def _find_other_names(head: str, start: int, separator: str, rest: str) -> list[str]:
+    rows = _sample_rows(rest, separator, _sample_quoting(rest, separator))
+    return find_other_header(head, start, len(rows[0])) if len(rows) > 1 and not _is_known(rows[0]) else []
 
 
 def _find_names(

@@ -452,3 +452,27 @@ def test_several_records_in_a_line_are_told_with_the_command_that_divides_them(t
 def test_repeated_names_of_other_tables_are_refused(read, names):
     with pytest.raises(DataError, match="the columns 1 and 3 are both named"):
         read("a.csv", f"{names}\n" + f"{names}\n".upper() * 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "header", "row"),
+    [
+        ("a.txt", "text\tlabel", "{};{}"),
+        ("a.txt", "text,label", "{}\t{}"),
+        ("a.csv", "text;label", "{},{}"),
+        ("a.txt", "text label", "{}\t{}"),
+        ("a.tsv", "text,label", "{}\t{}"),
+        ("a.csv", '"text" | "label"', "{},{}"),
+        ("a.txt", "text,label", "{} ||| {}"),
+    ],
+)
+def test_a_header_may_have_another_separator_than_its_rows(read, tmp_path, name, header, row):
+    rows = [(f"hat {number}", ("pos", "neg")[number % 2]) for number in range(20)]
+    assert read(name, "\n".join([header, *(row.format(*cells) for cells in rows)]) + "\n") == (rows, [])
+    content = (tmp_path / name).read_bytes()
+    assert read_first_cells(content, tmp_path / name) == ["text", "label"]
+
+
+def test_words_above_rows_are_no_header_of_theirs(read):
+    with pytest.raises(DataError, match="no header"):
+        read("a.csv", "Good, all\n" + "".join(f"hat {number};pos\n" for number in range(20)))

@@ -1,0 +1,366 @@
+"""Records that hold several parts in one column, or one part in several rows: find what divides them, and divide them.
+
+In: a RawTable whose columns fit no task as they are. Out: a Division: what it does in words, and its records, with a
+column for each part. The files of `fivetune new` have these columns; the source stays as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, pairwise
+from operator import attrgetter
+from pathlib import Path
+
+from fivetune.data.readers.records import RUN_LENGTH, detect_format, is_hub_name
+from fivetune.data.readers.source_files import (
+    HEAD_BYTES,
+    BadRecord,
+    decode_head,
+    get_data_suffix,
+    open_bytes,
+    quote_value,
+)
+from fivetune.errors import DataError
+from fivetune.start.columns import (
+    MIN_WORDS,
+    WITHOUT_BLANKS,
+    Division,
+    RawTable,
+    as_text,
+    count_words,
+    find_value,
+    is_empty_cell,
+)
+from fivetune.start.marks import MIN_SHARE, SPEAKERS, Marks, find_marks
+from fivetune.tasks import list_names
+from fivetune.tasks.tags import parse_tags
+from fivetune.types import RawRecord
+
+SAMPLE = 300  # records that show what divides them
+LABEL_TASKS = frozenset(("classification", "tags"))
+MIN_LINES = 5  # of text that show marks
+MIN_LIST, MAX_LIST = 2, 4  # texts of a list that are columns
+MAX_SPEAKERS = 10
+MIN_DISTINCT = 0.7  # of the texts of turns
+MIN_TURNS = 0.8  # share of neighbouring rows of one dialogue whose speakers differ
+IN_WORDS = 0.8  # share of excerpts that begin and end with words
+BEGIN = re.compile(r"(.*?)(?<![^\W_])(start|begin|from)(?:s|ing)?(?:_?(?:char|idx|index|pos|position|offset))?$", re.I)
+END = re.compile(r"(?:^|[._])(?:end|stop|to)(?:s|ing)?(?:_?(?:char|idx|index|pos|position|offset))?$", re.I)
+ENDS = {"start": ("end", "stop"), "begin": ("end",), "from": ("to",)}
+READ = ("prompt", "question", "instruction", "input", "context", "text")  # names of first and last parts that leave no
+LEARNED = ("response", "answer", "output", "summary")  # doubt
+PAIR = ("prompt", "response")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Divides each record by itself.
+
+    Args:
+        column: that holds the parts, and is replaced by them.
+        names: of their columns.
+    """
+
+    column: str
+    names: Sequence[str]
+
+    def find_parts(self, fields: Mapping[str, object]) -> Sequence[object] | None:
+        """Find the parts of a record, in the order of `names`; None if it has another form."""
+        raise NotImplementedError
+
+    def describe(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def replaced(self) -> Sequence[str]:
+        """The columns that the parts replace."""
+        return (self.column,)
+
+    def is_meant(self, learned: Collection[str], tasks: Collection[str]) -> bool:
+        """Whether the names of the parts leave no doubt that they may be meant, and other readings learn labels."""
+        return self.names[0] in READ and self.names[-1] in LEARNED and {*tasks} <= LABEL_TASKS
+
+    def iter_records(self, records: Iterable[RawRecord], on_bad: Callable[[BadRecord], None]) -> Iterator[RawRecord]:
+        """Yield the records with a column for each part; one without the parts goes to `on_bad`."""
+        for record in records:
+            kept = {name: value for name, value in record.fields.items() if name not in self.replaced}
+            if is_empty_cell(find_value(record.fields, self.column)):
+                yield replace(record, fields={**kept, **dict.fromkeys(self.names)})
+            elif parts := self.find_parts(record.fields):
+                yield replace(record, fields={**kept, **dict(zip(self.names, parts, strict=True))})
+            else:
+                shown = quote_value(find_value(record.fields, self.column), limit=30)
+                on_bad(BadRecord(record.where, f"{shown} has another form: {self.describe()}. Correct it."))
+
+
+@dataclass(frozen=True)
+class TextParts(Parts):
+    """Divides a text at its marks."""
+
+    marks: Marks
+    num_longer: int = 0  # of SAMPLE texts: those with more marks behind the last part
+
+    def find_parts(self, fields: Mapping[str, object]) -> Sequence[object] | None:
+        found = self.marks.split(as_text(fields.get(self.column, "")))
+        return [part for part, name in zip(found[0], self.marks.names, strict=True) if name] if found else None
+
+    def describe(self) -> str:
+        marks = " and ".join(dict.fromkeys(map(quote_value, self.marks.marks)))
+        longer = (
+            f"; {self.num_longer} of the first {SAMPLE} texts have more marks, and the rest is not read"
+            if self.num_longer
+            else ""
+        )
+        return f"{self.column} is divided at {marks} into {list_names(self.names)}{longer}"
+
+
+@dataclass(frozen=True)
+class ListParts(Parts):
+    """Divides a list of texts, also one that is written as text."""
+
+    def find_parts(self, fields: Mapping[str, object]) -> Sequence[object] | None:
+        found = _read_list(fields.get(self.column))
+        return found if len(found) == len(self.names) else None
+
+    def describe(self) -> str:
+        return f"the texts of each list in {self.column} are the columns {list_names(self.names)}"
+
+
+@dataclass(frozen=True)
+class Excerpt(Parts):
+    """Takes the text between two places of another text.
+
+    Args:
+        context: the column of the other text.
+        start, end: columns of the places, in characters from 0.
+        is_inclusive: whether the character at the end belongs to it.
+    """
+
+    context: str
+    start: str
+    end: str
+    is_inclusive: bool = False
+
+    def find_parts(self, fields: Mapping[str, object]) -> Sequence[object] | None:
+        text, start, end = (find_value(fields, name) for name in (self.context, self.start, self.end))
+        place, stop = _read_place(start), _read_place(end)
+        if place is None or stop is None:
+            return None
+        part = _read_text(text)[place : stop + self.is_inclusive]
+        return [part] if part.strip() else None
+
+    @property
+    def replaced(self) -> Sequence[str]:
+        return (self.column, self.start, self.end)
+
+    def is_meant(self, learned: Collection[str], tasks: Collection[str]) -> bool:
+        return True
+
+    def describe(self) -> str:
+        return f"{self.names[0]} is the part of {self.context} from {self.start} to {self.end}"
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Joins each row of a dialogue to the row before, which it replies to.
+
+    Args:
+        text: the column of the turns.
+        dialogue: the column whose value the rows of one dialogue share.
+        speaker: the column of the speaker, if there is one.
+        replying: the speakers whose rows are replies; all if empty.
+    """
+
+    text: str
+    dialogue: str
+    speaker: str = ""
+    replying: frozenset[str] = frozenset()
+
+    def is_meant(self, learned: Collection[str], tasks: Collection[str]) -> bool:
+        """Whether other readings would learn who speaks, or which dialogue it is."""
+        return {*learned} <= {self.dialogue, self.speaker} and {*tasks} <= LABEL_TASKS
+
+    def iter_records(self, records: Iterable[RawRecord], on_bad: Callable[[BadRecord], None]) -> Iterator[RawRecord]:
+        """Yield the replies, each with the text of the row before."""
+        for before, record in pairwise(records):
+            first, second = before.fields, record.fields
+            speakers = [as_text(find_value(one, self.speaker)) for one in (first, second)] if self.speaker else []
+            is_same = as_text(find_value(first, self.dialogue)) == as_text(find_value(second, self.dialogue))
+            is_reply = not speakers or (speakers[0] != speakers[1] and speakers[1] in (self.replying or speakers))
+            if is_same and is_reply:
+                kept = {name: value for name, value in second.items() if name not in (self.text, self.speaker)}
+                yield replace(record, fields={**kept, PAIR[0]: first.get(self.text), PAIR[1]: second.get(self.text)})
+
+    def describe(self) -> str:
+        by = f" by {list_names(sorted(self.replying))}" if self.replying else ""
+        return (
+            f"the rows of one {self.dialogue} are the turns of a dialogue: each {self.text}{by} is the response to the "
+            "row before, its prompt"
+        )
+
+
+def find_lines_header(source: str) -> Sequence[str]:
+    """Find the name of the column of a file of lines, each a text that the same marks divide; none for other data."""
+    path = Path(source).expanduser()
+    if is_hub_name(source) or not path.is_file() or get_data_suffix(path):
+        return ()
+    with open_bytes(path) as file:
+        head = file.read(HEAD_BYTES)
+    try:
+        is_lines = detect_format(head, path) == "lines"
+    except DataError:  # told by the reader
+        return ()
+    lines = [line for line in decode_head(head).split("\n")[:-1] if line.strip()][:SAMPLE]
+    return ("text",) if is_lines and len(lines) >= MIN_LINES and find_marks(lines) else ()
+
+
+def find_division(table: RawTable) -> Division | None:
+    """Find what divides the records of a table, or joins its rows; None if nothing does."""
+    finders = (_find_excerpt, _find_turns, _find_text_parts, _find_list_parts)
+    return next(filter(None, (find(table) for find in finders)), None)
+
+
+def _find_text_parts(table: RawTable) -> TextParts | None:
+    texts = [column for column in table.columns.values() if column.kind == "text" and column.num_distinct > 1]
+    for column in sorted(texts, key=attrgetter("mean_chars"), reverse=True):
+        filled = [as_text(value) for value in table.list_values(column.name, SAMPLE) if not is_empty_cell(value)]
+        if marks := find_marks(filled) if len(filled) >= MIN_SHARE * min(SAMPLE, table.num_records) else None:
+            longer = sum(found[1] for text in filled if (found := marks.split(text)))
+            names = [_find_free_name(table, column.name, name) for name in marks.names if name]
+            return TextParts(column.name, names, marks, longer)
+    return None
+
+
+def _find_free_name(table: RawTable, column: str, name: str) -> str:
+    """Find a name for a part of a column that no other column has."""
+    return f"{column}_{name}" if name in table.columns and name != column else name
+
+
+def _find_list_parts(table: RawTable) -> ListParts | None:
+    for column in table.columns.values():
+        if column.kind in ("list", "text list"):
+            lists = [_read_list(value) for value in table.list_values(column.name, SAMPLE) if value]
+            size, times = Counter(map(len, lists)).most_common(1)[0] if lists else (0, 0)
+            are_texts = all(isinstance(part, str) for part in chain.from_iterable(lists))
+            num_words = sum(map(count_words, map(as_text, chain.from_iterable(lists))))
+            is_running = are_texts and num_words >= MIN_WORDS * sum(map(len, lists))
+            if MIN_LIST <= size <= MAX_LIST and times >= MIN_SHARE * len(lists) and is_running:
+                return ListParts(column.name, [f"{column.name}_{number}" for number in range(1, size + 1)])
+    return None
+
+
+def _read_list(value: object) -> Sequence[object]:
+    found = parse_tags(value.strip(), ",") if isinstance(value, str) else value
+    return found if isinstance(found, list | tuple) else ()
+
+
+def _find_excerpt(table: RawTable) -> Excerpt | None:
+    """Find two columns, or members of an object, with the places where a part of a text begins and ends; none if
+    another column, or that object, holds the part itself.
+    """
+    first = table.records[:SAMPLE]
+    names: dict[str, None] = {}
+    for name in table.columns:
+        objects = [value for value in table.list_values(name, SAMPLE) if isinstance(value, Mapping)]
+        names |= dict.fromkeys((f"{name}.{key}" for key in objects[0]) if objects else (name,))
+    texts = [name for name, column in table.columns.items() if column.is_running]
+    for start in names:
+        outer, dot, inner = start.rpartition(".")
+        match = BEGIN.fullmatch(inner)
+        words = ENDS[match[2].casefold()] if match else ()
+        ends = [f"{outer}{dot}{inner[: match.start(2)]}{word}{inner[match.end(2) :]}" for word in words if match]
+        stem = match[1].strip("_ ") if match else ""
+        for end in names.keys() & {*ends}:
+            for context in texts:
+                name = outer or _find_free_name(table, start, stem or "span")
+                usual = Excerpt(outer or start, [name], context, start, end)
+                for found in (usual, replace(usual, is_inclusive=True)):
+                    if _is_excerpt(found, first):
+                        return found
+    return None
+
+
+def _is_excerpt(found: Excerpt, records: Sequence[RawRecord]) -> bool:
+    """Whether nearly all records have places in the text, most at the ends of words, and not the part itself."""
+    num_found = num_whole = num_told = 0
+    for record in records:
+        parts = found.find_parts(record.fields)
+        start, end = (_read_place(find_value(record.fields, name)) for name in (found.start, found.end))
+        text = _read_text(find_value(record.fields, found.context))
+        if parts is None or start is None or end is None or end > len(text):
+            continue
+        num_found += 1
+        edges = [f" {text} "[place : place + 2] for place in (start, end + found.is_inclusive)]
+        num_whole += not any(edge.isalnum() and not WITHOUT_BLANKS.match(edge) for edge in edges)
+        outer = find_value(record.fields, found.column)
+        members = outer.values() if isinstance(outer, Mapping) else ()
+        num_told += any(as_text(one) == as_text(parts[0]) for one in (*record.fields.values(), *members))
+    is_found = num_found >= MIN_SHARE * len(records) and num_whole >= IN_WORDS * num_found
+    return is_found and num_told < IN_WORDS * num_found
+
+
+def _read_text(value: object) -> str:
+    """Return a text with the space around it, which places count."""
+    return value if isinstance(value, str) else ""
+
+
+def _read_place(value: object) -> int | None:
+    """Read a place in a text, also as text or as the only item of a list."""
+    one = value[0] if isinstance(value, list) and len(value) == 1 else value
+    text = as_text(one)
+    return int(float(text)) if re.fullmatch(r"\d+(\.0)?", text) else None
+
+
+def _find_turns(table: RawTable) -> Turns | None:
+    """Find the rows of dialogues: a text, a value that neighbouring rows share, and a number that counts them or a
+    speaker who changes.
+    """
+    columns = table.columns
+    texts = [column for column in columns.values() if column.has_text and column.mean_words > 1.1]
+    texts = [column for column in texts if column.share_distinct > MIN_DISTINCT]
+    if not texts or not columns.keys().isdisjoint(PAIR):
+        return None
+    text = max(texts, key=attrgetter("mean_chars")).name
+    cells = {name: [as_text(value) for value in table.list_values(name)] for name in columns if name != text}
+    for dialogue, values in cells.items():
+        same = {place for place, (one, two) in enumerate(pairwise(values)) if one == two}
+        if not 0.3 * len(values) < len(same) < len(values) - 2 or columns[dialogue].num_distinct < 3:
+            continue
+        num_gaps = len(values) / RUN_LENGTH if table.num_read > len(values) else 0  # between runs that were drawn
+        if len(values) - len(same) > 1.1 * columns[dialogue].num_distinct + num_gaps:
+            continue  # equal values are not together
+        numbers = [name for name in cells if columns[name].kind == "number" and _is_counter(cells[name], same)]
+        speakers = [name for name in cells if name != dialogue and _is_alternating(cells[name], same)]
+        speakers = [name for name in speakers if columns[name].num_distinct <= MAX_SPEAKERS or numbers]
+        speakers = [name for name in speakers if name not in numbers and columns[name].mean_words <= 2]
+        if numbers or speakers:
+            speaker = min(((columns[name].num_distinct, name) for name in speakers), default=(0, ""))[1]
+            values = columns[speaker].values if speaker else {}
+            found = frozenset(value for value in values if _is_assistant(value))
+            replying = found if len(found) < len(values) else frozenset[str]()
+            return Turns(text, dialogue, speaker, replying)
+    return None
+
+
+def _is_counter(cells: Sequence[str], same: Collection[int]) -> bool:
+    """Whether numbers are one higher in the next row of the same dialogue, and not in the first one of another."""
+    places = [_read_place(cell) for cell in cells]
+    higher = {place for place, (one, two) in enumerate(pairwise(places)) if one is not None and two == one + 1}
+    num_within = len(higher.intersection(same))
+    return num_within >= MIN_SHARE * len(same) and len(higher) - num_within < (len(cells) - len(same)) / 2
+
+
+def _is_alternating(cells: Sequence[str], same: Collection[int]) -> bool:
+    """Whether values differ in neighbouring rows of a dialogue, and most are those of the second row before."""
+    num_unlike = sum(cells[place] != cells[place + 1] for place in same)
+    inner = [place for place in same if place + 1 in same]
+    num_back = sum(cells[place] == cells[place + 2] for place in inner)
+    return num_unlike >= MIN_TURNS * len(same) and 2 * num_back > len(inner)
+
+
+def _is_assistant(value: str) -> bool:
+    word = value.strip().casefold()
+    return word == "system" or SPEAKERS.get(word) == "response"

@@ -1,0 +1,224 @@
+"""Parts of a text, a list or a dialogue that become columns: what divides them, and what is learned then."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fivetune.start.choose import DoubtError, describe_reading
+from fivetune.start.marks import find_marks
+from fivetune.start.plan import StartPlan, build_plan, read_sets
+
+HOW = ["red", "blue", "green", "white", "black"]
+THINGS = ["hat", "coat", "lamp", "book", "cup", "key", "ring"]
+
+
+def ask(row: int) -> str:
+    return f"Who has the {HOW[row % 5]} {THINGS[row % 7]} number {row}?"
+
+
+def reply(row: int) -> str:
+    return f"It is {THINGS[row % 7]} {row + 3}."
+
+
+def write(path: Path, rows: list[object]) -> str:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def plan(source: str, **given: list[str]) -> StartPlan:
+    return build_plan(source, given=given, load_tokenizer=lambda name: None)
+
+
+SYSTEM = "<|start_header_id|>system<|end_header_id|>\n\nBe nice.<|eot_id|>"
+FORMS = {
+    "### Human: {}### Assistant: {}": "response from prompt",
+    "### Instruction:\n{}\n\n### Response:\n{}": "response from instruction",
+    "Below is an instruction.\n\n### Instruction:\n{}\n\n### Response: {}": "response from instruction",
+    "<s>[INST] {} [/INST] {} </s>": "response from prompt",
+    "<s>[INST] <<SYS>>\nBe nice.\n<</SYS>>\n\n{} [/INST] {} </s>": "response from prompt",
+    "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n{}<|im_end|>\n": "response from prompt",
+    "<start_of_turn>user\n{}<end_of_turn>\n<start_of_turn>model\n{}<end_of_turn>": "response from prompt",
+    SYSTEM
+    + SYSTEM.replace("system", "user").replace("Be nice.", "{}")
+    + SYSTEM.replace("system", "assistant").replace("Be nice.", "{}"): "response from prompt",
+    "<｜User｜>{}<｜Assistant｜>{}<｜end▁of▁sentence｜>": "response from prompt",
+    "<|user|>\n{}</s>\n<|assistant|>\n{}</s>": "response from prompt",
+    "<human>: {}\n<bot>: {}": "response from prompt",
+    "User: {}\nAssistant: {}": "response from prompt",
+    "کاربر: {}\nدستیار: {}": "response from prompt",
+    "用户：{}助手：{}": "response from prompt",
+    "Пользователь: {}\nАссистент: {}": "response from prompt",
+    "ユーザー: {}\nアシスタント: {}": "response from prompt",
+    "**Question:** {}\n**Answer:** {}": "answer from question",
+    "Q: {} A: {}": "answer from question",
+    "问：{}答：{}": "answer from question",
+    "<question>{}</question><answer>{}</answer>": "answer from question",
+    "Вопрос: {} Ответ: {}": "ответ from вопрос",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_dialogue_or_prompt_in_one_text_is_divided(tmp_path, form):
+    found = plan(write(tmp_path / "a.jsonl", [{"text": form.format(ask(row), reply(row))} for row in range(40)]))
+    assert describe_reading(found.reading).partition(": ")[2] == FORMS[form]
+    (asked,), (learned,) = found.reading.inputs, found.reading.targets
+    written = [fields for _, fields in read_sets(found)]
+    assert [(one[asked], one[learned]) for one in written] == [(ask(row), reply(row)) for row in range(40)]
+    assert any("text is divided at" in one for one in found.warnings)
+
+
+@pytest.mark.parametrize(
+    "form", ["{} => {}", "{} ||| {}", "{}\t{}", "{} [SEP] {}", "{} vs {}", "{} -> {}", "A: {}\nB: {}"]
+)
+def test_parts_without_a_name_are_a_doubt_whose_commands_learn_the_second_or_the_first(tmp_path, form):
+    source = write(tmp_path / "a.jsonl", [{"text": form.format(ask(row), ask(row + 2))} for row in range(40)])
+    with pytest.raises(DoubtError) as error:
+        plan(source)
+    roles = [one.roles for _, one in error.value.choices]
+    assert roles[0] == {"inputs": ["part1"], "targets": ("part2",)}
+    written = [fields for _, fields in read_sets(plan(source, **{k: [*v] for k, v in roles[0].items()}))]
+    assert [(one["part1"], one["part2"]) for one in written] == [(ask(row), ask(row + 2)) for row in range(40)]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda row: f"Ann has number {row}." + f" Bob - her friend - has {row + 1}." * (row % 3),
+        lambda row: f"<p>{ask(row)}</p><p>{reply(row)}</p>",
+        lambda row: f"Subject: {ask(row)}\n\nDear all,\n{reply(row)}",
+        lambda row: f"17{row}\t18{row}\t19{row}",
+        lambda row: f"A note: {ask(row)}" if row % 2 else f"A {THINGS[row % 7]}: {ask(row)}",
+    ],
+)
+def test_other_texts_are_not_divided(make):
+    assert find_marks([make(row) for row in range(40)]) is None
+
+
+def test_the_first_answer_of_a_long_dialogue_is_learned_with_a_word(tmp_path):
+    more = [f"### Human: {ask(row + 1)}### Assistant: No." if row % 2 else "" for row in range(40)]
+    texts = [f"### Human: {ask(row)}### Assistant: {reply(row)}{more[row]}" for row in range(40)]
+    found = plan(write(tmp_path / "a.jsonl", [{"text": text} for text in texts]))
+    assert [one["response"] for _, one in read_sets(found)] == [reply(row) for row in range(40)]
+    assert any("20 of the first" in one and "is not read" in one for one in found.warnings)
+
+
+def test_a_text_without_the_marks_is_told(tmp_path):
+    texts = [f"User: {ask(row)}\nBot: {reply(row)}" for row in range(60)]
+    texts[7] = "No dialogue."
+    found = plan(write(tmp_path / "a.jsonl", [{"text": text} for text in texts]))
+    assert len([*read_sets(found)]) == 59
+    assert any(
+        "1 record is left out" in one and "a.jsonl:8" in one and "'No dialogue.'" in one for one in found.warnings
+    )
+
+
+@pytest.mark.parametrize(("column", "is_doubt"), [("label", False), ("source", True), ("lang", True)])
+def test_a_label_of_a_dialogue_is_a_doubt_unless_it_is_named_so(tmp_path, column, is_doubt):
+    rows = [{"text": f"User: {ask(row)}\nBot: {reply(row)}", column: "ab"[row % 2]} for row in range(40)]
+    source = write(tmp_path / "a.jsonl", rows)
+    if is_doubt:
+        with pytest.raises(DoubtError) as error:
+            plan(source)
+        shown = [describe_reading(one) for _, one in error.value.choices]
+        assert shown == ["text to text: response from prompt", f"classification: {column} from text"]
+        for _, one in error.value.choices:
+            given = {role: [*names] for role, names in one.roles.items()}
+            assert plan(source, **given).reading.targets == one.targets
+    else:
+        assert plan(source).reading.targets == ["label"]
+
+
+def test_lines_of_text_that_a_mark_divides_are_read(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("".join(f"Human: {ask(row)} AI: {reply(row)}\n" for row in range(40)))
+    found = plan(str(path))
+    assert [one["response"] for _, one in read_sets(found)] == [reply(row) for row in range(40)]
+
+
+def test_a_first_line_with_the_marks_is_a_record(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("".join(f'"User: {ask(row)[:-1]}\nBot: {reply(row)[:-1]}"\n' for row in range(40)))
+    assert len([*read_sets(plan(str(path)))]) == 40
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_a_pair_in_a_list_is_two_columns(tmp_path, as_text):
+    pairs: list[object] = [[reply(row), reply(row + 9)] for row in range(40)]
+    rows = [{"pair": str(pair) if as_text else pair, "label": "ab"[row % 2]} for row, pair in enumerate(pairs)]
+    found = plan(write(tmp_path / "a.jsonl", [*rows]))
+    assert (found.reading.task, found.reading.inputs) == ("classification", ["pair_1", "pair_2"])
+    assert [[one["pair_1"], one["pair_2"]] for _, one in read_sets(found)] == pairs
+
+
+CONTEXTS = [f"{ask(row)} {reply(row)} {reply(row + 1)}" for row in range(40)]
+
+
+def place(row: int) -> tuple[int, int]:
+    start = CONTEXTS[row].index(reply(row))
+    return start, start + len(reply(row)) - 1  # without the full stop
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda start, end: {"answer_start": start, "answer_end": end},
+        lambda start, end: {"answer": {"answer_start": start, "answer_end": end}},
+        lambda start, end: {"answer": {"start": [start], "end": [end]}},
+        lambda start, end: {"answer_begin_char": str(start), "answer_end_char": str(end)},
+        lambda start, end: {"answer_start": start, "answer_end": end - 1},  # the last character
+    ],
+)
+def test_answers_by_their_places_are_read_as_their_texts(tmp_path, make):
+    rows = [{"context": CONTEXTS[row], "question": ask(row), **make(*place(row))} for row in range(40)]
+    found = plan(write(tmp_path / "a.jsonl", rows))
+    assert (found.reading.task, found.reading.targets) == ("squad", ["answer"])
+    assert [one["answer"] for _, one in read_sets(found)] == [reply(row)[:-1] for row in range(40)]
+
+
+def test_places_beside_their_texts_are_no_answers(tmp_path):
+    rows = [
+        {"context": CONTEXTS[row], "question": ask(row), "answer_text": reply(row)[:-1], "answer_start": place(row)[0]}
+        for row in range(40)
+    ]
+    assert plan(write(tmp_path / "a.jsonl", [*rows])).reading.targets == ["answer_text"]
+
+
+def write_turns(path: Path, names: str, cells) -> str:
+    rows = [",".join(map(str, (row // 4, *cells(row), f'"{ask(row)}"'))) for row in range(160)]
+    path.write_text("\n".join([names, *rows]) + "\n")
+    return str(path)
+
+
+def test_rows_of_a_dialogue_are_pairs_of_turns(tmp_path):
+    source = write_turns(tmp_path / "a.csv", "dlg_id,turn,utterance", lambda row: (row % 4 + 1,))
+    found = plan(source)
+    assert (found.reading.inputs, found.reading.targets, found.reading.group_column) == (
+        ["prompt"],
+        ["response"],
+        "dlg_id",
+    )
+    pairs = [(one["prompt"], one["response"]) for _, one in read_sets(found)]
+    assert pairs == [(ask(row), ask(row + 1)) for row in range(159) if row % 4 < 3]
+
+
+@pytest.mark.parametrize("speakers", [("user", "assistant"), ("USER", "SYSTEM"), ("Пользователь", "Бот")])
+def test_the_assistant_replies(tmp_path, speakers):
+    source = write_turns(tmp_path / "a.csv", "talk,role,content", lambda row: (speakers[row % 2],))
+    pairs = [(one["prompt"], one["response"]) for _, one in read_sets(plan(source))]
+    assert pairs == [(ask(row), ask(row + 1)) for row in range(0, 160, 2)]
+
+
+def test_a_speaker_that_may_be_the_label_is_a_doubt(tmp_path):
+    source = write_turns(tmp_path / "a.csv", "hilo,hablante,frase", lambda row: (("Ana", "Luis")[row % 2],))
+    with pytest.raises(DoubtError) as error:
+        plan(source)
+    shown = [describe_reading(one) for _, one in error.value.choices]
+    assert shown[0] == "text to text: response from prompt" and "classification: hablante from frase" in shown
+
+
+def test_documents_by_sentences_are_no_dialogues(tmp_path):
+    source = write_turns(tmp_path / "a.csv", "doc_id,number,label,sentence", lambda row: (row % 4, "ab"[row % 3 % 2]))
+    assert plan(source).reading.targets == ["label"]
