@@ -194,11 +194,19 @@ def read_examples(
             own_bad: list[BadRecord] = []
             if examples := convert_record(record, reading, task, own_bad.append):
                 yield read, record, examples
-            elif own_bad and reading.targets and are_cells_empty(read.fields, reading.targets):
-                on_blank(list_names(reading.targets), read.where)
+            elif own_bad and (lacking := _find_lacking(read, reading)):
+                on_blank(list_names(lacking), read.where)
             else:
                 for one in own_bad:
                     on_bad(one)
+
+
+def _find_lacking(record: RawRecord, reading: Reading) -> Sequence[str]:
+    """Find the columns of what is learned, or of choices, if a record has nothing in them."""
+    for names in (reading.targets, reading.roles.get("choices", ())):
+        if names and are_cells_empty(record.fields, names):
+            return names
+    return ()
 
 
 def fill_blank_inputs(fields: Mapping[str, object], reading: Reading) -> dict[str, object]:

@@ -21,6 +21,7 @@ from fivetune.types import JsonTable, RawRecord
 MIN_COLUMNS, MAX_COLUMNS = 3, 10  # of choices: two texts and a number are mostly a pair with a label
 RESOLVED = 0.95  # least share of answers that are choices
 MIXED = 0.5  # least share of these if others, such as those of several answers, are left out
+ASKED = 0.2  # least share of records with choices
 LABELS = "label target gold key"  # names of the right choice
 WRONG = "distractor distractors incorrect wrong false"
 
@@ -35,7 +36,7 @@ def read_quizzes(survey: Survey, contexts: Mapping[str, str]) -> Iterator[Readin
         found = [_read(survey, choices, record) for record in survey.table.records[:NUM_ANSWERED]]
         known = [one for one in found if one]
         num_unlike = sum(len({*one.texts}) == len(one.texts) for one in known)  # those of one record
-        if num_unlike <= 0.9 * len(known) or len(known) < 0.5 * len(found):
+        if num_unlike <= 0.9 * len(known) or len(known) < ASKED * len(found):
             continue
         question, doubts = _find_question(survey, choices)
         if not question:
@@ -57,11 +58,17 @@ def read_quizzes(survey: Survey, contexts: Mapping[str, str]) -> Iterator[Readin
                 note = f"{key} is the same one of the choices in all records: they are shuffled (shuffle_choices)"
                 reading = replace(reading, warnings=[note])
             is_named = survey.rate(key, "answer") >= 2 or has_word(key, LABELS)
+            if len(known) < MIXED * len(found) and not is_named:
+                continue
             is_guess = first is not None and not is_named
             guess = [f"{key} is not named as an answer"] if is_guess else []
             if num_other:
                 guess.append(f"{num_other:,} of {len(places):,} answers in {key} are none of the choices, or several")
             yield survey.weigh(reading, form=reading.reason, read=[*keys], doubts=[*doubts, *guess])
+            if num_other:  # all records, with what choices they have
+                given = {"inputs": [question, *choices], "targets": [key]}
+                pair = Reading("text to text", "jsonl", given, f"{key} answers {question}, with and without choices")
+                yield survey.weigh(pair, values=pair.reason, read=[*keys], doubts=[*doubts, *guess])
         if not keys and has_word(choices[0], WRONG):
             answers = survey.list_columns("answer", minimum=2)
             for key in [name for name in answers if survey.columns[name].kind in ("text", "number")]:
@@ -137,7 +144,7 @@ def _list_first(marks: Iterable[str]) -> list[str]:
 def _can_be_choices(survey: Survey, names: Sequence[str]) -> bool:
     """Whether columns with unknown names may be choices: mostly filled with texts or numbers."""
     columns = [survey.columns[name] for name in names]
-    is_filled = all(column.num_filled > 0.9 * survey.table.num_records for column in columns[:2])
+    is_filled = all(column.num_filled >= ASKED * survey.table.num_records for column in columns[:2])
     are_scores = all(one.kind == "number" and len(one.name) > 1 for one in columns)
     return is_filled and not are_scores and all(one.kind in ("text", "number", "date") for one in columns)
 
@@ -189,7 +196,8 @@ def _find_question(survey: Survey, choices: Sequence[str]) -> tuple[str, list[st
 
 class _Key(NamedTuple):
     """What a column says of the right choice: the number of the first choice, None if the values are no numbers, the
-    place of the right choice in each record, None where the column says none, and the number of these.
+    place of the right choice in each record, None where the column says none, and the number of values that are none of
+    the choices, if there are many.
     """
 
     first: int | None
@@ -219,12 +227,15 @@ def _list_keys(
         places = _list_places(values, first, found)
         num_asked = sum(one is not None for one in found)
         num_other = num_asked - sum(place is not None for place in places)
+        # Y and N of records without choices, but not the letter of choices that are lost
+        widest = max(filter(None, found), key=lambda one: len(one.texts))
+        unasked = [value for value, one in zip(values, found, strict=True) if not one and not is_empty_cell(value)]
+        num_apart = num_other + sum(widest.find(as_text(value), numbers_from=first) is None for value in unasked)
         is_key = num_other <= (1 - MIXED) * num_asked
-        most = max(len(one.places) for one in found if one)
-        is_key &= len({*places}) > 0.6 * most or survey.rate(choices[0], "choices") >= USUAL
+        is_key &= len({*places}) > 0.6 * len(widest.places) or survey.rate(choices[0], "choices") >= USUAL
         is_new = not any(_is_same(places, known.places) for known in keys.values())
         if column.kind in ("text", "number") and is_key and is_new:
-            keys[name] = _Key(first, places, num_other if num_other > (1 - RESOLVED) * num_asked else 0)
+            keys[name] = _Key(first, places, num_apart if num_apart > (1 - RESOLVED) * len(found) else 0)
     return keys
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 
@@ -597,23 +597,28 @@ def _find_rivals(survey: Survey, label: str, used: Sequence[str]) -> Iterator[st
     unread = survey.list_unread(used)
     least = USUAL if survey.rate(label, "label") >= USUAL else 0
     labels = [name for name in unread if survey.columns[name].has_labels and not _is_amount(survey, name)]
-    named = [name for name in labels if survey.rate(name, "label", "flag") >= least]
-    # names that say nothing: words such as truthful and deceptive, or the same values, as of several aspects
+    named = [name for name in labels if survey.rate(name, "label", "flag", "answer") >= least]
+    values = survey.columns[label].values
+    # names that say nothing: words such as truthful and deceptive, or 0 and 1 of what one word names, or the same
+    # values, as of several aspects
     unknown = [name for name in labels if survey.rate(name, *READ, *LEARNED) == 0 and name not in named]
-    values = {*survey.columns[label].values}
-    others = [
-        *named,
-        *(name for name in unknown if _is_word_pair(survey, name) or {*survey.columns[name].values} == values),
-    ]
+    others = [*named, *(name for name in unknown if _is_judgement(survey, name) or _has_values(survey, name, values))]
     if others and not has_word(label, GENERAL_LABELS):
         yield f"{_join(others[:2])} may be the label, too"
     yield from _describe_outputs(_list_outputs(survey, used))
 
 
-def _is_word_pair(survey: Survey, name: str) -> bool:
-    """Whether the values of a column are two or three single words."""
+def _is_judgement(survey: Survey, name: str) -> bool:
+    """Whether the values of a column are two or three single words, or 0 and 1 of what one word names: `ironic`, but
+    not `has_link`.
+    """
     column = survey.columns[name]
-    return column.kind == "text" and column.num_distinct <= MAX_WORDS and column.mean_words <= 1
+    is_flag = _has_values(survey, name, {"0", "1"}) and len(split_name(name)) == 1
+    return is_flag or (column.kind == "text" and column.num_distinct <= MAX_WORDS and column.mean_words <= 1)
+
+
+def _has_values(survey: Survey, name: str, values: Collection[str]) -> bool:
+    return survey.columns[name].values.keys() == {*values}
 
 
 def _list_outputs(survey: Survey, used: Sequence[str]) -> list[str]:

@@ -127,7 +127,7 @@ WORDS: Mapping[str, tuple[str, str]] = {
         "progress iteration run turn position duration subreddit forum recipient ip_address user_language latitude "
         "longitude",
         "explanation exp rationale reason reasoning cot thought thoughts chain_of_thought package package_name "
-        "domain website helpful upvotes "
+        "domain website helpful useful funny cool upvotes "
         "gender age answer_start is_impossible plausible_answers "
         "tokens toks",
     ),

@@ -84,6 +84,8 @@ KINDS: dict[str, Callable[[Draw, int], object]] = {
     "bool": choose(True, False),
     "yes": choose("yes", "no"),
     "letter": choose("A", "B", "C", "D"),
+    "choice": lambda draw, row: f"{draw.choice(HOW)} {draw.choice(WHAT)} {draw.random():.6f}" if row % 3 else "",
+    "letter or true": lambda draw, row: draw.choice("ABCD") if row % 3 else draw.choice("YN"),
     "letters": lambda draw, row: draw.choice("ABCD") if row % 8 else "ABD",
     "nli": choose("entailment", "neutral", "contradiction"),
     "score": lambda draw, row: draw.randint(0, 25) / 5,
@@ -475,6 +477,9 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "aspects with the same values": ("text=sentence | overall=nli | plot=nli | acting=nli", "?"),
     "the label of a model": ("claim=sentence | ground_truth=nli | model_label=nli", "?"),
     "exams with several right answers": ("question=question | A=title | B=title | C=title | D=title | answer=letters", "?"),
+    "exams with true and false": ("kind=two | question=question | A=choice | B=choice | C=choice | D=choice | answer=letter or true", "?"),
+    "an opinion beside 0 and 1": ("text=sentence | polarity=opinion | ironic=flag", "?"),
+    "a type beside answers": ("type=two | content=sentence | answer=letter", "?"),
     "pairs of one label": ("query=question | etalon=question | label=one | scores=share", "?"),
     # a text that tells the label, titles of sources, two questions
     "a question in other words": ("original_question=question | reframed_question=paragraph | answer=reply", "?"),

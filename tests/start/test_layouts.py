@@ -84,6 +84,7 @@ def test_positive_and_negative_are_listed_before_other_labels_without_a_known_na
     [
         ("the label of a model", "classification: ground_truth < claim"),
         ("exams with several right answers", "unifiedqa multiple_choice: answer < question A B C D"),
+        ("exams with true and false", "unifiedqa multiple_choice: answer < question A B C D"),
     ],
 )
 def test_a_doubt_lists_what_is_most_likely_first(name: str, first: str) -> None:
