@@ -27,6 +27,7 @@ from fivetune.start.columns import (
 )
 from fivetune.start.divisions import BEGIN, END, LABEL_TASKS, Excerpt, TextParts, find_division
 from fivetune.start.marks import MIN_SHARE
+from fivetune.start.partners import describe_partner
 from fivetune.start.readings import SIGNATURES, TASKS, TEXT_TASKS, iter_readings
 from fivetune.start.roles import (
     USUAL,
@@ -100,7 +101,8 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
     bad: list[BadRecord] = []
     ranked = _list_readings(survey, task, wanted, bad.append)
     if not ranked:
-        raise DataError(f"{table.source}: {explain_none(survey, task, bad)}")
+        partner = "" if given else describe_partner(table.source)
+        raise DataError(f"{table.source}: {explain_none(survey, task, bad)}{partner}")
     best, *others = ranked
     if given.keys() & TARGET_ROLES.keys():  # the user has said what is learned
         return _complete(replace(best, warnings=[*best.warnings, *best.doubts]), [], survey)

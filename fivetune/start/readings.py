@@ -79,6 +79,7 @@ CHATS = (
     ("role", "text", "system", "user", "assistant"),
     ("from", "value", "system", "human", "gpt"),
 )
+TURN_TEXTS = ("text", "content", "utterance", "value", "message")
 DIALOGUES = "turns dialog dialogs dialogue dialogues conversation conversations utterances"
 
 
@@ -300,12 +301,27 @@ def read_chat(survey: Survey) -> Iterator[Reading]:
     """Yield the first exchange of lists of messages, {"role": ..., "content": ...} or {"from": ..., "value": ...}, or
     of texts."""
     for name, column in survey.columns.items():
-        if column.is_list_of_texts and has_word(name, DIALOGUES):
+        member = _find_text_of_turns(survey, name) if has_word(name, DIALOGUES) else None
+        if member is not None:
             reason = f"{name} holds the turns of dialogues; the first answer is learned, and what follows is not read"
-            roles = {"inputs": [f"{name}.0"], "targets": [f"{name}.1"]}
+            roles = {"inputs": [f"{name}.0{member}"], "targets": [f"{name}.1{member}"]}
             yield Reading("chat", "jsonl", roles, reason, evidence=[Evidence(CERTAIN, "lists of turns")])
         for role, content, *speakers in CHATS if column.kind == "list" else ():
             yield from _read_messages(survey, name, role, content, speakers)
+
+
+def _find_text_of_turns(survey: Survey, name: str) -> str | None:
+    """Find the member of turns without a speaker that holds their text, with a dot before; "" for turns that are texts,
+    None for others.
+    """
+    column = survey.columns[name]
+    if column.is_list_of_texts:
+        return ""
+    lists = [value for value in survey.table.list_values(name) if isinstance(value, list)]
+    turns = [turn for value in lists[:SAMPLE] for turn in value if isinstance(turn, Mapping)]
+    if column.kind != "list" or not turns or not {*turns[0]}.isdisjoint(role for role, *_ in CHATS):
+        return None
+    return next((f".{one}" for one in TURN_TEXTS if all(isinstance(turn.get(one), str) for turn in turns)), None)
 
 
 def _read_messages(survey: Survey, name: str, role: str, content: str, speakers: Sequence[str]) -> Iterator[Reading]:

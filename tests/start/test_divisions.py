@@ -222,3 +222,13 @@ def test_a_speaker_that_may_be_the_label_is_a_doubt(tmp_path):
 def test_documents_by_sentences_are_no_dialogues(tmp_path):
     source = write_turns(tmp_path / "a.csv", "doc_id,number,label,sentence", lambda row: (row % 4, "ab"[row % 3 % 2]))
     assert plan(source).reading.targets == ["label"]
+
+
+@pytest.mark.parametrize("member", ["text", "utterance", ""])
+def test_the_first_two_turns_of_lists_are_learned(tmp_path, member):
+    turns = [[ask(row + turn) for turn in range(2 + row % 3)] for row in range(40)]
+    rows: list[object] = [[{member: text, "mood": "good"} if member else text for text in own] for own in turns]
+    found = plan(write(tmp_path / "a.txt", rows))
+    dot = f".{member}" if member else ""
+    assert (found.reading.inputs, found.reading.targets) == ([f"turns.0{dot}"], [f"turns.1{dot}"])
+    assert len([*read_sets(found)]) == 40

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import IO, Literal, NamedTuple, cast
 
@@ -74,11 +74,14 @@ def read_jsonl_lines(file: IO[bytes], path: Path, header: Sequence[str] = ()) ->
     """Yield one line per record; blank lines are skipped.
 
     Args:
-        header: names of the values of records that are lists.
+        header: names of the values of records that are lists; one name is that of the lists.
     """
-    for number, line in read_lines(file):
-        if line.strip():
-            yield RawLine(path, number, line, header)
+    lines = ((number, line) for number, line in read_lines(file) if line.strip())
+    first = [*islice(lines, NUM_DIALOGUES)]
+    if not header and first[:1] and first[0][1].lstrip(b"\xef\xbb\xbf \t")[:1] == b"[":
+        header = _name_lists(decode_line(line.decode("utf-8-sig", "replace").strip())[0] for _, line in first)
+    for number, line in chain(first, lines):
+        yield RawLine(path, number, line, header)
 
 
 def _parse_line(raw: RawLine) -> RawRecord | BadRecord:
@@ -103,11 +106,11 @@ def _parse_line(raw: RawLine) -> RawRecord | BadRecord:
     return _make_record(value, where, raw.header)
 
 
-def _make_record(value: object, where: str, header: Sequence[str], *, has_turns: bool = False) -> RawRecord | BadRecord:
+def _make_record(value: object, where: str, header: Sequence[str]) -> RawRecord | BadRecord:
     if isinstance(value, dict):
         return RawRecord(cast("JsonTable", value), where)
-    if has_turns:
-        return RawRecord({"turns": value}, where)
+    if len(header) == 1 and isinstance(value, list):
+        return RawRecord({header[0]: value}, where)
     values = cast("list[object]", value) if isinstance(value, list) else []
     if len(values) < 2:
         return BadRecord(where, f"{describe_value(value)}. A record is an object {{name: value}}. Repair or remove it.")
@@ -131,10 +134,12 @@ def read_json_records(file: IO[bytes], path: Path, header: Sequence[str] = ()) -
     window = JsonWindow(file, path)
     form: _Form = "listed"
     if window.peek() == "[":
-        has_turns = not header and _has_turns(window)
+        with suppress(DataError):  # told below
+            items = (window.read_item() for _ in islice(window.iter_indices(), NUM_DIALOGUES))
+            header = header or _name_lists(items)
         file.seek(0)
         window = JsonWindow(file, path)
-        yield from _read_list_items(window, f"{path}: ", header, has_turns=has_turns)
+        yield from _read_list_items(window, f"{path}: ", header)
     elif window.peek() == "{" and _has_several_objects(file):
         number = 0
         while window.peek():
@@ -298,21 +303,22 @@ def _describe_sets(path: Path, sets: Mapping[str, _Member], *, keeps: bool) -> s
     )
 
 
-def _has_turns(window: JsonWindow) -> bool:
-    """Return whether the first items of an array are lists of texts of different lengths: the turns of dialogues."""
-    lengths: set[int] = set()
-    with suppress(DataError):  # told by the reader itself
-        for _ in islice(window.iter_indices(), NUM_DIALOGUES):
-            item = window.read_item()
-            if not isinstance(item, list) or not all(isinstance(turn, str) for turn in cast("list[object]", item)):
-                return False
-            lengths.add(len(cast("list[object]", item)))
-    return len(lengths) > 1
+def _name_lists(items: Iterable[object]) -> Sequence[str]:
+    """Return the name of the lists that are the first records: turns of dialogues are texts, of which some have more
+    than others and the second ones differ, or objects. None for other records.
+    """
+    dialogues: list[Sequence[object]] = []
+    for item in items:
+        if not isinstance(item, list):
+            return ()
+        dialogues.append(cast("list[object]", item))
+    kinds = {type(turn) for turns in dialogues for turn in turns}
+    seconds = [str(turns[1]) for turns in dialogues if len(turns) > 1]
+    are_texts = kinds == {str} and len({*map(len, dialogues)}) > 1 and 2 * len({*seconds}) > len(seconds)
+    return ("turns",) if seconds and (are_texts or kinds == {dict}) else ()
 
 
-def _read_list_items(
-    window: JsonWindow, place: str, header: Sequence[str], *, has_turns: bool = False
-) -> Iterator[RawRecord | BadRecord]:
+def _read_list_items(window: JsonWindow, place: str, header: Sequence[str]) -> Iterator[RawRecord | BadRecord]:
     for index in window.iter_indices():
         where = f"{place}[{index}]"
         try:
@@ -323,7 +329,7 @@ def _read_list_items(
         if isinstance(value, dict) and "paragraphs" in value:
             yield from _split_article(value, where)
         else:
-            yield _make_record(value, where, header, has_turns=has_turns)
+            yield _make_record(value, where, header)
 
 
 def _read_long_article(window: JsonWindow, where: str, error: JsonTooLongError) -> Iterator[RawRecord | BadRecord]:

@@ -41,6 +41,8 @@ from fivetune.data.readers.source_files import (
     BadRecord,
     decode_head,
     describe_label_files,
+    describe_paste,
+    find_partner,
     get_data_suffix,
     is_saved_dataset,
     list_local_files,
@@ -485,9 +487,14 @@ def _make_lines_error(head: bytes, path: Path) -> DataError:
     except UnicodeDecodeError as error:
         return make_utf8_error(path, error, line=1)
     text = decode_head(head)
-    return DataError(
+    what = (
         f"{path}: lines of text without labels, which nothing divides alike; the first begins with "
-        f"{quote_value(text.partition(chr(10))[0], limit=30)}. {FORMATS} "
+        f"{quote_value(text.partition(chr(10))[0], limit=30)}."
+    )
+    if partner := find_partner(path):
+        return DataError(f"{what} {describe_paste([str(path), str(partner)])}")
+    return DataError(
+        f"{what} {FORMATS} "
         f"{describe_label_files(['pos.txt', 'neg.txt'])} Two files whose lines belong together do, too: "
         "paste A.en A.de > A.tsv, with --header en,de. And so do records of several lines, with a dash for each: "
         "paste - - - < A > A.tsv."

@@ -40,7 +40,26 @@ WORKBOOKS = (".xlsx", ".xls", ".xlsm", ".ods")
 FORMATS = "Allowed: SQuAD JSON, a JSON array, JSONL, CSV, TSV, Parquet, each also gzipped."
 
 IN_ICONV = {"mac-roman": "macintosh", "iso8859-5": "iso-8859-5"}  # names of Python that iconv lacks
-SIDES = {"source", "target", "src", "tgt", "trg", "input", "output", "in", "out"}  # names of the files of pairs
+SIDES = {  # names of the files of pairs
+    *(
+        "source",
+        "target",
+        "src",
+        "tgt",
+        "trg",
+        "input",
+        "output",
+        "in",
+        "out",
+        "inputs",
+        "outputs",
+        "targets",
+        "x",
+        "y",
+    ),
+    *("question", "questions", "answer", "answers", "text", "texts", "label", "labels", "sentences", "tags", "data"),
+    *("article", "articles", "document", "documents", "summary", "summaries", "prompts", "responses", "queries"),
+}
 SPLIT = re.compile(
     r"(?<![a-z])(train|test|valid|val|dev|eval)(ing|ation)?(?![a-z])", re.IGNORECASE
 )  # in a name of a set
@@ -174,7 +193,7 @@ def _list_folder_files(path: Path, source: str) -> list[Path]:
         holds = ", ".join(file.name for file in inside[:5]) or "nothing"
         lines = [file for file in inside if file.is_file() and not file.name.startswith(".")]
         if parallel := _find_parallel(lines):
-            raise DataError(f"{source}: a folder of {len(lines)} files. {_describe_paste([*map(str, parallel)])}")
+            raise DataError(f"{source}: a folder of {len(lines)} files. {describe_paste([*map(str, parallel)])}")
         if lines and all(file.suffix == ".txt" for file in lines):
             raise DataError(f"{source}: a folder of texts. {FORMATS} {describe_label_files([*map(str, lines)])}")
         raise DataError(
@@ -417,10 +436,11 @@ def _find_parallel(files: Sequence[Path]) -> Sequence[Path]:
 def _measure_lines(path: Path) -> tuple[int, int]:
     """Count the lines of a file, and its bytes."""
     num_lines = num_bytes = 0
+    block = last = b""
     with open_bytes(path) as file:
         while block := file.read(2**20):
-            num_lines, num_bytes = num_lines + block.count(b"\n"), num_bytes + len(block)
-    return num_lines, num_bytes
+            num_lines, num_bytes, last = num_lines + block.count(b"\n"), num_bytes + len(block), block
+    return num_lines + (not last.endswith(b"\n") and num_bytes > 0), num_bytes
 
 
 def _find_sides(files: Sequence[Path]) -> list[str]:
@@ -435,7 +455,18 @@ def _find_sides(files: Sequence[Path]) -> list[str]:
     parts = [*zip(*names, strict=True)]
     places = [place for place, part in enumerate(parts) if len({*part}) > 1]
     sides = [*parts[places[0]]] if len(places) == 1 else []
+    if any(map(SPLIT.fullmatch, sides)):  # two sets
+        return []
     return sides if sides and (places[0] or {*map(str.casefold, sides)} <= SIDES) else []
+
+
+def find_partner(path: Path) -> Path | None:
+    """Find the file beside another one whose records may belong to its records: its name differs in one part, and it
+    has as many lines, or nearly so."""
+    beside = [one for one in sorted(path.parent.iterdir()) if one.is_file() and one.name[0] not in "._" and one != path]
+    alike = [one for one in beside if one.suffix.lower() not in DOCUMENTS and _find_sides([path, one])][:MAX_COMPARED]
+    num_lines = _measure_lines(path)[0] if alike else 0
+    return min(alike, key=lambda one: abs(_measure_lines(one)[0] - num_lines), default=None)
 
 
 def describe_label_files(files: Sequence[str]) -> str:
@@ -445,7 +476,15 @@ def describe_label_files(files: Sequence[str]) -> str:
     return f"Files of one label each make a table: {command}, with --header text,label."
 
 
-def _describe_paste(parts: Sequence[str]) -> str:
+def describe_paste(parts: Sequence[str]) -> str:
+    """Describe how files whose lines belong together become a table, or that they do not."""
+    sizes = [_measure_lines(Path(part).expanduser())[0] for part in parts]
+    if len({*sizes}) > 1:
+        told = ", ".join(f"{part} has {size:,}" for part, size in zip(parts, sizes, strict=True))
+        return (
+            f"Files whose lines belong together have as many lines: {told}. Find the lines that are missing, or write "
+            "the texts that belong together into one line of one file."
+        )
     stems = [re.split(r"[\s.,]", Path(part).name)[0] or part for part in parts]
     if len({*stems}) < len(parts):
         stems = [f"column{number}" for number in range(1, len(parts) + 1)]
@@ -458,7 +497,7 @@ def _describe_paste(parts: Sequence[str]) -> str:
 def _describe_missing_path(path: Path, source: str) -> str:
     parts = source.split(",")
     if len(parts) > 1 and all(os.path.isfile(Path(part).expanduser()) for part in parts):
-        return f"{source}: several files in one name. {_describe_paste(parts)} Other files are a list: [A, B]."
+        return f"{source}: several files in one name. {describe_paste(parts)} Other files are a list: [A, B]."
     folder = path.parent
     while not os.path.exists(folder):
         folder = folder.parent

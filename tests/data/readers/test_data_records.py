@@ -774,9 +774,29 @@ def test_small_objects_keep_their_form(put, document, num):
     assert len(fields(put("a.json", json.dumps(document, indent=1)))) == num
 
 
-def test_lists_of_different_lengths_are_dialogues(put):
-    dialogues = [["Hi.", "Ho."], ["Who?", "Ann.", "Thanks."]]
-    assert [one["turns"] for one in fields(put("a.json", json.dumps(dialogues)))] == dialogues
+@pytest.mark.parametrize(
+    "dialogues",
+    [
+        [["Hi.", "Ho."], ["Who?", "Ann.", "Thanks."]],
+        [["Hi."], ["Who?", "Ann.", "Thanks."]],
+        [[{"text": "Hi."}, {"text": "Ho."}], [{"text": "Who?"}, {"text": "Ann."}]],
+        [[{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Ho."}]] * 2,
+    ],
+)
+def test_lists_of_different_lengths_or_of_objects_are_dialogues(put, dialogues):
+    lines = "".join(json.dumps(one) + "\n" for one in dialogues)
+    for content in (json.dumps(dialogues), lines):
+        assert [one["turns"] for one in fields(put("a.json", content))] == dialogues
+    assert fields(put("b.jsonl", lines), header=("talk",))[1]["talk"] == dialogues[1]
+
+
+def test_lists_of_a_text_and_its_labels_are_no_dialogues(put):
+    rows = [[f"text {row}", *"ab"[: 1 + row % 2]] for row in range(20)]
+    with pytest.raises(RecordError, match="no header"):
+        fields(put("a.jsonl", "".join(json.dumps(row) + "\n" for row in rows)))
+
+
+def test_a_header_names_the_values_of_lists(put):
     assert fields(put("b.json", json.dumps([["Hi.", "a"], ["Ho.", "b"]])), header=("text", "label"))[0]["text"] == "Hi."
 
 

@@ -305,12 +305,28 @@ def test_carriage_returns_within_texts_are_kept_and_told_where_they_divide_no_ro
 
 
 def test_files_of_lines_are_refused_with_the_command_that_joins_them(tmp_path):
-    for name in ("train.en", "train.de"):
+    for name, told in (
+        ("train.en", r"paste A\.en A\.de > A"),
+        ("train.de", r"paste \S*train\.de \S*train\.en > train"),
+    ):
         (tmp_path / name).write_text("Gus hat: Hut, rot.\n" * 5)
-        with pytest.raises(DataError, match=r"paste A\.en A\.de > A\.tsv, with --header en,de"):
+        with pytest.raises(DataError, match=rf"{told}\.tsv, with --header (en,de|de,en)"):
             list(read_records(str(tmp_path / name)))
     with pytest.raises(DataError, match=r"paste .*train\.en .*train\.de > train\.tsv, with --header en,de"):
         list(read_records(f"{tmp_path}/train.en,{tmp_path}/train.de"))
+
+
+@pytest.mark.parametrize(
+    "names", ["train.en train.de", "faq_questions.txt faq_answers.txt", "questions.txt answers.txt"]
+)
+def test_files_with_different_numbers_of_lines_do_not_belong_together(tmp_path, names):
+    first, second = (tmp_path / name for name in names.split())
+    first.write_text("Gus hat: Hut, rot.\n" * 7)
+    second.write_text("Gus hat: Hut, rot.\n" * 5 + "no line end")
+    for source in (first, f"{first},{second}", tmp_path):
+        with pytest.raises(DataError, match="7") as raised:
+            list(read_records(str(source)))
+        assert f"{second} has 6" in str(raised.value) and "paste" not in str(raised.value)
 
 
 # ---- tables for the eye, comments, rows of different widths
