@@ -55,6 +55,7 @@ MIN_SHARE_ALIKE = 0.9  # of the sampled lines of a file whose suffix does not sa
 RETURN = re.compile(r"\r(?!\n)")
 NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)?(?:[eE][-+]?\d+)?")
 YEARS = range(1900, 2100)
+NAME = re.compile(r"[^\W\d]\w*")
 SENTENCE_END = re.compile(r"[.!?。！？।؟][\"'”’»)]*\s*$")
 QUESTION_END = re.compile(r"[?？؟][\"'”’»)]*\s*$")
 HEADER_WORDS = re.compile(
@@ -169,17 +170,17 @@ def _divide_head(head: str, path: Path) -> tuple[int, str, str]:
     return start, separator or ",", "\n".join(head.split("\n")[start - 1 :])
 
 
-def find_other_header(head: str, start: int, num: int) -> list[str]:
-    """Find the names of `num` columns in the line above a table, divided by another separator than its rows; none if
-    the line is something else.
-
-    >>> find_other_header("text,label\\nGood, long;pos\\nBad;neg\\n", 2, 2)
-    ['text', 'label']
+def _find_other_names(head: str, start: int, rows: Sequence[Sequence[str]]) -> list[str]:
+    """Find the names of the columns in the line above the rows of a table, divided by another separator than these;
+    none if the rows begin with names, or the line is something else.
     """
-    line = head.split("\n")[start - 2] if start > 1 else ""
+    line = head.split("\n")[start - 2].strip(' "\r') if start > 1 else ""
+    if not line or len(rows) < 2 or _is_known(rows[0]) or all(map(NAME.fullmatch, rows[0])):
+        return []
     for separator in (*SEPARATORS, " "):
-        names = [name.strip(' "\r') for name in line.split(separator)]
-        if len(names) == num > 1 and all(names) and _is_known(names):
+        names = [name.strip(' "') for name in line.split(separator)]
+        is_plain = all(map(NAME.fullmatch, line.split(separator)))  # else a title, such as `Tickets, all`
+        if len(names) == len(rows[0]) > 1 and all(names) and (is_plain or _is_known(names)):
             return names
     return []
 
@@ -556,7 +557,7 @@ def read_csv_rows(
     csv.field_size_limit(MAX_RECORD_BYTES)  # process-wide, 131,072 by default; csv.reader has no such option
     quoting = _find_quoting(file, start, separator, rest)
     _skip_to_line(file, start)
-    other = _find_other_names(head, start, separator, rest)
+    other = _find_other_names(head, start, _sample_rows(rest, separator, _sample_quoting(rest, separator)))
     header = header or other
     for number, line in enumerate(head.split("\n")[: start - 1 - bool(other)], 1):
         if line.strip() and not line.lstrip('"').startswith("sep="):
@@ -716,14 +717,8 @@ def read_first_cells(head: bytes, path: Path) -> list[str]:
     """Return the cells of a table's first row, of lines without a separator the first line."""
     text = decode_head(head)
     start, separator, rest = _divide_head(text, path)
-    if other := _find_other_names(text, start, separator, rest):
-        return other
-    return next(iter(_sample_rows(rest, separator, _sample_quoting(rest, separator))), [])
-
-
-def _find_other_names(head: str, start: int, separator: str, rest: str) -> list[str]:
     rows = _sample_rows(rest, separator, _sample_quoting(rest, separator))
-    return find_other_header(head, start, len(rows[0])) if len(rows) > 1 and not _is_known(rows[0]) else []
+    return _find_other_names(text, start, rows) or next(iter(rows), [])
 
 
 def _find_names(

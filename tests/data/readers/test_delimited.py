@@ -492,3 +492,9 @@ def test_a_header_may_have_another_separator_than_its_rows(read, tmp_path, name,
 def test_words_above_rows_are_no_header_of_theirs(read):
     with pytest.raises(DataError, match="no header"):
         read("a.csv", "Good, all\n" + "".join(f"hat {number};pos\n" for number in range(20)))
+
+
+def test_unknown_names_above_rows_are_their_header(read):
+    rows = [(f"un gato {number}", ("bien", "mal")[number % 2]) for number in range(20)]
+    assert read("a.csv", "frase,etiqueta\n" + "".join(f"{text};{label}\n" for text, label in rows)) == (rows, [])
+    assert read("a.csv", "a,b\n;\n;0\n;0\n") == ([("", ""), ("", "0"), ("", "0")], [])
