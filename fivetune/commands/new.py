@@ -54,13 +54,14 @@ def run(args: argparse.Namespace) -> int:
             overwrite=args.overwrite,
             load_tokenizer=load_local_tokenizer,
         )
-    except DoubtError as doubt:
-        if args.json:
-            print_json(describe_doubt(doubt))
-        raise
     except DataError as error:
-        if nested := not args.column and describe_nested(Path(args.data)):
+        is_text = isinstance(error, DoubtError) and not any(
+            name.endswith(".*") for _, one in error.choices for name in one.targets
+        )
+        if nested := not args.column and not is_text and describe_nested(Path(args.data)):
             raise DataError(nested) from error
+        if args.json and isinstance(error, DoubtError):
+            print_json(describe_doubt(error))
         raise
     if args.json:
         print_json(describe_start(started))

@@ -57,7 +57,10 @@ def find_lossy_characters(tokenizer: PreTrainedTokenizerBase, characters: Iterab
 
 
 def describe_odd_targets(
-    tokenizer: PreTrainedTokenizerBase | None, examples: Sequence[TextExample], lost: Collection[str] | None = None
+    tokenizer: PreTrainedTokenizerBase | None,
+    examples: Sequence[TextExample],
+    lost: Collection[str] | None = None,
+    noun: str = "targets",
 ) -> list[str]:
     """Return sentences on marks of the end that targets share, and on what no answer of the model can hold: special
     tokens, spelt in the data, and line ends; and on right choices that have one place. Without a tokenizer the tokens
@@ -65,13 +68,14 @@ def describe_odd_targets(
 
     Args:
         lost: characters that the vocabulary lacks, if they are known; else the tokenizer says whether line ends are.
+        noun: what the targets of the examples are called: a sample of them.
     """
     if lost is None:
         lost = find_lossy_characters(tokenizer, "\n") if tokenizer else ()
     examples = [one for one in examples if one.targets]
     targets = [one.targets for one in examples]
     tokens = list_structural_tokens(tokenizer) if tokenizer else T5_TOKENS
-    end, total = tokens[0], f"of {len(targets):,} targets"
+    end, total = tokens[0], f"of {len(targets):,} {noun}"
     notes: list[str] = []
     if num := sum(target.rstrip().endswith(end) for target in targets):
         notes.append(

@@ -5,11 +5,11 @@ In: a RawTable, the task and the columns that the user named. Out: a Reading, or
 
 from __future__ import annotations
 
-import itertools
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice, permutations
 from operator import attrgetter
 
 from fivetune.data.readers.records import as_bad_record, parse_item, read_records
@@ -48,7 +48,8 @@ LONG_NAME = 4  # words from which on a name may be a text
 NUM_SHOWN = 3  # readings that a doubt lists
 SEQUENCES = (
     "FiveTune learns texts, not labels of words or of spans. Write a record for each text, and what is to be found in "
-    "it as text, such as `Ann: person; Oslo: place` in a column `targets`. A part of a list can be named: NAME.0.PART"
+    "it as text, such as `Ann: person; Oslo: place` in a column `targets`. A part of a list can be named: NAME.0.PART, "
+    "and all of it as text: NAME.*"
 )
 
 
@@ -122,7 +123,10 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
         raise DoubtError(why, [(table, one) for one in shown], [one.name for one in left if one.num_distinct > 1])
     # near ones are told, as they may be meant
     least = max(ENOUGH, best.points - 2 * MARGIN)
-    return _complete(best, [one for one in rivals if one.points >= least and not one.doubts], survey)
+    near = [one for one in rivals if one.points >= least and not one.doubts]
+    if best.task == "jsonl":  # a few texts that repeat are labels, too
+        near[:0] = [one for one in others if one.task == "classification" and one.targets == best.targets][:1]
+    return _complete(best, near, survey)
 
 
 def infer_divided(table: RawTable, *, task: str | None = None, given: Given | None = None) -> tuple[RawTable, Reading]:
@@ -289,7 +293,7 @@ def _list_filled(table: RawTable, reading: Reading) -> Sequence[RawRecord]:
     """List the first records with a value to learn."""
     targets = reading.targets
     filled = (one for one in table.records if not are_cells_empty(one.fields, targets))
-    return [*itertools.islice(filled, NUM_TRIED)] or table.records[:NUM_TRIED]
+    return [*islice(filled, NUM_TRIED)] or table.records[:NUM_TRIED]
 
 
 def convert_record(
@@ -419,19 +423,27 @@ def explain_none(survey: Survey, task: str | None, bad: Sequence[BadRecord]) -> 
     texts = [name for name in texts if name not in nested]
     if nested and len(texts) < 2:
         verb = "holds" if len(nested) == 1 else "hold"
-        return f"{fits} {list_names(nested)} {verb} lists or objects. {SEQUENCES}."
+        known = [{"inputs": [text], "targets": [f"{name}.*"]} for text in texts for name in nested]
+        way = "".join(f" All of one as text: {flags}." for flags in islice(_list_working(survey, task, known), 1))
+        return f"{fits} {list_names(nested)} {verb} lists or objects. {SEQUENCES}.{way}"
     if not texts:
         reasons.append("no column holds text: what the model would read is missing")
         return f"{fits} {'; '.join(reasons)}. Add a column with the text of each record."
     reasons.append(f"text in {list_names(texts)}, and no other column is named as what is to be learned")
-    pairs = itertools.permutations(sorted(texts, key=lambda name: survey.rate(name, "targets"))[:4], 2)
-    known = ({"inputs": [read], "targets": [learned]} for read, learned in pairs)
-    example = next((one for one in known if _list_readings(replace(survey, given=one), task, one)), {})
-    flags = shlex.join(word for role, names in example.items() for word in ("--column", f"{role}={names[0]}"))
-    way = f"Name the columns, such as {flags or '--column text=NAME --column label=NAME'}, or the task with --task."
+    pairs = permutations(sorted(texts, key=lambda name: survey.rate(name, "targets"))[:4], 2)
+    known = [{"inputs": [read], "targets": [learned]} for read, learned in pairs]
+    flags = next(_list_working(survey, task, known), "--column text=NAME --column label=NAME")
+    way = f"Name the columns, such as {flags}, or the task with --task."
     if len(texts) < 2:
         way += " If the file holds the texts of one label, add it as a column, and join the files of all labels."
     return f"{fits} {'; '.join(reasons)}. {way}"
+
+
+def _list_working(survey: Survey, task: str | None, known: Iterable[Given]) -> Iterator[str]:
+    """Yield the flags of those columns that a reading takes."""
+    for given in known:
+        if _list_readings(make_survey(survey.table, given), task, given):
+            yield shlex.join(word for role, names in given.items() for word in ("--column", f"{role}={names[0]}"))
 
 
 def _is_nested(survey: Survey, name: str, column: Column) -> bool:

@@ -47,7 +47,11 @@ FORMS: Mapping[Kind, re.Pattern[str]] = {
         rf"(?:[\d\s,.:/+-]|{MONTH}|{ZONE}|(?:mon|tues?|wed(?:nes)?|thu(?:rs)?|fri|sat(?:ur)?|sun)(?:day)?)+",
         re.IGNORECASE,
     ),
-    "link": re.compile(r"(?:https?://|www\.)\S+|\S+@\S+\.\w+"),
+    # or where a text is from: CC-BY 2.0 (France) Attribution: tatoeba.org #2877272 (CM)
+    "link": re.compile(
+        r"(?:https?://|www\.)\S+|\S+@\S+\.\w+|(?i:(?:cc[ -]?(?:by|0)|creative commons|public domain|attribution|"
+        r"licen[cs]ed?|copyright|©|\(c\)|tatoeba|(?:sources?|url|link|quelle|fuente):).{,200})"
+    ),
 }
 # Thai, Lao, Burmese, Khmer; kana, Chinese
 WITHOUT_BLANKS = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")

@@ -410,13 +410,14 @@ def build_plan(
         )
     held = set[str]().union(*(text for one in examples for text in (one.inputs, one.targets)))
     lost = {*find_lossy_characters(tokenizer, held)} if tokenizer else find_lost_characters(name, held)
-    warnings += describe_odd_targets(tokenizer, examples, lost)
-    warnings += _describe_lost_characters(name, lost, examples)
+    drawn_from = "sampled " * (len(examples) < len(ids))
+    warnings += describe_odd_targets(tokenizer, examples, lost, f"{drawn_from}targets")
+    warnings += _describe_lost_characters(name, lost, examples, drawn_from)
     told = [one for one in examples if len(one.targets) >= LONG_TARGET and one.targets in one.inputs]
     if len(told) > HELD * len(examples) and not loaded.extractive and not by_label:
         warnings.append(
-            f"{len(told):,} of {len(examples):,} inputs hold what is to be learned, as a prompt with its answer does: "
-            "the model would learn to copy it. Name other columns"
+            f"{len(told):,} of {len(examples):,} {drawn_from}inputs hold what is to be learned, as a prompt with its "
+            "answer does: the model would learn to copy it. Name other columns"
         )
     return replace(plan, warnings=warnings)
 
@@ -473,8 +474,14 @@ def _list_warnings(plan: StartPlan, bad: Sequence[BadRecord]) -> Iterator[str]:
         )
 
 
-def _describe_lost_characters(model: str, lost: Collection[str], examples: Sequence[TextExample]) -> Iterator[str]:
-    """Describe the characters that the model's vocabulary lacks, if many inputs or some targets have one."""
+def _describe_lost_characters(
+    model: str, lost: Collection[str], examples: Sequence[TextExample], drawn_from: str
+) -> Iterator[str]:
+    """Describe the characters that the model's vocabulary lacks, if many inputs or some targets have one.
+
+    Args:
+        drawn_from: word before what the counts are of.
+    """
     visible = {character for character in lost if not character.isspace()}
     others = "" if find_vocabulary(model) == "multilingual" else f"{MULTILINGUAL} or "
     remedy = f"give --model {others}google/byt5-small"
@@ -492,8 +499,8 @@ def _describe_lost_characters(model: str, lost: Collection[str], examples: Seque
             counts = Counter(character for text in hit for character in sorted(lacking.intersection(text)))
             shown = " ".join(character for character, _ in counts.most_common(10))
             yield (
-                f"{len(hit):,} of {len(texts):,} {part} hold characters that the vocabulary of {model} lacks, such as "
-                f"{shown}: {words}"
+                f"{len(hit):,} of {len(texts):,} {drawn_from}{part} hold characters that the vocabulary of {model} "
+                f"lacks, such as {shown}: {words}"
             )
 
 

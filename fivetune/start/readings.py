@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
+from typing import cast
 
 from fivetune.errors import RecordError
 from fivetune.scores.metrics.gsm8k import extract_final_number
@@ -80,7 +81,7 @@ CHATS = (
     ("from", "value", "system", "human", "gpt"),
 )
 TURN_TEXTS = ("text", "content", "utterance", "value", "message")
-DIALOGUES = "turns dialog dialogs dialogue dialogues conversation conversations utterances"
+DIALOGUES = "messages chat chats turns dialog dialogs dialogue dialogues conversation conversations utterances"
 
 
 # --- data sets that have a task of their own ---
@@ -137,11 +138,14 @@ def fill_options(survey: Survey, reading: Reading) -> Reading:
         options["label"] = learned[0]
     else:
         name = targets[0]
-        target = survey.columns.get(name) or survey.table.describe(name)
+        target = survey.describe(name)
         options["targets"] = f"{{{learned[0]}}}"
         if target.kind == "list":
             columns[f"{learned[0]}_first"] = f"{target.name}.0"
             options |= {"targets": f"{{{learned[0]}_first}}", "references": learned[0]}
+            if survey.has_several(name):
+                note = f"of the texts in each list of {name} the first is learned, and all count as right"
+                reading = replace(reading, warnings=[*reading.warnings, note])
         options |= choose_metrics(survey, target, reading.kind)
     return replace(reading, options=options, columns=columns)
 
@@ -185,7 +189,12 @@ def read_pairs(survey: Survey) -> Iterator[Reading]:
     targets = survey.list_columns("targets", minimum=2)
     texts = [name for name in survey.list_unread(()) if columns[name].has_text]
     if "targets" not in survey.given:
-        targets = [name for name in targets if _can_be_target(survey, name)]
+        nested = [name for name in targets if columns[name].kind != "text" and not columns[name].is_list_of_texts]
+        golds = [name for name in nested if _read_golds(survey, name, "answers")]
+        targets = [form for name in targets if name not in golds for form in survey.list_forms(name)]
+        if all(survey.rate(name, "text") >= USUAL for name in targets):  # a title
+            lists = [name for name in survey.list_unread(()) if survey.has_several(name) and survey.has_phrases(name)]
+            targets += [form for name in lists if name not in (*targets, *golds) for form in survey.list_forms(name)]
         unknown = [name for name in reversed(texts) if survey.rate(name, "targets", *SOURCES) == 0]
         if len(texts) <= 3 or len(unknown) == 1:
             targets += unknown
@@ -198,13 +207,8 @@ def read_pairs(survey: Survey) -> Iterator[Reading]:
             if sources[-1] in targets and survey.has_questions(target) and not survey.has_questions(sources[-1]):
                 continue  # a question is not learned from its answer
             yield _read_pair(survey, sources, target)
-            if _is_longer_summary(survey, target, sources[-1]):
+            if target in columns and _is_longer_summary(survey, target, sources[-1]):
                 yield _read_pair(survey, [target], sources[-1])
-
-
-def _can_be_target(survey: Survey, name: str) -> bool:
-    column = survey.columns[name]
-    return column.is_list_of_texts or (column.kind == "text" and not column.has_labels)
 
 
 def _list_sources(survey: Survey, target: str, texts: Sequence[str]) -> list[list[str]]:
@@ -213,6 +217,7 @@ def _list_sources(survey: Survey, target: str, texts: Sequence[str]) -> list[lis
         return [[*survey.given["inputs"]]]
     known = survey.list_columns(*SOURCES, "context", minimum=2)
     known = [name for name in known if survey.columns[name].has_text and name != target]
+    known = [name for name in known if not survey.columns[name].has_code] or known  # nothing is answered from a query
     contexts = [name for name in survey.list_columns("context", minimum=USUAL) if name in known]
     questions = [name for name in known if survey.rate(name, "question") >= USUAL and name not in contexts]
     if questions and contexts:  # of a question and the schema of its tables, both
@@ -233,15 +238,15 @@ def _list_sources(survey: Survey, target: str, texts: Sequence[str]) -> list[lis
 
 def _is_longer_summary(survey: Survey, name: str, other: str) -> bool:
     """Whether a column is named as a summary, and its texts are longer than those of another column."""
-    return rate_name("summary", name) >= 2 and survey.columns[name].mean_chars > survey.columns[other].mean_chars
+    return rate_name("summary", name) >= 2 and survey.describe(name).mean_chars > survey.columns[other].mean_chars
 
 
 def _read_pair(survey: Survey, sources: Sequence[str], target: str) -> Reading:
     source = sources[-1]
-    first, last = survey.columns[source], survey.columns[target]
+    first, last = survey.columns[source], survey.describe(target)
     kind, prefix, form, values, points = "text to text", "", "", "", 0
     reason = f"{_describe_columns(sources)} what is read, {target} what is learned"
-    used = [*sources, target]
+    used = [*sources, target, target.removesuffix(".*")]
     others: list[str] = []
     # what the values of the target say
     is_short = last.mean_chars < 0.4 * first.mean_chars and last.mean_words >= 4
@@ -275,7 +280,7 @@ def _read_pair(survey: Survey, sources: Sequence[str], target: str) -> Reading:
             (is_text and is_unknown, f"no name says that {target} is learned"),
         ]
     doubts = [words for is_so, words in table if is_so]
-    if _is_named_output(target):
+    if _is_named_output(target) or last.has_code:
         doubts += _describe_outputs(_list_outputs(survey, used))
     found = Reading(kind, "jsonl", {"inputs": sources, "targets": (target,)}, reason, prefix=prefix)
     return survey.weigh(found, form=form, values=values, points=points, read=others, doubts=doubts)
@@ -287,7 +292,8 @@ def read_instructions(survey: Survey) -> Iterator[Reading]:
     found = survey.list_columns("instruction", minimum=USUAL)
     if "inputs" in survey.given or not set(texts).intersection(found):
         return
-    targets = [name for name in survey.list_columns("targets", "answer", minimum=USUAL) if name in texts]
+    learned = survey.list_columns("targets", "answer", minimum=USUAL)
+    targets = [form for name in learned for form in ([name] if name in texts else survey.list_forms(name))]
     further = survey.list_columns("inputs", "context", "question", minimum=USUAL)
     read = [found[0], *(name for name in texts if name in further and name not in (*targets, found[0]))]
     for target in targets:
@@ -305,23 +311,28 @@ def read_chat(survey: Survey) -> Iterator[Reading]:
         if member is not None:
             reason = f"{name} holds the turns of dialogues; the first answer is learned, and what follows is not read"
             roles = {"inputs": [f"{name}.0{member}"], "targets": [f"{name}.1{member}"]}
-            yield Reading("chat", "jsonl", roles, reason, evidence=[Evidence(CERTAIN, "lists of turns")])
+            others = _describe_outputs(_list_outputs(survey, [name]))
+            evidence = [Evidence(CERTAIN, "lists of turns")]
+            yield Reading("chat", "jsonl", roles, reason, evidence=evidence, doubts=others)
         for role, content, *speakers in CHATS if column.kind == "list" else ():
             yield from _read_messages(survey, name, role, content, speakers)
 
 
 def _find_text_of_turns(survey: Survey, name: str) -> str | None:
-    """Find the member of turns without a speaker that holds their text, with a dot before; "" for turns that are texts,
-    None for others.
+    """Find the member of turns without a role that holds their text, with a dot before: of pairs of a speaker and a text
+    the second one; "" for turns that are texts, None for others.
     """
     column = survey.columns[name]
     if column.is_list_of_texts:
         return ""
     lists = [value for value in survey.table.list_values(name) if isinstance(value, list)]
-    turns = [turn for value in lists[:SAMPLE] for turn in value if isinstance(turn, Mapping)]
-    if column.kind != "list" or not turns or not {*turns[0]}.isdisjoint(role for role, *_ in CHATS):
+    turns = [turn for value in lists[:SAMPLE] for turn in cast("list[object]", value)]
+    if turns and all(isinstance(turn, list) and len(cast("list[object]", turn)) == 2 for turn in turns):
+        return ".1"
+    objects = [turn for turn in turns if isinstance(turn, Mapping)]
+    if column.kind != "list" or not objects or not {*objects[0]}.isdisjoint(role for role, *_ in CHATS):
         return None
-    return next((f".{one}" for one in TURN_TEXTS if all(isinstance(turn.get(one), str) for turn in turns)), None)
+    return next((f".{one}" for one in TURN_TEXTS if all(isinstance(turn.get(one), str) for turn in objects)), None)
 
 
 def _read_messages(survey: Survey, name: str, role: str, content: str, speakers: Sequence[str]) -> Iterator[Reading]:
@@ -375,7 +386,8 @@ def _read_messages(survey: Survey, name: str, role: str, content: str, speakers:
 def read_questions(survey: Survey) -> Iterator[Reading]:
     """Yield questions with each column of answers; the values of the answers decide the form."""
     columns = survey.columns
-    questions = [name for name in survey.list_columns("question", minimum=2) if columns[name].kind == "text"]
+    named = [name for name in survey.list_columns("question", minimum=2) if columns[name].kind == "text"]
+    questions = [name for name in named if not columns[name].has_code] or named  # a query in SQL is none
     is_told = {"question", "answer"} <= survey.given.keys() and "context" not in survey.given
     contexts = {name: found for name in questions[:1] if not is_told and (found := _find_context(survey, name))}
     yield from read_quizzes(survey, contexts)
@@ -639,8 +651,8 @@ def _has_values(survey: Survey, name: str, values: Collection[str]) -> bool:
 
 def _list_outputs(survey: Survey, used: Sequence[str]) -> list[str]:
     """List the further columns that are named as what is learned."""
-    unread = [name for name in survey.list_unread(used) if _can_be_target(survey, name)]
-    return [name for name in unread if _is_named_output(name)]
+    unread = survey.list_unread({*used, *(name.removesuffix(".*") for name in used)})
+    return [name for name in unread if _is_named_output(name) and survey.list_forms(name)]
 
 
 def _is_named_output(name: str) -> bool:
@@ -763,7 +775,8 @@ def _find_separator(survey: Survey, name: str) -> str:
         is_varied = len({*map(frozenset, parts)}) > 1
         is_clear = separator not in LOOSE_SEPARATORS or _are_combined(parts)
         is_usual = (share >= 0.1 or (is_rare and share > 0)) and repeats
-        if is_short and is_varied and is_clear and (is_usual or (rating >= least and share > 0.5)):
+        is_named = rating >= least and share > 0.5 and all(isinstance(part, str) for one in parts for part in one)
+        if is_short and is_varied and is_clear and (is_usual or is_named):
             return _choose_separator(tags) if is_list else separator
     # where most have none, the others may have one each
     return "," if is_rare and column.values and column.num_filled >= times * column.num_distinct else ""

@@ -311,8 +311,12 @@ def parse_columns(words: Sequence[str]) -> dict[str, Sequence[str]]:
         role, _, name = word.partition("=")
         if not role or not name:
             raise ConfigError(f"--column {word}: is not ROLE=NAME. Roles: {', '.join(ROLES)}. Write --column label=Y.")
-        before = given.get(role, ()) if role in SEVERAL else ()
-        given[role] = (*before, name)
+        if role in given and role not in SEVERAL:
+            several = ", ".join(SEVERAL)
+            raise ConfigError(
+                f"--column {word}: {role} is {given[role][0]} already. Several columns: {several}. Name one."
+            )
+        given[role] = (*given.get(role, ()), name)
     return given
 
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, islice
 from typing import NamedTuple
 
-from fivetune.start.columns import Column, RawTable, as_text, count_words, find_wholes
+from fivetune.start.columns import MIN_WORDS, Column, RawTable, as_text, count_words, find_wholes
 from fivetune.start.roles import (
     CLEAR,
     COPIES,
@@ -55,6 +55,20 @@ VERSION = 0.25  # share in common with the shorter text, of a column whose name 
 COPY, NEAR = 0.6, 0.9  # share in common with the shorter text, of a column named as a copy; else with both texts
 
 BLANKS_MEANT = ("tags", "squad_v2")  # tasks of which a record may have nothing to learn
+SEVERAL = 0.1  # share of lists with several texts from which on it matters whether these are one target
+ALIKE = 0.3  # share in common of two texts of a list that say the same
+ALTERNATIVES = (
+    "answers references refs ref reference aliases alias paraphrases alternatives variants synonyms golds gold "
+    "correct_answers rewrites translations"
+)
+"""Words for lists of several right texts."""
+
+PARTS = (
+    "steps sentences lines keywords keyphrases ingredients bullets highlights paragraphs sections actions points "
+    "tokens words plan procedure directions facts subquestions"
+)
+"""Words for lists of the parts of one text."""
+
 GENERAL_LABELS = "label labels class y gold"  # what is learned, whatever else is known of the texts
 READ = ("text", "inputs", "question", "context", "choices", "instruction")
 LEARNED = ("targets", "answer", "label", "tags", "number")
@@ -144,6 +158,10 @@ class Survey:
             return CLEAR + 1
         return max(rate_name(role, name) for role in roles)
 
+    def describe(self, name: str) -> Column:
+        """Describe a column, or a form of one: `steps.*`."""
+        return self.columns.get(name) or self.table.describe(name)
+
     def is_given(self, name: str) -> bool:
         """Whether the user gave a column a role."""
         return any(name in names for names in self.given.values())
@@ -192,11 +210,51 @@ class Survey:
         return is_shared and has_word(name, SUBJECTS)
 
     def is_sequence(self, name: str) -> bool:
-        """Whether the lists of a column have a value for each word of a text: unlike those of a set, they repeat."""
+        """Whether the lists of a column have a value for each word of a text: unlike those of a set, they repeat, or
+        are numbers without the name of labels, or with the same at one end, such as 0 or the token of the end.
+        """
         lists = self.read_lists(name)
+        several = [value for value in lists if len(value) > 1]
+        if several and all(isinstance(part, int) for value in several for part in value):
+            ends = {value[0] for value in several}, {value[-1] for value in several}
+            if self.rate(name, "tags") == 0 or min(map(len, ends)) == 1:
+                return True
         is_short = all(count_words(as_text(part)) <= 3 for value in lists[:100] for part in value)
         num_repeating = sum(len({*map(as_text, value)}) < len(value) > 2 for value in lists)
         return is_short and num_repeating > SEQUENCE * len(lists)
+
+    def has_several(self, name: str) -> bool:
+        """Whether a column has lists of texts, and several texts in some of them."""
+        lists = self.read_lists(name) if self.columns[name].is_list_of_texts else []
+        return sum(len(value) > 1 for value in lists) > SEVERAL * len(lists)
+
+    def has_phrases(self, name: str) -> bool:
+        """Whether the texts of lists have several words, as those of a text's words have not."""
+        words = [count_words(as_text(text)) for value in self.read_lists(name)[:SAMPLE] for text in value]
+        return statistics.fmean(words or [0]) > FEW_WORDS
+
+    def has_alternatives(self, name: str) -> bool:
+        """Whether the texts of each list are several right ones: by the name of the column, as short answers, or as
+        they are alike, which the parts of one text are not.
+        """
+        if has_word(name, PARTS) or has_word(name, ALTERNATIVES):
+            return not has_word(name, PARTS)
+        lists = [value for value in self.read_lists(name)[:SAMPLE] if len(value) > 1]
+        shares = [_measure_share(_list_triples(one), _list_triples(two)) for one, two, *_ in lists]
+        mean_words = statistics.fmean(count_words(as_text(text)) for value in lists for text in value)
+        is_short = self.rate(name, "answer") >= USUAL and mean_words <= MIN_WORDS
+        return is_short or statistics.fmean(shares) >= ALIKE
+
+    def list_forms(self, name: str) -> list[str]:
+        """List the forms in which a column can be a target: a text; of a list its first text, whose others are right,
+        too, or all of it (`steps.*`), of an object all of it.
+        """
+        column = self.columns[name]
+        if self.has_several(name) and not self.has_alternatives(name):
+            return [f"{name}.*"] if has_word(name, PARTS) else [f"{name}.*", name]
+        if column.is_list_of_texts or (column.kind == "text" and not column.has_labels):
+            return [name]
+        return [f"{name}.*"] if column.kind in ("list", "object") else []
 
     def read_lists(self, name: str) -> list[Sequence[object]]:
         """Read the lists of a column, those that are written as text included."""
@@ -214,7 +272,7 @@ class Survey:
         if names not in self.overlaps:
             pairs = zip(self.table.list_values(name, SAMPLE), self.table.list_values(other, SAMPLE), strict=True)
             sets = [(_list_triples(one), _list_triples(two)) for one, two in pairs if one and two]
-            of_shorter = [len(one & two) / max(1, min(len(one), len(two))) for one, two in sets]
+            of_shorter = [_measure_share(one, two) for one, two in sets]
             of_all = [len(one & two) / max(1, len(one | two)) for one, two in sets]
             self.overlaps[names] = statistics.fmean(of_shorter or [0]), statistics.fmean(of_all or [0])
         return self.overlaps[names]
@@ -321,7 +379,7 @@ class Survey:
         target, inputs = reading.targets[0], reading.inputs
         roles = next(words for role, words in TARGET_ROLES.items() if role in reading.roles)
         named = self.rate(target, *roles)
-        used = {*reading.targets, *inputs, *read}
+        used = {*reading.targets, *inputs, *read, target.removesuffix(".*")}
         rated = {name: self.rate(name, *READ) for name in inputs}
         unread = [name for name in inputs if max(rated[name], self.rate(name, "answer")) < 2]
         unknown = [name for name in unread if not self.is_subject(name)]
@@ -334,11 +392,11 @@ class Survey:
             (0 if self.can_learn_other(used) else ONLY, "no other column could be learned"),
             (UNKNOWN // 2 if is_mixed else 0, "an input has no known name"),
         ]
-        told = [*doubts]
+        told = [*doubts, *([] if "tags" in reading.roles else self._describe_list(target))]
         is_certain = bool(form or self.given.keys() & {"text", "inputs", "context"})
         is_labelled = not reading.roles.keys().isdisjoint(("label", "tags"))
         for name in self.list_unread(used):
-            weight, doubt = self._weigh_unread(name, is_certain=is_certain, is_guess=named <= 2 and not form)
+            weight, doubt = self._weigh_unread(name, is_certain=is_certain, named=0 if form else named)
             is_output = self._is_output(name) and self.rate(name, "targets", "answer") >= named
             if is_output and is_labelled and not is_certain:
                 doubt = f"{name} holds text that is named as what is learned, and is not read"
@@ -352,6 +410,16 @@ class Survey:
             told.append(f"{target} is empty in more than half of the records, which are left out")
         evidence = [Evidence(*row) for row in table if row[0]]
         return replace(reading, evidence=evidence, doubts=[*filter(None, told)])
+
+    def _describe_list(self, target: str) -> Iterator[str]:
+        """Yield how a list or object that is learned may be meant, if that is not clear."""
+        name = target.removesuffix(".*")
+        forms = self.list_forms(name) if name in self.columns else []
+        if len(forms) > 1:
+            mean = statistics.fmean(map(len, self.read_lists(name)))
+            yield f"{name} has {mean:.1f} texts on average, which may be one target together, {forms[0]}, or several"
+        elif target in forms and target != name and not self.columns[name].is_list_of_texts:
+            yield f"{name} holds {self.columns[name].kind}s, which are learned as text, {target}"
 
     def _describe_answer(self, unknown: Sequence[str], *, is_general: bool) -> list[str]:
         """Describe what may be learned from another one of some texts with unknown names, rather than read beside it:
@@ -375,7 +443,7 @@ class Survey:
         column = self.columns[name]
         return column.has_text and column.is_running and self.rate(name, "targets", "answer") >= USUAL
 
-    def _weigh_unread(self, name: str, *, is_certain: bool, is_guess: bool) -> tuple[int, str]:
+    def _weigh_unread(self, name: str, *, is_certain: bool, named: int) -> tuple[int, str]:
         """Weigh a column that a reading leaves out: one that is named as a target speaks for another reading.
 
         A text that is left out makes the reading doubtful, unless form or user say what is read; lists of objects do
@@ -391,11 +459,13 @@ class Survey:
         if read >= USUAL > learned and is_readable:
             doubt = f"{name} is named as a text to be read and is not read" if is_nested or not is_certain else ""
             return 1 - read, doubt
+        if (column.has_objects or column.kind == "object") and learned >= max(USUAL, named):
+            return 1 - learned, f"{name} is named as what is learned, and holds {column.kind}s"
         if learned >= 2 and column.kind != "object":  # code is written for nothing else
             return 1 - (CLEAR if column.has_code else learned), ""
         if column.has_text and column.mean_words >= LONG_WORDS and self.rate(name, *READ) < 2:
             return UNKNOWN, "" if is_certain else f"{name} holds text without a known name and is not read"
-        if is_guess and column.has_objects and self.rate(name, *READ, *LEARNED) < 2:
+        if named <= 2 and column.has_objects and self.rate(name, *READ, *LEARNED) < 2:
             return 0, f"{name} holds {column.kind}s and is not read; a part of one is named as {name}.0.NAME"
         return 0, ""
 
@@ -430,6 +500,11 @@ class Survey:
         return [as_text(value) for value in islice(filled, number)]
 
 
+def _measure_share(one: set[str], two: set[str]) -> float:
+    """Measure the share of what the smaller set has in common with the other."""
+    return len(one & two) / max(1, min(len(one), len(two)))
+
+
 def _list_triples(value: object) -> set[str]:
     letters = re.sub(r"\W", "", str(value).casefold())
     return {letters[place : place + 3] for place in range(max(1, len(letters) - 2))}
@@ -442,6 +517,7 @@ def make_survey(table: RawTable, given: Given) -> Survey:
     if "ResponseId" in columns:  # Qualtrics: whether the answers are a test
         columns.pop("Status", None)
     for name in named:
+        columns.pop(name.removesuffix(".*"), None)
         columns[name] = table.describe(name)
     wholes = {name: parts for name, parts in find_wholes(table, columns).items() if name not in named}
     return Survey(table, given, {name: columns[name] for name in columns if name not in wholes}, wholes)

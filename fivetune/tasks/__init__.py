@@ -315,7 +315,10 @@ def fill_from_record(record: RawRecord, template: str) -> tuple[str, dict[str, t
     for name in list_template_columns(template):
         value = get_column(record, name)
         if not isinstance(value, str | int | float):
-            raise RecordError(record.where, f"{name} is {shorten_repr(value)}. It must be text or a number.")
+            wrong = f"{name} is {shorten_repr(value)}. It must be text or a number."
+            raise RecordError(
+                record.where, wrong + f" All of it as one text is {name}.*." * isinstance(value, list | dict)
+            )
         values[name] = str(value)
     if not "".join(values.values()).strip():
         raise RecordError(record.where, f"{', '.join(values)} is empty. Give it a text.")

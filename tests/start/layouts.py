@@ -32,6 +32,17 @@ WHAT = [
 ]
 HOW = ["red", "blue", "green", "white", "black", "small", "large", "old", "new", "round"]
 
+STEPS = [
+    "Open the app",
+    "Go to your profile",
+    "Choose a longer password",
+    "Switch the printer off and on again",
+    "Wait until the light is green",
+    "Confirm by mail",
+    "Pack the parcel with care",
+    "Ask a friend for help",
+    "Take the second exit",
+]
 Draw = random.Random
 
 
@@ -119,6 +130,16 @@ KINDS: dict[str, Callable[[Draw, int], object]] = {
     "chinese reply": lambda draw, row: (
         f"您好，第{row}件商品已经发货，预计三天之内送到，请保持电话畅通，谢谢您的耐心等待。" * 2
     ),
+    "starts": lambda draw, row: [0, *range(4, 20 + row % 9, 4)],
+    "token ids": lambda draw, row: [101, *(draw.randint(1000, 30_000) for _ in range(4 + row % 3)), 102],
+    "span": lambda draw, row: [row % 7, row % 7 + 3],
+    "mask": lambda draw, row: [1] * (4 + row % 5) + [0] * 3,
+    "class ids": lambda draw, row: sorted(draw.sample(range(9), 2)),
+    "sql object": lambda draw, row: {"sel": row % 5, "agg": 0, "conds": [[0, 2, f"{draw.choice(WHAT)}"]]},
+    "calls": lambda draw, row: [{"name": "get_hat", "arguments": {"color": draw.choice(HOW)}}],
+    "steps": lambda draw, row: [f"{step} {row}" for step in draw.sample(STEPS, 4)],
+    "rewordings": lambda draw, row: [f"{reply(draw, 3)}{more}" for more in (".", ", I think.", ", as they say.")],
+    "spoken pairs": lambda draw, row: [["THEM", question(draw, row)], ["YOU", reply(draw, row)]],
     "variants": lambda draw, row: [{"text": question(draw, row), "split": "dev"} for _ in range(1 + row % 3)],
     "queries": lambda draw, row: [f"SELECT name FROM t WHERE price = {row}"] * (1 + row % 2),
     "places as text": lambda draw, row: str([("claim", row, row + 9)]),

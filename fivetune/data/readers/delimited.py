@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import re
 import shlex
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -42,6 +42,7 @@ COMMENTS = ("#", "//")
 BY_SUFFIX = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
 MAX_BLANK_FILLED = 0.1  # share of rows with a value in a last column without a name: texts with a separator
 MAX_NAMED = 8  # columns that an example of --header names
+MAX_CHECKED = 100_000  # lines below a missing header that are decoded, so that their encoding is told with it
 MAX_ABOVE = 20  # lines of a title, a licence or comments above the header
 SAMPLE_ROWS = 100  # that show the separator, and whether there is a header
 ROWS_OF_STYLE = 1_000  # most of which have quoted cells: then all quotes are read so
@@ -581,6 +582,10 @@ def read_csv_rows(
             except DataError as error:
                 if not header and (blocks := _describe_blocks(sample, path, separator)):
                     raise DataError(f"{where}: {blocks}") from error
+                try:  # what would be refused next
+                    deque(islice(lines, MAX_CHECKED), maxlen=0)
+                except DataError as unread:
+                    raise DataError(f"{error} Then, {unread}") from error
                 raise
             is_padded = _is_padded([record.cells, *sample])
             num_blank = 0 if header else _count_blank_columns([record.cells, *sample])

@@ -10,6 +10,7 @@ JSONL, CSV, TSV, fastText's lines, Parquet, each also gzipped; a folder of such 
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -402,12 +403,15 @@ def _normalize_record(
 
 def find_column(fields: Mapping[str, object], name: str) -> tuple[object] | None:
     """Return the value of a column in a 1-tuple, None if there is none; a dotted name descends into objects and lists,
-    and `*` stands for all items of a list: their texts are joined by line ends.
+    and `*` stands for all items of a list: their texts are joined by line ends. As the last part it is the whole
+    list or object as one text: texts and numbers joined by " | ", anything else as JSON.
 
     >>> find_column({"info": {"topics": ["rain", "snow"]}}, "info.topics.1")
     ('snow',)
     >>> find_column({"docs": [{"text": "Rain."}, {"text": "Snow."}]}, "docs.*.text")
     ('Rain.\\nSnow.',)
+    >>> find_column({"steps": ["Stir.", "Bake."], "sql": {"sel": 1}}, "steps.*")
+    ('Stir. | Bake.',)
     """
     if name in fields:
         return (fields[name],)
@@ -417,6 +421,8 @@ def find_column(fields: Mapping[str, object], name: str) -> tuple[object] | None
             value = value[part]
         elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
             value = value[int(part)]
+        elif part == "*" and name.endswith(".*"):
+            return (_join_items(value),)
         elif isinstance(value, list) and part == "*":
             inner = name.partition("*.")[2]
             found = [find_column(item, inner) for item in value if isinstance(item, Mapping)]
@@ -424,6 +430,14 @@ def find_column(fields: Mapping[str, object], name: str) -> tuple[object] | None
         else:
             return None
     return (value,)
+
+
+def _join_items(value: object) -> object:
+    """Return a list or object as one text, any other value as it is."""
+    if isinstance(value, list) and all(isinstance(item, str | int | float) for item in cast("list[object]", value)):
+        return " | ".join(map(str, cast("list[object]", value)))
+    is_nested = isinstance(value, list | Mapping)
+    return json.dumps(value, ensure_ascii=False, default=str) if is_nested else value
 
 
 def _describe_missing_part(fields: Mapping[str, object], name: str) -> str:
