@@ -17,6 +17,7 @@ from fivetune.data.readers.source_files import BadRecord, quote_value
 from fivetune.errors import ConfigError, DataError, FiveTuneError
 from fivetune.start.columns import (
     FORMS,
+    MIN_RECORDS,
     Column,
     Division,
     RawTable,
@@ -182,7 +183,7 @@ def divide_table(table: RawTable, division: Division) -> RawTable:
         header = ["text"]  # the first line is a record
         division = replace(division, column="text")
     records = division.iter_records(read_records(table.source, header=header, on_bad=bad.append), bad.append)
-    divided = build_table(table.source, records, bad, header=header, flags=table.flags)
+    divided = build_table(table.source, records, header=header, flags=table.flags)
     if len(bad) > (1 - MIN_SHARE) * (divided.num_read + len(bad)):
         raise DataError(f"{table.source}: {len(bad):,} records are not divided alike; the first: {bad[0]}")
     return replace(divided, division=division, first_line=())
@@ -386,15 +387,45 @@ def explain_words(survey: Survey) -> str | None:
     return f"each record has one word of a text, in {word.name}: {SEQUENCES}"
 
 
-def explain_none(survey: Survey, task: str | None, bad: Sequence[BadRecord]) -> str:
-    """Explain why no reading fits, and what to do; `bad`: records that the task of a reading does not convert."""
+def explain_few(table: RawTable, bad: Sequence[BadRecord], given: Given) -> str:
+    """Explain that a table has too few records, and what is wrong with the form of these, which more would have, too.
+
+    Args:
+        bad: records that cannot be read.
+    """
+    noun = "record" if table.num_records == 1 else "records"
+    unread = f", and {len(bad):,} that cannot be read; the first: {bad[0]}" if bad else "."
+    form = explain_form(make_survey(table, {})) if table.records and not given and not find_division(table) else None
+    remedy = "Correct the file." if bad else f"Collect more{f', in another form: {form}' if form else '.'}"
+    return (
+        f"{table.source}: holds {table.num_records} {noun}{unread} At least {MIN_RECORDS} are needed to train on some "
+        f"and score on others; some hundred give a useful model. {remedy}"
+    )
+
+
+def explain_form(survey: Survey, task: str | None = None) -> str | None:
+    """Explain why the columns of a table fit no task, whatever their names: there is one, or no text but lists."""
     columns = survey.columns
-    given = [(role, name) for role, names in survey.given.items() for name in names]
     if len(columns) < 2:
         return (
             f"has one column with values, {list_names(columns)}. Training needs inputs and what is to "
             "be learned for them, such as text,label or question,answer. Add the other column."
         )
+    nested = [name for name, column in columns.items() if _is_nested(survey, name, column)]
+    texts = [name for name, column in columns.items() if column.has_text and name not in nested]
+    if not nested or len(texts) > 1 or survey.given:
+        return None
+    known = [{"inputs": [text], "targets": [f"{name}.*"]} for text in texts for name in nested]
+    way = "".join(f" All of one as text: {flags}." for flags in islice(_list_working(survey, task, known), 1))
+    return f"{list_names(nested)} {'holds' if len(nested) == 1 else 'hold'} lists or objects. {SEQUENCES}.{way}"
+
+
+def explain_none(survey: Survey, task: str | None, bad: Sequence[BadRecord]) -> str:
+    """Explain why no reading fits, and what to do; `bad`: records that the task of a reading does not convert."""
+    if form := explain_form(survey, task):
+        return form
+    columns = survey.columns
+    given = [(role, name) for role, names in survey.given.items() for name in names]
     nested = [name for name, column in columns.items() if _is_nested(survey, name, column)]
     reasons = [str(one) for one in bad[:1] if given]
     for role, name in given:
@@ -421,11 +452,6 @@ def explain_none(survey: Survey, task: str | None, bad: Sequence[BadRecord]) -> 
         return f"{fits} {'; '.join(reasons)}. Give other columns than {flags}, or another task with --task."
     texts = sorted((name for name in columns if columns[name].has_text), key=lambda name: -columns[name].mean_chars)
     texts = [name for name in texts if name not in nested]
-    if nested and len(texts) < 2:
-        verb = "holds" if len(nested) == 1 else "hold"
-        known = [{"inputs": [text], "targets": [f"{name}.*"]} for text in texts for name in nested]
-        way = "".join(f" All of one as text: {flags}." for flags in islice(_list_working(survey, task, known), 1))
-        return f"{fits} {list_names(nested)} {verb} lists or objects. {SEQUENCES}.{way}"
     if not texts:
         reasons.append("no column holds text: what the model would read is missing")
         return f"{fits} {'; '.join(reasons)}. Add a column with the text of each record."

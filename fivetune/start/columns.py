@@ -17,7 +17,6 @@ from fivetune.data.readers.delimited import NUMBER, describe_quotes, read_first_
 from fivetune.data.readers.records import detect_format, draw_records, find_column, is_hub_name, list_source_files
 from fivetune.data.readers.source_files import HEAD_BYTES, BadRecord, is_saved_dataset, open_bytes
 from fivetune.data.readers.tables import replace_empty_cell
-from fivetune.errors import DataError
 from fivetune.tasks import is_missing_label
 from fivetune.types import JsonTable, RawRecord
 
@@ -190,16 +189,11 @@ class RawTable:
 def build_table(
     source: str,
     records: Iterable[RawRecord],
-    bad: Sequence[BadRecord] = (),
     *,
     header: Sequence[str] = (),
     flags: Sequence[str] = (),
 ) -> RawTable:
-    """Describe up to MAX_RECORDS records, a sample of all. Raises DataError for data that no task can be learned from.
-
-    Args:
-        bad: where reading `records` appends those that are unreadable; an error names the first.
-    """
+    """Describe up to MAX_RECORDS records, a sample of all."""
     first, num_read = draw_records(records, MAX_RECORDS)
     values: dict[str, list[object]] = {}
     for record in first:
@@ -208,14 +202,6 @@ def build_table(
                 values.setdefault(key, []).append(value)
     names = dict.fromkeys(name for key, of_key in values.items() for name in _list_names(key, of_key))
     columns = {name: describe_column(name, [find_value(record.fields, name) for record in first]) for name in names}
-    if len(first) < MIN_RECORDS:
-        noun = "record" if len(first) == 1 else "records"
-        unread = f", and {len(bad):,} that cannot be read; the first: {bad[0]}" if bad else ""
-        remedy = "Correct the file." if bad else "Collect more."
-        raise DataError(
-            f"{source}: holds {len(first)} {noun}{unread or '.'} At least {MIN_RECORDS} are needed to train on some "
-            f"and score on others; some hundred give a useful model. {remedy}"
-        )
     return RawTable(source, first, columns, header, flags, num_read, () if header else read_first_line(source))
 
 

@@ -25,7 +25,7 @@ from fivetune.data.readers.source_files import BadRecord
 from fivetune.data.readers.tables import replace_empty_cell
 from fivetune.data.split import EvalSplit, Relation, ThreeWaySplit, hash_text, split_in_three
 from fivetune.errors import DataError
-from fivetune.start.choose import convert_record, infer_divided
+from fivetune.start.choose import convert_record, explain_few, infer_divided
 from fivetune.start.columns import (
     MIN_RECORDS,
     RawTable,
@@ -290,8 +290,10 @@ def build_plan(
     num_names = count_names(head, has_header=bool(header))
     if num_names and not header and not read_first_line(source):  # records with keys have no further lines of names
         num_names = 0
-    table = build_table(source, chain(head[num_names:], records), bad, header=header, flags=flags)
+    table = build_table(source, chain(head[num_names:], records), header=header, flags=flags)
     table = replace(table, num_names=num_names)
+    if table.num_records < MIN_RECORDS:
+        raise DataError(explain_few(table, bad, given))
     table, reading = infer_divided(table, task=task, given=given)
     loaded = load_task(reading.task, reading.options)
     by_label = loaded.labels is not None

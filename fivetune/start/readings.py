@@ -192,7 +192,7 @@ def read_pairs(survey: Survey) -> Iterator[Reading]:
         nested = [name for name in targets if columns[name].kind != "text" and not columns[name].is_list_of_texts]
         golds = [name for name in nested if _read_golds(survey, name, "answers")]
         targets = [form for name in targets if name not in golds for form in survey.list_forms(name)]
-        if all(survey.rate(name, "text") >= USUAL for name in targets):  # a title
+        if texts and all(survey.rate(name, "text") >= USUAL for name in targets):  # a title
             lists = [name for name in survey.list_unread(()) if survey.has_several(name) and survey.has_phrases(name)]
             targets += [form for name in lists if name not in (*targets, *golds) for form in survey.list_forms(name)]
         unknown = [name for name in reversed(texts) if survey.rate(name, "targets", *SOURCES) == 0]
@@ -217,8 +217,9 @@ def _list_sources(survey: Survey, target: str, texts: Sequence[str]) -> list[lis
         return [[*survey.given["inputs"]]]
     known = survey.list_columns(*SOURCES, "context", minimum=2)
     known = [name for name in known if survey.columns[name].has_text and name != target]
-    known = [name for name in known if not survey.columns[name].has_code] or known  # nothing is answered from a query
     contexts = [name for name in survey.list_columns("context", minimum=USUAL) if name in known]
+    # nothing is answered from a query
+    known = [name for name in known if name in contexts or not survey.columns[name].has_code] or known
     questions = [name for name in known if survey.rate(name, "question") >= USUAL and name not in contexts]
     if questions and contexts:  # of a question and the schema of its tables, both
         return [[name for name in survey.columns if name in (questions[0], contexts[0])]]

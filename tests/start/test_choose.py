@@ -7,7 +7,7 @@ import pytest
 
 from fivetune.data.readers.records import read_records
 from fivetune.errors import ConfigError, DataError
-from fivetune.start.choose import DoubtError, infer_task
+from fivetune.start.choose import DoubtError, explain_few, infer_task
 from fivetune.start.columns import build_table, describe_column
 from fivetune.tasks import load_task
 from fivetune.types import RawRecord
@@ -263,7 +263,6 @@ def test_a_text_that_holds_the_whole_record_is_not_read():
 @pytest.mark.parametrize(
     ("fields", "num", "message"),
     [
-        (lambda i: {"text": text(i), "label": "late"}, 3, r"holds 3 records\. At least 10 are needed"),
         (lambda i: {"text": text(i)}, 60, r"has one column with values, text\. Training needs inputs and what"),
         (
             lambda i: {"id_a": i, "id_b": i + 7},
@@ -285,6 +284,14 @@ def test_a_text_that_holds_the_whole_record_is_not_read():
 def test_hopeless_tables_are_refused_with_advice(fields, num, message):
     with pytest.raises(DataError, match=rf"^a\.csv: .*{message}"):
         infer_task(table(fields, num))
+
+
+def test_few_records_are_told_with_what_is_wrong_with_their_form():
+    plain = explain_few(table(lambda i: {"text": text(i), "label": "late"}, 3), (), {})
+    assert "holds 3 records. At least 10 are needed" in plain and plain.endswith("Collect more.")
+    assert "in another form: has one column" in explain_few(table(lambda i: {"text": text(i)}, 3), (), {})
+    spans = table(lambda i: {"text": text(i), "spans": [{"start": 1, "end": i}]}, 3)
+    assert "--column inputs=text --column 'targets=spans.*'" in explain_few(spans, (), {})
 
 
 def test_advice_never_names_the_flags_that_were_given():

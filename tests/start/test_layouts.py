@@ -106,6 +106,29 @@ def test_the_separator_of_labels_is_one_that_divides_them_and_that_none_holds(na
     assert isinstance(found, Reading) and found.options["separator"] == separator
 
 
+@pytest.mark.parametrize(
+    ("name", "readings"),
+    [
+        ("positions beside a query", ["jsonl: sql.* < question"]),
+        ("steps", ["jsonl: output.* < instruction", "jsonl: output < instruction"]),
+        ("pairs with licences", ["jsonl: column2 < column1", "jsonl: column1 < column2"]),
+    ],
+)  # fmt: skip
+def test_a_doubt_lists_these_readings(name: str, readings: list[str]) -> None:
+    found = find(make_table(LAYOUTS[name][0]))
+    assert isinstance(found, DoubtError)
+    assert [describe(one) for _, one in found.choices] == readings
+
+
+def test_a_few_outputs_that_repeat_are_labels_in_the_next_reading() -> None:
+    found = find(make_table("instruction=sentence | input=empty | output=three"))
+    assert isinstance(found, Reading)
+    assert [describe(one) for one in (found, *found.others)] == [
+        "jsonl: output < instruction",
+        "classification: output < instruction",
+    ]
+
+
 def test_a_doubt_tells_a_label_that_is_the_same_in_all_records() -> None:
     found = find(make_table(LAYOUTS["pairs of one label"][0]))
     assert isinstance(found, DoubtError) and "label is no label, as it is '1' in all records" in str(found)
