@@ -320,8 +320,8 @@ def read_chat(survey: Survey) -> Iterator[Reading]:
 
 
 def _find_text_of_turns(survey: Survey, name: str) -> str | None:
-    """Find the member of turns without a role that holds their text, with a dot before: of pairs of a speaker and a text
-    the second one; "" for turns that are texts, None for others.
+    """Find the member of turns without a role that holds their text, with a dot before: the second one of pairs with a
+    speaker; "" for turns that are texts, None for others.
     """
     column = survey.columns[name]
     if column.is_list_of_texts:
