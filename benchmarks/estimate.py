@@ -33,7 +33,9 @@ from fivetune.fleet.estimation.memory import estimate_memory
 from fivetune.fleet.estimation.recipe import build_workload
 from fivetune.model.backend import Forward
 from fivetune.model.flops import list_block_flops
-from fivetune.training.step.learner import ComputeConfig, Learner, build_optimizer
+from fivetune.training.compute import ComputeConfig
+from fivetune.training.step.groups import build_optimizer
+from fivetune.training.step.learner import Learner
 from fivetune.training.step.pipeline import PipelineEngine
 from fivetune.training.step.plain import PlainEngine
 from fivetune.training.step.update import train_step

@@ -43,8 +43,8 @@ from fivetune.rundir.progress import ignore_progress
 from fivetune.rundir.records import Prediction
 from fivetune.training.answers.loading import RunModel
 from fivetune.training.answers.trained_run import TrainedRun
+from fivetune.training.compute import choose_compute
 from fivetune.training.sources import prepare_split
-from fivetune.training.step.learner import choose_compute
 from fivetune.types import RawRecord, TextExample
 
 CLIENTS = (1, 8, 32)

@@ -20,7 +20,7 @@ from kit import ready, recipe
 from fivetune.config import load_config
 from fivetune.model.decode import generate
 from fivetune.training.run import train
-from fivetune.training.step.learner import build_optimizer
+from fivetune.training.step.groups import build_optimizer
 from fivetune.training.step.tpu import Chips
 from fivetune.training.step.update import train_step
 

@@ -35,7 +35,7 @@ def _run_checks(config):
     from fivetune.training.sinks import refuse_missing_sinks
 
     refuse_missing_sinks(config.report.sinks)
-    lenient = config.model_copy(update={"data": config.data.model_copy(update={"on_bad_record": "skip"})})
+    lenient = config.replace("data", on_bad_record="skip")
     progress = Progress()
     progress.start()
     try:

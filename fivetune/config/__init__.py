@@ -55,7 +55,7 @@ def load_config(
             f"{layers.find_origin(('run', 'dir'))}: the name of the run directory has {size} bytes. Allowed are "
             f"{MAX_NAME_BYTES}, because names beside it are longer. Give a shorter one: run.dir."
         )
-    return config.model_copy(update={"run": config.run.model_copy(update={"dir": folder})})
+    return config.replace("run", dir=folder)
 
 
 def load_layers(source: str | Path | Mapping[str, Any], overrides: Mapping[str, object] | None) -> tuple[Layers, str]:

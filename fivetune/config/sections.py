@@ -466,6 +466,14 @@ class RunConfig(_Section):
         """The task, or the tasks of a mixture's parts."""
         return self.task.part_tasks or (self.task,)
 
+    def replace(self, section: str, **changes: object) -> RunConfig:
+        """Return the config with other settings of a section; they are not checked.
+
+        >>> RunConfig().replace("train", batch_size=4).train.batch_size
+        4
+        """
+        return self.model_copy(update={section: getattr(self, section).model_copy(update=changes)})
+
     @classmethod
     def get_default_plugin(cls, section: str) -> str:
         """Name of the default plugin of a section."""

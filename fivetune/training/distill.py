@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from fivetune.model.modules import T5Model
     from fivetune.rundir.progress import ProgressCallback
-    from fivetune.training.step.learner import ComputeConfig
+    from fivetune.training.compute import ComputeConfig
 
 KEY = "distill.teacher"
 Answer: TypeAlias = tuple[list[int], bool]

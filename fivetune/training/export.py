@@ -30,8 +30,8 @@ from fivetune.rundir.plan import Plan
 from fivetune.rundir.records import BestEval
 from fivetune.scores.analysis.calibration import FittedTemperature, calibrate_lines, choose_scored_name, restore_lines
 from fivetune.scores.metrics import is_maximized
+from fivetune.training.answers.decoding import build_decoding
 from fivetune.training.evaluate import run_evaluation
-from fivetune.training.setup import build_decoding
 from fivetune.training.state import checkpoint
 from fivetune.training.state.past_evals import read_past_evals
 from fivetune.training.training import Training

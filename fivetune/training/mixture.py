@@ -46,7 +46,7 @@ def select_part(config: RunConfig, overrides: Collection[str] = ()) -> RunConfig
         return config
     part = build_part_configs(config)[config.task.part]
     if "data.eval" in overrides:
-        return part.model_copy(update={"data": part.data.model_copy(update={"eval": config.data.eval})})
+        return part.replace("data", eval=config.data.eval)
     return part
 
 

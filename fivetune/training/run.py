@@ -30,13 +30,14 @@ from fivetune.training.answers.evaluator import select_subset
 from fivetune.training.answers.trained_run import TrainedRun, open_run
 from fivetune.training.autotune.graphs import decide_graphs, read_graph_decision
 from fivetune.training.checks.preflight import check_before_training
+from fivetune.training.compute import restore_process_settings
 from fivetune.training.export import describe_few_evals, export_model
 from fivetune.training.loop import run_training_loop
 from fivetune.training.machine import describe_machine, format_headline, record_machine
 from fivetune.training.outcome import name_python_call, record_outcome, report_stop
 from fivetune.training.outputs import open_outputs, open_sampler, open_sinks, record_seconds
 from fivetune.training.save import complete_saves
-from fivetune.training.setup import set_up, with_batch_size
+from fivetune.training.setup import NOTHING_CHOSEN, set_up
 from fivetune.training.signals import StopRequest
 from fivetune.training.sinks import refuse_missing_sinks
 from fivetune.training.sources import with_data_labels
@@ -46,7 +47,6 @@ from fivetune.training.state.restore import find_evaluated_steps, restore_plan, 
 from fivetune.training.state.resume import describe_owner, read_choices, refuse_changes, with_saved_batch_size
 from fivetune.training.state.saving import BackgroundWriter
 from fivetune.training.state.snapshot import seed_everything
-from fivetune.training.step.learner import restore_process_settings
 from fivetune.training.step.nonfinite import make_nonfinite_flag
 from fivetune.training.stopping import describe_stop
 from fivetune.training.tables import TableFiles, load_config_of_tables
@@ -142,12 +142,13 @@ def run_recipe(
                 if not resume:
                     _write_initial_status(config, run)
                 progress.start()
-                choices = read_choices(run.path) if resume else {}
-                setup = set_up(config, on_progress=progress.update, world=world, **choices)
+                chosen = read_choices(run.path) if resume else NOTHING_CHOSEN
+                setup = set_up(config, on_progress=progress.update, chosen=chosen, world=world)
                 plan, compute = setup.plan, setup.learner.compute
                 owner = describe_owner(run.path, setup)
                 if setup.fit:
-                    run.write_config(with_batch_size(config, setup.fit.batch_size).as_redacted_yaml())
+                    found = config.replace("train", batch_size=setup.fit.batch_size)
+                    run.write_config(found.as_redacted_yaml())
                     progress.log(str(setup.fit))
                 for message in (*setup.warnings, *describe_few_evals(config.checkpoint.average_best, plan)):
                     outputs.warn(message)

@@ -8,61 +8,66 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from fivetune.config import RunConfig
 from fivetune.config.paths import find_typed_path, resolve_adapter
-from fivetune.data.letters import list_structural_tokens
-from fivetune.data.store.encode import encode_labels, find_frame
-from fivetune.data.store.mixture import ConcatStore
 from fivetune.data.store.stream import BatchPlan, TrainingStream
 from fivetune.data.store.token_store import TokenStore
 from fivetune.distributed.pipeline import find_stage
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import ConfigError
 from fivetune.machine.telemetry.devices import translate_oom_errors
-from fivetune.model.adapter import attach_adapter, find_adapter, refuse_lost_tokens
+from fivetune.model.adapter import attach_adapter, refuse_lost_tokens
 from fivetune.model.backend import Forward
-from fivetune.model.decode import Decoding, GenerateAnswers, estimate_max_new_tokens
 from fivetune.model.family import explain_unsupported_parts, get_family
 from fivetune.model.flops import list_block_flops
 from fivetune.model.freeze import Unfreezing, freeze_weights
 from fivetune.model.load import LoadedModel, load_model_and_tokenizer
 from fivetune.model.shards import load_shards
-from fivetune.model.tokenizer import list_sentinel_ids
 from fivetune.rundir.plan import Plan
 from fivetune.rundir.progress import ProgressCallback, ignore_progress
 from fivetune.tasks import head_of
+from fivetune.training.answers.decoding import build_decoding, make_evaluator
 from fivetune.training.answers.evaluator import Evaluator
 from fivetune.training.autotune.blocks import measure_block_seconds
 from fivetune.training.autotune.forward import choose_forward, explain_unsupported_flat
 from fivetune.training.autotune.micro_batch import Fit, find_largest_fit
 from fivetune.training.autotune.precision import choose_precision
 from fivetune.training.averaging import build_averages
+from fivetune.training.compute import ComputeConfig, choose_compute
 from fivetune.training.distill import load_teacher, refuse_other_teacher, replace_targets
-from fivetune.training.mixture import build_mixture_sampler, build_part_configs, select_part
+from fivetune.training.mixture import build_mixture_sampler, select_part
 from fivetune.training.plan import decide_plan
-from fivetune.training.sources import build_length_limits, check_sources, prepare_split, with_data_labels
+from fivetune.training.sources import check_sources, prepare_split, with_data_labels
 from fivetune.training.state.snapshot import seed_everything
-from fivetune.training.step.groups import count_state_bytes
-from fivetune.training.step.learner import (
-    ComputeConfig,
-    Learner,
-    StepEngine,
-    build_optimizer,
-    choose_compute,
-    get_peak_lr,
-)
+from fivetune.training.step.engine import build_engine
+from fivetune.training.step.groups import build_optimizer, count_state_bytes, get_peak_lr
+from fivetune.training.step.learner import Learner
 from fivetune.training.step.objective import build_objective, weigh_labels
 from fivetune.training.step.pipeline import PipelineEngine
-from fivetune.training.step.plain import PlainEngine
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from fivetune.model.modules import T5Model
 
 PROVISIONAL_BATCH_SIZE = 8  # examples per forward pass until train.batch_size auto is known
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredChoices:
+    """What a run chose by measurement when it began; a resume keeps it, because another choice rounds differently.
+
+    Args:
+        forward, precision: None if they are to be chosen.
+        block_seconds: measured cost of every block, by which the model is divided into stages; () if not measured.
+    """
+
+    forward: Forward | None = None
+    precision: str | None = None
+    block_seconds: tuple[float, ...] = ()
+
+
+NOTHING_CHOSEN = MeasuredChoices()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,64 +139,69 @@ def set_up(
     config: RunConfig,
     *,
     on_progress: ProgressCallback = ignore_progress,
-    resumed_forward: Forward | None = None,
-    resumed_precision: str | None = None,
-    resumed_block_seconds: Sequence[float] = (),
+    chosen: MeasuredChoices = NOTHING_CHOSEN,
     world: World = SINGLE_PROCESS,
 ) -> Setup:
     """Load the model, prepare the data and build the rest. Writes only the data cache; raises the errors of all parts.
 
     Args:
-        resumed_forward, resumed_precision: those that a resumed run began with.
-        resumed_block_seconds: what it measured for its blocks; others would divide the model elsewhere.
+        chosen: what a resumed run chose when it began.
         world: the ranks of the run; all of them call this, and rank 0 prepares the data first.
     """
     # The machine first: device, precision and ranks decide how everything else is built.
     config = select_part(config)
-    compute = choose_compute(config, world, resumed_precision)
+    compute = choose_compute(config, world, chosen.precision)
     if compute.precision == "fp16":  # of a resumed run, with auto
-        config = with_precision(config, "fp16")
+        config = config.replace("train", precision="fp16")
     world = world.split(config.strategy.get_model_size(world.size), compute.device)
     seed_everything(config.run.seed)
 
     # Files and labels before the model, which may be a download.
-    config = _check_data(config, world)
+    with world.run_rank_zero_first("sources"):
+        check_sources(config)
+        config = with_data_labels(config)
+        weigh_labels(config, {})  # refuses unknown labels
     loaded = _load_supported_model(config, compute, world)
     model, tokenizer = loaded.model, loaded.tokenizer
     engine = build_engine(config, model, compute)
 
-    # The data, which rank 0 tokenises first. A CPU's precision is measured with them, and evaluations compute in it.
+    # The data, which rank 0 tokenises first.
     with world.run_rank_zero_first("data"):
         train = prepare_split(config, tokenizer, "train", on_progress=on_progress)
         evaluation = prepare_split(config, tokenizer, "eval", on_progress=on_progress)
     _refuse_missing_data(config, train, evaluation)
     assert train is not None
-    stream = build_stream(config, tokenizer, train, compute, world, on_progress)
-    compute = _choose_precision(config, model, stream, compute, world, resumed_forward, resumed_precision)
+    # The generation cap follows from the training targets, a teacher's too: those of data.eval are to be predicted.
+    target_p99 = train.summary["target_p99"]
+    if config.distill.teacher:
+        decoding = build_decoding(config, tokenizer, target_p99=target_p99)
+        train = replace_targets(config, train, decoding, compute, world, on_progress)
+    stream = TrainingStream(train, _build_batch_plan(config), build_mixture_sampler(config, train), world)
+
+    # The precision of a CPU is measured with the data; evaluations compute in it.
+    compute = _choose_precision(config, model, stream, compute, world, chosen)
     evaluator = None
     if evaluation is not None:
-        # The generation cap follows from the training targets: the targets of data.eval are to be predicted.
-        target_p99 = stream.store.summary["target_p99"]
         evaluator = make_evaluator(
             config, tokenizer, evaluation, compute, target_p99=target_p99, generate=engine.generate
         )
 
     # The model where it trains, and what trains it. The objective follows from the labels in the data.
-    block_seconds = tuple(resumed_block_seconds) or _measure_blocks(config, model, stream, compute, world)
-    model = _wrap_model(config, loaded, stream.store, compute, world, block_seconds)
+    block_seconds = chosen.block_seconds or _measure_blocks(config, model, stream, compute, world)
+    model = _wrap_model(config, loaded, train, compute, world, block_seconds)
     if find_stage(model):
         engine = PipelineEngine()
     optimizer = build_optimizer(config, model)
-    forward = world.broadcast_object(_choose_forward(config, model, stream, compute, resumed_forward))
-    objective, class_weights = build_objective(config, model, tokenizer, stream.store.summary)
+    forward = world.broadcast_object(_choose_forward(config, model, stream, compute, chosen))
+    objective, class_weights = build_objective(config, model, tokenizer, train.summary)
     forward = replace(forward, objective=objective, teacher=load_teacher(config, compute))
     forward.prepare(model)
 
     # The numbers. The micro-batch is found with everything else in memory.
     fit = None
     if config.train.batch_size == "auto":
-        fit = _find_micro_batch(config, model, forward, stream.store, compute, world)
-        config = with_batch_size(config, fit.batch_size)
+        fit = _find_micro_batch(config, model, forward, train, compute, world)
+        config = config.replace("train", batch_size=fit.batch_size)
         stream.plan = _build_batch_plan(config)
     plan = decide_plan(
         config,
@@ -225,40 +235,6 @@ def set_up(
     )
 
 
-def _check_data(config: RunConfig, world: World) -> RunConfig:
-    """Check files and labels before the model is loaded, rank 0 first. Returns: the config with the data's labels."""
-    with world.run_rank_zero_first("sources"):
-        check_sources(config)
-        config = with_data_labels(config)
-        weigh_labels(config, {})  # refuses unknown labels
-    return config
-
-
-def _choose_forward(
-    config: RunConfig, model: T5Model, stream: TrainingStream, compute: ComputeConfig, resumed_forward: Forward | None
-) -> Forward:
-    return choose_forward(
-        config.train.forward,
-        model,
-        compute.step_device,
-        stream.build_micro_batches(0)[:2],
-        autocast=compute.make_autocast,
-        recompute=config.train.recompute,
-        resumed_forward=resumed_forward,
-    )
-
-
-def _measure_blocks(
-    config: RunConfig, model: T5Model, stream: TrainingStream, compute: ComputeConfig, world: World
-) -> tuple[float, ...]:
-    """Measure the blocks on this rank's first micro-batch; () if the strategy needs none, or if that cannot run."""
-    if not config.strategy.needs_block_seconds or world.size == 1:
-        return ()
-    if explain_unsupported_flat(model, compute.device, compute.make_autocast):
-        return ()
-    return measure_block_seconds(model, stream.build_micro_batches(0)[0], compute, world)
-
-
 def _load_supported_model(config: RunConfig, compute: ComputeConfig, world: World) -> LoadedModel:
     """Load the model. Raises ConfigError if its family does not support the strategy or the device."""
     config.optimizer.refuse_missing_packages()
@@ -269,121 +245,6 @@ def _load_supported_model(config: RunConfig, compute: ComputeConfig, world: Worl
     if reason := explain_unsupported_parts(family, strategy=strategy, sharded=is_sharded, device=compute.kind):
         raise ConfigError(reason)
     return loaded
-
-
-def _wrap_model(
-    config: RunConfig,
-    loaded: LoadedModel,
-    train: TokenStore,
-    compute: ComputeConfig,
-    world: World,
-    block_seconds: Sequence[float],
-) -> T5Model:
-    """Place the model as the strategy does; a model on torch's meta device gets the values of this rank's shards."""
-    strategy = config.strategy
-    settings, costs = loaded.model.config, block_seconds
-    if not costs and get_family(settings).t5_blocks:
-        costs = list_block_flops(settings, train.inputs.lengths, train.labels.lengths)
-    with translate_oom_errors():
-        model = strategy.wrap(loaded.model, compute.device, world, precision=compute.precision, costs=costs)
-        if loaded.files:
-            load_shards(model, loaded.files, strategy.get_weight_device(compute.device), where=str(config.model.path))
-    return model
-
-
-def build_engine(config: RunConfig, model: T5Model, compute: ComputeConfig) -> StepEngine:
-    """Build what runs steps and answers: torch, or TPU chips. Raises ConfigError for what these do not support."""
-    if compute.kind != "tpu":
-        return PlainEngine()
-    if reason := explain_unsupported_parts(get_family(model.config), strategy="single", sharded=False, device="tpu"):
-        raise ConfigError(reason)
-    if find_adapter(model):  # refused for training: of a trained run, whose weights are not merged
-        raise ConfigError("device: tpu has no virtual tokens, which the run was trained with. Use device cpu or cuda.")
-    if head_of(config.task) == "extractive":
-        raise ConfigError("device: tpu has no extractive answers. Set task.head generate, or use device cpu or cuda.")
-    from fivetune.training.step.tpu import Chips
-
-    return Chips(
-        model,
-        sharded=config.strategy.sharded,
-        precision=compute.precision,
-        max_norm=config.train.max_grad_norm,
-        seed=config.run.seed,
-    )
-
-
-def _refuse_missing_data(config: RunConfig, train: TokenStore | None, evaluation: TokenStore | None) -> None:
-    """Raise ConfigError without training data, and without evaluation data for a setting that compares evaluations."""
-    if train is None:
-        raise ConfigError("data.train: no training data is given. Add --data.train FILE.")
-    comparing = {
-        "train.early_stopping": config.train.early_stopping,
-        "checkpoint.average_best": config.checkpoint.average_best,
-    }
-    for key, value in comparing.items():
-        if value and evaluation is None:
-            raise ConfigError(f"{key}: it compares evaluations, and no data.eval is given. Add data.eval or remove it.")
-
-
-def build_stream(
-    config: RunConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    train: TokenStore,
-    compute: ComputeConfig,
-    world: World,
-    on_progress: ProgressCallback,
-) -> TrainingStream:
-    """Build the stream of training batches, with a teacher's targets if distill.teacher names one."""
-    if config.distill.teacher:
-        decoding = build_decoding(config, tokenizer, target_p99=train.summary["target_p99"])
-        train = replace_targets(config, train, decoding, compute, world, on_progress)
-    return TrainingStream(train, _build_batch_plan(config), build_mixture_sampler(config, train), world)
-
-
-def _choose_precision(
-    config: RunConfig,
-    model: T5Model,
-    stream: TrainingStream,
-    compute: ComputeConfig,
-    world: World,
-    resumed_forward: Forward | None,
-    resumed_precision: str | None,
-) -> ComputeConfig:
-    """Choose the precision of a CPU on each rank's first batch; the first rank's choice counts."""
-    is_resumed = config.train.precision == "auto" and resumed_precision is not None
-    has_weights = not config.strategy.sharded or world.size == 1
-    if compute.kind != "cpu" or is_resumed or not has_weights:
-        return compute
-    forward = _choose_forward(config, model, stream, compute, resumed_forward)
-    batch = stream.build_micro_batches(0)[0]
-    return world.broadcast_object(choose_precision(config.train.precision, model, compute, batch, forward))
-
-
-def _find_micro_batch(
-    config: RunConfig, model: T5Model, forward: Forward, train: TokenStore, compute: ComputeConfig, world: World
-) -> Fit:
-    """Find the largest micro-batch that fits on every rank."""
-    fit = find_largest_fit(
-        model,
-        forward,
-        train,
-        total=config.train.examples_per_step // world.data_size,
-        device=compute.device,
-        autocast=compute.make_autocast,
-        state_bytes=count_state_bytes(model, config.optimizer, has_average=bool(config.train.ema)),
-        num_processes=world.size,
-    )
-    return min(world.gather(fit), key=lambda found: found.batch_size)
-
-
-def with_batch_size(config: RunConfig, batch_size: int) -> RunConfig:
-    """The config with `batch_size` as train.batch_size."""
-    return config.model_copy(update={"train": config.train.model_copy(update={"batch_size": batch_size})})
-
-
-def with_precision(config: RunConfig, precision: str) -> RunConfig:
-    """The config with `precision` as train.precision."""
-    return config.model_copy(update={"train": config.train.model_copy(update={"precision": precision})})
 
 
 def load_configured_model(config: RunConfig, device: str, *, on_meta: bool = False) -> LoadedModel:
@@ -415,93 +276,100 @@ def load_configured_model(config: RunConfig, device: str, *, on_meta: bool = Fal
     return loaded
 
 
-def make_evaluator(
-    config: RunConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    store: TokenStore,
-    compute: ComputeConfig,
-    *,
-    target_p99: int,
-    generate: GenerateAnswers,
-) -> Evaluator:
-    """Build the evaluator of a store, for a mixture with one per part.
-
-    Args:
-        target_p99: 99th percentile of the training targets' lengths in tokens, from which the generation cap follows.
-        generate: searches for answers.
-    """
-    parts = {}
-    if isinstance(store, ConcatStore):
-        parts = {
-            name: make_evaluator(part, tokenizer, store.parts[name], compute, target_p99=target_p99, generate=generate)
-            for name, part in build_part_configs(config).items()
-        }
-    return Evaluator(
-        task=config.task,
-        tokenizer=tokenizer,
-        store=store,
-        decoding=build_decoding(config, tokenizer, target_p99=target_p99),
-        device=compute.device,
-        keep_special=not config.eval.suppress_sentinels,
-        limits=build_length_limits(config),
-        autocast=compute.make_autocast,
-        generate=generate,
-        parts=parts,
-    )
-
-
-def build_decoding(config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, target_p99: int) -> Decoding:
-    """Build the decoding options of the run, for evaluation and prediction."""
-    phrase = config.task.no_answer_text
-    phrase_ids = encode_labels(tokenizer, [phrase])[0] if phrase else []
-    return Decoding(
-        max_new_tokens=config.eval.max_new_tokens or estimate_max_new_tokens(target_p99),
-        suppressed_ids=tuple(list_sentinel_ids(tokenizer)) if config.eval.suppress_sentinels else (),
-        batch_size=config.eval.batch_size,
-        phrase_ids=tuple(phrase_ids),
-        label_ids=_encode_labels(config, tokenizer),
-        min_new_tokens=config.eval.min_new_tokens,
-        num_beams=config.eval.num_beams,
-        num_candidates=config.eval.num_candidates,
-        length_penalty=config.eval.length_penalty,
-        repetition_penalty=config.eval.repetition_penalty,
-    )
-
-
-def _encode_labels(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ...], ...]:
-    """Token ids of every label's target text; () for free-text answers.
-
-    Raises ConfigError for special tokens, and for labels with equal ids after truncation to data.max_target_tokens.
-    """
-    if not config.task.labels or not config.eval.score_labels:
-        return ()
-    texts = list(config.task.labels.values())
-    ids = [tuple(row) for row in encode_labels(tokenizer, texts)]
-    num_before = len(find_frame(tokenizer).before_target)
-    special = set(tokenizer.all_special_ids) - {cast("int", tokenizer.unk_token_id)}
-    limit = config.data.max_target_tokens
-    room = None if limit is None else limit - 1  # the last is the end token
-    kept = [row[:-1][:room] for row in ids]
-    for i, row in enumerate(kept):
-        inside = special.intersection(ids[i][num_before:-1])
-        tokens = [str(tokenizer.convert_ids_to_tokens(number)) for number in inside]
-        # Such tokens are letters in a text: an answer would lose them, or be taken for another.
-        tokens += [token for token in list_structural_tokens(tokenizer) if token in texts[i]]
-        if tokens:
-            raise ConfigError(
-                f"task.labels: {texts[i]!r} holds the special token {tokens[0]!r}. Choose other words for the labels."
-            )
-        if row in kept[:i]:
-            other = kept.index(row)
-            within = "" if ids[i] == ids[other] else f" in the {limit} tokens of data.max_target_tokens"
-            advice = "Choose other words for the labels" + (", or raise data.max_target_tokens." if within else ".")
-            raise ConfigError(
-                f"task.labels: {texts[other]!r} and {texts[i]!r} are tokenized identically{within}. {advice}"
-            )
-    return tuple(ids)
+def _refuse_missing_data(config: RunConfig, train: TokenStore | None, evaluation: TokenStore | None) -> None:
+    """Raise ConfigError without training data, and without evaluation data for a setting that compares evaluations."""
+    if train is None:
+        raise ConfigError("data.train: no training data is given. Add --data.train FILE.")
+    comparing = {
+        "train.early_stopping": config.train.early_stopping,
+        "checkpoint.average_best": config.checkpoint.average_best,
+    }
+    for key, value in comparing.items():
+        if value and evaluation is None:
+            raise ConfigError(f"{key}: it compares evaluations, and no data.eval is given. Add data.eval or remove it.")
 
 
 def _build_batch_plan(config: RunConfig) -> BatchPlan:
     size = config.train.batch_size if config.train.batch_size != "auto" else PROVISIONAL_BATCH_SIZE
     data = config.data
     return BatchPlan(config.train.examples_per_step, size, data.bucket_pool, config.run.seed, data.window_shards)
+
+
+def _choose_precision(
+    config: RunConfig,
+    model: T5Model,
+    stream: TrainingStream,
+    compute: ComputeConfig,
+    world: World,
+    chosen: MeasuredChoices,
+) -> ComputeConfig:
+    """Choose the precision of a CPU on each rank's first batch; the first rank's choice counts."""
+    is_resumed = config.train.precision == "auto" and chosen.precision is not None
+    has_weights = not config.strategy.sharded or world.size == 1
+    if compute.kind != "cpu" or is_resumed or not has_weights:
+        return compute
+    forward = _choose_forward(config, model, stream, compute, chosen)
+    batch = stream.build_micro_batches(0)[0]
+    return world.broadcast_object(choose_precision(config.train.precision, model, compute, batch, forward))
+
+
+def _choose_forward(
+    config: RunConfig, model: T5Model, stream: TrainingStream, compute: ComputeConfig, chosen: MeasuredChoices
+) -> Forward:
+    return choose_forward(
+        config.train.forward,
+        model,
+        compute.step_device,
+        stream.build_micro_batches(0)[:2],
+        autocast=compute.make_autocast,
+        recompute=config.train.recompute,
+        resumed_forward=chosen.forward,
+    )
+
+
+def _measure_blocks(
+    config: RunConfig, model: T5Model, stream: TrainingStream, compute: ComputeConfig, world: World
+) -> tuple[float, ...]:
+    """Measure the blocks on this rank's first micro-batch; () if the strategy needs none, or if that cannot run."""
+    if not config.strategy.needs_block_seconds or world.size == 1:
+        return ()
+    if explain_unsupported_flat(model, compute.device, compute.make_autocast):
+        return ()
+    return measure_block_seconds(model, stream.build_micro_batches(0)[0], compute, world)
+
+
+def _wrap_model(
+    config: RunConfig,
+    loaded: LoadedModel,
+    train: TokenStore,
+    compute: ComputeConfig,
+    world: World,
+    block_seconds: Sequence[float],
+) -> T5Model:
+    """Place the model as the strategy does; a model on torch's meta device gets the values of this rank's shards."""
+    strategy = config.strategy
+    settings, costs = loaded.model.config, block_seconds
+    if not costs and get_family(settings).t5_blocks:
+        costs = list_block_flops(settings, train.inputs.lengths, train.labels.lengths)
+    with translate_oom_errors():
+        model = strategy.wrap(loaded.model, compute.device, world, precision=compute.precision, costs=costs)
+        if loaded.files:
+            load_shards(model, loaded.files, strategy.get_weight_device(compute.device), where=str(config.model.path))
+    return model
+
+
+def _find_micro_batch(
+    config: RunConfig, model: T5Model, forward: Forward, train: TokenStore, compute: ComputeConfig, world: World
+) -> Fit:
+    """Find the largest micro-batch that fits on every rank."""
+    fit = find_largest_fit(
+        model,
+        forward,
+        train,
+        total=config.train.examples_per_step // world.data_size,
+        device=compute.device,
+        autocast=compute.make_autocast,
+        state_bytes=count_state_bytes(model, config.optimizer, has_average=bool(config.train.ema)),
+        num_processes=world.size,
+    )
+    return min(world.gather(fit), key=lambda found: found.batch_size)

@@ -23,7 +23,7 @@ from fivetune.tasks import head_of
 if TYPE_CHECKING:
     from fivetune.config import RunConfig
     from fivetune.model.modules import T5Model
-    from fivetune.training.step.learner import ComputeConfig
+    from fivetune.training.compute import ComputeConfig
 
 ALONE = "Serve it without --one-base."
 

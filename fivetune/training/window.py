@@ -81,7 +81,7 @@ def profile_steps(
     if config.device == "tpu":
         raise ConfigError("device: tpu runs a step as one program, of which torch's profiler sees nothing. Use cpu.")
     setup = set_up(
-        config.model_copy(update={"data": config.data.model_copy(update={"eval": (), **NO_SPLIT})}),
+        config.replace("data", eval=(), **NO_SPLIT),
         on_progress=on_progress,
     )
     flag = make_nonfinite_flag(setup.learner)

@@ -19,9 +19,10 @@ from fivetune.data.store.batch import collate, pad
 from fivetune.errors import ConfigError
 from fivetune.model import files
 from fivetune.training import loop
+from fivetune.training.answers.decoding import build_decoding
 from fivetune.training.optimizers._batched_adafactor import BatchedAdafactor, compute_base_rate
 from fivetune.training.run import train
-from fivetune.training.setup import Setup, build_decoding, set_up
+from fivetune.training.setup import Setup, set_up
 from fivetune.training.step.update import train_step
 
 # A setting with another value that must change what `observe` sees; the base is that of kit.recipe.

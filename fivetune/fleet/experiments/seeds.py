@@ -39,5 +39,4 @@ def build_seed_sweep(recipe: str, config: RunConfig, seeds: Sequence[int]) -> Sw
 def _plan_runs(config: RunConfig, folder: Path, seeds: Sequence[int]) -> Iterator[PlannedRun]:
     for seed in seeds:
         name = f"{folder.name}-seed{seed}"
-        section = config.run.model_copy(update={"seed": seed, "dir": str(folder / name)})
-        yield PlannedRun(name, folder.name, seed, config.model_copy(update={"run": section}))
+        yield PlannedRun(name, folder.name, seed, config.replace("run", seed=seed, dir=str(folder / name)))

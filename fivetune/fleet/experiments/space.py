@@ -36,7 +36,7 @@ def load_search(source: str | Path | Mapping[str, Any], overrides: Mapping[str, 
     if not (config.data.eval or config.data.eval_share or config.task.part_tasks):
         raise ConfigError("data.eval: a search needs evaluation data to score trials by. Add --data.eval FILE.")
     over = {key: _convert_range_type(key, searched, layers, where) for key, searched in config.search.over.items()}
-    return config.model_copy(update={"search": config.search.model_copy(update={"over": over})})
+    return config.replace("search", over=over)
 
 
 def build_trial_config(config: RunConfig, settings: Mapping[str, Any], folder: str | Path) -> RunConfig:

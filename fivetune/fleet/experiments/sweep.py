@@ -484,8 +484,7 @@ def _plan_runs(
         rounds = [(name, seed) for name in names for seed in seeds]
     for name, seed in rounds:
         run = f"{slugs[name]}-seed{seed}"
-        section = configs[name].run.model_copy(update={"seed": seed, "dir": str(folder / run)})
-        yield PlannedRun(run, name, seed, configs[name].model_copy(update={"run": section}))
+        yield PlannedRun(run, name, seed, configs[name].replace("run", seed=seed, dir=str(folder / run)))
 
 
 def _make_slugs(names: Sequence[str]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from fivetune.errors import ConfigError, RunDirError
 from fivetune.model.decode import GenerateAnswers
 from fivetune.plugins import load_plugin
 from fivetune.rundir.export_file import EXPORT, read_export, verify_export
-from fivetune.training.step.learner import ComputeConfig
+from fivetune.training.compute import ComputeConfig
 
 DEVICES = ("cpu", "cuda")
 

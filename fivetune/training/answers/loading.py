@@ -35,14 +35,15 @@ from fivetune.rundir.progress import ProgressCallback, ignore_progress
 from fivetune.rundir.reader import read_checksums
 from fivetune.rundir.record_checksums import describe_change
 from fivetune.tasks import head_of
+from fivetune.training.answers.decoding import make_evaluator
 from fivetune.training.answers.evaluator import Evaluator
 from fivetune.training.answers.exported import load_exporter_of, open_engine, refuse_fixed_settings
 from fivetune.training.answers.model_folder import refuse_foreign_model, refuse_missing_model, with_exported_cap
 from fivetune.training.autotune.precision import adopt_trained_precision
+from fivetune.training.compute import ComputeConfig, choose_compute
 from fivetune.training.mixture import select_part
-from fivetune.training.setup import build_engine, make_evaluator
 from fivetune.training.sources import check_sources, prepare_split
-from fivetune.training.step.learner import ComputeConfig, choose_compute
+from fivetune.training.step.engine import build_engine
 from fivetune.training.threads import ThreadControl
 
 if TYPE_CHECKING:
@@ -203,9 +204,9 @@ def resolve_config(
     config = select_part(config, overrides)
     _refuse_unused_overrides(overrides, unsupported)
     # The working directory may differ from that of the training: relative paths are resolved with machine.json.
-    config = config.model_copy(update={"run": config.run.model_copy(update={"dir": str(folder)})})
+    config = config.replace("run", dir=str(folder))
     if "data.eval" in overrides:
-        check_sources(config.model_copy(update={"data": config.data.model_copy(update={"train": ()})}))
+        check_sources(config.replace("data", train=()))
     if "data.cache_dir" not in map(find_setting, overrides):
         config = _leave_foreign_cache(config)
     return with_exported_cap(config, rundir.find_model_folder(folder))
@@ -216,7 +217,7 @@ def _leave_foreign_cache(config: RunConfig) -> RunConfig:
     cache = config.data.cache_dir
     if cache is None or any(Path(cache).glob(f"*/{INDEX}")):
         return config
-    return config.model_copy(update={"data": config.data.model_copy(update={"cache_dir": None})})
+    return config.replace("data", cache_dir=None)
 
 
 def _load_model(folder: Path, config: RunConfig, compute: ComputeConfig) -> tuple[LoadedModel, GenerateAnswers]:

@@ -71,4 +71,4 @@ def with_exported_cap(config: RunConfig, folder: Path) -> RunConfig:
         raise RunDirError(
             f"{path}: holds no max_new_tokens, the generation cap of the run. {_advise_export(folder)}"
         ) from None
-    return config.model_copy(update={"eval": config.eval.model_copy(update={"max_new_tokens": cap})})
+    return config.replace("eval", max_new_tokens=cap)

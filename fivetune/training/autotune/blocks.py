@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from fivetune.distributed.world import World
     from fivetune.model.modules import T5Model
-    from fivetune.training.step.learner import ComputeConfig
+    from fivetune.training.compute import ComputeConfig
     from fivetune.types import Batch
 
 NUM_TRIALS = 5

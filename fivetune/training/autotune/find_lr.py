@@ -27,7 +27,8 @@ from fivetune.rundir.progress import ProgressCallback, ignore_progress
 from fivetune.rundir.range_test import RangeTest
 from fivetune.training.autotune.probe import restore_learner
 from fivetune.training.setup import set_up
-from fivetune.training.step.learner import Learner, build_optimizer
+from fivetune.training.step.groups import build_optimizer
+from fivetune.training.step.learner import Learner
 from fivetune.training.step.update import train_step
 
 SMOOTHING = 0.9  # weight of the previous average: a mean over about ten steps
@@ -78,13 +79,8 @@ def find_lr(
 
 def as_single_process(config: RunConfig) -> RunConfig:
     """The config with a single process and without evaluation data."""
-    return config.model_copy(
-        update={
-            "strategy": plugins.load_plugin("strategies", DEFAULT_STRATEGY)(),
-            "launch": config.launch.model_copy(update={"nnodes": 1, "nproc": 1}),
-            "data": config.data.model_copy(update={"eval": (), **NO_SPLIT}),
-        }
-    )
+    config = config.replace("launch", nnodes=1, nproc=1).replace("data", eval=(), **NO_SPLIT)
+    return config.model_copy(update={"strategy": plugins.load_plugin("strategies", DEFAULT_STRATEGY)()})
 
 
 def _run_range_test(

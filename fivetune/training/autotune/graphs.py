@@ -36,7 +36,8 @@ from fivetune.training.autotune.probe import (
     synchronize,
 )
 from fivetune.training.setup import Setup
-from fivetune.training.step.learner import Learner, build_optimizer, get_peak_lr, set_lr
+from fivetune.training.step.groups import build_optimizer, get_peak_lr, set_lr
+from fivetune.training.step.learner import Learner
 from fivetune.training.step.nonfinite import make_nonfinite_flag
 from fivetune.training.step.update import train_step
 from fivetune.types import Batch

@@ -17,7 +17,7 @@ from fivetune.errors import ConfigError
 from fivetune.machine.telemetry.devices import find_bf16_units
 from fivetune.model.backend import Forward
 from fivetune.training.autotune.probe import forward_backward, measure_best_seconds, restore_state
-from fivetune.training.step.learner import ComputeConfig
+from fivetune.training.compute import ComputeConfig
 from fivetune.types import Batch
 
 if TYPE_CHECKING:

@@ -44,8 +44,7 @@ from fivetune.training.checks.data_checks import (
     check_truncation,
 )
 from fivetune.training.setup import Setup
-from fivetune.training.step.groups import count_state_bytes
-from fivetune.training.step.learner import build_optimizer
+from fivetune.training.step.groups import build_optimizer, count_state_bytes
 from fivetune.training.step.update import train_step
 
 if TYPE_CHECKING:

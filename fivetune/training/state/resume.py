@@ -24,7 +24,7 @@ from fivetune.rundir import CONFIG, DATA, EVALS, MACHINE, STEPS
 from fivetune.rundir.parse import parse_record
 from fivetune.rundir.records import BestEval, ForwardFacts, RunPart
 from fivetune.training.answers.evaluator import Evaluator
-from fivetune.training.setup import Setup, with_batch_size
+from fivetune.training.setup import MeasuredChoices, Setup
 from fivetune.training.state import checkpoint
 from fivetune.training.state.checkpoint import CheckpointOwner
 from fivetune.values import flatten_table, get_nested
@@ -54,7 +54,7 @@ def with_saved_batch_size(folder: Path, config: RunConfig) -> RunConfig:
     before = get_nested(rundir.read_run_config(folder), "train", "batch_size")
     if config.train.batch_size != "auto" or type(before) is not int or before < 1:
         return config
-    return with_batch_size(config, before)
+    return config.replace("train", batch_size=before)
 
 
 def read_forward(folder: Path) -> Forward | None:
@@ -71,14 +71,10 @@ def read_forward(folder: Path) -> Forward | None:
     return Forward(cast("ForwardKind", found.kind), found.why, found.recompute, cast("Parts", parts))
 
 
-def read_choices(folder: Path) -> JsonTable:
-    """Read what a run chose by measurement when it began, as `set_up` takes it."""
+def read_choices(folder: Path) -> MeasuredChoices:
+    """Read what a run chose by measurement when it began."""
     machine = rundir.read_machine(folder)
-    return {
-        "resumed_forward": read_forward(folder),
-        "resumed_precision": machine.precision,
-        "resumed_block_seconds": machine.strategy.block_seconds,
-    }
+    return MeasuredChoices(read_forward(folder), machine.precision, machine.strategy.block_seconds)
 
 
 def read_batch_size(folder: Path) -> int | None:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fivetune.model.cuda.graphed import GraphedAdamW, GraphedUpdate
 from fivetune.training.step.accumulate import accumulate_over_ranks
-from fivetune.training.step.learner import GradientEngine, Learner, StepInputs, Update, set_lr
+from fivetune.training.step.groups import set_lr
+from fivetune.training.step.learner import GradientEngine, Learner, StepInputs, Update
 from fivetune.training.step.nonfinite import check_values
 from fivetune.training.step.plain import take_step
 from fivetune.types import Batch

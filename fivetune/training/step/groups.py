@@ -1,4 +1,4 @@
-"""Parameter groups of an optimizer: by kind of weight, by pattern, and by the depth of a layer.
+"""The optimizer of a run and its parameter groups: by kind of weight, by pattern, and by the depth of a layer.
 
 In: a model and the settings train.param_groups and train.layer_decay. Out: groups of trainable weights with the keys
 weight_decay (0 for norms), kind ("norm": all vectors; "table": embeddings and heads; "matrix") and lr_factor; with an
@@ -13,10 +13,14 @@ from collections.abc import Sequence
 from math import ceil
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
+from torch.autograd.graph import increment_version
 
+from fivetune.config import RunConfig
 from fivetune.model.adapter import find_adapter
 from fivetune.model.freeze import is_matched, select_names
+from fivetune.training.state.snapshot import list_weights
 
 if TYPE_CHECKING:
     from fivetune.config.train import ParamGroup
@@ -99,3 +103,34 @@ def compute_depth_factor(names: Sequence[str], name: str, decay: float, *, is_em
     if own := BLOCK_NAME.search(name):
         return decay ** (max(int(match[2]) for match in found if match[1] == own[1]) - int(own[2]))
     return decay ** (1 + max(int(match[2]) for match in found)) if is_embedding else 1.0
+
+
+def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
+    """Build the optimizer over all trainable weights."""
+    groups = group_weights(model, config.train.param_groups, layer_decay=config.train.layer_decay)
+    for group in groups:
+        for parameter in group["params"]:
+            vars(parameter).pop("table_grad", None)  # left by an earlier optimizer with factored gradients
+    build = config.optimizer.build
+    # Factored gradients can be neither all-reduced, nor unscaled by a GradScaler, nor computed by TPU chips.
+    if not config.strategy.supports_multiple and config.train.precision != "fp16" and config.device != "tpu":
+        build = config.optimizer.build_for_tables
+    optimizer = build(groups)
+    # Fused optimizers write without torch counting it, by which `copy_weights` notices a change.
+    optimizer.register_step_post_hook(lambda stepped, *_: increment_version(list_weights(stepped)))
+    for group in optimizer.param_groups:
+        group["initial_lr"] = group["lr"]
+    set_lr(optimizer, get_peak_lr(optimizer))
+    return optimizer
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float | None) -> None:
+    """Set the learning rate of each group to `lr` times its lr_factor; None: the optimizer computes its own."""
+    if lr is not None:
+        for group in optimizer.param_groups:
+            group["lr"] = lr * group["lr_factor"]
+
+
+def get_peak_lr(optimizer: torch.optim.Optimizer) -> float | None:
+    """The learning rate that a schedule scales; None if the optimizer computes its own."""
+    return optimizer.param_groups[0]["initial_lr"]

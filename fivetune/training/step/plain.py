@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from fivetune.training.step.accumulate import accumulate_over_ranks
-from fivetune.training.step.learner import GradientEngine, Learner, StepInputs, Update, set_lr
+from fivetune.training.step.groups import set_lr
+from fivetune.training.step.learner import GradientEngine, Learner, StepInputs, Update
 from fivetune.training.step.nonfinite import check_values
 from fivetune.types import Batch
 

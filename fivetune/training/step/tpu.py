@@ -28,7 +28,8 @@ from fivetune.model.decode import Decoding, GenerateAnswers, GeneratedAnswer, gr
 from fivetune.model.decode.traced import TracedDecoder, build_traced_answer
 from fivetune.training.optimizers._traced import apply_update, compute_rates, create_state, make_counter
 from fivetune.training.state.snapshot import map_names
-from fivetune.training.step.learner import Learner, StepEngine, StepInputs, Update, set_lr
+from fivetune.training.step.groups import set_lr
+from fivetune.training.step.learner import Learner, StepEngine, StepInputs, Update
 from fivetune.training.step.nonfinite import refuse_nonfinite
 from fivetune.types import Autocast, Batch
 

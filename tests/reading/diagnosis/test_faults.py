@@ -29,8 +29,8 @@ from fivetune.model.backend import Forward
 from fivetune.reading.diagnosis.rules import diagnose_run
 from fivetune.rundir.records import Run
 from fivetune.training import loop
+from fivetune.training.compute import ComputeConfig
 from fivetune.training.run import train
-from fivetune.training.setup import ComputeConfig
 from fivetune.training.state import checkpoint
 from fivetune.types import Batch
 

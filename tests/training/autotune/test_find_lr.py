@@ -19,7 +19,7 @@ from fivetune.reading.report.run.range_test import build_range_test_page
 from fivetune.training.autotune import find_lr as finder
 from fivetune.training.autotune.find_lr import choose_lr, find_lr
 from fivetune.training.autotune.probe import restore_learner
-from fivetune.training.step.learner import build_optimizer
+from fivetune.training.step.groups import build_optimizer
 from fivetune.training.step.update import train_step
 
 

@@ -22,8 +22,8 @@ from fivetune.model.load import load_model_and_tokenizer
 from fivetune.rundir.records import ForwardFacts
 from fivetune.training.autotune import forward as autotune
 from fivetune.training.autotune.forward import choose_forward
+from fivetune.training.compute import choose_compute
 from fivetune.training.run import train
-from fivetune.training.setup import choose_compute
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_on_cuda_flat_needs_its_kernel(setup, monkeypatch):
 
 def test_the_place_is_taken(monkeypatch):
     taken = []
-    monkeypatch.setattr("fivetune.training.step.learner.pick_device", lambda asked: asked)
+    monkeypatch.setattr("fivetune.training.compute.pick_device", lambda asked: asked)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
     for device in ("cuda:1", "cuda", "cpu"):
         train_section = SimpleNamespace(num_threads=1, precision="fp32")
@@ -149,7 +149,7 @@ def test_the_place_is_taken(monkeypatch):
 FLUSHED = """
 from types import SimpleNamespace
 import torch
-from fivetune.training.setup import choose_compute
+from fivetune.training.compute import choose_compute
 choose_compute(SimpleNamespace(device="cpu", train=SimpleNamespace(num_threads=2, precision="fp32")))
 assert torch.get_num_threads() == 2
 assert not (torch.full((2**20,), 1e-38) * 0.1).view(torch.int32).any()

@@ -21,9 +21,10 @@ from fivetune.model.precision import cast_weights, copy_weights, get_matmul_dtyp
 from fivetune.training import setup as setting_up
 from fivetune.training.autotune import precision
 from fivetune.training.autotune.precision import adopt_trained_precision, choose_precision
+from fivetune.training.compute import ComputeConfig, choose_compute, restore_process_settings
 from fivetune.training.optimizers.adamw import AdamW
 from fivetune.training.setup import Setup
-from fivetune.training.step.learner import ComputeConfig, build_optimizer, choose_compute, restore_process_settings
+from fivetune.training.step.groups import build_optimizer
 
 CPU = ComputeConfig("cpu", "fp32")
 
@@ -159,8 +160,8 @@ def test_a_sharded_run_keeps_its_precision(monkeypatch, tmp_path, model_folder):
     compute = choose_compute(config, World(size=2), "bf16")
     assert compute.precision == "bf16"
     unused: Any = None
-    chosen = setting_up._choose_precision(config, unused, unused, compute, World(size=2), None, "bf16")
-    assert chosen == compute
+    chosen = setting_up.MeasuredChoices(precision="bf16")
+    assert setting_up._choose_precision(config, unused, unused, compute, World(size=2), chosen) == compute
 
 
 def test_answers_are_computed_as_the_run_was_trained(monkeypatch, tmp_path):
@@ -179,7 +180,7 @@ def test_tf32_is_set_for_the_run_and_needs_its_units(tmp_path, model_folder, mon
     assert devices.explain_replaced_precision("tf32", "mps").startswith(words)
     for capability, expected in (((7, 5), "fp32"), ((8, 0), "tf32")):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda capability=capability: capability)
-        monkeypatch.setattr("fivetune.training.step.learner.pick_device", lambda asked: "cuda")
+        monkeypatch.setattr("fivetune.training.compute.pick_device", lambda asked: "cuda")
         section = SimpleNamespace(num_threads=1, precision="tf32")
         compute = choose_compute(SimpleNamespace(device="cuda", train=section))  # type: ignore[arg-type]
         assert compute.precision == expected and bool(compute.precision_why) == (expected == "fp32")

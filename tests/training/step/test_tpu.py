@@ -22,12 +22,12 @@ from fivetune.config import load_config
 from fivetune.data.store.batch import IGNORE_INDEX, collate, join_batches, pad
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError
 from fivetune.machine.telemetry import devices
+from fivetune.training import compute as computing
 from fivetune.training.answers.loading import load_run_model
 from fivetune.training.optimizers._traced import apply_update, compute_rates, create_state
 from fivetune.training.optimizers.adafactor import Adafactor
 from fivetune.training.optimizers.adamw import AdamW
 from fivetune.training.run import train
-from fivetune.training.step import learner
 from fivetune.training.step.plain import PlainEngine
 
 HAS_JAX = find_spec("jax") is not None and find_spec("torchax") is not None
@@ -156,8 +156,8 @@ def test_a_trained_run_answers_whatever_it_was_trained_with(tmp_path, model_fold
     options = {"optimizer": {"name": "lion", "lr": 1e-3}, "loss__z_loss": 1e-4, "train__recompute": True}
     train(recipe(tmp_path, model_folder, model__adapter=adapter, train__num_steps=1, **options), quiet=True)
     run, built = tmp_path / "run", []
-    monkeypatch.setattr(learner, "pick_device", lambda name: name)
-    monkeypatch.setattr(learner, "count_tpu_chips", lambda: 4)
+    monkeypatch.setattr(computing, "pick_device", lambda name: name)
+    monkeypatch.setattr(computing, "count_tpu_chips", lambda: 4)
 
     def build(model, **options):
         built.append(options["precision"])

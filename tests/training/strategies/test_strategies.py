@@ -40,7 +40,7 @@ from fivetune.rundir.checksums import find_damage
 from fivetune.rundir.records import Run, StrategyFacts
 from fivetune.training.autotune.blocks import measure_block_seconds
 from fivetune.training.run import train
-from fivetune.training.setup import set_up
+from fivetune.training.setup import MeasuredChoices, set_up
 from fivetune.training.strategies import _stages
 from fivetune.training.strategies._buckets import BUCKET_BYTES, iter_buckets
 
@@ -292,7 +292,7 @@ def test_stages_follow_measured_seconds(tmp_path, model_folder, monkeypatch):
     options = plugins.load_plugin("strategies", "pipeline")
     monkeypatch.setattr(options, "wrap", lambda self, model, *_, costs, **options: used.append(costs) or model)
     config = load_config(kit.recipe(tmp_path, model_folder, strategy="pipeline"))
-    assert set_up(config, resumed_block_seconds=seconds).block_seconds == seconds
+    assert set_up(config, chosen=MeasuredChoices(block_seconds=seconds)).block_seconds == seconds
     set_up(config)
     store = ready.data.stream.store
     assert used == [seconds, list_block_flops(learner.model.config, store.inputs.lengths, store.labels.lengths)]
