@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
@@ -32,6 +32,7 @@ from fivetune.rundir.layout import (
     FORMAT_VERSION,
     LOCK,
     MACHINE,
+    PLAN,
     STATUS,
     STEPS,
     TELEMETRY_FILES,
@@ -40,7 +41,7 @@ from fivetune.rundir.layout import (
     find_model_folder,
 )
 from fivetune.rundir.parse import name_json_type, parse_line, parse_record
-from fivetune.rundir.plan import read_plan
+from fivetune.rundir.plan import Plan
 from fivetune.rundir.range_test import RangeTest
 from fivetune.rundir.record_checksums import describe_change, find_changed_records
 from fivetune.rundir.records import (
@@ -61,9 +62,9 @@ from fivetune.values import as_finite_number
 T = TypeVar("T", RunStatus, MachineRecord, DataSummary)
 Line = TypeVar("Line", StepRecord, EvalRecord, TelemetryRecord)
 # A record that is used without any damage or not at all.
-Whole = TypeVar("Whole", bound=Prediction | TraceSummary | RangeTest)
+Whole = TypeVar("Whole", bound=Prediction | TraceSummary | RangeTest | Plan)
 
-REWRITTEN = (STATUS, MACHINE, DATA)
+REWRITTEN = (STATUS, MACHINE, DATA, PLAN)
 FIND_LR = "find-lr.json"  # <run>.find-lr.json, next to the run directory
 TORN = "no whole JSON value"
 LARGEST_PLAUSIBLE = (
@@ -309,6 +310,27 @@ def read_data(folder: str | Path, damage: Damage | None = None) -> DataSummary:
     return _read_record(DataSummary, Path(folder) / DATA, damage)
 
 
+def read_plan(folder: str | Path, damage: Damage | None = None) -> Plan | None:
+    """Read plan.json of a run directory; None if the run ended before it was written.
+
+    Args:
+        damage: receives a sentence if the file is damaged, which then counts as missing; only a resume needs it.
+
+    Raises RunDirError for a damaged file if `damage` is None.
+    """
+    path = Path(folder) / PLAN
+    table = read_json(path, damage)
+    if not table:
+        return None
+    plan, reason = _parse_whole(Plan, table)
+    if plan is None:
+        text = f"{path}: damaged: {reason}. {_get_advice(PLAN)}"
+        if damage is None:
+            raise RunDirError(text)
+        damage.append(text)
+    return plan
+
+
 def _read_record(kind: type[T], path: Path, damage: Damage | None) -> T:
     """Read a JSON file as a record; values of the wrong type, and an unknown state, are left out and named."""
     table = read_json(path, damage)
@@ -355,11 +377,12 @@ def _parse_whole(kind: type[Whole], table: JsonTable) -> tuple[Whole | None, str
     if lost:
         return None, f"of the wrong type: {', '.join(lost[:5])}"
     if record is None:
-        return None, "values are missing"
+        needed = [one.name for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING]
+        return None, f"it has no {', '.join(name for name in needed if name not in table) or 'values'}"
     parse_record(kind, table, invalid=lost, largest=LARGEST_PLAUSIBLE)
     if lost:
         return None, f"above {LARGEST_PLAUSIBLE:g}: {', '.join(lost[:5])}"
-    if isinstance(record, RangeTest) and (flaw := record.find_flaw()):
+    if isinstance(record, RangeTest | Plan) and (flaw := record.find_flaw()):
         return None, flaw
     return record, ""
 

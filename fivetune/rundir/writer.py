@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -37,7 +37,6 @@ from fivetune.rundir.layout import (
     TRACE_FOLDER,
 )
 from fivetune.rundir.lines import JsonlFile, format_json_line, open_for_append
-from fivetune.rundir.parse import parse_record
 from fivetune.rundir.reader import (
     describe_missing_steps,
     find_changes,
@@ -52,10 +51,9 @@ from fivetune.rundir.reader import (
     refuse_foreign,
 )
 from fivetune.rundir.record_checksums import compute_record_checksum, compute_record_checksums, describe_change
-from fivetune.rundir.records import STATES, RunStatus, RunWarning
+from fivetune.rundir.records import RunStatus, RunWarning
 from fivetune.types import JsonTable
 
-STATUS_COUNTS = ("step", "num_resumes", "num_starved_steps")  # of status.json
 PROBE = ".probe"
 LOCK_TRIES = 20
 
@@ -78,9 +76,9 @@ class RunDir:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.status = RunStatus()
         self.warnings: list[RunWarning] = []
         self._files: dict[str, JsonlFile] = {}
-        self._status: JsonTable = {}
         self._aside: Path | None = None  # previous run of this directory, renamed by `overwrite`
         self.set_aside: dict[str, str] = {}  # a sentence for each damaged file that a resume renamed, by its name
         self.damage = Damage()  # `set_aside`, and a sentence for each file that a resume uses in part
@@ -151,14 +149,14 @@ class RunDir:
                 read_json(path / name)
             except RunDirError as error:
                 self._set_aside(name, str(error).removeprefix(f"{path / name}").partition(". ")[0])
-        self._status = _drop_invalid(read_json(path / STATUS, Damage()))
-        if self._status.get("state") in ("preparing", "running"):  # this process has the lock: the run's own is gone
-            self._status |= {"state": "interrupted", "why": "killed"}
-        self.warnings = _parse_warnings(self._status)
         self.damage += self.set_aside.values()
-        found = self.damage if repair else Damage()
-        for read in (read_status, read_machine, read_data):
-            read(path, found)
+        found = self.damage if repair else Damage()  # without a repair the caller has reported it
+        status = read_status(path, found)
+        read_machine(path, found)
+        read_data(path, found)
+        if status.state in ("preparing", "running"):  # this process has the lock: the run's own is gone
+            status = replace(status, state="interrupted", why="killed")
+        self.status, self.warnings = status, list(status.warnings)
         listed = read_checksums(path, self.damage)
         if changed := find_config_change(path) or describe_change(path, CONFIG, listed):
             found.append(changed)
@@ -259,10 +257,10 @@ class RunDir:
                 path.unlink()
 
     def update_status(self, **changes: Any) -> None:
-        """Update status.json."""
+        """Update status.json with values of `RunStatus`, and with the warnings so far."""
         self._begin_change()
-        self._status = {**self._status, **changes, "warnings": [asdict(warning) for warning in self.warnings]}
-        write_json(self.path / STATUS, redact_json(self._status))
+        self.status = replace(self.status, **changes, warnings=tuple(self.warnings))
+        write_json(self.path / STATUS, redact_json(asdict(self.status)))
 
     def _is_in_place(self) -> bool:
         """Whether the path is still the directory that this process has locked."""
@@ -278,14 +276,6 @@ class RunDir:
                 f"{self.path}: was renamed, moved or removed while its run writes to it. Resume the run where it is "
                 "now: fivetune train NEW_NAME --resume"
             )
-
-    def get_status(self) -> JsonTable:
-        """Return the present status."""
-        return self._status
-
-    def get_status_value(self, key: str, default: Any) -> Any:
-        """Return a value of the present status."""
-        return self._status.get(key, default)
 
     def add_warning(self, message: str, kind: str = "") -> bool:
         """Keep a warning for the report; return True if it is new. Rules and pages select by its `kind`."""
@@ -333,10 +323,9 @@ class NullRunDir(RunDir):
         status: the status of rank 0.
     """
 
-    def __init__(self, path: Path, status: JsonTable) -> None:
-        self.path = path
-        self.warnings = _parse_warnings(status)
-        self._status = status
+    def __init__(self, path: Path, status: RunStatus) -> None:
+        self.path, self.status = path, status
+        self.warnings = list(status.warnings)
         self.set_aside, self.damage = {}, Damage()
 
     def write(self, name: str, content: Any) -> None:
@@ -364,7 +353,7 @@ class NullRunDir(RunDir):
         """No-op: only rank 0 writes."""
 
     def update_status(self, **changes: Any) -> None:
-        self._status = {**self._status, **changes}
+        self.status = replace(self.status, **changes)
 
     def discard(self) -> None:
         """No-op: only rank 0 writes."""
@@ -408,33 +397,6 @@ def _remove(path: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
-
-
-def _parse_warnings(status: JsonTable) -> list[RunWarning]:
-    """Return the warnings in a table of status.json."""
-    found = parse_record(RunStatus, status)
-    return list(found.warnings) if found else []
-
-
-def _drop_invalid(status: JsonTable) -> JsonTable:
-    """Return a status without values of the wrong type or an unknown state, so that a resume can rely on the others."""
-    kinds: dict[str, type] = {
-        **dict.fromkeys(STATUS_COUNTS, int),
-        **dict.fromkeys(("state", "why", "started"), str),
-        "begun": bool,
-        "warnings": list,
-        "seconds_by_phase": dict,
-    }
-    valid: JsonTable = {}
-    for key, value in status.items():
-        if key in kinds and type(value) is not kinds[key]:
-            continue
-        if key in STATUS_COUNTS and not 0 <= value < 2**53:  # beyond it a float loses whole numbers
-            continue
-        if key == "state" and value not in STATES:
-            continue
-        valid[key] = value
-    return valid
 
 
 def lock_folder(path: Path) -> IO[bytes]:

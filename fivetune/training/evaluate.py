@@ -7,7 +7,7 @@ count of early stopping.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from fivetune.errors import ConfigError
 from fivetune.machine.telemetry.devices import translate_oom_errors
@@ -55,7 +55,7 @@ def evaluate_model(training: Training) -> None:
             min_delta=rule.min_delta if rule else 0.0,
             higher_is_better=watched != "loss" and is_maximized(setup.config.task.metrics, watched),
         )
-    training.run.update_status(step=state.step, best=asdict(state.best) if state.best else None)
+    training.run.update_status(step=state.step, best=state.best)
 
     last = training.evals[-1] if training.evals else None
     if last and record.loss is not None and record.loss == last.loss and record.split == last.split:

@@ -59,7 +59,7 @@ def record_outcome(run: RunDir, progress: Progress, stop: StopRequest, world: Wo
     started = time.monotonic()
 
     def write_end(state: str, why: str, **facts: object) -> None:
-        if run.get_status_value("state", "preparing") in ("preparing", "running"):
+        if run.status.state in ("", "preparing", "running"):
             run.update_status(state=state, why=why, **facts)
 
     try:

@@ -19,6 +19,7 @@ from fivetune.errors import RunDirError
 from fivetune.machine.telemetry.sampler import Sampler
 from fivetune.rundir import LOG, TELEMETRY, TELEMETRY_OF_RANK, NullRunDir, RunDir
 from fivetune.rundir.progress import Progress
+from fivetune.rundir.records import RunStatus
 from fivetune.training.signals import StopRequest
 from fivetune.training.state import checkpoint
 from fivetune.training.state.checkpoint import TrainingProgress
@@ -56,12 +57,12 @@ def open_outputs(
     """
     folder = Path(config.run.dir)
     if not world.is_first:
-        outputs = RunOutputs(NullRunDir(folder, world.broadcast_object({})), Progress(silent=True))
+        outputs = RunOutputs(NullRunDir(folder, world.broadcast_object(RunStatus())), Progress(silent=True))
     else:
         run = RunDir.resume(folder) if resume else RunDir.create(folder, overwrite=overwrite)
         try:
             checkpoint.restore_replaced_checkpoints(folder / "checkpoints")
-            world.broadcast_object(run.get_status())
+            world.broadcast_object(run.status)
             progress = Progress(folder / LOG, log_every_steps=config.train.log_every_steps, quiet=quiet)
         except BaseException:
             run.close() if resume else run.discard()

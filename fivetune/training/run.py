@@ -226,7 +226,7 @@ def run_recipe(
                     incomplete=" ".join(missing) or None,
                     num_starved_steps=setup.data.stream.num_starved,
                     seconds=sum(state.seconds.values()),
-                    best=asdict(state.best) if state.best else None,
+                    best=state.best,
                 )
                 training.uploader.upload_status(training.warn)
                 world.barrier()
@@ -261,5 +261,5 @@ def _write_initial_status(config: RunConfig, run: RunDir) -> None:
         state="preparing",
         why="",
         seconds=None,
-        started=run.get_status_value("started", time.strftime("%Y-%m-%dT%H:%M:%S%z")),
+        started=run.status.started or time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     )

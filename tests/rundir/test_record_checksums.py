@@ -129,11 +129,9 @@ def test_an_evaluation_names_changed_records_once(finished):
     record = SimpleNamespace(as_dict=lambda: make_eval(300, {"f1": 1.0}))
     store = SimpleNamespace(summary={"source": ["dev.json"]}, fingerprint="0")
     evaluator = SimpleNamespace(store=store, run=lambda *args, **options: record)
-    trained = SimpleNamespace(folder=finished, build_evaluator=lambda **options: evaluator, threads=None)
-    trained.model, trained.step, told = None, 300, list[str]()
-    record_evaluation(
-        trained, split=None, has_own_settings=True, on_progress=print, on_damage=told.append, on_note=print
-    )
+    loaded, told = SimpleNamespace(build_evaluator=lambda **options: evaluator, model=None, threads=None), list[str]()
+    options = {"step": 300, "split": None, "has_own_settings": True, "on_progress": print, "on_note": print}
+    record_evaluation(finished, loaded, on_damage=told.append, **options)
     assert sorted(told) == [f"{finished / name}: {CHANGED}" for name in ("data.json", "plan.json")]
 
 

@@ -17,7 +17,7 @@ from fivetune.data.store.batch import collate
 from fivetune.errors import ConfigError
 from fivetune.reading.report.page.parts import Table, Text
 from fivetune.reading.report.run.settings import build_settings_section
-from fivetune.rundir.plan import read_plan
+from fivetune.rundir.reader import read_plan
 from fivetune.rundir.records import BestEval, Run
 from fivetune.training.run import train
 from fivetune.training.setup import Setup, set_up

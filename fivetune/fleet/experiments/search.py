@@ -24,8 +24,7 @@ from fivetune.reading.report.page.wording import format_setting
 from fivetune.reading.report.run.build import write_report
 from fivetune.reading.report.search import build_search_page
 from fivetune.rundir.figures import find_chosen_eval, select_evals_by_step
-from fivetune.rundir.plan import read_plan
-from fivetune.rundir.reader import read_json
+from fivetune.rundir.reader import read_json, read_plan
 from fivetune.types import Search
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ from fivetune.rundir.damage import Damage
 from fivetune.rundir.figures import count_tokens, list_device_series
 from fivetune.rundir.layout import TELEMETRY_FILES
 from fivetune.rundir.parse import parse_records
-from fivetune.rundir.plan import read_plan
+from fivetune.rundir.reader import read_plan
 from fivetune.rundir.records import Run, StepRecord, TelemetryRecord
 from fivetune.types import JsonTable, JsonValue
 from fivetune.values import select_finite

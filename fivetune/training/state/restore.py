@@ -5,13 +5,12 @@ In: a Setup, and the run directory. Out: a Plan, a TrainingProgress, with the mo
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from fivetune.distributed.world import World
 from fivetune.rundir import RunDir
 from fivetune.rundir.figures import select_evals_by_step
 from fivetune.rundir.layout import PLAN
-from fivetune.rundir.plan import Plan, read_plan
+from fivetune.rundir.plan import Plan
+from fivetune.rundir.reader import read_plan
 from fivetune.training.outputs import RunOutputs
 from fivetune.training.setup import Setup
 from fivetune.training.state import checkpoint
@@ -37,7 +36,7 @@ def restore_plan(setup: Setup, outputs: RunOutputs, owner: CheckpointOwner) -> P
     run, log, world = outputs.run, outputs.progress.log, setup.learner.world
     refuse_foreign_checkpoints(run.path, owner)
     saved = list_saved_steps(run.path / "checkpoints")  # status.json may be lost, or older
-    refuse_fewer_steps(run.path, max([run.get_status_value("step", 0), *saved]), setup.plan.num_steps)
+    refuse_fewer_steps(run.path, max([run.status.step, *saved]), setup.plan.num_steps)
     for message in world.broadcast_object(describe_lost_files(run.path, set_aside=run.set_aside)):
         outputs.warn(message)
     before = world.broadcast_object(read_plan(run.path))
@@ -72,9 +71,9 @@ def restore_progress(setup: Setup, outputs: RunOutputs, owner: CheckpointOwner) 
     for message in run.truncate_after(state.step):
         outputs.warn(message)
     run.update_status(
-        num_resumes=run.get_status_value("num_resumes", 0) + 1,
+        num_resumes=run.status.num_resumes + 1,
         step=state.step,
-        best=asdict(state.best) if state.best else None,
+        best=state.best,
     )
     outputs.progress.log(f"resuming at step {state.step:,} of {setup.plan.num_steps:,}")
     return state

@@ -32,8 +32,8 @@ from fivetune.reading.report.live import (
 )
 from fivetune.reading.report.run.scores import choose_best_eval
 from fivetune.rundir import read_run
-from fivetune.rundir.plan import read_plan
 from fivetune.rundir.progress import Progress
+from fivetune.rundir.reader import read_plan
 
 
 def shown(folder: Path, *, width: int = 100, height: int | None = None) -> str:

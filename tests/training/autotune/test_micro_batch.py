@@ -14,7 +14,8 @@ from fivetune.config import load_config
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError
 from fivetune.machine.telemetry.memory import get_free_bytes, get_used_bytes, measure_peak_bytes
 from fivetune.model.backend import Forward
-from fivetune.rundir.plan import Plan, read_plan
+from fivetune.rundir.plan import Plan
+from fivetune.rundir.reader import read_plan
 from fivetune.training.autotune import micro_batch
 from fivetune.training.optimizers.adafactor import Adafactor
 from fivetune.training.optimizers.muon import Muon
