@@ -112,7 +112,7 @@ def test_an_impossible_micro_batch_is_refused(stopped, size):
 def test_a_damaged_plan_can_be_deleted(stopped, finished):
     path = path_of(stopped, "plan.json")
     path.write_text('{"num_steps": "many"}')
-    with pytest.raises(RunDirError, match=r"it has no batch_size, .*\. To resume the run, delete the file: a resume"):
+    with pytest.raises(RunDirError, match=r"of the wrong type: num_steps\. Delete the file: a resume writes it again"):
         continue_run(stopped)
     path.unlink()
     continue_run(stopped)
