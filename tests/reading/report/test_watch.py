@@ -138,9 +138,9 @@ def test_a_damaged_plan_is_named_and_the_run_is_shown(tmp_path):
     assert "1 finished" in text and "f1 93.95 at step 250" in text and f"{run}/plan.json:1:2: damaged: " in text
     assert read_run(run).plan is None
     assert read_run(run).warnings[-1].startswith(f"{run}/plan.json:1:2: damaged: ")
-    with pytest.raises(RunDirError, match=r"plan\.json: damaged: .*To resume the run, delete the file"):
+    with pytest.raises(RunDirError, match=r"plan\.json:1:2: damaged: .*Delete the file: a resume writes"):
         read_plan(run)
-    assert cli.main(["report", str(run)]) == 0 and "plan.json: damaged: " in (run / "report.html").read_text()
+    assert cli.main(["report", str(run)]) == 0 and "plan.json:1:2: damaged: " in (run / "report.html").read_text()
     other = a_run(tmp_path / "two")
     changed = {**rundir.read_run_config(other), "optimizer": {"name": "adamw"}}
     rundir.write_text(other / rundir.CONFIG, yaml.safe_dump(changed))
