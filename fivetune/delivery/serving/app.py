@@ -86,10 +86,7 @@ class Service:
         limits = {"max_records": self.limits.records, "max_new_tokens": self.models[model].max_new_tokens}
         found = await self._answer(request, model, read_prompts(value, **limits))
         _refuse_skipped(found)
-        num_read, num_written = (
-            sum(one.num_input_tokens or 0 for one in found),
-            sum(one.num_tokens or 0 for one in found),
-        )
+        num_read, num_written = _count_tokens(found)
         usage = {"prompt_tokens": num_read, "completion_tokens": num_written, "total_tokens": num_read + num_written}
         choices = [
             {
@@ -117,7 +114,7 @@ class Service:
         return JSONResponse({"status": "ready", "models": list(self.models)})
 
     async def report_measures(self, request: Request) -> Response:
-        return PlainTextResponse(self.measures.format_text({"fivetune_queue_requests": len(self.batcher)}))
+        return PlainTextResponse(self.measures.format_text(len(self.batcher)))
 
     async def show_demo(self, request: Request) -> Response:
         page, policy = render_demo()
@@ -175,13 +172,14 @@ class Service:
         finally:
             gone.cancel()
             answer.cancel()
-        for name, number in (
-            ("records", len(found)),
-            ("input_tokens", sum(one.num_input_tokens or 0 for one in found)),
-            ("output_tokens", sum(one.num_tokens or 0 for one in found)),
-        ):
-            self.measures.count(f"fivetune_{name}_total", number, model=model)
+        num_read, num_written = _count_tokens(found)
+        self.measures.add_answers(model, records=len(found), input_tokens=num_read, output_tokens=num_written)
         return found
+
+
+def _count_tokens(found: Sequence[Prediction]) -> tuple[int, int]:
+    """Return the tokens that were read and written for answers."""
+    return sum(one.num_input_tokens or 0 for one in found), sum(one.num_tokens or 0 for one in found)
 
 
 async def _wait_for_disconnect(request: Request) -> None:

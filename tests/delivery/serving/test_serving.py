@@ -110,7 +110,7 @@ def test_200_clients_at_once_share_batches(trained: TrainedRun) -> None:
         measures = many.read_measures()
         num_batches = measures["fivetune_batch_records_count"] - before
         assert measures["fivetune_batch_records_sum"] == 200 and num_batches < 100
-        assert measures['fivetune_requests_total{route="/predict",code="200"}'] == 200
+        assert measures['fivetune_requests_total{code="200",route="/predict"}'] == 200
         assert measures["fivetune_queue_requests"] == 0 and measures['fivetune_input_tokens_total{model="run"}'] > 200
 
 
@@ -561,7 +561,7 @@ def test_a_stop_signal_drains(trained: TrainedRun, signum: signal.Signals) -> No
     """The queue holds a request when the signal comes: it is answered, new ones are not, and the exit code is 0."""
     with serving_process(trained.folder, "--max-wait-ms", "10000") as (process, address), ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(httpx.post, f"{address}/predict", json=RECORDS[0], timeout=30)
-        while "fivetune_queue_requests 1" not in httpx.get(f"{address}/metrics").text:
+        while "fivetune_queue_requests 1.0" not in httpx.get(f"{address}/metrics").text:
             time.sleep(0.02)
         process.send_signal(signum)
         assert waiting.result().status_code == 200
