@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fivetune.config import RunConfig
     from fivetune.fleet.experiments.sweep import Sweep
     from fivetune.fleet.launchers import JobPlan, JobRun, Launcher
+    from fivetune.reading.report.page.parts import Page
     from fivetune.start.choose import DoubtError
     from fivetune.start.columns import RawTable
     from fivetune.start.files import Started
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 WIDTH = 160  # characters of a table that is not printed to a terminal
 MAX_COLUMNS = 20  # of a data file that are listed; those that the task reads always are
+MAX_CELL_CHARS = 90  # of a page's cell
 CHECK_WIDTH, CHECK_CHARS = 100, 17  # characters of a check's line outside a terminal, and of its name
 NO_FACTS: Mapping[str, Any] = MappingProxyType({})
 
@@ -150,18 +152,54 @@ def print_scores(scores: Mapping[str, float], intervals: Mapping[str, tuple[floa
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table as wide as the variable COLUMNS, else the terminal; WIDTH characters if the output is none."""
+    """Print a table, columns of numbers to the right.
+
+    It is as wide as the variable COLUMNS, else the terminal; WIDTH characters if the output is none.
+    """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from fivetune.reading.report.page.wording import are_numbers
+
     grid = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for cell in header:
-        grid.add_column(Text(cell), overflow="fold")
+    for number, cell in enumerate(header):
+        side = "right" if are_numbers(row[number] for row in rows) else "left"
+        grid.add_column(Text(cell), justify=side, overflow="fold")
     for row in rows:
         grid.add_row(*(Text(name_invisible(cell)) for cell in row))
-    Console(highlight=False, width=shutil.get_terminal_size((WIDTH, 24)).columns).print(grid)
+    console = Console(highlight=False, width=shutil.get_terminal_size((WIDTH, 24)).columns)
+    with console.capture() as captured:
+        console.print(grid)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()), flush=True)  # rich fills each line
+
+
+def print_page(page: Page) -> None:
+    """Print the texts and tables of a page; charts, figures and examples are shown in HTML only."""
+    from fivetune.reading.report.page.parts import Problem, Table, Text
+    from fivetune.reading.report.page.wording import escape_hidden
+
+    print(escape_hidden(f"{page.title}\n{page.subtitle}"))
+    for section in page.sections:
+        print(f"\n== {section.title} ==")
+        for part in section.parts:
+            if isinstance(part, Text):
+                kind = "warning: " if part.kind == "warning" else ""
+                print(escape_hidden(f"\n{kind}{part.body}"))
+            elif isinstance(part, Problem):
+                print(escape_hidden(f"\nwarning: {part.message} {part.advice}").rstrip())
+            elif isinstance(part, Table):
+                print(escape_hidden(f"\n{part.caption}"))
+                print_table(part.header, [[_shorten_cell(cell) for cell in row] for row in part.rows])
+
+
+def _shorten_cell(text: str) -> str:
+    """Shorten a cell of a page, which may be a whole example, to one line."""
+    from fivetune.reading.report.page.wording import escape_hidden
+
+    text = escape_hidden(" ".join(text.split()))
+    return text if len(text) <= MAX_CELL_CHARS else f"{text[: MAX_CELL_CHARS - 4]} ..."
 
 
 # --- a recipe from data ---

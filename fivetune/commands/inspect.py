@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from fivetune.commands import print_json, print_text
+from fivetune.commands import print_json, print_page, print_text
 from fivetune.errors import ConfigError
 
 TAKES_SETTINGS = True
@@ -43,7 +43,6 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.config.layers import parse_overrides
     from fivetune.reading.report.inspect import build_inspection_page
     from fivetune.reading.report.page.render import render_html
-    from fivetune.reading.report.page.terminal import format_page_lines
     from fivetune.rundir import write_text
     from fivetune.rundir.progress import Progress
 
@@ -61,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(facts)
         return 0
-    print(*format_page_lines(page), sep="\n")
+    print_page(page)
     if facts["recipe"]:
         print("A recipe for this data:", facts["recipe"], sep="\n")
     if args.html:

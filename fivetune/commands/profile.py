@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from fivetune.commands import print_json, print_text
+from fivetune.commands import print_json, print_page, print_text
 from fivetune.errors import ConfigError, DataError
 
 TAKES_SETTINGS = True
@@ -118,7 +118,6 @@ def _write_and_print(
 ) -> None:
     """Print the tables and the paths of the written files; write the page if `page` is given."""
     from fivetune.reading.report.page.render import render_html
-    from fivetune.reading.report.page.terminal import format_page_lines
     from fivetune.reading.report.run.trace import build_trace_page
     from fivetune.rundir import write_text
 
@@ -129,7 +128,7 @@ def _write_and_print(
     if args.json:
         print_json({**summary, **{name: str(path) for name, path in written.items() if name != "summary"}})
         return
-    print(*format_page_lines(made), sep="\n")
+    print_page(made)
     if written:
         print()
     for name, path in written.items():

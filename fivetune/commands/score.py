@@ -14,15 +14,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from fivetune.commands import print_json, print_text, print_warning
+from fivetune.commands import print_json, print_table, print_warning
 from fivetune.config import load_layers
 from fivetune.config.layers import Layers, parse_listed_names, parse_overrides
 from fivetune.config.recipes import is_run_directory
 from fivetune.data.readers.source_files import BadRecord, quote_value
 from fivetune.errors import ConfigError, DataError, RecordError
 from fivetune.plugins import list_plugins
+from fivetune.reading.report.page.wording import format_decimal
 from fivetune.scores.metrics import UNANSWERED, Scorer, drop_blank_golds, rewards_blank, score_all
 from fivetune.scores.metrics.classification import ConfusionMatrix, choose_gold_labels
 from fivetune.scores.metrics.gsm8k import describe_lenient_gap
@@ -31,8 +32,11 @@ from fivetune.tasks.mixture import Mixture
 from fivetune.training.answers.score_file import Values, read_no_answer_scores, read_rankings
 from fivetune.types import JsonTable, Scores, Task, TextExample
 
-OTHER = "(other)"  # a prediction that is none of the labels, or missing
+if TYPE_CHECKING:
+    from fivetune.scores.analysis.bootstrap import Difference
 
+OTHER = "(other)"  # a prediction that is none of the labels, or missing
+WHOLE_DIGITS = 6  # before the decimal point of scores and counts
 TAKES_SETTINGS = True
 T = TypeVar("T")
 
@@ -129,16 +133,32 @@ def run(args: argparse.Namespace) -> int:
         print_warning(words)
     labels = _build_confusion(task, questions, ranked, args.predictions)
     without_blanks = _score_without_blanks(task, questions, ranked, leanings)
+    from fivetune.scores.analysis.bootstrap import compare_paired, compute_intervals  # numpy, not for --help
+
+    intervals = compute_intervals(ours)
+    differences = compare_paired(ours, theirs) if theirs else {}
     if args.json:
-        table = _build_result(args.task, len(questions), ours, theirs) | (build_label_table(labels) if labels else {})
-        print_json(table | ({"without_blank_golds": without_blanks} if without_blanks else {}))
+        table: JsonTable = {"task": args.task, "num_examples": len(questions), "scores": ours.corpus}
+        table["intervals"] = intervals
+        if theirs:
+            table["against"] = theirs.corpus
+            table["differences"] = {name: difference._asdict() for name, difference in differences.items()}
+        if labels:
+            table |= build_label_table(labels)
+        if without_blanks:
+            table["without_blank_golds"] = without_blanks
+        print_json(table)
         return 0
-    print(f"{args.task}: {len(questions)} examples", *_format_scores(ours, theirs), sep="\n")
+    print(f"{args.task}: {len(questions)} examples")
+    _print_scores(ours.corpus, intervals)
+    if theirs:
+        _print_differences(differences, ours, theirs)
     if without_blanks:
         words = f"without the blank gold answers of {without_blanks['num_questions']:,} questions"
-        print("", f"{words}, which an empty prediction matches:", *_format_table(without_blanks["scores"]), sep="\n")
+        print(f"\n{words}, which an empty prediction matches:")
+        _print_scores(without_blanks["scores"], {})
     if labels:
-        print_text("\n".join(format_label_table(labels)))
+        _print_labels(labels)
     return 0
 
 
@@ -193,7 +213,9 @@ def _read_rankings(
     found = _map_to_own_ids(read_rankings(source), gold, source, part)
     _compare_ids(gold, found, source, missing_is_error=args.missing == "error")
     ranked = [found.get(key, [UNANSWERED]) for key in questions]
-    readers = [_select_reader(task, example) for example in questions.values()]
+    readers: list[Task] = []  # what converts each answer: of a mixture, the task of the example's part
+    for example in questions.values():
+        readers.append(task.parts[example.meta["source_task"]].task if isinstance(task, Mixture) else task)
     ranked = [
         [reader.from_text(text) if args.raw else reader.from_answer(text) for text in texts]
         for reader, texts in zip(readers, ranked, strict=True)
@@ -259,48 +281,18 @@ def build_label_table(found: ConfusionMatrix) -> dict[str, Any]:
     return {"labels": each, "confusion": {a: {b: found.counts[a, b] for b in said} for a in found.labels}}
 
 
-def format_label_table(found: ConfusionMatrix) -> list[str]:
-    """Format the tables of the terminal: figures of each label, then counts with gold labels as rows.
-
-    >>> print(*format_label_table(ConfusionMatrix(("a", "b"), Counter({("a", "a"): 1, ("b", "a"): 1}))), sep="\\n")
-    <BLANKLINE>
-    label  precision  recall     f1  gold  predicted
-    a          50.00  100.00  66.67     1          2
-    b              -    0.00   0.00     1          0
-    <BLANKLINE>
-    gold   a  b
-    a      1  0
-    b      1  0
-    """
+def _print_labels(found: ConfusionMatrix) -> None:
+    """Print the figures of each label, then the counts with gold labels as rows."""
     table = build_label_table(found)
-    figures = [
-        [
-            name,
-            *("-" if (value := one[key]) is None else f"{value:.2f}" for key in ("precision", "recall", "f1")),
-            str(one["gold"]),
-            str(one["predicted"]),
-        ]
-        for name, one in table["labels"].items()
-    ]
-    counts = [[gold, *map(str, row.values())] for gold, row in table["confusion"].items()]
-    said = next(iter(table["confusion"].values()))
-    first = max(map(len, ("label", *found.labels)))
-    header = ["label", "precision", "recall", "f1", "gold", "predicted"]
-    return ["", *_align_columns([header, *figures], first), "", *_align_columns([["gold", *said], *counts], first)]
-
-
-def _align_columns(rows: Sequence[Sequence[str]], first: int) -> list[str]:
-    """Format rows as lines: the first column left-aligned, the others right-aligned."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)][1:]
-    return [
-        "  ".join([f"{row[0]:<{first}}", *(f"{cell:>{width}}" for cell, width in zip(row[1:], widths, strict=True))])
-        for row in rows
-    ]
-
-
-def _select_reader(task: Any, example: TextExample) -> Task:
-    """The task that converts the answers to an example: for a mixture, that of the example's part."""
-    return task.parts[example.meta["source_task"]].task if isinstance(task, Mixture) else task
+    rows: list[list[str]] = []
+    for name, one in table["labels"].items():
+        shares = [format_decimal(one[key]) for key in ("precision", "recall", "f1")]
+        rows.append([name, *shares, str(one["gold"]), str(one["predicted"])])
+    print()
+    print_table(["label", "precision", "recall", "f1", "gold", "predicted"], rows)
+    counts: dict[str, dict[str, int]] = table["confusion"]
+    print()
+    print_table(["gold", *counts[found.labels[0]]], [[gold, *map(str, row.values())] for gold, row in counts.items()])
 
 
 def _map_to_own_ids(found: Values[T], gold: GoldSet, source: str, part: str | None) -> dict[str, T]:
@@ -321,18 +313,6 @@ def _map_to_own_ids(found: Values[T], gold: GoldSet, source: str, part: str | No
         return {key: value for key, value in pairs if key in questions and value is not None}
     written = {f"{example.meta.get('source_task', part)}/{key}": key for key, example in questions.items()}
     return {written.get(key, key): value for key, value in found.items()}
-
-
-def _build_result(task: str, num_examples: int, ours: Scores, theirs: Scores | None) -> dict[str, Any]:
-    """Build the --json result of the scores."""
-    from fivetune.scores.analysis.bootstrap import compare_paired, compute_intervals
-
-    table: dict[str, Any] = {"task": task, "num_examples": num_examples, "scores": ours.corpus}
-    table["intervals"] = compute_intervals(ours)
-    if theirs:
-        differences = {name: difference._asdict() for name, difference in compare_paired(ours, theirs).items()}
-        table |= {"against": theirs.corpus, "differences": differences}
-    return table
 
 
 def _split_settings(
@@ -471,32 +451,22 @@ def _warn_about_phrases(readers: Sequence[Task], predictions: Sequence[str]) -> 
         )
 
 
-def _format_scores(ours: Scores, theirs: Scores | None) -> list[str]:
-    """Format the table of the terminal: full values and intervals, then the differences."""
-    from fivetune.scores.analysis.bootstrap import compare_paired, compute_intervals, format_p_value
-
-    ranges = {name: f"  95 % interval {low:.1f} to {high:.1f}" for name, (low, high) in compute_intervals(ours).items()}
-    values = _format_table(ours.corpus)
-    widest = max(map(len, values))
-    lines = [f"{line:{widest}}{ranges.get(name, '')}".rstrip() for name, line in zip(ours.corpus, values, strict=True)]
-    if theirs is None:
-        return lines
-    width = max(map(len, ours.corpus))
-    lines += ["", f"{'difference':{width}}  {'these':>7}  {'against':>7}  change  95 % interval      p"]
-    for name, (difference, low, high, p_value) in compare_paired(ours, theirs).items():
-        before = f"{name:{width}}  {ours.corpus[name]:7.2f}  {theirs.corpus[name]:7.2f}  {difference:+6.2f}"
-        lines.append(f"{before}  {f'{low:+.2f} to {high:+.2f}':16}  {format_p_value(p_value)}")
-    return lines
+def _print_scores(scores: Mapping[str, float], intervals: Mapping[str, tuple[float, float]]) -> None:
+    """Print all digits of scores, which people compare with an official script's, with decimal points aligned."""
+    rows: list[tuple[str, str, str]] = []
+    for name, value in scores.items():
+        whole, point, rest = str(value).partition(".")
+        interval = "{:.1f} to {:.1f}".format(*intervals[name]) if name in intervals else ""
+        rows.append((name, f"{whole:>{WHOLE_DIGITS}}{point}{rest}", interval))
+    print_table(("score", "value", "95 % interval"), rows)
 
 
-def _format_table(scores: Mapping[str, float]) -> list[str]:
-    """Format names and values with aligned decimal points.
+def _print_differences(differences: Mapping[str, Difference], ours: Scores, theirs: Scores) -> None:
+    from fivetune.scores.analysis.bootstrap import format_p_value
 
-    >>> print(*_format_table({"exact": 9.25, "total": 11873}), sep="|")
-    exact      9.25|total  11873
-    """
-    width = max(map(len, scores))
-    whole = max(len(str(value).partition(".")[0]) for value in scores.values())
-    return [
-        f"{name:{width}}  {' ' * (whole - len(str(value).partition('.')[0]))}{value}" for name, value in scores.items()
-    ]
+    rows: list[list[str]] = []
+    for name, (difference, low, high, p_value) in differences.items():
+        values = [f"{ours.corpus[name]:.2f}", f"{theirs.corpus[name]:.2f}", f"{difference:+.2f}"]
+        rows.append([name, *values, f"{low:+.2f} to {high:+.2f}", format_p_value(p_value)])
+    print()
+    print_table(("difference", "these", "against", "change", "95 % interval", "p"), rows)

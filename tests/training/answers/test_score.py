@@ -73,8 +73,8 @@ def test_table(dev, tmp_path, capsys):
     assert _score("squad_v2", dev, _write(tmp_path / "p.json", PREDICTIONS)) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "squad_v2: 3 examples"
-    assert lines[1].split()[:2] == ["exact", "66.66666666666667"]
-    assert len({line.index(".") for line in lines if "." in line}) == 1  # decimal points under each other
+    assert lines[3].split()[:2] == ["exact", "66.66666666666667"]
+    assert len({line.index(".") for line in lines[3:] if "." in line}) == 1  # decimal points under each other
 
 
 def test_no_answer_scores(dev, tmp_path, capsys):

@@ -21,9 +21,7 @@ from markupsafe import Markup
 
 from fivetune.reading.report.page.charts import give_zero_axes_a_range
 from fivetune.reading.report.page.parts import Chart, Example, Page, Section, Table
-from fivetune.reading.report.page.wording import UNKNOWN, escape_hidden
-
-_NUMERIC = re.compile(r"[\u2212+-]?[\d,.]+(e[+-]?\d+)?( %| s| to [\d.]+| \([\d.,]+ %\))?")
+from fivetune.reading.report.page.wording import are_numbers, escape_hidden
 
 
 def render_html(page: Page) -> str:
@@ -135,10 +133,8 @@ def choose_column_classes(table: Table) -> list[str]:
     """Choose the CSS class of each column: "num" if all cells are numbers, or any has a numeric sort key."""
     classes: list[str] = []
     for i in range(len(table.header)):
-        given = [row[i] for row in table.rows if row[i] not in (UNKNOWN, "")]
         has_keys = any(keys[i] is not None for keys in table.values)
-        are_numbers = bool(given) and all(_NUMERIC.fullmatch(cell) for cell in given)
-        classes.append("num" if has_keys or are_numbers else "")
+        classes.append("num" if has_keys or are_numbers(row[i] for row in table.rows) else "")
     return classes
 
 
