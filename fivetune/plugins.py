@@ -120,6 +120,19 @@ def load_plugin(kind: str, name: str) -> Any:
     return found[0]
 
 
+def list_options(kind: str) -> dict[str, list[str]]:
+    """List the plugins of a kind that have each option, by the option's name.
+
+    >>> list_options("exporters")
+    {'quantization': ['ctranslate2']}
+    """
+    found: dict[str, list[str]] = {}
+    for name in list_plugins(kind):
+        for option in load_plugin(kind, name).model_fields:
+            found.setdefault(option, []).append(name)
+    return found
+
+
 def list_missing_members(kind: str, options: type[Options]) -> list[str]:
     """List the members of a kind's contract that an options class has not, sorted."""
     module, name = CONTRACTS[kind]

@@ -17,7 +17,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_origin
 
 from fivetune.redaction import name_invisible
 
@@ -57,22 +57,17 @@ def print_checks(checks: Iterable[Check], *, json_wanted: bool, facts: Mapping[s
     from fivetune.errors import FiveTuneError
 
     console = Console(highlight=False, soft_wrap=True)
-    colours = {"pass": "green", "warn": "yellow", "fail": "red"}
     made: list[Check] = []
     exit_code, num_errors = 0, 0
     try:
         for check in checks:
             made.append(check)
-            console.print(check.state, style=colours[check.state], end="")
-            console.print(f"  {check.name:<{CHECK_CHARS}}", end="", markup=False)
-            _print_wrapped(console, check.detail, indent=6 + CHECK_CHARS)
+            _print_check(console, check.state, f"{check.name:<{CHECK_CHARS}}", check.detail)
             if check.state == "fail":
                 exit_code = exit_code or check.error_class.exit_code
     except FiveTuneError as error:
         exit_code, num_errors = error.exit_code, 1
-        console.print("fail", style="red", end="")
-        console.print("  ", end="")
-        _print_wrapped(console, str(error), indent=6)
+        _print_check(console, "fail", "", str(error))
     states = [check.state for check in made]
     num_failed = states.count("fail") + num_errors
     print(f"{states.count('pass')} passed, {states.count('warn')} to look at, {num_failed} failed")
@@ -82,17 +77,17 @@ def print_checks(checks: Iterable[Check], *, json_wanted: bool, facts: Mapping[s
     return exit_code
 
 
-def _print_wrapped(console: Console, text: str, *, indent: int) -> None:
-    """Print the rest of a line, wrapped to the terminal under its beginning; each set has a paragraph of its own."""
+def _print_check(console: Console, state: str, name: str, detail: str) -> None:
+    """Print a check, its detail wrapped to the terminal under its beginning; each set has a paragraph of its own."""
+    indent = 6 + len(name)
     width = (console.width if console.is_terminal else CHECK_WIDTH) - indent
-    lines = [
-        line
-        for paragraph in re.split(r"; (?=(?:train|eval)[ :])", text)
-        for line in textwrap.wrap(
+    lines: list[str] = []
+    for paragraph in re.split(r"; (?=(?:train|eval)[ :])", detail):
+        lines += textwrap.wrap(
             name_invisible(paragraph), max(width, 20), break_long_words=False, break_on_hyphens=False
         )
-    ]
-    console.print(("\n" + " " * indent).join(lines), markup=False)
+    console.print(state, style={"pass": "green", "warn": "yellow", "fail": "red"}[state], end="")
+    console.print(f"  {name}" + ("\n" + " " * indent).join(lines), markup=False)
 
 
 def print_text(text: str) -> None:
@@ -315,23 +310,38 @@ def _print_columns(started: Started) -> None:
 # --- jobs of a cluster ---
 
 
-def add_launcher_arguments(parser: ArgumentParser, *, required: bool) -> None:
-    """Add --on and the options of all launchers; an option that only some have names them."""
+def add_plugin_options(parser: ArgumentParser, kind: str, *, title: str) -> None:
+    """Add the options of all plugins of a kind as a group; an option that only some have names them."""
     from fivetune import plugins
-    from fivetune.fleet.launchers import describe_option, is_repeatable, list_options
+
+    names = plugins.list_plugins(kind)
+    group = parser.add_argument_group(title)
+    for option, having in plugins.list_options(kind).items():
+        field = plugins.load_plugin(kind, having[0]).model_fields[option]
+        only = "" if having == names else f"{', '.join(having)}: "
+        group.add_argument(
+            f"--{option.replace('_', '-')}",
+            dest=f"{kind}_{option}",
+            metavar=option.upper(),
+            action="append" if get_origin(field.annotation) is tuple else "store",
+            help=(only + str(field.description)).replace("%", "%%"),
+        )
+
+
+def read_plugin_options(args: Namespace, kind: str) -> dict[str, Any]:
+    """Read the options that were given for plugins of a kind."""
+    prefix = f"{kind}_"
+    found = {name.removeprefix(prefix): value for name, value in vars(args).items() if name.startswith(prefix)}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def add_launcher_arguments(parser: ArgumentParser, *, required: bool) -> None:
+    """Add --on and the options of all launchers."""
+    from fivetune import plugins
 
     names = plugins.list_plugins("launchers")
     parser.add_argument("--on", choices=names, required=required, help="where to start: a scheduler or a cluster")
-    group = parser.add_argument_group("options of the cluster (with --on)")
-    for option, launchers in list_options().items():
-        only = "" if launchers == names else f"{', '.join(launchers)}: "
-        group.add_argument(
-            f"--{option.replace('_', '-')}",
-            dest=f"launcher_{option}",
-            metavar=option.upper(),
-            action="append" if is_repeatable(launchers[0], option) else "store",
-            help=(only + describe_option(launchers[0], option)).replace("%", "%%"),
-        )
+    add_plugin_options(parser, "launchers", title="options of the cluster (with --on)")
 
 
 def read_launcher(args: Namespace) -> Launcher | None:
@@ -339,15 +349,14 @@ def read_launcher(args: Namespace) -> Launcher | None:
     from fivetune.errors import ConfigError
     from fivetune.fleet.launchers import load_launcher
 
-    prefix = "launcher_"
-    given = {k.removeprefix(prefix): v for k, v in vars(args).items() if k.startswith(prefix) and v is not None}
-    if args.on is None:
-        if given:
-            option, value = next(iter(given.items()))
-            flag = f"--{option.replace('_', '-')} {value}"
-            raise ConfigError(f"{flag}: is an option of a cluster. Add --on slurm, or omit it.")
-        return None
-    return load_launcher(args.on, given)
+    given = read_plugin_options(args, "launchers")
+    if args.on is not None:
+        return load_launcher(args.on, given)
+    if given:
+        option, value = next(iter(given.items()))
+        flag = f"--{option.replace('_', '-')} {value}"
+        raise ConfigError(f"{flag}: is an option of a cluster. Add --on slurm, or omit it.")
+    return None
 
 
 def assign_nodes(

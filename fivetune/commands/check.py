@@ -36,12 +36,8 @@ def _run_checks(config):
 
     refuse_missing_sinks(config.report.sinks)
     lenient = config.replace("data", on_bad_record="skip")
-    progress = Progress()
-    progress.start()
-    try:
+    with Progress() as progress:
         setup = set_up(lenient, on_progress=progress.update)
-    finally:
-        progress.close()
     stores = [store for _, store in setup.data.stores]
     num_bad = sum(store.summary["num_skipped_bad"] for store in stores)
     for check in run_checks(setup):

@@ -10,10 +10,11 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+
+from rich.console import Console
+from rich.text import Text
 
 from fivetune.commands import print_json, print_text, print_warning
 from fivetune.errors import ConfigError, RunDirError
@@ -48,12 +49,29 @@ def run(args: argparse.Namespace) -> int:
     if args.verify and not args.source.is_dir():
         raise ConfigError(f"--verify: {args.source} is a log; there is no recipe to run again. Give a run directory.")
     if not args.json:
-        _print_lines(format_diagnosis(str(args.source), stats, verdicts, verbose=args.verbose))
-    verification = _verify_first_change(args.source, stats, verdicts) if args.verify else None
+        console = Console(highlight=False)
+        for line, remark in format_diagnosis(str(args.source), stats, verdicts, verbose=args.verbose):
+            text = Text.assemble(name_invisible(line), (name_invisible(remark), "dim"))
+            console.print(text, soft_wrap=not console.is_terminal)  # wrapped at words in a terminal
+    verified = _verify_first_change(args.source, stats, verdicts) if args.verify else None
     if args.json:
-        print_json(build_diagnosis_result(str(args.source), stats, verdicts, verification))
-    elif verification:
-        print_text("\n".join(format_verification(verification)))
+        note = faults.describe_idle_devices(stats)
+        print_json(
+            {
+                "source": str(args.source),
+                "verdicts": [asdict(verdict) for verdict in verdicts],
+                "time": None if verdicts else speed.describe_time_use(stats),
+                "notes": [note] if note else [],
+                "not_judged": {data: list(rules) for data, rules in list_missing_data(stats, verdicts).items()},
+                "verified": asdict(verified) if verified else None,
+            }
+        )
+    elif verified:
+        print_text(
+            f"\nVerified {format_flags(verified.change)}: {verified.num_rounds} rounds of {verified.num_steps} steps "
+            f"with and without it.\n   predicted {verified.predicted:.2f} times as fast, measured "
+            f"{verified.measured:.2f} ({verified.low:.2f} to {verified.high:.2f})"
+        )
     return 0
 
 
@@ -102,42 +120,6 @@ def format_diagnosis(
         what = "1 rule needs" if num == 1 else f"{num} rules need"
         lines += ["", f"{what} {'a run and its records' if stats.is_log else 'records that are missing'} (--verbose)."]
     return found + [(line, "") for line in lines]
-
-
-def _print_lines(lines: Sequence[tuple[str, str]]) -> None:
-    """Print lines with their remarks, wrapped at words in a terminal."""
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(highlight=False)
-    for line, remark in lines:
-        text = Text.assemble(name_invisible(line), (name_invisible(remark), "dim"))
-        console.print(text, soft_wrap=not console.is_terminal)
-
-
-def format_verification(verification: Verification) -> list[str]:
-    """Format lines for the terminal: the predicted and the measured gain."""
-    return [
-        "",
-        f"Verified {format_flags(verification.change)}: {verification.num_rounds} rounds of "
-        f"{verification.num_steps} steps with and without it.",
-        f"   predicted {verification.predicted:.2f} times as fast, measured {verification.measured:.2f} "
-        f"({verification.low:.2f} to {verification.high:.2f})",
-    ]
-
-
-def build_diagnosis_result(
-    name: str, stats: RunStats, verdicts: tuple[Verdict, ...], verification: Verification | None
-) -> dict[str, Any]:
-    """Build the object that --json prints."""
-    return {
-        "source": name,
-        "verdicts": [asdict(verdict) for verdict in verdicts],
-        "time": None if verdicts else speed.describe_time_use(stats),
-        "notes": [note for note in (faults.describe_idle_devices(stats),) if note],
-        "not_judged": {data: list(rules) for data, rules in list_missing_data(stats, verdicts).items()},
-        "verified": asdict(verification) if verification else None,
-    }
 
 
 def _verify_first_change(folder: Path, stats: RunStats, verdicts: tuple[Verdict, ...]) -> Verification | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import shutil
 import textwrap
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fivetune.commands import format_settings, print_json, print_table, print_text
@@ -38,13 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.config import load_config
     from fivetune.config.layers import parse_overrides
     from fivetune.fleet.estimation.choice import choose_estimate, estimate_strategies
-    from fivetune.fleet.estimation.recipe import (
-        build_machine,
-        build_workload,
-        explain_excluded_strategy,
-        find_device,
-        resolve_precision,
-    )
+    from fivetune.fleet.estimation.recipe import build_machine, build_workload, find_device, resolve_precision
 
     for name in ("devices", "devices_per_node"):
         value, flag = getattr(args, name), f"--{name.replace('_', '-')}"
@@ -57,10 +50,8 @@ def run(args: argparse.Namespace) -> int:
     work = build_workload(config, device)
     precision = resolve_precision(config.train.precision, device)
     machine = build_machine(device, args.devices, devices_per_node=args.devices_per_node)
-    _refuse_partial_nodes(args.devices, machine)
-
-    find_obstacle = partial(explain_excluded_strategy, config, batch_size=work.batch_size)
-    estimates = estimate_strategies(work, machine, args.devices, find_obstacle, own=config.strategy)
+    _refuse_partial_nodes(args.devices, machine.devices_per_node)
+    estimates = estimate_strategies(work, machine, args.devices, config, batch_size=work.batch_size)
     chosen = choose_estimate(estimates)
     verdict = _describe_choice(chosen, config, machine) if chosen else _describe_refusal(estimates, work)
     assumptions = _list_assumptions(args.device, config, work, machine)
@@ -115,10 +106,11 @@ def _format_number(number: float) -> str:
     return f"{number:.1f}" if abs(number) < 99.95 else f"{number:.0f}"
 
 
-def _refuse_partial_nodes(num_devices: int, machine: Machine) -> None:
-    if not machine.can_fill_nodes(num_devices):
-        per_node = machine.devices_per_node
-        whole = num_devices - num_devices % per_node
+def _refuse_partial_nodes(num_devices: int, per_node: int) -> None:
+    """Raise ConfigError for devices that are neither part of one node nor whole nodes."""
+    rest = num_devices % per_node
+    if num_devices > per_node and rest:
+        whole = num_devices - rest
         raise ConfigError(
             f"--devices: {num_devices} are not whole nodes of {per_node} devices, and every node starts as many "
             f"processes. Try --devices {whole} or {whole + per_node}, or --devices-per-node NUMBER."
@@ -150,7 +142,7 @@ def _as_json(estimate: Estimate, config: RunConfig) -> dict[str, Any]:
 
 def _build_settings(estimate: Estimate, config: RunConfig) -> dict[str, object]:
     """The settings of a strategy: some exclude train.batch_size auto, which is estimated with one example."""
-    from fivetune.fleet.estimation.recipe import explain_excluded_strategy
+    from fivetune.fleet.estimation.choice import explain_excluded_strategy
 
     is_auto = config.train.batch_size == "auto"
     needs_number = is_auto and explain_excluded_strategy(config, estimate.strategy, estimate.layout)

@@ -25,9 +25,7 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.rundir.progress import Progress
     from fivetune.training.answers.trained_run import evaluate
 
-    progress = Progress()
-    progress.start()
-    try:
+    with Progress() as progress:
         record = evaluate(
             args.run,
             parse_overrides(args.settings),
@@ -36,8 +34,6 @@ def run(args: argparse.Namespace) -> int:
             on_damage=progress.warn,
             on_note=progress.log,
         )
-    finally:
-        progress.close()
     if args.json:
         result = {
             name: getattr(record, name)

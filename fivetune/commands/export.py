@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from fivetune.commands import print_json, print_table, print_text
+from fivetune.commands import add_plugin_options, print_json, print_table, print_text, read_plugin_options
 
 NOT_OFFERED = {
     "onnx": "no kept exporter supports transformers 5: optimum-onnx requires transformers below 4.58",
@@ -19,16 +19,11 @@ NOT_OFFERED = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from fivetune import plugins
-    from fivetune.delivery.exporters import list_format_options
 
     formats = plugins.list_plugins("exporters")
     parser.add_argument("run", help="run directory")
     parser.add_argument("--format", required=True, metavar="FORMAT", help=f"one of: {', '.join(formats)}")
-    for option, having in list_format_options().items():
-        description = str(plugins.load_plugin("exporters", having[0]).model_fields[option].description)
-        parser.add_argument(
-            f"--{option}", dest=f"option_{option}", metavar=option.upper(), help=f"{', '.join(having)}: {description}"
-        )
+    add_plugin_options(parser, "exporters", title="options of the format")
     parser.add_argument("--output", metavar="DIR", type=Path, help="folder to write; default: RUN/export/FORMAT")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing export")
     parser.add_argument(
@@ -52,14 +47,10 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--format {args.format}: is not offered: {reason}. Allowed: {allowed}.")
     if args.examples < 1:
         raise ConfigError(f"--examples {args.examples}: is not a number of questions. Allowed: 1 or more. Try 200.")
-    prefix = "option_"
-    given = {k.removeprefix(prefix): v for k, v in vars(args).items() if k.startswith(prefix) and v is not None}
-    exporter = load_format(args.format, given)
+    exporter = load_format(args.format, read_plugin_options(args, "exporters"))
     from fivetune.delivery.exporters._export import export_run
 
-    progress = Progress()
-    progress.start()
-    try:
+    with Progress() as progress:
         target, export = export_run(
             Path(args.run),
             exporter,
@@ -69,8 +60,6 @@ def run(args: argparse.Namespace) -> int:
             on_progress=progress.update,
             on_note=progress.log,
         )
-    finally:
-        progress.close()
     _print_proof(export)
     print_text(f"verdict  {export['proof']['verdict']}" + "".join(f": {one}" for one in export["proof"]["reasons"]))
     print_text(f"export   {target}")

@@ -35,12 +35,8 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.training.autotune.find_lr import find_lr
 
     config = load_config(args.recipe, parse_overrides(args.settings))
-    progress = Progress()
-    progress.start()
-    try:
+    with Progress() as progress:
         found = find_lr(config, low=args.low, high=args.high, num_steps=args.steps, on_progress=progress.update)
-    finally:
-        progress.close()
     result = found.as_dict() | {"optimizer": config.optimizer.plugin_name()}
     path = args.out or build_sibling_path(config.run.dir, FIND_LR)
     write_json(path, result)

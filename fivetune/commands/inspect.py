@@ -48,12 +48,8 @@ def run(args: argparse.Namespace) -> int:
 
     if not 0 < args.near <= 1:
         raise ConfigError(f"--near: {args.near} is not a similarity. Allowed: above 0, at most 1. Try 0.8.")
-    progress = Progress()
-    progress.start()
-    try:
+    with Progress() as progress:
         facts = _collect_facts(args, parse_overrides(args.settings), progress.update)
-    finally:
-        progress.close()
     page = build_inspection_page(facts)
     if args.html:
         write_text(args.html, render_html(page))

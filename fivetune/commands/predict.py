@@ -10,10 +10,11 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fivetune.commands import print_json
 
@@ -92,8 +93,9 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.config.layers import parse_overrides
     from fivetune.distributed import processes as launch
     from fivetune.distributed.world import World
-    from fivetune.errors import ConfigError, DataError
+    from fivetune.errors import ConfigError
     from fivetune.rundir.progress import Progress
+    from fivetune.training.answers.inputs import iter_input_rows
     from fivetune.training.answers.loading import load_run_model
     from fivetune.training.answers.output import Predicted, escape_invisible, refuse_format
     from fivetune.training.answers.predicted_file import MergedParts, PredictionCounts
@@ -120,45 +122,52 @@ def run(args: argparse.Namespace) -> int:
         _keep_answers(target, is_first=world.is_first) if target else nullcontext(Path(temporary)) as folder,
     ):
         world.barrier()  # rank 0 has the folder
-        progress = Progress(silent=not world.is_first)
-        progress.start()
-        try:
+        with Progress(silent=not world.is_first) as progress, _rename_standard_input(temporary):
             source = _find_source(args.input, Path(temporary))
             notes = {"on_damage": progress.warn, "on_note": progress.log}
             loaded = load_run_model(args.run, settings, unsupported=OWN_SOURCE, world=world, **notes)
             trained = TrainedRun(Path(args.run), settings, loaded=loaded)
             parts = trained.list_parts() if args.format == "bioasq" else {"": trained}
-            rows = (row for part in parts.values() for row in _iter_rows(part, source))
-            refuse_format(args.format, parts, rows)
-            found = {
-                name: _predict(part, source, args.inputs, record, folder / name, progress, world)
-                for name, part in parts.items()
-            }
-            rows = MergedParts(tuple(found.values()))
-            counts = PredictionCounts.count(rows) if world.is_first else PredictionCounts()
+            rows: list[Iterable[InputRow]] = []
+            for part in parts.values():
+                own = part.loaded.config
+                rows.append(iter_input_rows(source, own.task, own.data.columns, own.data.header) if source else ())
+            refuse_format(args.format, parts, chain.from_iterable(rows))
+            found: dict[str, Iterable[PredictedRow]] = {}
+            for name, part in parts.items():
+                found[name] = _predict(part, source, args.inputs, record, folder / name, progress, world)
+            merged = MergedParts(tuple(found.values()))
+            counts = PredictionCounts.count(merged) if world.is_first else PredictionCounts()
             if world.is_first:
                 _refuse_unanswered(counts)
-        except DataError as error:  # names standard input as stdin, not by its copy
-            raise DataError(str(error).replace(f"{temporary}/", "")) from None
-        finally:
-            progress.close()
         if not world.is_first:
             return 0
         print(escape_invisible(counts.describe().replace(f"{temporary}/", "")), file=sys.stderr)
-        predicted = Predicted(rows, counts, found, loaded.config.data.columns)
+        predicted = Predicted(merged, counts, found, loaded.config.data.columns)
         _write(target, folder, args.format, predicted, as_array=args.json)
         if target and args.json:
-            print_json(_build_counts(counts, args.output, trained.step))
+            print_json(
+                {
+                    "output": args.output,
+                    "num_records": counts.num_records,
+                    "num_answers": counts.num_answered,
+                    "num_skipped": counts.num_skipped - counts.num_foreign,
+                    "num_other_types": counts.num_foreign,
+                    "step": loaded.step,
+                }
+            )
     return 0
 
 
-def _iter_rows(trained: TrainedRun, source: str | None) -> Iterator[InputRow]:
-    """Yield the records of a file, none without a file."""
-    from fivetune.training.answers.inputs import iter_input_rows
+@contextmanager
+def _rename_standard_input(folder: str) -> Generator[None]:
+    """Name standard input as `stdin` in errors, not by its copy in a temporary folder."""
+    from fivetune.errors import DataError
 
-    if source is not None:
-        config = trained.loaded.config
-        yield from iter_input_rows(source, config.task, config.data.columns, config.data.header)
+    try:
+        yield
+    except DataError as error:
+        raise DataError(str(error).replace(f"{folder}/", "")) from None
 
 
 def _refuse_shared_work(nproc: int, source: str | None, target: Path | None) -> None:
@@ -337,12 +346,11 @@ def _predict(
         )
     given = list(texts) if texts else [record]
     size = trained.loaded.config.eval.batch_size
-    predictions = trained.predict(given, batch_size=size, on_progress=progress.update, on_note=progress.log)
-    rows = [
-        InputRow(f"input {number}", one.id, record, one.skipped or "")
-        for number, one in enumerate(predictions, start=1)
-    ]
-    return [PredictedRow(*pair) for pair in zip(rows, predictions, strict=True)]
+    rows: list[PredictedRow] = []
+    for one in trained.predict(given, batch_size=size, on_progress=progress.update, on_note=progress.log):
+        row = InputRow(f"input {len(rows) + 1}", one.id, record, one.skipped or "")
+        rows.append(PredictedRow(row, one))
+    return rows
 
 
 def _refuse_unanswered(counts: PredictionCounts) -> None:
@@ -361,27 +369,11 @@ def _refuse_unanswered(counts: PredictionCounts) -> None:
     raise DataError(found)
 
 
-def _build_counts(counts: PredictionCounts, path: str, step: int) -> dict[str, Any]:
-    return {
-        "output": path,
-        "num_records": counts.num_records,
-        "num_answers": counts.num_answered,
-        "num_skipped": counts.num_skipped - counts.num_foreign,
-        "num_other_types": counts.num_foreign,
-        "step": step,
-    }
-
-
 def _write(target: Path | None, folder: Path, format: str | None, predicted: Predicted, *, as_array: bool) -> None:
     """Write the predictions to a file, whole or not at all, or to standard output."""
     from fivetune.errors import FiveTuneEnvironmentError
     from fivetune.rundir import replace_file
-    from fivetune.training.answers.output import (
-        FORMATS,
-        EscapedOutput,
-        choose_format,
-        write_predictions,
-    )
+    from fivetune.training.answers.output import FORMATS, EscapedOutput, choose_format, write_predictions
 
     if target:
         try:

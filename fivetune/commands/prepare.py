@@ -50,12 +50,8 @@ def run(args: argparse.Namespace) -> int:
     config = load_config(args.recipe, parse_overrides(args.settings))
     if args.output is not None and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*:/*|", args.output):
         raise ConfigError(f"--output {args.output!r}: names no bucket or folder. Give s3://bucket/path, or a folder.")
-    progress = Progress(quiet=args.quiet)
-    progress.start()
-    try:
+    with Progress(quiet=args.quiet) as progress:
         found = _prepare_splits(config, args.output, progress)
-    finally:
-        progress.close()
     if not found:
         raise ConfigError("data.train: no data is given. Add --data.train FILE or --data.eval FILE.")
     for name, facts in found.items():

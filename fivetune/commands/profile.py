@@ -87,9 +87,7 @@ def _record_steps(args: argparse.Namespace) -> int:
     if (reason := find_conflict(folder)) and not (folder / CONFIG).is_file():
         raise RunDirError(reason)
     trace, summary = folder / TRACE_FOLDER / "trace.json.gz", folder / TRACE
-    progress = Progress()
-    progress.start()
-    try:
+    with Progress() as progress:
         window = profile_steps(
             config, trace, num_steps=args.steps or NUM_STEPS, num_warm_up=args.warm_up, on_progress=progress.update
         )
@@ -97,8 +95,6 @@ def _record_steps(args: argparse.Namespace) -> int:
         found = summarise_trace(
             read_trace(trace), parts=window.bytes_by_part, plain_step_seconds=window.plain_step_seconds
         ).as_dict()
-    finally:
-        progress.close()
     write_json(summary, found)
     page = args.html or folder / TRACE_FOLDER / "trace.html"
     about = f"{args.target}: {window.description}"

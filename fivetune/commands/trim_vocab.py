@@ -57,13 +57,11 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--margin {args.margin}: is not a number of pieces. Allowed: 0 or more. Try 1000.")
     if args.output.exists():
         raise ConfigError(f"--output {args.output}: exists. Give another folder, or delete that one.")
-    progress = Progress()
-    progress.start()
     staging = args.output.with_name(f".{args.output.name}.{os.getpid()}.trim")
     try:
-        facts = _trim(args, staging, progress.update)
+        with Progress() as progress:
+            facts = _trim(args, staging, progress.update)
     finally:
-        progress.close()
         shutil.rmtree(staging, ignore_errors=True)
     for text in facts["warnings"]:
         print_warning(text)

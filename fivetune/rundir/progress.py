@@ -68,6 +68,13 @@ class Progress:
             except OSError as error:
                 self._give_up_log(error)
 
+    def __enter__(self) -> Progress:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     @property
     def is_terminal(self) -> bool:
         return self._console.is_terminal

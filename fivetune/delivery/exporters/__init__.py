@@ -72,15 +72,6 @@ class Exporter(Options, ABC):
         """
 
 
-def list_format_options() -> dict[str, list[str]]:
-    """List the formats that have each option, by the option's name."""
-    found: dict[str, list[str]] = {}
-    for name in plugins.list_plugins("exporters"):
-        for option in plugins.load_plugin("exporters", name).model_fields:
-            found.setdefault(option, []).append(name)
-    return found
-
-
 def load_format(name: str, values: Mapping[str, object]) -> Exporter:
     """Load a format with its options. Raises ConfigError for an option that it does not have, or a wrong value."""
     kind = plugins.load_plugin("exporters", name)

@@ -5,19 +5,17 @@ In: a Workload, a Machine, a number of devices. Out: the best Estimate of each s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fivetune import plugins
+from fivetune.config import RunConfig
 from fivetune.fleet.estimation.memory import Memory, estimate_memory
 from fivetune.fleet.estimation.workload import Workload
-from fivetune.types import Layout, Strategy
+from fivetune.types import Layout, RunSettings, Strategy
 
 USABLE_SHARE = 0.9  # of a device's memory; the rest is for the driver, libraries, NCCL and fragmentation
 MAX_STAGES = 16
-
-Obstacle = Callable[[Strategy, Layout], str]
-"""Explains why the settings of a run exclude a strategy; empty if they do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +29,6 @@ class Machine:
 
     memory_bytes: float
     devices_per_node: int
-
-    def can_fill_nodes(self, num_devices: int) -> bool:
-        """Whether so many devices are part of one node, or whole nodes."""
-        return num_devices <= self.devices_per_node or not num_devices % self.devices_per_node
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +67,6 @@ class Estimate:
         return settings
 
 
-def ignore_settings(strategy: Strategy, layout: Layout) -> str:
-    """No strategy is excluded."""
-    return ""
-
-
 def list_strategies() -> list[type[Strategy]]:
     """List the options classes of all strategies, the simplest first."""
     classes: list[type[Strategy]] = [
@@ -100,29 +89,32 @@ def list_candidates(machine: Machine, num_devices: int, own: Strategy | None = N
             yield from kind.list_variants(num_devices, per_node)
 
 
-def explain_shape(work: Workload, layout: Layout) -> str:
-    """Explain why the model cannot be divided like this; empty if it can."""
-    shape = work.shape
-    if shape.num_heads % layout.heads or shape.d_ff % layout.heads:
-        return f"{layout.heads} ranks cannot share {shape.num_heads} heads and {shape.d_ff} features equally"
-    if layout.stages > (most := min(MAX_STAGES, shape.num_layers + shape.num_decoder_layers)):
-        return f"{layout.stages} stages are more than the {most} that are estimated"
-    return ""
-
-
 def estimate_strategy(
-    work: Workload, strategy: Strategy, machine: Machine, num_devices: int, find_obstacle: Obstacle = ignore_settings
+    work: Workload,
+    strategy: Strategy,
+    machine: Machine,
+    num_devices: int,
+    config: RunConfig | None = None,
+    *,
+    batch_size: int | None = None,
 ) -> Estimate:
     """Estimate one strategy on so many devices.
 
     Args:
-        find_obstacle: explains why the settings of the run exclude a strategy.
+        config: recipe whose settings may exclude the strategy.
+        batch_size: in place of its train.batch_size.
     """
-    layout = strategy.get_layout(num_devices)
+    layout, shape = strategy.get_layout(num_devices), work.shape
+    obstacle = ""
     if work.examples_per_step % layout.copies:
-        text = f"train.global_batch_size {work.examples_per_step} is not a multiple of {layout.copies} copies"
-        return Estimate(strategy, layout, text)
-    if obstacle := explain_shape(work, layout) or find_obstacle(strategy, layout):
+        obstacle = f"train.global_batch_size {work.examples_per_step} is not a multiple of {layout.copies} copies"
+    elif shape.num_heads % layout.heads or shape.d_ff % layout.heads:
+        obstacle = f"{layout.heads} ranks cannot share {shape.num_heads} heads and {shape.d_ff} features equally"
+    elif layout.stages > (most := min(MAX_STAGES, shape.num_layers + shape.num_decoder_layers)):
+        obstacle = f"{layout.stages} stages are more than the {most} that are estimated"
+    elif config is not None:
+        obstacle = explain_excluded_strategy(config, strategy, layout, batch_size=batch_size)
+    if obstacle:
         return Estimate(strategy, layout, obstacle)
     memory = estimate_memory(work, layout)
     return Estimate(strategy, layout, "", memory, USABLE_SHARE * machine.memory_bytes - memory.peak)
@@ -132,21 +124,51 @@ def estimate_strategies(
     work: Workload,
     machine: Machine,
     num_devices: int,
-    find_obstacle: Obstacle = ignore_settings,
+    config: RunConfig | None = None,
     *,
-    own: Strategy | None = None,
+    batch_size: int | None = None,
 ) -> list[Estimate]:
     """Estimate each strategy with its best options, the simplest first; copies of sharded weights count as their own.
 
     Args:
-        own: strategy of the recipe, see `list_candidates`.
+        config, batch_size: see `estimate_strategy`; the options of the recipe's strategy are compared alone.
     """
     kinds: dict[tuple[str, bool], list[Estimate]] = {}
-    for strategy in list_candidates(machine, num_devices, own):
-        estimate = estimate_strategy(work, strategy, machine, num_devices, find_obstacle)
+    for strategy in list_candidates(machine, num_devices, config.strategy if config else None):
+        estimate = estimate_strategy(work, strategy, machine, num_devices, config, batch_size=batch_size)
         has_copies = estimate.layout.shards > 1 and estimate.layout.replicas > 1
         kinds.setdefault((strategy.plugin_name(), has_copies), []).append(estimate)
     return [min(each, key=_order_estimate) for each in kinds.values()]
+
+
+def explain_excluded_strategy(
+    config: RunConfig, strategy: Strategy, layout: Layout, *, batch_size: int | None = None
+) -> str:
+    """Explain why the settings of a recipe exclude a strategy; empty if they do not.
+
+    Args:
+        batch_size: in place of train.batch_size.
+    """
+    if layout.world == 1:
+        return ""
+    name, size = strategy.plugin_name(), strategy.get_model_size(layout.world)
+    if layout.world % size:
+        return f"strategy.{strategy.size_option} {size} does not divide {layout.world} devices"
+    if strategy.sharded and config.distill.teacher and config.distill.kind == "logits":
+        return f"strategy.name {name} divides the model, and the teacher of distill.kind logits is whole"
+    if strategy.sharded and config.model.adapter:
+        return f"strategy.name {name} divides the weights, and model.adapter adds others to them"
+    train = config.train
+    return strategy.explain_incompatibility(
+        RunSettings(
+            config.optimizer.plugin_name(),
+            config.optimizer.supports_shards,
+            train.precision,
+            train.forward,
+            batch_size or train.batch_size,
+            num_ranks=layout.world,
+        )
+    )
 
 
 def _order_estimate(estimate: Estimate) -> tuple[bool, bool, float]:

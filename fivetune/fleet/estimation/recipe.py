@@ -1,11 +1,10 @@
 """The inputs of estimates, from a recipe and the name of a device.
 
-In: a RunConfig, numbers of the command line. Out: a Workload, a Machine, and why settings exclude a layout.
+In: a RunConfig, numbers of the command line. Out: a Workload, a Machine, and a strategy for several ranks.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 from fivetune.config import RunConfig
@@ -18,7 +17,6 @@ from fivetune.machine.telemetry.accelerators import ACCELERATORS, Accelerator, f
 from fivetune.machine.telemetry.limits import get_host_memory
 from fivetune.machine.telemetry.nvml import Nvml
 from fivetune.model.shapes import ModelShape, read_shape
-from fivetune.types import Layout, RunSettings, Strategy
 
 CPU = "cpu"
 PER_HOST = 2**20  # processes that a host may run
@@ -127,7 +125,7 @@ def suggest_strategy(config: RunConfig, nnodes: int, nproc: int) -> tuple[dict[s
         machine = build_machine(device, nnodes * nproc, devices_per_node=nproc)
     except FiveTuneError as error:
         return default, f"the default; memory cannot be estimated: {str(error).partition('. ')[0]}"
-    found = estimate_strategies(work, machine, nnodes * nproc, partial(explain_excluded_strategy, config))
+    found = estimate_strategies(work, machine, nnodes * nproc, config)
     several = [one for one in found if one.layout.world > 1 and one.memory is not None]
     usual = next((one for one in several if one.strategy.plugin_name() == STRATEGY_OF_SEVERAL), None)
     if usual is None or usual.memory is None:
@@ -143,33 +141,3 @@ def suggest_strategy(config: RunConfig, nnodes: int, nproc: int) -> tuple[dict[s
         why += f"; no strategy fits, this one needs least (fivetune estimate prints what to change){excluded}"
     assert chosen.memory is not None
     return chosen.as_settings(), f"{why}, this one {format_size(chosen.memory.peak)}"
-
-
-def explain_excluded_strategy(
-    config: RunConfig, strategy: Strategy, layout: Layout, *, batch_size: int | None = None
-) -> str:
-    """Explain why the settings of a recipe exclude a strategy; empty if they do not.
-
-    Args:
-        batch_size: in place of train.batch_size.
-    """
-    if layout.world == 1:
-        return ""
-    name, size = strategy.plugin_name(), strategy.get_model_size(layout.world)
-    if layout.world % size:
-        return f"strategy.{strategy.size_option} {size} does not divide {layout.world} devices"
-    if strategy.sharded and config.distill.teacher and config.distill.kind == "logits":
-        return f"strategy.name {name} divides the model, and the teacher of distill.kind logits is whole"
-    if strategy.sharded and config.model.adapter:
-        return f"strategy.name {name} divides the weights, and model.adapter adds others to them"
-    train = config.train
-    return strategy.explain_incompatibility(
-        RunSettings(
-            config.optimizer.plugin_name(),
-            config.optimizer.supports_shards,
-            train.precision,
-            train.forward,
-            batch_size or train.batch_size,
-            num_ranks=layout.world,
-        )
-    )

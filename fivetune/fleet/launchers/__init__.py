@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, get_origin
+from typing import Annotated, Any, ClassVar
 
 import yaml
 from pydantic import Field, ValidationError
@@ -127,24 +127,6 @@ class Launcher(Options):
     def explain_next_steps(self, job: str) -> list[str]:
         """Commands with which a user looks at a submitted job, or ends it."""
         return []
-
-
-def list_options() -> dict[str, list[str]]:
-    """List the launchers that have each option, by the option's name."""
-    found: dict[str, list[str]] = {}
-    for name in plugins.list_plugins("launchers"):
-        for option in plugins.load_plugin("launchers", name).model_fields:
-            found.setdefault(option, []).append(name)
-    return found
-
-
-def describe_option(launcher: str, option: str) -> str:
-    return str(plugins.load_plugin("launchers", launcher).model_fields[option].description)
-
-
-def is_repeatable(launcher: str, option: str) -> bool:
-    """Whether an option may be given several times."""
-    return get_origin(plugins.load_plugin("launchers", launcher).model_fields[option].annotation) is tuple
 
 
 def load_launcher(name: str, values: Mapping[str, object]) -> Launcher:

@@ -287,9 +287,10 @@ def test_groups_that_share_heads_stay_inside_a_node():
 
 def test_options_of_the_recipe_are_estimated_in_place_of_others():
     work = make_work(LARGE, examples_per_step=64, num_inputs=512, num_targets=64)
+    options = {"strategy.name": "fsdp", "strategy.offload": True, "strategy.reduce_once": False}
     usual, own = (
-        {one.name: one for one in estimate_strategies(work, H100, 8, own=strategy)}
-        for strategy in (None, make_strategy("fsdp", offload=True, reduce_once=False))
+        {one.name: one for one in estimate_strategies(work, H100, 8, load_config("squad_t5_base", settings))}
+        for settings in ({}, options)
     )
     assert own["fsdp"].layout.offload and own["fsdp"].room > usual["fsdp"].room
     assert own["ddp"] == usual["ddp"]
