@@ -75,11 +75,16 @@ def _print_proof(export: dict[str, Any]) -> None:
     from fivetune.errors import format_size
 
     proof = export["proof"]
-    rows = [["size", *(format_size(export["bytes"][side]) for side in ("original", "export"))]]
+    sizes = [format_size(export["bytes"][side]) for side in ("original", "export")]
+    rows = [["size", *sizes]]
     if "examples" in proof:
         rows.append([f"same predictions of {proof['examples']:,}", "", f"{proof['identical_predictions']:.1%}"])
     if "original" in proof:
-        rows.append([proof["metric"], *(_format_score(proof[side]) for side in ("original", "export"))])
+        scores: list[str] = []
+        for found in (proof["original"], proof["export"]):
+            interval = " ({:.1f} to {:.1f})".format(*found["interval"]) if found["interval"] else ""
+            scores.append(f"{found['score']:.2f}{interval}")
+        rows.append([proof["metric"], *scores])
     for one in proof.get("speed", ()):
         name = f"batches of {one['batch_size']}"
         sides = [one[side] for side in ("original", "export")]
@@ -87,8 +92,3 @@ def _print_proof(export: dict[str, Any]) -> None:
         rates = [f"{side['examples_per_second']:.1f} examples/s" for side in sides]
         rows.append([name, *rates])
     print_table(["", "original", "export"], rows)
-
-
-def _format_score(found: dict[str, Any]) -> str:
-    interval = found["interval"]
-    return f"{found['score']:.2f}" + (f" ({interval[0]:.1f} to {interval[1]:.1f})" if interval else "")

@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.config.layers import parse_overrides
     from fivetune.errors import ConfigError
     from fivetune.rundir import write_text
-    from fivetune.start.importers._recipe import describe_recipe, format_recipe, import_recipe, read_source
+    from fivetune.start.importers._recipe import describe_recipe, format_recipe, import_recipe, list_rows, read_source
 
     if args.source is None:
         raise ConfigError("import-config: no source. Give a command line in quotation marks, or a file.")
@@ -37,23 +37,16 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"{args.output}: exists already. Give another --output, or --overwrite.")
     recipe = import_recipe(read_source(args.source), args.format, parse_overrides(args.settings))
     text = format_recipe(recipe)
-    if args.output is None:
-        if not args.json:
-            print(text, end="")
-    else:
+    if args.output:  # then what became of each argument, and the next command
         write_text(args.output, text)
-        _print_summary(args.output, recipe)
+        print_table(("argument", "became", "why"), list_rows(recipe))
+        left_out = sum(finding.state in ("left out", "unknown") for finding in recipe.findings)
+        counts = f"{len(recipe.settings)} settings, {left_out} of {len(recipe.findings)} arguments left out"
+        print_text(f"{counts}: {args.output}")
+        missing = "" if "data.train" in recipe.settings else " --data.train FILE --data.eval FILE"
+        print_text(f"next: fivetune check {shlex.quote(str(args.output))}{missing}")
+    elif not args.json:
+        print(text, end="")
     if args.json:
         print_json(describe_recipe(recipe))
     return 0
-
-
-def _print_summary(path: Path, recipe) -> None:
-    """Print what became of each argument, and the next command."""
-    from fivetune.start.importers._recipe import list_rows
-
-    print_table(("argument", "became", "why"), list_rows(recipe))
-    left_out = sum(finding.state in ("left out", "unknown") for finding in recipe.findings)
-    print_text(f"{len(recipe.settings)} settings, {left_out} of {len(recipe.findings)} arguments left out: {path}")
-    missing = "" if "data.train" in recipe.settings else " --data.train FILE --data.eval FILE"
-    print_text(f"next: fivetune check {shlex.quote(str(path))}{missing}")

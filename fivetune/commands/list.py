@@ -31,33 +31,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from fivetune.config.recipes import find_recipes_folder, list_recipe_names
+    from fivetune.errors import ConfigError
+    from fivetune.model.family import FAMILIES
+    from fivetune.model.manual import build_manual_of_models
+
+    if args.manual and args.kind != "models":
+        raise ConfigError(f"list: --manual with {args.kind}: there is no such page. Allowed: models.")
     if args.manual:
-        return _print_manual(args.kind)
+        print(build_manual_of_models(), end="")
+        return 0
+    found: dict[str, str] = {}
+    if args.kind == "recipes":
+        for name in list_recipe_names():
+            text = (find_recipes_folder() / f"{name}.yaml").read_text(encoding="utf-8")
+            found[name] = _extract_first_sentence(text)
+    elif args.kind == "models":
+        found = {kind: family.models for kind, family in FAMILIES.items()}
+    else:
+        found = _list_plugins(args.kind)
     columns = shutil.get_terminal_size(PIPED).columns
-    listing = {"recipes": _list_recipes, "models": _list_models}.get(args.kind)
-    found = listing() if listing else _list_plugins(args.kind)
     width = max(map(len, found), default=0)
     for name, line in found.items():
         print(_wrap_entry(name, line, width=width, columns=columns))
     if args.json:
         print_json({args.kind: [{"name": name, "help": line} for name, line in found.items()]})
     return 0
-
-
-def _print_manual(kind: str) -> int:
-    from fivetune.errors import ConfigError
-    from fivetune.model.manual import build_manual_of_models
-
-    if kind != "models":
-        raise ConfigError(f"list: --manual with {kind}: there is no such page. Allowed: models.")
-    print(build_manual_of_models(), end="")
-    return 0
-
-
-def _list_models() -> dict[str, str]:
-    from fivetune.model.family import FAMILIES
-
-    return {kind: family.models for kind, family in FAMILIES.items()}
 
 
 def _list_plugins(kind: str) -> dict[str, str]:
@@ -131,12 +130,3 @@ def _extract_first_sentence(recipe: str) -> str:
         line.removeprefix("#").strip() for line in takewhile(lambda line: line.startswith("#"), recipe.split("\n"))
     ]
     return re.split(r"(?<=\S)\.\s+(?=[A-Z])", " ".join(lines))[0].rstrip(".") + "."
-
-
-def _list_recipes() -> dict[str, str]:
-    from fivetune.config.recipes import find_recipes_folder, list_recipe_names
-
-    found = {}
-    for name in list_recipe_names():
-        found[name] = _extract_first_sentence((find_recipes_folder() / f"{name}.yaml").read_text(encoding="utf-8"))
-    return found

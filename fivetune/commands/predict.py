@@ -153,7 +153,7 @@ def run(args: argparse.Namespace) -> int:
                     "num_answers": counts.num_answered,
                     "num_skipped": counts.num_skipped - counts.num_foreign,
                     "num_other_types": counts.num_foreign,
-                    "step": loaded.step,
+                    "step": trained.step,
                 }
             )
     return 0

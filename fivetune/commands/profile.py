@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     for name, value in (("--steps", args.steps), ("--warm-up", args.warm_up)):
         if value is not None and value < 1:
             raise ConfigError(f"{name}: {value} is not a number of steps. Allowed: 1 or more. Try {name} {NUM_STEPS}.")
-    path, title = Path(args.target), Path(args.target).name
+    path = Path(args.target)
     if args.target.endswith(REPORTS):
         raise DataError(
             f"{path}: is Nsight's own format. Export it: nsys export --type sqlite {path}, then give the .sqlite file."
@@ -53,22 +53,17 @@ def run(args: argparse.Namespace) -> int:
     if args.nsight or args.target.endswith((*CAPTURES, *TRACES)):
         if args.settings:
             raise ConfigError(f"{args.settings[0]}: settings have no effect on a trace file. Leave it out.")
-        _write_and_print(
-            args, _read_summary(args, path), title=title, about=f"read from {path}", page=args.html, written={}
-        )
+        if args.target.endswith(TRACES) and not args.nsight:
+            from fivetune.machine.profiling.chrome import read_trace, summarise_trace
+
+            summary = summarise_trace(read_trace(path)).as_dict()
+        else:
+            from fivetune.machine.profiling.nsight import summarise_capture
+
+            summary = summarise_capture(path, num_steps=args.steps).as_dict()
+        _write_and_print(args, summary, title=path.name, about=f"read from {path}", page=args.html, written={})
         return 0
     return _record_steps(args)
-
-
-def _read_summary(args: argparse.Namespace, path: Path) -> dict[str, Any]:
-    """Summarise a trace or a capture file."""
-    if args.target.endswith(TRACES) and not args.nsight:
-        from fivetune.machine.profiling.chrome import read_trace, summarise_trace
-
-        return summarise_trace(read_trace(path)).as_dict()
-    from fivetune.machine.profiling.nsight import summarise_capture
-
-    return summarise_capture(path, num_steps=args.steps).as_dict()
 
 
 def _record_steps(args: argparse.Namespace) -> int:

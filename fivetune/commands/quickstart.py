@@ -6,10 +6,9 @@ On a generated corpus: the score before, after, and without the context.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from pathlib import Path
 
-from fivetune.commands import print_json, print_text
+from fivetune.commands import print_json, print_table, print_text
 
 BLIND_STEPS = 200
 
@@ -55,7 +54,11 @@ def run(args: argparse.Namespace) -> int:
     best = find_exported_eval(done)
     assert best is not None  # the recipe evaluates, so the best step has its record
     scores = {"before": done.evals[0].scores, "context-blind": blind.evals[-1].scores, "after": best.scores}
-    _print_scores(scores, num_examples=best.num_examples)
+    names = {"exact": "exact match", "HasAns_exact": "answerable", "NoAns_exact": "unanswerable", "f1": "F1"}
+    print(f"\nofficial SQuAD 2.0 scores on {best.num_examples} held-out questions about unseen names")
+    rows = [[model, *(f"{values[name]:.1f}" for name in names)] for model, values in scores.items()]
+    print_table(["model", *names.values()], rows)
+    print()
     print_text(f"trained in {format_time_span(done.status.seconds or 0.0)}; model {run_folder}/model")
     print_text(f"report {page}")
     print_text(f"predict with it: fivetune predict {run_folder} --input {files[1]} --output answers.jsonl")
@@ -63,13 +66,3 @@ def run(args: argparse.Namespace) -> int:
         named = {"scores": scores["after"], "before": scores["before"], "context_blind": scores["context-blind"]}
         print_json({**named, "report": str(page)})
     return 0
-
-
-def _print_scores(scores: Mapping[str, Mapping[str, float]], *, num_examples: int) -> None:
-    """Print exact match over all, answerable and unanswerable questions, and F1; one line per model."""
-    names = {"exact": "exact match", "HasAns_exact": "answerable", "NoAns_exact": "unanswerable", "f1": "F1"}
-    print(f"\nofficial SQuAD 2.0 scores on {num_examples} held-out questions about unseen names")
-    print(f"{'':<15}" + "".join(f"{label:>14}" for label in names.values()))
-    for model, values in scores.items():
-        print(f"{model:<15}" + "".join(f"{values[name]:14.1f}" for name in names))
-    print()

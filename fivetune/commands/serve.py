@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from functools import partial
 from ipaddress import ip_address
 
 from fivetune.commands import print_text, print_warning, refuse_token_flag
@@ -110,9 +109,13 @@ def run(args: argparse.Namespace) -> int:
         address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         for name, model in models.items():
             print_text(f"model {name}: {model.folder} ({model.facts.task}, step {model.facts.step})")
-        server = build_server(
-            build_app(service), drain_seconds=args.drain_seconds, on_listening=partial(_print_address, address)
-        )
+
+        def announce() -> None:
+            print(f"serving on {address}")
+            print(f"page: {address}/   interface: {address}/docs   Ctrl-C answers the waiting requests and stops")
+            sys.stdout.flush()
+
+        server = build_server(build_app(service), drain_seconds=args.drain_seconds, on_listening=announce)
         run_until_stopped(server, bound)
         has_ended = batcher.close(timeout=END_SECONDS)
     print("stopped", flush=True)
@@ -120,11 +123,6 @@ def run(args: argparse.Namespace) -> int:
         sys.stderr.flush()
         os._exit(0)
     return 0
-
-
-def _print_address(address: str) -> None:
-    print(f"serving on {address}")
-    print(f"page: {address}/   interface: {address}/docs   Ctrl-C answers the waiting requests and stops", flush=True)
 
 
 def _refuse_limits(args: argparse.Namespace) -> None:
@@ -155,15 +153,12 @@ def read_token(host: str) -> str | None:
             f"{TOKEN}: has {len(token)} characters. Allowed are {MIN_TOKEN_CHARS} or more, printable ASCII. "
             'Make one: python -c "import secrets; print(secrets.token_urlsafe())"'
         )
-    if token is None and not _is_loopback(host):
+    try:
+        is_loopback = ip_address(host).is_loopback
+    except ValueError:  # a name
+        is_loopback = host == "localhost"
+    if token is None and not is_loopback:
         raise ConfigError(
             f"--host {host}: other machines could send requests. Set {TOKEN}, or leave --host out (127.0.0.1)."
         )
     return token
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

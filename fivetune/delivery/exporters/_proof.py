@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -126,8 +127,7 @@ def _compare_scores(scores: Sequence[Scores | None], metric: str) -> JsonTable:
 def _compare_speed(sides: Sequence[Side], rows: Sequence[int], batch_size: int) -> JsonTable:
     """Measure both sides on the same batches, interleaved A B B A after a call of each that is not counted."""
     batches = [rows[i : i + batch_size] for i in range(0, len(rows) - batch_size + 1, batch_size)]
-    calls = [[(lambda side=side, batch=batch: side.answer(batch, batch_size)) for side in sides] for batch in batches]
-    seconds = time_calls(calls)
+    seconds = time_calls([[partial(side.answer, batch, batch_size) for side in sides] for batch in batches])
     return {name: summarise_seconds(own, batch_size) for name, own in zip(SIDES, seconds, strict=True)}
 
 

@@ -22,7 +22,7 @@ from fivetune.redaction import hide_tokens
 from fivetune.rundir.checksums import MANIFEST, compute_sha256, find_damage, parse_manifest, verify_checksums
 from fivetune.rundir.export_file import EXPORT
 from fivetune.rundir.layout import CARD
-from fivetune.rundir.records import MachineRecord, RunStatus
+from fivetune.rundir.records import MachineRecord
 
 if TYPE_CHECKING:
     from fivetune.types import JsonTable
@@ -163,18 +163,16 @@ def _build_records(folder: Path) -> list[RepoFile]:
     """Build what `open_run` reads of a run, without paths, hosts, commands and scores of the machine."""
     config = shorten_paths(rundir.read_run_config(folder))
     machine, status = rundir.read_machine(folder), rundir.read_status(folder)
-    facts = MachineRecord(run_id=machine.run_id, precision=machine.precision)
-    tables: dict[str, dict[str, Any]] = {
-        rundir.MACHINE: {"format_version": facts.format_version, "run_id": facts.run_id, "precision": facts.precision},
-        rundir.STATUS: {"state": "finished", "step": status.step, "best": _build_best(status)},
-    }
-    files = [make_file(rundir.CONFIG, as_yaml(config).encode())]
-    return [*files, *(make_file(name, json.dumps(table, indent=2).encode()) for name, table in tables.items())]
-
-
-def _build_best(status: RunStatus) -> dict[str, Any] | None:
-    best = status.best
-    return {"step": best.step, "metric": best.metric, "score": best.score, "loss": best.loss} if best else None
+    own, best = MachineRecord(), status.best
+    facts = {"format_version": own.format_version, "run_id": machine.run_id, "precision": machine.precision}
+    outcome: dict[str, Any] = {"state": "finished", "step": status.step, "best": None}
+    if best:
+        outcome["best"] = {"step": best.step, "metric": best.metric, "score": best.score, "loss": best.loss}
+    return [
+        make_file(rundir.CONFIG, as_yaml(config).encode()),
+        make_file(rundir.MACHINE, json.dumps(facts, indent=2).encode()),
+        make_file(rundir.STATUS, json.dumps(outcome, indent=2).encode()),
+    ]
 
 
 def _check_files(files: list[RepoFile]) -> list[RepoFile]:

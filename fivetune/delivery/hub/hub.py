@@ -11,15 +11,10 @@ import re
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from fivetune.data.hub import get_max_wait_seconds, restrict_waits
 from fivetune.delivery.hub.files import RepoFile
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError, FiveTuneError
-
-if TYPE_CHECKING:
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
 
 TOKEN = "HF_TOKEN"
 ENDPOINT = "HF_ENDPOINT"
@@ -104,7 +99,11 @@ def upload_files(repo: str, files: Sequence[RepoFile], *, token: str, private: b
     try:
         with restrict_waits(seconds), _suppress_bars():
             api.create_repo(repo, private=private or None, exist_ok=True)
-            _refuse_public(api, repo, private=private)
+            if private and api.repo_info(repo).private is False:
+                raise FiveTuneEnvironmentError(
+                    f"{repo}: exists and is public, and --private was given. Nothing was published. Make it private "
+                    "in its settings on the hub, or give another name."
+                )
             doing = "uploading"
             api.preupload_lfs_files(repo, operations)
             doing = "committing"
@@ -116,8 +115,8 @@ def upload_files(repo: str, files: Sequence[RepoFile], *, token: str, private: b
     except FiveTuneError:
         raise
     except (HTTPError, OSError, ValueError, RuntimeError) as error:
-        if refusal := _find_refusal(error):
-            raise _explain_refusal(refusal, repo, doing) from None
+        if refusal := _explain_refusal(error, repo, doing):
+            raise refusal from None
         # A commit whose answer is lost may have been made.
         again = f"See {get_endpoint()}/{repo}: it may be published. {SAFE}" if doing == "committing" else AGAIN
         raise FiveTuneEnvironmentError(
@@ -141,30 +140,18 @@ def _suppress_bars() -> Generator[None]:
         enable_progress_bars()
 
 
-def _refuse_public(api: HfApi, repo: str, *, private: bool) -> None:
-    """Raise FiveTuneEnvironmentError if the repository is public and a private one was asked for."""
-    if private and api.repo_info(repo).private is False:
-        raise FiveTuneEnvironmentError(
-            f"{repo}: exists and is public, and --private was given. Nothing was published. Make it private in its "
-            "settings on the hub, or give another name."
-        )
-
-
-def _find_refusal(error: BaseException) -> HfHubHTTPError | None:
-    """Find the answer of the hub that caused an error; None if there was none."""
+def _explain_refusal(error: BaseException, repo: str, doing: str) -> FiveTuneEnvironmentError | None:
+    """Translate the hub's answer that caused an error into what the user can do; None if there was no answer."""
     from huggingface_hub.errors import HfHubHTTPError
 
     cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, HfHubHTTPError):
+    while not isinstance(cause, HfHubHTTPError):
+        if cause is None:
+            return None
         cause = cause.__cause__
-    return cause
-
-
-def _explain_refusal(error: HfHubHTTPError, repo: str, doing: str) -> FiveTuneEnvironmentError:
-    """Translate an answer of the hub into what the user can do."""
-    status = error.response.status_code
+    status = cause.response.status_code
     text = REFUSALS.get(status, "the hub answers with {status} while {doing}: {reason}.")
-    reason = _shorten(error.server_message or str(error), "").rstrip(".")
+    reason = _shorten(cause.server_message or str(cause), "").rstrip(".")
     told = text.format(status=status, doing=doing, reason=reason, owner=repo.partition("/")[0])
     return FiveTuneEnvironmentError(f"{repo}: {told} {AGAIN}")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fivetune import rundir
-from fivetune.config import RunConfig, load_config
+from fivetune.config import load_config
 from fivetune.config.paths import resolve_adapter
 from fivetune.delivery.hub.files import ADAPTER, RepoFile, list_adapter_files, list_export_files, list_run_files
 from fivetune.errors import ConfigError, RunDirError
@@ -122,8 +122,14 @@ def list_files(
             f"--{'adapter' if only_adapter else 'report'}: {folder} is an export. Give the run directory."
         )
     config = load_config(folder / rundir.CONFIG, trained=True)
-    if only_adapter:
-        _refuse_lone_adapter(folder, config)
+    base, has_adapter = find_base(config, folder), (folder / ADAPTER).is_dir()
+    if only_adapter and (not has_adapter or resolve_adapter(config.model.adapter, str(folder)) is None):
+        raise ConfigError(f"--adapter: {folder} has no adapter/: the run trained the whole model. Leave out --adapter.")
+    if only_adapter and base is None:
+        raise ConfigError(
+            f"--adapter: the base {config.model.path} is no model of the hub, so that no one could use the adapter "
+            "alone. Leave out --adapter: the merged model is published."
+        )
     kind: Kind = "adapter" if only_adapter else "export" if export else "model"
     path = find_card_paths(folder).get(kind)
     edited = read_edited_card(path) if path else None
@@ -132,23 +138,11 @@ def list_files(
     card = edited or build_card(folder, repo=repo, license=license, kind=kind, on_note=on_note)
     if export:
         return list_export_files(folder, export, card)
-    base = find_base(config, folder)
     if only_adapter:
         return list_adapter_files(folder, card, base=base)
-    if base is None and (folder / ADAPTER).is_dir():
+    if base is None and has_adapter:
         on_note(
             f"{folder / ADAPTER}: its base, {config.model.path}, is no model of the hub: the adapter is published with "
             "the name of that folder alone, and peft needs it. The published model needs no base."
         )
     return list_run_files(folder, card, base=base, with_report=with_report)
-
-
-def _refuse_lone_adapter(folder: Path, config: RunConfig) -> None:
-    """Raise ConfigError if the run has no adapter, or its base is not on the hub."""
-    if resolve_adapter(config.model.adapter, str(folder)) is None or not (folder / ADAPTER).is_dir():
-        raise ConfigError(f"--adapter: {folder} has no adapter/: the run trained the whole model. Leave out --adapter.")
-    if find_base(config, folder) is None:
-        raise ConfigError(
-            f"--adapter: the base {config.model.path} is no model of the hub, so that no one could use the adapter "
-            "alone. Leave out --adapter: the merged model is published."
-        )

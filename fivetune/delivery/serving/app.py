@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -36,9 +36,9 @@ LOG = logging.getLogger("fivetune.delivery.serving")
 DISCARDED_BYTES = 32 * 2**20  # of a body that is too long: a client that still sends could not read the answer
 DISCONNECTED = 499  # in the measures alone: the client has gone
 SECURITY_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Cache-Control": "no-store",
+    b"content-security-policy": b"default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
+    b"x-content-type-options": b"nosniff",
+    b"cache-control": b"no-store",
 }
 KINDS = {404: "not_found", 405: "method_not_allowed"}
 PASSWORD_CHALLENGE = 'Basic realm="FiveTune: any name, and the token as password", charset="UTF-8"'
@@ -230,12 +230,6 @@ def build_app(service: Service) -> ASGIApp:
     return GuardedApp(router, service, frozenset(routes))
 
 
-def _add_security(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Add SECURITY_HEADERS to those that an answer does not have."""
-    added = {name.lower().encode(): value.encode() for name, value in SECURITY_HEADERS.items()}
-    return list((added | dict(headers)).items())
-
-
 def _build_refusal(error: RequestError, path: str) -> Response:
     headers = {"Retry-After": str(error.retry_seconds)} if error.retry_seconds else {}
     if error.code == 401:  # a browser asks for a password only where it may send one
@@ -264,7 +258,7 @@ class GuardedApp:
             nonlocal code
             if message["type"] == "http.response.start":
                 code = message["status"]
-                message["headers"] = _add_security(message["headers"])
+                message["headers"] = list((SECURITY_HEADERS | dict(message["headers"])).items())  # its own win
             await send(message)
 
         scope["app"] = self  # without it Starlette's router answers 404 and 405 itself, as plain text
@@ -293,16 +287,14 @@ class GuardedApp:
             return _build_refusal(_make_stopping_error(), scope["path"])
         except Exception as error:
             if isinstance(error, TimeoutError) and limit.expired():
-                timeout = self._describe_timeout(has_body=scope.get("fivetune.has_body", False))
-                return _build_refusal(timeout, scope["path"])
+                seconds = f"{self.service.limits.seconds:g} seconds"
+                late = RequestError(408, "request_timeout", f"the request did not arrive within {seconds}.")
+                if scope.get("fivetune.has_body", False):
+                    again = f"no answer within {seconds}. Send it again later."
+                    late = RequestError(503, "timeout", again, retry_seconds=1)
+                return _build_refusal(late, scope["path"])
             LOG.exception("%s %s failed", scope["method"], scope["path"][:100])
             if is_out_of_memory(error) or is_out_of_memory(error.__cause__ or error):
                 return _build_error(503, "out_of_memory", "the device has too little memory for it. Send less at once.")
             return _build_error(500, "internal_error", "internal error. The server's log has the cause.")
         return None
-
-    def _describe_timeout(self, *, has_body: bool) -> RequestError:
-        seconds = f"{self.service.limits.seconds:g} seconds"
-        if has_body:
-            return RequestError(503, "timeout", f"no answer within {seconds}. Send it again later.", retry_seconds=1)
-        return RequestError(408, "request_timeout", f"the request did not arrive within {seconds}.")

@@ -20,7 +20,6 @@ from fivetune.delivery.serving.schema import DemoExample, FieldFacts, RunFacts
 from fivetune.errors import DataError
 from fivetune.reading.report.run.examples import compute_mean_score, sample
 from fivetune.reading.report.run.scores import choose_best_eval
-from fivetune.rundir.records import Prediction
 from fivetune.training.answers.inputs import iter_input_rows
 from fivetune.training.answers.trained_run import TrainedRun
 from fivetune.types import JsonTable
@@ -47,23 +46,17 @@ def _hash(text: str) -> str:
 
 def describe_models(models: Iterable[RunFacts]) -> list[JsonTable]:
     """Describe models for the page."""
-    return [
-        {
-            "name": one.name,
-            "task": one.task,
-            "step": one.step,
-            "fields": [_describe_field(field) for field in one.fields],
-            "examples": [asdict(example) for example in one.examples],
-        }
-        for one in models
-    ]
-
-
-def _describe_field(field: FieldFacts) -> JsonTable:
-    value = field.example
-    is_list = isinstance(value, list) and all(isinstance(one, str) for one in value)
-    kind = "text" if isinstance(value, str) else "list" if is_list else "json"
-    return {"name": field.name, "kind": kind, "is_required": field.is_required}
+    found: list[JsonTable] = []
+    for one in models:
+        fields: list[JsonTable] = []
+        for field in one.fields:
+            kind = "text" if isinstance(field.example, str) else "json"
+            if isinstance(field.example, list) and all(isinstance(item, str) for item in field.example):
+                kind = "list"
+            fields.append({"name": field.name, "kind": kind, "is_required": field.is_required})
+        examples = [asdict(example) for example in one.examples]
+        found.append({"name": one.name, "task": one.task, "step": one.step, "fields": fields, "examples": examples})
+    return found
 
 
 def find_examples(
@@ -86,13 +79,13 @@ def find_examples(
     right = [one for one in scored if compute_mean_score(one) == 1]
     chosen = [*sample(right, [], num), *sample(scored, right, num)]
     records = _find_records(trained, {one.id for one in chosen})
-    names = [field.name for field in fields]
-    return tuple(_build_example(one, records.get(one.id), names) for one in chosen)
-
-
-def _build_example(one: Prediction, record: Mapping[str, object] | None, names: Sequence[str]) -> DemoExample:
-    fields = {name: record[name] for name in names if name in record} if record else None
-    return DemoExample(fields, one.inputs, one.prediction, one.references, compute_mean_score(one) == 1)
+    found: list[DemoExample] = []
+    for one in chosen:
+        record, shown = records.get(one.id), None
+        if record:
+            shown = {field.name: record[field.name] for field in fields if field.name in record}
+        found.append(DemoExample(shown, one.inputs, one.prediction, one.references, compute_mean_score(one) == 1))
+    return tuple(found)
 
 
 def _find_records(trained: TrainedRun, ids: set[str]) -> dict[str, Mapping[str, object]]:

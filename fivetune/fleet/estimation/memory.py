@@ -35,10 +35,8 @@ from fivetune.model.shapes import NUM_BUCKETS
 from fivetune.types import Layout
 
 CHUNK_LOGITS = 2**24  # as model/loss.py: most logits that are saved, and those of a chunk
-CUDA_CHUNKS, CHUNK_TILE = (
-    8,
-    128,
-)  # as model/loss.py: chunks that CUDA computes at once, and what its rows are rounded to
+CUDA_CHUNKS = 8  # as model/loss.py: chunks that CUDA computes at once
+CHUNK_TILE = 128  # as model/loss.py: what the rows of a chunk are rounded to on CUDA
 BLOCK_ROWS = 64  # as model/attention.py: rows of short sequences that share a block
 POSITION = 8  # bytes of a dropped position on a CPU
 

@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
+from typing import IO
 
 from fivetune import rundir
 from fivetune.config import load_config
@@ -51,17 +52,18 @@ def run_sweep(sweep: Sweep, *, resume: bool = False, overwrite: bool = False, qu
 
     Raises RunDirError if the directory is in use or holds something else, InterruptedRunError after a signal.
     """
-    _prepare_folder(sweep, resume=resume, overwrite=overwrite)
-    sweep.folder.mkdir(parents=True, exist_ok=True)
-    owned = rundir.lock_folder(sweep.folder)
-    progress = Progress(sweep.folder / LOG, quiet=quiet)
-    try:
+    with (
+        _take_folder(sweep, resume=resume, overwrite=overwrite),
+        closing(Progress(sweep.folder / LOG, quiet=quiet)) as progress,
+    ):
         record = _write_inputs(sweep)
-        with report_interrupts(lambda name: _describe_stop(sweep)):
+        with report_interrupts(
+            lambda name: (
+                f"{sweep.folder}: stopped with {_count_finished(sweep)} of {len(sweep.runs)} runs finished. "
+                f"Resume with: fivetune compare {sweep.path} --resume"
+            )
+        ):
             _run_all(sweep, record, progress)
-    finally:
-        progress.close()
-        owned.close()
     return sweep.folder
 
 
@@ -83,20 +85,18 @@ def refuse_wrong_start(sweep: Sweep, *, resume: bool, overwrite: bool) -> None:
 
 def write_sweep(sweep: Sweep, *, resume: bool = False, overwrite: bool = False) -> None:
     """Write a sweep's directory for a cluster to train. Raises RunDirError as `run_sweep` does."""
-    _prepare_folder(sweep, resume=resume, overwrite=overwrite)
-    sweep.folder.mkdir(parents=True, exist_ok=True)
-    with closing(rundir.lock_folder(sweep.folder)):
+    with _take_folder(sweep, resume=resume, overwrite=overwrite):
         _write_inputs(sweep)
 
 
 def list_unfinished(sweep: Sweep) -> list[tuple[PlannedRun, list[str]]]:
     """List the runs of a sweep that are not finished, each with the flags by which `fivetune train` continues it."""
-    folders = {run.name: sweep.folder / run.name for run in sweep.runs}
-    return [
-        (run, _choose_train_flags(folders[run.name], may_resume=True))
-        for run in sweep.runs
-        if read_run_state(folders[run.name]) != "finished"
-    ]
+    found: list[tuple[PlannedRun, list[str]]] = []
+    for run in sweep.runs:
+        folder = sweep.folder / run.name
+        if read_run_state(folder) != "finished":
+            found.append((run, _choose_train_flags(folder, may_resume=True)))
+    return found
 
 
 def estimate_seconds(sweep: Sweep, *, overwrite: bool = False) -> dict[str, float | None]:
@@ -105,10 +105,11 @@ def estimate_seconds(sweep: Sweep, *, overwrite: bool = False) -> dict[str, floa
     None if no run of the sweep has finished; 0 for finished runs, unless `overwrite` repeats all.
     """
     known = read_run_records(sweep.folder)
-    kept = {name for name in known if not overwrite and read_run_state(sweep.folder / name) == "finished"}
-    return {
-        run.name: 0.0 if run.name in kept else _estimate_run_seconds(run.variant, known.values()) for run in sweep.runs
-    }
+    found: dict[str, float | None] = {}
+    for run in sweep.runs:
+        is_kept = run.name in known and not overwrite and read_run_state(sweep.folder / run.name) == "finished"
+        found[run.name] = 0.0 if is_kept else _estimate_run_seconds(run.variant, known.values())
+    return found
 
 
 def _estimate_run_seconds(variant: str, known: Iterable[RunRecord]) -> float | None:
@@ -118,13 +119,6 @@ def _estimate_run_seconds(variant: str, known: Iterable[RunRecord]) -> float | N
     return statistics.median(some) if some else None
 
 
-def _describe_stop(sweep: Sweep) -> str:
-    return (
-        f"{sweep.folder}: stopped with {_count_finished(sweep)} of {len(sweep.runs)} runs finished. "
-        f"Resume with: fivetune compare {sweep.path} --resume"
-    )
-
-
 def _count_finished(sweep: Sweep) -> int:
     return sum(read_run_state(sweep.folder / run.name) == "finished" for run in sweep.runs)
 
@@ -132,12 +126,14 @@ def _count_finished(sweep: Sweep) -> int:
 # --- the directory ---
 
 
-def _prepare_folder(sweep: Sweep, *, resume: bool, overwrite: bool) -> None:
-    """Check that the directory is free or holds a sweep to resume; with `overwrite` move that sweep aside."""
+def _take_folder(sweep: Sweep, *, resume: bool, overwrite: bool) -> IO[bytes]:
+    """Lock the directory, which is free or holds a sweep to resume; with `overwrite` that sweep is moved aside."""
     refuse_wrong_start(sweep, resume=resume, overwrite=overwrite)
     folder = sweep.folder
     if overwrite and rundir.find_conflict(folder):
         folder.rename(folder.with_name(f"{folder.name}.before-{time.strftime('%Y%m%dT%H%M%S')}"))
+    folder.mkdir(parents=True, exist_ok=True)
+    return rundir.lock_folder(folder)
 
 
 def _update_record(sweep: Sweep) -> SweepRecord:
@@ -222,7 +218,9 @@ def _run_all(sweep: Sweep, record: SweepRecord, progress: Progress) -> None:
         changes = {"attempts": attempts, "failure": failure, "seconds": seconds}
         record.runs[number - 1] = record.runs[number - 1].model_copy(update=changes)
         record.write(sweep.folder)
-        outcome = f"failed: {failure}" if failure else _describe_result(folder)
+        outcome = f"failed: {failure}" if failure else "finished"
+        if status.best and not failure:
+            outcome += f", {status.best.metric} {status.best.score:.2f}"
         left = sum(
             _estimate_run_seconds(other.variant, record.runs) or 0.0
             for other in sweep.runs[number:]
@@ -242,7 +240,13 @@ def _run_with_retries(sweep: Sweep, run: PlannedRun, progress: Progress) -> tupl
     while True:
         attempts += 1
         flags = _choose_train_flags(folder, may_resume=may_resume)
-        code, error = _run_train_process(sweep, run, flags, progress)
+        words = ["train", str(sweep.folder / RECIPES / f"{run.name}.yaml"), "--quiet", *flags]
+        with Job(words, sweep.folder / LOGS / f"{run.name}.log") as job:
+            try:
+                code, error = job.wait(), job.read_error()
+            except KeyboardInterrupt:  # it has reached the training process too
+                progress.log("stopping: the run saves its state first; a second Ctrl-C stops it at once")
+                raise
         if read_run_state(folder) == "finished":
             return attempts, None
         may_resume = "--resume" not in flags
@@ -260,20 +264,3 @@ def _choose_train_flags(folder: Path, *, may_resume: bool) -> list[str]:
     status = rundir.read_status(folder)
     can_resume = may_resume and status.state == "interrupted" and status.begun
     return ["--resume"] if can_resume else ["--overwrite"]
-
-
-def _run_train_process(sweep: Sweep, run: PlannedRun, flags: list[str], progress: Progress) -> tuple[int, str]:
-    """Run `fivetune train` as a process; returns its exit code and error. Ctrl-C stops it after it has saved."""
-    words = ["train", str(sweep.folder / RECIPES / f"{run.name}.yaml"), "--quiet", *flags]
-    with Job(words, sweep.folder / LOGS / f"{run.name}.log") as job:
-        try:
-            return job.wait(), job.read_error()
-        except KeyboardInterrupt:
-            progress.log("stopping: the run saves its state first; a second Ctrl-C stops it at once")
-            raise
-
-
-def _describe_result(folder: Path) -> str:
-    """Describe the best score of a run: `finished, f1 80.10`."""
-    best = rundir.read_status(folder).best
-    return f"finished, {best.metric} {best.score:.2f}" if best else "finished"

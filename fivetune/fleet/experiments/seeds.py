@@ -5,12 +5,12 @@ In: a recipe and seeds. Out: a Sweep in the recipe's run directory, which `fivet
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from fivetune.config import RunConfig
 from fivetune.errors import ConfigError
-from fivetune.fleet.experiments.sweep import PlannedRun, Sweep
+from fivetune.fleet.experiments.sweep import Sweep, plan_run
 
 
 def build_seed_sweep(recipe: str, config: RunConfig, seeds: Sequence[int]) -> Sweep:
@@ -21,22 +21,17 @@ def build_seed_sweep(recipe: str, config: RunConfig, seeds: Sequence[int]) -> Sw
     if len(set(seeds)) < len(seeds) or not all(0 <= seed < 2**31 for seed in seeds):
         raise ConfigError(f"--seeds {' '.join(map(str, seeds))}: give different whole numbers from 0 to {2**31 - 1}.")
     folder = Path(config.run.dir)
+    name = folder.name
     return Sweep(
         path=Path(recipe),
-        title=folder.name,
+        title=name,
         folder=folder,
-        variants={folder.name: {}},
+        variants={name: {}},
         varied=(),
-        runs=tuple(_plan_runs(config, folder, seeds)),
-        baseline=folder.name,
+        runs=tuple(plan_run(config, folder, name, variant=name, seed=seed) for seed in seeds),
+        baseline=name,
         metric=config.eval.metric or config.task.main_metric,
         retries=0,
         price_per_hour=None,
         corpus=None,
     )
-
-
-def _plan_runs(config: RunConfig, folder: Path, seeds: Sequence[int]) -> Iterator[PlannedRun]:
-    for seed in seeds:
-        name = f"{folder.name}-seed{seed}"
-        yield PlannedRun(name, folder.name, seed, config.replace("run", seed=seed, dir=str(folder / name)))

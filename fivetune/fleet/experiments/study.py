@@ -10,7 +10,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
@@ -33,8 +33,6 @@ from fivetune.values import flatten_table
 if TYPE_CHECKING:
     import optuna
     from optuna.distributions import BaseDistribution
-    from optuna.samplers import BaseSampler
-    from optuna.storages import BaseStorage
     from optuna.trial import FrozenTrial
 
 HEARTBEAT_SECONDS = 20.0
@@ -111,8 +109,10 @@ class Study:
         self._optuna = _import_optuna()
         with self._lock_folder():
             self._study = _load_or_create_study(config.search, folder, maximize=self.higher_is_better)
-            if "recipe" not in self._study.user_attrs:
-                self._initialize()
+            if "recipe" not in self._study.user_attrs:  # a new study, whose first trial has the recipe's own values
+                self._study.set_user_attr("recipe", _select_comparable(config))
+                if settings := select_recipe_values(config):
+                    self._study.enqueue_trial(settings)
         self._check_same_recipe()
         self._ranges = {key: self._build_distribution(one) for key, one in config.search.over.items()}
 
@@ -125,20 +125,22 @@ class Study:
             counted = len(trials) - len(waiting) - len(self._map_retries(trials))
             if counted >= self.config.search.num_trials:
                 return None
-            self._study.sampler = self._build_sampler(len(trials))
+            section, samplers = self.config.search, self._optuna.samplers
+            seed = (section.seed * 1_000_003 + len(trials)) % 2**31  # draws do not depend on the process
+            self._study.sampler = (
+                samplers.TPESampler(seed=seed, n_startup_trials=section.startup_trials)
+                if section.sampler == "tpe"
+                else samplers.RandomSampler(seed=seed)
+            )
             trial = self._study.ask(self._ranges)
-            self._assign_folder(trial)
+            before, run = trial.user_attrs.get("run"), f"trial-{trial.number:03d}"
+            if before:  # a retry takes over the folder of the attempt before
+                with suppress(FileNotFoundError):
+                    (self.folder / before).rename(self.folder / run)
+            trial.set_user_attr("run", run)
             self.record_owner(trial)
             record_heartbeat(trial)
             return trial
-
-    def _assign_folder(self, trial: optuna.Trial) -> None:
-        """Assign the folder `trial-NUMBER` to a trial; for a retry, rename the folder of the previous attempt."""
-        before, run = trial.user_attrs.get("run"), f"trial-{trial.number:03d}"
-        if before:
-            with suppress(FileNotFoundError):
-                (self.folder / before).rename(self.folder / run)
-        trial.set_user_attr("run", run)
 
     def record_owner(self, trial: optuna.Trial, *, child_pid: int | None = None) -> None:
         """Record the process that runs the trial, and its training process."""
@@ -184,10 +186,9 @@ class Study:
         retried = self._map_retries(trials)
         shown = tuple(self._build_trial(one, retried_as=retried.get(one.number)) for one in trials)
         sign = 1 if self.higher_is_better else -1
-        scored = [
-            (sign * one.score, -one.number, one) for one in shown if one.state == "finished" and one.score is not None
-        ]
-        best = max(scored)[2] if scored else None
+        scored = [(one.score, one) for one in shown if one.state == "finished" and one.score is not None]
+        # Of equal scores the first trial is the best.
+        best = max(scored, key=lambda pair: (sign * pair[0], -pair[1].number))[1] if scored else None
         section = self.config.search
         return Search(
             self.folder.name,
@@ -219,12 +220,6 @@ class Study:
             run=run,
         )
 
-    def _initialize(self) -> None:
-        """Store the recipe of a new study, and enqueue the recipe's own values as the first trial."""
-        self._study.set_user_attr("recipe", _select_comparable(self.config))
-        if settings := select_recipe_values(self.config):
-            self._study.enqueue_trial(settings)
-
     def _check_same_recipe(self) -> None:
         before, now = flatten_table(self._study.user_attrs["recipe"]), flatten_table(_select_comparable(self.config))
         for key in sorted(before.keys() & now.keys()):
@@ -243,18 +238,11 @@ class Study:
             return kinds.IntDistribution(one.low, int(one.high), log=one.log, step=int(one.step or 1))
         return kinds.FloatDistribution(one.low, one.high, log=one.log, step=one.step)
 
-    def _build_sampler(self, num_trials: int) -> BaseSampler:
-        """Build a sampler seeded by search.seed and the number of trials: draws do not depend on the process."""
-        section, samplers = self.config.search, self._optuna.samplers
-        seed = (section.seed * 1_000_003 + num_trials) % 2**31
-        if section.sampler == "tpe":
-            return samplers.TPESampler(seed=seed, n_startup_trials=section.startup_trials)
-        return samplers.RandomSampler(seed=seed)
-
     def _retry_dead_trials(self) -> None:
         for trial in self._study.get_trials(deepcopy=False):
-            owner = _read_owner(trial.user_attrs)
-            if trial.state.name == "RUNNING" and not _is_active(owner, trial.user_attrs.get("seen", 0.0)):
+            attributes = trial.user_attrs
+            owner = TrialOwner.model_validate(attributes["owner"]) if "owner" in attributes else None
+            if trial.state.name == "RUNNING" and not _is_active(owner, attributes.get("seen", 0.0)):
                 if owner and owner.child and owner.host == socket.gethostname():
                     stop_orphan(owner.child)
                 self._record_failure(trial, retry=True, count_attempt=True)
@@ -310,10 +298,6 @@ class Study:
             yield
 
 
-def _read_owner(attributes: Mapping[str, Any]) -> TrialOwner | None:
-    return TrialOwner.model_validate(attributes["owner"]) if "owner" in attributes else None
-
-
 def _is_active(owner: TrialOwner | None, seen: float) -> bool:
     """Check whether the process of a trial is alive; on another node, by `seen`, the time of its last heartbeat.
 
@@ -335,38 +319,33 @@ def _is_active(owner: TrialOwner | None, seen: float) -> bool:
 
 def _load_or_create_study(section: SearchSection, folder: Path, *, maximize: bool) -> optuna.Study:
     optuna = _import_optuna()
-    pruners = {
-        "median": lambda: optuna.pruners.MedianPruner(n_startup_trials=section.startup_trials),
-        "hyperband": optuna.pruners.HyperbandPruner,
-        "none": optuna.pruners.NopPruner,
-    }
+    storages, pruners = optuna.storages, optuna.pruners
+    pruner = pruners.NopPruner()
+    if section.pruner == "median":
+        pruner = pruners.MedianPruner(n_startup_trials=section.startup_trials)
+    elif section.pruner == "hyperband":
+        pruner = pruners.HyperbandPruner()
     try:
+        if section.storage == "journal":
+            storage = storages.JournalStorage(storages.journal.JournalFileBackend(str(folder / "study.journal")))
+        elif section.storage == "sqlite":
+            url = f"sqlite:///{folder.resolve()}/study.db"
+            storage = storages.RDBStorage(url, engine_kwargs={"connect_args": {"timeout": 60}})
+        else:
+            storage = storages.RDBStorage(section.storage)
         return optuna.create_study(
             study_name=folder.resolve().name,
-            storage=_build_storage(section.storage, folder),
+            storage=storage,
             load_if_exists=True,
             direction="maximize" if maximize else "minimize",
-            pruner=pruners[section.pruner](),
+            pruner=pruner,
         )
-    except ConfigError:
-        raise
     except Exception as error:  # every database driver has its own
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise FiveTuneEnvironmentError(
             f"search.storage {section.storage}: cannot be opened: {reason}. "
             "Fix the address or the driver, or use sqlite or journal."
         ) from error
-
-
-def _build_storage(name: str, folder: Path) -> BaseStorage:
-    optuna = _import_optuna()
-    if name == "journal":
-        backend = optuna.storages.journal.JournalFileBackend(str(folder / "study.journal"))
-        return optuna.storages.JournalStorage(backend)
-    if name == "sqlite":
-        url = f"sqlite:///{folder.resolve()}/study.db"
-        return optuna.storages.RDBStorage(url, engine_kwargs={"connect_args": {"timeout": 60}})
-    return optuna.storages.RDBStorage(name)
 
 
 def _import_optuna() -> ModuleType:

@@ -16,7 +16,7 @@ from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator
 
 from fivetune.config import RunConfig, load_config
 from fivetune.config.aliases import is_known, translate_argument
@@ -86,7 +86,9 @@ def read_sweep(source: str | Path, overrides: Mapping[str, Any] | None = None) -
     path = find_sweep(source)
     file = _SweepFile(path)
     base = file.find_base_recipe()
-    shared = _merge_settings(file.read_shared_settings(), _flatten_settings(overrides or {}))
+    settings = _flatten_settings(file.keys.shared)
+    file.check_reserved("set", settings)
+    shared = _merge_settings(settings, _flatten_settings(overrides or {}))
     variants = _build_variants(file)
     varied = tuple(dict.fromkeys(key for settings in variants.values() for key in settings))
     for key, value in (overrides or {}).items():
@@ -96,7 +98,10 @@ def read_sweep(source: str | Path, overrides: Mapping[str, Any] | None = None) -
             raise ConfigError(f"--{key}: is set by the sweep. Change `{RESERVED_KEYS[key]}:` in {path}.")
     folder = Path(file.keys.dir or f"runs/{path.stem}")
     configs = {name: file.build_config(base, shared, name, settings) for name, settings in variants.items()}
-    _check_distinct(path, configs)
+    seen: dict[str, str] = {}
+    for name, config in configs.items():
+        if (other := seen.setdefault(config.as_yaml(), name)) != name:
+            raise ConfigError(f"{path}: variants {other!r} and {name!r} have the same settings. Take one out.")
     return Sweep(
         path=path,
         title=file.keys.title or path.stem,
@@ -130,12 +135,6 @@ Count = Annotated[int, Field(strict=True, ge=0)]
 Seed = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 
 
-def _check_distinct_values(values: tuple[int, ...]) -> tuple[int, ...]:
-    if len(set(values)) < len(values):
-        raise ValueError("values are given twice")
-    return values
-
-
 class _Section(BaseModel):
     """Keys of a sweep file; the description of each names its values, and completes "Give ..." in its error."""
 
@@ -166,7 +165,7 @@ class SweepKeys(_Section):
     listed: tuple[Annotated[Settings, Field(min_length=1)], ...] = Field(
         default=(), min_length=1, alias="list", description="a list of tables {name: ..., optimizer.lr: ...}"
     )
-    seeds: Annotated[tuple[Seed, ...], Field(min_length=1), AfterValidator(_check_distinct_values)] = Field(
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = Field(
         default=(0,), description="a list of different whole numbers, such as [1, 2]"
     )
     order: Literal["interleaved", "by_variant"] = Field(default="interleaved", description="interleaved or by_variant")
@@ -177,6 +176,13 @@ class SweepKeys(_Section):
         default=None, description="a number, 0 or more"
     )
     corpus: CorpusSection | None = Field(default=None, description="{dir: ..., num_train: ..., num_eval: ...}")
+
+    @field_validator("seeds")
+    @classmethod
+    def _refuse_repetition(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(seeds)) < len(seeds):
+            raise ValueError("values are given twice")
+        return seeds
 
 
 DESCRIPTIONS = {
@@ -234,12 +240,6 @@ class _SweepFile:
             return beside if beside.is_file() else find_recipe(self.keys.base)
         except ConfigError as error:
             raise ConfigError(f"{self.locate('base')}: base: {error}") from None
-
-    def read_shared_settings(self) -> Settings:
-        """Read the settings of all runs."""
-        settings = _flatten_settings(self.keys.shared)
-        self.check_reserved("set", settings)
-        return settings
 
     def check_reserved(self, key: str, settings: Iterable[str]) -> None:
         """Raise ConfigError for the settings that the sweep itself sets for each run: seed and folder."""
@@ -366,10 +366,15 @@ def _merge_settings(below: Settings, above: Settings) -> Settings:
 
 def _build_variants(file: _SweepFile) -> dict[str, Settings]:
     """Build every combination of the entries of `list`, the rows of `zip` and the values of `grid`."""
-    factors = [*_read_list_factors(file), *_read_zip_factors(file), *_read_grid_factors(file)]
+    factors = [*_read_list_factors(file), *_read_zip_factors(file)]
+    columns = _read_columns(file, "grid", file.keys.grid)
+    for key, values in columns.items():
+        factors.append([_build_choice({key: value}, columns) for value in values])
     if not factors:
         raise ConfigError(f"{file.path}: nothing is varied. Give grid, zip or list.")
-    keys = Counter(key for factor in factors for key in {key for _, settings in factor for key in settings})
+    keys = Counter[str]()
+    for factor in factors:
+        keys.update({key for _, settings in factor for key in settings})
     if twice := [key for key, num in keys.items() if num > 1]:
         raise ConfigError(f"{file.path}: {twice[0]} is varied twice. Keep it in one of grid, zip and list.")
     variants: dict[str, Settings] = {}
@@ -377,7 +382,9 @@ def _build_variants(file: _SweepFile) -> dict[str, Settings]:
         name = " ".join(label for label, _ in combination)
         if name in variants:
             raise ConfigError(f"{file.path}: two variants are called {name!r}. Give the entries of `list` names.")
-        variants[name] = {key: value for _, settings in combination for key, value in settings.items()}
+        variants[name] = {}
+        for _, settings in combination:
+            variants[name] |= settings
     return variants
 
 
@@ -405,12 +412,6 @@ def _read_zip_factors(file: _SweepFile) -> list[Factor]:
         )
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     return [[_build_choice(row, columns) for row in rows]] if rows else []
-
-
-def _read_grid_factors(file: _SweepFile) -> list[Factor]:
-    columns = _read_columns(file, "grid", file.keys.grid)
-    found = [[{key: value} for value in values] for key, values in columns.items()]
-    return [[_build_choice(settings, columns) for settings in factor] for factor in found]
 
 
 def _build_choice(given: Settings, columns: Settings) -> tuple[str, Settings]:
@@ -463,15 +464,6 @@ def format_label_value(value: JsonValue) -> str:
     return as_yaml({"_": value}).strip().removeprefix("_: ")
 
 
-def _check_distinct(path: Path, configs: Mapping[str, RunConfig]) -> None:
-    """Raise ConfigError for two variants with the same settings."""
-    seen: dict[str, str] = {}
-    for name, config in configs.items():
-        other = seen.setdefault(config.as_yaml(), name)
-        if other != name:
-            raise ConfigError(f"{path}: variants {other!r} and {name!r} have the same settings. Take one out.")
-
-
 def _plan_runs(
     configs: Mapping[str, RunConfig], folder: Path, seeds: Sequence[int], order: str
 ) -> Iterable[PlannedRun]:
@@ -483,8 +475,13 @@ def _plan_runs(
     else:
         rounds = [(name, seed) for name in names for seed in seeds]
     for name, seed in rounds:
-        run = f"{slugs[name]}-seed{seed}"
-        yield PlannedRun(run, name, seed, configs[name].replace("run", seed=seed, dir=str(folder / run)))
+        yield plan_run(configs[name], folder, slugs[name], variant=name, seed=seed)
+
+
+def plan_run(config: RunConfig, folder: Path, name: str, *, variant: str, seed: int) -> PlannedRun:
+    """Plan the run `NAME-seedN` in the folder of a sweep."""
+    run = f"{name}-seed{seed}"
+    return PlannedRun(run, variant, seed, config.replace("run", seed=seed, dir=str(folder / run)))
 
 
 def _make_slugs(names: Sequence[str]) -> dict[str, str]:
