@@ -46,17 +46,15 @@ def compute_intervals(
     (True, True)
     """
     (samples,) = _resample_scores([scores], names, num_samples, seed)
-    edges = {name: _compute_edges(values) for name, values in samples.items()}
-    return {
-        name: edge if edge[1] - edge[0] > ROUNDING else _widen_interval(scores, name) for name, edge in edges.items()
-    }
-
-
-def _widen_interval(scores: Scores, name: str) -> tuple[float, float]:
-    """Return Wilson's interval of a score that no resample changes."""
-    share = min(max(scores.corpus[name] / 100, 0.0), 1.0)
-    low, high = compute_wilson_interval(share, scores.sizes.get(name, len(scores.each)))
-    return 100 * low, 100 * high
+    found: dict[str, tuple[float, float]] = {}
+    for name, values in samples.items():
+        low, high = _compute_edges(values)
+        if not high - low > ROUNDING:  # no resample changes the score, or it is NaN
+            share = min(max(scores.corpus[name] / 100, 0.0), 1.0)
+            edges = compute_wilson_interval(share, scores.sizes.get(name, len(scores.each)))
+            low, high = 100 * edges[0], 100 * edges[1]
+        found[name] = low, high
+    return found
 
 
 def compare_paired(
@@ -69,11 +67,15 @@ def compare_paired(
     """
     assert len(a.each) == len(b.each), "both must score the same examples"
     found, others = _resample_scores([a, b], names, num_samples, seed)
-    return {
-        name: _build_difference(a.corpus[name] - b.corpus[name], found[name] - others[name])
-        for name in found
-        if name in others
-    }
+    compared: dict[str, Difference] = {}
+    for name in found:
+        if name not in others:
+            continue
+        observed, samples = a.corpus[name] - b.corpus[name], found[name] - others[name]
+        samples = samples[~np.isnan(samples)]
+        as_far = int(np.sum(np.abs(samples - observed) >= abs(observed) - 1e-9))
+        compared[name] = Difference(observed, *_compute_edges(samples), (1 + as_far) / (1 + len(samples)))
+    return compared
 
 
 def format_p_value(p_value: float) -> str:
@@ -115,25 +117,16 @@ def _resample_scores(
         rows = generator.integers(num_examples, size=num_examples)
         for values, resample in zip(drawn, resamplers, strict=True):
             values.append(resample(rows))
-    return [_build_columns(values, scores, names) for values, scores in zip(drawn, all_scores, strict=True)]
-
-
-def _build_columns(
-    drawn: Sequence[dict[str, float]], scores: Scores, names: Sequence[str] | None
-) -> dict[str, NDArray[np.float64]]:
-    resampled = {name for values in drawn for name in values}
-    wanted = [name for name in names or scores.corpus if name in resampled and not name.endswith("total")]
-    return {
-        name: np.array([values.get(name, math.nan) for values in drawn]) for name in wanted if name in scores.corpus
-    }
+    found: list[dict[str, NDArray[np.float64]]] = []
+    for values, scores in zip(drawn, all_scores, strict=True):
+        resampled, columns = set[str]().union(*values), dict[str, NDArray[np.float64]]()
+        for name in names or scores.corpus:
+            if name in resampled and name in scores.corpus and not name.endswith("total"):
+                columns[name] = np.array([one.get(name, math.nan) for one in values])
+        found.append(columns)
+    return found
 
 
 def _compute_edges(values: NDArray[np.float64]) -> tuple[float, float]:
     low, high = np.nanpercentile(values, EDGES)
     return float(low), float(high)
-
-
-def _build_difference(observed: float, samples: NDArray[np.float64]) -> Difference:
-    samples = samples[~np.isnan(samples)]
-    as_far = int(np.sum(np.abs(samples - observed) >= abs(observed) - 1e-9))
-    return Difference(observed, *_compute_edges(samples), (1 + as_far) / (1 + len(samples)))

@@ -23,14 +23,13 @@ def build_confusion(lines: Sequence[Prediction]) -> ConfusionMatrix | None:
     >>> found.labels, found.compute_precision("b"), found.compute_recall("a"), round(found.compute_f1("a"), 4)
     (('a', 'b'), 0.5, 0.5, 0.6667)
     """
-    known = [line for line in lines if _has_labels(line) and line.references]
+    known: list[Prediction] = []
+    for line in lines:
+        if line.references and (line.left_label_set is not None or "labels" in line.meta):
+            known.append(line)
     predicted = [line.prediction for line in known]
     golds = choose_gold_labels(predicted, [list(line.references) for line in known])
     counts = Counter(zip(golds, predicted, strict=True))
     support = Counter(golds)
     labels = sorted({*golds, *predicted}, key=lambda label: (-support[label], label))
     return ConfusionMatrix(tuple(labels), counts) if known else None
-
-
-def _has_labels(line: Prediction) -> bool:
-    return line.left_label_set is not None or "labels" in line.meta

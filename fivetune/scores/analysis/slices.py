@@ -6,7 +6,7 @@ In: predictions, and the name of a score. Out: one Slice per value, with a 95 % 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -64,41 +64,36 @@ def compute_slices(lines: Sequence[Prediction], score: str, *, seed: int = 0) ->
     >>> [(one.value, one.num, one.score) for one in found["answer length"]]
     [('1 word', 1, 0.0), ('2 words', 1, 100.0)]
     """
-    scored = [line for line in lines if score in line.scores]
-    return {name: _group_slices(name, value_of, scored, score, seed) for name, value_of in DIMENSIONS.items()}
+    found: dict[str, list[Slice]] = {}
+    for name, value_of in DIMENSIONS.items():
+        groups: dict[str, list[float]] = {}
+        for line in lines:
+            value = value_of(line) if score in line.scores else None
+            if value is not None:
+                groups.setdefault(value, []).append(line.scores[score])
+        found[name] = _build_slices(name, groups, seed)
+    return found
 
 
-def _group_slices(
-    name: str, value_of: Callable[[Prediction], str | None], lines: Sequence[Prediction], score: str, seed: int
-) -> list[Slice]:
-    groups: dict[str, list[float]] = {}
-    for line in lines:
-        value = value_of(line)
-        if value is not None:
-            groups.setdefault(value, []).append(line.scores[score])
+def _build_slices(name: str, groups: Mapping[str, Sequence[float]], seed: int) -> list[Slice]:
+    """Build the slices of a property from the scores of each of its values."""
     by_number = sorted(groups, key=lambda value: (value == OTHER, -len(groups[value]), value))
     kept = [value for value in by_number[:MAX_VALUES] if value != OTHER]
+    shown = {value: groups[value] for value in sorted(kept, key=list(ORDERS.get(name, kept)).index)}
     rest = [number for value in by_number if value not in kept for number in groups[value]]
-    shown = {value: groups[value] for value in sorted(kept, key=lambda value: _find_position(name, value, kept))}
     if rest:
         shown[OTHER] = rest
-    return [_build_slice(name, value, numbers, seed) for value, numbers in shown.items()]
-
-
-def _find_position(name: str, value: str, kept: Sequence[str]) -> int:
-    order = ORDERS.get(name, kept)
-    return order.index(value)
-
-
-def _build_slice(name: str, value: str, numbers: Sequence[float], seed: int) -> Slice:
-    mean = sum(numbers) / len(numbers)
-    if len(numbers) < MIN_BOOTSTRAP_VALUES or set(numbers) <= {0.0, 1.0}:
-        low, high = (100 * edge for edge in compute_wilson_interval(min(mean, 1.0), len(numbers)))
-    else:
-        low, high = compute_intervals(Scores({"score": 100 * mean}, [{"score": n} for n in numbers]), seed=seed)[
-            "score"
-        ]
-    return Slice(name, value, len(numbers), 100 * mean, low, high)
+    found: list[Slice] = []
+    for value, numbers in shown.items():
+        mean = sum(numbers) / len(numbers)
+        if len(numbers) < MIN_BOOTSTRAP_VALUES or set(numbers) <= {0.0, 1.0}:
+            low, high = compute_wilson_interval(min(mean, 1.0), len(numbers))
+            low, high = 100 * low, 100 * high
+        else:
+            scores = Scores({"score": 100 * mean}, [{"score": number} for number in numbers])
+            low, high = compute_intervals(scores, seed=seed)["score"]
+        found.append(Slice(name, value, len(numbers), 100 * mean, low, high))
+    return found
 
 
 # --- the slice of a line; None if unknown ---
@@ -133,7 +128,7 @@ def find_question_word(question: str, language: str = "") -> str:
 
 
 def _get_question_word(line: Prediction) -> str | None:
-    question, language = _get_meta(line, "question"), _get_meta(line, "language")
+    question, language = line.meta.get("question"), line.meta.get("language")
     return find_question_word(question, str(language or "")) if isinstance(question, str) and question else None
 
 
@@ -143,18 +138,20 @@ def format_bucket(number: int, edges: Sequence[int], unit: str) -> str:
     >>> format_bucket(1, (1, 2, 5), "word"), format_bucket(4, (1, 2, 5), "word"), format_bucket(9, (1, 2, 5), "word")
     ('1 word', '3-5 words', 'over 5 words')
     """
-    return next(
-        (words for edge, words in _build_bucket_labels(edges, unit).items() if number <= edge),
-        f"over {edges[-1]} {unit}s",
-    )
+    for edge, words in _build_bucket_labels(edges, unit).items():
+        if number <= edge:
+            return words
+    return f"over {edges[-1]} {unit}s"
 
 
 def _build_bucket_labels(edges: Sequence[int], unit: str) -> dict[int, str]:
-    first = [low + 1 for low in (0, *edges[:-1])]
-    return {
-        edge: f"{edge} {unit}{'s' if edge > 1 else ''}" if low == edge else f"{low}-{edge} {unit}s"
-        for low, edge in zip(first, edges, strict=True)
-    }
+    labels: dict[int, str] = {}
+    first = 1
+    for edge in edges:
+        plural = "s" if edge > 1 else ""
+        labels[edge] = f"{edge} {unit}{plural}" if first == edge else f"{first}-{edge} {unit}s"
+        first = edge + 1
+    return labels
 
 
 def _get_answer_length(line: Prediction) -> str | None:
@@ -180,8 +177,8 @@ def _get_truncation(line: Prediction) -> str | None:
 
 def _get_answerable(line: Prediction) -> str | None:
     """Whether a question has an answer; None for tasks without questions, such as classification."""
-    known = _get_meta(line, "answerable")
-    if known is None and line.references and (_get_meta(line, "question") or not any(line.references)):
+    known = line.meta.get("answerable")
+    if known is None and line.references and (line.meta.get("question") or not any(line.references)):
         known = any(line.references)
     return None if known is None else "answerable" if known else "unanswerable"
 
@@ -191,12 +188,12 @@ def _is_merged(line: Prediction) -> bool:
     return (line.num_passages or 1) > 1
 
 
-def _get_meta(line: Prediction, key: str) -> object:
-    return line.meta.get(key)
-
-
 def _make_meta_getter(key: str) -> Callable[[Prediction], str | None]:
-    return lambda line: None if _get_meta(line, key) in (None, "") else str(_get_meta(line, key))
+    def get(line: Prediction) -> str | None:
+        value = line.meta.get(key)
+        return None if value in (None, "") else str(value)
+
+    return get
 
 
 DIMENSIONS: dict[str, Callable[[Prediction], str | None]] = {

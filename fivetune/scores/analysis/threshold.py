@@ -41,7 +41,8 @@ def tune_threshold(lines: Sequence[Prediction], name: str) -> TunedThreshold | N
 
     Returns None unless both halves contain questions with and without answers.
     """
-    usable = sorted((line for line in lines if _is_usable(line, name)), key=lambda line: line.id)
+    usable = [line for line in lines if name in line.scores and line.no_answer_score is not None]
+    usable.sort(key=lambda line: line.id)
     chosen = [line for line in usable if is_drawn(line.id)]
     others = [line for line in usable if not is_drawn(line.id)]
     if any(len({is_answerable(line) for line in half}) < 2 for half in (chosen, others)):
@@ -53,7 +54,11 @@ def tune_threshold(lines: Sequence[Prediction], name: str) -> TunedThreshold | N
         no_answer_scores=[line.no_answer_score or 0.0 for line in chosen],
     )
     before = _build_scores([line.scores[name] for line in others], name)
-    after = _build_scores([_score_at_threshold(threshold, line, name) for line in others], name)
+    values: list[float] = []
+    for line in others:  # above the threshold a question is not answered
+        is_kept = (line.no_answer_score or 0.0) <= threshold
+        values.append(line.scores[name] if is_kept else float(not is_answerable(line)))
+    after = _build_scores(values, name)
     gain = compare_paired(after, before)[name]
     return TunedThreshold(
         name, threshold, len(chosen), tuned, len(others), before.corpus[name], after.corpus[name], gain
@@ -64,19 +69,9 @@ def is_answerable(line: Prediction) -> bool:
     return any(line.references)
 
 
-def _is_usable(line: Prediction, name: str) -> bool:
-    return name in line.scores and line.no_answer_score is not None
-
-
 def is_drawn(key: str) -> bool:
     """Draw half of all ids by a hash."""
     return sha256(f"threshold:{key}".encode("utf-8", "surrogatepass")).digest()[0] % 2 == 0
-
-
-def _score_at_threshold(threshold: float, line: Prediction, name: str) -> float:
-    if (line.no_answer_score or 0.0) <= threshold:
-        return line.scores[name]
-    return float(not is_answerable(line))
 
 
 def _build_scores(values: Sequence[float], name: str) -> Scores:

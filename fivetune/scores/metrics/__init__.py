@@ -110,20 +110,24 @@ class Scorer:
         details: Sequence[Details] | None = None,
     ) -> Scores:
         """Return the merged scores of all metrics."""
-        found = [(metric.score(predictions, references, details=details), names) for metric, names in self._metrics]
         corpus: dict[str, float] = {}
+        sizes: dict[str, float] = {}
         each: list[dict[str, float]] = [{} for _ in predictions]
-        for scores, names in found:
-            corpus |= _rename_scores(scores.corpus, names)
-            for merged, own in zip(each, scores.each, strict=True):
+        resamplers: list[tuple[Resampler, Mapping[str, str]]] = []
+        for metric, names in self._metrics:
+            found = metric.score(predictions, references, details=details)
+            corpus |= _rename_scores(found.corpus, names)
+            sizes |= _rename_scores(found.sizes, names)
+            for merged, own in zip(each, found.each, strict=True):
                 merged |= _rename_scores(own, names)
-
-        parts = [(scores.resample or build_mean_resampler(scores), names) for scores, names in found]
+            resamplers.append((found.resample or build_mean_resampler(found), names))
 
         def resample(rows: DrawnRows) -> dict[str, float]:
-            return {name: value for part, names in parts for name, value in _rename_scores(part(rows), names).items()}
+            drawn: dict[str, float] = {}
+            for resample_metric, names in resamplers:
+                drawn |= _rename_scores(resample_metric(rows), names)
+            return drawn
 
-        sizes = {key: size for scores, names in found for key, size in _rename_scores(scores.sizes, names).items()}
         return Scores(corpus, each, resample, sizes)
 
 
@@ -254,11 +258,10 @@ def build_mean_resampler(scores: Scores) -> Resampler:
     """
     import numpy as np
 
-    columns = {
-        name: np.array([one[name] for one in scores.each], dtype=float)
-        for name in scores.corpus
-        if all(name in one for one in scores.each)
-    }
+    columns: dict[str, NDArray[np.float64]] = {}
+    for name in scores.corpus:
+        if all(name in one for one in scores.each):
+            columns[name] = np.array([one[name] for one in scores.each], dtype=float)
     return lambda rows: {name: 100 * average_array(column[rows]) for name, column in columns.items()}
 
 

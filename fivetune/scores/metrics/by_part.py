@@ -67,21 +67,18 @@ class ByPart(Options):
                 each[i] = {**main, **_add_prefix(part, own)}
 
         def resample(rows: DrawnRows) -> dict[str, float]:
-            drawn = {part: np.asarray(rows)[sources[rows] == part] for part in found}
-            return self._merge_part_scores(
-                {
-                    part: scores.resample(place[drawn[part]])
-                    for part, scores in found.items()
-                    if scores.resample and len(drawn[part])
-                }
-            )
+            every, resampled = np.asarray(rows), dict[str, dict[str, float]]()
+            for part, scores in found.items():
+                drawn = every[sources[rows] == part]
+                if scores.resample and len(drawn):
+                    resampled[part] = scores.resample(place[drawn])
+            return self._merge_part_scores(resampled)
 
         corpus = self._merge_part_scores({part: scores.corpus for part, scores in found.items()})
-        sizes = {
-            f"{part}_{name}": scores.sizes.get(name, len(scores.each))
-            for part, scores in found.items()
-            for name in scores.corpus
-        }
+        sizes: dict[str, float] = {}
+        for part, scores in found.items():
+            for name in scores.corpus:
+                sizes[f"{part}_{name}"] = scores.sizes.get(name, len(scores.each))
         sizes["mean"] = compute_pooled_size(sizes[f"{part}_{self.mains[part]}"] for part in found)
         return Scores({**corpus, "total": len(each)}, each, resample, sizes)
 

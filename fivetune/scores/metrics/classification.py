@@ -93,7 +93,7 @@ class Classification(Options):
         """Return percentages over all examples. Reads `labels`, the label set."""
         assert predictions, "nothing to score"
         golds = choose_gold_labels(predictions, references)
-        labels = find_label_set(golds, details)
+        labels = list((details[0].get("labels") if details else None) or sorted(set(golds)))
         found = ConfusionMatrix(tuple(labels), Counter(zip(golds, predictions, strict=True)))
         counted = [label for label in labels if self.count_absent or found.is_used(label)]
         weighted = [found.compute_f1(label) * found.count_support(label) for label in labels]
@@ -146,12 +146,6 @@ def describe_majority(scores: Mapping[str, float], rates: Mapping[str, float], l
     label = max(label_counts, key=label_counts.__getitem__)
     how = "as good as" if accuracy > 100 * share - 1e-9 else "worse than"
     return f"accuracy {accuracy:.2f} is {how} always predicting {label} ({100 * share:.2f})"
-
-
-def find_label_set(golds: Sequence[str], details: Sequence[Details] | None) -> list[str]:
-    """Return the task's label set, else the gold labels in sorted order."""
-    given = details[0].get("labels") if details else None
-    return list(given) if given else sorted(set(golds))
 
 
 def _build_resampler(

@@ -101,15 +101,15 @@ def normalize(text: str, language: str) -> str:
     >>> normalize("北京is big", "zh")
     '北 京 is big'
     """
-    lowered = "".join(char for char in text.lower() if not _is_punctuation(char))
+    kept: list[str] = []
+    for char in text.lower():
+        if char not in string.punctuation and not unicodedata.category(char).startswith("P"):
+            kept.append(char)
+    lowered = "".join(kept)
     articles = ARTICLES.get(language)
     bare = articles.sub(" ", lowered) if articles else lowered
     words: Callable[[str], list[str]] = _split_words if language == "zh" else str.split
     return " ".join(words(bare))
-
-
-def _is_punctuation(char: str) -> bool:
-    return char in string.punctuation or unicodedata.category(char).startswith("P")
 
 
 def _split_words(text: str) -> list[str]:

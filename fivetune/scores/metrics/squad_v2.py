@@ -55,41 +55,30 @@ class SQuADV2(Options):
         which the threshold search scores in place of the prediction.
         """
         assert predictions, "nothing to score"
-        no_answer_scores = _collect_no_answer_scores(details)
         answerable = [any(reference) for reference in references]
-        # a missing prediction cannot abstain: no threshold makes it right
+        # A missing prediction cannot abstain: no threshold makes it right.
         costly = [known or p == UNANSWERED for known, p in zip(answerable, predictions, strict=True)]
-        raw = [_score_one(p, r) for p, r in zip(predictions, references, strict=True)]
-        each = raw
+        each = [_score_one(p, r) for p, r in zip(predictions, references, strict=True)]
         best: dict[str, float] = {}
-        if no_answer_scores is not None:
-            each = [
-                self._score_abstention(scores, costs) if leaning > self.no_answer_threshold else scores
-                for scores, costs, leaning in zip(raw, costly, no_answer_scores, strict=True)
-            ]
+        leanings = [detail.get("no_answer_score") for detail in details or ()]
+        if leanings and None not in leanings:
             answers = [detail.get("answer", p) for detail, p in zip(details or (), predictions, strict=True)]
             forced = [_score_one(answer, r) for answer, r in zip(answers, references, strict=True)]
             for name in ("exact", "f1"):
                 values = [scores[name] for scores in forced]
                 best[f"best_{name}"], best[f"best_{name}_thresh"] = find_best_threshold(
-                    values, predictions=answers, answerable=costly, no_answer_scores=no_answer_scores
+                    values, predictions=answers, answerable=costly, no_answer_scores=leanings
                 )
-        corpus = _average_scores(each, "")
-        for prefix, wanted in (("HasAns_", True), ("NoAns_", False)):
-            corpus |= _average_scores(
-                [s for s, has_answer in zip(each, answerable, strict=True) if has_answer == wanted], prefix
-            )
-        sizes = {
-            f"{kind}_{name}": corpus[f"{kind}_total"]
-            for kind in ("HasAns", "NoAns")
-            if f"{kind}_total" in corpus
-            for name in ("exact", "f1")
-        }
+            for i, leaning in enumerate(leanings):
+                if leaning > self.no_answer_threshold:  # the prediction becomes no answer
+                    each[i] = dict.fromkeys(each[i], 0 if costly[i] else 1)
+        corpus, sizes = _average_scores(each, ""), dict[str, float]()
+        for kind, wanted in (("HasAns", True), ("NoAns", False)):
+            own = [scores for scores, has_answer in zip(each, answerable, strict=True) if has_answer == wanted]
+            corpus |= _average_scores(own, f"{kind}_")
+            if own:
+                sizes |= {f"{kind}_exact": len(own), f"{kind}_f1": len(own)}
         return Scores(corpus | best, each, _build_resampler(each, answerable), sizes)
-
-    @staticmethod
-    def _score_abstention(scores: dict[str, float], costs: bool) -> dict[str, float]:
-        return dict.fromkeys(scores, 0 if costs else 1)
 
 
 def find_best_threshold(
@@ -148,19 +137,11 @@ def _compute_f1(predicted: str, gold: str) -> float:
     return compute_token_f1(predicted.split(), gold.split())
 
 
-def _collect_no_answer_scores(details: Sequence[Details] | None) -> list[float] | None:
-    found = [detail.get("no_answer_score") for detail in details or ()]
-    known = [leaning for leaning in found if leaning is not None]
-    return known if known and len(known) == len(found) else None
-
-
 def _average_scores(each: Sequence[dict[str, float]], prefix: str) -> dict[str, float]:
     if not each:
         return {}
-    means = {
-        f"{prefix}{name}": compute_percent((scores[name] for scores in each), len(each)) for name in ("exact", "f1")
-    }
-    return {**means, f"{prefix}total": len(each)}
+    exact, f1 = (compute_percent((scores[name] for scores in each), len(each)) for name in ("exact", "f1"))
+    return {f"{prefix}exact": exact, f"{prefix}f1": f1, f"{prefix}total": len(each)}
 
 
 def _build_resampler(each: Sequence[dict[str, float]], answerable: Sequence[bool]) -> Resampler:
@@ -173,13 +154,11 @@ def _build_resampler(each: Sequence[dict[str, float]], answerable: Sequence[bool
     def resample(rows: DrawnRows) -> dict[str, float]:
         every = np.asarray(rows)
         answered = has_answer[every]
-        kinds = {"": every, "HasAns_": every[answered], "NoAns_": every[~answered]}
-        return {
-            f"{prefix}{name}": 100 * average_array(column[drawn])
-            for prefix, drawn in kinds.items()
-            if len(drawn)
-            for name, column in columns.items()
-        }
+        scores: dict[str, float] = {}
+        for prefix, drawn in (("", every), ("HasAns_", every[answered]), ("NoAns_", every[~answered])):
+            for name, column in columns.items() if len(drawn) else ():
+                scores[f"{prefix}{name}"] = 100 * average_array(column[drawn])
+        return scores
 
     return resample
 

@@ -63,19 +63,17 @@ class Tags(Options):
         assert predictions, "nothing to score"
         pairs = [self._choose_sets(p, right) for p, right in zip(predictions, references, strict=True)]
         counts = [_count_tags(*pair) for pair in pairs]
-        each: list[dict[str, float]] = [
-            {"micro_f1": (f1 := _compute_f1(*one)), "sample_f1": f1, "exact_set": int(one[0] == one[1] == one[2])}
-            for one in counts
-        ]
+        each: list[dict[str, float]] = []
+        for right, predicted, gold in counts:
+            f1 = _compute_f1(right, predicted, gold)
+            each.append({"micro_f1": f1, "sample_f1": f1, "exact_set": int(right == predicted == gold)})
         table = np.array([(*one, own["sample_f1"], own["exact_set"]) for one, own in zip(counts, each, strict=True)])
-        # one entry for each tag of each side of each example: row, tag, and 1 if the tag is on both sides
         names = sorted(set().union(*chain.from_iterable(pairs)))
         index = {name: i for i, name in enumerate(names)}
-        entries = [
-            (row, index[tag], tag in predicted and tag in gold)
-            for row, (predicted, gold) in enumerate(pairs)
-            for tag in chain(predicted, gold)
-        ]
+        # One entry for each tag of each side of each example: row, tag, and 1 if the tag is on both sides.
+        entries: list[tuple[int, int, bool]] = []
+        for row, (written, asked) in enumerate(pairs):
+            entries += [(row, index[tag], tag in written and tag in asked) for tag in chain(written, asked)]
         rows_of, tags_of, is_right = np.array(entries, dtype=np.int64).reshape(-1, 3).T
 
         def compute_macro_f1(weights: np.ndarray) -> float:
