@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 WIDTH = 160  # characters of a table that is not printed to a terminal
 MAX_COLUMNS = 20  # of a data file that are listed; those that the task reads always are
+WHOLE_DIGITS = 6  # before the decimal point of scores and counts
 MAX_CELL_CHARS = 90  # of a page's cell
 CHECK_WIDTH, CHECK_CHARS = 100, 17  # characters of a check's line outside a terminal, and of its name
 NO_FACTS: Mapping[str, Any] = MappingProxyType({})
@@ -131,19 +132,23 @@ def add_strategy(recipe: str, settings: Mapping[str, Any], *, quiet: bool) -> di
     return proposed
 
 
-def print_scores(scores: Mapping[str, float], intervals: Mapping[str, tuple[float, float]] | None = None) -> None:
-    """Print scores as aligned lines, with their 95 % intervals if known.
+def print_scores(
+    scores: Mapping[str, float], intervals: Mapping[str, tuple[float, float]], *, all_digits: bool = False
+) -> None:
+    """Print scores with aligned decimal points, and their 95 % intervals if known.
 
-    >>> print_scores({"exact": 34.4226, "total": 11873})
-    exact      34.42
-    total  11,873
+    Args:
+        all_digits: for a comparison with an official script's; else two decimals.
     """
-    width = max((len(name) for name in scores), default=0)
+    rows: list[tuple[str, str, str]] = []
     for name, value in scores.items():
-        shown = f"{value:6,.0f}" if name.endswith("total") else f"{value:9.2f}"
-        low_high = (intervals or {}).get(name)
-        interval = f"  95 % interval {low_high[0]:.1f} to {low_high[1]:.1f}" if low_high else ""
-        print_text(f"{name:<{width}}  {shown}{interval}")
+        text = str(value)
+        if not all_digits:
+            text = f"{value:,.0f}" if name.endswith("total") else f"{value:.2f}"
+        whole, point, rest = text.partition(".")
+        interval = "{:.1f} to {:.1f}".format(*intervals[name]) if name in intervals else ""
+        rows.append((name, f"{whole:>{WHOLE_DIGITS}}{point}{rest}", interval))
+    print_table(("score", "value", "95 % interval"), rows)
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -186,15 +191,13 @@ def print_page(page: Page) -> None:
                 print(escape_hidden(f"\nwarning: {part.message} {part.advice}").rstrip())
             elif isinstance(part, Table):
                 print(escape_hidden(f"\n{part.caption}"))
-                print_table(part.header, [[_shorten_cell(cell) for cell in row] for row in part.rows])
-
-
-def _shorten_cell(text: str) -> str:
-    """Shorten a cell of a page, which may be a whole example, to one line."""
-    from fivetune.reading.report.page.wording import escape_hidden
-
-    text = escape_hidden(" ".join(text.split()))
-    return text if len(text) <= MAX_CELL_CHARS else f"{text[: MAX_CELL_CHARS - 4]} ..."
+                rows: list[list[str]] = []
+                for row in part.rows:
+                    rows.append([])
+                    for cell in row:  # it may be a whole example, of a language without blanks
+                        line = escape_hidden(" ".join(cell.split()))
+                        rows[-1].append(line if len(line) <= MAX_CELL_CHARS else f"{line[: MAX_CELL_CHARS - 4]} ...")
+                print_table(part.header, rows)
 
 
 # --- a recipe from data ---

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -263,11 +264,21 @@ def _refuse_unknown_settings(keys: Iterable[str], runs: Sequence[Run]) -> None:
 
 def build_comparison_result(comparison: Comparison) -> dict[str, object]:
     """Convert a comparison to JSON values."""
-    from dataclasses import asdict
-
-    def measures(table: Mapping[str, Measure]) -> dict[str, object]:
-        return {name: asdict(measure) for name, measure in table.items() if measure.value is not None}
-
+    variants: list[dict[str, object]] = []
+    for variant in comparison.variants:
+        variants.append(
+            {
+                "name": variant.name,
+                "settings": dict(variant.settings),
+                "runs": [run.name for run in variant.runs],
+                "measures": _describe_measures(variant.measures),
+                "against": _describe_measures(variant.against),
+                "over_examples": asdict(variant.over_examples) if variant.over_examples else None,
+                "pareto": variant.pareto,
+                "failures": list(variant.failures),
+                "verdicts": [asdict(verdict) for verdict in variant.verdicts],
+            }
+        )
     return {
         "title": comparison.title,
         "baseline": comparison.baseline,
@@ -276,21 +287,12 @@ def build_comparison_result(comparison: Comparison) -> dict[str, object]:
         "warnings": list(comparison.warnings),
         "disturbed": list(comparison.disturbed),
         "incomparable": comparison.incomparable or None,
-        "variants": [
-            {
-                "name": variant.name,
-                "settings": dict(variant.settings),
-                "runs": [run.name for run in variant.runs],
-                "measures": measures(variant.measures),
-                "against": measures(variant.against),
-                "over_examples": asdict(variant.over_examples) if variant.over_examples else None,
-                "pareto": variant.pareto,
-                "failures": list(variant.failures),
-                "verdicts": [asdict(verdict) for verdict in variant.verdicts],
-            }
-            for variant in comparison.variants
-        ],
+        "variants": variants,
     }
+
+
+def _describe_measures(table: Mapping[str, Measure]) -> dict[str, object]:
+    return {name: asdict(measure) for name, measure in table.items() if measure.value is not None}
 
 
 def _print_plan(sweep: Sweep, seconds: Mapping[str, float | None], *, overwrite: bool, as_json: bool) -> None:
@@ -315,7 +317,9 @@ def _print_plan(sweep: Sweep, seconds: Mapping[str, float | None], *, overwrite:
     rows = []
     for number, run in enumerate(sweep.runs, start=1):
         state, expected = states[run.name], seconds[run.name]
-        takes = "" if state == "finished" else "unknown" if expected is None else format_time_span(expected)
+        takes = "unknown" if expected is None else format_time_span(expected)
+        if state == "finished":
+            takes = ""
         rows.append((str(number), run.variant, str(run.seed), "" if state == "open" else state, takes))
     print_table(("", "variant", "seed", "state", "takes"), rows)
     left = [value for value in seconds.values() if value != 0]
@@ -341,9 +345,17 @@ def _print_comparison(comparison: Comparison) -> None:
         print_text(f"warning: {warning}")
     shown = [name for name in COLUMNS if any(v.measures[name].value is not None for v in comparison.variants)]
     labels = {"score_best": f"best {comparison.metric}", **LABELS}
-    compared = {name for v in comparison.variants for name, one in v.against.items() if one.value is not None}
-    columns = [(name, against) for name in shown for against in (False, True) if not against or name in compared]
-    header = ["variant", "runs", *("against" if against else labels[name] for name, against in columns)]
+    compared: set[str] = set()
+    for variant in comparison.variants:
+        compared.update(name for name, one in variant.against.items() if one.value is not None)
+    columns: list[tuple[str, bool]] = []  # a measure, and whether the column is its difference from the baseline
+    header = ["variant", "runs"]
+    for name in shown:
+        columns.append((name, False))
+        header.append(labels[name])
+        if name in compared:
+            columns.append((name, True))
+            header.append("against")
     print_table(header, [_build_row(variant, columns, baseline=comparison.baseline) for variant in comparison.variants])
     front = " * = Pareto-optimal." if any(variant.pareto for variant in comparison.variants) else ""
     print_text(f"Second line: 95 % interval for scores, min-max otherwise.{front}")

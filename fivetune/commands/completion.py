@@ -90,6 +90,9 @@ def _build_parser(kinds: dict[str, dict[str, str]]) -> argparse.ArgumentParser:
 
 
 def _find_kind(action: argparse.Action) -> str:
+    """Return how the values of an argument are completed; "" for flags and numbers."""
     if action.option_strings:
-        return "file" if action.nargs != 0 and action.type is not int and action.type is not float else ""
-    return "recipe" if action.dest in RECIPE_ARGUMENTS else "run" if action.dest in RUN_ARGUMENTS else "file"
+        return "" if action.nargs == 0 or action.type in (int, float) else "file"
+    if action.dest in RECIPE_ARGUMENTS:
+        return "recipe"
+    return "run" if action.dest in RUN_ARGUMENTS else "file"

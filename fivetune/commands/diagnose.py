@@ -115,7 +115,8 @@ def format_diagnosis(
     missing = list_missing_data(stats, verdicts)
     if missing and verbose:
         lines += ["", "Not checked, because data is missing:"]
-        lines += [f"   {data}: {', '.join(TITLES[rule] for rule in rules)}" for data, rules in missing.items()]
+        for data, rules in missing.items():
+            lines.append(f"   {data}: {', '.join(TITLES[rule] for rule in rules)}")
     elif num := len({rule for rules in missing.values() for rule in rules}):
         what = "1 rule needs" if num == 1 else f"{num} rules need"
         lines += ["", f"{what} {'a run and its records' if stats.is_log else 'records that are missing'} (--verbose)."]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from fivetune.commands import print_json, print_table, print_warning
+from fivetune.commands import print_json, print_scores, print_table, print_warning
 from fivetune.config import load_layers
 from fivetune.config.layers import Layers, parse_listed_names, parse_overrides
 from fivetune.config.recipes import is_run_directory
@@ -24,7 +24,7 @@ from fivetune.data.readers.source_files import BadRecord, quote_value
 from fivetune.errors import ConfigError, DataError, RecordError
 from fivetune.plugins import list_plugins
 from fivetune.reading.report.page.wording import format_decimal
-from fivetune.scores.metrics import UNANSWERED, Scorer, drop_blank_golds, rewards_blank, score_all
+from fivetune.scores.metrics import UNANSWERED, Scorer, drop_blank_golds, rewards_blank
 from fivetune.scores.metrics.classification import ConfusionMatrix, choose_gold_labels
 from fivetune.scores.metrics.gsm8k import describe_lenient_gap
 from fivetune.tasks import DROPPED_SYNONYMS, load_task, suggest_language
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from fivetune.scores.analysis.bootstrap import Difference
 
 OTHER = "(other)"  # a prediction that is none of the labels, or missing
-WHOLE_DIGITS = 6  # before the decimal point of scores and counts
 TAKES_SETTINGS = True
 T = TypeVar("T")
 
@@ -150,13 +149,13 @@ def run(args: argparse.Namespace) -> int:
         print_json(table)
         return 0
     print(f"{args.task}: {len(questions)} examples")
-    _print_scores(ours.corpus, intervals)
+    print_scores(ours.corpus, intervals, all_digits=True)
     if theirs:
         _print_differences(differences, ours, theirs)
     if without_blanks:
         words = f"without the blank gold answers of {without_blanks['num_questions']:,} questions"
         print(f"\n{words}, which an empty prediction matches:")
-        _print_scores(without_blanks["scores"], {})
+        print_scores(without_blanks["scores"], {}, all_digits=True)
     if labels:
         _print_labels(labels)
     return 0
@@ -212,14 +211,14 @@ def _read_rankings(
     questions = gold.questions
     found = _map_to_own_ids(read_rankings(source), gold, source, part)
     _compare_ids(gold, found, source, missing_is_error=args.missing == "error")
-    ranked = [found.get(key, [UNANSWERED]) for key in questions]
-    readers: list[Task] = []  # what converts each answer: of a mixture, the task of the example's part
-    for example in questions.values():
-        readers.append(task.parts[example.meta["source_task"]].task if isinstance(task, Mixture) else task)
-    ranked = [
-        [reader.from_text(text) if args.raw else reader.from_answer(text) for text in texts]
-        for reader, texts in zip(readers, ranked, strict=True)
-    ]
+    ranked: list[list[str]] = []
+    readers: list[Task] = []
+    for key, example in questions.items():
+        # Of a mixture the task of the example's part converts its answers.
+        reader = task.parts[example.meta["source_task"]].task if isinstance(task, Mixture) else task
+        convert = reader.from_text if args.raw else reader.from_answer
+        ranked.append([convert(text) for text in found.get(key, [UNANSWERED])])
+        readers.append(reader)
     if not args.raw:
         _warn_about_phrases(readers, _select_first_answers(ranked))
     return ranked
@@ -237,9 +236,8 @@ def _score_rankings(
     for (key, example), texts in zip(questions.items(), ranked, strict=True):
         leaning = {"no_answer_score": leanings[key]} if leanings else {}
         details.append({**example.meta, **leaning, "candidates": texts})
-    return score_all(
-        task.metrics, _select_first_answers(ranked), [e.references for e in questions.values()], details=details
-    )
+    references = [example.references for example in questions.values()]
+    return Scorer(task.metrics).score(_select_first_answers(ranked), references, details=details)
 
 
 def _build_confusion(
@@ -278,7 +276,10 @@ def build_label_table(found: ConfusionMatrix) -> dict[str, Any]:
         percents = {name: None if share is None else 100 * share for name, share in shares.items()}
         each[label] = {**percents, "gold": found.count_support(label), "predicted": found.count_predicted(label)}
     said = [*found.labels, *([OTHER] if found.count_predicted(OTHER) else [])]
-    return {"labels": each, "confusion": {a: {b: found.counts[a, b] for b in said} for a in found.labels}}
+    confusion: dict[str, dict[str, int]] = {}
+    for gold in found.labels:
+        confusion[gold] = {label: found.counts[gold, label] for label in said}
+    return {"labels": each, "confusion": confusion}
 
 
 def _print_labels(found: ConfusionMatrix) -> None:
@@ -449,16 +450,6 @@ def _warn_about_phrases(readers: Sequence[Task], predictions: Sequence[str]) -> 
             f"{len(phrases)} predictions read {phrases[0]!r} and are scored as that text; "
             "with --raw they would be no answer"
         )
-
-
-def _print_scores(scores: Mapping[str, float], intervals: Mapping[str, tuple[float, float]]) -> None:
-    """Print all digits of scores, which people compare with an official script's, with decimal points aligned."""
-    rows: list[tuple[str, str, str]] = []
-    for name, value in scores.items():
-        whole, point, rest = str(value).partition(".")
-        interval = "{:.1f} to {:.1f}".format(*intervals[name]) if name in intervals else ""
-        rows.append((name, f"{whole:>{WHOLE_DIGITS}}{point}{rest}", interval))
-    print_table(("score", "value", "95 % interval"), rows)
 
 
 def _print_differences(differences: Mapping[str, Difference], ours: Scores, theirs: Scores) -> None:

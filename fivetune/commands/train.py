@@ -96,15 +96,17 @@ def run(args: argparse.Namespace) -> int:
     adapter = config.model.adapter
     _print_results(config.run.dir, page, adapter)
     if args.json:
-        result = {
-            "run": config.run.dir,
-            "step": done.status.step,
-            "best": asdict(done.status.best) if done.status.best else None,
-            "scores": record.scores if record else {},
-            "report": str(page),
-            "adapter": f"{config.run.dir}/adapter" if adapter else None,
-        }
-        print_json(result)
+        best = done.status.best
+        print_json(
+            {
+                "run": config.run.dir,
+                "step": done.status.step,
+                "best": asdict(best) if best else None,
+                "scores": record.scores if record else {},
+                "report": str(page),
+                "adapter": f"{config.run.dir}/adapter" if adapter else None,
+            }
+        )
     if done.status.incomplete:
         raise IncompleteError(done.status.incomplete)
     return 0

@@ -15,7 +15,7 @@ from fivetune.config import load_config
 from fivetune.config.recipes import find_recipe
 from fivetune.data.readers.records import read_records
 from fivetune.errors import DataError
-from fivetune.scores.metrics import score_all
+from fivetune.scores.metrics import Scorer
 from fivetune.tasks._choices import parse_choices
 from fivetune.tasks.causalqa import CausalQA, is_causal
 from fivetune.tasks.gsm8k import GSM8K
@@ -81,7 +81,7 @@ def test_gsm8k_test_set_reads_back(target):
     examples = [task.to_text(record) for record in _shared("gsm8k/test.jsonl.gz")]
     assert len(examples) == 1_319
     written = [task.from_text(example.targets) for example in examples if example]
-    assert score_all(["gsm8k"], written, [e.references for e in examples if e]).corpus["accuracy"] == 100
+    assert Scorer(["gsm8k"]).score(written, [e.references for e in examples if e]).corpus["accuracy"] == 100
     assert not any("<<" in example.targets for example in examples if example)
 
 
@@ -305,7 +305,7 @@ def test_spanish_choices():
 def test_jsonl_metrics(metrics, main, expected):
     task = JSONL(metrics=metrics, main_metric=main, references="ways")
     example = _example(task, inputs="x", targets="a", ways=["nothing", "The cat is here now"])
-    scores = score_all(task.metrics, ["the cat is here now"], [example.references]).corpus
+    scores = Scorer(task.metrics).score(["the cat is here now"], [example.references]).corpus
     assert scores[task.main_metric] == pytest.approx(expected)
 
 

@@ -129,7 +129,11 @@ def _prepare_folder(target: Path) -> Generator[Path]:
 
 def _describe_export(original: TrainedRun, exporter: Exporter, staging: Path) -> JsonTable:
     """Build the content of export.json without the proof."""
-    files = sorted(path for path in staging.rglob("*") if path.is_file() and path.name != rundir.LOCK)
+    files: JsonTable = {}
+    for path in sorted(staging.rglob("*")):
+        if path.is_file() and path.name != rundir.LOCK:
+            name = str(path.relative_to(staging))
+            files[name] = {"sha256": compute_sha256(path), "size": path.stat().st_size}
     return {
         "format_version": EXPORT_VERSION,
         "format": exporter.plugin_name(),
@@ -148,10 +152,7 @@ def _describe_export(original: TrainedRun, exporter: Exporter, staging: Path) ->
             "original": count_folder_bytes([original.folder / "model"]),
             "export": count_folder_bytes([staging]),
         },
-        "files": {
-            str(path.relative_to(staging)): {"sha256": compute_sha256(path), "size": path.stat().st_size}
-            for path in files
-        },
+        "files": files,
         "proof": None,
     }
 

@@ -127,7 +127,10 @@ def _compare_scores(scores: Sequence[Scores | None], metric: str) -> JsonTable:
 def _compare_speed(sides: Sequence[Side], rows: Sequence[int], batch_size: int) -> JsonTable:
     """Measure both sides on the same batches, interleaved A B B A after a call of each that is not counted."""
     batches = [rows[i : i + batch_size] for i in range(0, len(rows) - batch_size + 1, batch_size)]
-    seconds = time_calls([[partial(side.answer, batch, batch_size) for side in sides] for batch in batches])
+    calls: list[list[Callable[[], object]]] = []
+    for batch in batches:
+        calls.append([partial(side.answer, batch, batch_size) for side in sides])
+    seconds = time_calls(calls)
     return {name: summarise_seconds(own, batch_size) for name, own in zip(SIDES, seconds, strict=True)}
 
 

@@ -130,7 +130,9 @@ def list_files(
             f"--adapter: the base {config.model.path} is no model of the hub, so that no one could use the adapter "
             "alone. Leave out --adapter: the merged model is published."
         )
-    kind: Kind = "adapter" if only_adapter else "export" if export else "model"
+    kind: Kind = "export" if export else "model"
+    if only_adapter:
+        kind = "adapter"
     path = find_card_paths(folder).get(kind)
     edited = read_edited_card(path) if path else None
     if edited is not None:

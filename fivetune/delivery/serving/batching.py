@@ -127,12 +127,10 @@ class Batcher:
                 oldest, newest = self._waiting[0], self._waiting[-1]  # other ones after each wait: clients may go
                 until = min(oldest.arrived + self._max_wait, newest.arrived + GAP_SHARE * self._max_wait)
                 left = until - time.monotonic()
-                if self._is_closing or left <= 0 or self._count_records(oldest.model) >= self._max_batch:
+                num_records = sum(len(one.inputs) for one in self._waiting if one.model == oldest.model)
+                if self._is_closing or left <= 0 or num_records >= self._max_batch:
                     return self._take_requests(oldest.model)
                 self._changed.wait(left)
-
-    def _count_records(self, model: str) -> int:
-        return sum(len(one.inputs) for one in self._waiting if one.model == model)
 
     def _take_requests(self, model: str) -> list[WaitingRequest]:
         """Take the oldest requests for a model that fit into a batch, at least one."""

@@ -36,7 +36,7 @@ class RequestError(Exception):
     """A request that is not answered.
 
     Args:
-        code: of HTTP.
+        code: HTTP status code.
         kind: the `type` of the answer's error.
         retry_seconds: value of Retry-After.
     """

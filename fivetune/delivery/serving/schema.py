@@ -66,8 +66,8 @@ class RunFacts:
     """What a server shows of its run.
 
     Args:
-        name: by which requests name the model.
-        fields: of a record; those that are required make an example.
+        name: model name in requests.
+        fields: columns of a record; the required ones make an example.
         max_new_tokens: cap of an answer; None for answers without tokens.
     """
 

@@ -77,7 +77,8 @@ class Memory:
 
     Args:
         moment: what is computed.
-        weights: with gathered ones. buffers: temporary tensors, copies of weights, and gradients that are being sent.
+        weights: bytes of weights, including gathered shards.
+        buffers: temporary tensors, copies of weights, and gradients that are being sent.
     """
 
     moment: str
@@ -133,7 +134,9 @@ def _find_peak(work: Workload, layout: Layout, parts: Sequence[Part], *, in_flig
 
     def build(moment: str, until: int, finished: int, reduced: int, buffers: float, num_gathered: int) -> Memory:
         """The moment when `until` parts hold activations, and some weights have gradients, part of them reduced."""
-        whole = num_weights - reduced if accumulates else 0 if is_sharded else finished
+        whole = 0 if is_sharded else finished
+        if accumulates:
+            whole = num_weights - reduced
         return Memory(
             moment,
             weights=held * num_weights

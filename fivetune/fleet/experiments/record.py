@@ -97,7 +97,8 @@ def read_run_records(folder: Path) -> dict[str, RunRecord]:
 
 def read_run_state(folder: Path) -> str:
     """Read the state of a run: open (not started), preparing, running, interrupted, failed or finished."""
-    return rundir.read_status(folder).state or "open" if (folder / rundir.CONFIG).is_file() else "open"
+    has_begun = (folder / rundir.CONFIG).is_file()
+    return (rundir.read_status(folder).state if has_begun else "") or "open"
 
 
 def read_run_owner(folder: Path) -> str:

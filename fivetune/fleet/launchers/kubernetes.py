@@ -56,11 +56,13 @@ class Kubernetes(Launcher):
             )
         name = _make_name(plan.name, plan.launch_id)
         if plan.nnodes == 1:
-            manifest = self._build_job(name, plan)
+            version, kind, spec = "batch/v1", "Job", self._build_job(plan)
         elif self.kind == "trainjob":
-            manifest = self._build_train_job(name, plan)
+            version, kind, spec = "trainer.kubeflow.org/v1alpha1", "TrainJob", self._build_train_job(plan)
         else:
-            manifest = self._build_pytorch_job(name, plan)
+            version, kind, spec = "kubeflow.org/v1", "PyTorchJob", self._build_pytorch_job(plan)
+        metadata = {"name": name, **({"namespace": self.namespace} if self.namespace else {})}
+        manifest = {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
         return {"job.yaml": format_manifest(plan, manifest, command="kubectl create -f job.yaml")}
 
     def submit(self, folder: Path) -> str:
@@ -70,13 +72,13 @@ class Kubernetes(Launcher):
         where = f" --namespace {self.namespace}" if self.namespace else ""
         return [f"kubectl get {job}{where}", f"kubectl delete {job}{where}"]
 
-    def _build_job(self, name: str, plan: JobPlan) -> dict[str, Any]:
+    def _build_job(self, plan: JobPlan) -> dict[str, Any]:
         pod = {
             "restartPolicy": "Never",
             **self._build_pod(),
             "containers": [{"name": "node", **self._build_container(plan)}],
         }
-        spec = {
+        return {
             "backoffLimit": self.retries,
             "podFailurePolicy": {
                 "rules": [
@@ -86,15 +88,14 @@ class Kubernetes(Launcher):
             },
             "template": {"spec": pod},
         }
-        return {"apiVersion": "batch/v1", "kind": "Job", "metadata": self._build_metadata(name), "spec": spec}
 
-    def _build_train_job(self, name: str, plan: JobPlan) -> dict[str, Any]:
+    def _build_train_job(self, plan: JobPlan) -> dict[str, Any]:
         container = self._build_container(plan)
         mounts = container.pop("volumeMounts")
         container.pop("workingDir")  # the command changes to it: a TrainJob has no field for it
         patch = {"volumes": self._build_pod()["volumes"], "containers": [{"name": "node", "volumeMounts": mounts}]}
         replicated = {"name": "node", "template": {"spec": {"template": {"spec": patch}}}}
-        spec = {
+        return {
             "runtimeRef": {"name": self.runtime, "kind": "ClusterTrainingRuntime", "apiGroup": "trainer.kubeflow.org"},
             "trainer": {
                 "numNodes": plan.nnodes,
@@ -112,25 +113,18 @@ class Kubernetes(Launcher):
                 }
             ],
         }
-        metadata = self._build_metadata(name)
-        return {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": metadata, "spec": spec}
 
-    def _build_pytorch_job(self, name: str, plan: JobPlan) -> dict[str, Any]:
+    def _build_pytorch_job(self, plan: JobPlan) -> dict[str, Any]:
         pod = {**self._build_pod(), "containers": [{"name": "pytorch", **self._build_container(plan)}]}
-
-        def replicas(number: int) -> dict[str, Any]:
-            return {"replicas": number, "restartPolicy": "OnFailure", "template": {"spec": pod}}
-
-        spec = {
+        replica = {"restartPolicy": "OnFailure", "template": {"spec": pod}}
+        return {
             "nprocPerNode": str(plan.nproc),
             "runPolicy": {"backoffLimit": self.retries},
-            "pytorchReplicaSpecs": {"Master": replicas(1), "Worker": replicas(plan.nnodes - 1)},
+            "pytorchReplicaSpecs": {
+                "Master": {"replicas": 1, **replica},
+                "Worker": {"replicas": plan.nnodes - 1, **replica},
+            },
         }
-        metadata = self._build_metadata(name)
-        return {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": metadata, "spec": spec}
-
-    def _build_metadata(self, name: str) -> dict[str, Any]:
-        return {"name": name, **({"namespace": self.namespace} if self.namespace else {})}
 
     def _build_pod(self) -> dict[str, Any]:
         """Build what all pods have: time to save after SIGTERM, the volume, and memory that processes share."""

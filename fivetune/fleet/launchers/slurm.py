@@ -53,10 +53,10 @@ class Slurm(Launcher):
     sbatch: tuple[str, ...] = Field(default=(), description="any other option of sbatch, such as --sbatch=--exclusive")
 
     def render(self, plan: JobPlan) -> dict[str, str]:
-        files = {"job.sbatch": _join_lines(self._list_lines(plan))}
+        lines = {"job.sbatch": self._list_lines(plan)}
         if plan.page:
-            files["page.sbatch"] = _join_lines(self._list_page_lines(plan))
-        return files
+            lines["page.sbatch"] = self._list_page_lines(plan)
+        return {name: "\n".join([*own, ""]) for name, own in lines.items()}
 
     def submit(self, folder: Path) -> str:
         job = _submit([str(folder / "job.sbatch")])
@@ -261,10 +261,6 @@ def _list_run(run: JobRun) -> list[str]:
 def _submit(words: Sequence[str]) -> str:
     """Submit with sbatch; returns the job's id, without the name of its cluster."""
     return submit_file(["sbatch", "--parsable", *words], tool="SLURM").partition(";")[0]
-
-
-def _join_lines(lines: Sequence[str]) -> str:
-    return "\n".join(lines) + "\n"
 
 
 def _count_seconds(time: str) -> int:

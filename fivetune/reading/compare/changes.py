@@ -17,7 +17,7 @@ from fivetune.reading.compare.measures import find_best_metric_eval, get_score
 from fivetune.reading.compare.records import Measure
 from fivetune.rundir.records import EvalRecord, Prediction, Run
 from fivetune.scores.analysis.bootstrap import compare_paired
-from fivetune.scores.metrics import build_mean_resampler, collect_details, score_all
+from fivetune.scores.metrics import Scorer, build_mean_resampler, collect_details
 from fivetune.tasks import load_run_task
 from fivetune.types import Scores
 
@@ -114,12 +114,9 @@ def _collect_scores(run: Run, record: EvalRecord | None, metric: str, order: Seq
     task = load_run_task(run.config)
     if task is None or not all(one.references for one in predictions):
         return None
-    found = score_all(
-        task.metrics,
-        [one.prediction for one in predictions],
-        [one.references for one in predictions],
-        details=[collect_details(one) for one in predictions],
-    )
+    details = [collect_details(one) for one in predictions]
+    answers, references = [one.prediction for one in predictions], [one.references for one in predictions]
+    found = Scorer(task.metrics).score(answers, references, details=details)
     return found if math.isclose(found.corpus.get(metric, math.inf), total, abs_tol=1e-6) else None
 
 

@@ -205,9 +205,8 @@ def calibrate_lines(lines: Sequence[Prediction], key: str) -> FittedTemperature 
         key: name of the score of each line (0-1); 1 is right.
     """
     used = [line for line in lines if line.confidence is not None and key in line.scores]
-    return measure_temperature(
-        [line.id for line in used], [line.confidence or 0.0 for line in used], [line.scores[key] >= 1 for line in used]
-    )
+    ids, sure = [line.id for line in used], [line.confidence or 0.0 for line in used]
+    return measure_temperature(ids, sure, [line.scores[key] >= 1 for line in used])
 
 
 def restore_lines(lines: Sequence[Prediction], temperature: float | None) -> list[Prediction]:

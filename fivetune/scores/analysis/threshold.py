@@ -47,11 +47,14 @@ def tune_threshold(lines: Sequence[Prediction], name: str) -> TunedThreshold | N
     others = [line for line in usable if not is_drawn(line.id)]
     if any(len({is_answerable(line) for line in half}) < 2 for half in (chosen, others)):
         return None
+    answers = [line.prediction for line in chosen]
+    answerable = [is_answerable(line) for line in chosen]
+    leanings = [line.no_answer_score or 0.0 for line in chosen]
     tuned, threshold = find_best_threshold(
         [line.scores[name] for line in chosen],
-        predictions=[line.prediction for line in chosen],
-        answerable=[is_answerable(line) for line in chosen],
-        no_answer_scores=[line.no_answer_score or 0.0 for line in chosen],
+        predictions=answers,
+        answerable=answerable,
+        no_answer_scores=leanings,
     )
     before = _build_scores([line.scores[name] for line in others], name)
     values: list[float] = []

@@ -131,17 +131,6 @@ class Scorer:
         return Scores(corpus, each, resample, sizes)
 
 
-def score_all(
-    metrics: Sequence[MetricSpec],
-    predictions: Sequence[str],
-    references: Sequence[Sequence[str]],
-    *,
-    details: Sequence[Details] | None = None,
-) -> Scores:
-    """Score one corpus by several metrics at once."""
-    return Scorer(metrics).score(predictions, references, details=details)
-
-
 def collect_details(prediction: Prediction) -> JsonTable:
     """Return the `details` of a prediction: its `meta`, and no-answer score, answer and candidate texts if known.
 

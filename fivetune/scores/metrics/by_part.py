@@ -59,9 +59,9 @@ class ByPart(Options):
         for part in np.unique(sources).tolist():
             rows = np.flatnonzero(sources == part).tolist()
             place[rows] = range(len(rows))
-            found[part] = self._scorers[part].score(
-                [predictions[i] for i in rows], [references[i] for i in rows], details=[details[i] for i in rows]
-            )
+            own_details = [details[i] for i in rows]
+            answers, golds = [predictions[i] for i in rows], [references[i] for i in rows]
+            found[part] = self._scorers[part].score(answers, golds, details=own_details)
             for i, own in zip(rows, found[part].each, strict=True):
                 main = {"mean": own[self.mains[part]]} if self.mains[part] in own else {}
                 each[i] = {**main, **_add_prefix(part, own)}

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from fivetune import plugins
 from fivetune.scores.metrics import (
     UNANSWERED,
+    Scorer,
     compute_percent,
     compute_token_f1,
     list_score_names,
     normalize_answer,
-    score_all,
 )
 from fivetune.scores.metrics.squad_v2 import SQuADV2, find_best_threshold
 
@@ -149,7 +149,7 @@ def test_articles_go_after_the_punctuation():
 
 
 def test_several_metrics_keep_all_scores():
-    scores = score_all(["squad", "squad_v2"], ["", "x"], [["the"], ["x"]])
+    scores = Scorer(["squad", "squad_v2"]).score(["", "x"], [["the"], ["x"]])
     assert (scores.corpus["f1"], scores.corpus["squad_v2_f1"], scores.corpus["total"]) == (50.0, 100.0, 2)
     assert scores.each[0] == {"exact": 1, "f1": 0, "squad_v2_exact": 1, "squad_v2_f1": 1}
     assert set(scores.corpus) <= set(list_score_names(["squad", "squad_v2"]))

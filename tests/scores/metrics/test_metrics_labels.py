@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fivetune.rundir.records import Prediction
 from fivetune.scores.analysis.bootstrap import compute_intervals
 from fivetune.scores.analysis.labels import build_confusion
-from fivetune.scores.metrics import list_score_names, score_all
+from fivetune.scores.metrics import Scorer, list_score_names
 from fivetune.scores.metrics.by_part import ByPart
 from fivetune.scores.metrics.classification import CASES, Classification, ConfusionMatrix, choose_gold_labels
 from fivetune.scores.metrics.tags import SEPARATORS, Tags
@@ -58,7 +58,7 @@ def test_labels_that_never_occur_do_not_lower_macro_f1():
     assert scores.corpus["macro_f1"] == 100
     assert scores.resample is not None
     assert scores.resample(np.array([0, 0, 2]))["macro_f1"] == 100  # b is not drawn
-    fixed = score_all(BioASQYesNo.metrics, ["yes"], [("yes",)], details=[{"labels": ["yes", "no"]}])
+    fixed = Scorer(BioASQYesNo.metrics).score(["yes"], [("yes",)], details=[{"labels": ["yes", "no"]}])
     assert (fixed.corpus["macro_f1"], fixed.resample(np.array([0]))["macro_f1"]) == (50, 50)  # pyright: ignore
     assert list_score_names(BioASQYesNo.metrics) == Classification.score_names
 
@@ -118,7 +118,7 @@ def test_parts_are_scored_apart():
         {"source_task": "b"},
         {"source_task": "a", "labels": ["x", "y"]},
     ]
-    scores = score_all(metrics, ["x", "p, q", "y"], [("x",), ("p",), ("x",)], details=details)
+    scores = Scorer(metrics).score(["x", "p, q", "y"], [("x",), ("p",), ("x",)], details=details)
     assert scores.corpus["a_accuracy"] == 50
     assert scores.corpus["mean"] == pytest.approx((100 / 3 + 200 / 3) / 2)
     assert scores.each[1] == {
