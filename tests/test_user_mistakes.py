@@ -15,7 +15,6 @@ import fivetune
 import fivetune.cli
 from fivetune import plugins, rundir
 from fivetune.commands import list as list_command
-from fivetune.commands.list import _parse_docstring_line
 from fivetune.config import load_config
 from fivetune.data.readers.records import read_records
 from fivetune.errors import ConfigError, DataError, FiveTuneError, RunDirError
@@ -40,13 +39,16 @@ def test_a_directory_in_use_is_told_so_before_anything_else(tmp_path: Path) -> N
     owner.close()
 
 
-def test_a_plugin_with_a_syntax_error_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plugin_with_a_syntax_error_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "kaputt.py").write_text("class X(\n")
     monkeypatch.setenv("FIVETUNE_PLUGINS", str(tmp_path))
     with pytest.raises(ConfigError, match=r"kaputt.py:1: not valid Python"):
         plugins.load_plugin("tasks", "kaputt")
-    assert _parse_docstring_line("class X(", where="kaputt.py").startswith("(broken: kaputt.py:1: ")
+    assert fivetune.cli.main(["list", "tasks"]) == 0
+    assert "kaputt.py:1: " in "".join(capsys.readouterr().out.split("\n"))
     plugins.import_module("fivetune.tasks").__path__.remove(str(tmp_path / "tasks"))
 
 

@@ -119,6 +119,7 @@ def add_strategy(recipe: str, settings: Mapping[str, Any], *, quiet: bool) -> di
     """
     from fivetune.config import load_config, load_layers
 
+    # Read as layers: a strategy that has a default must not count as named.
     table = load_layers(recipe, settings)[0].to_dict()
     counts = [table.get("launch", {}).get(name, 1) for name in ("nnodes", "nproc")]
     if "strategy" in table or not all(type(count) is int for count in counts) or max(counts) < 2:
@@ -443,8 +444,10 @@ def launch_sweep(
         raise ConfigError(
             f"--on {args.on}: has no arrays, and {sweep.path} has {len(sweep.runs)} runs. Use --on slurm."
         )
+    # Everything that can be refused is, before a file is written.
     if not args.dry_run:
         refuse_wrong_start(sweep, resume=args.resume, overwrite=args.overwrite)
+    # Finished runs are not submitted again.
     left = [(run, []) for run in sweep.runs] if args.overwrite else list_unfinished(sweep)
     if not left:
         return False
@@ -460,6 +463,7 @@ def launch_sweep(
     if args.dry_run:
         print_job(files, as_json=args.json)
         return True
+    # The nodes often have no network.
     if launcher.shares_files:
         write_corpus(sweep.corpus)
         fetch_inputs([run.config for run, _ in left])

@@ -35,6 +35,7 @@ def _run_checks(config):
     from fivetune.training.sinks import refuse_missing_sinks
 
     refuse_missing_sinks(config.report.sinks)
+    # Bad records are counted in one pass; a run would stop at the first.
     lenient = config.replace("data", on_bad_record="skip")
     with Progress() as progress:
         setup = set_up(lenient, on_progress=progress.update)

@@ -6,7 +6,7 @@ In: a sweep file (docs/compare.md), a sweep's directory, or run directories. Out
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from math import inf
 from pathlib import Path
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from fivetune.fleet.experiments.sweep import Sweep
     from fivetune.fleet.launchers import Launcher
     from fivetune.reading.compare.records import Comparison, Measure, Variant
-    from fivetune.rundir.records import Run
 
 TAKES_SETTINGS = True
 PAGE = "comparison.html"
@@ -81,6 +80,7 @@ def run(args: Namespace) -> int:
         raise ConfigError(f"--price-per-hour {args.price_per_hour}: give a number, 0 or more.")
     if args.resume and args.overwrite:
         raise ConfigError("--overwrite and --resume exclude each other. Give one of them.")
+    # Folders are compared; a file is a sweep, which trains runs.
     folders = [Path(source) for source in args.sources if Path(source).is_dir()]
     for source in args.sources if folders else ():
         if not Path(source).exists():
@@ -122,6 +122,7 @@ def _launch_sweep(args: Namespace, launcher: Launcher, settings: dict[str, Any])
     from fivetune.fleet.experiments.sweep import read_sweep
 
     source = args.sources[0]
+    # The nodes of the first run are those of all: one array has one size.
     placed, settings = assign_nodes(launcher, settings, lambda given: read_sweep(source, given).runs[0].config)
     sweep = read_sweep(source, settings)
     nodes = {run.config.launch.nnodes for run in sweep.runs}
@@ -146,6 +147,7 @@ def _compare_sweep_folder(args: Namespace, folder: Path) -> int:
         folder, variants, baseline=args.baseline, metric=args.metric, price_per_hour=args.price_per_hour
     )
     _write_and_print(comparison, args, folder / PAGE)
+    # The page is written and printed, also of an incomplete sweep; the exit code tells.
     missing = sum(len(variant.failures) for variant in variants)
     if missing:
         num = missing + sum(len(variant.runs) for variant in variants)
@@ -158,9 +160,10 @@ def _compare_sweep_folder(args: Namespace, folder: Path) -> int:
 
 def _compare_runs(args: Namespace, folders: Sequence[Path]) -> int:
     """Compare any run directories."""
-    from fivetune.errors import ConfigError
+    from fivetune.errors import ConfigError, suggest_names
     from fivetune.reading.compare import compare, group_runs
     from fivetune.rundir import read_run
+    from fivetune.values import flatten_table
 
     runs = [read_run(folder) for folder in folders]
     variants, differing = group_runs(runs)
@@ -171,7 +174,15 @@ def _compare_runs(args: Namespace, folders: Sequence[Path]) -> int:
             "Give runs that differ in more than the seed."
         )
     _refuse_wrong_arguments(args, variants)
-    _refuse_unknown_settings(args.vary or (), runs)
+    known: set[str] = set()
+    for run in runs:
+        known.update(flatten_table(run.config))
+    for key in args.vary or ():
+        if key not in known:  # the error lists the settings of its section
+            section = f"{key.partition('.')[0]}."
+            near = {other for other in known if other.startswith(section)}
+            allowed = near or {other.partition(".")[0] for other in known}
+            raise ConfigError(f"--vary {key}: no run has this setting. {suggest_names(key, allowed)}")
     comparison = compare(
         variants,
         title=" and ".join(variant.name for variant in variants) if len(variants) < 4 else "Runs compared",
@@ -245,20 +256,6 @@ def _refuse_output(page: Path | None, *made: Path) -> None:
         raise ConfigError(f"--output {page}: there is no folder {page.parent}. Create it, or give another file.")
 
 
-def _refuse_unknown_settings(keys: Iterable[str], runs: Sequence[Run]) -> None:
-    """Raise ConfigError for settings that no run has, with the settings of the same section."""
-    from fivetune.errors import ConfigError, suggest_names
-    from fivetune.values import flatten_table
-
-    known = {key for run in runs for key in flatten_table(run.config)}
-    for key in keys:
-        if key not in known:
-            section = key.partition(".")[0]
-            beside = {other for other in known if other.startswith(f"{section}.")}
-            allowed = beside or {other.partition(".")[0] for other in known}
-            raise ConfigError(f"--vary {key}: no run has this setting. {suggest_names(key, allowed)}")
-
-
 # --- output ---
 
 
@@ -322,6 +319,7 @@ def _print_plan(sweep: Sweep, seconds: Mapping[str, float | None], *, overwrite:
             takes = ""
         rows.append((str(number), run.variant, str(run.seed), "" if state == "open" else state, takes))
     print_table(("", "variant", "seed", "state", "takes"), rows)
+    # Finished runs take 0 seconds.
     left = [value for value in seconds.values() if value != 0]
     known = [value for value in left if value is not None]
     total = (

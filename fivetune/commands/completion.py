@@ -81,6 +81,7 @@ def _build_parser(kinds: dict[str, dict[str, str]]) -> argparse.ArgumentParser:
             kind = _find_kind(action)
             if kind and not action.choices:
                 action.complete = kinds[kind]  # type: ignore[attr-defined]
+        # Settings are flags of each command that takes them.
         if getattr(command, "TAKES_SETTINGS", False):
             for setting, (description, choices) in settings.items():
                 if f"--{setting}" in inner._option_string_actions:

@@ -50,7 +50,14 @@ def run(args: argparse.Namespace) -> int:
     work = build_workload(config, device)
     precision = resolve_precision(config.train.precision, device)
     machine = build_machine(device, args.devices, devices_per_node=args.devices_per_node)
-    _refuse_partial_nodes(args.devices, machine.devices_per_node)
+    per_node = machine.devices_per_node
+    rest = args.devices % per_node
+    if args.devices > per_node and rest:
+        whole = args.devices - rest
+        raise ConfigError(
+            f"--devices: {args.devices} are not whole nodes of {per_node} devices, and every node starts as many "
+            f"processes. Try --devices {whole} or {whole + per_node}, or --devices-per-node NUMBER."
+        )
     estimates = estimate_strategies(work, machine, args.devices, config, batch_size=work.batch_size)
     chosen = choose_estimate(estimates)
     verdict = _describe_choice(chosen, config, machine) if chosen else _describe_refusal(estimates, work)
@@ -83,20 +90,20 @@ def _print_estimates(title: str, estimates: list[Estimate]) -> None:
     """Print the table in the unit that the smallest figures fit: MiB for small models."""
     peaks = [one.memory.peak for one in estimates if one.memory is not None]
     unit, name = (MIB, "MiB") if all(peak < GIB for peak in peaks) else (GIB, "GiB")
+    rows: list[list[str]] = []
+    for one in estimates:
+        if (memory := one.memory) is None:
+            rows.append([one.name, *["n/a"] * 7])
+            continue
+        kinds = (memory.weights, memory.gradients, memory.state, memory.activations, memory.buffers, memory.peak)
+        sizes = [_format_number(kind / unit) for kind in kinds]
+        fits = "yes" if one.fits else "no"
+        rows.append([one.name, *sizes, f"{fits} {_format_number(one.room / unit):>5}"])
     print_text(f"{title}, {name} per rank")
-    print_table(HEADER, [_format_row(one, unit) for one in estimates])
-    for estimate in estimates:
-        if estimate.obstacle:
-            print(f"{estimate.name}: {estimate.obstacle}.")
-
-
-def _format_row(estimate: Estimate, unit: int) -> list[str]:
-    memory = estimate.memory
-    if memory is None:
-        return [estimate.name, *["-"] * 7]
-    kinds = (memory.weights, memory.gradients, memory.state, memory.activations, memory.buffers, memory.peak)
-    sizes = [_format_number(kind / unit) for kind in kinds]
-    return [estimate.name, *sizes, f"{'yes' if estimate.fits else 'no'} {_format_number(estimate.room / unit):>5}"]
+    print_table(HEADER, rows)
+    for one in estimates:
+        if one.obstacle:
+            print(f"{one.name}: {one.obstacle}.")
 
 
 def _format_number(number: float) -> str:
@@ -104,17 +111,6 @@ def _format_number(number: float) -> str:
     if abs(number) < 1:
         return f"{number:.3g}" if abs(number) >= 0.005 else "0"
     return f"{number:.1f}" if abs(number) < 99.95 else f"{number:.0f}"
-
-
-def _refuse_partial_nodes(num_devices: int, per_node: int) -> None:
-    """Raise ConfigError for devices that are neither part of one node nor whole nodes."""
-    rest = num_devices % per_node
-    if num_devices > per_node and rest:
-        whole = num_devices - rest
-        raise ConfigError(
-            f"--devices: {num_devices} are not whole nodes of {per_node} devices, and every node starts as many "
-            f"processes. Try --devices {whole} or {whole + per_node}, or --devices-per-node NUMBER."
-        )
 
 
 def _as_json(estimate: Estimate, config: RunConfig) -> dict[str, Any]:

@@ -50,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
     exporter = load_format(args.format, read_plugin_options(args, "exporters"))
     from fivetune.delivery.exporters._export import export_run
 
+    # Converted, then both sides answer the same questions.
     with Progress() as progress:
         target, export = export_run(
             Path(args.run),

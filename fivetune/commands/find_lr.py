@@ -37,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
     config = load_config(args.recipe, parse_overrides(args.settings))
     with Progress() as progress:
         found = find_lr(config, low=args.low, high=args.high, num_steps=args.steps, on_progress=progress.update)
+    # The page and the numbers are written first, also if no rate is found.
     result = found.as_dict() | {"optimizer": config.optimizer.plugin_name()}
     path = args.out or build_sibling_path(config.run.dir, FIND_LR)
     write_json(path, result)

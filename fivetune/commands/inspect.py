@@ -67,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
 def _collect_facts(args: argparse.Namespace, settings: dict[str, Any], on_progress: Any) -> dict[str, Any]:
     """Collect the facts that --json prints."""
     from fivetune.config import load_config
+    from fivetune.config.layers import as_yaml
     from fivetune.data.inspect import inspect_datasets, read_dataset
     from fivetune.data.readers.records import check_source
     from fivetune.data.store.encode import LengthLimits
@@ -77,6 +78,7 @@ def _collect_facts(args: argparse.Namespace, settings: dict[str, Any], on_progre
     for key in settings:
         if not key.startswith(("task.", "data.")):
             raise ConfigError(f"--{key}: not a setting of inspect. Allowed: --task.OPTION VALUE, --data.SETTING VALUE.")
+    # A recipe names its data, task and tokenizer; files need --task.
     is_recipe = len(args.data) == 1 and args.data[0].endswith((".yaml", ".yml")) and args.task is None
     if args.task is None and not is_recipe:
         raise ConfigError("--task: is needed to read data: fivetune new DATA finds it. A recipe has its own.")
@@ -93,6 +95,7 @@ def _collect_facts(args: argparse.Namespace, settings: dict[str, Any], on_progre
         check_source(source)
     tokenizer = load_tokenizer(args.tokenizer, Path(), key="--tokenizer")
     given = {"train": (args.data, data.max_train_examples), "eval": (args.against, data.max_eval_examples)}
+    # The sets in full: leaks and duplicates are found between any two records.
     sets = {
         name: read_dataset(
             sources, task, data.columns, header=data.header, max_records=max_records, on_progress=on_progress
@@ -114,21 +117,16 @@ def _collect_facts(args: argparse.Namespace, settings: dict[str, Any], on_progre
         kinds={"question word": word},
         on_progress=on_progress,
     )
-    has_recipe = isinstance(task, Classification) and not is_recipe
+    recipe = ""
+    if isinstance(task, Classification) and not is_recipe:  # a recipe that trains on the inspected data
+        options = task.model_dump(mode="json", exclude_defaults=True)
+        used = {"train": args.data, **({"eval": args.against} if args.against else {"eval_share": 0.1})}
+        own = {"model": {"path": args.tokenizer}, "task": {"name": task.plugin_name(), **options}, "data": used}
+        recipe = as_yaml(own).rstrip()
     return {
         "tokenizer": args.tokenizer,
         "is_default_tokenizer": args.tokenizer == TOKENIZER,
         "limits": {"input": limits.max_input_tokens, "target": limits.max_target_tokens, "overlong": limits.overlong},
         **facts,
-        "recipe": _build_recipe(args, task) if has_recipe else "",
+        "recipe": recipe,
     }
-
-
-def _build_recipe(args: argparse.Namespace, task: Any) -> str:
-    """Build a recipe that trains a classification on the inspected data."""
-    from fivetune.config.layers import as_yaml
-
-    own = task.model_dump(mode="json", exclude_defaults=True)
-    data = {"train": args.data, **({"eval": args.against} if args.against else {"eval_share": 0.1})}
-    table = {"model": {"path": args.tokenizer}, "task": {"name": task.plugin_name(), **own}, "data": data}
-    return as_yaml(table).rstrip()

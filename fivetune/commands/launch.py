@@ -64,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.fleet.launchers import JobRun
     from fivetune.rundir import build_sibling_path
 
+    # How many nodes and GPUs: options of the cluster, then settings, then the recipe.
     launcher = read_launcher(args)
     assert launcher is not None  # --on is required
     given = parse_overrides(args.settings)
@@ -72,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
     if args.seeds:
         return _launch_seeds(args, placed, config, given)
     folder = Path(config.run.dir)
+    # Nodes that see these files would refuse a used run directory hours later; here it costs nothing.
     if launcher.shares_files:
         try:
             _refuse_wrong_start(args, folder, may_fetch=config.checkpoint.url is not None)
@@ -79,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
             if not args.dry_run:
                 raise
             print(f"fivetune: without --dry-run this is refused: {error}", file=sys.stderr)
+    # The words of `fivetune train` on the node: those of this command, and what was decided above.
     flags = [f"--{name.replace('_', '-')}" for name in ("resume", "overwrite", "no_preflight") if getattr(args, name)]
     if config.checkpoint.url and not (launcher.shares_files or args.resume or args.overwrite):
         flags.append("--resume")  # a job that is started again has an empty disk, and a first start nothing to resume
@@ -89,8 +92,10 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         print_job(files, as_json=args.json)
         return 0
+    # The nodes often have no network.
     if launcher.shares_files:
         fetch_inputs([config])
+    # An earlier run in the directory must not be taken for the new one.
     before = read_change_time(folder)
     submit_job(placed, plan, files, as_json=args.json)
     if launcher.shares_files and not (args.no_watch or args.json) and sys.stdout.isatty():

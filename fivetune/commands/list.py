@@ -60,41 +60,27 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list_plugins(kind: str) -> dict[str, str]:
+    """List plugins with their help; a broken file of the user has its error, so that the others are still listed."""
     from importlib.util import find_spec
 
     from fivetune import plugins
-
-    found = {}
-    for name in plugins.list_plugins(kind):
-        spec = find_spec(f"{plugins.KINDS[kind]}.{name}")
-        text = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
-        found[name] = _parse_docstring_line(text, where=str(spec.origin if spec else name))
-        if spec and spec.origin and plugins.is_own_file(spec.origin):
-            found[name] = _find_fault(kind, name) or found[name]
-    return found
-
-
-def _find_fault(kind: str, name: str) -> str:
-    """Return why a plugin of the user cannot be loaded; "" if it can."""
-    from fivetune import plugins
     from fivetune.errors import FiveTuneError
 
-    try:
-        if kind == "commands":
-            plugins.import_plugin(kind, name)
-        else:
-            plugins.load_plugin(kind, name)
-    except FiveTuneError as error:
-        return f"(broken: {error})"
-    return ""
-
-
-def _parse_docstring_line(text: str, *, where: str) -> str:
-    """The help of a plugin; for a file that is not valid Python, the error, so that the others are still listed."""
-    try:
-        return (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
-    except SyntaxError as error:
-        return f"(broken: {where}:{error.lineno}: {error.msg})"
+    found: dict[str, str] = {}
+    for name in plugins.list_plugins(kind):
+        spec = find_spec(f"{plugins.KINDS[kind]}.{name}")
+        path = spec.origin if spec else None
+        text = Path(path).read_text(encoding="utf-8") if path else ""
+        try:
+            # Read, not imported: some plugins import torch.
+            found[name] = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
+            if path and plugins.is_own_file(path):
+                plugins.load_plugin(kind, name)
+        except SyntaxError as error:
+            found[name] = f"(broken: {path or name}:{error.lineno}: {error.msg})"
+        except FiveTuneError as error:
+            found[name] = f"(broken: {error})"
+    return found
 
 
 def _wrap_entry(name: str, line: str, *, width: int, columns: int) -> str:

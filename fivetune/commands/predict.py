@@ -101,6 +101,7 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.training.answers.predicted_file import MergedParts, PredictionCounts
     from fivetune.training.answers.trained_run import TrainedRun
 
+    # Wrong arguments are reported before torch is imported, and by one rank.
     record = _build_record(args)
     target = None if args.output == STDOUT else Path(args.output)
     world = World.from_environment()
@@ -113,6 +114,7 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError("--json: has no effect with --format on standard output. Leave it out, or give --output.")
         _refuse_shared_work(args.nproc, args.input, target)
         settings = parse_overrides(args.settings)
+    # Several processes are this command again, with the variables of torchrun.
     if launch.is_needed(args.nproc):
         return launch.start_processes(args.words, nproc=args.nproc, timeout_minutes=TIMEOUT_MINUTES)
     with (
@@ -127,7 +129,9 @@ def run(args: argparse.Namespace) -> int:
             notes = {"on_damage": progress.warn, "on_note": progress.log}
             loaded = load_run_model(args.run, settings, unsupported=OWN_SOURCE, world=world, **notes)
             trained = TrainedRun(Path(args.run), settings, loaded=loaded)
+            # A submission to BioASQ has the questions of each type, which a mixture's parts answer.
             parts = trained.list_parts() if args.format == "bioasq" else {"": trained}
+            # A format that cannot hold the answers is refused before the first one is computed.
             rows: list[Iterable[InputRow]] = []
             for part in parts.values():
                 own = part.loaded.config
@@ -136,6 +140,7 @@ def run(args: argparse.Namespace) -> int:
             found: dict[str, Iterable[PredictedRow]] = {}
             for name, part in parts.items():
                 found[name] = _predict(part, source, args.inputs, record, folder / name, progress, world)
+            # Answers lie in the folder now; they are counted by one rank, which then writes them.
             merged = MergedParts(tuple(found.values()))
             counts = PredictionCounts.count(merged) if world.is_first else PredictionCounts()
             if world.is_first:

@@ -63,7 +63,12 @@ def run(args: argparse.Namespace) -> int:
     else:
         place = args.output
         print_text(f"output  {place}")
-        settings = _list_settings(found, config)
+        settings: list[str] = []  # by which a run reads the written data
+        for name, facts in found.items():
+            part, _, split = name.rpartition(" ")
+            settings += [f"--task.parts.{part}.{split}" if part else f"--data.{split}", facts["location"]]
+        if config.data.eval_share is not None:  # the share is a set of its own now
+            settings += ["--data.eval_share", "null"]
         command = ["fivetune", "train", args.recipe, *_drop_settings(args.settings, settings), *settings]
     print_text(f"The run reads it from there: {shlex.join(command)}")
     if args.json:
@@ -78,6 +83,7 @@ def _prepare_splits(config: Any, output: str | None, progress: Any) -> Prepared:
     from fivetune.training.mixture import select_part
     from fivetune.training.sources import check_sources, prepare_split, with_data_labels
 
+    # As the run reads them: a mixture by its parts, labels from the data.
     config, model = select_part(config), config.model
     check_sources(config)
     config = with_data_labels(config)
@@ -144,17 +150,6 @@ def _measure_build(name: str, prepare: Callable[[], Built | None], also: tuple[s
     notes = [*filter(None, [rebuilt]), *(f"{name}: {note}" for note in iter_record_notes(summary))]
     facts = {key: summary[key] for key in (*COUNTS, *also)}
     return {**facts, "notes": notes, "seconds": seconds, "was_there": was_there}
-
-
-def _list_settings(found: Prepared, config: Any) -> list[str]:
-    """Return the settings by which a run reads the written data."""
-    settings: list[str] = []
-    for name, facts in found.items():
-        part, _, split = name.rpartition(" ")
-        settings += [f"--task.parts.{part}.{split}" if part else f"--data.{split}", facts["location"]]
-    if config.data.eval_share is not None:
-        settings += ["--data.eval_share", "null"]
-    return settings
 
 
 def _drop_settings(given: list[str], replaced: list[str]) -> list[str]:

@@ -79,6 +79,7 @@ def _record_steps(args: argparse.Namespace) -> int:
 
     config = load_config(args.target, parse_overrides(args.settings))
     folder = Path(config.run.dir)
+    # A run directory gains a trace; other contents are not touched.
     if (reason := find_conflict(folder)) and not (folder / CONFIG).is_file():
         raise RunDirError(reason)
     trace, summary = folder / TRACE_FOLDER / "trace.json.gz", folder / TRACE

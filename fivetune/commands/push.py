@@ -36,6 +36,7 @@ def run(args: argparse.Namespace) -> int:
 
     refuse_token_flag(args.token, "HF_TOKEN")
     refuse_repo_name(args.repo)
+    # A missing token and an impossible name are errors before the files are hashed.
     token = "" if args.dry_run else read_token()
     files = list_files(
         args.run,

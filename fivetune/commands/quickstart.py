@@ -34,6 +34,7 @@ def run(args: argparse.Namespace) -> int:
     )
     blind_folder, run_folder = folder / "quickstart-blind", folder / "quickstart"
     data = {"data.train": str(files[0]), "data.eval": str(files[1])}
+    # A model that never sees the contexts: what the score would be without reading.
     print("context-blind baseline: the same model, trained on the questions without their contexts")
     blind_steps = min(args.steps or BLIND_STEPS, BLIND_STEPS)
     blind_settings = {
@@ -46,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
         "report.beside": [],
     }
     blind = train("quickstart", blind_settings, overwrite=True, preflight=False, command="fivetune quickstart")
+    # The same recipe with contexts; its report compares it with the baseline.
     print("fine-tuning on questions with their contexts")
     settings = {**data, "run.dir": str(run_folder), "report.beside": [str(blind_folder)]}
     steps = {"train.num_steps": args.steps} if args.steps else {}

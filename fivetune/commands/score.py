@@ -108,6 +108,7 @@ def run(args: argparse.Namespace) -> int:
     recipe = _read_recipe(args.task)
     if args.predictions is None:
         args.references, args.predictions = _find_references(args.task, recipe), args.references
+    # Settings win over the recipe's; a part of a mixture is scored as the task that it is.
     columns, header, options, skips = _split_settings(parse_overrides(args.settings), recipe)
     args.task = options.pop("name", args.task)
     task = load_task(args.task, options)
@@ -116,9 +117,11 @@ def run(args: argparse.Namespace) -> int:
         task = task.parts[part].task
     if args.no_answer_scores and task.no_answer_text is None:
         raise ConfigError(f"--no-answer-scores: {args.task} has no unanswerable questions. Drop it, or score squad_v2.")
+    # The questions to score, then what their file says that distorts scores.
     gold = _read_references(task, args.references, columns, header, skips=skips)
     questions = gold.questions
     _warn_about_golds(task, gold, args.references)
+    # Answers and no-answer scores, by the ids of the references.
     leanings: dict[str, float] = {}
     if args.no_answer_scores:
         scores = read_no_answer_scores(args.no_answer_scores)
@@ -128,6 +131,7 @@ def run(args: argparse.Namespace) -> int:
     ours = _score_rankings(task, questions, ranked, leanings)
     others = _read_rankings(args, task, gold, args.against, part) if args.against else None
     theirs = _score_rankings(task, questions, others, {}) if others else None
+    # What the scores do not show by themselves.
     if words := describe_lenient_gap(ours.corpus):
         print_warning(words)
     labels = _build_confusion(task, questions, ranked, args.predictions)
@@ -219,8 +223,16 @@ def _read_rankings(
         convert = reader.from_text if args.raw else reader.from_answer
         ranked.append([convert(text) for text in found.get(key, [UNANSWERED])])
         readers.append(reader)
-    if not args.raw:
-        _warn_about_phrases(readers, _select_first_answers(ranked))
+    # Raw model output contains no-answer phrases, which would be scored as wrong answers.
+    phrases: list[str | None] = []
+    for reader, text in zip(readers, _select_first_answers(ranked), strict=True):
+        if not args.raw and text.strip() and not reader.from_text(text):
+            phrases.append(reader.no_answer_text)
+    if phrases:
+        print_warning(
+            f"{len(phrases)} predictions read {phrases[0]!r} and are scored as that text; "
+            "with --raw they would be no answer"
+        )
     return ranked
 
 
@@ -436,20 +448,6 @@ def _compare_ids(gold: GoldSet, found: dict[str, Any], source: str, *, missing_i
 
 def _format_first_ids(ids: Sequence[str]) -> str:
     return ", ".join(ids[:3]) + (" ..." if len(ids) > 3 else "")
-
-
-def _warn_about_phrases(readers: Sequence[Task], predictions: Sequence[str]) -> None:
-    """Warn of no-answer phrases, which raw model output contains and which would be scored as wrong answers."""
-    phrases = [
-        reader.no_answer_text
-        for reader, text in zip(readers, predictions, strict=True)
-        if text.strip() and not reader.from_text(text)
-    ]
-    if phrases:
-        print_warning(
-            f"{len(phrases)} predictions read {phrases[0]!r} and are scored as that text; "
-            "with --raw they would be no answer"
-        )
 
 
 def _print_differences(differences: Mapping[str, Difference], ours: Scores, theirs: Scores) -> None:

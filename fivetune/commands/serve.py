@@ -80,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.delivery.serving.measures import ServerMeasures
     from fivetune.delivery.serving.models import open_models
 
+    # A port that is taken is reported before the models load.
     with bind_socket(args.host, args.port) as bound:
         models = open_models(
             args.runs,
@@ -90,6 +91,7 @@ def run(args: argparse.Namespace) -> int:
             on_warning=print_warning,
             on_note=print,
         )
+        # One thread computes; the application queues requests for it.
         measures = ServerMeasures()
         batcher = Batcher(
             {name: model.answer for name, model in models.items()},
@@ -116,6 +118,7 @@ def run(args: argparse.Namespace) -> int:
             sys.stdout.flush()
 
         server = build_server(build_app(service), drain_seconds=args.drain_seconds, on_listening=announce)
+        # Until a signal: then waiting requests are answered, and the thread ends.
         run_until_stopped(server, bound)
         has_ended = batcher.close(timeout=END_SECONDS)
     print("stopped", flush=True)

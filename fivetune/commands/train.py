@@ -28,7 +28,6 @@ from fivetune.commands import (
 
 if TYPE_CHECKING:
     from fivetune.config import RunConfig
-    from fivetune.types import Adapter
 
 TAKES_SETTINGS = True
 REPORT_SECONDS = 10.0  # after a signal: SLURM kills a job 30 seconds after it, and the checkpoint comes first
@@ -58,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.rundir.figures import describe_weights, find_exported_eval
     from fivetune.scores.metrics.classification import describe_majority
 
+    # One rank reads the recipe and says what is wrong with it.
     world = World.from_environment()
     with world.report_errors_once():
         settings = parse_overrides(args.settings)
@@ -67,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
         config = load_config(args.recipe, {**settings, **proposed})
         if world.is_first and not args.resume:
             _refuse_absent_model(config)
+    # Several processes are this command again, with the variables of torchrun.
     section = config.launch
     if launch.is_needed(section.nproc, section.nnodes):
         return launch.start_processes(
@@ -85,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if not world.is_first:
         return 0
+    # The run is over and saved: what follows is for its user.
     page = _write_report(config.run.dir)
     record = find_exported_eval(done)
     if record and not args.json:
@@ -94,7 +96,11 @@ def run(args: argparse.Namespace) -> int:
         if words := describe_majority(record.scores, record.rates, counts):
             print_text(words)
     adapter = config.model.adapter
-    _print_results(config.run.dir, page, adapter)
+    is_virtual = adapter is not None and adapter.is_virtual
+    print_text(f"model   {config.run.dir}/model{' (the unchanged base)' if is_virtual else ''}")
+    if adapter:
+        print_text(f"adapter {config.run.dir}/adapter{' (the virtual tokens)' if is_virtual else ''}")
+    print_text(f"report  {page}")
     if args.json:
         best = done.status.best
         print_json(
@@ -107,6 +113,7 @@ def run(args: argparse.Namespace) -> int:
                 "adapter": f"{config.run.dir}/adapter" if adapter else None,
             }
         )
+    # A result that misses something has an exit code of its own, after all is printed.
     if done.status.incomplete:
         raise IncompleteError(done.status.incomplete)
     return 0
@@ -143,14 +150,6 @@ def _find_recipe(args: argparse.Namespace, settings: Mapping[str, Any]) -> str:
     if started and not args.quiet and not args.json:
         print_start(started)
     return recipe
-
-
-def _print_results(folder: str, page: Path, adapter: Adapter | None) -> None:
-    """Print the folders and files of a run that its user opens."""
-    print_text(f"model   {folder}/model{' (the unchanged base)' if adapter and adapter.is_virtual else ''}")
-    if adapter:
-        print_text(f"adapter {folder}/adapter{' (the virtual tokens)' if adapter.is_virtual else ''}")
-    print_text(f"report  {page}")
 
 
 def _write_report(folder: str) -> Path:

@@ -88,6 +88,7 @@ def _trim(args: argparse.Namespace, staging: Path, on_progress: Callable[..., No
     generation = trim.read_generation_settings(folder)  # before transformers does, which raises errors of its own
     loaded = load_model_and_tokenizer(args.model, tokenizer=args.tokenizer, tokenizer_key="--tokenizer")
     model, tokenizer = loaded.model, loaded.tokenizer
+    # Which pieces are kept: those of the data and of the configuration, and a margin.
     counts, characters, pairs = _count_ids(reader, args.text, tokenizer, model.config.vocab_size, on_progress)
     settings: Any = model.config
     config_ids = _list_config_ids([settings.to_dict(), generation], settings.vocab_size, args.model)
@@ -97,9 +98,11 @@ def _trim(args: argparse.Namespace, staging: Path, on_progress: Callable[..., No
             f"{args.model}: the data use {(counts > 0).sum():,} of {len(tokenizer):,} pieces; with --margin "
             f"{args.margin} none is left to drop. Give a smaller margin, or train the model as it is."
         )
+    # The proof needs the whole model's figures: its tables are cut in place.
     before = _measure(model, len(tokenizer))
     on_progress("computing a sample with the whole model", 0, len(pairs))
     whole = compute_sample(model, tokenizer, pairs, kept=kept)
+    # The new tokenizer must divide all texts as the old one before anything is written.
     with tempfile.TemporaryDirectory(prefix="fivetune-tokenizer-") as place:
         trimmed = trim.trim_tokenizer(tokenizer, kept, Path(place))
         texts = _report_texts(_iter_all_texts(reader, args.text), "comparing segmentations", on_progress)
@@ -108,6 +111,7 @@ def _trim(args: argparse.Namespace, staging: Path, on_progress: Callable[..., No
         args.output.parent.mkdir(parents=True, exist_ok=True)
         generation |= trim.replace_token_ids(generation, kept)
         save_model(model, trimmed, staging, generation=generation, card=_build_card(args, len(kept)))
+    # Only what is read back from the disk is proved, with the memory of one model.
     del model, loaded
     on_progress("computing a sample with the trimmed model", 0, len(pairs))
     read_back = load_model_and_tokenizer(str(staging))

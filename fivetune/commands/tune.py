@@ -34,6 +34,7 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.fleet.experiments.search import tune
     from fivetune.fleet.experiments.space import load_search
 
+    # Each searched setting and value is checked before any trial runs.
     config = load_search(args.recipe, parse_overrides(args.settings))
     folder = args.dir or Path(f"{config.run.dir}-search")
     say = (lambda text: None) if args.quiet else print_text

@@ -129,7 +129,10 @@ class Engine:
         for positions in group_by_length(store.inputs.lengths[chosen], decoding.batch_size):
             batch = chosen[positions].tolist()
             texts = [self._to_pieces(store.inputs[row].tolist()) for row in batch]
-            given = self._score_given(texts, _list_given(store, batch, decoding), decoding.batch_size)
+            # Of each row its target, the phrase, the labels; an empty sequence is not asked for.
+            fixed = [list(decoding.phrase_ids), *map(list, decoding.label_ids)]
+            targets = [store.labels[row].tolist() if decoding.score_targets else [] for row in batch]
+            given = self._score_given(texts, [[target, *fixed] for target in targets], decoding.batch_size)
             answer = self._choose_labels if decoding.label_ids else self._search
             yield from answer(batch, texts, given, decoding, end_id)
 
@@ -219,9 +222,3 @@ class Engine:
 
     def _to_pieces(self, ids: Sequence[int]) -> list[str]:
         return [self._pieces[number] for number in ids]
-
-
-def _list_given(store: TokenStore, rows: Sequence[int], decoding: Decoding) -> list[list[list[int]]]:
-    """List the sequences to score for each row: its target, the phrase, the labels; empty ones are not asked for."""
-    fixed = [list(decoding.phrase_ids), *map(list, decoding.label_ids)]
-    return [[store.labels[row].tolist() if decoding.score_targets else [], *fixed] for row in rows]

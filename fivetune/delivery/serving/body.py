@@ -68,16 +68,16 @@ def _find_excess(value: Any) -> str:
                 return "a number is too large for a double. Send it as text."
             if type(one) is int and abs(one) >= MAX_INTEGER:
                 return "a whole number has more than 64 bits. Send it as text."
-        level = [child for one in level for child in _list_children(one)]
+        children: list[Any] = []
+        for one in level:
+            if isinstance(one, dict):
+                children += cast("JsonTable", one).values()
+            elif isinstance(one, list):
+                children += cast("list[Any]", one)
+        level = children
         if not level:
             return ""
     return f"nested too deeply. Allowed are {MAX_DEPTH} levels."
-
-
-def _list_children(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return cast("JsonTable", value).values()
-    return cast("list[Any]", value) if isinstance(value, list) else ()
 
 
 def read_inputs(value: Any, *, max_records: int) -> tuple[list[JsonTable | str], bool]:

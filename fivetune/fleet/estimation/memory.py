@@ -261,7 +261,8 @@ def _build_block(work: Workload, layout: Layout, number: int, batch: int, *, is_
     if is_decoder:
         sizes += [inner * d] * 4
         saved += tokens * layer + 2 * e * inner * tokens
-        if should_read_memory(work, layout):
+        # As `should_attend_memory`: the encoder's output is read in place of keys and values.
+        if not work.on_gpu and layout.heads == 1 and 2 * work.num_targets < work.shape.d_kv:
             saved += _count_attention_bytes(work, batch, work.num_targets * shape.num_heads, work.num_inputs, 1)
             saved += 2 * FP32 * shape.num_heads * d * tokens
             attention = max(attention, 4 * FP32 * shape.num_heads * d * tokens + 2 * FP32 * d * inputs)
@@ -287,11 +288,6 @@ def _build_block(work: Workload, layout: Layout, number: int, batch: int, *, is_
         temporary=max(attention, dense),
         is_block=True,
     )
-
-
-def should_read_memory(work: Workload, layout: Layout) -> bool:
-    """Whether cross-attention reads the encoder's output in place of keys and values (`should_attend_memory`)."""
-    return not work.on_gpu and layout.heads == 1 and 2 * work.num_targets < work.shape.d_kv
 
 
 def count_stored_pairs(batch: int, queries: int, keys: int) -> int:

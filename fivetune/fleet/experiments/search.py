@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.5
 MAX_FAILED_TRIALS = 3  # a search ends if its first trials all fail
+OVER = ("finished", "pruned", "failed")
 
 
 def tune(config: RunConfig, *, folder: Path, write_line: Callable[[str], None]) -> Search:
@@ -51,8 +52,12 @@ def tune(config: RunConfig, *, folder: Path, write_line: Callable[[str], None]) 
                 while (trial := study.start_next_trial()) is not None:
                     with study.ignore_lost_trial(), Heartbeat(trial) as heartbeat:
                         _run_trial(study, trial, heartbeat)
-                    write_line(_format_trial(study.build_search(), trial.number))
-                    _check_failures(study.build_search(), folder)
+                    found = study.build_search()
+                    write_line(_format_trial(found, trial.number))
+                    over = [one for one in found.trials if one.state in OVER and one.run]
+                    if len(over) >= MAX_FAILED_TRIALS and all(one.state == "failed" for one in over):
+                        why = f"all of {len(over)} trials failed, the last one: {over[-1].why}"
+                        raise IncompleteError(f"{folder}: {why}")
         finally:
             found = study.build_search()
             _write_results(found, config, folder)
@@ -113,7 +118,10 @@ def _watch_trial(study: Study, trial: optuna.Trial, heartbeat: Heartbeat, job: J
     num_reported = 0
     while True:
         running = job.code is None
-        scores = read_scores(run, study.metric)
+        scores: list[tuple[int, float]] = []  # of the run's own evaluations after step 0
+        for one in select_evals_by_step(rundir.read_evals(run)):
+            if one.step > 0 and study.metric in one.scores:
+                scores.append((one.step, one.scores[study.metric]))
         for number, (_, score) in enumerate(scores[num_reported:], start=num_reported + 1):
             trial.report(score, number)
         if len(scores) > num_reported:
@@ -128,12 +136,6 @@ def _watch_trial(study: Study, trial: optuna.Trial, heartbeat: Heartbeat, job: J
             return False
         heartbeat.check()
         time.sleep(POLL_SECONDS)
-
-
-def read_scores(folder: Path, metric: str) -> list[tuple[int, float]]:
-    """Read (step, score) of a run's own evaluations after step 0, in order."""
-    evals = select_evals_by_step(rundir.read_evals(folder))
-    return [(one.step, one.scores[metric]) for one in evals if one.step > 0 and metric in one.scores]
 
 
 def read_best_score(folder: Path, metric: str) -> float | None:
@@ -158,12 +160,6 @@ def _format_trial(found: Search, number: int) -> str:
     best = f"  (best {found.best.score:.2f}, trial {found.best.number})" if found.best else ""
     score = "no score" if one.score is None else f"{found.metric} {one.score:.2f}"
     return f"trial {number}: {score}{', pruned' if one.state == 'pruned' else ''}{best}  {settings}"
-
-
-def _check_failures(found: Search, folder: Path) -> None:
-    over = [one for one in found.trials if one.state in ("finished", "pruned", "failed") and one.run]
-    if len(over) >= MAX_FAILED_TRIALS and all(one.state == "failed" for one in over):
-        raise IncompleteError(f"{folder}: all of {len(over)} trials failed, the last one: {over[-1].why}")
 
 
 def _write_results(found: Search, config: RunConfig, folder: Path) -> None:

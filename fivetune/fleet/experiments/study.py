@@ -113,7 +113,13 @@ class Study:
                 self._study.set_user_attr("recipe", _select_comparable(config))
                 if settings := select_recipe_values(config):
                     self._study.enqueue_trial(settings)
-        self._check_same_recipe()
+        before, now = flatten_table(self._study.user_attrs["recipe"]), flatten_table(_select_comparable(config))
+        for key in sorted(before.keys() & now.keys()):
+            if before[key] != now[key]:
+                raise ConfigError(
+                    f"{folder}: holds a study with {key} {before[key]!r}, now it is {now[key]!r}: scores "
+                    "are not comparable. Use the recipe as it was, or give another --dir."
+                )
         self._ranges = {key: self._build_distribution(one) for key, one in config.search.over.items()}
 
     def start_next_trial(self) -> optuna.Trial | None:
@@ -219,15 +225,6 @@ class Study:
             why=why,
             run=run,
         )
-
-    def _check_same_recipe(self) -> None:
-        before, now = flatten_table(self._study.user_attrs["recipe"]), flatten_table(_select_comparable(self.config))
-        for key in sorted(before.keys() & now.keys()):
-            if before[key] != now[key]:
-                raise ConfigError(
-                    f"{self.folder}: holds a study with {key} {before[key]!r}, now it is {now[key]!r}: scores "
-                    "are not comparable. Use the recipe as it was, or give another --dir."
-                )
 
     def _build_distribution(self, one: SearchDimension) -> BaseDistribution:
         kinds = self._optuna.distributions
