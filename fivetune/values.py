@@ -6,10 +6,13 @@ In: tables and values. Out: finite numbers, quotients, nested values, dotted key
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fivetune.types import JsonTable, JsonValue
+
+_NUMBER = re.compile(r"[\u2212+-]?[\d,.]+(e[+-]?\d+)?( %| s| to [\d.]+| \([\d.,]+ %\))?")
 
 
 def as_finite_number(value: object) -> float | None:
@@ -81,3 +84,13 @@ def is_file_name(name: object) -> bool:
     [True, False, False, False, False, False, False]
     """
     return isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\\0:")
+
+
+def are_numbers(cells: Iterable[str]) -> bool:
+    """Whether the known cells of a column are numbers, which a table aligns to the right.
+
+    >>> are_numbers(["1,200", "n/a", "3.4 %"]), are_numbers(["8", "eight"]), are_numbers([""])
+    (True, False, False)
+    """
+    known = [cell for cell in cells if cell not in ("n/a", "")]
+    return bool(known) and all(_NUMBER.fullmatch(cell) for cell in known)

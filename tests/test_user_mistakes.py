@@ -190,12 +190,12 @@ def test_a_long_line_of_a_list_is_wrapped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setattr(list_command, "_list_recipes", lambda: {"x": "word " * 40, "y": "short."})
-    assert fivetune.cli.main(["list", "recipes", "--json"]) == 0
+    monkeypatch.setattr(list_command, "_list_plugins", lambda kind: {"x": "word " * 40, "y": "short."})
+    assert fivetune.cli.main(["list", "tasks", "--json"]) == 0
     *lines, table = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= columns
     assert " ".join(lines).split() == ["x", *["word"] * 40, "y", "short."]
-    assert json.loads(table)["recipes"][0]["help"] == "word " * 40
+    assert json.loads(table)["tasks"][0]["help"] == "word " * 40
 
 
 # --- a trained run ---

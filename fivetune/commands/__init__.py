@@ -162,7 +162,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from fivetune.reading.report.page.wording import are_numbers
+    from fivetune.values import are_numbers
 
     grid = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for number, cell in enumerate(header):

@@ -23,7 +23,6 @@ from fivetune.config.recipes import is_run_directory
 from fivetune.data.readers.source_files import BadRecord, quote_value
 from fivetune.errors import ConfigError, DataError, RecordError
 from fivetune.plugins import list_plugins
-from fivetune.reading.report.page.wording import format_decimal
 from fivetune.scores.metrics import UNANSWERED, Scorer, drop_blank_golds, rewards_blank
 from fivetune.scores.metrics.classification import ConfusionMatrix, choose_gold_labels
 from fivetune.scores.metrics.gsm8k import describe_lenient_gap
@@ -299,8 +298,10 @@ def _print_labels(found: ConfusionMatrix) -> None:
     table = build_label_table(found)
     rows: list[list[str]] = []
     for name, one in table["labels"].items():
-        shares = [format_decimal(one[key]) for key in ("precision", "recall", "f1")]
-        rows.append([name, *shares, str(one["gold"]), str(one["predicted"])])
+        row = [name]
+        for key in ("precision", "recall", "f1"):
+            row.append("n/a" if one[key] is None else f"{one[key]:.2f}")
+        rows.append([*row, str(one["gold"]), str(one["predicted"])])
     print()
     print_table(["label", "precision", "recall", "f1", "gold", "predicted"], rows)
     counts: dict[str, dict[str, int]] = table["confusion"]

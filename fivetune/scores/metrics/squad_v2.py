@@ -8,7 +8,7 @@ with no-answer scores the best exact and f1 over all thresholds on them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -60,7 +60,7 @@ class SQuADV2(Options):
         costly = [known or p == UNANSWERED for known, p in zip(answerable, predictions, strict=True)]
         each = [_score_one(p, r) for p, r in zip(predictions, references, strict=True)]
         best: dict[str, float] = {}
-        leanings = [detail.get("no_answer_score") for detail in details or ()]
+        leanings: list[Any] = [detail.get("no_answer_score") for detail in details or ()]
         if leanings and None not in leanings:
             answers = [detail.get("answer", p) for detail, p in zip(details or (), predictions, strict=True)]
             forced = [_score_one(answer, r) for answer, r in zip(answers, references, strict=True)]

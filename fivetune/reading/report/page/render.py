@@ -21,7 +21,8 @@ from markupsafe import Markup
 
 from fivetune.reading.report.page.charts import give_zero_axes_a_range
 from fivetune.reading.report.page.parts import Chart, Example, Page, Section, Table
-from fivetune.reading.report.page.wording import are_numbers, escape_hidden
+from fivetune.reading.report.page.wording import escape_hidden
+from fivetune.values import are_numbers
 
 
 def render_html(page: Page) -> str:

@@ -17,7 +17,6 @@ from fivetune.types import JsonValue
 from fivetune.values import as_finite_number
 
 UNKNOWN = "n/a"
-_NUMBER = re.compile(r"[\u2212+-]?[\d,.]+(e[+-]?\d+)?( %| s| to [\d.]+| \([\d.,]+ %\))?")
 
 
 def format_plain(value: JsonValue) -> str:
@@ -103,16 +102,6 @@ def merge_repeats(texts: Iterable[str]) -> list[str]:
     ['a (2 times)', 'b']
     """
     return [text if num == 1 else f"{text} ({num} times)" for text, num in Counter(texts).items()]
-
-
-def are_numbers(cells: Iterable[str]) -> bool:
-    """Whether the known cells of a column are numbers, which a table aligns to the right.
-
-    >>> are_numbers(["1,200", "n/a", "3.4 %"]), are_numbers(["8", "eight"]), are_numbers([""])
-    (True, False, False)
-    """
-    known = [cell for cell in cells if cell not in (UNKNOWN, "")]
-    return bool(known) and all(_NUMBER.fullmatch(cell) for cell in known)
 
 
 def escape_hidden(text: str) -> str:
