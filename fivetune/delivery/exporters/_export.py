@@ -75,6 +75,7 @@ def export_run(
         for name in (rundir.CONFIG, rundir.MACHINE, rundir.DATA, rundir.STATUS):
             if (folder / name).is_file():
                 shutil.copy(folder / name, staging / name)
+        # Twice: the proof opens the export, which needs its export.json.
         export = _describe_export(original, exporter, staging)
         rundir.write_json(staging / EXPORT, export)
         export["proof"] = _compare_with_run(original, exporter, staging, num_examples, on_progress)

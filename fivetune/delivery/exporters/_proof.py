@@ -67,6 +67,7 @@ def compare_export(
     """
     sides = [Side(one, one.loaded.build_evaluator(on_progress=on_progress)) for one in (original, exported)]
     evaluator = sides[0].evaluator
+    # The same questions for both, with the metric that the run was chosen by.
     questions = select_subset(evaluator.store, num_examples)
     answers, scores = zip(*(_answer(side, questions, on_progress) for side in sides), strict=True)
     same = [answers[0][question] == answers[1][question] for question in answers[0]]
@@ -80,6 +81,7 @@ def compare_export(
         "device": original.loaded.compute.name,
         "speed": [],
     }
+    # Timed on the same rows; whole batches only, so that both sides compute as much.
     if compares_speed:
         first = next(iter(evaluator.parts.values()), evaluator)
         rows = select_rows(first.store, None if evaluator.parts else questions).tolist()[: max(num_examples, 1)]

@@ -95,6 +95,7 @@ def list_export_files(folder: Path, export: JsonTable, card: str) -> list[RepoFi
         return _check_files(
             [make_file(CARD, card.encode()), *_list_model_files(folder / "model"), *_build_records(folder)]
         )
+    # config.yaml and its kin name paths of this machine: they are published rewritten.
     records = {one.name: one for one in _build_records(folder)}
     files: list[RepoFile] = []
     for name, listed in sorted(export["files"].items()):

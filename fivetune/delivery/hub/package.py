@@ -134,6 +134,7 @@ def list_files(
     if only_adapter:
         kind = "adapter"
     path = find_card_paths(folder).get(kind)
+    # A card that its user has written is theirs: it is published, and never replaced.
     edited = read_edited_card(path) if path else None
     if edited is not None:
         on_note(f"{path}: was edited, and is published as it is.")

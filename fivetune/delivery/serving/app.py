@@ -163,6 +163,7 @@ class Service:
             ) from None
         except ServerStoppingError:
             raise _make_stopping_error() from None
+        # A client that has gone must not hold a place in the queue.
         gone = asyncio.ensure_future(_wait_for_disconnect(request))
         try:
             await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)

@@ -149,6 +149,7 @@ class Batcher:
 
     def _compute(self, batch: Sequence[WaitingRequest]) -> None:
         """Answer a batch; if that fails, each request alone, so that one cannot fail the others."""
+        # A record that breaks the model must fail its own request alone.
         started = time.monotonic()
         try:
             found = self._answers[batch[0].model]([one.inputs for one in batch])

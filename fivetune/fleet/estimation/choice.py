@@ -104,6 +104,7 @@ def estimate_strategy(
         config: recipe whose settings may exclude the strategy.
         batch_size: in place of its train.batch_size.
     """
+    # The first obstacle is told: the batch, the shape of the model, then the settings.
     layout, shape = strategy.get_layout(num_devices), work.shape
     obstacle = ""
     if work.examples_per_step % layout.copies:

@@ -148,8 +148,10 @@ def _find_peak(work: Workload, layout: Layout, parts: Sequence[Part], *, in_flig
             buffers=buffers + sum(copies[:until]) + FP32 * copied * finished,
         )
 
+    # Forward: all activations, and the largest temporary tensors of a part.
     cached = sum(part.cached for part in parts) if work.recompute and not is_sharded else 0
     moments = [build("end of forward", len(parts), 0, 0, max(part.forward for part in parts) + cached, 0)]
+    # Backward, from the last part: activations go, gradients come.
     finished = reduced = 0
     pending = 0.0  # gradients of embedding and head that are not in the sums yet
     for number, part in reversed(list(enumerate(parts))):
@@ -164,9 +166,11 @@ def _find_peak(work: Workload, layout: Layout, parts: Sequence[Part], *, in_flig
             reduced += part.num_weights if is_sharded else 0
         elif work.shape.is_tied or not accumulates:
             pending += own
+    # Embedding and head are gathered until here, so they are reduced last.
     if is_sharded:
         buffers = FP32 * root + (0 if accumulates else pending)
         moments.append(build("reduction of embedding and head", 0, num_weights, reduced, buffers, 0))
+    # Optimizer: one that needs whole weights gathers the largest, and its gradient.
     largest = max(max(part.sizes, default=0) for part in parts)
     buffers = 2 * FP32 * largest if work.gathers_state and is_sharded else 0
     moments.append(build("optimizer", 0, num_weights, num_weights if is_sharded else 0, buffers, -1))

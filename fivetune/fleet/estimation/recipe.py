@@ -118,6 +118,7 @@ def suggest_strategy(config: RunConfig, nnodes: int, nproc: int) -> tuple[dict[s
 
     Returns: its dotted settings, and the reason.
     """
+    # An estimate that cannot be made must not keep a run from starting.
     default: dict[str, object] = {"strategy.name": STRATEGY_OF_SEVERAL}
     try:
         device = find_local_device(config.device)
@@ -125,6 +126,7 @@ def suggest_strategy(config: RunConfig, nnodes: int, nproc: int) -> tuple[dict[s
         machine = build_machine(device, nnodes * nproc, devices_per_node=nproc)
     except FiveTuneError as error:
         return default, f"the default; memory cannot be estimated: {str(error).partition('. ')[0]}"
+    # The default if it fits, else the simplest that does.
     found = estimate_strategies(work, machine, nnodes * nproc, config)
     several = [one for one in found if one.layout.world > 1 and one.memory is not None]
     usual = next((one for one in several if one.strategy.plugin_name() == STRATEGY_OF_SEVERAL), None)

@@ -161,6 +161,7 @@ def _read_variant(name: str, settings: Mapping[str, Any], folder: Path, record: 
 
 def _describe_failure(folder: Path, run: RunRecord) -> str:
     """Describe why a run is not finished, without a full stop."""
+    # What a run is doing wins over the failure of an attempt before.
     state = read_run_state(folder)
     if state in ("preparing", "running"):
         return f"still {state}, in {read_run_owner(folder)}"

@@ -213,6 +213,7 @@ def _run_all(sweep: Sweep, record: SweepRecord, progress: Progress) -> None:
         started = time.monotonic()
         attempts, failure = _run_with_retries(sweep, run, progress)
         taken = time.monotonic() - started
+        # The time of a resumed run is in its status; this process has seen a part.
         status = rundir.read_status(folder)
         seconds = taken if attempts == 1 and not status.num_resumes else status.seconds
         changes = {"attempts": attempts, "failure": failure, "seconds": seconds}
@@ -249,6 +250,7 @@ def _run_with_retries(sweep: Sweep, run: PlannedRun, progress: Progress) -> tupl
                 raise
         if read_run_state(folder) == "finished":
             return attempts, None
+        # A resume that failed is followed by a fresh start, which is no retry.
         may_resume = "--resume" not in flags
         if may_resume:
             if code in PERMANENT_ERROR_CODES or not left:

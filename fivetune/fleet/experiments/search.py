@@ -54,6 +54,8 @@ def tune(config: RunConfig, *, folder: Path, write_line: Callable[[str], None]) 
                         _run_trial(study, trial, heartbeat)
                     found = study.build_search()
                     write_line(_format_trial(found, trial.number))
+                    # Settings that no trial survives are a mistake, not a search space.
+                    #  A retried trial has no folder and does not count.
                     over = [one for one in found.trials if one.state in OVER and one.run]
                     if len(over) >= MAX_FAILED_TRIALS and all(one.state == "failed" for one in over):
                         why = f"all of {len(over)} trials failed, the last one: {over[-1].why}"
@@ -81,9 +83,11 @@ def _run_trial(study: Study, trial: optuna.Trial, heartbeat: Heartbeat) -> None:
         with study.ignore_lost_trial():
             study.fail(trial, "stopped before it was finished", retry=True, count_attempt=False)
         raise
+    # A run that was resumed has spent time in other processes.
     seconds: float | None = time.monotonic() - started
     if is_resumed:  # this process has seen the last part only; unknown if the run did not finish
         seconds = rundir.read_status(run, rundir.Damage()).seconds
+    # The outcome: pruned, scored, diverged, or failed and perhaps tried again.
     if pruned:
         why = f"pruned after evaluation {len(trial.user_attrs['curve'])}"
         trial.set_user_attr("why", why)
@@ -104,6 +108,7 @@ def _run_trial(study: Study, trial: optuna.Trial, heartbeat: Heartbeat) -> None:
 
 def _start_trial(study: Study, trial: optuna.Trial, run: Path) -> Job:
     """Start the training of a trial, or resume it if an earlier attempt has begun."""
+    # A checkpoint of the attempt before saves its steps.
     if rundir.read_status(run).begun:
         words = ["train", str(run), "--resume", "--quiet"]
     else:

@@ -113,6 +113,7 @@ class Study:
                 self._study.set_user_attr("recipe", _select_comparable(config))
                 if settings := select_recipe_values(config):
                     self._study.enqueue_trial(settings)
+        # Another recipe's scores would be compared with these.
         before, now = flatten_table(self._study.user_attrs["recipe"]), flatten_table(_select_comparable(config))
         for key in sorted(before.keys() & now.keys()):
             if before[key] != now[key]:
@@ -126,6 +127,7 @@ class Study:
         """Start and return the next trial; None if all are taken. Trials of dead processes are retried first."""
         with self._lock_folder():
             self._retry_dead_trials()
+            # A retry takes the place of the trial that it repeats.
             trials = self._study.get_trials(deepcopy=False)
             waiting = [one for one in trials if one.state.name == "WAITING"]
             counted = len(trials) - len(waiting) - len(self._map_retries(trials))
@@ -261,6 +263,7 @@ class Study:
         if self.config.search.keep == "all":
             return
         with self._lock_folder():
+            # Trials that run or wait may resume from their checkpoints.
             trials = self._study.get_trials(deepcopy=False)
             best = self.build_search().best
             needed = {one.user_attrs.get("run") for one in trials if one.state.name in ("RUNNING", "WAITING")}

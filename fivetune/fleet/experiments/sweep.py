@@ -91,6 +91,7 @@ def read_sweep(source: str | Path, overrides: Mapping[str, Any] | None = None) -
     shared = _merge_settings(settings, _flatten_settings(overrides or {}))
     variants = _build_variants(file)
     varied = tuple(dict.fromkeys(key for settings in variants.values() for key in settings))
+    # A flag that replaced a varied setting would make all variants equal.
     for key, value in (overrides or {}).items():
         if not _flatten_settings({key: value}).keys().isdisjoint(varied):
             raise ConfigError(f"--{key}: is varied by {path}. Change it there.")
@@ -372,6 +373,7 @@ def _build_variants(file: _SweepFile) -> dict[str, Settings]:
         factors.append([_build_choice({key: value}, columns) for value in values])
     if not factors:
         raise ConfigError(f"{file.path}: nothing is varied. Give grid, zip or list.")
+    # A setting in two factors would have two values.
     keys = Counter[str]()
     for factor in factors:
         keys.update({key for _, settings in factor for key in settings})

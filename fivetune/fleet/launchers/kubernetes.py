@@ -48,6 +48,7 @@ class Kubernetes(Launcher):
             if not getattr(self, option):
                 description = type(self).model_fields[option].description
                 raise ConfigError(f"--on kubernetes needs --{option}: {description}.")
+        # normpath: a path with .. may leave the volume.
         run_dir = plan.runs[0].run_dir
         if not Path(os.path.normpath(Path(self.mount, run_dir))).is_relative_to(self.mount):
             raise ConfigError(

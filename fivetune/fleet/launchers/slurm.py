@@ -60,6 +60,7 @@ class Slurm(Launcher):
 
     def submit(self, folder: Path) -> str:
         job = _submit([str(folder / "job.sbatch")])
+        # afterany: the page also tells which runs have failed.
         page = [f"--dependency=afterany:{job}", str(folder / "page.sbatch")]
         if (folder / "page.sbatch").is_file():
             try:
@@ -158,6 +159,7 @@ class Slurm(Launcher):
             f"{SAVED_CODE} (128 + SIGUSR1).",
             f"trap 'kill -USR1 \"$pid\" 2>/dev/null || end {SAVED_CODE}' USR1",
         ]
+        # One process, which TERM ends at once: it has nothing to save.
         if self.stage:
             lines += [
                 f"trap 'kill \"$pid\" 2>/dev/null || end {TERMINATED_CODE}' TERM",

@@ -114,6 +114,7 @@ def _resample_scores(
     drawn: list[list[dict[str, float]]] = [[] for _ in all_scores]
     generator = np.random.default_rng(seed)
     for _ in range(num_samples):
+        # Both scores see the same rows: the difference is paired.
         rows = generator.integers(num_examples, size=num_examples)
         for values, resample in zip(drawn, resamplers, strict=True):
             values.append(resample(rows))

@@ -188,6 +188,7 @@ def measure_temperature(
     halves = (first, ~first)
     if any(min(np.sum(right[half]), np.sum(~right[half])) < MIN_OF_EACH for half in halves):
         return None
+    # Each half at the other's temperature: a fit looks too good on its own half.
     tempered = known.copy()
     for fitted_on, measured_on in (halves, halves[::-1]):
         temperature = fit_temperature(known[fitted_on], right[fitted_on])

@@ -77,6 +77,7 @@ def compute_slices(lines: Sequence[Prediction], score: str, *, seed: int = 0) ->
 
 def _build_slices(name: str, groups: Mapping[str, Sequence[float]], seed: int) -> list[Slice]:
     """Build the slices of a property from the scores of each of its values."""
+    # The most frequent values are shown, the others pooled: a slice of few says nothing.
     by_number = sorted(groups, key=lambda value: (value == OTHER, -len(groups[value]), value))
     kept = [value for value in by_number[:MAX_VALUES] if value != OTHER]
     shown = {value: groups[value] for value in sorted(kept, key=list(ORDERS.get(name, kept)).index)}

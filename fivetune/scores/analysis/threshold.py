@@ -56,6 +56,7 @@ def tune_threshold(lines: Sequence[Prediction], name: str) -> TunedThreshold | N
         answerable=answerable,
         no_answer_scores=leanings,
     )
+    # The half that did not choose the threshold shows its worth.
     before = _build_scores([line.scores[name] for line in others], name)
     values: list[float] = []
     for line in others:  # above the threshold a question is not answered

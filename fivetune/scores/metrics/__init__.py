@@ -227,6 +227,7 @@ def is_maximized(metrics: Sequence[MetricSpec], score: str) -> bool:
 def _resolve_score_names(metrics: Sequence[MetricSpec]) -> list[tuple[Metric, dict[str, str]]]:
     """Return each metric with its own score names -> names in the merged scores; all metrics share `total`."""
     taken: set[str] = set()
+    # The first metric keeps the plain name, so that adding a metric renames no score.
     printed = []
     for metric in map(load_metric, metrics):
         name = type(metric).__module__.rpartition(".")[2]

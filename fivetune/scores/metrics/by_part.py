@@ -52,6 +52,7 @@ class ByPart(Options):
         import numpy as np
 
         details = details or [{}] * len(predictions)
+        # One call of each part's metrics, on its examples alone.
         sources = np.array([str(one.get("source_task", next(iter(self.parts)))) for one in details])
         each: list[dict[str, float]] = [{} for _ in predictions]
         found: dict[str, Scores] = {}

@@ -114,6 +114,7 @@ class ROUGE(PerExample):
     def _choose_words(self, references: Sequence[str], details: Details) -> str:
         if self.words != "auto":
             return self.words
+        # rouge_score's own rule is what papers on English report.
         if language := details.get("language"):
             return "ascii" if re.fullmatch(r"en(g|glish)?([-_].*)?", str(language).casefold()) else "unicode"
         return "unicode" if is_mostly_foreign(references) else "ascii"

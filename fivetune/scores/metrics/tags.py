@@ -111,6 +111,7 @@ class Tags(Options):
         >>> Tags().split("Billing; login"), Tags().split("a;b", ["c, d"]), Tags(separator=" / ").split("C / C++ / c")
         (['billing', 'login'], ['a;b'], ['c', 'c++'])
         """
+        # A prediction's own marks decide last: a tag may contain them.
         separator = self.separator or find_separator(golds) or find_separator([text])
         parts = text.split(separator) if separator else [text]
         return list(dict.fromkeys(filter(None, (" ".join(part.split()).casefold() for part in parts))))
