@@ -340,6 +340,12 @@ def test_an_error_that_cannot_be_printed_has_its_code():
     assert subprocess.run(words, shell=True, check=False).returncode == RunDirError.exit_code
 
 
+def test_numbers_of_a_table_are_aligned_to_the_right(capsys):
+    print_table(["name", "number", "mixed"], [["a", "1", "x"], ["b", "1,000", "2"]])
+    *_, first, second = capsys.readouterr().out.splitlines()
+    assert first.index("1") == second.index("1,000") + 4 and first.index("x") == second.rindex("2")
+
+
 def test_a_table_is_as_wide_as_columns_says(capsys, monkeypatch):
     """Piped tables had 160 characters whatever COLUMNS was."""
     monkeypatch.setenv("COLUMNS", "60")
