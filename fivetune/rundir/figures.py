@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import pairwise
 from statistics import fmean, median
 
 from fivetune.rundir.layout import AVERAGE, OWN_SPLITS
 from fivetune.rundir.records import BestEval, DeviceSample, EvalRecord, Run, StepRecord, TelemetryRecord
-from fivetune.values import divide
+from fivetune.values import divide, select_finite
 
 FROZEN_STEPS = 10
 """Steps with exactly the same loss: batches differ, so even two equal float losses are a coincidence."""
@@ -33,6 +33,7 @@ loss of 0, norms vary by more than that without harm."""
 
 MAX_GAP_SECONDS = 60.0
 """Time between two samples of a device up to which its energy is computed; that of a longer gap is unknown."""
+WHOLE_DEVICE = -1  # in the place of a MIG instance's number: it is ordered first
 IDLE_UTILISATION = 0.05
 """Utilisation (0-1) up to which a device is idle: NVML counts whole per cents over up to a second, and a desktop or
 the driver itself uses a few; a device that trains is far above, even while it waits."""
@@ -46,12 +47,15 @@ def select_evals_by_step(evals: Iterable[EvalRecord]) -> list[EvalRecord]:
     The evaluation of the whole set replaces that of a subset at the same step; if a resume repeated a step, the last
     evaluation counts, and the basis of the last one.
     """
-    evals = _select_own_evals(evals)
-    last_basis = {record.step: record.basis for record in evals}
+    own = _select_own_evals(evals)
+    last_basis: dict[int, str] = {}
+    for record in own:
+        last_basis[record.step] = record.basis
     by_step: dict[int, EvalRecord] = {}
-    for split in OWN_SPLITS:  # "eval" after "subset"
-        found = [record for record in evals if record.split == split and record.basis == last_basis[record.step]]
-        by_step |= {record.step: record for record in found}
+    for split in OWN_SPLITS:  # "eval" after "subset", which it replaces
+        for record in own:
+            if record.split == split and record.basis == last_basis[record.step]:
+                by_step[record.step] = record
     return [by_step[step] for step in sorted(by_step)]
 
 
@@ -65,10 +69,13 @@ def select_current_evals(evals: Iterable[EvalRecord]) -> list[EvalRecord]:
     A resume may change data.eval or eval.num_beams; scores before and after it are not comparable. A subset and the
     whole set are current beside each other.
     """
-    own = _select_own_evals(evals)
-    current = [record for record in own if record.basis == own[-1].basis]
-    sizes = {record.split: record.num_examples for record in current}
-    return [record for record in current if record.num_examples == sizes[record.split]]
+    current: list[EvalRecord] = []
+    sizes: dict[str, int] = {}  # of each split, by its last evaluation
+    for record in reversed(_select_own_evals(evals)):
+        basis = current[0].basis if current else record.basis
+        if record.basis == basis and sizes.setdefault(record.split, record.num_examples) == record.num_examples:
+            current.append(record)
+    return current[::-1]
 
 
 def find_eval_changes(evals: Iterable[EvalRecord]) -> list[int]:
@@ -91,14 +98,20 @@ def find_eval_changes(evals: Iterable[EvalRecord]) -> list[int]:
 
 def find_own_eval(evals: Iterable[EvalRecord], step: int) -> EvalRecord | None:
     """Return the evaluation of data.eval at a step; None if there is none."""
-    return next((record for record in select_evals_by_step(evals) if record.step == step), None)
+    for record in select_evals_by_step(evals):
+        if record.step == step:
+            return record
+    return None
 
 
 def find_chosen_eval(evals: Iterable[EvalRecord], best: BestEval) -> EvalRecord | None:
     """Return the evaluation of the exported weights: at the best step, or of the weights that were averaged."""
     if not best.averaged:
         return find_own_eval(evals, best.step)
-    return next((one for one in reversed([*evals]) if (one.split, one.step) == (AVERAGE, best.step)), None)
+    for record in reversed(list(evals)):  # a resume may have repeated it
+        if record.split == AVERAGE and record.step == best.step:
+            return record
+    return None
 
 
 def find_exported_eval(run: Run) -> EvalRecord | None:
@@ -113,7 +126,8 @@ def describe_weights(record: EvalRecord, best: BestEval | None) -> str:
         best: of status.json.
     """
     if best and best.averaged and record.split == AVERAGE:
-        return f"the mean of steps {', '.join(f'{step:,}' for step in best.averaged)}"
+        steps = [f"{step:,}" for step in best.averaged]
+        return f"the mean of steps {', '.join(steps)}"
     return f"step {record.step:,}"
 
 
@@ -126,20 +140,30 @@ def select_comparable_evals(evals: Iterable[EvalRecord]) -> list[EvalRecord]:
     by_set: dict[str, dict[int, EvalRecord]] = {}
     for record in select_current_evals(evals):
         by_set.setdefault(record.split, {})[record.step] = record
-    chosen = max(by_set, key=lambda key: (len(by_set[key]), key == "subset"), default=None)
-    return [] if chosen is None else [by_set[chosen][step] for step in sorted(by_set[chosen])]
+    chosen: dict[int, EvalRecord] = {}
+    for name in ("eval", "subset"):
+        found = by_set.get(name, {})
+        if len(found) >= len(chosen):
+            chosen = found
+    return [chosen[step] for step in sorted(chosen)]
 
 
 def list_eval_losses(evals: Iterable[EvalRecord]) -> dict[int, float]:
     """List the known evaluation losses of the same examples by step, in order."""
-    return {record.step: record.loss for record in select_comparable_evals(evals) if record.loss is not None}
+    losses: dict[int, float] = {}
+    for record in select_comparable_evals(evals):
+        if record.loss is not None:
+            losses[record.step] = record.loss
+    return losses
 
 
 def find_best_eval(
     evals: Iterable[EvalRecord], *, metric: str, higher_is_better: bool, chosen: BestEval | None = None
 ) -> EvalRecord | None:
-    """Return the evaluation of the exported weights, `chosen` (status.best) if it is of this metric, else the best by
-    `metric`.
+    """Return the evaluation of the exported weights, or the best one by `metric`.
+
+    Args:
+        chosen: status.best, which counts if it is of this metric.
 
     Candidates are current evaluations after step 0, of all examples if there are any: scores of a subset and of the
     whole set are not comparable. Ties go to the lower loss, then to the later step, as in `is_better_eval`.
@@ -151,13 +175,13 @@ def find_best_eval(
     records = [record for record in select_evals_by_step(select_current_evals(evals)) if metric in record.scores]
     records = [record for record in records if record.step > 0] or records
     records = [record for record in records if record.split == "eval"] or records
-    best: EvalRecord | None = None
+    found: EvalRecord | None = None
+    best: BestEval | None = None
     for record in records:
-        if best is None or is_better_eval(
-            build_best_eval(record, metric), build_best_eval(best, metric), higher_is_better=higher_is_better
-        ):
-            best = record
-    return best
+        one = build_best_eval(record, metric)
+        if best is None or is_better_eval(one, best, higher_is_better=higher_is_better):
+            found, best = record, one
+    return found
 
 
 def build_best_eval(record: EvalRecord, metric: str) -> BestEval:
@@ -208,9 +232,12 @@ def compute_tokens_per_second(steps: Sequence[StepRecord]) -> float | None:
 
 def compute_examples_per_second(steps: Sequence[StepRecord]) -> float | None:
     """Examples of the steady steps divided by their seconds; num_examples_seen grows by a step's examples."""
-    steady = [(a, b) for a, b in pairwise(steps) if not b.warm_up]
-    examples = sum(b.num_examples_seen - a.num_examples_seen for a, b in steady)
-    return divide(examples, math.fsum(b.step_seconds for _, b in steady))
+    examples, seconds = 0, list[float]()
+    for before, step in pairwise(steps):
+        if not step.warm_up:
+            examples += step.num_examples_seen - before.num_examples_seen
+            seconds.append(step.step_seconds)
+    return divide(examples, math.fsum(seconds))
 
 
 def compute_median_step_seconds(steps: Sequence[StepRecord]) -> float | None:
@@ -249,7 +276,8 @@ def compute_phase_shares(steps: Sequence[StepRecord]) -> dict[str, float]:
         return {}
     seconds: dict[str, float] = {"data": 0.0}
     for step in steady:
-        for phase, each in {"data": step.data_seconds, **step.phase_seconds}.items():
+        phases = {"data": step.data_seconds, **step.phase_seconds}  # where a phase "data" was measured, that one counts
+        for phase, each in phases.items():
             seconds[phase] = seconds.get(phase, 0.0) + each
     return {phase: each / whole for phase, each in seconds.items()}
 
@@ -266,11 +294,14 @@ def is_frozen(losses: Sequence[float | None]) -> bool:
 
 def find_longest_freeze(steps: Sequence[StepRecord]) -> tuple[int, int]:
     """Number of steps and first step of the longest stretch of exactly equal losses; (0, 0) where no loss is known."""
-    stretches = [list(group) for loss, group in groupby(steps, key=lambda step: step.loss) if loss is not None]
-    if not stretches:
-        return 0, 0
-    longest = max(stretches, key=len)
-    return len(longest), longest[0].step
+    longest, first = 0, 0
+    begin = 0  # of the stretch of the present step
+    for number, step in enumerate(steps):
+        if step.loss != steps[begin].loss:
+            begin = number
+        if step.loss is not None and number - begin + 1 > longest:
+            longest, first = number - begin + 1, steps[begin].step
+    return longest, first
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,9 +345,10 @@ def find_divergence(
     """
     if len(losses) < MIN_DIVERGED_STEPS:
         return None
+    # Medians over a moving window: the losses of single batches vary too much.
     steps, values = list(losses), list(losses.values())
     window = min(DIVERGENCE_WINDOW, len(values) // 2)
-    medians = [median(values[i : i + window]) for i in range(len(values) - window + 1)]
+    medians = _compute_moving_medians(values, window)
     last, first = medians[-1], values[0]
     guessing = math.log(vocab_size) if vocab_size else None
     # A learning rate far too high ruins the weights at once: only the noisy loss of the first batch is then low.
@@ -331,23 +363,34 @@ def find_divergence(
         return None  # noise separates the losses of two such short windows
     if min(values[-window:]) <= highest or (is_early and guessing is not None and last <= guessing):
         return None
+
+    # How far the loss has risen, and with it the gradient norm.
     norms = list(grad_norms.values())
     norm_ratio = None
     if len(norms) >= 2 * window:
-        lowest_norm = min(median(norms[i : i + window]) for i in range(len(norms) - window + 1))
-        norm_ratio = divide(median(norms[-window:]), lowest_norm)
+        norm_medians = _compute_moving_medians(norms, window)
+        norm_ratio = divide(norm_medians[-1], min(norm_medians))
     rises = last > DIVERGED_RATIO * bound and last > bound + DIVERGED_NATS
     above_guessing = guessing is not None and last > guessing and last > ABOVE_GUESSING * bound
     explodes = norm_ratio is not None and norm_ratio >= NORM_RATIO and last > NORM_LOSS_RATIO * bound
     if not (rises or above_guessing or explodes):
         return None
-    near = lowest + 0.1 * (last - lowest)
-    left = 0 if is_early else window - 1 + max(i for i, each in enumerate(medians) if each <= near)
-    before = [loss for step, loss in (eval_losses or {}).items() if step <= steps[left]]
-    after = [loss for step, loss in (eval_losses or {}).items() if step > steps[left]]
+
+    # The last step near the minimum, after which an evaluation may still have been better than all before.
+    left = 0
+    if not is_early:
+        near = lowest + 0.1 * (last - lowest)
+        left = window - 1 + max(i for i, each in enumerate(medians) if each <= near)
+    before, after = list[float](), list[float]()
+    for step, loss in (eval_losses or {}).items():
+        (before if step <= steps[left] else after).append(loss)
     if before and after and after[-1] < min(before):
         return None
     return Divergence(steps[left], lowest, last, guessing, norm_ratio)
+
+
+def _compute_moving_medians(values: Sequence[float], window: int) -> list[float]:
+    return [median(values[i : i + window]) for i in range(len(values) - window + 1)]
 
 
 # --- devices and hosts ---
@@ -372,7 +415,10 @@ class DeviceSeries:
 
     @property
     def name(self) -> str | None:
-        return next((sample.name for sample in self.samples if sample.name), None)
+        for sample in self.samples:
+            if sample.name:
+                return sample.name
+        return None
 
 
 def list_device_series(telemetry: Iterable[TelemetryRecord]) -> list[DeviceSeries]:
@@ -381,22 +427,23 @@ def list_device_series(telemetry: Iterable[TelemetryRecord]) -> list[DeviceSerie
     Each device is counted once: if several processes of a node sampled it, the samples of the lowest rank count.
     A device is the run's own unless every sample attributes it to other programs only.
     """
-    by_device: dict[tuple[str | None, int, int | None], dict[int, list[tuple[float, DeviceSample]]]] = {}
+    by_device: dict[tuple[str, int, int], dict[int, list[tuple[float, DeviceSample]]]] = {}
+    hosts: dict[str, str | None] = {}  # an unknown host is ordered as ""
+    used: set[tuple[str, int, int]] = set()
     for record in telemetry:
+        hosts[record.host or ""] = record.host
         for sample in record.devices:
-            ranks = by_device.setdefault((record.host, sample.index, sample.mig), {})
-            ranks.setdefault(record.rank, []).append((record.seconds, sample))
+            device = record.host or "", sample.index, WHOLE_DEVICE if sample.mig is None else sample.mig
+            by_device.setdefault(device, {}).setdefault(record.rank, []).append((record.seconds, sample))
+            if sample.ours is not False:
+                used.add(device)
     found: list[DeviceSeries] = []
-    for (host, index, mig), ranks in sorted(by_device.items(), key=_order_device):
-        is_used = any(sample.ours is not False for samples in ranks.values() for _, sample in samples)
+    for device, ranks in sorted(by_device.items()):
+        host, index, mig = device
         seconds, samples = zip(*ranks[min(ranks)], strict=True)
-        found.append(DeviceSeries(host, index, mig, is_used, seconds, samples))
+        instance = None if mig == WHOLE_DEVICE else mig
+        found.append(DeviceSeries(hosts[host], index, instance, device in used, seconds, samples))
     return found
-
-
-def _order_device(item: tuple[tuple[str | None, int, int | None], object]) -> tuple[str, int, int]:
-    host, index, mig = item[0]
-    return host or "", index, -1 if mig is None else mig
 
 
 def select_training_samples(telemetry: Iterable[TelemetryRecord]) -> list[TelemetryRecord]:
@@ -408,14 +455,19 @@ def select_training_samples(telemetry: Iterable[TelemetryRecord]) -> list[Teleme
     telemetry = list(telemetry)
     if any(record.phase for record in telemetry):
         return [record for record in telemetry if record.phase == "train"]
-    active = [record for record in telemetry if any((d.utilisation or 0.0) > IDLE_UTILISATION for d in record.devices)]
+    active: list[TelemetryRecord] = []
+    for record in telemetry:
+        if max((device.utilisation or 0.0 for device in record.devices), default=0.0) > IDLE_UTILISATION:
+            active.append(record)
     return active or telemetry
 
 
 def compute_utilisation(telemetry: Iterable[TelemetryRecord]) -> float | None:
     """Mean utilisation (0-1) of the run's own accelerators during training; None if none reports it."""
-    series = list_device_series(select_training_samples(telemetry))
-    known = [s.utilisation for device in series if device.is_used for s in device.samples if s.utilisation is not None]
+    known: list[float] = []
+    for device in list_device_series(select_training_samples(telemetry)):
+        if device.is_used:
+            known.extend(select_finite([sample.utilisation for sample in device.samples]))
     return fmean(known) if known else None
 
 
@@ -441,20 +493,34 @@ def compute_host_load(telemetry: Iterable[TelemetryRecord]) -> HostLoad | None:
     """Mean busy cores of the run's host; None if unknown or if the run has several hosts."""
     training = select_training_samples(telemetry)
     own = compute_process_cores(training)
-    lowest = min((record.rank for record in training), default=0)
-    busy = [record.core_utilisation for record in training if record.rank == lowest and record.core_utilisation]
-    is_one_host = len({record.host for record in training}) == 1
-    if not is_one_host or not busy or set(own) != {record.rank for record in training}:
+    hosts = {record.host for record in training}
+    ranks = {record.rank for record in training}
+    if len(hosts) != 1 or set(own) != ranks:
         return None
-    whole, mine = fmean(map(math.fsum, busy)), math.fsum(own.values())
-    return HostLoad(mine, max(0.0, whole - mine), len(busy[0]))
+    # Every rank samples all cores of the host: those of one rank are enough.
+    first = min(ranks)
+    busy: list[float] = []
+    num_cores = 0
+    for record in training:
+        if record.rank == first and record.core_utilisation:
+            busy.append(math.fsum(record.core_utilisation))
+            num_cores = num_cores or len(record.core_utilisation)
+    if not busy:
+        return None
+    mine = math.fsum(own.values())
+    return HostLoad(mine, max(0.0, fmean(busy) - mine), num_cores)
 
 
 def compute_energy_joules(telemetry: Iterable[TelemetryRecord]) -> float | None:
     """Energy of the run's devices by energy counters, else as the integral of power (trapezoids); None if unknown."""
-    parts = [_compute_device_energy(one) for one in list_device_series(telemetry) if one.is_used]
-    known = [part for part in parts if part is not None]
-    return math.fsum(known) if known and len(known) == len(parts) else None
+    parts: list[float] = []
+    for series in list_device_series(telemetry):
+        if series.is_used:
+            energy = _compute_device_energy(series)
+            if energy is None:
+                return None
+            parts.append(energy)
+    return math.fsum(parts) if parts else None
 
 
 def _compute_device_energy(series: DeviceSeries) -> float | None:

@@ -17,6 +17,7 @@ from fivetune.machine.telemetry.nvml import Nvml
 from fivetune.machine.telemetry.sampler import Sampler, compute_next_tick
 from fivetune.rundir import TELEMETRY, NullRunDir, read_jsonl
 from fivetune.rundir.progress import Progress
+from fivetune.rundir.records import RunStatus
 from fivetune.training.outputs import RunOutputs, open_sampler
 from reliability.fake_driver import FakeDriver
 
@@ -58,7 +59,7 @@ def test_a_run_of_the_thread(tmp_path):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_before_training_only_rank_0_samples(tmp_path, rank):
     """It removes the directory of a refused run, into which no other may write."""
-    config, run = load_config({"model": {"path": "m"}, "task": "squad_v2"}), NullRunDir(tmp_path, {})
+    config, run = load_config({"model": {"path": "m"}, "task": "squad_v2"}), NullRunDir(tmp_path, RunStatus())
     outputs = RunOutputs(run, Progress(silent=True))
     with open_sampler(config, outputs, World(rank, 2, rank)):
         assert len(threads()) == (rank == 0)
