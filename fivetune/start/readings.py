@@ -22,6 +22,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import cast
 
+from fivetune.data.labels import PLACEHOLDERS
 from fivetune.errors import RecordError
 from fivetune.scores.metrics.gsm8k import extract_final_number
 from fivetune.start.columns import (
@@ -255,6 +256,8 @@ def _read_pair(survey: Survey, sources: Sequence[str], target: str) -> Reading:
     is_unknown = survey.rate(target, "targets") == 0
     if last.has_code:
         values, points = f"{target} holds code, a query or a formula", CODE
+    elif target in survey.golds and any(map(survey.is_of_system, survey.free)):
+        values, points = f"{target} is right, others what systems answered", IN_TEXT
     elif is_short or is_longer:
         values, points = f"length of {target}", SHORTER if is_short else UNKNOWN
     # the kind of the pair
@@ -281,6 +284,10 @@ def _read_pair(survey: Survey, sources: Sequence[str], target: str) -> Reading:
             (is_text and is_unknown, f"no name says that {target} is learned"),
         ]
     doubts = [words for is_so, words in table if is_so]
+    if target in survey.golds:
+        doubts += _describe_outputs(
+            [name for name in texts if survey.rate(name, "targets") == CLEAR and name not in used]
+        )
     if _is_named_output(target) or last.has_code:
         doubts += _describe_outputs(_list_outputs(survey, used))
     found = Reading(kind, "jsonl", {"inputs": sources, "targets": (target,)}, reason, prefix=prefix)
@@ -534,6 +541,7 @@ def _list_read(survey: Survey, label: str, same: Sequence[str]) -> Iterator[tupl
     """Yield the texts that a label may be given for, what else is known of them, and why it is doubtful."""
     texts, known = survey.list_texts(label), survey.list_texts(label, only_known=True)
     leaks = [name for name in texts if _has_gaps(survey, name, label)]
+    leaks = [name for name in leaks if survey.rate(name, *READ) < 2] or leaks  # rather than a passage
     told = [name for name in texts if _is_label_told(survey, name, label)]
     pairs = itertools.combinations(texts, 2)
     alike = next((pair for pair in pairs if survey.is_copy(*pair) or survey.is_version(*pair)), ())
@@ -567,12 +575,15 @@ def _list_read(survey: Survey, label: str, same: Sequence[str]) -> Iterator[tupl
 
 
 def _has_gaps(survey: Survey, name: str, label: str) -> bool:
-    """Whether a text is there for some labels and missing for others."""
-    if survey.columns[name].num_filled > 0.95 * survey.table.num_records:
+    """Whether a text is there for some labels, and missing for others: "N/A", if its name says nothing of it."""
+    absent = PLACEHOLDERS if survey.rate(name, *READ) < 2 else ()
+    if not absent and survey.columns[name].num_filled > 0.95 * survey.table.num_records:
         return False
     filled: dict[str, list[bool]] = {}
-    for value, text in zip(survey.table.list_values(label), survey.table.list_values(name), strict=True):
-        filled.setdefault(as_text(value), []).append(not is_empty_cell(text))
+    columns = (survey.table.list_values(one, NUM_ANSWERED) for one in (label, name))
+    for value, text in zip(*columns, strict=True):
+        is_blank = is_empty_cell(text) or as_text(text) in absent
+        filled.setdefault(as_text(value), []).append(not is_blank)
     shares = [sum(of_label) / len(of_label) for of_label in filled.values() if len(of_label) >= 3]
     return len(shares) > 1 and min(shares) < 0.2 and max(shares) > 0.8
 

@@ -149,6 +149,15 @@ COPIES = "raw clean cleaned processed preprocessed tokenized normalized lemmatiz
 PAIRED = "premise hypothesis source target before after correct corrected"
 """Words for the two texts of a pair, which may be alike."""
 
+SYSTEMS = (
+    "model llm predicted prediction predictions pred generated hyp gpt chatgpt claude gemini llama mistral qwen kimi "
+    "deepseek bert bart"
+)
+"""Words for what a system answered: it is learned only if nothing else can be."""
+
+GOLD = "gold truth true reference references ref human"
+"""Words for the right answer beside those of systems."""
+
 SUBJECTS = "target topic entity claim aspect candidate company brand party issue"
 """Words for what a stance or an opinion is about."""
 

@@ -17,8 +17,10 @@ from fivetune.start.columns import MIN_WORDS, Column, RawTable, as_text, count_w
 from fivetune.start.roles import (
     CLEAR,
     COPIES,
+    GOLD,
     PAIRED,
     SUBJECTS,
+    SYSTEMS,
     USUAL,
     Given,
     has_word,
@@ -209,6 +211,28 @@ class Survey:
         is_shared = column.kind == "text" and column.share_distinct < 0.7
         return is_shared and has_word(name, SUBJECTS)
 
+    def is_of_system(self, name: str) -> bool:
+        """Whether a column holds the answers of a system beside the right ones: by its name, or as a text without a
+        known name beside a gold text and its source.
+        """
+        if self.is_given(name) or not any(one != name for one in self.golds):
+            return False
+        is_unknown = name in self.columns and self.columns[name].has_text and self.rate(name, *READ, *LEARNED) == 0
+        return has_word(name, SYSTEMS) or (is_unknown and self.has_source)
+
+    @cached_property
+    def golds(self) -> Sequence[str]:
+        """The columns named as what is right, or as a label, of no system."""
+        known = [name for name in self.free if not has_word(name, SYSTEMS)]
+        labels = [name for name in known if self.columns[name].has_labels and self.rate(name, "label") >= USUAL]
+        return [*labels, *(name for name in known if has_word(name, GOLD))]
+
+    @cached_property
+    def has_source(self) -> bool:
+        """Whether a gold text stands beside its source."""
+        texts = [name for name in self.golds if self.columns[name].has_text]
+        return bool(texts) and any(self.rate(name, "inputs") == CLEAR for name in self.free)
+
     def is_sequence(self, name: str) -> bool:
         """Whether the lists of a column have a value for each word of a text: unlike those of a set, they repeat, or
         are numbers without the name of labels, or with the same at one end, such as 0 or the token of the end.
@@ -333,6 +357,7 @@ class Survey:
     def _can_be_read(self, name: str) -> bool:
         """Whether a column holds running text, and its name says nothing."""
         is_unknown = self.rate(name, *READ) < 2 and self.rate(name, "targets", "answer", "label") == 0
+        is_unknown &= not self.is_of_system(name)
         return is_unknown and self.columns[name].has_text and self.columns[name].is_running
 
     def _can_repeat(self, name: str, label: str) -> bool:
@@ -391,13 +416,19 @@ class Survey:
             (points if values else 0, values),
             (0 if self.can_learn_other(used) else ONLY, "no other column could be learned"),
             (UNKNOWN // 2 if is_mixed else 0, "an input has no known name"),
+            (-CLEAR if self.is_of_system(target) else 0, f"{target} holds the answers of a system"),
         ]
         told = [*doubts, *([] if "tags" in reading.roles else self._describe_list(target))]
         is_certain = bool(form or self.given.keys() & {"text", "inputs", "context"})
+        is_general = has_word(target, GENERAL_LABELS)
         is_labelled = not reading.roles.keys().isdisjoint(("label", "tags"))
         for name in self.list_unread(used):
+            if target in self.golds and self.is_of_system(name):
+                continue
             weight, doubt = self._weigh_unread(name, is_certain=is_certain, named=0 if form else named)
-            is_output = self._is_output(name) and self.rate(name, "targets", "answer") >= named
+            is_output = self._is_output(name) and (
+                self.rate(name, "targets", "answer") >= named or (has_word(name, GOLD) and not is_general)
+            )
             if is_output and is_labelled and not is_certain:
                 doubt = f"{name} holds text that is named as what is learned, and is not read"
             table.append((weight, f"{name} is not read"))
@@ -405,7 +436,7 @@ class Survey:
         if is_mixed and [split_name(name) for name in inputs].count(split_name(unknown[0])) == 1:  # not one of several
             told.append(f"{unknown[0]} holds text without a known name, and may be read or not")
         elif is_labelled and "text" not in self.given and len(unknown) > 1:
-            told += self._describe_answer(unknown, is_general=has_word(target, GENERAL_LABELS))
+            told += self._describe_answer(unknown, is_general=is_general)
         if self.is_mostly_blank(target) and reading.task not in BLANKS_MEANT:
             told.append(f"{target} is empty in more than half of the records, which are left out")
         evidence = [Evidence(*row) for row in table if row[0]]

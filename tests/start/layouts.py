@@ -173,6 +173,7 @@ KINDS: dict[str, Callable[[Draw, int], object]] = {
     "part of speech": choose("NN", "DT", "JJ"),
     "hardly any": lambda draw, row: "en" if row % 50 else "fr",
     "by turns": lambda draw, row: ("late", "soon")[row % 2],
+    "said for soon": lambda draw, row: f"This is what {WHO[row % 16]} found, case {row}" if row % 2 else "N/A",
     "for soon alone": lambda draw, row: f"This is what {WHO[row % 16]} found, case {row}" if row % 2 else "",
     "told of turns": lambda draw, row: f"It is {('late', 'soon')[row % 2]} for {WHO[row % 16]}, as case {row} says",
     "mine": lambda draw, row: "" if row % 3 == 0 else draw.choice(["good", "bad"]),
@@ -525,6 +526,10 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "exams with true and false": ("kind=two | question=question | A=choice | B=choice | C=choice | D=choice | answer=letter or true", "?"),
     "an opinion beside 0 and 1": ("text=sentence | polarity=opinion | ironic=flag", "?"),
     "a type beside answers": ("type=two | content=sentence | answer=letter", "?"),
+    "the labels of several models": ("claim=sentence | gold=nli | gpt_label=nli | qwen_label=nli", "classification: gold < claim"),
+    "predicted labels": ("text=sentence | true_label=two | predicted_label=two", "classification: true_label < text"),
+    "a gold translation beside a system's": ("source=sentence | gold=german | model=two | target=german", "?"),
+    "what a label comes from": ("text=sentence | ground_truth=by turns | model_label=two | changed=said for soon", "?"),
     "pairs of one label": ("query=question | etalon=question | label=one | scores=share", "?"),
     # a text that tells the label, titles of sources, two questions
     "a question in other words": ("original_question=question | reframed_question=paragraph | answer=reply", "?"),

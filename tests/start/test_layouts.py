@@ -84,6 +84,9 @@ def test_positive_and_negative_are_listed_before_other_labels_without_a_known_na
     [
         ("the label of a model", "classification: ground_truth < claim"),
         ("exams with several right answers", "unifiedqa multiple_choice: answer < question A B C D"),
+        ("a gold text beside outputs", "jsonl: Truth < Source"),
+        ("a gold translation beside a system's", "jsonl: gold < source"),
+        ("what a label comes from", "classification: ground_truth < text"),
         ("exams with true and false", "unifiedqa multiple_choice: answer < question A B C D"),
     ],
 )
