@@ -192,11 +192,10 @@ class Stage:
         """Broadcast a weight, or its gradient, from its owner. Collective: all stages call it."""
         import torch
 
-        whole = (
-            value.contiguous()
-            if self.is_owner(name)
-            else torch.empty(value.shape, dtype=value.dtype, device=self.device)
-        )
+        if self.is_owner(name):
+            whole = value.contiguous()
+        else:  # also where this stage holds a copy: the owner's value counts
+            whole = torch.empty(value.shape, dtype=value.dtype, device=self.device)
         import_collectives().broadcast(whole, src=self.ranks[self.holders[name][0]], group=self.group)
         return whole
 

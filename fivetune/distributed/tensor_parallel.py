@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +39,7 @@ class TensorGroup:
 class ColumnLinear(nn.Linear):
     """A Linear without bias that computes this rank's share of the output features: [..., in] -> [..., out / ranks]."""
 
+    split_dim: ClassVar[int] = 0  # of the weight, [out, in]
     group: TensorGroup
 
     def forward(self, input: Tensor) -> Tensor:
@@ -46,42 +47,39 @@ class ColumnLinear(nn.Linear):
 
 
 class RowLinear(nn.Linear):
-    """A Linear without bias over this rank's share of the input features: [..., in / ranks] -> [..., out], summed."""
+    """A Linear without bias over this rank's share of the input features: [..., in / ranks] -> [..., out], summed.
 
+    Every rank gets the same sum, and the sum's gradient is not changed.
+    """
+
+    split_dim: ClassVar[int] = 1
     group: TensorGroup
 
     def forward(self, input: Tensor) -> Tensor:
-        return sum_over_group(F.linear(input, get_local(self.weight)), self.group)
+        return _apply(_SumOverGroup, F.linear(input, get_local(self.weight)), self.group)
 
 
 class ColumnEmbedding(nn.Embedding):
     """An Embedding with this rank's share of the columns: ids [...] -> [..., columns / ranks]."""
 
+    split_dim: ClassVar[int] = 1
+
     def forward(self, input: Tensor) -> Tensor:
         return F.embedding(input, get_local(self.weight))
 
 
-def shard_linear(module: nn.Linear, kind: type[ColumnLinear | RowLinear], group: TensorGroup) -> None:
-    """Turn a plain Linear into a column-wise or row-wise one, in place."""
-    assert type(module) is nn.Linear and module.bias is None
-    _shard_weight(module, 0 if kind is ColumnLinear else 1, group.mesh)
-    module.__class__ = kind
-    module.__dict__["group"] = group
-
-
-def shard_embedding(module: nn.Embedding, mesh: DeviceMesh) -> None:
-    """Turn a plain Embedding into one with a share of the columns, in place."""
-    assert type(module) is nn.Embedding
-    _shard_weight(module, 1, mesh)
-    module.__class__ = ColumnEmbedding
-
-
-def _shard_weight(module: nn.Linear | nn.Embedding, dim: int, mesh: DeviceMesh) -> None:
+def shard_module(
+    module: nn.Linear | nn.Embedding, kind: type[ColumnLinear | RowLinear | ColumnEmbedding], group: TensorGroup
+) -> None:
+    """Turn a plain Linear without bias, or a plain Embedding, into one of `kind`, in place."""
     from torch.distributed.tensor import Shard, distribute_tensor
 
+    assert type(module) in kind.__bases__ and getattr(module, "bias", None) is None
     # Every rank has the whole weight, so nothing is sent.
-    shard = distribute_tensor(module.weight.detach(), mesh, [Shard(dim)], src_data_rank=None)
+    shard = distribute_tensor(module.weight.detach(), group.mesh, [Shard(kind.split_dim)], src_data_rank=None)
     module.weight = nn.Parameter(shard, requires_grad=module.weight.requires_grad)
+    module.__class__ = kind  # type: ignore[assignment]  # a subclass, by the assertion
+    module.__dict__["group"] = group
 
 
 def separate_masks(module: nn.Module, group: TensorGroup) -> None:
@@ -123,11 +121,6 @@ def draw_own_masks(module: nn.Module) -> Generator[None]:
 def copy_to_group(x: Tensor, group: TensorGroup) -> Tensor:
     """Return x; its gradient is summed over the group, because every rank computes a part of what follows."""
     return _apply(_CopyToGroup, x, group) if x.requires_grad else x
-
-
-def sum_over_group(x: Tensor, group: TensorGroup) -> Tensor:
-    """Sum x over the group; every rank gets the same result, and the gradient is not changed."""
-    return _apply(_SumOverGroup, x, group)
 
 
 def _apply(function: Any, x: Tensor, group: TensorGroup) -> Tensor:

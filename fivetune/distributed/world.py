@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import psutil
 
@@ -44,7 +44,6 @@ class _Collectives(Protocol):
         tensor: Tensor,
         op: ReduceOp.RedOpType = ...,
         group: ProcessGroup | None = None,
-        async_op: bool = ...,
     ) -> object: ...
     def broadcast(self, tensor: Tensor, src: int, group: ProcessGroup | None = None) -> object: ...
     def isend(self, tensor: Tensor, dst: int, group: ProcessGroup | None = None) -> Work | None: ...
@@ -195,10 +194,15 @@ class World:
         if self.size > 1:
             import_collectives().all_reduce(tensor)
 
-    def start_all_reduce_sum(self, tensor: Tensor) -> Work:
-        """Start an all-reduce (sum) of a tensor in place over the copies of the model; `wait` of the result ends it."""
-        group = self.mesh.get_group("data") if self.mesh else None
-        return cast("Work", import_collectives().all_reduce(tensor, group=group, async_op=True))
+    def start_all_reduce_sum(self, tensors: list[Tensor]) -> Work:
+        """Start an all-reduce (sum) of tensors in place over the copies of the model; `wait` of the result ends it.
+
+        Nothing is copied under NCCL; gloo copies the tensors of one all-reduce side by side while it runs.
+        """
+        from torch import distributed
+
+        group: Any = self.mesh.get_group("data") if self.mesh else distributed.group.WORLD
+        return group.allreduce_coalesced(tensors)
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         """Broadcast the tensors of rank 0 in place."""

@@ -30,7 +30,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fivetune.distributed.pipeline import divide_costs
-from fivetune.fleet.estimation.workload import BUCKET_BYTES, FP32, Workload
+from fivetune.fleet.estimation.workload import FP32, Workload
 from fivetune.model.shapes import NUM_BUCKETS
 from fivetune.types import Layout
 
@@ -126,7 +126,6 @@ def _find_peak(work: Workload, layout: Layout, parts: Sequence[Part], *, in_flig
     accumulates = several and (layout.reduce_once or not is_sharded)  # whole gradients
     held = 0.0 if layout.offload else FP32 / layout.shards  # bytes for each weight
     state = work.state_bytes / (1 if work.gathers_state else layout.shards)
-    copied = count_bucket_share(parts) if layout.copies > 1 and not is_sharded else 0
     repeats = [work.recompute and part.is_block for part in parts]
     saved = [part.inputs if repeat else part.saved for part, repeat in zip(parts, repeats, strict=True)]
     copies = [0.0 if repeat else part.copies for part, repeat in zip(parts, repeats, strict=True)]
@@ -145,7 +144,7 @@ def _find_peak(work: Workload, layout: Layout, parts: Sequence[Part], *, in_flig
             gradients=FP32 * whole + (held * (num_weights if several and not accumulates else reduced)),
             state=0.0 if layout.offload else state * num_weights,
             activations=sum(saved[:until]) + others,
-            buffers=buffers + sum(copies[:until]) + FP32 * copied * finished,
+            buffers=buffers + sum(copies[:until]),
         )
 
     # Forward: all activations, and the largest temporary tensors of a part.
@@ -184,19 +183,6 @@ def _count_gathered_bytes(work: Workload, parts: Sequence[Part], num_blocks: int
         return 0.0
     root = sum(part.num_weights for part in parts if not part.is_block)
     return work.matmul_bytes * (root + num_blocks * max(part.num_weights for part in parts if part.is_block))
-
-
-def count_bucket_share(parts: Sequence[Part]) -> float:
-    """Share of the gradients that are copied into buckets for the all-reduce; a large one is sent in place."""
-    sizes = [size for part in reversed(parts) for size in reversed(part.sizes)]
-    copied, bucket, room = 0, list[int](), 0
-    for size in [*sizes, BUCKET_BYTES]:  # the last closes the bucket
-        if bucket and FP32 * size > room:
-            copied += sum(bucket) if len(bucket) > 1 else 0
-            bucket = []
-        room = (room if bucket else BUCKET_BYTES) - FP32 * size
-        bucket.append(size)
-    return copied / max(sum(sizes), 1)
 
 
 def _select_stage(work: Workload, parts: Sequence[Part], blocks: range) -> Iterator[Part]:

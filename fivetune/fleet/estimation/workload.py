@@ -13,7 +13,6 @@ from fivetune.model.shapes import ModelShape
 from fivetune.types import Layout
 
 FP32 = 4  # bytes
-BUCKET_BYTES = 16 * 2**20  # as strategies/_buckets.py
 
 
 @dataclass(frozen=True, slots=True)

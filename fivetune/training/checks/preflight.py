@@ -22,7 +22,7 @@ import psutil
 import torch
 
 from fivetune.data.store.batch import PaddedBatch, collate, pad
-from fivetune.distributed.sharding import gather_tensor
+from fivetune.distributed.sharding import gather_tensor, iter_gathered
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError, FiveTuneError, format_size
 from fivetune.machine.telemetry.devices import get_peak_memory_bytes, reset_peak_memory, translate_oom_errors
 from fivetune.model.adapter import attach_exported, find_adapter, select_own_weights
@@ -206,7 +206,7 @@ def _check_reload(setup: Setup) -> Outcome:
         loaded = dict(reloaded.named_parameters()) if reloaded is not None else {}
         errors = [
             (loaded[name] - weight.cpu()).abs().max().item() if loaded else 0.0
-            for name, weight in learner.strategy.iter_weights(learner.model)
+            for name, weight in iter_gathered(learner.model)
         ]
         error = max(errors)
     else:

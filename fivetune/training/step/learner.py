@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fivetune.distributed.sharding import iter_gathered
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.machine.telemetry.devices import get_peak_memory_bytes
 from fivetune.model.adapter import FOLDER, find_adapter, iter_merged, save_adapter
@@ -187,7 +188,7 @@ class Learner:
         Collective: all ranks call it, rank 0 writes.
         """
         self.fetch()
-        weights = iter_merged(self.model, self.strategy.iter_weights(self.model))
+        weights = iter_merged(self.model, iter_gathered(self.model))
         try:
             if self.world.is_first:
                 save_model(self.model, tokenizer, folder, weights=weights, **options)

@@ -13,11 +13,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from fivetune.distributed.collective_log import find_collective_log
-from fivetune.distributed.sharding import compute_sharded_norm, is_sharded, iter_gathered, scale_gradients
+from fivetune.distributed.sharding import compute_sharded_norm, is_sharded, scale_gradients
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import is_out_of_memory
 from fivetune.plugins import Options
-from fivetune.training.strategies._buckets import finish_reduction, start_reduction
+from fivetune.training.strategies._buckets import get_reducer
 from fivetune.types import Layout, ModelT
 
 if TYPE_CHECKING:
@@ -141,21 +141,14 @@ class StrategyOptions(Options):
         """Hide the warnings of libraries that need no action, as long as a run lasts."""
         yield
 
-    def iter_weights(self, model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-        """Yield name and value of every weight, gathered one at a time; tied weights once.
-
-        Collective: all ranks iterate to the end.
-        """
-        yield from iter_gathered(model)
-
     def prepare_backward(self, model: nn.Module, world: World, *, is_last: bool) -> None:
         """Called before the forward pass of every micro-batch.
 
         Args:
             is_last: whether it is the last one of the step, after which gradients are reduced.
         """
-        if is_last:
-            start_reduction(model, world)
+        if is_last and world.data_size > 1:
+            get_reducer(model, world).start()
 
     def accumulate_gradients(self, model: nn.Module, world: World, batches: Sequence[Batch], passes: Passes) -> Tensor:
         """Add the gradients of all micro-batches of a step to the parameters; returns the sum of their losses, [].
@@ -177,7 +170,8 @@ class StrategyOptions(Options):
 
         Collective: a rank whose backward pass failed calls it too, and its gradients count as 0.
         """
-        finish_reduction(model, world)
+        if world.data_size > 1:
+            get_reducer(model, world).finish()
 
     def clip(self, model: nn.Module, max_norm: float | None) -> Tensor:
         """Scale the gradients so that their global norm is at most `max_norm`; returns the norm before."""

@@ -1,22 +1,24 @@
 """All-reduce of gradients in buckets, while the backward pass still computes the others.
 
-In: a model on each rank. Out: gradients summed over the copies of the model. A bucket is sent as soon as the last
-micro-batch of a step has accumulated all of its gradients, always in the same order, so that the all-reduces of the
-ranks match; a rank that ran out of memory sends zeros for the rest.
+In: a model on each rank. Out: gradients summed in place over the copies of the model. A bucket is sent as soon as the
+last micro-batch of a step has accumulated all of its gradients, always in the same order, so that the all-reduces of
+the ranks match; a rank that ran out of memory sends zeros for the rest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fivetune.distributed.sharding import get_local
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+    from torch.distributed.distributed_c10d import Work
 
     from fivetune.distributed.world import World
 
+REDUCER = "gradient_reducer"  # attribute of a model
 BUCKET_BYTES = 16 * 2**20  # of small gradients that one all-reduce sums
 
 
@@ -33,7 +35,7 @@ class GradientReducer:
         self._buckets = list(iter_buckets(parameters[::-1]))
         self._bucket_of = {parameter: i for i, bucket in enumerate(self._buckets) for parameter in bucket}
         self._missing: list[int] = []  # gradients of each bucket that are not complete
-        self._sent: list[tuple[Any, Tensor]] = []  # of the first buckets: the all-reduce and its flat tensor
+        self._sent: list[Work] = []  # all-reduces of the first buckets
         for parameter in parameters:
             parameter.register_post_accumulate_grad_hook(self._count_gradient)
 
@@ -42,16 +44,14 @@ class GradientReducer:
         self._missing = [len(bucket) for bucket in self._buckets]
 
     def finish(self) -> None:
-        """Send the rest and wait for all sums. A weight without a gradient, unused on this rank, counts as 0."""
+        """Send the rest and wait for all sums. A weight without a gradient, unused on this rank, counts as 0.
+
+        Gradients that no backward pass of autograd has accumulated, as those of a replayed CUDA graph, are sent here.
+        """
         while len(self._sent) < len(self._buckets):
             self._send()
-        for bucket, (work, flat) in zip(self._buckets, self._sent, strict=True):
+        for work in self._sent:
             work.wait()
-            if len(bucket) > 1:
-                sizes = [get_local(parameter).numel() for parameter in bucket]
-                for parameter, part in zip(bucket, flat.split(sizes), strict=True):
-                    gradient = _ensure_gradient(parameter)
-                    gradient.copy_(part.view_as(gradient))
         self._sent, self._missing = [], []
 
     def _count_gradient(self, parameter: Tensor) -> None:
@@ -64,24 +64,19 @@ class GradientReducer:
     def _send(self) -> None:
         import torch
 
-        bucket = self._buckets[len(self._sent)]
-        if len(bucket) == 1:
-            flat = _ensure_gradient(bucket[0])
-        else:
-            flat = torch.cat([_ensure_gradient(parameter).flatten() for parameter in bucket])
-        self._sent.append((self._world.start_all_reduce_sum(flat), flat))
+        gradients: list[Tensor] = []
+        for parameter in self._buckets[len(self._sent)]:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            gradients.append(get_local(parameter.grad))
+        self._sent.append(self._world.start_all_reduce_sum(gradients))
 
 
-def start_reduction(model: nn.Module, world: World) -> None:
-    """Sum the gradients over the copies of the model while the next backward pass computes them."""
-    if world.data_size > 1:
-        _get_reducer(model, world).start()
-
-
-def finish_reduction(model: nn.Module, world: World) -> None:
-    """Sum the gradients that have not been summed yet. Collective: all ranks call it."""
-    if world.data_size > 1:
-        _get_reducer(model, world).finish()
+def get_reducer(model: nn.Module, world: World) -> GradientReducer:
+    """The reducer of a model's gradients, made at the first call."""
+    if REDUCER not in model.__dict__:
+        model.__dict__[REDUCER] = GradientReducer(model, world)
+    return model.__dict__[REDUCER]
 
 
 def iter_buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
@@ -97,19 +92,3 @@ def iter_buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         bucket.append(tensor)
     if bucket:
         yield bucket
-
-
-def _ensure_gradient(parameter: Tensor) -> Tensor:
-    """This rank's part of the gradient, zeros if there is none."""
-    import torch
-
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    return get_local(parameter.grad)
-
-
-def _get_reducer(model: nn.Module, world: World) -> GradientReducer:
-    """The reducer of a model's gradients, made at the first call."""
-    if "reducer" not in model.__dict__:
-        model.__dict__["reducer"] = GradientReducer(model, world)
-    return model.__dict__["reducer"]

@@ -7,7 +7,6 @@ no memory (meta tensors of the same shape).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fivetune.distributed.pipeline import STAGE, Stage, divide_costs, find_bias_block
@@ -48,9 +47,8 @@ def assign_stage(model: Any, device: str, world: World, costs: Sequence[float], 
     frozen = frozenset(name for name, parameter in model.named_parameters() if not parameter.requires_grad)
     mine = parts[world.model_rank]
     copies = [range(first, first + world.model_size) for first in range(0, world.size, world.model_size)]
-    groups = [_connect_stages(ranks, holders, world) for ranks in copies][
-        world.data_rank
-    ]  # every rank creates every group
+    connected = [_connect_stages(ranks, holders, world) for ranks in copies]  # every rank creates every group
+    (whole, downstream, upstream), shared = connected[world.data_rank]
     _release_weights(model, used[world.model_rank], device)
     model.__dict__[STAGE] = Stage(
         number=world.model_rank,
@@ -59,16 +57,16 @@ def assign_stage(model: Any, device: str, world: World, costs: Sequence[float], 
         encoder=range(mine.start, min(mine.stop, num_encoder)),
         decoder=range(max(mine.start - num_encoder, 0), max(mine.stop - num_encoder, 0)),
         device=torch.device(device),
-        group=groups[0],
-        downstream=groups[1],
-        upstream=groups[2],
+        group=whole,
+        downstream=downstream,
+        upstream=upstream,
         holders=holders,
         frozen=frozen,
         timer=ignore_phase,
         shared={
-            name: groups[3][numbers]
+            name: shared[numbers]
             for name, numbers in holders.items()
-            if len(numbers) > 1 and world.model_rank in numbers
+            if numbers in shared and world.model_rank in numbers
         },
     )
 
@@ -81,12 +79,15 @@ def count_block_weights(model: Any) -> list[float]:
 
 def _connect_stages(
     ranks: range, holders: dict[str, tuple[int, ...]], world: World
-) -> tuple[Any, Any, Any, dict[tuple[int, ...], Any]]:
-    """Create the groups of a copy's stages: three of all of them, and one of each set that shares weights."""
-    create = partial(import_collectives().new_group, timeout=world.timeout)
-    several = sorted({numbers for numbers in holders.values() if len(numbers) > 1})
-    whole, downstream, upstream = (create(list(ranks)) for _ in range(3))
-    return whole, downstream, upstream, {numbers: create([ranks[n] for n in numbers]) for numbers in several}
+) -> tuple[list[Any], dict[tuple[int, ...], Any]]:
+    """Create the groups of a copy's stages: three of all stages, and one of each set of stages that shares weights."""
+    create = import_collectives().new_group
+    whole = [create(list(ranks), timeout=world.timeout) for _ in range(3)]
+    shared: dict[tuple[int, ...], Any] = {}
+    for numbers in sorted(set(holders.values())):
+        if len(numbers) > 1:
+            shared[numbers] = create([ranks[number] for number in numbers], timeout=world.timeout)
+    return whole, shared
 
 
 def _iter_weights(model: Any, part: range, num_encoder: int) -> Iterator[nn.Parameter]:

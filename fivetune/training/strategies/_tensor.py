@@ -1,4 +1,4 @@
-"""Tensor parallelism on a model of the T5 family: what `tensor` and `fsdp_tensor` share.
+"""Tensor parallelism on a model of the T5 family: what `tensor` and `fsdp_tensor` share and import late, with torch.
 
 In: a model and the mesh of the ranks that share it. Out: the same model; each rank holds a share of the attention heads
 and of the feed-forward features. Embeddings, norms and the output head are replicated.
@@ -9,13 +9,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fivetune.distributed.collective_log import find_collective_log
+from fivetune.distributed.tensor_parallel import (
+    ColumnEmbedding,
+    ColumnLinear,
+    RowLinear,
+    TensorGroup,
+    separate_masks,
+    shard_module,
+)
 from fivetune.errors import ConfigError
 
 if TYPE_CHECKING:
-    from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
-
-    from fivetune.distributed.tensor_parallel import TensorGroup
 
 
 def split_heads(model: Any, mesh: DeviceMesh) -> None:
@@ -23,8 +28,6 @@ def split_heads(model: Any, mesh: DeviceMesh) -> None:
 
     Raises ConfigError unless the number of ranks divides heads and features.
     """
-    from fivetune.distributed.tensor_parallel import TensorGroup
-
     size = mesh.size()
     for name in ("num_heads", "d_ff"):
         if (value := getattr(model.config, name)) % size:
@@ -41,30 +44,20 @@ def split_heads(model: Any, mesh: DeviceMesh) -> None:
 
 
 def _split_attention(attention: Any, group: TensorGroup) -> None:
-    from fivetune.distributed.tensor_parallel import (
-        ColumnLinear,
-        RowLinear,
-        separate_masks,
-        shard_embedding,
-        shard_linear,
-    )
-
     for linear in (attention.q, attention.k, attention.v):
-        shard_linear(linear, ColumnLinear, group)
-    shard_linear(attention.o, RowLinear, group)
+        shard_module(linear, ColumnLinear, group)
+    shard_module(attention.o, RowLinear, group)
     if attention.has_relative_attention_bias:
-        shard_embedding(attention.relative_attention_bias, group.mesh)
+        shard_module(attention.relative_attention_bias, ColumnEmbedding, group)
     separate_masks(attention, group)
     attention.n_heads //= group.mesh.size()
     attention.inner_dim //= group.mesh.size()
 
 
-def _split_feed_forward(dense: nn.Module, group: TensorGroup) -> None:
-    from fivetune.distributed.tensor_parallel import ColumnLinear, RowLinear, separate_masks, shard_linear
-
+def _split_feed_forward(dense: Any, group: TensorGroup) -> None:
     for name, linear in dense.named_children():
         if name.startswith("wi"):
-            shard_linear(linear, ColumnLinear, group)  # type: ignore[arg-type]
+            shard_module(linear, ColumnLinear, group)
         elif name == "wo":
-            shard_linear(linear, RowLinear, group)  # type: ignore[arg-type]
+            shard_module(linear, RowLinear, group)
     separate_masks(dense, group)

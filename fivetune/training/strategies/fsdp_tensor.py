@@ -13,7 +13,6 @@ from pydantic import Field
 
 from fivetune.training.strategies import list_divisors
 from fivetune.training.strategies._fully_shard import FullyShardedOptions, shard_fully
-from fivetune.training.strategies._tensor import split_heads
 from fivetune.types import Layout
 
 if TYPE_CHECKING:
@@ -58,6 +57,8 @@ class FSDPTensor(FullyShardedOptions):
         return super().explain_incompatibility(settings)
 
     def shard(self, model: nn.Module, device: str, world: World, *, precision: str, costs: Sequence[float]) -> None:
+        from fivetune.training.strategies._tensor import split_heads
+
         assert world.mesh is not None
         split_heads(model, world.mesh["model"])
         shard_fully(model, world.mesh["data"], precision=precision, offload=self.offload)

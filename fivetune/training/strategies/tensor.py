@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 from pydantic import Field
 
 from fivetune.training.strategies import ShardedOptions, is_on_meta, list_divisors
-from fivetune.training.strategies._tensor import split_heads
 from fivetune.types import Layout
 
 if TYPE_CHECKING:
@@ -48,6 +47,8 @@ class Tensor(ShardedOptions):
         return self.explain_whole_tensors(settings) or super().explain_incompatibility(settings)
 
     def shard(self, model: nn.Module, device: str, world: World, *, precision: str, costs: Sequence[float]) -> None:
+        from fivetune.training.strategies._tensor import split_heads
+
         assert world.mesh is not None
         split_heads(model, world.mesh["model"])
         if not is_on_meta(model):

@@ -29,7 +29,6 @@ from fivetune.fleet.estimation.memory import (
     CHUNK_TILE,
     CUDA_CHUNKS,
     Part,
-    count_bucket_share,
     estimate_memory,
     list_parts,
     list_stages,
@@ -41,14 +40,13 @@ from fivetune.fleet.estimation.recipe import (
     find_local_device,
     suggest_strategy,
 )
-from fivetune.fleet.estimation.workload import BUCKET_BYTES, Workload
+from fivetune.fleet.estimation.workload import Workload
 from fivetune.machine.telemetry import limits
 from fivetune.machine.telemetry.accelerators import find_accelerator
 from fivetune.model import attention, loss
 from fivetune.model.flat import compute_flat_losses
 from fivetune.model.shapes import KNOWN_SHAPES, ModelShape, build_model_config, find_known_shape, read_shape
 from fivetune.rundir.records import DeviceSample
-from fivetune.training.strategies import _buckets
 from fivetune.types import Batch, Layout
 
 GOLDEN = Path(__file__).parent / "golden" / "squad_t5_base.json"
@@ -123,7 +121,7 @@ def test_an_unusable_config_is_named(tmp_path, text, message):
 def test_constants_are_those_of_the_code_that_is_estimated():
     assert CHUNK_LOGITS == loss.MAX_CHUNK_LOGITS == loss.MAX_SAVED_LOGITS
     assert (CUDA_CHUNKS, CHUNK_TILE) == (loss.CUDA_CHUNKS, loss.CHUNK_TILE)
-    assert (BLOCK_ROWS, BUCKET_BYTES) == (attention.MAX_BLOCK_ROWS, _buckets.BUCKET_BYTES)
+    assert BLOCK_ROWS == attention.MAX_BLOCK_ROWS
 
 
 def test_an_encoder_block_on_a_gpu():
@@ -147,12 +145,6 @@ def test_the_head_saves_few_logits_and_computes_many_again():
     assert many.saved == 0
     # 8 chunks of 2^24 logits: 2 bytes each of it and of the one before, 8 of the softmax; gradients of hidden and table
     assert many.temporary == 12 * 8 * 2**24 + 2 * 8 * 2**23 + 2 * 32 * 8
-
-
-def test_large_gradients_are_sent_in_place():
-    large = BUCKET_BYTES // 4
-    assert count_bucket_share([Part("x", (large, 10, 20))]) == pytest.approx(30 / (large + 30))
-    assert count_bucket_share([Part("x", (large, large + 1))]) == 0
 
 
 # --- memory: the tensors of a real step ---
