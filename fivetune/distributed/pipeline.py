@@ -140,6 +140,7 @@ class Stage:
         received, sent = (before, after) if kind == "F" else (after, before)
         step, group = (1, self.downstream) if kind == "F" else (-1, self.upstream)
         done = self._num_exchanged
+        # A pass first receives, then sends; what it had exchanged before it failed is not exchanged again.
         tensors = [torch.zeros(count, width, device=self.device) for count in received[done:]]
         self._receive_into(tensors, self.number - step, group, then="forward" if kind == "F" else "backward")
         done = max(done - len(received), 0)
@@ -227,17 +228,18 @@ def divide_costs(costs: Sequence[float], num_parts: int) -> list[range]:
     >>> divide_costs([1, 1, 1, 1, 4], 2), divide_costs([3, 1, 1], 2)
     ([range(0, 4), range(4, 5)], [range(0, 1), range(1, 3)])
     """
-    best: list[tuple[float, list[range]]] = [(0.0, []), *[IMPOSSIBLE] * len(costs)]  # of the first n costs
-
-    def add_part(first: int, end: int) -> tuple[float, list[range]]:
-        largest, parts = best[first]
-        return max(largest, sum(costs[first:end])), [*parts, range(first, end)]
-
+    # The best division of the first n costs, for each n; every round divides them into one part more.
+    best: list[tuple[float, list[range]]] = [(0.0, []), *[IMPOSSIBLE] * len(costs)]
     for _ in range(num_parts):
-        best = [
-            min((add_part(first, end) for first in range(end)), key=lambda option: option[0], default=IMPOSSIBLE)
-            for end in range(len(costs) + 1)
-        ]
+        longer = [IMPOSSIBLE]
+        for end in range(1, len(costs) + 1):
+            found = IMPOSSIBLE
+            for first, (largest, parts) in enumerate(best[:end]):
+                largest = max(largest, sum(costs[first:end]))
+                if largest < found[0]:
+                    found = largest, [*parts, range(first, end)]
+            longer.append(found)
+        best = longer
     return best[-1][1]
 
 
