@@ -53,6 +53,7 @@ from fivetune.start.survey import (
     Evidence,
     Reading,
     Survey,
+    is_statistic,
 )
 from fivetune.tasks import find_text
 from fivetune.tasks._questions import read_gold_answers
@@ -66,7 +67,6 @@ CONFLICTS = 0.2  # share of records whose inputs another record has with another
 MAX_NUMBERED = 20  # distinct whole numbers up to which they may be labels without a name that says so
 NOTES = "note notes notiz remark remarks comment comments"  # are no text that is asked about
 LONG_CONTEXT = 20  # mean words from which on a text may be asked about
-COUNT = re.compile(r"(?i)(?:.*[._ ])?(?:n|nb|num|number|count|total)[_ ]|.*[_ ](?:count|total|length)$")
 SEPARATORS = (";", "|", ",")  # of labels in one cell, beside line ends
 LOOSE_SEPARATORS = ("/", "+", " ")  # words have these, too
 MAX_WORDS = 3  # distinct words of a column that may be a label whatever its name
@@ -862,7 +862,7 @@ def _is_amount(survey: Survey, name: str) -> bool:
     """
     column = survey.columns[name]
     is_many = column.num_distinct > MAX_NUMBERED and survey.rate(name, "label") < CLEAR
-    is_count = COUNT.match(name) is not None and not survey.is_given(name)
+    is_count = is_statistic(name) and not survey.is_given(name)
     return column.kind == "number" and (is_many or is_count or not column.has_labels)
 
 

@@ -6,6 +6,7 @@ In: names of columns, and those that the user gave. Out: how clearly a name says
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
@@ -22,6 +23,9 @@ from fivetune.start.columns import (
 )
 from fivetune.types import RawRecord
 
+PLAIN = str.maketrans("đłıø", "dlio")  # letters that have no accent to Unicode
+NO_BLANKS = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")  # scripts whose words are joined in a name
+MAX_COMPOUND = 8  # characters of such a name
 MAX_NAME = 6  # words up to which a text may be a name
 CLEAR, USUAL = 4, 3  # points of a whole name; as the last word of a longer one it has one less, elsewhere two less
 
@@ -39,23 +43,23 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "answer": (
         "answer answers answer_text answer_key answerkey answer_idx correct_answer exact_answer "
         "gold_answer final_answer correct ground_truth "
-        "antwort antworten respuesta respuestas reponse réponse risposta resposta antwoord 答案 回答 답변 "
+        "antwort antworten respuesta respuestas reponse risposta resposta antwoord 答案 回答 답변 "
         "odpowiedź cevap jawaban odpověď svar vastaus جواب उत्तर",
         "correcta correcto correta corretta correcte richtig goed верный ответ "
         "solution solutions response reply a long_answer short_answer ideal_answer best_answer spans doctor",
     ),
     "choices": ("choices options candidates alternatives endings", "option choice ending distractor"),
     "label": (
-        "label labels class klasse classe category kategorie categoria categoría catégorie categorie intent intents "
+        "label labels class klasse classe category kategorie categoria categoría categorie intent intents "
         "sentiment sentimiento emotion gold_label label_text class_index y etikett etiqueta "
-        "intencion intención spam toxic ground_truth clase kelas kategori kategoria kategorija etiket sınıf nhãn "
+        "intencion spam toxic ground_truth clase kelas kategori kategoria kategorija etiket sınıf nhãn "
         "类别 分类 标签 意图 "
         "カテゴリ ラベル 카테고리 라벨 레이블 категория метка класс تصنيف",
         "target targets target_names label_name class_name topic thema tema rating stars star score tag type "
         "typ tipo status priority "
-        "priorität prioridad queue genre polarity stance judgment judgement quality overall severity department "
+        "prioridad queue genre polarity stance judgment judgement quality overall severity department "
         "nota note motivo assunto "
-        "valoración calificación avaliação valutazione durum duygu sentimento sentimen emoción "
+        "valoración calificación avaliação valutazione durum duygu sentimento sentimen "
         "emocion emoção emozione polaridad polaridade 类型 情感 "
         "感情 감정 тональность эмоция "
         "abteilung section verdict grade mood hate hate_speech duplicate sarcastic relation correct act gold language "
@@ -73,20 +77,20 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "text": (
         "text texts texto texte testo comment review tweet message nachricht sentence satz utterance body content "
         "description beschreibung bewertung post phrase premise hypothesis anfrage comentario mensaje "
-        "short_description cuerpo corpo contenido conteúdo conteudo contenu inhalt metin yorum görüş mesaj cümle avis "
+        "short_description cuerpo corpo contenido conteudo contenu inhalt metin yorum görüş mesaj cümle avis "
         "teks "
         "ulasan komentar kalimat tekst komentarz recenzja wiadomość mensagem frase commento recensione commentaire "
         "oración consulta reclamo текст отзыв комментарий сообщение 文本 内容 评论 句子 语料 正文 本文 文章 "
         "テキスト レビュー "
         "텍스트 문장 리뷰 댓글 내용 نص تعليق تغريدة văn_bản câu bình_luận nội_dung",
-        "remark remarks subject betreff überschrift title titel titulo título subtitle subtitulo subtítulo titre "
+        "remark remarks subject betreff überschrift title titel titulo subtitle subtitulo titre "
         "headline claim email mail note "
         "notes notiz "
         "transcript statement document documents article question frage goal abstract aspect aspect_term string "
-        "comments dialogue feedback opinion opinión",
+        "comments dialogue feedback opinion",
     ),
     "inputs": (
-        "inputs input source src input_text source_text prompt article artigo artículo articulo noticia notícia "
+        "inputs input source src input_text source_text prompt article articulo "
         "document documents dialogue dialog original "
         "meaning_representation mr",
         "text sentence body content description question query story transcript conversation patient long noisy "
@@ -94,8 +98,8 @@ WORDS: Mapping[str, tuple[str, str]] = {
     ),
     "targets": (
         "targets target output outputs target_text output_text summary highlights translation tgt trg completion "
-        "response tldr zusammenfassung resumen résumé riassunto übersetzung traducción",
-        "abstract headline headlines title titel titre titulo título subtitle subtitulo subtítulo "
+        "response tldr zusammenfassung resumen riassunto übersetzung traducción",
+        "abstract headline headlines title titel titre titulo subtitle subtitulo "
         "reply answer answers reference references ref human_reference queries "
         "short corrected correction corrections correct simple simplification simplifications simplified paraphrase "
         "paraphrases query sql sparql cypher code snippet equation equations formula linear_formula "
@@ -103,7 +107,7 @@ WORDS: Mapping[str, tuple[str, str]] = {
         "truth doctor slots entities keyphrases keywords regex bash cmd command target_sequence chosen gold",
     ),
     "summary": (
-        "summary highlights abstract headline headlines title titre titulo título tldr zusammenfassung resumen",
+        "summary highlights abstract headline headlines title titre titulo tldr zusammenfassung resumen",
         "",
     ),
     "instruction": ("instruction instructions anweisung instrucción system_prompt", "prefix system task_prefix"),
@@ -138,6 +142,62 @@ WORDS: Mapping[str, tuple[str, str]] = {
     ),
 }
 """Role -> words that leave no doubt, and words that are usual."""
+
+_TITLES = "tytuł başlık заголовок tiêu_đề judul 标题 標題 タイトル 見出し 제목 عنوان"
+_SUMMARIES = (
+    "kurzfassung resumo sommario samenvatting streszczenie podsumowanie özet реферат резюме tóm_tắt ringkasan "
+    "摘要 总结 概要 要約 まとめ 요약 요약문 ملخص خلاصه چکیده"
+)
+_TRANSLATIONS = (
+    "uebersetzung traduction traduzione tradução vertaling tłumaczenie çeviri перевод bản_dịch terjemahan "
+    "译文 翻译 訳文 翻訳 번역 번역문 ترجمة ترجمه"
+)
+WORLD: Mapping[str, tuple[str, str]] = {
+    "question": (
+        "fragestellung aufgabe aufgaben aufgabenstellung preguntas domande quesito perguntas questão vragen pytania "
+        "sorular вопросы câu_hỏi 題目 题目 问句 提问 问 設問 問い 질의 سوال پرسش",
+        "énoncé zadanie",
+    ),
+    "context": (
+        "kontekst bağlam контекст ngữ_cảnh konteks 上下文 语境 文脈 コンテキスト 문맥 지문 سياق",
+        "textstelle extrait trecho brano fragmento pasaje párrafo paragraf абзац отрывок đoạn_văn 段落 材料 문단 فقرة "
+        "زمینه",
+    ),
+    "answer": (
+        "lösung lösungen loesung loesungen musterlösung réponses risposte respostas antwoorden odpowiedzi cevaplar "
+        "yanıt yanit ответ ответы câu_trả_lời trả_lời đáp_án jawab 答复 答え 解答 回复 答 正确答案 参考答案 返答 応答 "
+        "대답 응답 정답 답 إجابة پاسخ",
+        "solución soluzione solução oplossing rozwiązanie çözüm решение kunci",
+    ),
+    "label": (
+        "étiquette etichetta rótulo etykieta klasa sentyment phân_loại cảm_xúc 類別 分類 標籤 情绪 カテゴリー 분류 "
+        "감성 فئة برچسب دسته",
+        "ocena tür temat tema тема chủ_đề 种类 種類 评分 評価 주제 유형 احساس",
+    ),
+    "tags": ("étiquettes etichette etykiety etiketler теги 标签 タグ 태그", ""),
+    "text": (
+        "kommentar rezension mitteilung reseña resenha zin bericht recensie opmerking reactie treść opinia zdanie "
+        "предложение pesan isi 微博 留言 コメント 口コミ 感想 ツイート 문서 본문 후기 متن نظر جمله",
+        f"nhận_xét 기사 {_TITLES}",
+    ),
+    "inputs": (
+        "eingabe entrada entrée artykuł makale статья bài_báo artikel 输入 入力 입력 原文 원문 新闻 記事 기사 مقال",
+        "oryginał оригинал",
+    ),
+    "targets": (f"ausgabe salida saída sortie 输出 出力 출력 {_SUMMARIES} {_TRANSLATIONS}", _TITLES),
+    "summary": (_SUMMARIES, _TITLES),
+    "instruction": (
+        "指令 指示 지시 지시문 istruzione instrução instructie instrukcja talimat инструкция instruksi",
+        "",
+    ),
+    "fact": (
+        "",
+        "hint hints tipp tipps hinweis hinweise indice pista dica podpowiedź ipucu подсказка 提示 힌트 ヒント",
+    ),
+}
+"""The same in further languages: German, French, Spanish, Italian, Portuguese, Dutch, Polish, Turkish, Russian,
+Vietnamese, Indonesian, Chinese, Japanese, Korean, Arabic, Persian."""
+
 
 ROLES = ("question", "context", "answer", "choices", "label", "tags", "text", "inputs", "targets", "id", "group")
 """What --column may name."""
@@ -207,7 +267,28 @@ def has_word(name: str, words: str) -> bool:
 
 
 def _split_words(name: str) -> list[str]:
-    return re.findall(r"[^\W_]+", re.sub(r"(?<=[^\W\d_A-Z])(?=[A-Z])", "_", name).casefold())
+    words = re.findall(r"[^\W_]+", _fold(re.sub(r"(?<=[^\W\d_A-Z])(?=[A-Z])", "_", name)))
+    return [word.removeprefix("ال") or word for word in words]  # the article of Arabic
+
+
+def _fold(text: str) -> str:
+    """Return a text in small letters without accents, which many leave out in names.
+
+    >>> _fold("Câu trả lời"), _fold("Đáp án"), _fold("レビュー") == _fold("レヒュー")
+    ('cau tra loi', 'dap an', True)
+    """
+    parts = unicodedata.normalize("NFKD", text.casefold()).translate(PLAIN)
+    return unicodedata.normalize("NFC", "".join(part for part in parts if not unicodedata.combining(part)))
+
+
+@lru_cache
+def _list_words(role: str) -> tuple[frozenset[str], frozenset[str]]:
+    """List the words of a role that leave no doubt, and those that are usual, of all languages."""
+    clear, usual = (
+        frozenset(map(_fold, " ".join(words).split()))
+        for words in zip(WORDS[role], WORLD.get(role, ("", "")), strict=True)
+    )
+    return clear, usual
 
 
 @lru_cache(100_000)  # columns are rated again for each reading, and a survey of people has a thousand
@@ -223,8 +304,7 @@ def rate_name(role: str, name: str) -> int:
     if not words:
         return 0
     whole = "_".join(words)
-    for points, usual in zip((CLEAR, USUAL), WORDS[role], strict=True):
-        listed = usual.split()
+    for points, listed in zip((CLEAR, USUAL), _list_words(role), strict=True):
         if whole in listed or "".join(words) in listed:
             return points
         is_first = words[0] in listed and role in ("date", "link")  # date_avis: the head of a Romance name is its first
@@ -232,6 +312,10 @@ def rate_name(role: str, name: str) -> int:
             return points - (not is_first)
         if any(word in listed for word in words):
             return points - 2
+        if len(whole) <= MAX_COMPOUND and NO_BLANKS.search(whole):  # 问题内容, 답변내용
+            ends = [one for one in listed if len(one) > 1 and NO_BLANKS.search(one) and one in whole]
+            if ends:
+                return points - 2 + any(map(whole.endswith, ends))
     return 0
 
 

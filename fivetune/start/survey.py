@@ -51,6 +51,8 @@ BLANK = ("", "None")  # an empty cell as text
 ENOUGH = 5
 MARGIN = 2
 
+COUNT = re.compile(r"(?i)(?:.*[._ ])?(?:n|nb|num|number|count|total)[_ ]")
+STATISTICS = "count counts total length len density ratio percent percentage words chars characters sentences std stdev"
 FEW_WORDS = 1.1  # mean words up to which a text is one word
 SEQUENCE = 0.1  # share of lists with a value twice from which on they are no sets of labels
 VERSION = 0.25  # share in common with the shorter text, of a column whose name has a word more
@@ -177,13 +179,22 @@ class Survey:
         if column.kind == "number" and learned < USUAL <= self.rate(name, "context") and column.num_distinct > 2:
             return True  # the number of a text
         is_long = column.kind == "number" and column.mean_chars >= LONG_ID
-        if column.kind in ("date", "link") or (column.has_codes and (learned < USUAL or is_long)):
+        is_code = column.has_codes and (learned < USUAL or is_long) and not self._is_quantity(name)
+        if column.kind in ("date", "link") or is_code or (column.kind == "number" and is_statistic(name)):
             return True
         if column.num_distinct < 2 and max(learned, self.rate(name, "instruction", "choices")) < USUAL:
             return True
         is_flag = column.kind == "number" and {*column.values} == {"0", "1"}
         aside = max(rate_name(role, name) for role in ASIDE if not (role == "id" and is_flag))
         return aside >= USUAL and aside > max(learned, self.rate(name, *READ))
+
+    def _is_quantity(self, name: str) -> bool:
+        """Whether different whole numbers are no ids: by their name, their few digits, and as they do not ascend."""
+        column = self.columns[name]
+        if column.kind != "number" or column.mean_chars >= LONG_ID or rate_name("id", name) >= USUAL - 1:
+            return False
+        values = [float(one.replace(",", ".")) for one in self.list_examples(name, SAMPLE)]
+        return values not in (sorted(values), sorted(values, reverse=True))
 
     @cached_property
     def free(self) -> Sequence[str]:
@@ -534,6 +545,15 @@ class Survey:
 def _measure_share(one: set[str], two: set[str]) -> float:
     """Measure the share of what the smaller set has in common with the other."""
     return len(one & two) / max(1, min(len(one), len(two)))
+
+
+def is_statistic(name: str) -> bool:
+    """Whether a name says that numbers count or measure the text beside them, or votes for it.
+
+    >>> [is_statistic(name) for name in ("n_words", "seniorLength", "sum_word_density", "score")]
+    [True, True, True, False]
+    """
+    return COUNT.match(name) is not None or split_name(name)[-1:] in [[word] for word in STATISTICS.split()]
 
 
 def _list_triples(value: object) -> set[str]:

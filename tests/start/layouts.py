@@ -104,6 +104,7 @@ KINDS: dict[str, Callable[[Draw, int], object]] = {
     "number": lambda draw, row: draw.randint(1, 90),
     "decimal": lambda draw, row: float(draw.randint(1, 90)),
     "count": lambda draw, row: draw.randint(0, 900),
+    "hidden": lambda draw, row: (row * 37) % 101 + 5,
     "id": lambda draw, row: f"q{row:05}",
     "hex": lambda draw, row: f"{draw.getrandbits(64):016x}",
     "row": lambda draw, row: row,
@@ -558,6 +559,12 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "all labels beside those of the text": ("text=sentence | labels=semicolons | all_labels=all labels", "tags: labels < text"),
     "all labels alone": ("question=sentence | label_set=all labels", "!"),
     "opinions beside other labels": ("texto=sentence | calificacion=stars | tipo_lugar=three | fuente=two | valencia=opinion", "?"),
+    # a question with an answer, whatever else the table holds; what is known of a text, and what counts it
+    "a quiz with a hint": ("id=row | question=question | hint=sentence | answer=hidden", "jsonl: answer < question"),
+    "a quiz of categories with a hint": ("id=row | category=three | question=question | hint=sentence | answer=hidden", "?"),
+    "a quiz in German": ("id=row | Frage=question | Tipp1=sentence | Tipp2=sentence | Loesung=hidden", "jsonl: Loesung < Frage"),
+    "a quiz whose answers have an unknown name": ("id=row | frage=question | satze=sentence | egal=hidden", "?"),
+    "counts of words": ("text=sentence | label=two | text_words=hidden | textLength=hidden | n_marks=hidden", "classification: label < text"),
     # what a stance is about
     "a stance towards a topic": ("id=row | topic=subject | text=sentence | label=stance", "classification: label < topic text"),
     "a stance towards a claim": ("post=sentence | claim=subject | stance=three", "classification: stance < post claim"),

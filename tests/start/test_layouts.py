@@ -62,7 +62,7 @@ FAQS = {
     "a FAQ in Romanian": "jsonl: raspuns < intrebare",
     "a FAQ in Estonian": "jsonl: vastus < küsimus",
     "a FAQ with names that say nothing": "jsonl: col2 < col1",
-    "a FAQ in Czech, answers first": "jsonl: odpoved < otazka",
+    "a FAQ in Czech, answers first": "unifiedqa abstractive: odpoved < otazka",
 }
 
 
@@ -71,6 +71,49 @@ def test_the_answers_of_a_faq_are_learned_by_one_of_the_first_two_readings(name:
     found = find(make_table(LAYOUTS[name][0]))
     assert isinstance(found, DoubtError)
     assert FAQS[name] in [describe(one) for _, one in found.choices[:2]]
+
+
+WORLD = {
+    "German": "Aufgabe Lösung Kommentar Kategorie Kurzfassung",
+    "German without umlauts": "Frage Loesung Nachricht Klasse Zusammenfassung",
+    "French": "Question Réponse Commentaire Catégorie Résumé",
+    "French without accents": "question reponse avis categorie resume",
+    "Spanish": "Pregunta Respuesta Reseña Categoría Resumen",
+    "Italian": "domanda risposta commento etichetta riassunto",
+    "Portuguese": "Questão Resposta comentário rótulo resumo",
+    "Dutch": "vraag antwoord bericht categorie samenvatting",
+    "Polish": "pytanie odpowiedź opinia etykieta streszczenie",
+    "Turkish": "SORU Yanıt yorum SINIF özet",
+    "Russian": "Вопрос Ответ Отзыв Категория Резюме",
+    "Vietnamese": "câu_hỏi đáp_án bình_luận nhãn tóm_tắt",
+    "Vietnamese without accents": "cau_hoi cau_tra_loi van_ban nhan tom_tat",
+    "Indonesian": "pertanyaan jawaban ulasan kategori ringkasan",
+    "Chinese": "题目 参考答案 评论内容 情感标签 摘要",
+    "Japanese": "質問文 回答 レビュー本文 カテゴリー 要約",
+    "Korean": "질문 답변 리뷰내용 감정라벨 요약문",
+    "Arabic": "السؤال الإجابة النص التصنيف الملخص",
+    "Persian": "پرسش پاسخ متن برچسب خلاصه",
+}
+
+
+@pytest.mark.parametrize("language", WORLD)
+def test_names_in_other_languages_say_what_columns_are(language: str) -> None:
+    question, answer, text, label, summary = WORLD[language].split()
+    layouts = {
+        f"{question}=question | {answer}=count": f"jsonl: {answer} < {question}",
+        f"{text}=sentence | {label}=three": f"classification: {label} < {text}",
+        f"{text}=long | {summary}=sentence": f"jsonl: {summary} < {text}",
+    }
+    for layout, expected in layouts.items():
+        found = find(make_table(layout))
+        assert isinstance(found, Reading), str(found)
+        assert describe(found) == expected
+
+
+def test_numbers_that_differ_are_ids_only_if_they_ascend_or_are_named_so() -> None:
+    draw = "numero=hidden | tekst uten navn=question | hjelp=sentence"
+    assert isinstance(find(make_table(draw)), DoubtError)
+    assert isinstance(find(make_table(draw.replace("hidden", "row"))), Reading)
 
 
 def test_positive_and_negative_are_listed_before_other_labels_without_a_known_name() -> None:
