@@ -9,7 +9,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice, permutations
+from itertools import islice, permutations, product, starmap
 from operator import attrgetter
 
 from fivetune.data.readers.records import as_bad_record, parse_item, read_records
@@ -31,6 +31,7 @@ from fivetune.start.marks import MIN_SHARE
 from fivetune.start.partners import describe_partner
 from fivetune.start.readings import SIGNATURES, TASKS, TEXT_TASKS, iter_readings
 from fivetune.start.roles import (
+    CLEAR,
     USUAL,
     Given,
     find_given,
@@ -114,12 +115,12 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
         is_one = not rivals or rivals[0].points <= best.points - 2 * MARGIN
         unclear = "its names say too little of it" if is_one else "several readings are about as likely"
         why = [*best.doubts, unclear][0]
-        shown = _list_likely(best, others, why)
+        shown = _list_likely(best, others, why, survey)
         used = [name for one in shown for name in (*one.inputs, *one.targets)]
         used += [name.partition(".")[0] for name in used]  # of a chat
         left = [survey.columns[name] for name in survey.list_unread(used)]
         for column in left:
-            if column.num_distinct == 1 and survey.rate(column.name, "label") >= USUAL:
+            if column.num_distinct == 1 and survey.rate(column.name, "label") == CLEAR:
                 why += f"; {column.name} is no label, as it is {shorten_repr(column.example)} in all records"
         raise DoubtError(why, [(table, one) for one in shown], [one.name for one in left if one.num_distinct > 1])
     # near ones are told, as they may be meant
@@ -189,27 +190,43 @@ def divide_table(table: RawTable, division: Division) -> RawTable:
     return replace(divided, division=division, first_line=())
 
 
-def _list_likely(best: Reading, others: Sequence[Reading], why: str) -> list[Reading]:
-    """List the readings that a doubt shows: the best one, it with other inputs that the doubt names, those whose
-    targets it names, those with nearly as many points; if none of them learns a text, the last place is for one that
-    does.
+def _list_likely(best: Reading, others: Sequence[Reading], why: str, survey: Survey) -> list[Reading]:
+    """List the readings that a doubt shows: of the best one, of targets that the doubt names and of those with nearly
+    as many points one for each target, and then those with other inputs; a text is not learned from its copy.
+
+    An answer to a question comes first. If the doubt is of the inputs, another reading of the same target comes second.
+    If none learns a text, the last place is for one that does.
     """
 
     def is_told(name: str) -> bool:
         return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", why) is not None
 
+    def is_answer(one: Reading) -> bool:
+        asked = max((survey.rate(name, "question") for name in one.inputs), default=0)
+        answered = min((survey.rate(name, "answer") for name in one.targets), default=0)
+        return min(asked, answered) >= USUAL and {*one.targets}.isdisjoint(best.inputs)
+
+    def learns_text(one: Reading) -> bool:
+        return one.task not in LABEL_TASKS
+
+    others = [one for one in others if not any(starmap(survey.is_copy, product(one.inputs, one.targets)))]
     named = [one for one in others if one.targets and all(map(is_told, one.targets))]
-    same = [one for one in others if one.targets == best.targets]
-    variants = [one for one in same if any(map(is_told, {*one.inputs} ^ {*best.inputs}))]
-    is_of_inputs = " read" in why or " texts" in why  # rather than of what is learned
     likely = [one for one in others if one.points >= best.points - 2 * MARGIN and one not in named]
-    # of several tasks for the same columns the likeliest
+    likely = sorted((best, *named, *likely), key=is_answer, reverse=True)
+    same = [one for one in others if one.targets == likely[0].targets]
+    variants = [one for one in same if any(map(is_told, {*one.inputs} ^ {*likely[0].inputs}))]
+    is_of_inputs = " read" in why or " texts" in why  # rather than of what is learned
+    # of several tasks for the same columns the likeliest, of several inputs for the same target, too
+    by_target: dict[str, Reading] = {}
+    for one in likely:
+        by_target.setdefault(" ".join(one.targets), one)
+    first, *rest = by_target.values()
     by_columns: dict[tuple[str, ...], Reading] = {}
-    for one in (best, *(variants[:1] if is_of_inputs else ()), *named, *likely):
+    for one in (first, *(variants[:1] if is_of_inputs else ()), *rest, *likely):
         by_columns.setdefault((*one.inputs, "", *one.targets), one)
     shown = [*by_columns.values()][:NUM_SHOWN]
-    texts = [one for one in others if one.task == "jsonl"][:1]
-    if texts and all(one.task != "jsonl" for one in shown):
+    texts = [one for one in others if learns_text(one)][:1]
+    if texts and not any(map(learns_text, shown)):
         shown[NUM_SHOWN - 1 :] = texts
     return shown
 
@@ -345,7 +362,8 @@ def list_flags(reading: Reading) -> list[str]:
     """List the words of the command line that choose a reading."""
     words = ["--task", reading.task]
     for role, names in reading.roles.items():
-        for name in names:
+        is_joined = role == "tags" and len(names) > 1 and "," not in "".join(names)
+        for name in [",".join(names)] if is_joined else names:
             words += ["--column", f"{role}={name}"]
     return words
 

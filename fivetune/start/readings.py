@@ -55,8 +55,9 @@ from fivetune.start.survey import (
     Survey,
     is_statistic,
 )
-from fivetune.tasks import find_text
+from fivetune.tasks import find_text, list_names
 from fivetune.tasks._questions import read_gold_answers
+from fivetune.tasks.tags import FLAGS
 from fivetune.tasks.unifiedqa import YES_NO
 from fivetune.types import JsonTable, RawRecord
 
@@ -556,6 +557,8 @@ def _list_read(survey: Survey, label: str, same: Sequence[str]) -> Iterator[tupl
         doubts.append(f"{_join(alike)} hold nearly the same texts, one of which is enough")
     for spare in reversed(alike):
         yield [name for name in texts if name != spare], [spare], doubts
+    if alike:
+        return
     # what the texts are about, and answers to them, if these tell labels apart; a text that repeats may be that
     for name in survey.list_unread([label, *same, *texts]) if texts and "text" not in survey.given else ():
         column = survey.columns[name]
@@ -626,6 +629,10 @@ def _read_label(
         doubts.append(NO_LABEL)
     if "label" not in survey.given:
         doubts += _find_rivals(survey, label, [label, *texts, *same])
+        if label in survey.attributes:
+            others = [name for name in survey.attributes if name != label]
+            told = f"{list_names(others)} may be learned, too: the texts hold their values, as those of {label}"
+            doubts.insert(0, told)
     starts = {value.casefold()[:3] for value in values}  # positive, negativ, pozitivní: what else would be learned
     is_opinion = survey.columns[label].kind == "text" and starts in ({"pos", "neg"}, {"pos", "neg", "neu"})
     points = VALUES + CLEAR if is_opinion and survey.rate(label, "label") == 0 else VALUES
@@ -717,16 +724,19 @@ def read_tags(survey: Survey) -> Iterator[Reading]:
             reading = Reading("several labels", "tags", roles, reason, {"separator": separator})
             points = IN_TEXT if _are_combined(_split_cells(survey, name, separator)) else VALUES + 1
             yield survey.weigh(reading, values="several labels that repeat", points=points, doubts=doubts)
-    texts = survey.list_texts("")
-    numbered = [] if named else _find_numbered(survey)
-    if numbered and texts:
-        reason = f"{_join(numbered)} hold labels of the same kind, and {_describe_columns(texts)} text"
-        own = {"separator": _choose_separator([one for name in numbered for one in survey.columns[name].values])}
-        reading = Reading("several labels", "tags", {"text": texts, "tags": numbered}, reason, own)
-        yield survey.weigh(reading, form="numbered columns of labels")
+    yield from _read_columns_of_tags(survey)
+
+
+def _read_columns_of_tags(survey: Survey) -> Iterator[Reading]:
+    """Yield several labels in a column each: columns of words, or one of 0 and 1 for each label."""
+    named, texts = survey.given.get("tags", ()), survey.list_texts("")
+    if not texts:
+        return
+    are_flags = all({*survey.columns[name].values} <= FLAGS.keys() for name in named)
     stems = Counter(" ".join(split_name(name)) for name in survey.columns)
-    flags = named or [name for name in survey.list_unread(()) if _is_flag(survey, name, stems)]
-    if len(flags) >= 3 and texts:
+    flags = named if are_flags else []
+    flags = flags or [name for name in survey.list_unread(()) if not named and _is_flag(survey, name, stems)]
+    if len(flags) >= 3:
         shown = ", ".join([*flags[:4], *(["..."] if len(flags) > 4 else [])])
         reason = f"{len(flags)} columns hold 0 or 1 ({shown}), and {_describe_columns(texts)} text"
         own = {"separator": _choose_separator(flags)}
@@ -736,6 +746,16 @@ def read_tags(survey: Survey) -> Iterator[Reading]:
         labels = [name for name in words if survey.columns[name].has_labels]
         doubts = [f"{_join(labels[:2])} may be the label, too"] if labels else []
         yield survey.weigh(reading, form="a column of 0 and 1 per label", doubts=doubts)
+    numbered = [] if named else _find_numbered(survey)
+    several = named if len(named) > 1 and not are_flags else survey.attributes
+    for names, form in ((numbered, "numbered columns of labels"), (several, "")):
+        if names:
+            reason = f"{_join(names)} hold labels, and {_describe_columns(texts)} text"
+            held = [as_text(part) for name in names for one in _split_cells(survey, name, "\n") for part in one]
+            own = {"separator": _choose_separator(held)}
+            reading = Reading("several labels", "tags", {"text": texts, "tags": names}, reason, own)
+            doubts = [] if form else [f"one of {list_names(names)} may be the label alone"]
+            yield survey.weigh(reading, form=form, values="" if form else "labels that stand in texts", doubts=doubts)
 
 
 def _find_numbered(survey: Survey) -> list[str]:

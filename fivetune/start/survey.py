@@ -13,7 +13,16 @@ from functools import cached_property
 from itertools import chain, islice
 from typing import NamedTuple
 
-from fivetune.start.columns import MIN_WORDS, Column, RawTable, as_text, count_words, find_wholes
+from fivetune.start.columns import (
+    MIN_WORDS,
+    Column,
+    RawTable,
+    as_text,
+    count_words,
+    find_value,
+    find_wholes,
+    is_empty_cell,
+)
 from fivetune.start.roles import (
     CLEAR,
     COPIES,
@@ -56,6 +65,9 @@ STATISTICS = "count counts total length len density ratio percent percentage wor
 FEW_WORDS = 1.1  # mean words up to which a text is one word
 SEQUENCE = 0.1  # share of lists with a value twice from which on they are no sets of labels
 VERSION = 0.25  # share in common with the shorter text, of a column whose name has a word more
+REPEATED = 0.8  # most different values per filled cell of a column of labels
+TOLD = 0.7  # share of values that stand in their texts, from which on they are taken from these
+FEW_PARTS = 6  # words of such a value, or of a list of them
 COPY, NEAR = 0.6, 0.9  # share in common with the shorter text, of a column named as a copy; else with both texts
 
 BLANKS_MEANT = ("tags", "squad_v2")  # tasks of which a record may have nothing to learn
@@ -290,6 +302,35 @@ class Survey:
         if column.is_list_of_texts or (column.kind == "text" and not column.has_labels):
             return [name]
         return [f"{name}.*"] if column.kind in ("list", "object") else []
+
+    @cached_property
+    def attributes(self) -> Sequence[str]:
+        """The columns whose short values stand in the texts of their records, if there are several: what somebody
+        marked in these, each kind in a column of its own.
+        """
+        texts = self.list_texts("")
+        found = [name for name in self.list_unread(texts) if self._is_attribute(name, texts)]
+        return found if len(found) > 1 else []
+
+    def _is_attribute(self, name: str, texts: Sequence[str]) -> bool:
+        column = self.columns[name]
+        is_known = self.rate(name, *READ, "targets", "answer") >= USUAL
+        if (
+            is_known
+            or column.kind not in ("text", "list")
+            or not 1 < column.num_distinct < REPEATED * column.num_filled
+        ):
+            return False
+        told: list[bool] = []
+        for record in self.table.records[:SAMPLE]:
+            value = find_value(record.fields, name)
+            words = [
+                word for word in re.findall(r"\w{2,}", str(value).casefold()) if len(word) > 2 or not word.isascii()
+            ]
+            if words and not is_empty_cell(value):
+                text = " ".join(as_text(find_value(record.fields, one)) for one in texts).casefold()
+                told.append(len(words) <= FEW_PARTS and any(word in text for word in words))
+        return sum(told) > TOLD * len(told)
 
     def read_lists(self, name: str) -> list[Sequence[object]]:
         """Read the lists of a column, those that are written as text included."""

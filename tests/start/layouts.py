@@ -104,6 +104,14 @@ KINDS: dict[str, Callable[[Draw, int], object]] = {
     "number": lambda draw, row: draw.randint(1, 90),
     "decimal": lambda draw, row: float(draw.randint(1, 90)),
     "count": lambda draw, row: draw.randint(0, 900),
+    "dress": lambda draw, row: f"A {HOW[row % 10]} {WHAT[row % 7]} that {WHO[row % 8]} wears on day {row}",
+    "its look": lambda draw, row: HOW[row % 10] if row % 3 else "",
+    "its kind": lambda draw, row: WHAT[row % 7],
+    "its wearer": lambda draw, row: WHO[row % 8],
+    "report": lambda draw, row: (
+        f"The {HOW[row % 10]} shop number {row} was opened today by {WHO[row % 16]} in the town"
+    ),
+    "report of a paper": lambda draw, row: f"{KINDS['report'](draw, row)} - News",
     "hidden": lambda draw, row: (row * 37) % 101 + 5,
     "id": lambda draw, row: f"q{row:05}",
     "hex": lambda draw, row: f"{draw.getrandbits(64):016x}",
@@ -565,6 +573,11 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "a quiz in German": ("id=row | Frage=question | Tipp1=sentence | Tipp2=sentence | Loesung=hidden", "jsonl: Loesung < Frage"),
     "a quiz whose answers have an unknown name": ("id=row | frage=question | satze=sentence | egal=hidden", "?"),
     "counts of words": ("text=sentence | label=two | text_words=hidden | textLength=hidden | n_marks=hidden", "classification: label < text"),
+    # what somebody marked in texts, each kind in a column; two labels and two forms of a text
+    "attributes, one called a category": ("description=dress | Look=its look | Wearer=its wearer | Category=its kind", "?"),
+    "attributes, one called a type": ("Type=its kind | Look=its look | text=dress", "?"),
+    "a label beside what stands in the text": ("text=dress | wearer=its wearer | look=its look | sentiment=opinion", "classification: sentiment < text"),
+    "two labels and two forms of a text": ("category=three | title=report of a paper | content=report | sentiment=two", "?"),
     # what a stance is about
     "a stance towards a topic": ("id=row | topic=subject | text=sentence | label=stance", "classification: label < topic text"),
     "a stance towards a claim": ("post=sentence | claim=subject | stance=three", "classification: stance < post claim"),

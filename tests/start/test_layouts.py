@@ -123,6 +123,36 @@ def test_positive_and_negative_are_listed_before_other_labels_without_a_known_na
 
 
 @pytest.mark.parametrize(
+    ("name", "readings"),
+    [
+        (
+            "attributes, one called a category",
+            ["classification: Category < description", "tags: Look Wearer Category < description"],
+        ),
+        ("attributes, one called a type", ["classification: Type < text", "tags: Type Look < text"]),
+        (
+            "two labels and two forms of a text",
+            ["classification: category < content", "classification: sentiment < content"],
+        ),
+        ("a quiz of categories with a hint", ["jsonl: answer < question", "classification: category < question"]),
+    ],
+)
+def test_a_doubt_lists_each_target_before_variants(name: str, readings: list[str]) -> None:
+    found = find(make_table(LAYOUTS[name][0]))
+    assert isinstance(found, DoubtError)
+    assert {*readings} <= {describe(one) for _, one in found.choices}
+    command = next(line for line in str(found).splitlines() if readings[1].split(":")[0] in line and "--task" in line)
+    if readings[1].startswith("tags"):
+        assert f"--column tags={readings[1].split(' <')[0].removeprefix('tags: ').replace(' ', ',')}" in command
+
+
+def test_columns_of_words_that_are_named_as_labels_are_said_to_hold_labels() -> None:
+    table = make_table(LAYOUTS["attributes, one called a category"][0])
+    found = infer_task(table, task="tags", given={"tags": ["Look", "Wearer", "Category"]})
+    assert "hold labels" in found.reason and "0 or 1" not in found.reason
+
+
+@pytest.mark.parametrize(
     ("name", "first"),
     [
         ("the label of a model", "classification: ground_truth < claim"),
