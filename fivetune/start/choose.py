@@ -405,8 +405,9 @@ def explain_words(survey: Survey) -> str | None:
     return f"each record has one word of a text, in {word.name}: {SEQUENCES}"
 
 
-def explain_few(table: RawTable, bad: Sequence[BadRecord], given: Given) -> str:
-    """Explain that a table has too few records, and what is wrong with the form of these, which more would have, too.
+def explain_few(table: RawTable, bad: Sequence[BadRecord], given: Given, task: str | None = None) -> str:
+    """Explain that a table has too few records, how these are read, and what is wrong with their form, which more would
+    have, too.
 
     Args:
         bad: records that cannot be read.
@@ -416,9 +417,23 @@ def explain_few(table: RawTable, bad: Sequence[BadRecord], given: Given) -> str:
     form = explain_form(make_survey(table, {})) if table.records and not given and not find_division(table) else None
     remedy = "Correct the file." if bad else f"Collect more{f', in another form: {form}' if form else '.'}"
     return (
-        f"{table.source}: holds {table.num_records} {noun}{unread} At least {MIN_RECORDS} are needed to train on some "
-        f"and score on others; some hundred give a useful model. {remedy}"
+        f"{table.source}: {'' if form else _describe_few(table, given, task)}holds {table.num_records} {noun}{unread} "
+        f"At least {MIN_RECORDS} are needed to train on some and score on others; some hundred give a useful model. "
+        f"{remedy}"
     )
+
+
+def _describe_few(table: RawTable, given: Given, task: str | None) -> str:
+    """Describe how several records are read, as far as they show, before the words of their number; else ""."""
+    readings: list[Reading] = []
+    try:
+        readings = [infer_divided(table, task=task, given=given)[1]] if table.num_records > 1 else []
+    except DoubtError as doubt:
+        readings = [reading for _, reading in doubt.choices]
+    except DataError:
+        pass  # more records may show what these do not
+    shown = "; or ".join(map(describe_reading, readings))
+    return f"would be read as {shown}. It " if readings else ""
 
 
 def explain_form(survey: Survey, task: str | None = None) -> str | None:

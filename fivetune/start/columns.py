@@ -25,6 +25,7 @@ Kind = Literal["text", "number", "text list", "date", "link", "list", "object", 
 MIN_RECORDS = 10  # fewer leave no validation or test set
 MAX_RECORDS = 20_000  # records that the readings are based on
 MAX_LABELS = 200  # a column with more distinct values is not taken for labels
+LABELLED, LABELLED_FEW = 3.0, 1.5  # records per value of labels, also of fewer records than MIN_RECORDS
 MAX_LABEL_CHARS = 60
 DOCUMENTS = "docs documents passages articles paragraphs contexts sources"  # lists that are read as one text
 DOCUMENT_TEXTS = ("text", "content", "body", "passage_text", "paragraph_text")  # members of an object that is a text
@@ -74,6 +75,7 @@ class Column:
         code_share: share of the values that look like code, SQL or a formula.
         has_fractions: a number with a fraction is among the values.
         has_codes: nearly all values differ, and they are single words with digits, as those of an id are.
+        least: records per value, from which on values may be labels.
     """
 
     name: str
@@ -88,11 +90,15 @@ class Column:
     code_share: float = 0.0
     has_fractions: bool = False
     has_codes: bool = False
+    least: float = LABELLED
 
     @property
     def has_labels(self) -> bool:
-        """Whether the values may be labels: few, short, whole numbers if numbers, each of three records on average."""
-        is_few = len(self.values) >= 2 and self.num_filled >= 3 * self.num_distinct
+        """Whether the values may be labels: few, short, whole numbers if numbers, each of several records on average;
+        one may be all that the first records of a sorted file have.
+        """
+        is_few = self.num_filled >= self.least * self.num_distinct
+        is_few &= len(self.values) >= (1 if self.least < LABELLED else 2)
         return is_few and self.mean_words <= 5 and not self.has_fractions
 
     @property
@@ -201,7 +207,10 @@ def build_table(
             if key != "id" or record.has_own_id:
                 values.setdefault(key, []).append(value)
     names = dict.fromkeys(name for key, of_key in values.items() for name in _list_names(key, of_key))
-    columns = {name: describe_column(name, [find_value(record.fields, name) for record in first]) for name in names}
+    least = LABELLED if len(first) >= MIN_RECORDS else LABELLED_FEW
+    columns: dict[str, Column] = {}
+    for name in names:
+        columns[name] = describe_column(name, [find_value(record.fields, name) for record in first], least=least)
     return RawTable(source, first, columns, header, flags, num_read, () if header else read_first_line(source))
 
 
@@ -227,8 +236,11 @@ def find_value(fields: Mapping[str, object], name: str) -> object:
     return found[0] if found else None
 
 
-def describe_column(name: str, values: Sequence[object]) -> Column:
+def describe_column(name: str, values: Sequence[object], *, least: float = LABELLED) -> Column:
     """Describe the values of one column.
+
+    Args:
+        least: records per value, from which on values may be labels.
 
     >>> column = describe_column("y", ["late", "late", "refund", "late", "refund", "late", ""])
     >>> column.kind, column.num_filled, column.values, column.has_labels
@@ -260,6 +272,7 @@ def describe_column(name: str, values: Sequence[object]) -> Column:
         code_share=statistics.fmean(bool(CODE.search(text[:2_000])) for text in texts[:200]),
         has_fractions=has_fractions,
         has_codes=num_with_digits > 0.5 * len(texts) or num_codes > 0.9 * len(texts),
+        least=least,
     )
 
 

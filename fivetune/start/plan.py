@@ -293,7 +293,7 @@ def build_plan(
     table = build_table(source, chain(head[num_names:], records), header=header, flags=flags)
     table = replace(table, num_names=num_names)
     if table.num_records < MIN_RECORDS:
-        raise DataError(explain_few(table, bad, given))
+        raise DataError(explain_few(table, bad, given, task))
     table, reading = infer_divided(table, task=task, given=given)
     loaded = load_task(reading.task, reading.options)
     by_label = loaded.labels is not None

@@ -64,6 +64,7 @@ from fivetune.types import JsonTable, RawRecord
 IN_CONTEXT = 0.7  # least share of answers that are parts of their context, if the task is extractive
 LONG_ANSWER_WORDS = 8.0
 SHORT_TARGET_WORDS = 2.0  # mean words up to which a target is right or wrong as a whole
+LESS_DETAIL = 0.5  # length of a text, as a share of a longer one, up to which it tells the same in less detail
 CONFLICTS = 0.2  # share of records whose inputs another record has with another label
 MAX_NUMBERED = 20  # distinct whole numbers up to which they may be labels without a name that says so
 NOTES = "note notes notiz remark remarks comment comments"  # are no text that is asked about
@@ -211,6 +212,20 @@ def read_pairs(survey: Survey) -> Iterator[Reading]:
             yield _read_pair(survey, sources, target)
             if target in columns and _is_longer_summary(survey, target, sources[-1]):
                 yield _read_pair(survey, [target], sources[-1])
+    for short, long in _find_levels(survey, texts) if not survey.given.keys() & {"inputs", "targets"} else ():
+        yield _read_pair(survey, [long], short)
+
+
+def _find_levels(survey: Survey, texts: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield texts that tell in less detail, by their lengths, what another one tells, with whose name theirs share a
+    word: juniorDescription and seniorDescription.
+    """
+    chars = {name: survey.columns[name].mean_chars for name in texts if survey.columns[name].is_running}
+    for name in chars:
+        alike = [one for one in chars if not {*split_name(one)}.isdisjoint(split_name(name))]
+        longest = max(alike, key=chars.__getitem__, default=name)
+        if chars[name] < LESS_DETAIL * chars[longest]:
+            yield name, longest
 
 
 def _list_sources(survey: Survey, target: str, texts: Sequence[str]) -> list[list[str]]:

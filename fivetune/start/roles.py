@@ -57,7 +57,7 @@ WORDS: Mapping[str, tuple[str, str]] = {
         "カテゴリ ラベル 카테고리 라벨 레이블 категория метка класс تصنيف",
         "target targets target_names label_name class_name topic thema tema rating stars star score tag type "
         "typ tipo status priority "
-        "prioridad queue genre polarity stance judgment judgement quality overall severity department "
+        "priorität prioridad queue genre polarity stance judgment judgement quality overall severity department "
         "nota note motivo assunto "
         "valoración calificación avaliação valutazione durum duygu sentimento sentimen "
         "emocion emoção emozione polaridad polaridade 类型 情感 "
@@ -90,7 +90,7 @@ WORDS: Mapping[str, tuple[str, str]] = {
         "comments dialogue feedback opinion",
     ),
     "inputs": (
-        "inputs input source src input_text source_text prompt article articulo "
+        "inputs input source src input_text source_text prompt article artigo articulo noticia "
         "document documents dialogue dialog original "
         "meaning_representation mr",
         "text sentence body content description question query story transcript conversation patient long noisy "
@@ -176,15 +176,15 @@ WORLD: Mapping[str, tuple[str, str]] = {
     ),
     "tags": ("étiquettes etichette etykiety etiketler теги 标签 タグ 태그", ""),
     "text": (
-        "kommentar rezension mitteilung reseña resenha zin bericht recensie opmerking reactie treść opinia zdanie "
-        "предложение pesan isi 微博 留言 コメント 口コミ 感想 ツイート 문서 본문 후기 متن نظر جمله",
+        "résumé kommentar rezension mitteilung reseña resenha zin bericht recensie opmerking reactie treść opinia "
+        "zdanie предложение pesan isi 微博 留言 コメント 口コミ 感想 ツイート 문서 본문 후기 متن نظر جمله",
         f"nhận_xét 기사 {_TITLES}",
     ),
     "inputs": (
         "eingabe entrada entrée artykuł makale статья bài_báo artikel 输入 入力 입력 原文 원문 新闻 記事 기사 مقال",
         "oryginał оригинал",
     ),
-    "targets": (f"ausgabe salida saída sortie 输出 出力 출력 {_SUMMARIES} {_TRANSLATIONS}", _TITLES),
+    "targets": (f"ausgabe salida saída sortie 输出 出力 출력 {_SUMMARIES} {_TRANSLATIONS}", f"résumé {_TITLES}"),
     "summary": (_SUMMARIES, _TITLES),
     "instruction": (
         "指令 指示 지시 지시문 istruzione instrução instructie instrukcja talimat инструкция instruksi",

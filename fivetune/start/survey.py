@@ -13,6 +13,7 @@ from functools import cached_property
 from itertools import chain, islice
 from typing import NamedTuple
 
+from fivetune.data.readers.delimited import NUMBER
 from fivetune.start.columns import (
     MIN_WORDS,
     Column,
@@ -205,7 +206,7 @@ class Survey:
         column = self.columns[name]
         if column.kind != "number" or column.mean_chars >= LONG_ID or rate_name("id", name) >= USUAL - 1:
             return False
-        values = [float(one.replace(",", ".")) for one in self.list_examples(name, SAMPLE)]
+        values = [float(one.replace(",", ".")) for one in self.list_examples(name, SAMPLE) if NUMBER.fullmatch(one)]
         return values not in (sorted(values), sorted(values, reverse=True))
 
     @cached_property

@@ -578,6 +578,9 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "attributes, one called a type": ("Type=its kind | Look=its look | text=dress", "?"),
     "a label beside what stands in the text": ("text=dress | wearer=its wearer | look=its look | sentiment=opinion", "classification: sentiment < text"),
     "two labels and two forms of a text": ("category=three | title=report of a paper | content=report | sentiment=two", "?"),
+    "resumes of people": ("ID=long id | Resume_str=long | Category=ten", "classification: Category < Resume_str"),
+    "resumes in French": ("texte=long | resume=sentence", "jsonl: resume < texte"),
+    "texts in several degrees of detail": ("title=title | juniorDescription=sentence | seniorDescription=long", "?"),
     # what a stance is about
     "a stance towards a topic": ("id=row | topic=subject | text=sentence | label=stance", "classification: label < topic text"),
     "a stance towards a claim": ("post=sentence | claim=subject | stance=three", "classification: stance < post claim"),

@@ -134,6 +134,10 @@ def test_positive_and_negative_are_listed_before_other_labels_without_a_known_na
             "two labels and two forms of a text",
             ["classification: category < content", "classification: sentiment < content"],
         ),
+        (
+            "texts in several degrees of detail",
+            ["jsonl: title < juniorDescription", "jsonl: juniorDescription < seniorDescription"],
+        ),
         ("a quiz of categories with a hint", ["jsonl: answer < question", "classification: category < question"]),
     ],
 )

@@ -704,6 +704,21 @@ def test_a_source_without_a_recipe_says_why(folder, capsys, header, rows, words,
     assert code in (2, 3) and message in err and err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("header", "rows", "words"),
+    [
+        ("text,label", ["a good film,pos", "so bad,neg", "fine day,pos"], "read as classification: label from text"),
+        ("frage,antwort,x", ["Wer?,Ada war es,1", "Wo?,In Rom am See,2"], "antwort from frage"),
+        ("text,label", ["a good film,pos", "so good,pos"], "all values of label are 'pos'"),
+        ("x,y", ["we walked home,a day too late", "they ran off,in the rain"], "y from x; or text to text: x from y"),
+    ],
+)
+def test_the_head_of_a_file_is_told_how_it_is_understood(folder, capsys, header, rows, words) -> None:
+    code, _, err = run(capsys, "new", write_rows(folder / "a.csv", header, rows))
+    assert code == 3 and words in err and "At least 10 are needed" in err
+    assert [*folder.iterdir()] == [folder / "a.csv"]
+
+
 def test_of_many_columns_those_that_are_read_are_listed(folder, capsys) -> None:
     names = [f"c{i}" for i in range(40)]
     rows = [",".join([*(str(i + n / 7) for n in range(40)), f"the text {i}", "ab"[i % 2]]) for i in range(20)]
