@@ -306,8 +306,9 @@ def _print_columns(started: Started) -> None:
         read = {*plan.reading.inputs, *plan.reading.targets}
         rows = [row for number, row in enumerate(rows) if number < MAX_COLUMNS - 1 or row[0] in read]
         rows.append([f"... {num_columns - len(rows):,} others", *[""] * 6])
-    shown = f"{plan.table.num_records:,} of " if plan.table.num_read > plan.table.num_records else ""
-    print_text(f"{plan.source}: {shown}{plan.table.num_read:,} records, {num_columns} columns")
+    table = plan.table
+    sample = f"; the columns of a sample of {table.num_records:,}" if table.num_read > table.num_records else ""
+    print_text(f"{plan.source}: {table.num_read:,} records, {num_columns} columns{sample}")
     print_table(["column", "kind", "filled", "distinct", "mean chars", "longest", "first value"], rows)
 
 

@@ -19,8 +19,12 @@ if TYPE_CHECKING:
 
 
 T5_TOKENS = ("</s>", "<pad>", "<unk>")
-END_MARK = re.compile(r"(?:<\|\w+\|>|<\w+>|\[[A-Z_]+\]|[#*~=|$-]{2,}|(?<=[\s.!?])[A-Z]{3,})\s*$")
-"""What data for other models end in: <|endoftext|>, [END], ###, END."""
+_MARK = r"<\|\w+\|>|<\w+>|\[[A-Z_]+\]|[#*~=|$-]{2,}"
+MARKS = {
+    "begin with": re.compile(rf"^\s*(?:{_MARK})"),
+    "end in": re.compile(rf"(?:{_MARK}|(?<=[\s.!?])[A-Z]{{3,}})\s*$"),
+}
+"""What data for other models begin with and end in: <bos>, <|endoftext|>, [END], ###, END."""
 MIN_PLACES = 20  # questions whose right choices have one place, from which on that is no chance
 SHARED_END = 0.8  # least share of the targets that end alike
 
@@ -62,7 +66,7 @@ def describe_odd_targets(
     lost: Collection[str] | None = None,
     noun: str = "targets",
 ) -> list[str]:
-    """Return sentences on marks of the end that targets share, and on what no answer of the model can hold: special
+    """Return sentences on marks of an end that targets share, and on what no answer of the model can hold: special
     tokens, spelt in the data, and line ends; and on right choices that have one place. Without a tokenizer the tokens
     are T5's.
 
@@ -83,13 +87,14 @@ def describe_odd_targets(
             "answer. Remove it from the data"
         )
     bare = [target.rstrip().removesuffix(end) for target in targets]
-    marks = Counter(match[0].strip() for text in bare if (match := END_MARK.search(text)))
-    for mark, num in marks.most_common(1):
-        if num >= SHARED_END * len(targets) and len(set(targets)) > 1:
-            notes.append(
-                f"{num:,} {total} end in {mark}, and so will the answers. FiveTune marks the end itself: remove it, "
-                "unless it is part of the answer"
-            )
+    for words, form in MARKS.items():
+        marks = Counter(match[0].strip() for text in bare if (match := form.search(text)))
+        for mark, num in marks.most_common(1):
+            if num >= SHARED_END * len(targets) and len(set(targets)) > 1:
+                notes.append(
+                    f"{num:,} {total} {words} {mark}, and so will the answers. FiveTune marks the ends itself: remove "
+                    "it, unless it is part of the answer"
+                )
     for token in tokens:
         if num := sum(token in text for text in bare):
             notes.append(

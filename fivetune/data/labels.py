@@ -19,6 +19,7 @@ from fivetune.tasks.classification import Classification
 from fivetune.types import JsonTable, TextExample
 
 MAX_LABELS = 1_000
+NEARLY_ALL = 0.9  # share of records with one label, from which on accuracy means little
 RARE, MISSPELT = 10, 0.8  # records of a rare label; similarity of a misspelling
 MAX_TOLD = 5  # labels, and forms of a label, that a sentence lists
 PLACEHOLDERS = frozenset(
@@ -141,7 +142,7 @@ def describe_merged_forms(counts: Mapping[str, int], forms: Mapping[str, int]) -
 
 
 def describe_rare(counts: Mapping[str, int]) -> list[str]:
-    """Return sentences on labels of few records: those that may be misspelt, and the others.
+    """Return sentences on labels of few records, those that may be misspelt and the others, and on one of nearly all.
 
     Args:
         counts: records by the form of the label in the data.
@@ -160,6 +161,12 @@ def describe_rare(counts: Mapping[str, int]) -> list[str]:
         found.append(
             f"{number} less than {RARE} records ({', '.join(rare[:MAX_TOLD])}): their scores mean little. Collect more"
         )
+    for label, count in Counter(labels).most_common(1):
+        if count >= NEARLY_ALL * sum(labels.values()):
+            found.append(
+                f"{label!r} has {100 * count / sum(labels.values()):.1f} % of the records: answering it always is "
+                "right as often, so accuracy means little. Look at macro_f1, and collect more of the others"
+            )
     return found
 
 

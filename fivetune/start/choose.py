@@ -444,6 +444,14 @@ def explain_form(survey: Survey, task: str | None = None) -> str | None:
             f"has one column with values, {list_names(columns)}. Training needs inputs and what is to "
             "be learned for them, such as text,label or question,answer. Add the other column."
         )
+    flags = shlex.join(word for role, name in given for word in ("--column", f"{role}={name}"))
+    wanted = {role: names for role, names in survey.given.items() if role not in ("id", "group")}
+    if task and given and (others := _list_readings(survey, None, wanted)):
+        first = others[0]
+        return (
+            f"--task {task} does not fit {flags}: {first.reason}, as of {first.kind}. Leave out --task, or give "
+            f"--task {first.task}, or other columns."
+        )
     nested = [name for name, column in columns.items() if _is_nested(survey, name, column)]
     texts = [name for name, column in columns.items() if column.has_text and name not in nested]
     if not nested or len(texts) > 1 or survey.given:
@@ -468,20 +476,19 @@ def explain_none(survey: Survey, task: str | None, bad: Sequence[BadRecord]) -> 
     for name, column in columns.items():
         if column.kind == "text list":
             reasons.append(f"{name} holds lists as text, such as {column.example[:20]}: write what they stand for")
-        elif survey.rate(name, "label") < USUAL or column.has_labels or name in nested:
+        elif given or survey.rate(name, "label") < USUAL or column.has_labels or name in nested:
             continue
         elif column.num_distinct == 1:
             reasons.append(
                 f"all values of {name} are {column.example!r}, and a classification needs two labels: if other files "
                 "hold the others, give their folder"
             )
-        elif not given:
+        else:
             number = f"{column.num_distinct:,} different values in {column.num_filled:,} records"
             reasons.append(f"{name} has {number}, so it is no label")
     fits = f"--task {task} does not fit" if task else "no task fits"
     fits += f" the columns {list_names(survey.table.columns)}:"
     if given:
-        flags = " ".join(f"--column {role}={name}" for role, name in given)
         return f"{fits} {'; '.join(reasons)}. Give other columns than {flags}, or another task with --task."
     texts = sorted((name for name in columns if columns[name].has_text), key=lambda name: -columns[name].mean_chars)
     texts = [name for name in texts if name not in nested]

@@ -34,6 +34,7 @@ def tokenizer():
         (["<extra_id_0> a <extra_id_1> b"], ["1 of 1 targets hold <extra_id_0>, a token of pre-training"]),
         (["a\nb", "a\r\nb", "a\n", "\nb", "a"], ["2 of 5 targets hold line ends"]),
         (["a <|endoftext|>", "b<|endoftext|>"], ["2 of 2 targets end in <|endoftext|>"]),
+        (["<bos> a <eos>", "<bos> b <eos>"], ["2 of 2 targets begin with <bos>", "2 of 2 targets end in <eos>"]),
         (["Yes. END", "No. END", "Yes END"], ["3 of 3 targets end in END"]),
         (["a ###", "b\n###"], ["2 of 2 targets end in ###", "1 of 2 targets hold line ends"]),
         (["YES", "NO", "YES", "YES"], []),

@@ -704,6 +704,22 @@ def test_a_source_without_a_recipe_says_why(folder, capsys, header, rows, words,
     assert code in (2, 3) and message in err and err.count("\n") == 1
 
 
+def test_a_label_of_nearly_all_records_is_told(folder, capsys) -> None:
+    rows = [f"the parcel number {i} is late again,{'good' if i % 20 else 'bad'}" for i in range(200)]
+    code, _, err = run(capsys, "new", write_rows(folder / "a.csv", "text,label", rows))
+    assert code == 0 and "'good' has 95.0 % of the records" in err
+
+
+def test_a_task_that_does_not_fit_columns_says_what_they_are_and_which_task_does(folder, capsys) -> None:
+    rows = [f"How high is the mountain number {i}?,{i * 37 % 101},todo" for i in range(40)]
+    name = write_rows(folder / "a.csv", "question,answer,status", rows)
+    words = ["new", name, "--column", "question=question", "--column", "answer=answer"]
+    code, _, err = run(capsys, *words, "--task", "unifiedqa")
+    assert code == 3 and "status" not in err and "different values" not in err
+    assert "--task squad" in err or "--task jsonl" in err
+    assert run(capsys, *words)[0] == 0
+
+
 @pytest.mark.parametrize(
     ("header", "rows", "words"),
     [
