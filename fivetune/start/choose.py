@@ -207,7 +207,7 @@ def _list_likely(best: Reading, others: Sequence[Reading], why: str, survey: Sur
         return min(asked, answered) >= USUAL and {*one.targets}.isdisjoint(best.inputs)
 
     def learns_text(one: Reading) -> bool:
-        return one.task not in LABEL_TASKS
+        return one.task not in LABEL_TASKS and "choices" not in one.roles
 
     others = [one for one in others if not any(starmap(survey.is_copy, product(one.inputs, one.targets)))]
     named = [one for one in others if one.targets and all(map(is_told, one.targets))]
@@ -215,7 +215,8 @@ def _list_likely(best: Reading, others: Sequence[Reading], why: str, survey: Sur
     likely = sorted((best, *named, *likely), key=is_answer, reverse=True)
     same = [one for one in others if one.targets == likely[0].targets]
     variants = [one for one in same if any(map(is_told, {*one.inputs} ^ {*likely[0].inputs}))]
-    is_of_inputs = " read" in why or " texts" in why  # rather than of what is learned
+    # rather than of what is learned
+    is_of_inputs = any(words in why for words in (" read", " texts", "question, too"))
     # of several tasks for the same columns the likeliest, of several inputs for the same target, too
     by_target: dict[str, Reading] = {}
     for one in likely:

@@ -478,8 +478,9 @@ def _read_answers(survey: Survey, roles: Mapping[str, str]) -> Reading | None:
         what = "numbers" if column.kind == "number" else "code"
         kind, reason = f"questions with {what} as answers", f"the answers in {answer} are {what}"
         inputs = [name for name in survey.columns if name in (roles["question"], context)]
-        found = Reading(kind, "jsonl", {"inputs": inputs, "targets": [answer]}, reason)
-        return survey.weigh(found, values=reason)
+        is_told = "answer" in survey.given
+        named = {role: [name] for role, name in roles.items()} if is_told else {"inputs": inputs, "targets": [answer]}
+        return survey.weigh(Reading(kind, "jsonl", named, reason), values=reason)
     else:
         # texts, or lists of texts
         key = "answers" if column.kind != "text" or column.example[:1] in ("[", "{") else "answer"
