@@ -207,7 +207,8 @@ def _list_likely(best: Reading, others: Sequence[Reading], why: str, survey: Sur
         return min(asked, answered) >= USUAL and {*one.targets}.isdisjoint(best.inputs)
 
     def learns_text(one: Reading) -> bool:
-        return one.task not in LABEL_TASKS and "choices" not in one.roles
+        has_labels = any(survey.describe(name).has_labels for name in one.targets)
+        return one.task not in LABEL_TASKS and not has_labels
 
     others = [one for one in others if not any(starmap(survey.is_copy, product(one.inputs, one.targets)))]
     named = [one for one in others if one.targets and all(map(is_told, one.targets))]
@@ -445,14 +446,6 @@ def explain_form(survey: Survey, task: str | None = None) -> str | None:
             f"has one column with values, {list_names(columns)}. Training needs inputs and what is to "
             "be learned for them, such as text,label or question,answer. Add the other column."
         )
-    flags = shlex.join(word for role, name in given for word in ("--column", f"{role}={name}"))
-    wanted = {role: names for role, names in survey.given.items() if role not in ("id", "group")}
-    if task and given and (others := _list_readings(survey, None, wanted)):
-        first = others[0]
-        return (
-            f"--task {task} does not fit {flags}: {first.reason}, as of {first.kind}. Leave out --task, or give "
-            f"--task {first.task}, or other columns."
-        )
     nested = [name for name, column in columns.items() if _is_nested(survey, name, column)]
     texts = [name for name, column in columns.items() if column.has_text and name not in nested]
     if not nested or len(texts) > 1 or survey.given:
@@ -468,6 +461,14 @@ def explain_none(survey: Survey, task: str | None, bad: Sequence[BadRecord]) -> 
         return form
     columns = survey.columns
     given = [(role, name) for role, names in survey.given.items() for name in names]
+    flags = shlex.join(word for role, name in given for word in ("--column", f"{role}={name}"))
+    wanted = {role: names for role, names in survey.given.items() if role not in ("id", "group")}
+    if task and given and (others := _list_readings(survey, None, wanted)):
+        first = others[0]
+        return (
+            f"--task {task} does not fit {flags}: {first.reason}, as of {first.kind}. Leave out --task, or give "
+            f"--task {first.task}, or other columns."
+        )
     nested = [name for name, column in columns.items() if _is_nested(survey, name, column)]
     reasons = [str(one) for one in bad[:1] if given]
     for role, name in given:
@@ -499,8 +500,8 @@ def explain_none(survey: Survey, task: str | None, bad: Sequence[BadRecord]) -> 
     reasons.append(f"text in {list_names(texts)}, and no other column is named as what is to be learned")
     pairs = permutations(sorted(texts, key=lambda name: survey.rate(name, "targets"))[:4], 2)
     known = [{"inputs": [read], "targets": [learned]} for read, learned in pairs]
-    flags = next(_list_working(survey, task, known), "--column text=NAME --column label=NAME")
-    way = f"Name the columns, such as {flags}, or the task with --task."
+    example = next(_list_working(survey, task, known), "--column text=NAME --column label=NAME")
+    way = f"Name the columns, such as {example}, or the task with --task."
     if len(texts) < 2:
         way += " If the file holds the texts of one label, add it as a column, and join the files of all labels."
     return f"{fits} {'; '.join(reasons)}. {way}"
