@@ -725,7 +725,7 @@ def test_a_task_that_does_not_fit_columns_says_what_they_are_and_which_task_does
     [
         ("text,label", ["a good film,pos", "so bad,neg", "fine day,pos"], "read as classification: label from text"),
         ("frage,antwort,x", ["Wer?,Ada war es,1", "Wo?,In Rom am See,2"], "antwort from frage"),
-        ("text,label", ["a good film,pos", "so good,pos"], "all values of label are 'pos'"),
+        ("text,label", ["a good film,pos", "so good,pos"], "read as classification: label from text"),
         ("x,y", ["we walked home,a day too late", "they ran off,in the rain"], "y from x; or text to text: x from y"),
     ],
 )
