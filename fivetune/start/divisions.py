@@ -104,7 +104,7 @@ class TextParts(Parts):
     num_longer: int = 0  # of SAMPLE texts: those with more marks behind the last part
 
     def find_parts(self, fields: Mapping[str, object]) -> Sequence[object] | None:
-        found = self.marks.split(as_text(fields.get(self.column, "")))
+        found = self.marks.split(as_text(find_value(fields, self.column)))
         return [part for part, name in zip(found[0], self.marks.names, strict=True) if name] if found else None
 
     def describe(self) -> str:
@@ -122,7 +122,7 @@ class ListParts(Parts):
     """Divides a list of texts, also one that is written as text."""
 
     def find_parts(self, fields: Mapping[str, object]) -> Sequence[object] | None:
-        found = _read_list(fields.get(self.column))
+        found = _read_list(find_value(fields, self.column))
         return found if len(found) == len(self.names) else None
 
     def describe(self) -> str:

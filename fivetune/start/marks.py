@@ -13,19 +13,22 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fivetune.start.columns import MIN_WORDS, WITHOUT_BLANKS, count_words
+from fivetune.start.roles import USUAL, is_column_name, rate_name
 
 MIN_SHARE = 0.95  # of the texts that have all marks, in order
 MAX_PARTS = 5
 MAX_FRAMES = 3  # different beginnings of texts up to which they are a frame, such as "Below is an instruction ..."
 MAX_TIMES = 4  # that a separator is in each text
-WORD = r"[^\W\d_][^\W_]*"
+LETTERS = r"""[^\s_▁:：#*|｜<>\[\](){}.,;!?/"'“”]*"""  # also signs of vowels, which are no letters to `re`
+WORD = rf"[^\W\d_]{LETTERS}"
+WORDS = rf"{WORD}(?:[ ][^\W_]{LETTERS}){{0,3}}"
 TOKEN = r"<[|｜]?/?[\w ▁]{1,30}[|｜]?>"  # <s>, <|im_start|>, </user>
 MARK = re.compile(
-    rf"<\|\w+\|>\w+<\|\w+\|>|<\|?\w+\|?>\w+(?=\s*\n)|<</?\w+>>|{TOKEN}:?|\[/?[A-Z]{{2,}}\]:?"  # of models
-    rf"|(?m:^)[ \t]*[#*\[(<]*[ ]?{WORD}(?:[ ]{WORD}){{0,3}}[\])>*]*[ ]?[:：][*]*"  # at the beginning of a line
-    rf"|\#{{2,}}[ ]?{WORD}(?:[ ]{WORD}){{0,3}}(?:[:：]|(?=\s*\n))|\#{{2,}}[ ]?{WORD}|(?<=\s){WORD}[:：]|TL;?DR:?"
+    rf"<\|\w+\|>\w+<\|\w+\|>|<\|?\w+\|?>\w+(?=\s*\n)|<</?\w+>>|{TOKEN}:?|\[/?\|?{WORD}\|?\]:?"  # of models
+    rf"|(?m:^)[ \t]*[#*\[(<{{]*[ ]?{WORDS}[\])>}}*]*[ ]?[:：][*]*"  # at the beginning of a line
+    rf"|\#{{2,}}[ ]?{WORDS}(?:[:：]|(?=\s*\n))|\#{{2,}}[ ]?{WORD}|(?<=[\s>\]]){WORD}[:：]|TL;?DR:?"
 )
-APART = re.compile(r"(?<=\s)(?:[^\w\s.,;:!?…'\"“”„()\[\]।؟、。]{1,4}|vs\.?|versus)(?=\s)")
+APART = re.compile(r"(?<=\s)(?:::+|[^\w\s.,;:!?…'\"“”„()\[\]।؟、。]{1,4}|vs\.?|versus)(?=\s)")
 SEPARATOR = re.compile(rf"{APART.pattern}|[|#~^@$+*=]{{2,}}|\[SEP\]|<sep>|\t")
 COLON = re.compile(r"[^\W\d_]{1,6}[:：]")
 
@@ -37,9 +40,10 @@ _SPEAKERS = {
     ),
     "response": (
         "assistant gpt bot chatbot ai model agent assistent asistente assistente asystent asistan ассистент помощник "
-        "асистент бот دستیار مساعد المساعد 助手 助理 アシスタント 어시스턴트 सहायक trợ_lý asisten [/inst]"
+        "асистент бот دستیار مساعد المساعد 助手 助理 アシスタント 어시스턴트 सहायक trợ_lý asisten [/inst] 回复"
     ),
-    "question": "q 问 問",
+    "instruction": "指令 指示",
+    "question": "q 问 問 सवाल",
     "answer": "答",
     "summary": "tl_dr",
     "": "sep",
@@ -104,7 +108,7 @@ def find_marks(texts: Sequence[str]) -> Marks | None:
     >>> found = find_marks([f"### Human: Sum of {i} and 1?### Assistant: It is {i + 1}.</s>" for i in range(20)])
     >>> found.marks, found.names
     (['### Human:', '### Assistant:', '</s>'], ['', 'prompt', 'response', ''])
-    >>> found = find_marks([f"text {i} ||| summary {i}" for i in range(20)])
+    >>> found = find_marks([f"the text of {i} ||| summary {i}" for i in range(20)])
     >>> found.marks, found.names
     (['|||'], ['part1', 'part2'])
     """
@@ -168,13 +172,20 @@ def _name_parts(found: Marks, texts: Sequence[str]) -> Marks | None:
     words = ["" if found.are_separators else _name_mark(mark) for mark in ("", *found.marks)]
     if "question" in words:
         words = ["answer" if word == "a" else word for word in words]
-    own = [words[place] if len(words[place]) > 1 else "" for place in places]
+    own = ["" if len(words[place]) < 2 or _is_aside(words[place]) else words[place] for place in places]
     if len({*filter(None, own)}) < len([*filter(None, own)]):  # a speaker twice: the parts are no question and answer
         return None
+    if not words[places[0]] and any(own):
+        own[0] = "text" if places[0] == 0 else own[0]
     names = [""] * len(columns)
     for number, (place, word) in enumerate(zip(places, own, strict=True), 1):
         names[place] = word or f"part{number}"
     return replace(found, names=names)
+
+
+def _is_aside(word: str) -> bool:
+    """Whether a column of this name would be neither read nor learned, such as `speaker_1`."""
+    return any(rate_name(role, word) >= USUAL for role in ("id", "date", "link", "person", "place", "fact"))
 
 
 def _name_mark(mark: str) -> str:
@@ -185,6 +196,11 @@ def _name_mark(mark: str) -> str:
     """
     if mark.casefold() in SPEAKERS:
         return SPEAKERS[mark.casefold()]
-    words = re.findall(r"[^\W_]+", re.sub(TOKEN, " ", mark)) or re.findall(r"[^\W_]+", re.sub("<?</.*", "", mark))
+    words = re.findall(rf"[^\W_]{LETTERS}", re.sub(TOKEN, " ", mark))
+    is_token = not words
+    words = words or re.findall(rf"[^\W_]{LETTERS}", re.sub("<?</.*", "", mark))
     name = "_".join(words).casefold()
-    return SPEAKERS.get(name, SPEAKERS.get(words[-1].casefold() if words else "", name))
+    known = SPEAKERS.get(name, SPEAKERS.get(words[-1].casefold() if words else ""))
+    if known is not None or (is_token and not is_column_name(name)):
+        return known or ""
+    return name

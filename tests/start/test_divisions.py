@@ -57,6 +57,15 @@ FORMS = {
     "问：{}答：{}": "answer from question",
     "<question>{}</question><answer>{}</answer>": "answer from question",
     "Вопрос: {} Ответ: {}": "ответ from вопрос",
+    "सवाल: {}\nजवाब: {}": "जवाब from question",
+    "### 指令：\n{}\n### 回复：\n{}": "response from instruction",
+    "[|Human|] {} [|AI|] {}": "response from prompt",
+    "[Q]: {}\n[A]: {}": "answer from question",
+    "<s>Human: {}\n</s><s>Assistant: {}\n</s>": "response from prompt",
+    "A chat with an AI. USER: {} ASSISTANT: {}</s>": "response from prompt",
+    "<extra_id_0>System\n\n<extra_id_1>User\n{}\n<extra_id_1>Assistant\n{}": "response from prompt",
+    "en: {} de: {}": "de from en",
+    "{{{{user}}}}: {}\n{{{{char}}}}: {}": "char from prompt",
 }
 
 
@@ -71,7 +80,18 @@ def test_a_dialogue_or_prompt_in_one_text_is_divided(tmp_path, form):
 
 
 @pytest.mark.parametrize(
-    "form", ["{} => {}", "{} ||| {}", "{}\t{}", "{} [SEP] {}", "{} vs {}", "{} -> {}", "A: {}\nB: {}"]
+    "form",
+    [
+        "{} => {}",
+        "{} ||| {}",
+        "{}\t{}",
+        "{} [SEP] {}",
+        "{} vs {}",
+        "{} -> {}",
+        "{} :: {}",
+        "A: {}\nB: {}",
+        "Speaker 1: {}\nSpeaker 2: {}",
+    ],
 )
 def test_parts_without_a_name_are_a_doubt_whose_commands_learn_the_second_or_the_first(tmp_path, form):
     source = write(tmp_path / "a.jsonl", [{"text": form.format(ask(row), ask(row + 2))} for row in range(40)])
