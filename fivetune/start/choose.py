@@ -26,7 +26,7 @@ from fivetune.start.columns import (
     build_table,
     count_words,
 )
-from fivetune.start.divisions import BEGIN, END, LABEL_TASKS, Excerpt, TextParts, find_division
+from fivetune.start.divisions import LABEL_TASKS, Excerpt, TextParts, find_division, split_place
 from fivetune.start.marks import MIN_SHARE
 from fivetune.start.partners import describe_partner
 from fivetune.start.readings import SIGNATURES, TASKS, TEXT_TASKS, iter_readings
@@ -172,7 +172,7 @@ def infer_divided(table: RawTable, *, task: str | None = None, given: Given | No
 def can_be_divided(reading: Reading) -> bool:
     """Whether a sure reading learns what stands beside a dialogue, such as the speaker, or a place in a text."""
     is_label = reading.task in LABEL_TASKS and len(reading.inputs) == 1
-    is_place = any(BEGIN.search(name) or END.search(name) for name in reading.targets)
+    is_place = any(split_place(name)[2] for name in reading.targets)
     return is_place or (is_label and not has_word(reading.targets[0], GENERAL_LABELS))
 
 

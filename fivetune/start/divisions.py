@@ -6,6 +6,7 @@ column for each part. The files of `fivetune new` have these columns; the source
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -47,8 +48,9 @@ MAX_SPEAKERS = 10
 MIN_DISTINCT = 0.7  # of the texts of turns
 MIN_TURNS = 0.8  # share of neighbouring rows of one dialogue whose speakers differ
 IN_WORDS = 0.8  # share of excerpts that begin and end with words
-BEGIN = re.compile(r"(.*?)(?<![^\W_])(start|begin|from)(?:s|ing)?(?:_?(?:char|idx|index|pos|position|offset))?$", re.I)
-END = re.compile(r"(?:^|[._])(?:end|stop|to)(?:s|ing)?(?:_?(?:char|idx|index|pos|position|offset))?$", re.I)
+PLACE = re.compile(  # the name of a column of places
+    r"(?P<stem>.*?)(?:^|_)(?P<side>start|begin|from|end|stop|to)(?:s|ing)?(?P<unit>_?(?:char|idx|index|pos|position|offset))?"
+)
 ENDS = {"start": ("end", "stop"), "begin": ("end",), "from": ("to",)}
 READ = ("prompt", "question", "instruction", "input", "context", "text")  # names of first and last parts that leave no
 LEARNED = ("response", "answer", "output", "summary")  # doubt
@@ -267,20 +269,30 @@ def _find_excerpt(table: RawTable) -> Excerpt | None:
         objects = [value for value in table.list_values(name, SAMPLE) if isinstance(value, Mapping)]
         names |= dict.fromkeys((f"{name}.{key}" for key in objects[0]) if objects else (name,))
     texts = [name for name, column in table.columns.items() if column.is_running]
-    for start in names:
-        outer, dot, inner = start.rpartition(".")
-        match = BEGIN.fullmatch(inner)
-        words = ENDS[match[2].casefold()] if match else ()
-        ends = [f"{outer}{dot}{inner[: match.start(2)]}{word}{inner[match.end(2) :]}" for word in words if match]
-        stem = match[1].strip("_ ") if match else ""
-        for end in names.keys() & {*ends}:
-            for context in texts:
-                name = outer or _find_free_name(table, start, stem or "span")
-                usual = Excerpt(outer or start, [name], context, start, end)
-                for found in (usual, replace(usual, is_inclusive=True)):
-                    if _is_excerpt(found, first):
-                        return found
+    places = {name: split_place(name) for name in names}
+    for start, (outer, stem, side, unit) in places.items():
+        ends = [
+            name for name, place in places.items() if place in ((outer, stem, one, unit) for one in ENDS.get(side, ()))
+        ]
+        for end, context in itertools.product(ends, texts):
+            name = outer or _find_free_name(table, start, stem or "span")
+            usual = Excerpt(outer or start, [name], context, start, end)
+            for found in (usual, replace(usual, is_inclusive=True)):
+                if _is_excerpt(found, first):
+                    return found
     return None
+
+
+def split_place(name: str) -> tuple[str, str, str, str]:
+    """Split the name of a column of places into the object that it is in, what begins or ends, the side, and the unit;
+    empty for other names.
+
+    >>> split_place("answers.answer_start"), split_place("spanEndChar"), split_place("age")
+    (('answers', 'answer', 'start', ''), ('', 'span', 'end', '_char'), ('', '', '', ''))
+    """
+    outer, _, inner = name.rpartition(".")
+    match = PLACE.fullmatch(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", inner).casefold())
+    return (outer, match["stem"], match["side"], match["unit"] or "") if match else ("", "", "", "")
 
 
 def _is_excerpt(found: Excerpt, records: Sequence[RawRecord]) -> bool:

@@ -187,6 +187,7 @@ def place(row: int) -> tuple[int, int]:
         lambda start, end: {"answer_start": start, "answer_end": end},
         lambda start, end: {"answer": {"answer_start": start, "answer_end": end}},
         lambda start, end: {"answer": {"start": [start], "end": [end]}},
+        lambda start, end: {"answerStart": start, "answerEnd": end},
         lambda start, end: {"answer_begin_char": str(start), "answer_end_char": str(end)},
         lambda start, end: {"answer_start": start, "answer_end": end - 1},  # the last character
     ],
