@@ -157,6 +157,12 @@ def infer_divided(table: RawTable, *, task: str | None = None, given: Given | No
         return own[0]
     try:
         divided = divide_table(table, division)
+    except DataError as error:
+        raise failure or error from None
+    if divided.num_records < MIN_RECORDS:
+        few = f"{explain_few(divided, [], given or {})} ({division.describe()}.)"
+        raise failure if failure and own else DataError(few)
+    try:
         choices: Sequence[tuple[RawTable, Reading]] = [(divided, infer_task(divided, task=task, given=given))]
     except DoubtError as error:
         if not own or isinstance(division, Excerpt):

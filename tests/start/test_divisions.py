@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fivetune.errors import DataError
 from fivetune.start.choose import DoubtError, describe_reading
 from fivetune.start.marks import find_marks
 from fivetune.start.plan import StartPlan, build_plan, read_sets
@@ -253,3 +254,12 @@ def test_the_first_two_turns_of_lists_are_learned(tmp_path, member):
     dot = f".{member}" if member else ""
     assert (found.reading.inputs, found.reading.targets) == ([f"turns.0{dot}"], [f"turns.1{dot}"])
     assert len([*read_sets(found)]) == 40
+
+
+def test_few_dialogues_are_told_as_what_they_are(tmp_path):
+    rows = [f"{row // 6},{row % 6},{ask(row)}" for row in range(12)]
+    (tmp_path / "a.csv").write_text(
+        "\n".join(["dialogue,turn,said", *rows[:6], *(f"2{one[1:]}" for one in rows[6:9]), *rows[9:]])
+    )
+    with pytest.raises(DataError, match=r"holds 9 records.*turns of a dialogue"):
+        plan(str(tmp_path / "a.csv"))
