@@ -552,7 +552,7 @@ def read_csv_rows(
     Raises DataError for a file without a header, or with one that has a name twice or lacks one of `columns`.
     """
     head = decode_head(file.read(HEAD_BYTES))
-    if _ends_in_returns(head, path):
+    if _has_return_ends(head, path):
         raise DataError(f"{path}: its lines end in carriage returns alone. {_describe_returns(path)}")
     start, separator, rest = _divide_head(head, path)
     csv.field_size_limit(MAX_RECORD_BYTES)  # process-wide, 131,072 by default; csv.reader has no such option
@@ -606,11 +606,11 @@ def read_csv_rows(
             yield TableRow(path, record.number, names, cells, separator)
 
 
-def _ends_in_returns(head: str, path: Path) -> bool:
+def _has_return_ends(head: str, path: Path) -> bool:
     """Return whether most lines of a table end in carriage returns: then a few line ends of other systems are no
     reason to read these as parts of cells.
 
-    >>> _ends_in_returns("text,label\\rFine.,yes\\rNo.,no\\r\\n", Path("a.csv"))
+    >>> _has_return_ends("text,label\\rFine.,yes\\rNo.,no\\r\\n", Path("a.csv"))
     True
     """
     num_returns = len(RETURN.findall(re.sub('"[^"]*"', "", head.strip())))

@@ -219,7 +219,7 @@ def _find_inner(records: Sequence[JsonTable]) -> list[Step]:
         return steps
     if inner:
         name = max(inner, key=lambda one: len(inner[one]))
-        return [_pass(name, nested), Step("each"), *_find_inner(inner[name])]
+        return [_make_member_step(name, nested), Step("each"), *_find_inner(inner[name])]
     plain = [name for name, found in items.items() if found and not _keep_objects(found)]
     sizes = {name: [*map(len, lists[name])] for name in plain}
     texts = [name for name in plain if _has_words(str(items[name][0])) and not LABELS.fullmatch(name)]
@@ -228,10 +228,10 @@ def _find_inner(records: Sequence[JsonTable]) -> list[Step]:
         if len(alike) > 1 and max(sizes[name]) > 1:
             return [Step("along", alike, tuple(one for one in nested if one not in alike))]
     named = [name for name in plain if TEXTS.fullmatch(name) and isinstance(items[name][0], str)]
-    return [_pass(named[0], nested), Step("texts")] if named else []
+    return [_make_member_step(named[0], nested), Step("texts")] if named else []
 
 
-def _pass(name: str, nested: Sequence[str]) -> Step:
+def _make_member_step(name: str, nested: Sequence[str]) -> Step:
     """Return the step into a member, with what else is nested there."""
     return Step("member", (name,), tuple(one for one in nested if one != name))
 
