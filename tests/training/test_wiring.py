@@ -20,7 +20,8 @@ from fivetune.errors import ConfigError
 from fivetune.model import files
 from fivetune.training import loop
 from fivetune.training.answers.decoding import build_decoding
-from fivetune.training.optimizers._batched_adafactor import BatchedAdafactor, compute_base_rate
+from fivetune.training.optimizers._batched_adafactor import compute_base_rate
+from fivetune.training.optimizers.adafactor import Adafactor
 from fivetune.training.run import train
 from fivetune.training.setup import Setup, set_up
 from fivetune.training.step.update import train_step
@@ -210,12 +211,12 @@ def test_norms_are_not_decayed(tmp_path, model_folder, name):
         assert decay[id(parameter)] == (0.0 if "layer_norm" in label else 0.5), label
 
 
-def _adafactor(value: torch.Tensor, **options: Any) -> BatchedAdafactor:
+def _adafactor(value: torch.Tensor, **options: Any) -> torch.optim.Optimizer:
     parameter = torch.nn.Parameter(value.clone())
-    return BatchedAdafactor([parameter], **{"lr": 0.1, "relative_step": False, "scale_parameter": False, **options})
+    return Adafactor(**{"lr": 0.1, "preset": "hf", **options}).build([{"params": [parameter]}])
 
 
-def _steps(optimizer: BatchedAdafactor, gradients: list[torch.Tensor]) -> torch.Tensor:
+def _steps(optimizer: torch.optim.Optimizer, gradients: list[torch.Tensor]) -> torch.Tensor:
     parameter = optimizer.param_groups[0]["params"][0]
     for gradient in gradients:
         parameter.grad = gradient
@@ -233,7 +234,7 @@ def test_adafactor_options_change_its_steps(option):
 
 def test_adafactor_moves_a_tensor_of_zeros_by_its_least_scale():
     """A step is the rate times max(RMS of the tensor, eps2): without eps2, zeros would stay zeros."""
-    optimizer = _adafactor(torch.zeros(4, 6), scale_parameter=True)
+    optimizer = _adafactor(torch.zeros(4, 6), preset="t5-paper")
     moved = _steps(optimizer, [torch.ones(4, 6)])
     assert torch.allclose(moved, torch.full((4, 6), -0.1 * 1e-3))
     assert optimizer.compute_mean_rate() == pytest.approx(0.1 * 1e-3)

@@ -7,7 +7,9 @@ is imported inside the methods. What other code asks of an optimizer is a field 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import Field
 
 from fivetune.plugins import Options
 
@@ -16,7 +18,9 @@ if TYPE_CHECKING:
 
     from fivetune.types import TorchState
 
-__all__ = ["OptimizerOptions"]
+__all__ = ["AdamWOptions", "Beta", "OptimizerOptions"]
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerOptions(Options):
@@ -68,3 +72,17 @@ class OptimizerOptions(Options):
     def effective_lr(self, optimizer: Optimizer) -> float | None:
         """The learning rate that the last step applied; None before the first step."""
         return float(optimizer.param_groups[0]["lr"])
+
+
+class AdamWOptions(OptimizerOptions):
+    """Base of AdamW and its variants: their common options."""
+
+    lr: Annotated[float, Field(gt=0, le=10)] = Field(3e-4, description="peak learning rate")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="decoupled; not applied to norms")
+    beta1: Beta = 0.9
+    beta2: Beta = 0.999
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+
+    def build_arguments(self) -> TorchState:
+        """Build the arguments of torch's AdamW, which the variants share."""
+        return {"lr": self.lr, "betas": (self.beta1, self.beta2), "eps": self.eps, "weight_decay": self.weight_decay}

@@ -25,17 +25,8 @@ _logger.setLevel(_level)
 class BlockwiseAdamW(AdamW8bit):
     """AdamW with 8-bit moments, those of tables with `table_bits`."""
 
-    def __init__(
-        self,
-        groups: list[TorchState],
-        *,
-        lr: float,
-        betas: tuple[float, float],
-        eps: float,
-        weight_decay: float,
-        table_bits: int,
-    ) -> None:
-        super().__init__(groups, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+    def __init__(self, groups: list[TorchState], *, table_bits: int, **arguments: Any) -> None:
+        super().__init__(groups, **arguments)
         self._table_bits = table_bits
 
     def get_config(self, gindex: int, pindex: int, group: TorchState) -> dict[str, Any]:

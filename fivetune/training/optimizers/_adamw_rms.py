@@ -6,18 +6,13 @@ In: parameter groups with gradients. Out: changed weights, and the state step, e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from fivetune.distributed.sharding import compute_norms, get_local
-from fivetune.training.optimizers._closure import run_closure
-
-if TYPE_CHECKING:
-    from torch.optim.optimizer import ParamsT
 
 many: Any = torch  # untyped, because torch's _foreach functions are private
 
@@ -25,27 +20,12 @@ many: Any = torch  # untyped, because torch's _foreach functions are private
 class ScaledAdamW(Optimizer):
     """AdamW with the rate of each tensor multiplied by max(min_rms, RMS of the tensor)."""
 
-    def __init__(
-        self,
-        params: ParamsT,
-        *,
-        lr: float,
-        betas: tuple[float, float],
-        eps: float,
-        weight_decay: float = 0.0,
-        min_rms: float = 1e-3,
-    ) -> None:
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "min_rms": min_rms}
-        super().__init__(params, defaults)
-
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = run_closure(closure)
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             weights = [weight for weight in group["params"] if weight.grad is not None]
             if weights:
                 self._update(group, weights)
-        return loss
 
     def _update(self, group: dict[str, Any], weights: list[Tensor]) -> None:
         states = [self.state[weight] for weight in weights]

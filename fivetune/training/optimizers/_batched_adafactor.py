@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +20,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fivetune.distributed.sharding import gather_tensor, shard_like
-from fivetune.training.optimizers._closure import run_closure
 
 if TYPE_CHECKING:
-    from torch.optim.optimizer import ParamsT
-
     from fivetune.types import TorchState
 
 BLOCK = {"cpu": 1 << 18}  # elements per block: 1 MiB of fp32 fits into a core's cache
@@ -39,40 +36,16 @@ class BatchedAdafactor(Optimizer):
     `keeps_whole_state`: every rank holds the full state, of sharded parameters too. `found_inf`: as for torch's fused
     optimizers, a number on the device; a step leaves weights and averages as they are unless it is 0.
 
-    Args:
-        lr: learning rate, None with relative_step. A schedule may change it in each group before a step.
-        eps: constant added to squared gradients; lower bound of the RMS in scale_parameter.
-        The others: see fivetune/training/optimizers/adafactor.py.
+    Its groups have the options of fivetune/training/optimizers/adafactor.py and `eps`: the constant added to squared
+    gradients, and the lower bound of the RMS in scale_parameter.
     """
 
     keeps_whole_state = True
     _step_supports_amp_scaling = True
     found_inf: Tensor | None = None
 
-    def __init__(
-        self,
-        params: ParamsT,
-        *,
-        lr: float | None = None,
-        eps: tuple[float, float] = (1e-30, 1e-3),
-        clip_threshold: float = 1.0,
-        decay_rate: float = -0.8,
-        beta1: float | None = None,
-        weight_decay: float = 0.0,
-        scale_parameter: bool = True,
-        relative_step: bool = True,
-        warmup_init: bool = False,
-    ) -> None:
-        defaults = {
-            "lr": lr, "eps": eps, "clip_threshold": clip_threshold, "decay_rate": decay_rate, "beta1": beta1,
-            "weight_decay": weight_decay, "scale_parameter": scale_parameter, "relative_step": relative_step,
-            "warmup_init": warmup_init,
-        }  # fmt: skip
-        super().__init__(params, defaults)
-
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = run_closure(closure)
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for stack in self._iter_stacks(group):
                 parts = stack.parameters
@@ -81,7 +54,6 @@ class BatchedAdafactor(Optimizer):
                 for part, full in zip(parts, stack.parameters, strict=True):
                     if full is not part:
                         part.copy_(shard_like(full, part))
-        return loss
 
     def compute_mean_rate(self) -> float | None:
         """Learning rate of the last step, averaged over all parameters; None before the first step."""

@@ -6,14 +6,12 @@ two optimizers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from torch.optim import Optimizer
 
 from fivetune.distributed.sharding import gather_tensor, is_sharded, shard_like
-from fivetune.training.optimizers._closure import run_closure
 
 if TYPE_CHECKING:
     from fivetune.types import TorchState
@@ -47,8 +45,7 @@ class MuonWithAdamW(Optimizer):
         super().__init__([group for part in self._parts for group in part.param_groups], {})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = run_closure(closure)
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         at = 0
         for part in self._parts:  # load_state_dict replaces groups and state
             part.param_groups = self.param_groups[at : at + len(part.param_groups)]
@@ -57,7 +54,6 @@ class MuonWithAdamW(Optimizer):
                 self._step_sharded(part)
             part.step()
             at += len(part.param_groups)
-        return loss
 
     def _step_sharded(self, muon: torch.optim.Muon) -> None:
         """Update the sharded matrices and take their gradients; the others are left to Muon itself.

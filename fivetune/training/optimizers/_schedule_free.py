@@ -10,18 +10,14 @@ lr_max, weight_sum of each weight. x is not stored: y and z determine it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fivetune.training.optimizers._closure import run_closure
-
 if TYPE_CHECKING:
-    from torch.optim.optimizer import ParamsT
-
     from fivetune.types import TorchState
 
 many: Any = torch  # untyped, because torch's _foreach functions are private
@@ -30,19 +26,12 @@ many: Any = torch  # untyped, because torch's _foreach functions are private
 class ScheduleFreeAdamW(Optimizer):
     """The weights are y; `compute_averages` returns x."""
 
-    def __init__(
-        self, params: ParamsT, *, lr: float, betas: tuple[float, float], eps: float, weight_decay: float = 0.0
-    ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
-
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = run_closure(closure)
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             weights = [weight for weight in group["params"] if weight.grad is not None]
             if weights:
                 self._update(group, weights)
-        return loss
 
     def _update(self, group: TorchState, weights: list[Tensor]) -> None:
         """Update weights; each counts its own steps, because some may be trained later than others."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -32,71 +32,62 @@ class TableGrad:
     """
 
     def __init__(self) -> None:
-        self._rows: list[tuple[Tensor, Tensor]] = []
-        self._products: list[tuple[Tensor, Tensor]] = []
+        self.rows: tuple[Tensor, Tensor] | None = None  # ids [u] ascending, gradients [u, d]
+        self.product: tuple[Tensor, Tensor] | None = None  # share [n, V], hidden [n, d]
 
     def __bool__(self) -> bool:
-        return bool(self._rows or self._products)
-
-    @property
-    def has_product(self) -> bool:
-        return bool(self._products)
+        return self.rows is not None or self.product is not None
 
     def add_rows(self, ids: Tensor, rows: Tensor) -> None:
         """Add rows [N, d] at ids [N], which may repeat."""
-        if self._rows:
-            (before, there), *_ = self._rows
-            ids, rows = torch.cat([before, ids]), torch.cat([there, rows])
+        if self.rows:
+            ids, rows = (torch.cat(pair) for pair in zip(self.rows, (ids, rows), strict=True))
         distinct, place = ids.unique(return_inverse=True)
-        self._rows = [(distinct, rows.new_zeros(len(distinct), rows.shape[1]).index_add_(0, place, rows))]
+        self.rows = distinct, rows.new_zeros(len(distinct), rows.shape[1]).index_add_(0, place, rows)
 
     def add_product(self, share: Tensor, hidden: Tensor) -> None:
         """Add the product share^T hidden of share [n, V] and hidden [n, d]."""
         share, hidden = share.detach(), hidden.detach()
-        if self._products:
-            (before, there), *_ = self._products
-            share, hidden = torch.cat([before, share]), torch.cat([there, hidden])
-        self._products = [(share, hidden)]
+        if self.product:
+            share, hidden = (torch.cat(pair) for pair in zip(self.product, (share, hidden), strict=True))
+        self.product = share, hidden
 
     def clear(self) -> None:
-        self._rows, self._products = [], []
+        self.rows = self.product = None
 
     def mul_(self, factor: Tensor | float) -> None:
-        """Scale the gradient."""
-        self._rows = [(ids, rows * factor) for ids, rows in self._rows]
-        self._products = [(share, hidden * factor) for share, hidden in self._products]
+        """Scale the gradient: the second factor of each part."""
+        self.rows = self.rows and (self.rows[0], self.rows[1] * factor)
+        self.product = self.product and (self.product[0], self.product[1] * factor)
 
     def compute_norm(self) -> Tensor:
         """Euclidean norm: |R + S^T H|^2 = |R|^2 + 2 <R, S^T H> + <S S^T, H H^T>, with long sums in fp64."""
         total = torch.zeros((), dtype=torch.float64)
-        for _, rows in self._rows:
-            total += rows.double().square().sum()
-        for share, hidden in self._products:
+        if self.rows:
+            total += self.rows[1].double().square().sum()
+        if self.product:
+            share, hidden = self.product
             total += ((share @ share.t()).double() * (hidden @ hidden.t()).double()).sum()
-            for ids, rows in self._rows:
+            if self.rows:
+                ids, rows = self.rows
                 total += 2 * (rows.double() * (share[:, ids].t() @ hidden).double()).sum()
         return total.clamp_min(0).sqrt().float()
-
-    def get_rows(self) -> tuple[Tensor, Tensor]:
-        """The nonzero rows: ids [u] ascending, gradients [u, d]. Only valid without a product."""
-        assert not self._products
-        return self._rows[0]
 
     def iter_slices(self, num_rows: int) -> Iterator[tuple[int, int, Tensor]]:
         """Yield the dense gradient of `num_rows` rows in slices of SLICE rows: start, end, [end - start, d]."""
         for start in range(0, num_rows, SLICE):
             end = min(start + SLICE, num_rows)
-            grad = self._compute_product(start, end)
-            for ids, rows in self._rows:
+            grad = None
+            if self.product:
+                share, hidden = self.product
+                grad = share[:, start:end].t() @ hidden
+            if self.rows:
+                ids, rows = self.rows
                 low, high = torch.searchsorted(ids, torch.tensor([start, end])).tolist()
-                if grad is None:
-                    grad = rows.new_zeros(end - start, rows.shape[1])
+                grad = rows.new_zeros(end - start, rows.shape[1]) if grad is None else grad
                 grad.index_add_(0, ids[low:high] - start, rows[low:high])
             assert grad is not None
             yield start, end, grad
-
-    def _compute_product(self, start: int, end: int) -> Tensor | None:
-        return next((share[:, start:end].t() @ hidden for share, hidden in self._products), None)
 
     def to_dense(self, num_rows: int) -> Tensor:
         """The dense gradient, [num_rows, d]."""
@@ -133,18 +124,9 @@ class TableAdamW(torch.optim.AdamW):
     weight decay only. They are skipped, and the system commits memory for their moments only at the first write.
     """
 
-    def __init__(
-        self,
-        groups: list[TorchState],
-        *,
-        smallest: int,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-    ) -> None:
+    def __init__(self, groups: list[TorchState], *, smallest: int, **arguments: Any) -> None:
         """`smallest`: least number of elements of a table with a factored gradient."""
-        super().__init__(groups, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=True)
+        super().__init__(groups, fused=True, **arguments)
         self._seen: dict[Tensor, Tensor] = {}
         for parameter in self._list_parameters():
             if parameter.dim() == 2 and parameter.numel() >= smallest and parameter.device.type == "cpu":
@@ -179,18 +161,19 @@ class TableAdamW(torch.optim.AdamW):
 
     def _step_table(self, table: Tensor, parts: TableGrad, group: TorchState) -> None:
         state = self._ensure_state(table)
-        if parts.has_product or bool(self._find_seen_rows(table).all()):
+        if parts.rows is None or parts.product or bool(self._find_seen_rows(table).all()):
             for start, end, grad in parts.iter_slices(len(table)):
                 rows = slice(start, end)
                 _apply_adamw(table[rows], grad, state["exp_avg"][rows], state["exp_avg_sq"][rows], state["step"], group)
             self._seen[table].fill_(True)
         else:
-            self._update_seen_rows(table, parts, state, group)
+            self._update_seen_rows(table, *parts.rows, state, group)
         state["step"] += 1
 
-    def _update_seen_rows(self, table: Tensor, parts: TableGrad, state: dict[str, Tensor], group: TorchState) -> None:
-        """Update the rows that have, or had, a gradient."""
-        ids, rows = parts.get_rows()
+    def _update_seen_rows(
+        self, table: Tensor, ids: Tensor, rows: Tensor, state: dict[str, Tensor], group: TorchState
+    ) -> None:
+        """Update the rows that have, or had, a gradient: `rows` at `ids`, zeros elsewhere."""
         seen = self._find_seen_rows(table)
         seen[ids] = True
         if group["weight_decay"]:

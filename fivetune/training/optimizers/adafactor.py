@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from fivetune.types import TorchState
 
 
+EPS = (1e-30, 1e-3)  # added to squared gradients; lower bound of the RMS by which steps are scaled
+
+
 class Adafactor(OptimizerOptions):
     """Adafactor. State per matrix: one fp32 row and one column, a negligible amount of memory."""
 
@@ -79,17 +82,9 @@ class Adafactor(OptimizerOptions):
 
         for group in groups:
             group["scale_parameter"] = self.scales_by_size and group.get("scales_by_size", True)
-        return BatchedAdafactor(
-            groups,
-            lr=None if self.relative_step else (self.lr or 1e-3),
-            clip_threshold=self.clip_threshold,
-            decay_rate=self.decay_rate,
-            beta1=self.beta1,
-            weight_decay=self.weight_decay,
-            scale_parameter=self.scales_by_size,
-            relative_step=self.relative_step,
-            warmup_init=self.warmup_init,
-        )
+        defaults = self.model_dump(exclude={"preset"})
+        defaults["lr"] = None if self.relative_step else (self.lr or 1e-3)
+        return BatchedAdafactor(groups, {**defaults, "scale_parameter": self.scales_by_size, "eps": EPS})
 
     def effective_lr(self, optimizer: Optimizer) -> float | None:
         """Learning rate of the last step, averaged over all parameters; None before the first step."""

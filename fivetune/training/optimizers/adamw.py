@@ -6,11 +6,9 @@ the same steps with less memory.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import Field
-
-from fivetune.training.optimizers import OptimizerOptions
+from fivetune.training.optimizers import AdamWOptions
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -18,10 +16,9 @@ if TYPE_CHECKING:
     from fivetune.types import TorchState
 
 LARGE_TABLE = 2**26  # elements (256 MiB of fp32): the tables of mT5 and umT5
-Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-class AdamW(OptimizerOptions):
+class AdamW(AdamWOptions):
     """AdamW. T5 fine-tunes well at 1e-4 to 1e-3; 5e-5, a common default elsewhere, is too small for it."""
 
     state_bytes_per_parameter: ClassVar[float] = 8.0
@@ -30,22 +27,13 @@ class AdamW(OptimizerOptions):
     supports_graphs: ClassVar[bool] = True
     supports_tpu: ClassVar[bool] = True
 
-    lr: Annotated[float, Field(gt=0, le=10)] = Field(3e-4, description="peak learning rate")
-    weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="decoupled; not applied to norms")
-    beta1: Beta = 0.9
-    beta2: Beta = 0.999
-    eps: Annotated[float, Field(gt=0)] = 1e-8
-
     def build(self, groups: list[TorchState]) -> Optimizer:
         import torch
 
-        return torch.optim.AdamW(groups, fused=True, **self._build_options())
+        return torch.optim.AdamW(groups, fused=True, **self.build_arguments())
 
     def build_for_tables(self, groups: list[TorchState]) -> Optimizer:
         """Build the same optimizer for one process on a CPU, with factored gradients of large tables."""
         from fivetune.training.optimizers._table_adamw import TableAdamW
 
-        return TableAdamW(groups, smallest=LARGE_TABLE, **self._build_options())
-
-    def _build_options(self) -> TorchState:
-        return {"lr": self.lr, "betas": (self.beta1, self.beta2), "eps": self.eps, "weight_decay": self.weight_decay}
+        return TableAdamW(groups, smallest=LARGE_TABLE, **self.build_arguments())

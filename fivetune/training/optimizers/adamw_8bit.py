@@ -8,13 +8,13 @@ Trainer); `table_bits: 8` saves memory where the vocabulary is most of the model
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
 from fivetune.errors import FiveTuneEnvironmentError
 from fivetune.installation import name_install
-from fivetune.training.optimizers import OptimizerOptions
+from fivetune.training.optimizers import AdamWOptions
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -22,20 +22,14 @@ if TYPE_CHECKING:
     from fivetune.types import TorchState
 
 BLOCK = 256  # elements that share an fp32 scale
-Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-class AdamW8bit(OptimizerOptions):
+class AdamW8bit(AdamWOptions):
     """AdamW with a quarter of its memory for moments. Learning rates as for AdamW; needs bitsandbytes."""
 
     state_bytes_per_parameter: ClassVar[float] = 2 * (1 + 4 / BLOCK)
     lr_range: ClassVar[tuple[float, float]] = (1e-5, 5e-3)
 
-    lr: Annotated[float, Field(gt=0, le=10)] = Field(3e-4, description="peak learning rate")
-    weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="decoupled; not applied to norms")
-    beta1: Beta = 0.9
-    beta2: Beta = 0.999
-    eps: Annotated[float, Field(gt=0)] = 1e-8
     table_bits: Literal[8, 32] = Field(32, description="bits of the moments of embeddings and head")
 
     def get_state_bytes(self, kind: str) -> float:
@@ -54,11 +48,4 @@ class AdamW8bit(OptimizerOptions):
         self.refuse_missing_packages()
         from fivetune.training.optimizers._adamw_8bit import BlockwiseAdamW
 
-        return BlockwiseAdamW(
-            groups,
-            lr=self.lr,
-            betas=(self.beta1, self.beta2),
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            table_bits=self.table_bits,
-        )
+        return BlockwiseAdamW(groups, table_bits=self.table_bits, **self.build_arguments())

@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from fivetune.training.optimizers import OptimizerOptions
+from fivetune.training.optimizers import AdamWOptions
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from fivetune.types import TorchState
 
-Beta = Annotated[float, Field(ge=0, lt=1)]
 
-
-class AdamWRMS(OptimizerOptions):
+class AdamWRMS(AdamWOptions):
     """AdamW with RMS scaling: learning rates as for Adafactor's preset t5-paper."""
 
     state_bytes_per_parameter: ClassVar[float] = 8.0
@@ -29,9 +27,6 @@ class AdamWRMS(OptimizerOptions):
 
     lr: Annotated[float, Field(gt=0, le=10)] = Field(1e-3, description="peak learning rate, before the scaling")
     weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="decoupled, not scaled; not applied to norms")
-    beta1: Beta = 0.9
-    beta2: Beta = 0.999
-    eps: Annotated[float, Field(gt=0)] = 1e-8
     min_rms: Annotated[float, Field(gt=0)] = Field(1e-3, description="lower bound of the root mean square")
 
     def build(self, groups: list[TorchState]) -> Optimizer:
@@ -40,14 +35,7 @@ class AdamWRMS(OptimizerOptions):
         for group in groups:
             if not group.get("scales_by_size", True):
                 group["min_rms"] = 1.0  # more than the RMS of an adapter's matrices: steps of the plain rate
-        return ScaledAdamW(
-            groups,
-            lr=self.lr,
-            betas=(self.beta1, self.beta2),
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            min_rms=self.min_rms,
-        )
+        return ScaledAdamW(groups, {**self.build_arguments(), "min_rms": self.min_rms})
 
     def effective_lr(self, optimizer: Optimizer) -> float | None:
         """Learning rate of the last step, averaged over all parameters; None before the first step."""

@@ -6,7 +6,6 @@ one without shards, and is not installed everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -42,16 +41,13 @@ def _make_torch_lion() -> type[Optimizer]:
     """Make the class of the torch optimizer: not in the module, because settings are read without torch."""
     import torch
 
-    from fivetune.training.optimizers._closure import run_closure
-
     many: Any = torch  # untyped, because torch's _foreach functions are private
 
     class TorchLion(torch.optim.Optimizer):
         """p -= lr * (sign(b1 * m + (1 - b1) * g) + weight_decay * p), then m = b2 * m + (1 - b2) * g."""
 
         @torch.no_grad()
-        def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-            loss = run_closure(closure)
+        def step(self, closure: None = None) -> None:  # type: ignore[override]
             for group in self.param_groups:
                 weights = [weight for weight in group["params"] if weight.grad is not None]
                 if not weights:
@@ -67,6 +63,5 @@ def _make_torch_lion() -> type[Optimizer]:
                 many._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
                 many._foreach_add_(weights, signs, alpha=-group["lr"])
                 many._foreach_lerp_(means, grads, 1 - beta2)
-            return loss
 
     return TorchLion

@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from fivetune.training.optimizers import OptimizerOptions
+from fivetune.training.optimizers import Beta, OptimizerOptions
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from fivetune.types import TorchState
-
-Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Muon(OptimizerOptions):

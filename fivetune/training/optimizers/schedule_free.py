@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from fivetune.training.optimizers import OptimizerOptions
+from fivetune.training.optimizers import AdamWOptions
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fivetune.types import TorchState
 
 
-class ScheduleFree(OptimizerOptions):
+class ScheduleFree(AdamWOptions):
     """Schedule-free AdamW. Learning rates 1 to 10 times AdamW's; a warm-up of a few per cent of the steps."""
 
     state_bytes_per_parameter: ClassVar[float] = 8.0
@@ -34,12 +34,8 @@ class ScheduleFree(OptimizerOptions):
     beta1: Annotated[float, Field(gt=0, lt=1)] = Field(
         0.9, description="share of the average in the weights that are trained; 0.95 or 0.98 for long runs"
     )
-    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
-    eps: Annotated[float, Field(gt=0)] = 1e-8
 
     def build(self, groups: list[TorchState]) -> Optimizer:
         from fivetune.training.optimizers._schedule_free import ScheduleFreeAdamW
 
-        return ScheduleFreeAdamW(
-            groups, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps, weight_decay=self.weight_decay
-        )
+        return ScheduleFreeAdamW(groups, self.build_arguments())

@@ -24,6 +24,20 @@ class SinkContract(Protocol):
     def open(self, folder: Path, config: JsonTable, *, first_step: int = ...) -> Any: ...
 
 
+class Writer:
+    """Base of the writers here, which log the values of a record at its step."""
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        """Log values by name."""
+        raise NotImplementedError
+
+    def step(self, record: StepRecord) -> None:
+        self.log(build_step_values(record), record.step)
+
+    def evaluation(self, record: EvalRecord) -> None:
+        self.log(build_eval_values(record), record.step)
+
+
 class Sink(Options):
     """Base of the trackers here: `package` is the one that they import."""
 

@@ -6,8 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from fivetune.rundir.records import EvalRecord, StepRecord
-from fivetune.training.sinks import Sink, build_eval_values, build_step_values
+from fivetune.training.sinks import Sink, Writer
 from fivetune.types import JsonTable
 
 
@@ -23,21 +22,14 @@ class MLflow(Sink):
         return MLflowWriter(client)
 
 
-class MLflowWriter:
+class MLflowWriter(Writer):
     """One mlflow run."""
 
     def __init__(self, client: ModuleType) -> None:
         self._client = client
 
-    def step(self, record: StepRecord) -> None:
-        self._client.log_metrics(
-            {k.replace("/", "."): v for k, v in build_step_values(record).items()}, step=record.step
-        )
-
-    def evaluation(self, record: EvalRecord) -> None:
-        self._client.log_metrics(
-            {k.replace("/", "."): v for k, v in build_eval_values(record).items()}, step=record.step
-        )
+    def log(self, values: dict[str, float], step: int) -> None:
+        self._client.log_metrics({name.replace("/", "."): value for name, value in values.items()}, step=step)
 
     def close(self) -> None:
         self._client.end_run()

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fivetune.rundir.records import EvalRecord, StepRecord
-from fivetune.training.sinks import Sink, build_eval_values, build_step_values
+from fivetune.training.sinks import Sink, Writer
+from fivetune.types import JsonTable
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
-from fivetune.types import JsonTable
 
 
 class TensorBoard(Sink):
@@ -24,19 +23,15 @@ class TensorBoard(Sink):
         return TensorBoardWriter(SummaryWriter(str(folder / "tensorboard"), purge_step=first_step))
 
 
-class TensorBoardWriter:
+class TensorBoardWriter(Writer):
     """One run's event file."""
 
     def __init__(self, events: SummaryWriter) -> None:
         self._events = events
 
-    def step(self, record: StepRecord) -> None:
-        for name, value in build_step_values(record).items():
-            self._events.add_scalar(name, value, record.step)
-
-    def evaluation(self, record: EvalRecord) -> None:
-        for name, value in build_eval_values(record).items():
-            self._events.add_scalar(name, value, record.step)
+    def log(self, values: dict[str, float], step: int) -> None:
+        for name, value in values.items():
+            self._events.add_scalar(name, value, step)
 
     def close(self) -> None:
         self._events.close()

@@ -6,8 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fivetune.rundir.records import EvalRecord, StepRecord
-from fivetune.training.sinks import Sink, build_eval_values, build_step_values
+from fivetune.training.sinks import Sink, Writer
 from fivetune.types import JsonTable
 
 
@@ -21,17 +20,14 @@ class WandB(Sink):
         return WandBWriter(client.init(dir=str(folder), name=folder.resolve().name, config=config))
 
 
-class WandBWriter:
+class WandBWriter(Writer):
     """One wandb run."""
 
     def __init__(self, run: Any) -> None:
         self._run = run
 
-    def step(self, record: StepRecord) -> None:
-        self._run.log(build_step_values(record), step=record.step)
-
-    def evaluation(self, record: EvalRecord) -> None:
-        self._run.log(build_eval_values(record), step=record.step)
+    def log(self, values: dict[str, float], step: int) -> None:
+        self._run.log(values, step=step)
 
     def close(self) -> None:
         self._run.finish()

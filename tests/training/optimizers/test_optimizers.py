@@ -234,7 +234,9 @@ def both(variant: str, *, dtype: torch.dtype = torch.float32) -> list[torch.opti
     random = torch.Generator().manual_seed(0)
     start = [torch.randn(shape, generator=random).to(dtype) for shape in [*SHAPES, (3, 3)]]
     options = {"relative_step": False, **VARIANTS[variant]}
-    return [made([torch.nn.Parameter(t.clone()) for t in start], **options) for made in (Original, BatchedAdafactor)]
+    theirs, ours = ([torch.nn.Parameter(tensor.clone()) for tensor in start] for _ in range(2))
+    original = Original(theirs, **options)
+    return [original, BatchedAdafactor(ours, original.defaults)]
 
 
 def train(optimizers: list[torch.optim.Optimizer], num_steps: int, *, seed: int = 1) -> None:
