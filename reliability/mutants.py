@@ -172,7 +172,7 @@ RESUMING = [
            'return [int(name) for name in sorted(names) if re.fullmatch(r"[0-9]{1,18}", name, re.ASCII)]',
            CHECKPOINT_TESTS, "by_number"),
     Mutant("a resumed run forgets the evaluations without improvement", CHECKPOINT,
-           'num_without_improvement = table["num_evals_without_improvement"]', "num_without_improvement = 0",
+           "return progress, owner", "return replace(progress, num_evals_without_improvement=0), owner",
            ("tests/training/test_losses.py",), "stops_at_the_same_step"),
     Mutant("a stopped run saves nothing", "training/loop.py",
            "(is_checkpoint_due(training) or stopping)", "is_checkpoint_due(training)",

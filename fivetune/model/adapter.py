@@ -148,8 +148,9 @@ def compute_base_checksum(model: nn.Module) -> str:
 
 
 @contextmanager
-def _suppress_log(name: str) -> Iterator[None]:
-    logger = logging.getLogger(name)
+def _suppress_log() -> Iterator[None]:
+    """Suppress what bitsandbytes reports on a machine without a GPU."""
+    logger = logging.getLogger("bitsandbytes")
     before = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
@@ -159,9 +160,9 @@ def _suppress_log(name: str) -> Iterator[None]:
 
 
 def import_peft() -> None:
-    """Import peft, without what bitsandbytes reports on a machine without a GPU."""
+    """Import peft, which imports bitsandbytes if it is installed."""
     try:
-        with _suppress_log("bitsandbytes"):
+        with _suppress_log():
             import peft  # noqa: F401
     except ImportError:
         raise FiveTuneEnvironmentError(
@@ -226,7 +227,7 @@ def _insert_modules(model: T5Model, config: PeftConfig) -> set[str]:
 def convert_to_nf4(model: nn.Module, targets: Sequence[str], device: str) -> str:
     """Replace matrices by NF4 ones of bitsandbytes on a device; returns how far they are from the given ones."""
     try:
-        with _suppress_log("bitsandbytes"):
+        with _suppress_log():
             library: Any = import_module("bitsandbytes.nn")  # its types are not those of torch
     except ImportError:
         raise FiveTuneEnvironmentError(
@@ -267,11 +268,6 @@ def read_matrix(linear: nn.Module) -> Tensor:
     return dequantize_4bit(weight.data, state).float()  # type: ignore[union-attr]
 
 
-def _find_layers(model: nn.Module) -> dict[str, Any]:
-    """peft's modules by the names of the matrices in whose place they are."""
-    return {name: module for name, module in model.named_modules() if hasattr(module, "base_layer")}
-
-
 @torch.no_grad()
 def merge_linear(layer: Any) -> nn.Linear:
     """The linear module with which one of peft's could be replaced. IA3 scales a bias too."""
@@ -302,7 +298,8 @@ def iter_merged(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Iter
     if attached is None:
         yield from weights
         return
-    layers = _find_layers(model)
+    # peft's modules by the names of the matrices in whose place they are.
+    layers = {name: module for name, module in model.named_modules() if hasattr(module, "base_layer")}
     for name, value in weights:
         if name.startswith(f"{SPAN_HEAD}."):
             yield name, value

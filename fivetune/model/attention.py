@@ -157,23 +157,18 @@ def compute_relative_buckets(longest: int, *, bidirectional: bool, num_buckets: 
 MIN_TABLE_TOKENS = 512  # tokens
 
 
-def get_relative_buckets(
-    device: torch.device, longest: int, *, bidirectional: bool, num_buckets: int, max_distance: int
-) -> Tensor:
+def get_relative_buckets(device: torch.device, longest: int, **rule: int) -> Tensor:
     """`compute_relative_buckets` from a cache on the device: a slice of the table for the next power of two.
 
     So few tables exist, and a captured step copies none from the host.
     """
     size = max(MIN_TABLE_TOKENS, 1 << (longest - 1).bit_length())
-    kept = _build_bucket_table(device, size, bidirectional, num_buckets, max_distance)
+    kept = _build_bucket_table(device, size, **rule)
     return kept[size - longest : size + longest - 1]
 
 
 @cache
-def _build_bucket_table(
-    device: torch.device, size: int, bidirectional: bool, num_buckets: int, max_distance: int
-) -> Tensor:
-    rule = {"bidirectional": bidirectional, "num_buckets": num_buckets, "max_distance": max_distance}
+def _build_bucket_table(device: torch.device, size: int, **rule: Any) -> Tensor:
     return compute_relative_buckets(size, **rule).to(device)
 
 
@@ -252,8 +247,7 @@ class RelativeBias:
     def __init__(
         self, table: Tensor | None, longest: int, causal: bool, device: torch.device, kind: torch.dtype
     ) -> None:
-        self.table, self.longest, self.causal, self.device = table, longest, causal, device
-        self.kind = kind
+        self.table, self.longest, self.causal, self.device, self.kind = table, longest, causal, device, kind
         self.square: Tensor | None = None
         self.square_grad: Tensor | None = None
         self.grad: Tensor | None = None
@@ -268,12 +262,11 @@ class RelativeBias:
             lq, lk = block.shape
             return self.square[:, :lq, :lk]
         hidden = block.hidden.to(self.device, non_blocking=True)
-        bias = torch.zeros((1, *hidden.shape), device=self.device) if self.table is None else self._gather_bias(block)
+        if self.table is None:
+            bias = torch.zeros((1, *hidden.shape), device=self.device)
+        else:
+            bias = self.table[:, self._index(block)].view(-1, *block.shape)
         return bias.masked_fill_(hidden, -math.inf).to(self.kind)
-
-    def _gather_bias(self, block: Block) -> Tensor:
-        assert self.table is not None
-        return self.table[:, self._index(block)].view(-1, *block.shape)
 
     def _index(self, block: Block) -> Tensor:
         assert block.distances is not None

@@ -53,15 +53,22 @@ def compute_padded_losses(model: T5Model, batch: PaddedBatch, *, objective: Obje
 @torch.no_grad()
 def compute_padded_states(model: T5Model, batch: PaddedBatch) -> Tensor:
     """Compute the decoder's output before every scored label, scaled for the head: [N_tgt, d]."""
-    config = model.config
-    encoded = model.get_encoder()(input_ids=batch.input_ids, attention_mask=batch.attention_mask).last_hidden_state
-    decoded = model.get_decoder()(
-        input_ids=shift_right(batch.labels, start_id=config.decoder_start_token_id, pad_id=config.pad_token_id),
-        encoder_hidden_states=encoded,
-        encoder_attention_mask=batch.attention_mask,
-        use_cache=False,
-    ).last_hidden_state
-    return decoded[batch.labels != IGNORE_INDEX] * compute_output_scale(config)
+    ids = shift_right(batch.labels, start_id=model.config.decoder_start_token_id, pad_id=model.config.pad_token_id)
+    encoded = encode_padded(model, batch.input_ids, batch.attention_mask)
+    return decode_padded(model, ids, encoded, batch.attention_mask)[batch.labels != IGNORE_INDEX]
+
+
+def encode_padded(model: T5Model, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    """Hidden states of inputs [B, S], [B, S, d]."""
+    return model.get_encoder()(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+
+
+def decode_padded(model: T5Model, ids: Tensor, encoded: Tensor, attention_mask: Tensor) -> Tensor:
+    """Hidden states of decoder inputs [B, T], scaled for the head, [B, T, d]."""
+    found = model.get_decoder()(
+        input_ids=ids, encoder_hidden_states=encoded, encoder_attention_mask=attention_mask, use_cache=False
+    )
+    return found.last_hidden_state * compute_output_scale(model.config)
 
 
 def compute_logits(model: T5Model, hidden: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """A model as functions of its weights, for compilers that trace whole steps.
 
-In: a model, weights by name, tensors. Out: losses, hidden states or logits. The model's own weights are not used.
+In: a model, weights by name, tensors. Out: what a function of the model returns. Its own weights are not used.
 """
 
 from __future__ import annotations
@@ -12,13 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from fivetune.data.store.batch import PaddedBatch
-from fivetune.model.family import compute_output_scale
-from fivetune.model.forward import compute_logits, compute_padded_losses
+from fivetune.model.forward import compute_padded_losses
 
 if TYPE_CHECKING:
     from fivetune.model.modules import T5Model
-
-__all__ = ["StatelessModel", "compute_logits", "compute_losses", "decode_padded", "encode_padded"]
 
 
 class StatelessModel(nn.Module):
@@ -40,16 +37,3 @@ class StatelessModel(nn.Module):
 def compute_losses(model: T5Model, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Tensor:
     """-log p of every label, [B, T] fp32, 0 at labels of -100."""
     return compute_padded_losses(model, PaddedBatch(input_ids, attention_mask, labels))
-
-
-def encode_padded(model: T5Model, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-    """Hidden states of inputs [B, S], [B, S, d]."""
-    return model.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-
-
-def decode_padded(model: T5Model, ids: Tensor, encoded: Tensor, attention_mask: Tensor) -> Tensor:
-    """Hidden states of decoder inputs [B, T], scaled for the head, [B, T, d]."""
-    found = model.decoder(
-        input_ids=ids, encoder_hidden_states=encoded, encoder_attention_mask=attention_mask, use_cache=False
-    )
-    return found.last_hidden_state * compute_output_scale(model.config)

@@ -112,19 +112,17 @@ def load_model_and_tokenizer(
 
 def load_without_weights(folder: Path) -> LoadedModel:
     """Load the tokenizer of a folder, and the model of its config.json on torch's meta device, without values."""
-    from transformers import AutoModelForSeq2SeqLM
-
     settings = _load_settings(folder, None, find_family(read_model_config(folder), folder))
-    with suppress_output(), torch.device("meta"):
-        model = AutoModelForSeq2SeqLM.from_config(settings, dtype=torch.float32, trust_remote_code=False)
-    return LoadedModel(_set_generation_ids(model, settings), load_tokenizer(None, folder))
+    return LoadedModel(_build_model(settings, "meta"), load_tokenizer(None, folder))
 
 
 def find_source(path: str | None, *, config: str | None, init: str, revision: str | None) -> Path:
     """Find the folder or config.json that a model is built from. Raises ModelError if it does not exist."""
     if init == "pretrained" and path:
         return find_folder(path, revision=revision)
-    return _find_config_source(config or path)
+    name = config or path
+    assert name is not None  # RunConfig requires it
+    return Path(name) if Path(name).is_file() else find_folder(name)
 
 
 def _advise_restoring(folder: Path) -> str:
@@ -177,11 +175,6 @@ def describe_parameters(model: nn.Module) -> str:
     return f"{text}, {attached.note}" if attached and attached.note else text
 
 
-def _find_config_source(config: str | None) -> Path:
-    assert config is not None  # RunConfig requires it
-    return Path(config) if Path(config).is_file() else find_folder(config)
-
-
 def _load_settings(source: Path, dropout: float | None, family: Family) -> T5Settings:
     """Load the transformers config and fill in entries that a config of the family may lack."""
     from transformers import AutoConfig
@@ -221,21 +214,27 @@ def _load_pretrained(folder: Path, settings: T5Settings, raw: JsonTable) -> T5Mo
         return selfcheck.verify_model(_set_generation_ids(model, settings), files, raw, where=str(folder))
 
 
-def _build_random(settings: T5Settings, raw: JsonTable) -> T5Model:
-    """Build a model with random weights; untie the head if the config declares that, which transformers 5 ignores."""
+def _build_model(settings: T5Settings, device: str) -> T5Model:
+    """Build transformers' model of a config, with random weights; on "meta" without values."""
     from transformers import AutoModelForSeq2SeqLM
 
-    with suppress_output():
+    with suppress_output(), torch.device(device):
         model = AutoModelForSeq2SeqLM.from_config(settings, dtype=torch.float32, trust_remote_code=False)
+    return _set_generation_ids(model, settings)
+
+
+def _build_random(settings: T5Settings, raw: JsonTable) -> T5Model:
+    """Build a model with random weights; untie the head if the config declares that, which transformers 5 ignores."""
+    model = _build_model(settings, "cpu")
     _freeze_vision(model)
     if has_own_head(raw) and get_family(settings).t5_tables:
         head = torch.empty_like(model.lm_head.weight).normal_(std=settings.d_model**-0.5)
         model.lm_head.weight = nn.Parameter(head)
         model.config.tie_word_embeddings = False
-    return _set_generation_ids(model, settings)
+    return model
 
 
-def _freeze_vision(model: PreTrainedModel) -> None:
+def _freeze_vision(model: T5Model | PreTrainedModel) -> None:
     """Exclude the part of T5Gemma 2 that reads images from training: text has no gradient for it; it is saved."""
     for name in ("vision_tower", "multi_modal_projector"):
         if (part := getattr(model.get_encoder(), name, None)) is not None:
@@ -256,15 +255,12 @@ def _set_generation_ids(model: T5Model, settings: T5Settings) -> T5Model:
 
 def _build_on_meta(folder: Path, settings: T5Settings, raw: JsonTable, files: list[Path]) -> T5Model:
     """Build the model without values; whether its head is tied is read from the files, as for a whole model."""
-    from transformers import AutoModelForSeq2SeqLM
-
     untied = is_untied(find_tensors(files), own_head=has_own_head(raw))
     selfcheck.verify_variant(settings, raw, untied=untied, where=str(folder))
-    with suppress_output(), torch.device("meta"):
-        model = AutoModelForSeq2SeqLM.from_config(settings, dtype=torch.float32, trust_remote_code=False)
+    model = _build_model(settings, "meta")
     if untied:
         model.lm_head.weight = nn.Parameter(torch.empty_like(model.lm_head.weight))
-    return _set_generation_ids(model, settings)
+    return model
 
 
 def count_ids(tokenizer: PreTrainedTokenizerBase) -> int:

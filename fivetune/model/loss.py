@@ -175,7 +175,10 @@ class LinearCrossEntropy(torch.autograd.Function):
             if table_grad is not None:
                 table_grad.add_product(share, part)
             elif ctx.needs_input_grad[1]:
-                of_head = _add_product(of_head, share.t(), part, ctx.table_dtype)
+                if of_head is None:
+                    of_head = (share.t() @ part).to(ctx.table_dtype)
+                else:
+                    of_head = add_product_(of_head, share.t(), part)
         if place is not None:
             of_head = None
         elif ctx.tied_gradient is not None and of_head is not None:
@@ -211,8 +214,3 @@ def _compute_fused_nats(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]
 def _apply_cap(logits: Tensor, cap: float | None) -> Tensor:
     """cap tanh(logits / cap), in place."""
     return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
-
-
-def _add_product(total: Tensor | None, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """total + a b in `dtype`, in place."""
-    return (a @ b).to(dtype) if total is None else add_product_(total, a, b)

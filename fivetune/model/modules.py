@@ -46,6 +46,7 @@ class GenerationIds(Protocol):
     decoder_start_token_id: int
     eos_token_id: int
     pad_token_id: int
+    update: Callable[..., object]
 
     def save_pretrained(self, save_directory: Path, /) -> object: ...
 

@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
+from copy import copy
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,13 +59,10 @@ def save_model(
     """
     with write_folder(folder, "model", run_id=run_id) as staging:
         with suppress_output():
-            _save_config(model, staging)
+            _write_settings(model, generation or {}, staging)
             weights = model.named_parameters() if weights is None else weights
             write_weights(chain(weights, iter_saved_buffers(model)), staging)
         save_tokenizer(tokenizer, staging)
-        _write_tie_flag(model, staging / "config.json")
-        if generation and hasattr(model, "lm_head"):
-            _write_generation_config(model, generation, staging)
         if card:
             (staging / "README.md").write_text(card, encoding="utf-8")
 
@@ -95,13 +93,24 @@ def write_folder(folder: Path, what: str, *, run_id: str | None) -> Generator[Pa
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _save_config(model: T5Model, folder: Path) -> None:
-    """Write config.json, with the name of transformers' class, and generation_config.json."""
+def _write_settings(model: T5Model, generation: JsonTable, folder: Path) -> None:
+    """Write config.json, with the name of transformers' class, and for a model that generates generation_config.json:
+    its start, end and pad ids, and the run's decoding options.
+    """
     kinds = (kind.__name__ for kind in type(model).__mro__ if kind.__module__.startswith("transformers."))
     model.config.architectures = [next(kinds)]
     model.config.save_pretrained(folder)
-    if hasattr(model, "lm_head"):
-        model.generation_config.save_pretrained(folder)
+    if not hasattr(model, "lm_head"):  # a span head is never tied
+        return
+    # transformers 5 always writes that the head is tied.
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    tied = model.get_output_embeddings().weight is model.get_decoder().get_input_embeddings().weight
+    config["tie_word_embeddings"] = tied
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    options = copy(model.generation_config)
+    options.update(**generation)
+    options.save_pretrained(folder)
 
 
 def write_weights(weights: Iterable[tuple[str, Tensor]], folder: Path) -> None:
@@ -154,26 +163,3 @@ def replace_folder(staging: Path, folder: Path) -> None:
     staging.rename(folder)
     fsync_folder(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _write_tie_flag(model: T5Model, path: Path) -> None:
-    """Record in config.json whether the head is tied, because transformers 5 always writes true."""
-    if not hasattr(model, "lm_head"):  # a span head is never tied
-        return
-    config = json.loads(path.read_text())
-    tied = model.get_output_embeddings().weight is model.get_decoder().get_input_embeddings().weight
-    config["tie_word_embeddings"] = tied
-    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-
-
-def _write_generation_config(model: T5Model, generation: JsonTable, folder: Path) -> None:
-    """Write generation_config.json: the model's start, end and pad ids, and the run's decoding options."""
-    from transformers import GenerationConfig
-
-    ids = model.generation_config
-    GenerationConfig(
-        decoder_start_token_id=ids.decoder_start_token_id,
-        eos_token_id=ids.eos_token_id,
-        pad_token_id=ids.pad_token_id,
-        **generation,
-    ).save_pretrained(folder)

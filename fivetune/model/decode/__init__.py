@@ -111,7 +111,10 @@ def generate(
         queue = deque(chosen[order].tolist())
         if not together.all_reduce_max(len(queue)):
             return
-        max_steps = _find_max_steps(store, chosen if len(chosen) else np.zeros(1, np.int64), decoding)
+        # The largest number of decoder inputs of a row; a rank without rows repeats the store's first one.
+        fixed = max(map(len, (decoding.phrase_ids, *decoding.label_ids)))
+        targets = int(store.labels.lengths[chosen if len(chosen) else [0]].max()) if decoding.score_targets else 0
+        max_steps = max(decoding.max_new_tokens, fixed, targets)
         is_flat = _has_flat_forward(model) and not explain_slow_decoding(model, device, autocast)
         attach = keep_weights(model, device, autocast) if is_flat else nullcontext
         with autocast(), attach():
@@ -142,13 +145,6 @@ def explain_slow_decoding(model: T5Model, device: str, autocast: Autocast) -> st
 def _has_flat_forward(model: T5Model) -> bool:
     settings = model.config
     return bool(get_family(settings).t5_blocks) and not find_prefix(model) and settings.dense_act_fn in ACTIVATIONS
-
-
-def _find_max_steps(store: TokenStore, rows: np.ndarray, decoding: Decoding) -> int:
-    """The largest number of decoder inputs of a row."""
-    fixed = max(len(ids) for ids in (decoding.phrase_ids, *decoding.label_ids))
-    targets = int(store.labels.lengths[rows].max()) if decoding.score_targets else 0
-    return max(decoding.max_new_tokens, fixed, targets)
 
 
 def _run_round(

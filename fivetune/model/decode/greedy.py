@@ -90,7 +90,8 @@ class GreedySearch:
         hidden = self.decoder.step(written.gather(1, ages[:, None]), self._ages)
         scores = rank(self.decoder.compute_logits(hidden[:, 0], rank))
         best, ids = scores.max(-1)
-        self._logprobs += _compute_logprobs(scores, best)
+        # log p of the best token is -log of the sum of exp(score - best); the scores are not needed any more.
+        self._logprobs -= scores.sub_(best[:, None]).exp_().sum(-1).log_()
         self._written.scatter_(1, ages[:, None] + 1, ids[:, None])
         ended: list[int] = []
         for slot, token in enumerate(ids.tolist()):
@@ -104,7 +105,9 @@ class GreedySearch:
         for slot, tokens, logprob in answers:
             key = self._keys[slot]
             assert key is not None
-            found.append((key, _truncate_at_end(tokens[1 : self._ages[slot] + 1], logprob, self._eos)))
+            ids = tokens[1 : self._ages[slot] + 1]
+            hit_cap = ids[-1] != self._eos
+            found.append((key, Hypothesis(ids if hit_cap else ids[:-1], hit_cap, logprob, len(ids))))
             self._keys[slot], self._ages[slot] = None, 0
         return found
 
@@ -115,20 +118,3 @@ class GreedySearch:
         self._keys = [self._keys[slot] for slot in order]
         self._ages = [self._ages[slot] for slot in order]
         self._written, self._logprobs = move(self._written), move(self._logprobs)
-
-
-def _compute_logprobs(scores: Tensor, best: Tensor) -> Tensor:
-    """log p of the most probable tokens, [B], from scores [B, V] and their maxima; overwrites the scores."""
-    return -scores.sub_(best[:, None]).exp_().sum(-1).log_()
-
-
-def _truncate_at_end(ids: list[int], logprob: float, eos: int) -> Hypothesis:
-    """Build the Hypothesis of a row, truncated before its end token.
-
-    >>> _truncate_at_end([7, 8, 1], -2.0, eos=1), _truncate_at_end([7, 8], -2.0, eos=1)
-    (Hypothesis(token_ids=[7, 8], hit_cap=False, logprob=-2.0, num_scored_tokens=3), \
-Hypothesis(token_ids=[7, 8], hit_cap=True, logprob=-2.0, num_scored_tokens=2))
-    """
-    if ids[-1] != eos:
-        return Hypothesis(ids, True, logprob, len(ids))
-    return Hypothesis(ids[:-1], False, logprob, len(ids))

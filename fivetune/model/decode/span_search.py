@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fivetune.data.store.batch import PaddedBatch, collate, pad
+from fivetune.data.store.batch import collate, pad
 from fivetune.data.store.token_store import TokenStore
 from fivetune.distributed.sharding import is_gathered_by_call
 from fivetune.distributed.world import SINGLE_PROCESS, World
@@ -76,8 +76,8 @@ def extract_spans(
             if positions is None:
                 continue
             logp = logits.float().log_softmax(1)
-            nats = _compute_target_losses(logp, batch)
-            for row, one, nat in zip(chosen, logp.cpu(), nats, strict=True):
+            gold = logp.gather(1, batch.labels[:, None, :].clamp(min=0)).squeeze(1)
+            for row, one, nat in zip(chosen, logp.cpu(), (-gold.sum(1)).tolist(), strict=True):
                 spans = find_best_spans(one, context_of(row), decoding.num_candidates)
                 yield SpanAnswer(row, spans, float(one[0].sum()), nat)
     finally:
@@ -105,8 +105,3 @@ def find_best_spans(logp: Tensor, context: range, num: int) -> tuple[tuple[int, 
             if i <= j < i + MAX_SPAN_TOKENS:
                 found.append((i, j, float(starts[i] + ends[j])))
     return tuple(sorted(found, key=lambda span: -span[2])[:num])
-
-
-def _compute_target_losses(logp: Tensor, batch: PaddedBatch) -> list[float]:
-    chosen = logp.gather(1, batch.labels[:, None, :].clamp(min=0)).squeeze(1)
-    return (-chosen.sum(1)).tolist()

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -52,9 +51,6 @@ NUM_TRIALS, NUM_WARM_UP, NUM_BATCHES, NUM_COMPARED = 3, 3, 2, 3
 MAX_GRAPHS = 32  # because each holds memory and is recorded at the start
 FEWEST_REPLAYS = 8  # of a graph, on average: a recording takes about two steps
 MAX_STEPS_READ = 20_000  # of the run's order, evenly spaced; more take seconds
-
-Clock = Callable[[Callable[[], object]], float]
-"""Seconds of a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +96,11 @@ def decide_graphs(
     setup: Setup,
     *,
     resumed_decision: bool | None = None,
-    make_recorder: Callable[[], GraphRecorder] | None = None,
-    clock: Clock | None = None,
 ) -> tuple[Learner, GraphDecision | None]:
     """Try CUDA graphs on real batches: use them if they agree with launched kernels and are faster.
 
     Args:
         resumed_decision: the decision that a resumed run began with; kept if possible.
-        make_recorder: creates the graph recorder; default: `make_graph_recorder`.
-        clock: measures the seconds of a call; default: the least of NUM_TRIALS calls.
 
     Returns: the learner to train with, and the decision; None if the device has no graphs and none were requested.
     Raises ConfigError if train.capture is on and graphs fail.
@@ -120,26 +112,23 @@ def decide_graphs(
         return learner, GraphDecision(False, "requested" if requested == "off" else "as the run began")
     found, why = None, find_graph_obstacle(setup)
     if not why:
-        clock = clock or partial(measure_best_seconds, device=device, num_trials=NUM_TRIALS, num_warm_up=NUM_WARM_UP)
-        timed = requested == "auto" and not resumed_decision
-        found, why = _try_graphs(setup, make_recorder or make_graph_recorder, clock, timed=timed)
+        found, why = _try_graphs(setup, timed=requested == "auto" and not resumed_decision)
     if found is None and requested == "on":
         raise ConfigError(f"train.capture: on cannot run: {why}. Use auto or off.")
     return found or learner, GraphDecision(found is not None, why)
 
 
-def _try_graphs(
-    setup: Setup, make_recorder: Callable[[], GraphRecorder], clock: Clock, *, timed: bool
-) -> tuple[Learner | None, str]:
+def _try_graphs(setup: Setup, *, timed: bool) -> tuple[Learner | None, str]:
     """Build the learner with all graphs; weights and random states are restored. Returns it or None, and why."""
-    learner = setup.learner
-    if learner.compute.device.startswith("cuda") and (why := _try_elsewhere(setup)):
-        return None, why
-    stream = torch.cuda.current_stream() if learner.compute.device.startswith("cuda") else None
+    learner, compute, stream = setup.learner, setup.learner.compute, None
+    if compute.device.startswith("cuda"):
+        if why := _try_elsewhere(setup):
+            return None, why
+        stream = torch.cuda.current_stream()
     saved, found, recorder, why = save_weights(learner.model), None, None, ""
     with restore_state(learner.model):
         try:
-            recorder, why = _benchmark_graphs(setup, saved, make_recorder, clock, timed=timed)
+            recorder, why = _benchmark_graphs(setup, saved, timed=timed)
         except Exception as error:  # of any class: drivers and kernels raise many
             refuse_broken_context(error, "--train.capture off")
             why = format_error(error)
@@ -158,7 +147,7 @@ def _try_graphs(
             clear_gradients(learner.model)
             if stream is not None:
                 torch.cuda.set_stream(stream)
-                refuse_broken_generator(learner.compute.device)
+                refuse_broken_generator(compute.device)
     return found, why
 
 
@@ -185,7 +174,10 @@ def _record_run(setup: Setup, recorder: GraphRecorder) -> tuple[Learner, str]:
     num_graphs = found.engine.num_graphs
     if not num_graphs:
         raise RuntimeError(f"a graph could not be recorded: {found.engine.failure}")
-    filler = 1 - facts[:, :2].sum() / sum(_choose_planned(planned, row).num_positions for row in facts.tolist())
+    computed = 0
+    for row in facts.tolist():  # each micro-batch takes the smallest graph that holds it
+        computed += min(bucket.num_positions for bucket in planned if bucket.can_hold(*row))
+    filler = 1 - facts[:, :2].sum() / computed
     return found, f"{num_graphs} graphs, {filler:.1%} of the positions are filler"
 
 
@@ -201,21 +193,15 @@ def count_micro_batches(setup: Setup) -> NDArray[np.int64]:
     return np.array(found, np.int64)
 
 
-def _choose_planned(planned: Sequence[Bucket], facts: Sequence[int]) -> Bucket:
-    return min((bucket for bucket in planned if bucket.can_hold(*facts)), key=lambda bucket: bucket.num_positions)
-
-
-def _benchmark_graphs(
-    setup: Setup, saved: SavedWeights, make_recorder: Callable[[], GraphRecorder], clock: Clock, *, timed: bool
-) -> tuple[GraphRecorder | None, str]:
+def _benchmark_graphs(setup: Setup, saved: SavedWeights, *, timed: bool) -> tuple[GraphRecorder | None, str]:
     """Compare graphs with launched kernels. Returns: the recorder if graphs are to be used, else None; the reason."""
     batches = setup.data.stream.build_micro_batches(0)[:NUM_BATCHES]
     launched = 0.0
     if timed:
         learner = replace(setup.learner, optimizer=build_optimizer(setup.config, setup.learner.model))
-        launched = clock(partial(_run_steps, learner, batches))
+        launched = _measure_batch_seconds(learner, batches)
         del learner  # its optimizer's state
-    recorder = make_recorder()
+    recorder = make_graph_recorder()
     if reason := _check_agreement(setup, recorder, batches[0], saved):
         return None, reason
     if not timed:
@@ -224,28 +210,26 @@ def _benchmark_graphs(
     learner = _build_learner(setup, optimizer, _plan_few(batches), recorder)
     if failure := learner.engine.failure:
         return None, f"a graph could not be recorded: {failure}"
-    replayed = clock(partial(_run_steps, learner, batches))
-    times = (
-        f"measured: {_format_batch_time(replayed, batches)} with graphs, "
-        f"{_format_batch_time(launched, batches)} without"
-    )
+    replayed = _measure_batch_seconds(learner, batches)
+    times = f"measured: {1000 * replayed:.1f} ms a batch with graphs, {1000 * launched:.1f} ms a batch without"
     return (recorder, times) if replayed < launched else (None, times)
 
 
-def _run_steps(learner: Learner, batches: Sequence[Batch]) -> None:
-    """One step per batch, at rate 0."""
-    flag = make_nonfinite_flag(learner)
-    for batch in batches:
-        train_step(learner, [batch], lr=0.0, step=0, nonfinite_flag=flag)
+def _measure_batch_seconds(learner: Learner, batches: Sequence[Batch]) -> float:
+    """Seconds of one step per batch, at rate 0."""
+
+    def run() -> None:
+        flag = make_nonfinite_flag(learner)
+        for batch in batches:
+            train_step(learner, [batch], lr=0.0, step=0, nonfinite_flag=flag)
+
+    device = learner.compute.device
+    return measure_best_seconds(run, device, num_trials=NUM_TRIALS, num_warm_up=NUM_WARM_UP) / len(batches)
 
 
 def _plan_few(batches: Sequence[Batch]) -> tuple[Bucket, ...]:
     facts = np.array([describe_batch(batch) for batch in batches])
     return plan_buckets(facts, max_buckets=len(facts))
-
-
-def _format_batch_time(seconds: float, batches: Sequence[Batch]) -> str:
-    return f"{1000 * seconds / len(batches):.1f} ms a batch"
 
 
 def _check_agreement(setup: Setup, recorder: GraphRecorder, batch: Batch, saved: SavedWeights) -> str:

@@ -42,7 +42,12 @@ from fivetune.rundir import CHECKSUMS, CONFIG, DATA, EVALS, LOG, MACHINE, STATUS
 from fivetune.rundir.checksums import MANIFEST, ManifestError, describe_difference, parse_manifest
 from fivetune.rundir.files import replace_file
 from fivetune.rundir.layout import PLAN, TELEMETRY_FILES
-from fivetune.training.state.checkpoint import TrainingProgress, find_newest_checkpoint, restore_replaced_checkpoints
+from fivetune.training.state.checkpoint import (
+    TrainingProgress,
+    find_newest_checkpoint,
+    read_state,
+    restore_replaced_checkpoints,
+)
 from fivetune.values import is_file_name
 
 ADAPTER, CHECKPOINTS, MODEL, PREDICTIONS = "adapter", "checkpoints", "model", "predictions"
@@ -186,13 +191,13 @@ def _fetch_checkpoint(place: str, target: Path) -> None:
 
 def _fetch_best(url: str, newest: Path, notes: list[str]) -> None:
     """Fetch the checkpoints with the best evaluations, whose weights the run exports or averages at its end."""
-    with suppress(ValueError, KeyError, TypeError):
-        state = json.loads((newest / "state.json").read_text(encoding="utf-8"))
-        for number, one in enumerate((state["best"], *state.get("runners_up", ()))):
-            if one is None or (target := newest.with_name(str(one["step"]))).is_dir():
+    with suppress(ValueError):  # what is damaged is reported where the run resumes from it
+        state, _ = read_state(newest)
+        for number, one in enumerate((state.best, *state.runners_up)):
+            if one is None or (target := newest.with_name(str(one.step))).is_dir():
                 continue
             try:
-                _fetch_checkpoint(join_location(url, CHECKPOINTS, str(one["step"])), target)
+                _fetch_checkpoint(join_location(url, CHECKPOINTS, str(one.step)), target)
             except (MissingObjectError, DamagedObjectError) as error:
                 which = "one of the best evaluations" if number else "the best evaluation"
                 notes.append(f"{str(error).rstrip('.')}. It is the checkpoint with {which} so far.")

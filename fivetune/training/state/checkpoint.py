@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import pickle
 import re
@@ -43,12 +42,14 @@ from fivetune.model.save import apply_umask, replace_folder
 from fivetune.rundir import write_json
 from fivetune.rundir.checksums import Checksum, compute_checksum, find_damage, write_checksums
 from fivetune.rundir.files import advise_on_space
+from fivetune.rundir.parse import parse_record
 from fivetune.rundir.records import BestEval
 from fivetune.training.averaging import Averages
 from fivetune.training.state.snapshot import ShardedSnapshot, Snapshot, load_optimizer, map_tensors, set_random_states
+from fivetune.types import JsonTable
 
 if TYPE_CHECKING:
-    from fivetune.types import JsonTable, TorchState
+    from fivetune.types import TorchState
 
 WEIGHTS = "model.safetensors"
 WRITE_ERRORS = (OSError, RuntimeError, SafetensorError, RunDirError)  # of a disk that refuses a write
@@ -242,42 +243,24 @@ def find_newest_checkpoint(folder: Path, *, on_damage: Callable[[str], object]) 
 
 def read_state(path: Path) -> tuple[TrainingProgress, CheckpointOwner]:
     """Read state.json of a checkpoint. Raises ValueError for content that `write_checkpoint` never writes."""
+    wrong: list[str] = []
     try:
         table = json.loads((path / "state.json").read_text(encoding="utf-8"))
-        step, best, seconds, owner = table["step"], table["best"], table["seconds"], table.get("owner", {})
-        if type(step) is not int or str(step) != path.name.removesuffix(".damaged"):
-            raise ValueError(f"step is {step!r}")
-        best, improved = _parse_eval(best, "best", step), _parse_eval(table.get("improved", best), "improved", step)
-        num_without_improvement = table["num_evals_without_improvement"]
-        if type(num_without_improvement) is not int or num_without_improvement < 0:
-            raise ValueError(f"num_evals_without_improvement is {num_without_improvement!r}")
-        if not all(_is_number(value) for value in seconds.values()):
-            raise ValueError(f"seconds is {seconds!r}")
-        found = CheckpointOwner(
-            run_id=str(owner.get("run_id", "")),
-            settings=dict(owner.get("settings", {})),
-            data=str(owner.get("data", "")),
-            forward=dict(owner.get("forward", {})),
-            batch_size=int(owner.get("batch_size", 0)),
-            eval_data=str(owner.get("eval_data", "")),
-            eval_settings=dict(owner.get("eval_settings", {})),
-            base=str(owner.get("base", "")),
-        )
-        others = [_parse_eval(one, "runners_up", step) for one in table.get("runners_up", ())]
-        runners_up = [one for one in others if one]
-        return TrainingProgress(step, best, num_without_improvement, seconds, improved, runners_up), found
+        table = {"improved": table["best"], **table}  # earlier versions had one for both
+        progress = parse_record(TrainingProgress, table, invalid=wrong)
+        owner = parse_record(CheckpointOwner, table.get("owner", {}), invalid=wrong)
     except (OSError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {_get_first_line(error)}") from None
-
-
-def _parse_eval(table: JsonTable | None, name: str, step: int) -> BestEval | None:
-    if table is None:
-        return None
-    found = BestEval(table["step"], table["metric"], table["score"], table.get("loss"))
-    is_step = type(found.step) is int and 0 < found.step <= step
-    if not (is_step and _is_number(found.score) and (found.loss is None or _is_number(found.loss))):
-        raise ValueError(f"{name} is {found!r}")
-    return found
+    if progress is None or owner is None or wrong:
+        raise ValueError(f"{', '.join(wrong) or 'owner'}: not a value that a checkpoint has")
+    if str(progress.step) != path.name.removesuffix(".damaged"):
+        raise ValueError(f"step is {progress.step!r}")
+    if progress.num_evals_without_improvement < 0:
+        raise ValueError(f"num_evals_without_improvement is {progress.num_evals_without_improvement!r}")
+    for one in (progress.best, progress.improved, *progress.runners_up):
+        if one and not 0 < one.step <= progress.step:
+            raise ValueError(f"an evaluation of step {one.step} is later than the checkpoint")
+    return progress, owner
 
 
 def find_state_damage(path: Path) -> str | None:
@@ -287,10 +270,6 @@ def find_state_damage(path: Path) -> str | None:
     except ValueError as error:
         return f"state.json is damaged ({_get_first_line(error)})"
     return None
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
 
 
 def find_weights_damage(path: Path) -> str | None:

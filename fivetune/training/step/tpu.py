@@ -22,7 +22,7 @@ from torch import Tensor
 from fivetune.data.store.batch import collate, join_batches, pad
 from fivetune.data.store.token_store import TokenStore
 from fivetune.distributed.world import SINGLE_PROCESS, World
-from fivetune.model import functional
+from fivetune.model import forward, functional
 from fivetune.model.backend import SIZES
 from fivetune.model.decode import Decoding, GenerateAnswers, GeneratedAnswer, group_by_length
 from fivetune.model.decode.traced import TracedDecoder, build_traced_answer
@@ -298,11 +298,11 @@ class Chips(StepEngine):
                 yield build_traced_answer(row, one, decoding, self.model.config.eos_token_id)
 
     def _answer(self, decoding: Decoding, weights: Arrays, input_ids: Any, mask: Any, targets: Any) -> Arrays:
-        config, encoded = self.model.config, self._call(functional.encode_padded, weights, input_ids, mask)
+        config, encoded = self.model.config, self._call(forward.encode_padded, weights, input_ids, mask)
         decoder = TracedDecoder(
             decoding,
-            decode=lambda ids: self._call(functional.decode_padded, weights, ids, encoded, mask),
-            compute_logits=lambda hidden: self._call(functional.compute_logits, weights, hidden),
+            decode=lambda ids: self._call(forward.decode_padded, weights, ids, encoded, mask),
+            compute_logits=lambda hidden: self._call(forward.compute_logits, weights, hidden),
             start_id=config.decoder_start_token_id,
             pad_id=config.pad_token_id,
             end_id=config.eos_token_id,

@@ -61,20 +61,22 @@ def ready(folder, model_folder, **overrides: Any):
     return kit.ready(folder, model_folder, **overrides)
 
 
-def clock(*seconds: float):
-    """Says these seconds, one call after the other."""
-    left = list(seconds)
-    return lambda run: left.pop(0)
+@pytest.fixture
+def clock(monkeypatch):
+    """The seconds that are measured, one call after the other: launched, with graphs."""
+    left = [0.3, 0.2]
+    monkeypatch.setattr(capture, "_measure_batch_seconds", lambda learner, batches: left.pop(0))
+    return left
 
 
 def weights(setup) -> list[torch.Tensor]:
     return [parameter.detach().clone() for parameter in setup.learner.model.parameters()]
 
 
-def test_graphs_that_agree_and_are_faster_are_taken(tmp_path, model_folder):
+def test_graphs_that_agree_and_are_faster_are_taken(tmp_path, model_folder, clock):
     setup = ready(tmp_path, model_folder)
     before, random = weights(setup), torch.get_rng_state()
-    learner, chosen = decide_graphs(setup, make_recorder=again, clock=clock(0.3, 0.2))
+    learner, chosen = decide_graphs(setup)
     assert chosen and chosen.on
     assert re.fullmatch(
         "measured: 200.0 ms a batch with graphs, 300.0 ms a batch without; [0-9]+ graphs, [0-9.]+% of the positions "
@@ -86,16 +88,16 @@ def test_graphs_that_agree_and_are_faster_are_taken(tmp_path, model_folder):
     assert torch.equal(random, torch.get_rng_state()) and not learner.optimizer.flat.mean.any()
 
 
-def test_graphs_agree_with_launched_kernels_whose_groups_have_other_rates(tmp_path, model_folder):
+def test_graphs_agree_with_launched_kernels_whose_groups_have_other_rates(tmp_path, model_folder, clock):
     setup = ready(tmp_path, model_folder, train__param_groups=[{"match": "encoder", "lr": 0.1}])
-    _, chosen = decide_graphs(setup, make_recorder=again, clock=clock(0.3, 0.2))
+    _, chosen = decide_graphs(setup)
     assert chosen and chosen.on, chosen
 
 
-def test_graphs_minimise_the_same_objective(tmp_path, model_folder):
+def test_graphs_minimise_the_same_objective(tmp_path, model_folder, clock):
     """The loss is plain in both, and the norms of the gradients are compared."""
     setup = ready(tmp_path, model_folder, loss={"label_smoothing": 0.3, "z_loss": 0.1})
-    learner, chosen = decide_graphs(setup, make_recorder=again, clock=clock(0.3, 0.2))
+    learner, chosen = decide_graphs(setup)
     assert chosen and chosen.on and learner.engine.num_graphs
     plain = with_learner(setup, forward=replace(setup.learner.forward, objective=PLAIN))
     optimizer = capture.build_optimizer(setup.config, setup.learner.model)
@@ -130,10 +132,14 @@ def unrecorded():
         (unrecorded, 0.2, "a graph could not be recorded: RuntimeError: operation not permitted when"),
     ],
 )
-def test_otherwise_the_run_is_launched_and_why_is_said(tmp_path, model_folder, graphs, seconds, why):
+def test_otherwise_the_run_is_launched_and_why_is_said(
+    tmp_path, model_folder, monkeypatch, clock, graphs, seconds, why
+):
+    monkeypatch.setattr(capture, "make_graph_recorder", graphs)
+    clock[1] = seconds
     setup = ready(tmp_path, model_folder)
     before = weights(setup)
-    learner, chosen = decide_graphs(setup, make_recorder=graphs, clock=clock(0.3, seconds))
+    learner, chosen = decide_graphs(setup)
     assert chosen is not None and not chosen.on and chosen.why.startswith(why)
     assert learner is setup.learner
     assert all(torch.equal(a, b) for a, b in zip(before, setup.learner.model.parameters(), strict=True))
@@ -141,10 +147,10 @@ def test_otherwise_the_run_is_launched_and_why_is_said(tmp_path, model_folder, g
     if graphs is wrong:
         with pytest.raises(ConfigError, match=r"train\.capture: on cannot run: with graphs, the loss: .* Use auto or"):
             object.__setattr__(setup.config.train, "capture", "on")
-            decide_graphs(setup, make_recorder=graphs)
+            decide_graphs(setup)
 
 
-def test_an_optimizer_that_goes_elsewhere_is_not_taken(tmp_path, model_folder, monkeypatch):
+def test_an_optimizer_that_goes_elsewhere_is_not_taken(tmp_path, model_folder, monkeypatch, clock):
     original = FlatAdamW.step
 
     def too_far(self):
@@ -153,7 +159,7 @@ def test_an_optimizer_that_goes_elsewhere_is_not_taken(tmp_path, model_folder, m
 
     monkeypatch.setattr(FlatAdamW, "step", too_far)
     monkeypatch.setattr(capture, "TOLERANCES", {"fp32": 1.0})
-    _, chosen = decide_graphs(ready(tmp_path, model_folder), make_recorder=again, clock=clock(0.3, 0.2))
+    _, chosen = decide_graphs(ready(tmp_path, model_folder))
     assert chosen is not None and not chosen.on
     assert chosen.why.startswith("after 3 steps the weights differ by ")
 
