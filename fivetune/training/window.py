@@ -96,7 +96,12 @@ def profile_steps(
     _run_steps(setup, steps, flag, on_step_end=lambda step: stamp() if step in (steps[0], steps[-1]) else None)
     recorded = _record_profile(setup, steps, flag)
     _write_trace(recorded, path)
-    return ProfiledSteps((stamps[-1] - stamps[0]) / num_steps, _count_state_bytes(setup), _describe_setup(setup))
+    state = chain.from_iterable(values.values() for values in setup.learner.optimizer.state.values())
+    bytes_by_part = {
+        "weights": _count_bytes(chain(setup.learner.model.parameters(), setup.learner.model.buffers())),
+        "optimizer state": _count_bytes(value for value in state if isinstance(value, Tensor)),
+    }
+    return ProfiledSteps((stamps[-1] - stamps[0]) / num_steps, bytes_by_part, _describe_setup(setup))
 
 
 def _run_steps(
@@ -154,14 +159,6 @@ def _write_trace(recorded: profile, path: Path) -> None:
         raise RunDirError(
             f"{path}: cannot be written: {error.strerror}. Free space or choose another run.dir."
         ) from None
-
-
-def _count_state_bytes(setup: Setup) -> dict[str, int]:
-    state = (value for values in setup.learner.optimizer.state.values() for value in values.values())
-    return {
-        "weights": _count_bytes(chain(setup.learner.model.parameters(), setup.learner.model.buffers())),
-        "optimizer state": _count_bytes(value for value in state if isinstance(value, Tensor)),
-    }
 
 
 def _count_bytes(tensors: Iterable[Tensor]) -> int:

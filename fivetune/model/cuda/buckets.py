@@ -6,7 +6,6 @@ buckets. A bucket holds a batch if its tokens, sequences and longest sequences f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +15,7 @@ from fivetune.model.cuda.tiles import divide_up, round_up
 from fivetune.types import Batch
 
 GRAINS = (64, 16)  # tokens that totals of inputs and targets are rounded up to
-MAX_EDGES = (64, 24)  # candidates for a bucket's totals; between them, totals are rounded up
-MAX_SPLITS = 4  # buckets with different targets among inputs of one range
+MAX_EDGES = (48, 24)  # totals that differ; the time grows with the third power of the pairs of them that occur
 
 Counts = NDArray[np.int64]
 
@@ -108,10 +106,10 @@ def describe_batch(batch: Batch) -> tuple[int, int, int, int, int]:
 
 
 def plan_buckets(facts: Counts, *, max_buckets: int, grains: tuple[int, int] = GRAINS) -> tuple[Bucket, ...]:
-    """Choose at most `max_buckets` buckets that hold all micro-batches with the fewest positions, the largest first.
+    """Choose at most `max_buckets` buckets that hold all micro-batches with few positions, the largest first.
 
-    Totals of inputs are divided into ranges, and those of the targets within a range into up to MAX_SPLITS; both by
-    dynamic programming over rounded totals.
+    At first every pair of rounded totals of inputs and targets is a shape of its own. Two shapes are merged into one
+    that holds both, always those whose micro-batches need the least filler for it, until there are few enough.
 
     Args:
         facts: [n, 5] as `describe_batch`, of every micro-batch.
@@ -121,18 +119,25 @@ def plan_buckets(facts: Counts, *, max_buckets: int, grains: tuple[int, int] = G
     Bucket(num_inputs=960, num_targets=16, num_sequences=5, longest_input=300, longest_target=8)
     Bucket(num_inputs=128, num_targets=16, num_sequences=5, longest_input=50, longest_target=6)
     """
-    edges, places = zip(*(_round_totals(facts[:, i], grains[i], MAX_EDGES[i]) for i in range(2)), strict=True)
-    counts = np.zeros((len(edges[0]), len(edges[1])), np.int64)
-    np.add.at(counts, places, 1)
-    found: list[Bucket] = []
-    for first, end, splits in _divide_inputs(counts, edges[0], edges[1], max_buckets):
-        rows = (places[0] >= first) & (places[0] < end)
-        low = 0
-        for high in _divide_targets(counts[first:end].sum(0), edges[1], splits):
-            own = facts[rows & (places[1] >= low) & (places[1] < high)]
-            low = high
-            if len(own):
-                found.append(_fit_bucket(own, grains))
+    rounded = [_round_totals(facts[:, i], grains[i], MAX_EDGES[i]) for i in range(2)]
+    shapes, owner, counts = np.unique(np.stack(rounded, 1), axis=0, return_inverse=True, return_counts=True)
+    owner = owner.ravel()
+
+    def count_filler(one: int) -> NDArray[np.float64]:
+        """The filler that a merger of one shape with each of the others adds, in positions; infinite with itself."""
+        merged = np.maximum(shapes[one], shapes).sum(1)
+        filler = (merged - shapes[one].sum()) * counts[one] + (merged - shapes.sum(1)) * counts
+        return np.where((counts > 0) & (np.arange(len(shapes)) != one), filler, np.inf)
+
+    filler = np.array([count_filler(one) for one in range(len(shapes))])
+    for _ in range(len(shapes) - max_buckets):
+        one, other = np.unravel_index(filler.argmin(), filler.shape)
+        shapes[one] = np.maximum(shapes[one], shapes[other])
+        counts[one], counts[other] = counts[one] + counts[other], 0
+        owner[owner == other] = one
+        filler[other] = filler[:, other] = np.inf
+        filler[one] = filler[:, one] = count_filler(int(one))
+    found = [_fit_bucket(facts[owner == one], grains) for one in np.flatnonzero(counts)]
     return tuple(sorted(found, key=lambda bucket: bucket.num_positions, reverse=True))
 
 
@@ -145,66 +150,11 @@ def _fit_bucket(facts: Counts, grains: tuple[int, int]) -> Bucket:
     return Bucket(totals[0], totals[1], needed, most[2], most[3])
 
 
-def _round_totals(totals: Counts, grain: int, max_edges: int) -> tuple[Counts, Counts]:
-    """At most `max_edges` multiples of the grain, the largest total's among them; and the edge of each total."""
+def _round_totals(totals: Counts, grain: int, max_edges: int) -> Counts:
+    """Totals rounded up to multiples of the grain, of which at most `max_edges` differ."""
     rounded = -(-totals // grain) * grain
     edges = np.unique(rounded)
     if len(edges) > max_edges:
         shares = np.arange(1, max_edges + 1) / max_edges
         edges = np.unique(np.quantile(rounded, shares, method="higher").astype(np.int64))
-    return edges, np.searchsorted(edges, totals)
-
-
-def _divide_inputs(counts: Counts, inputs: Counts, targets: Counts, max_buckets: int) -> list[tuple[int, int, int]]:
-    """The ranges of input edges: first, end, and how many buckets the targets of the range are divided into."""
-    num, splits = len(inputs), min(MAX_SPLITS, len(targets))
-    cost = np.full((splits + 1, num + 1, num + 1), np.inf)  # of a range with so many buckets
-    below = np.vstack([np.zeros_like(counts[:1]), counts.cumsum(0)])
-    for end in range(1, num + 1):
-        within = below[end] - below[:end]  # [first, target edge]
-        cost[1:, :end, end] = _sum_target_edges(within, targets, splits) + inputs[end - 1] * within.sum(1)
-    best = np.full((max_buckets + 1, num + 1), np.inf)
-    best[0, 0] = 0.0
-    chosen: dict[tuple[int, int], tuple[int, int]] = {}
-    for used in range(1, max_buckets + 1):
-        for end in range(1, num + 1):
-            options = [(best[used - split] + cost[split, :, end])[:end] for split in range(1, min(splits, used) + 1)]
-            split, first = np.unravel_index(np.argmin(options), (len(options), end))
-            best[used, end] = options[int(split)][first]
-            chosen[used, end] = int(split) + 1, int(first)
-    used, end, ranges = int(np.argmin(best[:, num])), num, list[tuple[int, int, int]]()
-    while end:
-        split, first = chosen[used, end]
-        ranges.append((first, end, split))
-        used, end = used - split, first
-    return ranges
-
-
-def _sum_target_edges(counts: Counts, edges: Counts, splits: int) -> NDArray[np.float64]:
-    """The least sum of the targets' edges with 1, 2 ... `splits` of them: [splits, n], of n rows of counts."""
-    upto = counts.cumsum(1)
-    held = np.where(upto == upto[:, -1:], 0.0, np.inf)  # the last edge holds all
-    best = upto * edges
-    sums = [(best + held).min(1)]
-    for _ in range(1, splits):
-        last = (upto[:, None, :] - upto[:, :, None]) * edges  # [n, edge before, last edge]
-        last = np.where(last < 0, np.inf, last)
-        best = np.minimum(best, (best[:, :, None] + last).min(1))
-        sums.append((best + held).min(1))
-    return np.array(sums)
-
-
-def _divide_targets(counts: Counts, edges: Counts, splits: int) -> Sequence[int]:
-    """The ends of the ranges of target edges with the least sum of edges."""
-    num, upto = len(edges), np.concatenate([[0], counts.cumsum()])
-    best: list[dict[int, tuple[float, list[int]]]] = [{0: (0.0, [])}]
-    for _ in range(splits):
-        ends: dict[int, tuple[float, list[int]]] = {}
-        for first, (cost, path) in best[-1].items():
-            for end in range(first + 1, num + 1):
-                total = cost + float((upto[end] - upto[first]) * edges[end - 1])
-                if end not in ends or total < ends[end][0]:
-                    ends[end] = total, [*path, end]
-        best.append(ends)
-    whole = [ends[end] for ends in best[1:] for end in ends if upto[end] == upto[num]]
-    return min(whole)[1]
+    return edges[np.searchsorted(edges, totals)]

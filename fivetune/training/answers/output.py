@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -137,13 +136,11 @@ def write_parquet(file: IO[bytes], predicted: Predicted) -> None:
     schema = pyarrow.schema([(name, kind or pyarrow.string()) for name, kind in zip(names, kinds, strict=True)])
     with parquet.ParquetWriter(file, schema) as writer:
         for columns in _iter_column_groups(predicted, names):
-            arrays = [
-                pyarrow.array(
-                    values if kind else [None if value is None else _format_cell(value) for value in values],
-                    type=field.type,
-                )
-                for values, kind, field in zip(columns, kinds, schema, strict=True)
-            ]
+            arrays: list[Any] = []
+            for values, kind in zip(columns, kinds, strict=True):
+                if kind is None:
+                    values = [None if value is None else _format_cell(value) for value in values]
+                arrays.append(pyarrow.array(values, type=kind or pyarrow.string()))
             writer.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
 
 
@@ -167,7 +164,7 @@ def _infer_types(predicted: Predicted, names: Sequence[str]) -> list[Any]:
         for place, values in enumerate(columns):
             try:
                 kind = pyarrow.array(values).type
-            except (pyarrow.ArrowException, OverflowError):
+            except (pyarrow.ArrowException, OverflowError):  # values without a common type
                 kind = None
             if kind == pyarrow.int64():
                 largest[place] = max([largest[place], *(abs(value) for value in values if isinstance(value, int))])
@@ -175,14 +172,12 @@ def _infer_types(predicted: Predicted, names: Sequence[str]) -> list[Any]:
                 kind = None
             if kind is None or not pyarrow.types.is_null(kind):
                 found[place].add(kind)
-    return [
-        next(iter(kinds))
-        if len(kinds) == 1
-        else pyarrow.float64()
-        if kinds == mixed and most <= EXACT_INTEGERS
-        else None
-        for kinds, most in zip(found, largest, strict=True)
-    ]
+    chosen: list[Any] = []
+    for kinds, most in zip(found, largest, strict=True):
+        if kinds == mixed and most <= EXACT_INTEGERS:
+            kinds = {pyarrow.float64()}
+        chosen.append(kinds.pop() if len(kinds) == 1 else None)
+    return chosen
 
 
 def write_squad(file: TextFile, predicted: Predicted) -> None:
@@ -299,13 +294,4 @@ def escape_invisible(text: str) -> str:
     >>> escape_invisible('"a\\u202eb"')
     '"a\\\\u202eb"'
     """
-    return INVISIBLE.sub(_escape_character, text)
-
-
-def _escape_character(match: re.Match[str]) -> str:
-    return "".join(f"\\u{unit:04x}" for unit in _list_utf16_units(match.group()))
-
-
-def _list_utf16_units(character: str) -> list[int]:
-    data = character.encode("utf-16-be", "surrogatepass")
-    return [int.from_bytes(data[i : i + 2], "big") for i in range(0, len(data), 2)]
+    return INVISIBLE.sub(lambda match: json.dumps(match.group())[1:-1], text)

@@ -61,18 +61,18 @@ def _parse_ranking(value: JsonValue) -> list[str]:
     (['dystrophin', 'utrophin'], [])
     """
     if isinstance(value, list):
-        answers = [item for item in value if item != []]
-        texts = [first for item in answers if type(first := _get_first(item)) is str]
-        if len(texts) < len(answers):
-            raise ValueError("A ranking is a list of texts, the best first.")
+        texts: list[str] = []
+        for item in value:
+            if item == []:
+                continue
+            first = item[0] if isinstance(item, list) else item
+            if type(first) is not str:
+                raise ValueError("A ranking is a list of texts, the best first.")
+            texts.append(first)
         return texts
     if type(value) is not str:  # the reader returns JSON's NaN as a subclass of str
         raise ValueError('It must be text; no answer is the empty text "".')
     return [value]
-
-
-def _get_first(item: JsonValue) -> JsonValue:
-    return item[0] if isinstance(item, list) and item else item
 
 
 def _parse_number(value: JsonValue) -> float:
@@ -126,16 +126,13 @@ def _read_file(path: Path, keys: Sequence[str]) -> Iterator[tuple[str | None, Js
         start = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
         if start in (b"{", b"[") or get_data_suffix(path) in JSON_SUFFIXES:
             yield from _read_pairs(JsonWindow(file, path), path, keys)
-        elif not get_data_suffix(path) and not _has_names(head, path, keys):
-            yield from ((None, row.cells[0]) for row in read_text_lines(file, path, ()))
-        else:
+            return
+        cells = read_first_cells(head, path)
+        names_columns = any(cell in keys for cell in cells) or (len(cells) > 1 and "id" in cells)
+        if get_data_suffix(path) or names_columns:
             yield from _read_table(path, keys)
-
-
-def _has_names(head: bytes, path: Path, keys: Sequence[str]) -> bool:
-    """Return whether the first line of a text names columns."""
-    cells = read_first_cells(head, path)
-    return any(cell in keys for cell in cells) or (len(cells) > 1 and "id" in cells)
+        else:
+            yield from ((None, row.cells[0]) for row in read_text_lines(file, path, ()))
 
 
 def _read_table(path: Path, keys: Sequence[str]) -> Iterator[tuple[str | None, JsonValue]]:

@@ -42,7 +42,7 @@ from fivetune.rundir.files import lock_file
 from fivetune.rundir.progress import format_time_span
 from fivetune.training.autotune.probe import synchronize
 from fivetune.training.checks.data_checks import Outcome
-from fivetune.training.checks.preflight import Check
+from fivetune.training.checks.preflight import Check, find_existing_parent
 from fivetune.training.setup import Setup, set_up
 from fivetune.training.step.update import train_step
 
@@ -150,7 +150,7 @@ def _check_memory() -> Outcome:
 def _check_disk(folder: Path) -> Outcome:
     """Write, sync, lock and remove a file in a folder, or in the next one above that exists."""
     try:
-        folder = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        folder = find_existing_parent(folder)
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".fivetune-doctor-") as file:
             started = time.perf_counter()
             file.write(os.urandom(2**20) * (WRITTEN_BYTES // 2**20))

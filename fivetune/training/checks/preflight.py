@@ -298,7 +298,7 @@ def _check_cores(setup: Setup) -> Outcome:
 
 def check_run_directory(path: Path) -> Check:
     """Check whether a run could start in `path`. Only for `fivetune check`: `train` has created it by then."""
-    name, there = "run directory", _find_existing_parent(path)
+    name, there = "run directory", find_existing_parent(path)
     if not there.is_dir():
         return Check(name, "fail", f"{there} is a file. Choose another run.dir")
     if not os.access(there, os.W_OK | os.X_OK):
@@ -308,10 +308,9 @@ def check_run_directory(path: Path) -> Check:
     return Check(name, "pass", f"{path} is free")
 
 
-def _find_existing_parent(path: Path) -> Path:
+def find_existing_parent(path: Path) -> Path:
     """The path itself, or the nearest folder above it that exists."""
-    path = path.absolute()
-    return path if path.exists() else _find_existing_parent(path.parent)
+    return next(one for one in (path, *path.absolute().parents) if one.exists())
 
 
 def _check_disk(setup: Setup) -> Outcome:
@@ -322,7 +321,7 @@ def _check_disk(setup: Setup) -> Outcome:
     each += setup.learner.averages.num_saved_bytes if setup.learner.averages else 0
     num_checkpoints = config.checkpoint.keep + (config.checkpoint.average_best or 1) + 1
     needed = each * num_checkpoints + count_parameters(setup.learner.model) * 8
-    free = shutil.disk_usage(_find_existing_parent(Path(config.run.dir))).free
+    free = shutil.disk_usage(find_existing_parent(Path(config.run.dir))).free
     text = f"{format_size(needed)} for checkpoints and model, {format_size(free)} free"
     if free < needed:
         return "fail", f"{text}. Free space, lower checkpoint.keep, or choose another run.dir"

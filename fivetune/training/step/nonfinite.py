@@ -6,6 +6,7 @@ In: the values of a step. Out: NumericError that names the examples and the modu
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -89,27 +90,19 @@ def _find_first_nonfinite(learner: Learner, group: list[Batch]) -> tuple[tuple[s
 
     Collective: all ranks run the same number of passes, because sharded weights are gathered in each.
     """
-    learner.model.eval()
-    find = _find_in_stage if find_stage(learner.model) else _find_in_model
+    model = learner.model.eval()
     for batch in group:
         with torch.no_grad(), learner.compute.make_autocast():
-            place = find(learner, batch)
+            if find_stage(model):
+                place = find_nonfinite_block(model, partial(compute_flat_losses, model, batch))
+            else:
+                place = _find_in_model(learner, batch)
         found = (batch.ids, place) if place else None
         # Of several ranks or stages the first one that has a non-finite value names it.
         for one in learner.world.gather(found):
             if one is not None:
                 return one
     return None
-
-
-def _find_in_stage(learner: Learner, batch: Batch) -> str | None:
-    """The block of this rank's stage with the first non-finite value; None if its values are finite."""
-    model = learner.model
-
-    def run() -> Tensor:
-        return compute_flat_losses(model, batch)
-
-    return find_nonfinite_block(model, run)
 
 
 def _find_in_model(learner: Learner, batch: Batch) -> str | None:
