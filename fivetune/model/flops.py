@@ -30,23 +30,16 @@ class Flops:
         return self.encoder + self.decoder
 
 
-def count_train_flops(
-    config: T5Settings | ModelShape,
-    source_lengths: ArrayLike,
-    target_lengths: ArrayLike,
-    *,
-    num_outputs: int | None = None,
-) -> Flops:
+def count_train_flops(config: T5Settings | ModelShape, source_lengths: ArrayLike, target_lengths: ArrayLike) -> Flops:
     """Count the operations of forward and backward over examples of these lengths.
 
     Args:
         config: a T5Config, MT5Config or UMT5Config of transformers, or the shape of a model.
         source_lengths, target_lengths: [B] tokens of each example, end tokens included.
-        num_outputs: outputs of the head per token; default: the vocabulary size.
 
     With d = d_model, i = num_heads * d_kv, f = d_ff, m matrices in the feed-forward (2, or 3 if gated), L layers:
     encoder, per token 6 L (4 d i + m d f) and 12 i L S^2 for attention; decoder, per target token
-    6 (L (6 d i + m d f) + d V) with V outputs, per source token 12 L d i, and 12 i L (T^2 / 2 + S T) for attention.
+    6 (L (6 d i + m d f) + d V) with V pieces, per source token 12 L d i, and 12 i L (T^2 / 2 + S T) for attention.
 
     >>> from transformers import T5Config
     >>> flops = count_train_flops(T5Config(), [175], [5])
@@ -58,8 +51,8 @@ def count_train_flops(
     feed_forward = (3 if config.is_gated_act else 2) * width * config.d_ff
     encoder = 6 * config.num_layers * (4 * width * inner + feed_forward) * source.sum()
     encoder += 12 * inner * config.num_layers * (source**2).sum()
-    layers, num_outputs = config.num_decoder_layers, num_outputs or config.vocab_size
-    decoder = 6 * (layers * (6 * width * inner + feed_forward) + width * num_outputs) * target.sum()
+    layers = config.num_decoder_layers
+    decoder = 6 * (layers * (6 * width * inner + feed_forward) + width * config.vocab_size) * target.sum()
     decoder += 12 * layers * width * inner * source.sum()
     decoder += 12 * inner * layers * (target**2 / 2 + source * target).sum()
     return Flops(float(encoder), float(decoder))

@@ -84,24 +84,17 @@ def load_model_and_tokenizer(
         settings.eos_token_id = cast("int", words.eos_token_id)
     if head == "extractive" and not family.span_class:
         raise ModelError(f"{source}: model_type {family.model_type!r} has no span head. Set task.head: generate.")
-    if init == "pretrained" and tokenizer:
-        refuse_other_vocabulary(words, tokenizer, source, key=tokenizer_key)
     if init == "pretrained":
-        refuse_missing_layers(raw, find_weight_files(source), source)
-    if init == "pretrained" and has_span_head(raw):
-        span_head.refuse_other_head(head, source)
-        return LoadedModel(span_head.load_span_model(source, settings), words)
-    if (
-        on_meta
-        and family.t5_blocks
-        and init == "pretrained"
-        and head == "generate"
-        and count_ids(words) <= raw.get("vocab_size", 0)
-    ):
+        if tokenizer:
+            refuse_other_vocabulary(words, tokenizer, source, key=tokenizer_key)
         files = find_weight_files(source)
-        return LoadedModel(_build_on_meta(source, settings, raw, files), words, files=files)
-    if init == "pretrained":
-        loaded = LoadedModel(_load_pretrained(source, settings, raw), words)
+        refuse_missing_layers(raw, files, source)
+        if has_span_head(raw):
+            span_head.refuse_other_head(head, source)
+            return LoadedModel(span_head.load_span_model(source, settings), words)
+        if on_meta and family.t5_blocks and head == "generate" and count_ids(words) <= raw.get("vocab_size", 0):
+            return LoadedModel(_build_on_meta(source, settings, raw, files), words, files=files)
+        loaded = LoadedModel(_load_pretrained(source, settings, raw, files), words)
     else:
         loaded = LoadedModel(_build_random(settings, raw), words)
     _fit_vocabulary(loaded, source, tokenizer_key)
@@ -202,10 +195,9 @@ def _set_dropout(settings: PreTrainedConfig, rate: float) -> None:
             _set_dropout(part, rate)
 
 
-def _load_pretrained(folder: Path, settings: T5Settings, raw: JsonTable) -> T5Model:
+def _load_pretrained(folder: Path, settings: T5Settings, raw: JsonTable, files: list[Path]) -> T5Model:
     from transformers import AutoModelForSeq2SeqLM
 
-    files = find_weight_files(folder)
     with suppress_output(), explain_misfit(folder, files, settings, AutoModelForSeq2SeqLM.from_config):
         model = AutoModelForSeq2SeqLM.from_pretrained(
             folder, config=settings, dtype=torch.float32, trust_remote_code=False, use_safetensors=True

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fivetune.model.cuda.dispatch import needs_attention_kernel, supports_fused
-from fivetune.model.objective import MAX_CHUNK_LOGITS, PLAIN, Objective, compute_logit_gradient
+from fivetune.model.objective import MAX_CHUNK_LOGITS, PLAIN, Objective, apply_cap, compute_logit_gradient
 from fivetune.model.precision import copy_weights, get_matmul_dtype, suppress_autocast
 from fivetune.model.weight_cache import add_product_, get_kept_grad
 
@@ -142,7 +142,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         keeps = len(hidden) * len(head) <= MAX_SAVED_LOGITS
         nats, norms, kept = [], [], []
         for part, targets in zip(hidden.split(rows), labels.split(rows), strict=True):
-            logits = _apply_cap(part @ head.t(), cap)
+            logits = apply_cap(part @ head.t(), cap)
             nat, norm = (_compute_fused_nats if fused else _compute_nats)(logits, targets)
             nats.append(nat)
             norms.append(norm)
@@ -161,7 +161,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         table_grad = _get_table_grad(ctx.parameter) if factored else None
         parts = (t.split(ctx.rows) for t in (hidden, labels, norms, grad, of_hidden))
         for i, (part, targets, norm, weight, of_part) in enumerate(zip(*parts, strict=True)):
-            logits = kept[i] if kept else _apply_cap(part @ head.t(), ctx.cap)
+            logits = kept[i] if kept else apply_cap(part @ head.t(), ctx.cap)
             if ctx.fused:
                 from fivetune.model.cuda.cross_entropy import compute_nats_gradient
 
@@ -209,8 +209,3 @@ def _compute_fused_nats(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]
     from fivetune.model.cuda.cross_entropy import compute_nats
 
     return compute_nats(logits, labels)
-
-
-def _apply_cap(logits: Tensor, cap: float | None) -> Tensor:
-    """cap tanh(logits / cap), in place."""
-    return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)

@@ -1,4 +1,4 @@
-"""Floating-point operations of training a loaded model: from its config, or from its modules.
+"""Floating-point operations of training a loaded model, from its modules.
 
 In: a model and lengths without padding. Out: `Flops`, as of `flops.py`, which has no torch.
 
@@ -20,8 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
 from fivetune.distributed.pipeline import find_stage
-from fivetune.model.family import get_family
-from fivetune.model.flops import Flops, count_train_flops
+from fivetune.model.flops import Flops
 from fivetune.model.virtual_tokens import find_prefix, find_prompt
 
 if TYPE_CHECKING:
@@ -56,28 +55,19 @@ class ModelFlops:
     """Counts the operations of a model's forward and backward pass.
 
     A model with a span head (`model/span_head.py`) runs its decoder over the inputs and has two outputs per token.
-    T5's blocks, all trained, are counted from the config, other models from their linear modules, which have one of
-    the names above. A layer with a window attends to its window, LongT5's to three blocks and, if transient-global, to
-    one token per `global_block_size`. Not counted: images, and the norms of DoRA's matrices, which do not depend on
-    the tokens.
-
-    Args:
-        by_modules: count from the modules in any case.
+    Linear modules are known by the names above. A layer with a window attends to its window, LongT5's to three blocks
+    and, if transient-global, to one token per `global_block_size`. Not counted: images, and the norms of DoRA's
+    matrices, which do not depend on the tokens.
     """
 
-    def __init__(self, model: T5Model, *, by_modules: bool = False) -> None:
-        self._config, self._is_span = model.config, hasattr(model, "qa_outputs")
-        is_whole = get_family(model.config).t5_blocks and all(weight.requires_grad for weight in model.parameters())
-        self._streams = None if is_whole and not by_modules else _walk_model(model)
+    def __init__(self, model: T5Model) -> None:
+        self._is_span, self._streams = hasattr(model, "qa_outputs"), _walk_model(model)
         prompt = find_prompt(model)
         self._num_prompt = len(prompt.virtual_tokens) if prompt else 0
 
     def count(self, source_lengths: ArrayLike, target_lengths: ArrayLike) -> Flops:
         """Count the operations over examples of these lengths."""
         target_lengths = source_lengths if self._is_span else target_lengths
-        if self._streams is None:
-            num_outputs = 2 if self._is_span else None
-            return count_train_flops(self._config, source_lengths, target_lengths, num_outputs=num_outputs)
         source = np.asarray(source_lengths, dtype=np.float64) + self._num_prompt
         target = np.asarray(target_lengths, dtype=np.float64)
         encoder, decoder = (

@@ -56,8 +56,7 @@ class SoftTargets:
         Rows of a table beyond the other model's are not pieces; the teacher gives them no probability.
         """
         teacher = self.hidden[start : start + len(logits)] @ self.head[: logits.shape[-1]].t()
-        teacher = teacher.float()
-        teacher = teacher if self.cap is None else teacher.div_(self.cap).tanh_().mul_(self.cap)
+        teacher = apply_cap(teacher.float(), self.cap)
         share = logits.float().div(self.temperature).softmax(-1)
         share[:, : teacher.shape[-1]] -= teacher.div_(self.temperature).softmax(-1)
         return share.mul_(self.alpha * self.temperature)
@@ -103,6 +102,11 @@ class Objective:
 
 
 PLAIN = Objective()
+
+
+def apply_cap(logits: Tensor, cap: float | None) -> Tensor:
+    """cap tanh(logits / cap), in place; without a cap the logits."""
+    return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
 
 def attach_gradient(values: Tensor, objective: Tensor) -> Tensor:

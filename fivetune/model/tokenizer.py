@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 KEY = "model.tokenizer"
 TOKENIZER, SENTENCEPIECE, TOKENIZER_CONFIG = "tokenizer.json", "spiece.model", "tokenizer_config.json"
+SPECIAL = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 BYTE_CLASSES = ("ByT5Tokenizer", "MyT5Tokenizer")
 OTHER_VOCABULARIES = (("vocab.json", "merges.txt"), ("sentencepiece.bpe.model",), ("tokenizer.model",))
 """Files of byte-level BPE (CodeT5, Bart) and of other SentencePiece models, which transformers converts."""
@@ -58,7 +59,7 @@ def load_tokenizer(tokenizer: str | None, source: Path, *, key: str | None = KEY
     for name in (TOKENIZER, SENTENCEPIECE, TOKENIZER_CONFIG):
         if (folder / name).is_file():
             refuse_pointer(folder / name)
-    settings = _read_object(folder / TOKENIZER_CONFIG)
+    settings, _ = _read_object(folder / TOKENIZER_CONFIG)
     _refuse_lost_vocabulary(folder, settings, key)
     with suppress_output(), warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # MyT5Tokenizer leaves its file open
@@ -166,12 +167,15 @@ def _load_from_folder(folder: Path, settings: JsonTable) -> PreTrainedTokenizerB
     """
     from transformers import AutoTokenizer, ByT5Tokenizer, MyT5Tokenizer, PreTrainedTokenizerFast, T5Tokenizer
 
-    kind = (_read_object(folder / TOKENIZER).get("model") or {}).get("type")
+    pipeline, _ = _read_object(folder / TOKENIZER)
+    kind = (pipeline.get("model") or {}).get("type")
     if _is_byte_level(settings):
         byte_level = MyT5Tokenizer if settings["tokenizer_class"] == "MyT5Tokenizer" else ByT5Tokenizer
         return byte_level.from_pretrained(folder)
     if kind not in (None, "Unigram"):
-        tokens: JsonTable = _infer_special_tokens(folder, settings)
+        # T5's end, pad and unknown token, if the vocabulary has them and the settings do not set them.
+        added = {token.get("content") for token in pipeline.get("added_tokens") or ()}
+        tokens: JsonTable = {key: text for key, text in SPECIAL.items() if key not in settings and text in added}
         return PreTrainedTokenizerFast.from_pretrained(folder, **tokens)
     if not settings:
         return T5Tokenizer.from_pretrained(folder)
@@ -180,18 +184,11 @@ def _load_from_folder(folder: Path, settings: JsonTable) -> PreTrainedTokenizerB
     return loaded
 
 
-def _infer_special_tokens(folder: Path, settings: JsonTable) -> dict[str, str]:
-    """T5's end, pad and unknown token, if the vocabulary has them and the settings do not set them."""
-    added = {token.get("content") for token in _read_object(folder / TOKENIZER).get("added_tokens") or ()}
-    names = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
-    return {key: token for key, token in names.items() if key not in settings and token in added}
-
-
 def _explain_failure(folder: Path, error: Exception, key: str | None) -> str:
     """Explain why the tokenizer did not load, with the remedy: another copy of a damaged file, else another format."""
     reason = (str(error).strip() or type(error).__name__).splitlines()[0].strip()
     for name in (TOKENIZER, TOKENIZER_CONFIG):
-        if (folder / name).is_file() and (problem := _find_json_problem(folder / name)):
+        if (folder / name).is_file() and (problem := _read_object(folder / name)[1]):
             return f"{folder}: the tokenizer cannot be loaded: {name} is damaged: {problem}. Copy the file again."
     if (folder / TOKENIZER).is_file():
         advice = f"Give {key} another folder with" if key else "Copy into the folder"
@@ -207,15 +204,6 @@ def _explain_failure(folder: Path, error: Exception, key: str | None) -> str:
     )
 
 
-def _find_json_problem(path: Path) -> str:
-    """Describe the error in a file that should hold a JSON object; empty if there is none."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        return str(error)
-    return "" if isinstance(content, dict) else f"it holds a {type(content).__name__}"
-
-
 def _find_sentencepiece_problem(path: Path) -> str:
     """Explain why spiece.model cannot be read, with the remedy; empty if sentencepiece reads it."""
     try:
@@ -229,13 +217,13 @@ def _find_sentencepiece_problem(path: Path) -> str:
     return ""
 
 
-def _read_object(path: Path) -> JsonTable:
-    """Read a JSON object; {} if the file is missing or holds no object (`_explain_failure` reports that)."""
+def _read_object(path: Path) -> tuple[JsonTable, str]:
+    """Read a JSON object, and what is wrong with the file: {} if anything is (`_explain_failure` tells it)."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    except (ValueError, OSError) as error:
+        return {}, str(error)
+    return (content, "") if isinstance(content, dict) else ({}, f"it holds a {type(content).__name__}")
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ In: a RunConfig, the model's tokenizer. Out: a store with the teacher's targets;
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -144,15 +144,10 @@ def replace_targets(
         model = _load_frozen_model(folder, compute)
         for first in range(0, len(missing), world.size):
             parts = missing[first : first + world.size]
-            report = partial(_report_answers, on_progress, parts[0].start, world.size, len(store))
-            generate_own = partial(_answer_share, model, store, parts, decoding, compute, world, report)
+            generate_own = partial(_answer_share, model, store, parts, decoding, compute, world, on_progress)
             answers = {row: answer for share in world.run_on_all(generate_own) for row, answer in share}
             world.run_on_all(partial(_write_parts, cache, parts if world.local_rank == 0 else (), answers))
     return DistilledStore(store, cache)
-
-
-def _report_answers(on_progress: ProgressCallback, before: int, num_ranks: int, total: int, done: int) -> None:
-    on_progress("answers of the teacher", min(before + done * num_ranks, total), total)
 
 
 def _answer_share(
@@ -162,7 +157,7 @@ def _answer_share(
     decoding: Decoding,
     compute: ComputeConfig,
     world: World,
-    report: Callable[[int], object],
+    on_progress: ProgressCallback,
 ) -> list[tuple[int, Answer]]:
     """Answer every example of some parts that is this rank's; returns rows, each with its answer."""
     rows = [*chain.from_iterable(parts)][world.rank :: world.size]
@@ -170,7 +165,8 @@ def _answer_share(
     for one in generate(model, store, rows, decoding, device=compute.device, autocast=compute.make_autocast):
         labels = [*one.token_ids[: decoding.max_new_tokens - 1], model.config.eos_token_id]
         answers.append((one.row, (labels, one.hit_cap)))
-        report(len(answers))
+        done = min(parts[0].start + len(answers) * world.size, len(store))
+        on_progress("answers of the teacher", done, len(store))
     return answers
 
 

@@ -229,7 +229,7 @@ def test_strategies_and_devices_of_a_family() -> None:
 def test_operations_are_those_of_the_modules(folder_of: Callable[[str], Path], name: str) -> None:
     """A T5 is counted from its settings and from its modules alike; windows make long inputs linear."""
     model = load_model_and_tokenizer(str(folder_of(name))).model
-    flops = ModelFlops(model, by_modules=True)
+    flops = ModelFlops(model)
     counted = flops.count([40, 9], [7, 3])
     if name == "codet5":
         expected = count_train_flops(model.config, [40, 9], [7, 3])

@@ -45,9 +45,9 @@ class AutoBatchSize:
             max_new_tokens=evaluator.decoding.max_new_tokens,
             num_beams=evaluator.decoding.num_beams,
         )
-        most = min(MOST.get(kind, MOST_ELSEWHERE), self.limit or MOST.get(kind, MOST_ELSEWHERE))
+        most = MOST.get(kind, MOST_ELSEWHERE)
         fitting = int(FREE_SHARE * measure_free_bytes(kind) / needed)
-        return 1 << (max(1, min(most, fitting)).bit_length() - 1)
+        return 1 << (max(1, min(most, self.limit or most, fitting)).bit_length() - 1)
 
 
 def estimate_example_bytes(config: object, *, num_input_tokens: int, max_new_tokens: int, num_beams: int) -> float:
@@ -87,13 +87,10 @@ def predict_in_batches(
         batch_size: None: that of the evaluator. An AutoBatchSize halves the size where memory runs out, down to 1; for
             the others the error of the device is raised.
     """
-    if not isinstance(batch_size, AutoBatchSize):
-        size = batch_size or evaluator.decoding.batch_size
-        yield from replace_batch_size(evaluator, size).predict(model, questions=questions)
-        return
+    auto = batch_size if isinstance(batch_size, AutoBatchSize) else None
     missing = np.asarray(questions)
     while len(missing):
-        size = batch_size.choose(evaluator, model)
+        size = auto.choose(evaluator, model) if auto else batch_size or evaluator.decoding.batch_size
         answered: list[int] = []
         try:
             for question, prediction in replace_batch_size(evaluator, size).predict(model, questions=missing):
@@ -101,9 +98,9 @@ def predict_in_batches(
                 yield question, prediction
             return
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error) or size == 1:
+            if auto is None or not is_out_of_memory(error) or size == 1:
                 raise
-        batch_size.limit = size // 2
+            auto.limit = size // 2
         if torch.cuda.is_available():
             torch.cuda.empty_cache()  # outside the handler, whose traceback keeps the tensors of the failed batch
         missing = np.setdiff1d(missing, answered)

@@ -168,25 +168,20 @@ class Evaluator:
 
         With a subset of questions, every part answers at least one.
         """
-        first = 0
-        selected: dict[str, list[int] | None] = {}
-        for name, part in self.parts.items():
-            own = range(first, first + part.num_questions)
-            selected[name] = None if questions is None else [q - first for q in questions if q in own] or [0]
-            first += part.num_questions
-        sizes = {name: len(select_rows(part.store, selected[name], world)) for name, part in self.parts.items()}
-        total, first, before = sum(sizes.values()), 0, 0
-        for name, part in self.parts.items():
+        selected: list[list[int] | None] = []
+        ends = np.cumsum([0, *(part.num_questions for part in self.parts.values())]).tolist()
+        total = before = 0
+        for first, end, part in zip(ends, ends[1:], self.parts.values(), strict=False):
+            selected.append(None if questions is None else [q - first for q in questions if first <= q < end] or [0])
+            total += len(select_rows(part.store, selected[-1], world))
+        for first, chosen, (name, part) in zip(ends, selected, self.parts.items(), strict=False):
 
             def report(done: int, _: int, before: int = before) -> None:
                 on_progress(before + done, total)
 
-            answered = part._answer(model, selected[name], loss, report, world)
-            for question, one in answered:
-                named = replace(one, id=f"{name}/{one.id}", meta={**one.meta, "source_task": name})
-                yield first + question, named
-            first += part.num_questions
-            before += sizes[name]
+            for question, one in part._answer(model, chosen, loss, report, world):
+                yield first + question, replace(one, id=f"{name}/{one.id}", meta={**one.meta, "source_task": name})
+            before += len(select_rows(part.store, chosen, world))
 
 
 def _gather_on_rank_zero(answered: Iterator[Answered], loss: TargetLoss, world: World) -> Iterator[Answered]:

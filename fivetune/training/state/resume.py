@@ -62,8 +62,7 @@ def read_forward(folder: Path) -> Forward | None:
 
     Another forward rounds differently, so a resumed run would end with other weights.
     """
-    owners = [owner.forward for _, owner in _iter_owners(folder)]
-    newest = next(filter(None, reversed(owners)), None)
+    newest = _find_newest(folder, "forward")
     found = parse_record(ForwardFacts, newest) if newest else rundir.read_machine(folder).forward
     if found is None or found.kind not in get_args(ForwardKind):
         return None
@@ -79,14 +78,18 @@ def read_choices(folder: Path) -> MeasuredChoices:
 
 def read_batch_size(folder: Path) -> int | None:
     """Read the examples per forward pass from the newest checkpoint; None without a checkpoint."""
-    sizes = [owner.batch_size for _, owner in _iter_owners(folder) if owner.batch_size > 0]
-    return sizes[-1] if sizes else None
+    return _find_newest(folder, "batch_size")
 
 
 def read_run_id(folder: Path) -> str:
     """Read the id of a run from machine.json, else from its newest checkpoint; a new id if neither has one."""
-    ids = [owner.run_id for _, owner in _iter_owners(folder) if owner.run_id]
-    return rundir.read_machine(folder).run_id or (ids[-1] if ids else uuid.uuid4().hex)
+    return rundir.read_machine(folder).run_id or _find_newest(folder, "run_id") or uuid.uuid4().hex
+
+
+def _find_newest(folder: Path, name: str) -> Any:
+    """Find a fact in the owner of the newest checkpoint that has it; None if none has it."""
+    values = [getattr(owner, name) for _, owner in _iter_owners(folder)]
+    return next(filter(None, reversed(values)), None)
 
 
 def describe_owner(folder: Path, setup: Setup) -> CheckpointOwner:

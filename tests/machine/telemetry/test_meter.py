@@ -213,10 +213,13 @@ def test_measuring_a_product_draws_no_number_of_the_run(monkeypatch):
 def test_operations_of_a_step_are_those_of_its_examples(tmp_path, model_folder):
     setup = kit.ready(tmp_path, model_folder)
     lengths = setup.data.stream.get_lengths(0)
-    assert ModelFlops(setup.learner.model).count(*lengths) == count_train_flops(setup.learner.model.config, *lengths)
-    setup.learner.model.qa_outputs = torch.nn.Linear(1, 1)  # a head that points: the decoder runs over the inputs
-    pointing = count_train_flops(setup.learner.model.config, lengths[0], lengths[0], num_outputs=2)
-    assert ModelFlops(setup.learner.model).count(*lengths) == pointing
+    config = setup.learner.model.config
+    assert ModelFlops(setup.learner.model).count(*lengths) == count_train_flops(config, *lengths)
+    # A head that points: the decoder runs over the inputs, and has two outputs in place of the vocabulary.
+    setup.learner.model.qa_outputs = torch.nn.Linear(config.d_model, 2)
+    whole, found = count_train_flops(config, lengths[0], lengths[0]), ModelFlops(setup.learner.model).count(*lengths)
+    head = 6 * config.d_model * (config.vocab_size - 2) * sum(lengths[0])
+    assert (found.encoder, found.decoder) == (whole.encoder, whole.decoder - head)
 
 
 def test_telemetry_goes_on_where_a_run_is_resumed(tmp_path, model_folder):
