@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,18 +21,17 @@ from fivetune.model.cuda.dispatch import needs_attention_kernel
 from fivetune.model.cuda.kernel_trial import find_kernel_fault
 from fivetune.model.cuda.tiles import LARGEST_HEAD
 from fivetune.model.dropout import compute_keep_scale, draw_dropout, split_dropout, zero_dropped_
+from fivetune.model.modules import AutogradContext, T5Settings
 from fivetune.model.precision import get_matmul_dtype, suppress_autocast
+from fivetune.types import Autocast
 
-if TYPE_CHECKING:
-    from fivetune.model.modules import AutogradContext, T5Settings
-    from fivetune.types import Autocast
+_Where = tuple["SequenceBounds", "SequenceBounds", bool, tuple[int, ...], int]
 
-    _Where = tuple["SequenceBounds", "SequenceBounds", bool, tuple[int, ...], int]
 
-    class _Context(AutogradContext):
-        where: _Where
-        scale: float
-        cap: float | None
+class _Context(AutogradContext):
+    where: _Where
+    scale: float
+    cap: float | None
 
 
 MAX_BLOCK_ROWS = 64  # short neighbours share a block: its overhead is about the cost of its matrix products

@@ -6,19 +6,17 @@ In: a model and a Batch. Out: the loss of every scored token. `training/autotune
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from torch import Tensor
 
 from fivetune.data.store.batch import join_batches, pad
 from fivetune.model.flat import compute_flat_losses
 from fivetune.model.forward import compute_padded_losses
+from fivetune.model.modules import T5Model
 from fivetune.model.objective import PLAIN, Objective, attach_gradient
 from fivetune.model.teacher import Teacher
 from fivetune.types import Batch, JsonTable, PhaseTimer, ignore_phase
-
-if TYPE_CHECKING:
-    from fivetune.model.modules import T5Model
 
 ForwardKind = Literal["flat", "padded", "buckets"]
 Parts = Literal["torch", "triton"]

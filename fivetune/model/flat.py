@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -28,13 +27,11 @@ from fivetune.model.family import (
 from fivetune.model.flat_gemma import compute_gemma_losses, explain_unsupported_gemma
 from fivetune.model.layers import has_hooks, is_plain_linear
 from fivetune.model.loss import TiedGradient, compute_head_losses, embed
+from fivetune.model.modules import T5Attention, T5Block, T5Layer, T5Model, T5Stack
 from fivetune.model.objective import PLAIN, Objective
 from fivetune.model.ops import EncoderOutput, FlatInputs, Ops
 from fivetune.model.virtual_tokens import find_prefix, find_prompt
 from fivetune.types import Batch, PhaseTimer, ignore_phase
-
-if TYPE_CHECKING:
-    from fivetune.model.modules import T5Attention, T5Block, T5Layer, T5Model, T5Stack
 
 GEMMA_CLASSES = tuple(family.generation_class for family in FAMILIES.values() if family.flat and not family.t5_blocks)
 

@@ -8,7 +8,7 @@ decoder attends at once to the tokens of the input and to those before it.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +17,9 @@ from fivetune.model.attention import SequenceBounds
 from fivetune.model.family import ACTIVATIONS, get_logit_cap
 from fivetune.model.layers import is_plain_linear
 from fivetune.model.loss import TiedGradient, compute_head_losses, embed
+from fivetune.model.modules import T5Model
 from fivetune.model.objective import Objective
 from fivetune.model.ops import EncoderOutput, FlatInputs, Ops
-
-if TYPE_CHECKING:
-    from fivetune.model.modules import T5Model
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of every token's position, [N, 1, D] each."""

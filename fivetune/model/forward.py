@@ -6,19 +6,15 @@ gradient of the objective (`objective.py`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 
 from fivetune.data.store.batch import IGNORE_INDEX, PaddedBatch
 from fivetune.model.family import compute_output_scale, get_logit_cap
+from fivetune.model.modules import T5Model
 from fivetune.model.objective import PLAIN, Objective, compute_token_losses
 from fivetune.model.span_head import compute_span_losses
 from fivetune.model.virtual_tokens import add_prompt, build_cache_argument, build_prefix_cache
-
-if TYPE_CHECKING:
-    from fivetune.model.modules import T5Model
 
 
 def shift_right(labels: Tensor, *, start_id: int, pad_id: int) -> Tensor:

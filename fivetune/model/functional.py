@@ -6,16 +6,13 @@ In: a model, weights by name, tensors. Out: what a function of the model returns
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from fivetune.data.store.batch import PaddedBatch
 from fivetune.model.forward import compute_padded_losses
-
-if TYPE_CHECKING:
-    from fivetune.model.modules import T5Model
+from fivetune.model.modules import T5Model
 
 
 class StatelessModel(nn.Module):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -20,16 +19,15 @@ from fivetune.distributed.tensor_parallel import ColumnLinear, copy_to_group
 from fivetune.model.cuda.dispatch import supports_fused
 from fivetune.model.dropout import compute_keep_scale, draw_dropout, zero_dropped_
 from fivetune.model.low_rank import LowRankPair, apply_low_rank, find_pair
+from fivetune.model.modules import AutogradContext
 from fivetune.model.precision import cast_weights, get_matmul_dtype
 from fivetune.model.weight_cache import KeptLinear, find_kept
 
-if TYPE_CHECKING:
-    from fivetune.model.modules import AutogradContext
 
-    class _Context(AutogradContext):
-        scale: float
-        kind: torch.dtype
-        act: str
+class _Context(AutogradContext):
+    scale: float
+    kind: torch.dtype
+    act: str
 
 
 RECORDERS = "transformers.utils.output_capturing"

@@ -7,35 +7,36 @@ Logits are computed in chunks unless they are small: mT5 has 250,112 of them per
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fivetune.model.cuda.dispatch import needs_attention_kernel, supports_fused
+from fivetune.model.modules import AutogradContext
 from fivetune.model.objective import MAX_CHUNK_LOGITS, PLAIN, Objective, apply_cap, compute_logit_gradient
 from fivetune.model.precision import copy_weights, get_matmul_dtype, suppress_autocast
 from fivetune.model.weight_cache import add_product_, get_kept_grad
 
-if TYPE_CHECKING:
-    from fivetune.model.modules import AutogradContext
 
-    class _EmbedContext(AutogradContext):
-        tied_gradient: TiedGradient
-        parameter: Tensor
+class _EmbedContext(AutogradContext):
+    tied_gradient: TiedGradient
+    parameter: Tensor
 
-    class _HeadContext(AutogradContext):
-        tied_gradient: TiedGradient | None
-        parameter: Tensor
-        table_dtype: torch.dtype
-        rows: int
-        cap: float | None
-        objective: Objective
-        fused: bool
 
-    class _TableGrad(Protocol):
-        def add_rows(self, ids: Tensor, rows: Tensor) -> None: ...
-        def add_product(self, share: Tensor, hidden: Tensor) -> None: ...
+class _HeadContext(AutogradContext):
+    tied_gradient: TiedGradient | None
+    parameter: Tensor
+    table_dtype: torch.dtype
+    rows: int
+    cap: float | None
+    objective: Objective
+    fused: bool
+
+
+class _TableGrad(Protocol):
+    def add_rows(self, ids: Tensor, rows: Tensor) -> None: ...
+    def add_product(self, share: Tensor, hidden: Tensor) -> None: ...
 
 
 CUDA_CHUNKS = 8  # chunks of MAX_CHUNK_LOGITS that CUDA computes at once: 512 MiB of fp32

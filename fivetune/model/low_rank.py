@@ -7,18 +7,17 @@ of one input are multiplied at once, as without an adapter; so are their A. No g
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from fivetune.model.modules import AutogradContext
 from fivetune.model.precision import cast_weights, get_matmul_dtype, suppress_autocast
 
-if TYPE_CHECKING:
-    from fivetune.model.modules import AutogradContext
 
-    class _Context(AutogradContext):
-        scales: tuple[float, ...]
+class _Context(AutogradContext):
+    scales: tuple[float, ...]
 
 
 class LowRankPair(NamedTuple):

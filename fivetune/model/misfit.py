@@ -8,16 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from fivetune.errors import FiveTuneEnvironmentError, FiveTuneError, ModelError, format_size, is_out_of_memory
 from fivetune.model.files import read_tensor_shapes
-
-if TYPE_CHECKING:
-    from fivetune.model.modules import T5Settings
+from fivetune.model.modules import T5Settings
 
 
 @contextmanager

@@ -13,19 +13,17 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
 from fivetune.distributed.pipeline import find_stage
+from fivetune.model.backend import Forward
 from fivetune.model.flops import Flops
+from fivetune.model.modules import T5Model
 from fivetune.model.virtual_tokens import find_prefix, find_prompt
-
-if TYPE_CHECKING:
-    from fivetune.model.backend import Forward
-    from fivetune.model.modules import T5Model
 
 QUERIES, KEYS, VALUES = ("q", "q_proj"), ("k", "k_proj"), ("v", "v_proj")
 FOREIGN = re.compile(r"^(vision_tower|multi_modal_projector)|\.lora_")  # no matrices of the stack

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from fivetune.model.modules import AutogradContext
 from fivetune.model.weight_cache import find_kept, join_rows
 
-if TYPE_CHECKING:
-    from fivetune.model.modules import AutogradContext
 
-    class _Context(AutogradContext):
-        dtypes: tuple[torch.dtype, ...]
-        sizes: tuple[int, ...]
+class _Context(AutogradContext):
+    dtypes: tuple[torch.dtype, ...]
+    sizes: tuple[int, ...]
 
 
 def get_matmul_dtype(device: torch.device) -> torch.dtype:

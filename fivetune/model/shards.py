@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -19,9 +19,7 @@ from fivetune.distributed.pipeline import find_stage
 from fivetune.distributed.sharding import compute_shard_slices, get_local
 from fivetune.errors import ModelError
 from fivetune.model.family import EMBEDDING_COPIES, HEAD, LEFTOVER_WEIGHTS, SHARED
-
-if TYPE_CHECKING:
-    from fivetune.model.modules import T5Model
+from fivetune.model.modules import T5Model
 
 ROWS = 4096  # rows of two tables that are compared at a time
 

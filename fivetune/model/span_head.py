@@ -7,7 +7,6 @@ encoder and decoder; -log p of given positions. Position 0 represents "no answer
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -18,10 +17,8 @@ from fivetune.errors import ModelError
 from fivetune.model.family import FAMILIES
 from fivetune.model.files import find_weight_files
 from fivetune.model.misfit import explain_misfit
+from fivetune.model.modules import T5Model, T5Settings
 from fivetune.model.tokenizer import suppress_output
-
-if TYPE_CHECKING:
-    from fivetune.model.modules import T5Model, T5Settings
 
 
 def refuse_other_head(head: str, source: Path) -> None:

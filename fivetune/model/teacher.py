@@ -6,18 +6,15 @@ In: a Batch. Out: SoftTargets, from which the loss computes the teacher's logits
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from fivetune.data.store.batch import pad
 from fivetune.model.family import get_family, get_logit_cap
 from fivetune.model.flat import compute_flat_states
 from fivetune.model.forward import compute_padded_states
+from fivetune.model.modules import T5Model
 from fivetune.model.objective import SoftTargets
 from fivetune.model.precision import get_matmul_dtype
 from fivetune.types import Batch
-
-if TYPE_CHECKING:
-    from fivetune.model.modules import T5Model
 
 
 @dataclass(frozen=True, slots=True, eq=False)

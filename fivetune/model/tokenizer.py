@@ -218,7 +218,7 @@ def _find_sentencepiece_problem(path: Path) -> str:
 
 
 def _read_object(path: Path) -> tuple[JsonTable, str]:
-    """Read a JSON object, and what is wrong with the file: {} if anything is (`_explain_failure` tells it)."""
+    """Read a JSON object, and what is wrong with the file: {} if anything is (`_explain_failure` reports it)."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,14 +19,13 @@ from torch import Tensor, nn
 
 from fivetune.distributed.sharding import get_local
 from fivetune.model.cuda.tiles import round_up
+from fivetune.model.modules import AutogradContext, T5Model
 
-if TYPE_CHECKING:
-    from fivetune.model.modules import AutogradContext, T5Model
 
-    class _Context(AutogradContext):
-        totals: list[Tensor | None]
-        sizes: list[int]
-        kind: torch.dtype
+class _Context(AutogradContext):
+    totals: list[Tensor | None]
+    sizes: list[int]
+    kind: torch.dtype
 
 
 many: Any = torch  # its functions of many tensors have private names

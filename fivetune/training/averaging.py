@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fivetune.distributed.sharding import get_local, release_gathered
 from fivetune.training.state.snapshot import list_weights, map_names
-
-if TYPE_CHECKING:
-    from fivetune.types import Optimizer
+from fivetune.types import Optimizer
 
 many: Any = torch  # untyped, because torch's _foreach functions are private
 

@@ -9,10 +9,10 @@ import os
 from dataclasses import asdict, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
+from fivetune.config.model import ModelSection
 from fivetune.machine.telemetry.devices import collect_machine_info, get_device_peak_flops, measure_product_flops
 from fivetune.model.files import find_weight_files
 from fivetune.model.load import count_parameters, describe_parameters
@@ -21,13 +21,10 @@ from fivetune.rundir.damage import Damage
 from fivetune.rundir.reader import read_json, read_machine
 from fivetune.training.distill import describe_distillation
 from fivetune.training.outputs import RunOutputs
+from fivetune.training.setup import Setup
 from fivetune.training.state.resume import add_part
 from fivetune.training.step.objective import describe_loss
-
-if TYPE_CHECKING:
-    from fivetune.config.model import ModelSection
-    from fivetune.training.setup import Setup
-    from fivetune.types import JsonTable
+from fivetune.types import JsonTable
 
 SAMPLE_BYTES = 2**20  # of the head and of the tail of a file: training changes all of its bytes
 

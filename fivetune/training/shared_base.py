@@ -9,21 +9,18 @@ from __future__ import annotations
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from fivetune.config import RunConfig
 from fivetune.config.paths import find_typed_path, resolve_adapter
 from fivetune.errors import ConfigError
 from fivetune.model.adapter import FOLDER, attach_adapter, compute_base_checksum
 from fivetune.model.adapters.saved import Saved
 from fivetune.model.decode import GenerateAnswers, generate
 from fivetune.model.load import LoadedModel, load_model_and_tokenizer
+from fivetune.model.modules import T5Model
 from fivetune.model.saved_adapter import BaseModel, read_base
 from fivetune.tasks import head_of
-
-if TYPE_CHECKING:
-    from fivetune.config import RunConfig
-    from fivetune.model.modules import T5Model
-    from fivetune.training.compute import ComputeConfig
+from fivetune.training.compute import ComputeConfig
 
 ALONE = "Serve it without --one-base."
 

@@ -11,13 +11,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from fivetune.machine.telemetry.meter import Meter, StepTimes
 from fivetune.machine.telemetry.sampler import Sampler
 from fivetune.model.flops import Flops
+from fivetune.model.module_flops import StepFlops
 from fivetune.rundir import RunDir
 from fivetune.rundir.plan import Plan
 from fivetune.rundir.progress import Progress
@@ -31,9 +32,6 @@ from fivetune.training.state.saving import BackgroundWriter
 from fivetune.training.step.learner import Update
 from fivetune.training.threads import ThreadControl
 from fivetune.types import Batch
-
-if TYPE_CHECKING:
-    from fivetune.model.module_flops import StepFlops
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ Grids depend on the longest lengths only, and the host reads nothing back, so a 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,12 +20,11 @@ from fivetune.errors import ModelError
 from fivetune.model.cuda import attention_kernels as kernels
 from fivetune.model.cuda.random import choose_seed, round_dropout_rate
 from fivetune.model.cuda.tiles import LARGEST_HEAD, choose_attention_tile, divide_up, launch
+from fivetune.model.modules import AutogradContext
 
-if TYPE_CHECKING:
-    from fivetune.model.modules import AutogradContext
 
-    class _Context(AutogradContext):
-        call: _CallOptions
+class _Context(AutogradContext):
+    call: _CallOptions
 
 
 FEWEST_SEQUENCES, MOST_PROGRAMS = 8, 2**15  # of the bias gradient; the programs write 16 MiB

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +19,11 @@ from fivetune.model.cuda.optimizer import ALIGNMENT, NORM, POWER1, POWER2, STEPS
 from fivetune.model.cuda.random import draw_seeds_together
 from fivetune.model.cuda.static_step import CapturedStep, GraphRecorder, StaticBatch, compute_static_losses
 from fivetune.model.cuda.tiles import round_up
+from fivetune.model.modules import T5Model
 from fivetune.model.objective import PLAIN, Objective
 from fivetune.model.precision import get_matmul_dtype
 from fivetune.model.weight_cache import KeptWeights
 from fivetune.types import Autocast, Batch, TorchState
-
-if TYPE_CHECKING:
-    from fivetune.model.modules import T5Model
 
 
 class GraphedAdamW(torch.optim.Optimizer):

@@ -6,17 +6,13 @@ deterministic: each of a fixed number of programs sums every n-th row, and the n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from fivetune.model.cuda.tiles import TILES, launch
-
-if TYPE_CHECKING:
-    from fivetune.model.modules import AutogradContext
+from fivetune.model.modules import AutogradContext
 
 
 def compute_rms_norm(x: Tensor, weight: Tensor, eps: float, kind: torch.dtype | None = None) -> Tensor:

@@ -7,8 +7,6 @@ In: rows of activations, a seed on the device. Out: rows in the same dtype; the 
 # Triton has no types for functions within kernels that return several values.
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
@@ -17,14 +15,13 @@ from torch import Tensor
 from fivetune.errors import ModelError, suggest_names
 from fivetune.model.cuda.random import choose_seed, gain, keep, round_dropout_rate
 from fivetune.model.cuda.tiles import TILES, Kernel, divide_up, launch
+from fivetune.model.modules import AutogradContext
 
-if TYPE_CHECKING:
-    from fivetune.model.modules import AutogradContext
 
-    class _Context(AutogradContext):
-        rate: int
-        kind: torch.dtype
-        call: dict[str, int]
+class _Context(AutogradContext):
+    rate: int
+    kind: torch.dtype
+    call: dict[str, int]
 
 
 ACTIVATIONS = ("relu", "gelu_new")

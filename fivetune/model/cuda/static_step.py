@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,12 +25,10 @@ from fivetune.errors import FiveTuneEnvironmentError, format_error, refuse_broke
 from fivetune.model.attention import SequenceBounds
 from fivetune.model.cuda.buckets import Bucket, Buckets
 from fivetune.model.flat import compute_device_losses, shift_right_flat
+from fivetune.model.modules import T5Model
 from fivetune.model.objective import PLAIN, Objective
 from fivetune.model.ops import FlatInputs, Ops
 from fivetune.types import Batch
-
-if TYPE_CHECKING:
-    from fivetune.model.modules import T5Model
 
 GraphRecorder = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
 """Turns a function into one that replays its work on the device."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,11 +14,9 @@ from torch import Tensor
 from fivetune.distributed.pipeline import find_stage
 from fivetune.model.attention import SequenceBounds
 from fivetune.model.flat import run_stack
+from fivetune.model.modules import T5Model
 from fivetune.model.ops import Ops
 from fivetune.model.precision import get_matmul_dtype
-
-if TYPE_CHECKING:
-    from fivetune.model.modules import T5Model
 
 CPU_TOKENS = 2_048  # tokens per pass, whose activations stay in the CPU's cache
 

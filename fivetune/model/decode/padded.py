@@ -7,7 +7,7 @@ hypothesis has a row of its own, which transformers' cache moves when hypotheses
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,10 +18,8 @@ from fivetune.model.decode.encoder import EncodedInputs
 from fivetune.model.decode.steps import Rank
 from fivetune.model.family import compute_output_scale
 from fivetune.model.forward import compute_logits
+from fivetune.model.modules import T5Model
 from fivetune.model.virtual_tokens import build_cache_argument, build_prefix_cache
-
-if TYPE_CHECKING:
-    from fivetune.model.modules import T5Model
 
 MAX_TREE_POSITIONS = 8_192  # decoder positions of a pass over several branches of a tree
 

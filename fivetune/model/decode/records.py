@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fivetune.errors import ConfigError
-
-if TYPE_CHECKING:
-    from fivetune.types import JsonTable
+from fivetune.types import JsonTable
 
 ScoredRow = tuple[int, dict[str, Any]]
 """Row of a store, and its scores by fields of GeneratedAnswer."""

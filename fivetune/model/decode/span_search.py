@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,11 +17,9 @@ from fivetune.data.store.token_store import TokenStore
 from fivetune.distributed.sharding import is_gathered_by_call
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.model.decode import Decoding, group_by_length
+from fivetune.model.modules import T5Model
 from fivetune.model.span_head import compute_span_logits
-
-if TYPE_CHECKING:
-    from fivetune.model.modules import T5Model
-    from fivetune.types import Autocast
+from fivetune.types import Autocast
 
 NUM_ENDS = 20  # most probable first and last tokens that are combined (transformers' n_best_size)
 MAX_SPAN_TOKENS = 60

@@ -7,7 +7,6 @@ back a key is, which is the same for all slots.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -20,10 +19,8 @@ from fivetune.model.decode.encoder import EncodedInputs, encode_inputs
 from fivetune.model.decode.weights import BlockWeights, Projection, apply_projection, merge_projections
 from fivetune.model.family import compute_output_scale, is_gated
 from fivetune.model.layers import compute_activation, compute_gated, is_plain_linear, rms_norm
+from fivetune.model.modules import T5Block, T5Model, T5Norm
 from fivetune.model.precision import get_matmul_dtype, suppress_autocast
-
-if TYPE_CHECKING:
-    from fivetune.model.modules import T5Block, T5Model, T5Norm
 
 NUM_RECOMPUTED = 8  # least number of best tokens whose logits are computed in fp32
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -22,12 +21,10 @@ from fivetune.distributed.tensor_parallel import ColumnLinear
 from fivetune.model.cuda.dispatch import needs_attention_kernel
 from fivetune.model.family import is_gated
 from fivetune.model.layers import apply_projections, is_plain_linear
+from fivetune.model.modules import T5Attention, T5Block, T5Model
 from fivetune.model.precision import copy_weights, get_matmul_dtype, suppress_autocast
 from fivetune.model.weight_cache import KeptWeights
-
-if TYPE_CHECKING:
-    from fivetune.model.modules import T5Attention, T5Block, T5Model
-    from fivetune.types import Autocast
+from fivetune.types import Autocast
 
 Projection = Tensor | tuple[nn.Linear, ...]
 """Weights below each other, or modules that have no plain weight: adapters, quantised or row-wise parallel ones."""

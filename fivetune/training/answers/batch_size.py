@@ -7,19 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import psutil
 import torch
+from numpy.typing import NDArray
 
 from fivetune.errors import is_out_of_memory
+from fivetune.model.modules import T5Model
 from fivetune.training.answers.evaluator import Answered, Evaluator
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from fivetune.model.modules import T5Model
 
 MOST = {"cuda": 256}  # more examples at once fill a GPU no better
 MOST_ELSEWHERE = 64

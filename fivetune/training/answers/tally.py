@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from fivetune.rundir.records import Prediction
@@ -50,17 +51,14 @@ class Tally:
 
     def __init__(self, scorer: Scorer) -> None:
         self._scorer = scorer
-        self._questions: list[int] = []
-        self._predictions: list[str] = []
-        self._references: list[Sequence[str]] = []
-        self._details: list[JsonTable] = []
+        self._answered: list[tuple[int, str, Sequence[str], JsonTable]] = []  # question, answer, references, details
         self._num_set: Counter[str] = Counter()
         self._num_known: Counter[str] = Counter()
         self.num_clipped = 0
 
     @property
     def num_examples(self) -> int:
-        return len(self._predictions)
+        return len(self._answered)
 
     def score_each(self, answered: Iterable[tuple[int, Prediction]]) -> Iterator[Prediction]:
         """Yield the predictions with their own scores, and add each to the tally."""
@@ -73,10 +71,7 @@ class Tally:
             yield prediction
 
     def _add(self, question: int, prediction: Prediction, details: JsonTable) -> None:
-        self._questions.append(question)
-        self._predictions.append(prediction.prediction)
-        self._references.append(prediction.references)
-        self._details.append(details)
+        self._answered.append((question, prediction.prediction, prediction.references, details))
         self.num_clipped += bool(prediction.num_clipped_tokens)
         flags: dict[str, bool | None] = {rate: getattr(prediction, flag) for rate, flag in RATES.items()}
         flags["empty"] = not prediction.prediction
@@ -91,8 +86,9 @@ class Tally:
 
     def compute_rates(self) -> dict[str, float]:
         rates = {name: self._num_set[name] / total for name, total in self._num_known.items()}
-        if self._details and all("labels" in details for details in self._details):
-            rates |= compute_label_rates(self._predictions, self._references)
+        if self._answered and all("labels" in details for *_, details in self._answered):
+            _, predictions, references, _ = zip(*self._answered, strict=True)
+            rates |= compute_label_rates(predictions, references)
         return rates
 
     def compute_scores(self) -> Scores | None:
@@ -100,11 +96,8 @@ class Tally:
 
         Questions are scored in their order, so that bootstrap intervals do not depend on the order of decoding.
         """
-        if not self._references or not all(self._references):
+        if not self._answered or not all(references for _, _, references, _ in self._answered):
             return None
-        order = sorted(range(len(self._questions)), key=self._questions.__getitem__)
-        return self._scorer.score(
-            [self._predictions[i] for i in order],
-            [self._references[i] for i in order],
-            details=[self._details[i] for i in order],
-        )
+        ordered = sorted(self._answered, key=itemgetter(0))
+        _, predictions, references, details = zip(*ordered, strict=True)
+        return self._scorer.score(list(predictions), list(references), details=list(details))

@@ -6,25 +6,21 @@ In: a model, perhaps without values, and a batch. Out: seconds of forward and ba
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from fivetune.distributed.world import World
 from fivetune.errors import is_out_of_memory
 from fivetune.model.attention import SequenceBounds
 from fivetune.model.flat import run_stack
 from fivetune.model.loss import compute_head_losses
+from fivetune.model.modules import T5Model
 from fivetune.model.ops import EncoderOutput, Ops
 from fivetune.training.autotune.probe import measure_best_seconds, restore_state
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fivetune.distributed.world import World
-    from fivetune.model.modules import T5Model
-    from fivetune.training.compute import ComputeConfig
-    from fivetune.types import Batch
+from fivetune.training.compute import ComputeConfig
+from fivetune.types import Batch
 
 NUM_TRIALS = 5
 NUM_WARM_UP = 2

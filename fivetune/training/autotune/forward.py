@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,6 +17,7 @@ from fivetune.errors import ConfigError, format_error, is_out_of_memory, refuse_
 from fivetune.model.attention import explain_unsupported_device
 from fivetune.model.backend import Forward
 from fivetune.model.flat import explain_unsupported_model
+from fivetune.model.modules import T5Model
 from fivetune.model.precision import get_matmul_dtype
 from fivetune.training.autotune.probe import (
     find_disagreement,
@@ -25,11 +25,7 @@ from fivetune.training.autotune.probe import (
     measure_best_seconds,
     restore_state,
 )
-from fivetune.types import Batch
-
-if TYPE_CHECKING:
-    from fivetune.model.modules import T5Model
-    from fivetune.types import Autocast
+from fivetune.types import Autocast, Batch
 
 STATIC_DEVICES = ("mps", "xla", "tpu")  # devices that compile every new shape
 NUM_TRIALS = 3

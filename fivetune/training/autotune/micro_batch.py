@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,11 +18,9 @@ from fivetune.errors import format_size, is_out_of_memory
 from fivetune.machine.telemetry.devices import translate_oom_errors
 from fivetune.machine.telemetry.memory import get_free_bytes, get_used_bytes, measure_peak_bytes
 from fivetune.model.backend import Forward
+from fivetune.model.modules import T5Model
 from fivetune.training.autotune.probe import forward_backward, restore_state
-
-if TYPE_CHECKING:
-    from fivetune.model.modules import T5Model
-    from fivetune.types import Autocast
+from fivetune.types import Autocast
 
 CPU_MEMORY_SHARE = 0.8  # of the CPU's free memory that training may take
 

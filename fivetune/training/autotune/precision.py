@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -16,12 +15,10 @@ from fivetune.data.store.batch import split_batch
 from fivetune.errors import ConfigError
 from fivetune.machine.telemetry.devices import find_bf16_units
 from fivetune.model.backend import Forward
+from fivetune.model.modules import T5Model
 from fivetune.training.autotune.probe import forward_backward, measure_best_seconds, restore_state
 from fivetune.training.compute import ComputeConfig
 from fivetune.types import Batch
-
-if TYPE_CHECKING:
-    from fivetune.model.modules import T5Model
 
 MIN_WIDTH = 128  # d_model; the products of narrower models are too small to gain
 MIN_GAIN = 1.15  # times as fast as fp32; below, the choice would change from start to start

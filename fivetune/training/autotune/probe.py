@@ -10,19 +10,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from fivetune.model.backend import Forward
+from fivetune.model.modules import T5Model
 from fivetune.training.state.snapshot import get_random_states, set_random_states
 from fivetune.training.step.learner import Learner
-from fivetune.types import Batch
-
-if TYPE_CHECKING:
-    from fivetune.model.modules import T5Model
-    from fivetune.types import Autocast
+from fivetune.types import Autocast, Batch
 
 SavedWeights = list[tuple[nn.Parameter, Tensor]]
 """Each parameter with a copy of its value, on the host."""

@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -25,9 +25,7 @@ from fivetune.reading.diagnosis.truncation import find_cuts
 from fivetune.rundir.parse import parse_record
 from fivetune.rundir.records import SplitSummary
 from fivetune.training.setup import Setup
-
-if TYPE_CHECKING:
-    from fivetune.types import JsonTable
+from fivetune.types import JsonTable
 
 NUM_PROBED = 300  # examples whose characters are checked
 UNKNOWN_SHARE = 0.01  # of examples, above which unknown characters are a warning

@@ -23,7 +23,7 @@ import torch
 from fivetune.config import load_config
 from fivetune.data.corpus import CHECKPOINT
 from fivetune.data.store.token_store import get_cache_folder
-from fivetune.errors import FiveTuneEnvironmentError, FiveTuneError, format_size
+from fivetune.errors import FiveTuneEnvironmentError, format_size
 from fivetune.installation import list_extras, name_install
 from fivetune.machine.telemetry.devices import (
     CPU_INFO,
@@ -79,11 +79,7 @@ def run_machine_checks(folder: Path, *, device: str, seconds: float) -> Iterator
     if seconds:
         checks["speed"] = partial(_check_speed, device, seconds)
     for name, check in checks.items():
-        try:
-            outcome = check()
-            yield Check(name, outcome[0], outcome[1])
-        except FiveTuneError as error:
-            yield Check(name, "fail", str(error), type(error))
+        yield Check.run(name, check)
 
 
 def _check_packages() -> Outcome:

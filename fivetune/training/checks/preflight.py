@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import psutil
 import torch
@@ -28,6 +28,7 @@ from fivetune.machine.telemetry.devices import get_peak_memory_bytes, reset_peak
 from fivetune.model.adapter import attach_exported, find_adapter, select_own_weights
 from fivetune.model.forward import compute_padded_losses
 from fivetune.model.load import count_bytes, count_parameters, load_model_and_tokenizer
+from fivetune.model.modules import T5Model
 from fivetune.rundir import CONFIG, RunDir, find_conflict
 from fivetune.rundir.plan import Plan
 from fivetune.rundir.progress import Progress, format_time_span
@@ -46,9 +47,6 @@ from fivetune.training.checks.data_checks import (
 from fivetune.training.setup import Setup
 from fivetune.training.step.groups import build_optimizer, count_state_bytes
 from fivetune.training.step.update import train_step
-
-if TYPE_CHECKING:
-    from fivetune.model.modules import T5Model
 
 NUM_GENERATED = 16
 RELOADED_ERROR = 1e-5  # of token losses in nats, or of weights
@@ -70,6 +68,15 @@ class Check:
     detail: str
     error_class: type[FiveTuneError] = FiveTuneEnvironmentError
     batch_size: int | None = None
+
+    @classmethod
+    def run(cls, name: str, check: Callable[[], Outcome]) -> Check:
+        """Run a check; a FiveTuneError becomes a failed one."""
+        try:
+            state, detail, *smaller = check()
+        except FiveTuneError as error:
+            return cls(name, "fail", str(error), type(error))
+        return cls(name, state, detail, batch_size=smaller[0] if smaller else None)
 
 
 def check_before_training(setup: Setup, progress: Progress, run: RunDir) -> Plan:
@@ -96,7 +103,7 @@ def check_before_training(setup: Setup, progress: Progress, run: RunDir) -> Plan
 
 
 def run_checks(setup: Setup) -> Iterator[Check]:
-    """Run the checks in order and yield their outcomes. A FiveTuneError becomes a failed check."""
+    """Run the checks in order and yield their outcomes."""
     checks: dict[str, Callable[[Setup], Outcome]] = {
         "data": check_data,
         "records": check_records,
@@ -116,12 +123,7 @@ def run_checks(setup: Setup) -> Iterator[Check]:
     with restore_learner(setup.learner, rebuild) as learner:
         trial = replace(setup, learner=learner)
         for name, check in checks.items():
-            try:
-                outcome = check(trial)
-                batch_size = outcome[2] if len(outcome) == 3 else None
-                yield Check(name, outcome[0], outcome[1], batch_size=batch_size)
-            except FiveTuneError as error:
-                yield Check(name, "fail", str(error), type(error))
+            yield Check.run(name, partial(check, trial))
 
 
 def _check_model(setup: Setup) -> Outcome:

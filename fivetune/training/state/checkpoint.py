@@ -27,7 +27,6 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
@@ -46,10 +45,7 @@ from fivetune.rundir.parse import parse_record
 from fivetune.rundir.records import BestEval
 from fivetune.training.averaging import Averages
 from fivetune.training.state.snapshot import ShardedSnapshot, Snapshot, load_optimizer, map_tensors, set_random_states
-from fivetune.types import JsonTable
-
-if TYPE_CHECKING:
-    from fivetune.types import TorchState
+from fivetune.types import JsonTable, TorchState
 
 WEIGHTS = "model.safetensors"
 WRITE_ERRORS = (OSError, RuntimeError, SafetensorError, RunDirError)  # of a disk that refuses a write

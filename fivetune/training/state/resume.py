@@ -11,7 +11,7 @@ from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import Any, cast, get_args
 
 from fivetune import rundir
 from fivetune.config import RunConfig
@@ -27,10 +27,8 @@ from fivetune.training.answers.evaluator import Evaluator
 from fivetune.training.setup import MeasuredChoices, Setup
 from fivetune.training.state import checkpoint
 from fivetune.training.state.checkpoint import CheckpointOwner
+from fivetune.types import JsonTable, Schedule
 from fivetune.values import flatten_table, get_nested
-
-if TYPE_CHECKING:
-    from fivetune.types import JsonTable, Schedule
 
 SAME_SCORES = (
     "eval.every_steps",
@@ -144,8 +142,8 @@ def refuse_foreign_checkpoints(folder: Path, owner: CheckpointOwner) -> None:
                 "data, put back the files of data.train, or go on with the version of FiveTune that began it "
                 "(machine.json): another one may tokenise or order them differently."
             )
-        both = {key: (value, owner.settings.get(key)) for key, value in found.settings.items()}
-        if changed := {key: pair for key, pair in both.items() if pair[0] != pair[1]}:
+        own = owner.settings
+        if changed := {key: (old, own.get(key)) for key, old in found.settings.items() if old != own.get(key)}:
             raise ConfigError(
                 f"{folder}: the checkpoint of step {path.name} was trained with other settings: "
                 f"{_list_changes(changed)}. Put them back into {CONFIG}, or start a new run in another run.dir."
@@ -223,22 +221,23 @@ def add_part(parts: Sequence[RunPart], machine: JsonTable, *, step: int) -> tupl
     if not parts:
         return [part], []
     old, new = (flatten_table({name: getattr(each, name) for name in COMPARED}) for each in (parts[-1], part))
-    keys = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
-    for name in ("precision", "model"):
-        if getattr(parts[-1], name) is None and name in keys:  # of a run that began before this was recorded
-            keys.remove(name)
-    shown = [{key: "none" if facts.get(key) is None else facts[key] for key in keys} for facts in (old, new)]
-    changed = tuple(f"{key}: {shown[0][key]} -> {shown[1][key]}" for key in keys)
+    changed: dict[str, str] = {}
+    for key in sorted({*old, *new}):
+        was, now = old.get(key), new.get(key)
+        if was is None and key in ("precision", "model"):  # of a run that began before this was recorded
+            continue
+        if was != now:
+            changed[key] = f"{key}: {'none' if was is None else was} -> {'none' if now is None else now}"
     effects: list[str] = []
-    if "precision" in keys:
+    if "precision" in changed:
         effects.append(f"Losses differ by the rounding of {part.precision} instead of {parts[-1].precision}.")
-    elif keys != ["model"]:
+    elif list(changed) != ["model"]:
         effects.append("Losses may differ in the last bits.")
-    if "model" in keys:
+    if "model" in changed:
         source = "the checkpoint" if step else "the new files"
         effects.append(f"The weights at model.path have changed: the run continues with those of {source}.")
-    warning = f"from step {step:,} on the environment differs: {'; '.join(changed)}. {' '.join(effects)}"
-    return [*parts, replace(part, changed=changed)], [warning] if changed else []
+    warning = f"from step {step:,} on the environment differs: {'; '.join(changed.values())}. {' '.join(effects)}"
+    return [*parts, replace(part, changed=tuple(changed.values()))], [warning] if changed else []
 
 
 def refuse_fewer_steps(folder: Path, done: int, num_steps: int) -> None:
@@ -299,8 +298,11 @@ def find_changed_settings(before: JsonTable, after: JsonTable) -> dict[str, tupl
     {'run.seed': (1, 2)}
     """
     old, new = _flatten_sections(before), _flatten_sections(after)
-    pairs = {key: (old.get(key), new.get(key)) for key in sorted({*old, *new}) if not _is_changeable(key)}
-    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+    changed: dict[str, tuple[object, object]] = {}
+    for key in sorted({*old, *new}):
+        if old.get(key) != new.get(key) and not _is_changeable(key):
+            changed[key] = old.get(key), new.get(key)
+    return changed
 
 
 def _is_changeable(key: str) -> bool:

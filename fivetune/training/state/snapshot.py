@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,9 +20,7 @@ from torch import Tensor, nn
 from fivetune.distributed.sharding import gather_tensor, iter_held, shard_like
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.model.adapter import select_own_weights
-
-if TYPE_CHECKING:
-    from fivetune.types import TorchState
+from fivetune.types import TorchState
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ as the smaller size from the start.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,11 +14,9 @@ from torch import Tensor
 from fivetune.data.store.batch import split_batch
 from fivetune.errors import is_out_of_memory
 from fivetune.training.state.snapshot import get_random_states, set_random_states
+from fivetune.training.step.learner import GradientEngine, Learner, StepInputs
 from fivetune.training.strategies import build_minimal_batch
 from fivetune.types import Batch
-
-if TYPE_CHECKING:
-    from fivetune.training.step.learner import GradientEngine, Learner, StepInputs
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,20 +11,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from math import ceil
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 from torch.autograd.graph import increment_version
 
 from fivetune.config import RunConfig
+from fivetune.config.train import ParamGroup
 from fivetune.model.adapter import find_adapter
 from fivetune.model.freeze import is_matched, select_names
 from fivetune.training.state.snapshot import list_weights
-
-if TYPE_CHECKING:
-    from fivetune.config.train import ParamGroup
-    from fivetune.types import Optimizer, TorchState
+from fivetune.types import Optimizer, TorchState
 
 FP32 = 4  # bytes
 KINDS = ("matrix", "table", "norm")  # in the order of the groups: norms, without weight decay, come last

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,10 +16,8 @@ from fivetune.distributed.pipeline import find_stage
 from fivetune.errors import NumericError
 from fivetune.model.flat import compute_flat_losses, find_nonfinite_block
 from fivetune.model.forward import compute_padded_losses, find_nonfinite_module
+from fivetune.training.step.learner import Learner, StepInputs
 from fivetune.types import Batch
-
-if TYPE_CHECKING:
-    from fivetune.training.step.learner import Learner, StepInputs
 
 MIN_LOSS_SCALE = 1.0  # at which the gradients in fp16 are those of the loss; torch begins with 65,536 and halves it
 MAX_LISTED = 8  # examples that a message names

@@ -6,19 +6,16 @@ In: a Learner and the micro-batches of a step. Out: an Update.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from fivetune.model.modules import T5Model
 from fivetune.training.step.accumulate import accumulate_over_ranks
 from fivetune.training.step.groups import set_lr
 from fivetune.training.step.learner import GradientEngine, Learner, StepInputs, Update
 from fivetune.training.step.nonfinite import check_values
 from fivetune.types import Batch
-
-if TYPE_CHECKING:
-    from fivetune.model.modules import T5Model
 
 
 class PlainEngine(GradientEngine):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,15 +26,13 @@ from fivetune.model import forward, functional
 from fivetune.model.backend import SIZES
 from fivetune.model.decode import Decoding, GenerateAnswers, GeneratedAnswer, group_by_length
 from fivetune.model.decode.traced import TracedDecoder, build_traced_answer
+from fivetune.model.modules import T5Model
 from fivetune.training.optimizers._traced import apply_update, compute_rates, create_state, make_counter
 from fivetune.training.state.snapshot import map_names
 from fivetune.training.step.groups import set_lr
 from fivetune.training.step.learner import Learner, StepEngine, StepInputs, Update
 from fivetune.training.step.nonfinite import refuse_nonfinite
 from fivetune.types import Autocast, Batch
-
-if TYPE_CHECKING:
-    from fivetune.model.modules import T5Model
 
 Arrays = dict[str, Any]
 """jax arrays by name; jax is an optional dependency, so its types are not used."""
