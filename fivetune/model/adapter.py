@@ -98,6 +98,7 @@ def attach_adapter(model: T5Model, options: Adapter, *, base: str, device: str =
         raise ConfigError(
             f"model.adapter.path: {saved_in} holds no {CONFIG}. Give adapter/ of a run, or one of peft's."
         )
+    # A saved adapter names its own matrices, virtual tokens change none.
     targets = [] if saved_in or not hasattr(options, "target_modules") else list_targets(model, options)
     config, bits = options.build_config(shorten_names(model, targets)), options.base_bits
     if saved_in:
@@ -112,6 +113,7 @@ def attach_adapter(model: T5Model, options: Adapter, *, base: str, device: str =
     else:
         refuse_high_rank(model, targets, getattr(options, "r", 1))
     config.base_model_name_or_path = base
+    # Before anything is put into the model: the checksum is that of the base alone.
     identity = BaseModel(base, compute_base_checksum(model), bits)
     if hasattr(model, SPAN_HEAD) and config.is_prompt_learning:
         raise ConfigError(

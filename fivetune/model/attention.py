@@ -109,12 +109,14 @@ def build_blocks(
 def _build_block(
     queries: tuple[int, ...], keys: tuple[int, ...], causal: bool, prefixes: tuple[int, ...], window: int
 ) -> Block:
+    # One sequence needs no mask: its bias is a corner of the large square.
     rows = slice(queries[0], queries[-1]), slice(keys[0], keys[-1])
     if len(queries) == 2 and not prefixes:
         return Block(*rows)
     owner, place = _locate_rows(queries)
     key_owner, key_place = _locate_rows(keys)
     if prefixes:
+        # A query's place counts from the begin of its prefix, as its key's does.
         sizes = torch.tensor(prefixes)
         place, is_own = place + sizes[owner], key_place >= sizes[key_owner]
     distances = key_place - place[:, None]
@@ -147,6 +149,7 @@ def compute_relative_buckets(longest: int, *, bidirectional: bool, num_buckets: 
         distance = distance.abs()
     else:
         distance = (-distance).clamp_min(0)
+    # Half of the buckets hold one distance each; the others grow up to max_distance.
     exact = num_buckets // 2
     far = torch.log(distance.clamp_min(1).float() / exact) / math.log(max_distance / exact) * (num_buckets - exact)
     bucket = torch.where(distance < exact, distance, (exact + far.long()).clamp_max(num_buckets - 1))
@@ -300,6 +303,7 @@ class RelativeBias:
         if self.square_grad is None:
             return self.grad
         heads, longest, _ = self.square_grad.shape
+        # Rows of 2 S elements, read as rows of 2 S - 1, shift by one each: diagonals become columns.
         skewed = self.square_grad.new_zeros(heads, longest, 2 * longest)
         skewed[:, :, :longest] = self.square_grad.flip(1)
         diagonals = skewed.view(heads, -1)[:, : longest * (2 * longest - 1)].view(heads, longest, 2 * longest - 1)
@@ -324,6 +328,7 @@ class BlockAttention(torch.autograd.Function):
         blocks = build_blocks(queries.ends, keys.ends, causal, prefixes, window)
         bias = RelativeBias(table, keys.longest, causal, q.device, q.dtype)
         sizes = [q.shape[1] * math.prod(block.shape) for block in blocks]
+        # All blocks draw at once: one call of the generator, whatever the division into blocks is.
         drawn = draw_dropout(sum(sizes), rate, q.device)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         weights: list[Tensor] = []
@@ -336,6 +341,7 @@ class BlockAttention(torch.autograd.Function):
                 scores = scores if added is None else scores.add_(added)
             else:
                 scores = torch.bmm(query, key) if added is None else torch.baddbmm(added, query, key)
+            # The weights before dropout are saved; the positions of the zeros are few and saved once.
             weight = torch.softmax(scores, -1)
             kept = weight if dropped is None else zero_dropped_(scores.copy_(weight), dropped)
             out[block.queries] = torch.bmm(kept, value).transpose(0, 1)

@@ -163,6 +163,7 @@ def _compute_stage(model: T5Model, stage: Stage, inputs: FlatInputs, ops: Ops, o
     ids, decoder_ids = inputs.split(inputs.ids)
     shapes = [(len(ids), model.config.d_model), (len(decoder_ids), model.config.d_model)]
     within_decoder = bool(stage.decoder) and not stage.starts_decoder
+    # Behind the decoder's first block both streams travel, before it the encoder's alone.
     received = [] if stage.is_first else stage.receive(*shapes[: 1 + within_decoder])
     tied_gradient = TiedGradient()
     x = embed(model.shared.weight, ids, TiedGradient()) if stage.is_first else received[0]
@@ -240,6 +241,7 @@ def run_stack(
     if numbers.start == 0:
         x = ops.drop(x.clone(), stack.dropout)
     table: Tensor | None = None
+    # T5 computes the biases in the first block and shares them, umT5 in each block.
     for number in numbers:
         # The first block of a pipeline stage may use the table of a block before it.
         owner = find_bias_block(stack, number) if table is None else number

@@ -140,6 +140,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         step = objective.num_passes
         rows, ctx.table_dtype = choose_chunk_rows(len(head), hidden.device.type, step), head.dtype
         head = copy_weights(hidden.dtype, head)
+        # Small logits are kept for the backward pass; large ones would take more memory than time.
         keeps = len(hidden) * len(head) <= MAX_SAVED_LOGITS
         nats, norms, kept = [], [], []
         for part, targets in zip(hidden.split(rows), labels.split(rows), strict=True):
@@ -158,6 +159,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         hidden, head, labels, norms, *kept = ctx.saved_tensors
         place = get_kept_grad(ctx.parameter)
         of_hidden, of_head = torch.empty_like(hidden), place
+        # Few rows of a large table: the optimizer takes the two thin factors of its gradient.
         factored = ctx.needs_input_grad[1] and len(hidden) * THIN <= hidden.shape[1]
         table_grad = _get_table_grad(ctx.parameter) if factored else None
         parts = (t.split(ctx.rows) for t in (hidden, labels, norms, grad, of_hidden))
@@ -182,6 +184,7 @@ class LinearCrossEntropy(torch.autograd.Function):
                     of_head = add_product_(of_head, share.t(), part)
         if place is not None:
             of_head = None
+        # The lookup's backward pass comes later and adds its rows to this gradient.
         elif ctx.tied_gradient is not None and of_head is not None:
             ctx.tied_gradient.grad, of_head = of_head, None
         return of_hidden, of_head, None, None, None, None, None

@@ -168,6 +168,7 @@ def compute_logit_gradient(
         start: number of the first row among the tokens of the batch.
     """
     share = logits.float().sub(norms[:, None])
+    # Before `share` is overwritten: it is log p here, the gradient of the label's loss below.
     divergence = _compute_divergence_gradient(share) if objective.r_drop else None
     share = share.exp_()
     if objective.z_loss:

@@ -71,6 +71,7 @@ def verify_variant(settings: T5Settings, raw: JsonTable, *, untied: bool, where:
     set_output_scale(settings, scale)
     small: Any = deepcopy(settings)
     small.update({"d_model": 16, "d_kv": 4, "d_ff": 16, "num_heads": 2, "num_layers": 1, "num_decoder_layers": 1})
+    # The variant's rules do not depend on the sizes, and a small model is built at once.
     small.vocab_size = max(64, settings.decoder_start_token_id + 1)
     with torch.random.fork_rng(devices=[]), suppress_output():
         model = AutoModelForSeq2SeqLM.from_config(small, dtype=torch.float32, trust_remote_code=False)

@@ -63,6 +63,7 @@ def load_shards(model: T5Model, files: list[Path], device: str, *, where: str) -
     known = {name for own in names.values() for name in own}
     if unknown := sorted(file_of.keys() - known - set(LEFTOVER_WEIGHTS)):
         raise ModelError(f"{where}: the model has no tensor {unknown[0]} of the file. Does config.json belong to it?")
+    # A pipeline's rank reads the weights of its stage only.
     stage = find_stage(model)
     with ExitStack() as stack:
         opened: dict[Path, Any] = {path: stack.enter_context(safe_open(path, "pt")) for path in files}

@@ -109,6 +109,7 @@ def choose_ids(
     shown = characters | set(normalizer.normalize_str("".join(sorted(characters))) if normalizer else "")
     keep = counts > 0
     keep[[*tokenizer.all_special_ids, *config_ids, *(token["id"] for token in pipeline["added_tokens"])]] = True
+    # An unknown character's score is the least one of all pieces, minus a constant.
     keep[min(range(len(pieces)), key=lambda number: pieces[number][1])] = True
     for number, (piece, _) in enumerate(pieces):
         is_character = piece.removeprefix(WORD_START) in shown or piece == WORD_START

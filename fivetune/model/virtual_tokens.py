@@ -62,6 +62,7 @@ def attach_tokens(model: T5Model, config: PeftConfig) -> set[str]:
             f"model.adapter: virtual tokens are for T5, mT5 and umT5, and the model is a {settings.model_type}. "
             "Use lora."
         )
+    # get_peft_model, which is not called, would fill these in.
     shape = {"num_layers": settings.num_decoder_layers, "num_attention_heads": settings.num_heads}
     if is_prompt:
         shape |= {"token_dim": settings.d_model, "num_transformer_submodules": 1}

@@ -54,6 +54,7 @@ class KeptWeights:
         self._weights = [weight for weight in dict.fromkeys(linear) if get_local(weight) is weight]
         self._cast = [weight for weight in self._weights if weight.dtype != kind]
         sizes = [round_up(weight.numel(), ALIGNMENT) for weight in self._cast]
+        # One buffer in the order of the modules: q, k and v of a layer lie below each other.
         buffer = torch.empty(sum(sizes), dtype=kind, device=self._tables[0].device)
         self._copies = [
             part[: weight.numel()].view(weight.shape)

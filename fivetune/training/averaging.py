@@ -84,6 +84,7 @@ class Averages:
         Args:
             read: reads the trained weights into tensors by name.
         """
+        # The checkpoint's weights are the averages: they are in the model, and change places here.
         self._others = {name: torch.empty_like(weight.detach()) for name, weight in self._weights.items()}
         read(self._others)
         self._swap()

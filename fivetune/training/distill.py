@@ -77,6 +77,7 @@ def refuse_other_teacher(config: RunConfig, tokenizer: PreTrainedTokenizerBase) 
     with _name_setting():
         teacher = load_tokenizer(None, folder, key=None)
     own, theirs = list_pieces(tokenizer), list_pieces(teacher)
+    # Equal pieces are not enough: answers end with the end token.
     for name in ("pad_token_id", "eos_token_id"):
         own[name], theirs[name] = getattr(tokenizer, name), getattr(teacher, name)
     other = sorted(piece for piece in {*own, *theirs} if own.get(piece) != theirs.get(piece))

@@ -213,6 +213,7 @@ def load_mean_weights(paths: Sequence[Path], model: nn.Module) -> None:
     for path in paths:
         checkpoint.load_weights(path, model)
         for name, weight in select_own_weights(model):
+            # fp64: the mean of fp32 weights is rounded once.
             own = get_local(weight).cpu().double()
             sums[name] = sums[name].add_(own) if name in sums else own
     for name, weight in select_own_weights(model):

@@ -50,6 +50,7 @@ def _start_save(training: Training, trained: Mapping[str, Tensor]) -> None:
     learner.world.run_on_all(training.run.refuse_moved)
 
     folder = training.run.path / "checkpoints"
+    # Copies: the run goes on while the writer reads them.
     owner = replace(training.owner, batch_size=training.plan.batch_size)
     position = replace(training.state, seconds=dict(training.state.seconds))
 

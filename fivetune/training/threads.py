@@ -56,6 +56,7 @@ class ThreadControl:
             return ""
         busy = time.process_time()
         now = torch.get_num_threads()
+        # Threads that had their cores all the time need no measurement, which would cost steps.
         is_disturbed = busy - self._busy < BUSY_SHARE * now * seconds
         self._wall, self._busy = wall, busy
         return self._choose(now) if is_disturbed or now < self.most else ""

@@ -150,6 +150,7 @@ def _record_profile(setup: Setup, steps: range, nonfinite_flag: Tensor | None) -
 
 def _write_trace(recorded: profile, path: Path) -> None:
     """Write the trace, whole or not at all."""
+    # A trace that is cut by a full disk would be read as a whole one.
     staging = path.with_name(f".{path.name}")  # the suffix makes torch compress it
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

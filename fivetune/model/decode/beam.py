@@ -117,12 +117,14 @@ def _build_rank(rules: LogitsProcessor, step: int, written: Tensor) -> Rank:
 def _extend_hypotheses(state: _BeamState, log_probs: Tensor, step: int, decoding: Decoding, eos: int) -> None:
     """Extend the best running hypotheses by a token; move those that end with it to the finished ones."""
     beams, vocabulary = decoding.num_beams, log_probs.shape[-1]
+    # Twice as many as there are beams: at least K of them do not end, as in transformers.
     sums, index = (log_probs + state.sums[:, :, None]).flatten(1).topk(2 * beams)
     place, token = index // vocabulary, index % vocabulary
     tokens = _gather_rows(state.tokens, place)
     tokens[:, :, step + 1] = token
     ends = (token == eos) | (step + 1 == decoding.max_new_tokens)
     _merge_ended(state, tokens, sums, ends, step + 1, decoding)
+    # A finished hypothesis must not run on; a sum keeps the shapes static.
     running = sums + ends * NEVER
     best = running.topk(beams).indices
     slots = _gather_rows(state.slots, place.gather(1, best))

@@ -109,6 +109,7 @@ class KVCache:
 
     def _make_room(self, age: int) -> None:
         """Make room for one more column: move those that are seen to the front if they are few, else grow."""
+        # Columns that no slot sees any more are reused before memory grows.
         is_full = 2 * age >= self._num_columns
         if is_full:
             self._num_columns *= 2

@@ -65,6 +65,7 @@ class GreedySearch:
 
         Returns: row and answer of every input that has ended.
         """
+        # A pass over few slots costs nearly as much as over all: free ones are filled before they are many.
         refills = has_more and self.decoder.can_refill
         found: list[tuple[ScoredRow, Hypothesis]] = []
         while True:
@@ -93,6 +94,7 @@ class GreedySearch:
         # log p of the best token is -log of the sum of exp(score - best); the scores are not needed any more.
         self._logprobs -= scores.sub_(best[:, None]).exp_().sum(-1).log_()
         self._written.scatter_(1, ages[:, None] + 1, ids[:, None])
+        # One copy to the host a step: the ids decide which slots have ended.
         ended: list[int] = []
         for slot, token in enumerate(ids.tolist()):
             if self._keys[slot] is None:

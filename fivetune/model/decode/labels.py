@@ -124,6 +124,7 @@ class LabelTree:
         used = torch.zeros(hidden.shape[:2], dtype=torch.bool, device=device)
         rows, edges = real.nonzero(as_tuple=True)
         used[rows, nodes[edges]] = True
+        # The head is the costliest layer: it runs once per node, whatever number of edges leave it.
         position = (used.flatten().cumsum(0) - 1).view_as(used)[:, nodes]  # [B, E], of the node among those used
         chosen = hidden[used]
         nats = torch.zeros(tokens.shape, device=device)

@@ -216,6 +216,7 @@ def select_subset(store: TokenStore, limit: int | None) -> list[int] | None:
     num = store.num_groups
     if limit is None or limit >= num:
         return None
+    # One of each stretch, not every n-th: files often alternate with a period.
     edges = np.arange(limit + 1) * num // limit
     drawn = np.random.default_rng(SUBSET_SEED).integers(edges[:-1], edges[1:])
     return sorted(_order_by_target(store, num / limit)[drawn].tolist())

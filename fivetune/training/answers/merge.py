@@ -61,6 +61,7 @@ def merge_passages(passages: Sequence[Prediction], *, question: str, ranked: boo
     """
     chosen = max(passages, key=lambda one: (bool(one.prediction), one.confidence or 0.0))
     merged = replace(chosen, id=question, num_passages=len(passages))
+    # One passage with the answer is enough: the question's score is the lowest of its passages.
     scored = [one for one in passages if one.no_answer_score is not None]
     if chosen.no_answer_score is not None:
         nearest = min(scored, key=lambda one: one.no_answer_score or 0.0)

@@ -191,6 +191,7 @@ def answer_requests(
     for number, (question, prediction) in enumerate(answered, start=1):
         found[question] = _add_clipped_spans(prediction, evaluator, store, question)
         on_progress(number, len(questions))
+    # Ids repeat among requests: each is joined with its own answers only.
     ends = [*store.first_groups[1:], store.num_groups]
     own = {
         id(one): {found[question].id: found[question] for question in range(first, end)}

@@ -235,6 +235,7 @@ def _plan_few(batches: Sequence[Batch]) -> tuple[Bucket, ...]:
 def _check_agreement(setup: Setup, recorder: GraphRecorder, batch: Batch, saved: SavedWeights) -> str:
     """Describe how NUM_COMPARED steps without dropout differ between graphs and launched kernels; empty if equal."""
     learner = setup.learner
+    # At the peak rate, where a wrong gradient moves the weights most.
     lr = get_peak_lr(learner.optimizer) or 0.0
     restore_weights(saved, reallocate=True)
     eager = replace(learner, optimizer=build_optimizer(setup.config, learner.model))

@@ -72,6 +72,7 @@ def find_largest_fit(
     Raises FiveTuneEnvironmentError if not even one example fits.
     """
     trainable = [p for p in model.parameters() if p.requires_grad]
+    # The longest examples of the set: no batch of the run takes more.
     longest = (store.inputs.lengths + store.labels.lengths).argsort()[::-1].tolist()
 
     def trial(size: int) -> int:
@@ -85,6 +86,7 @@ def find_largest_fit(
         model.train()
         for parameter in trainable:  # as in every micro-batch of a step but the first
             parameter.grad = torch.zeros_like(parameter)
+        # The optimizer's state comes with the first step, and must fit beside the activations.
         state = torch.empty(state_bytes if on_gpu else 0, dtype=torch.uint8, device=device)
         room = None  # on a GPU the trials decide
         if not on_gpu:

@@ -128,6 +128,7 @@ def check_leakage(setup: Setup) -> Outcome:
         return "warn", (
             f"{same[0]} is in data.train and in data.eval: scores will measure memorisation, not generalisation"
         )
+    # Translations share ids with their originals, and no text.
     ids, rows = np.unique(evaluation.given_ids, return_index=True)
     is_shared = np.isin(ids, train.given_ids) & (ids != 0)
     if num := int(is_shared.sum()):

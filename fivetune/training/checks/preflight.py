@@ -147,6 +147,7 @@ def _check_learning_rate(setup: Setup) -> Outcome:
 def _check_train_step(setup: Setup) -> Outcome:
     """Run one optimizer step on the longest examples, which shows whether memory suffices."""
     learner, plan, store = setup.learner, setup.plan, setup.data.stream.store
+    # The longest examples: what fits here fits in every step.
     rows = store.inputs.lengths.argsort()[::-1][: plan.batch_size].tolist()
     trained = (parameter for parameter in learner.model.parameters() if parameter.requires_grad)
     num_probes = 2 if find_adapter(learner.model) else 1  # A of a pair has no gradient while B is 0

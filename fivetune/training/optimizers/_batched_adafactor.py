@@ -163,6 +163,7 @@ class _Stack:
         eps = self.group["eps"][0]
         row = self._update_averages("exp_avg_sq_row", torch.cat(rows, -1) + eps)
         col = self._update_averages("exp_avg_sq_col", cols / grads.shape[-2] + eps).rsqrt_().unsqueeze(-2)
+        # The factored second moment is row col / mean(row) (Shazeer and Stern 2018, algorithm 4).
         row = (row / row.mean(-1, keepdim=True)).rsqrt_()
         squares = torch.cat([(grads[..., block, :] * col).square_().sum(-1) for block in blocks], -1)
         scale = self._clip_rates(rates, squares * row.square())

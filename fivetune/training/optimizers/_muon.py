@@ -67,6 +67,7 @@ class MuonWithAdamW(Optimizer):
                 momentum = self.state[weight].setdefault("momentum_buffer", torch.zeros_like(weight))
                 momentum.lerp_(weight.grad, 1 - group["momentum"])
                 direction = gather_tensor(weight.grad.lerp_(momentum, group["momentum"]))
+                # torch's own Muon takes the step of a whole copy that begins at 0.
                 step = torch.zeros_like(direction)
                 step.grad, weight.grad = direction, None
                 alone = torch.optim.Muon(

@@ -181,6 +181,7 @@ class TableAdamW(torch.optim.AdamW):
         due = seen.nonzero()[:, 0]
         grad = rows.new_zeros(len(due), rows.shape[1])
         grad[torch.searchsorted(due, ids)] = rows
+        # Rows without moments and gradient would not change: their memory is never touched.
         held = [whole[due] for whole in (table, state["exp_avg"], state["exp_avg_sq"])]
         _apply_adamw(held[0], grad, held[1], held[2], state["step"], {**group, "weight_decay": 0.0})
         for whole, part in zip((table, state["exp_avg"], state["exp_avg_sq"]), held, strict=True):

@@ -114,6 +114,7 @@ def fetch_run(url: str, folder: Path) -> list[str]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with lock_folder(folder):
+            # A killed run may have left a checkpoint under another name: it counts as the newest, too.
             checkpoints = folder / CHECKPOINTS
             restore_replaced_checkpoints(checkpoints)
             newest = find_newest_checkpoint(checkpoints, on_damage=notes.append) if checkpoints.is_dir() else None
@@ -178,6 +179,7 @@ def _fetch_checkpoint(place: str, target: Path) -> None:
         files = parse_manifest(content).files
     except ManifestError as error:
         raise DamagedObjectError(f"{place}: {error}") from None
+    # Under another name until every file is there.
     staging = target.with_name(f".staging-fetched-{target.name}")
     for name, checksum in files.items():
         fetch_file(join_location(place, name), staging / name, check=partial(describe_difference, listed=checksum))
@@ -308,6 +310,7 @@ class Uploader:
         assert self.url is not None
         model, place = self._folder / MODEL, join_location(self.url, MODEL)
         delete_object(join_location(place, MANIFEST))
+        # The manifest last: a reader takes the folder as whole when it is there.
         for path in sorted(model.iterdir(), key=lambda path: path.name == MANIFEST):
             put_file(path, join_location(place, path.name))
         for path in (self._folder / ADAPTER).glob("*"):
@@ -423,6 +426,7 @@ class Uploader:
         """
         assert self.url is not None
         copied = list_copied_steps(self.url)
+        # A torn upload has no manifest, and its files are removed with the outdated ones.
         whole = [step for step in sorted(copied) if step <= newest and MANIFEST in copied[step]]
         for step in sorted(copied.keys() - {*whole[-self._keep :], *best}):
             for name in sorted(copied[step], key=lambda name: name != MANIFEST):

@@ -150,6 +150,7 @@ def write_shards(
     staging = folder / f".staging-{progress.step}"
     try:
         run_first(lambda: _write_facts(staging, taken.state, progress, owner))
+        # Each rank reads back its own files alone: rank 0 would take as many times longer.
         checksums = {name: one for each in world.run_on_all(write_own) for name, one in each.items()}
         run_first(lambda: _finish_folder(staging, target, checksums))
     except WRITE_ERRORS as error:
@@ -433,6 +434,7 @@ def remove_old_checkpoints(
 
 def update_best_link(run: Path, step: int) -> None:
     """Point the symbolic link `best` at a checkpoint. Raises RunDirError if the system refuses."""
+    # A new link is renamed over the old one: at no time is there none.
     link = run / f".best.{os.getpid()}"
     try:
         link.unlink(missing_ok=True)

@@ -116,6 +116,7 @@ def _collect_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> Torch
     """The optimizer's state, by the names of weights; its groups hold settings only, and differ by strategy."""
     name_of, parameters = map_names(model), list_weights(optimizer)
     taken = optimizer.state_dict()
+    # Groups list weights by number, which differ from strategy to strategy.
     del taken["param_groups"]
     return {**taken, "state": {name_of[parameters[number]]: state for number, state in taken["state"].items()}}
 

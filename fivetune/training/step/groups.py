@@ -61,6 +61,7 @@ def group_weights(
         is_vector = weight.dim() <= 1 or IA3_FACTORS in name
         kind = "norm" if is_vector else "table" if is_table else "matrix"
         decay = 0.0 if kind == "norm" else rule.weight_decay if rule else None
+        # torch's fused steps refuse a group with weights of two meshes.
         key = (-factor, kind, str(getattr(weight, "device_mesh", "")), decay)
         group = groups.setdefault(key, {"params": [], "kind": kind, "lr_factor": factor, **unscaled})
         if decay is not None:

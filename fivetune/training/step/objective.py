@@ -109,6 +109,7 @@ def build_objective(
     limits = LengthLimits(max_target_tokens=config.data.max_target_tokens)
     rows = encode(tokenizer, examples, words, limits=limits) if words else ()  # some tokenizers refuse no texts
     targets = [tuple(row.labels) for row in rows]
+    # Two labels with one target could not be weighted differently.
     for number, target in enumerate(targets):
         if target in targets[:number]:
             raise ConfigError(
