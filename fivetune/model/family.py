@@ -136,7 +136,9 @@ def find_family(raw: JsonTable, where: Path | str, *, any_seq2seq: bool | None =
         raise ModelError(f"{where}: config.json: {wrong}. Allowed: {', '.join(FAMILIES)}. Copy the file again.")
     if kind in FAMILIES:
         return FAMILIES[kind]
-    others = _list_other_classes()
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+
+    others = {name: one for name, one in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.items() if isinstance(one, str)}
     if kind in others and any_seq2seq:
         return Family(kind, others[kind])
     allowed = f"Allowed: {', '.join(FAMILIES)}."
@@ -162,13 +164,6 @@ def _describe_kind(kind: str) -> str:
     if kind in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES:
         return ": it has no decoder, and writes no answers"
     return ": it has no encoder" if kind in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else ""
-
-
-def _list_other_classes() -> dict[str, str]:
-    """transformers' classes of sequence-to-sequence models, by model_type."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
-
-    return {kind: name for kind, name in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.items() if isinstance(name, str)}
 
 
 def get_family(config: ModelConfig) -> Family:

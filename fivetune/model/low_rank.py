@@ -51,7 +51,7 @@ def find_pair(module: nn.Module) -> LowRankPair | None:
 def apply_low_rank(x: Tensor, pairs: Sequence[LowRankPair]) -> Tensor:
     """The outputs side by side, [N, sum of m]: a new tensor."""
     kind = get_matmul_dtype(x.device)
-    weight, a = (cast_weights(*tensors) for tensors in ([pair.weight for pair in pairs], [pair.a for pair in pairs]))
+    weight, a = cast_weights(*(pair.weight for pair in pairs)), cast_weights(*(pair.a for pair in pairs))
     bs = [cast_weights(pair.b) for pair in pairs]
     scales = tuple(pair.scale for pair in pairs)
     with suppress_autocast(x.device):
@@ -64,7 +64,7 @@ class LowRankProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: _Context, x: Tensor, weight: Tensor, a: Tensor, scales: tuple[float, ...], *bs: Tensor) -> Tensor:
         out, inner = x @ weight.t(), x @ a.t()
-        columns, ranks = [len(b) for b in bs], [b.shape[1] for b in bs]
+        columns, ranks = list(map(len, bs)), [b.shape[1] for b in bs]
         for part, own, b, scale in zip(out.split(columns, 1), inner.split(ranks, 1), bs, scales, strict=True):
             part.addmm_(own, b.t(), alpha=scale)
         ctx.save_for_backward(x, weight, a, inner, *bs)
@@ -75,8 +75,8 @@ class LowRankProduct(torch.autograd.Function):
     def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         x, weight, a, inner, *bs = ctx.saved_tensors
         of_inner = torch.empty_like(inner)
-        columns, ranks = [len(b) for b in bs], [b.shape[1] for b in bs]
-        parts = (tensor.split(sizes, 1) for tensor, sizes in ((grad, columns), (inner, ranks), (of_inner, ranks)))
+        columns, ranks = list(map(len, bs)), [b.shape[1] for b in bs]
+        parts = grad.split(columns, 1), inner.split(ranks, 1), of_inner.split(ranks, 1)
         of_bs = []
         for of_part, own, of_own, b, scale in zip(*parts, bs, ctx.scales, strict=True):
             of_own.addmm_(of_part, b, beta=0, alpha=scale)

@@ -52,7 +52,7 @@ class CastWeights(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: _Context, kind: torch.dtype, *weights: Tensor) -> Tensor:
-        ctx.dtypes, ctx.sizes = tuple(weight.dtype for weight in weights), tuple(len(weight) for weight in weights)
+        ctx.dtypes, ctx.sizes = tuple(weight.dtype for weight in weights), tuple(map(len, weights))
         return copy_weights(kind, *weights)
 
     @staticmethod

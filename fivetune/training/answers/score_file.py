@@ -165,21 +165,22 @@ def _read_pairs(window: JsonWindow, path: Path, keys: Sequence[str]) -> Iterator
     """Yield (id or None, value) of each entry; JSON lines are concatenated objects, so one loop reads all formats."""
     while start := window.peek():
         if start == "[":
-            rows = (window.read_value() for _ in window.iter_indices())
-            yield from (_parse_row(row, path, keys) for row in rows)
+            for _ in window.iter_indices():
+                yield _parse_row(window.read_value(), path, keys)
         elif start == "{":
             members: list[tuple[str, JsonValue]] = [(name, window.read_value()) for name in window.iter_keys()]
-            names = [name for name, _ in members]
-            rows = dict(members).get("questions")
+            table = dict(members)
+            rows = table.get("questions")
             if isinstance(rows, list) and all(isinstance(row, dict) for row in rows):  # BioASQ's form
-                yield from [_parse_row(row, path, keys) for row in rows if any(key in row for key in keys)]
-                continue
-            is_row = any(key in names for key in ("id", "skipped", *keys))
-            if is_row and len(set(names)) < len(names):
-                raise DataError(
-                    f"{path}: {quote_value(dict(members))} has a duplicate key. Keys must be unique. Remove one."
-                )
-            yield from [_parse_row(dict(members), path, keys)] if is_row else members
+                for row in rows:
+                    if any(key in row for key in keys):
+                        yield _parse_row(row, path, keys)
+            elif table.keys().isdisjoint(("id", "skipped", *keys)):  # {id: value}
+                yield from members
+            elif len(table) < len(members):
+                raise DataError(f"{path}: {quote_value(table)} has a duplicate key. Keys must be unique. Remove one.")
+            else:
+                yield _parse_row(table, path, keys)
         else:
             raise DataError(
                 f"{path}: holds {quote_value(window.read_value())} where an object was expected. "
