@@ -100,7 +100,8 @@ def attach_adapter(model: T5Model, options: Adapter, *, base: str, device: str =
         )
     # A saved adapter names its own matrices, virtual tokens change none.
     targets = [] if saved_in or not hasattr(options, "target_modules") else list_targets(model, options)
-    config, bits = options.build_config(shorten_names(model, targets)), options.base_bits
+    config = options.build_config(shorten_names(model, targets))
+    bits = options.base_bits
     if saved_in:
         config.inference_mode = False
         refuse_unsupported(config, saved_in, model)

@@ -118,7 +118,8 @@ def _build_block(
     if prefixes:
         # A query's place counts from the begin of its prefix, as its key's does.
         sizes = torch.tensor(prefixes)
-        place, is_own = place + sizes[owner], key_place >= sizes[key_owner]
+        place = place + sizes[owner]
+        is_own = key_place >= sizes[key_owner]
     distances = key_place - place[:, None]
     hidden = key_owner != owner[:, None]
     if causal:
@@ -249,7 +250,11 @@ class RelativeBias:
     def __init__(
         self, table: Tensor | None, longest: int, causal: bool, device: torch.device, kind: torch.dtype
     ) -> None:
-        self.table, self.longest, self.causal, self.device, self.kind = table, longest, causal, device, kind
+        self.table = table
+        self.longest = longest
+        self.causal = causal
+        self.device = device
+        self.kind = kind
         self.square: Tensor | None = None
         self.square_grad: Tensor | None = None
         self.grad: Tensor | None = None
@@ -347,7 +352,9 @@ class BlockAttention(torch.autograd.Function):
             out[block.queries] = torch.bmm(kept, value).transpose(0, 1)
             weights.append(weight)
         ctx.save_for_backward(q, k, v, table, drawn, *weights)
-        ctx.where, ctx.scale, ctx.cap = where, compute_keep_scale(rate), cap
+        ctx.where = where
+        ctx.scale = compute_keep_scale(rate)
+        ctx.cap = cap
         return out if drawn is None else out.mul_(ctx.scale)
 
     @staticmethod

@@ -43,7 +43,8 @@ def explain_unsupported_gemma(model: T5Model, device: str) -> str:
 def compute_gemma_losses(model: T5Model, inputs: FlatInputs, ops: Ops, objective: Objective) -> Tensor:
     """The arguments and the result of `flat.compute_device_losses`."""
     encoder, decoder = _find_stacks(model)
-    source, target = inputs.source, inputs.target
+    source = inputs.source
+    target = inputs.target
     ids, decoder_ids = inputs.split(inputs.ids)
     encoded = _run_stack(encoder, _embed(encoder, ids, TiedGradient()), source, ops)
     order = _order_keys(source, target) if has_merged_attention(decoder) else None
@@ -117,7 +118,9 @@ def _build_window(stack: Any, bounds: SequenceBounds) -> Tensor | None:
     T5Gemma's decoder sees n keys including its own, its encoder n keys on each side; T5Gemma 2's encoder sees n + 1
     keys around it.
     """
-    longest, size, attention = bounds.longest, stack.config.sliding_window, stack.layers[0].self_attn
+    longest = bounds.longest
+    size = stack.config.sliding_window
+    attention = stack.layers[0].self_attn
     if size is None or longest <= size // 2:
         return None
     distances = torch.arange(1 - longest, longest, device=bounds.cu_seqlens.device)
@@ -177,16 +180,19 @@ def _apply_merged_attention(
     layer: Any, x: Tensor, bounds: SequenceBounds, rotation: Rotation, memory: EncoderOutput, order: Tensor, ops: Ops
 ) -> Tensor:
     """Self-attention and cross-attention in one: the keys of a sequence are its input's, then its own, rotated."""
-    module, source = layer.self_attn, memory.bounds
+    module = layer.self_attn
+    source = memory.bounds
     normed = _normalize(layer.pre_self_attn_layernorm, x, ops)
     q, k, v = _compute_rotated_heads(module, normed, rotation, ops)
     across_k, across_v = _compute_heads(module, memory.states, (module.k_proj, module.v_proj), ops)
     across_k = _normalize_heads(module, "k_norm", across_k, ops)
-    k, v = torch.cat([across_k, k])[order], torch.cat([across_v, v])[order]
+    k = torch.cat([across_k, k])[order]
+    v = torch.cat([across_v, v])[order]
     sizes = [s + t for s, t in zip(source.lengths, bounds.lengths, strict=True)]
     ends = tuple(s + t for s, t in zip(source.ends, bounds.ends, strict=True))
     both = SequenceBounds(source.cu_seqlens + bounds.cu_seqlens, max(sizes), ends)
-    window, prefixes = module.sliding_window or 0, tuple(source.lengths)
+    window = module.sliding_window or 0
+    prefixes = tuple(source.lengths)
     out = _attend(module, q, k, v, bounds, both, ops, causal=True, prefixes=prefixes, window=window)
     return _add_branch(layer, x, layer.post_self_attn_layernorm, out, ops)
 
@@ -225,7 +231,8 @@ def _attend(
 ) -> Tensor:
     """Attention of grouped heads: every key and value serves several queries. T5Gemma 2 does not bound its scores."""
     groups = module.num_key_value_groups
-    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    k = k.repeat_interleave(groups, 1)
+    v = v.repeat_interleave(groups, 1)
     cap = None if hasattr(module, "q_norm") else module.attn_logit_softcapping
     q = q * module.scaling
     out = ops.attend(module, q, k, v, queries, keys, module.attention_dropout, cap=cap, **options)

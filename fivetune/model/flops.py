@@ -46,8 +46,10 @@ def count_train_flops(config: T5Settings | ModelShape, source_lengths: ArrayLike
     >>> round(flops.encoder / 1e9, 1), round(flops.decoder / 1e9, 1)
     (20.9, 4.5)
     """
-    source, target = np.asarray(source_lengths, dtype=np.float64), np.asarray(target_lengths, dtype=np.float64)
-    width, inner = config.d_model, config.num_heads * config.d_kv
+    source = np.asarray(source_lengths, dtype=np.float64)
+    target = np.asarray(target_lengths, dtype=np.float64)
+    width = config.d_model
+    inner = config.num_heads * config.d_kv
     feed_forward = (3 if config.is_gated_act else 2) * width * config.d_ff
     encoder = 6 * config.num_layers * (4 * width * inner + feed_forward) * source.sum()
     encoder += 12 * inner * config.num_layers * (source**2).sum()
@@ -64,7 +66,8 @@ def list_block_flops(
     """Operations of every block over examples of these lengths, the encoder's first; the last one's with the head."""
     flops = count_train_flops(config, source_lengths, target_lengths)
     head = 6.0 * config.d_model * config.vocab_size * float(np.sum(target_lengths))
-    encoder, decoder = config.num_layers, config.num_decoder_layers
+    encoder = config.num_layers
+    decoder = config.num_decoder_layers
     costs = [flops.encoder / encoder] * encoder + [(flops.decoder - head) / decoder] * decoder
     costs[-1] += head
     return costs

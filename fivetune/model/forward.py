@@ -35,7 +35,8 @@ def compute_padded_losses(model: T5Model, batch: PaddedBatch, *, objective: Obje
     """
     if hasattr(model, "qa_outputs"):
         return compute_span_losses(model, batch)
-    config, batch = model.config, add_prompt(model, batch)
+    config = model.config
+    batch = add_prompt(model, batch)
     output = model(
         input_ids=batch.input_ids,
         attention_mask=batch.attention_mask,
@@ -73,7 +74,8 @@ def compute_logits(model: T5Model, hidden: Tensor) -> Tensor:
     T5Gemma's scores are soft-capped, c tanh(scores / c); Bart's have a bias that is not trained.
     """
     scores = model.get_output_embeddings()(hidden).float()
-    bias, cap = getattr(model, "final_logits_bias", None), get_logit_cap(model.config)
+    bias = getattr(model, "final_logits_bias", None)
+    cap = get_logit_cap(model.config)
     scores = scores if bias is None else scores + bias
     return scores if cap is None else (scores / cap).tanh() * cap
 

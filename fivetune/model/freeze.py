@@ -33,7 +33,8 @@ def is_matched(pattern: str, name: str) -> bool:
 
 def _iter_matches(pattern: str, name: str) -> Iterator[list[str]]:
     """Yield the neighbouring parts of a name that a pattern matches."""
-    wanted, parts = pattern.split("."), name.split(".")
+    wanted = pattern.split(".")
+    parts = name.split(".")
     for start in range(len(parts) - len(wanted) + 1):
         found = parts[start : start + len(wanted)]
         if all(map(_is_part_matched, wanted, found)):

@@ -74,7 +74,8 @@ def has_hooks(module: nn.Module) -> bool:
     """
     if is_gathered_by_call(module):  # `call_gathered` calls its hooks
         return False
-    before, after = module._forward_pre_hooks, module._forward_hooks
+    before = module._forward_pre_hooks
+    after = module._forward_hooks
     hooks = (*before.values(), *after.values(), *module._backward_pre_hooks.values(), *module._backward_hooks.values())
     return any(getattr(hook, "__module__", None) != RECORDERS for hook in hooks)
 
@@ -111,7 +112,8 @@ class RmsNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         x, weight, scale = ctx.saved_tensors
-        grad, wide = grad.float(), x.float()
+        grad = grad.float()
+        wide = x.float()
         product = grad * wide
         of_weight = (scale.t() @ product)[0] if ctx.needs_input_grad[1] else None
         along = (product @ weight.float()).unsqueeze(-1).mul_(scale.pow(3)).div_(-x.shape[-1])
@@ -161,7 +163,8 @@ class AddDropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: _Context, stream: Tensor, x: Tensor, dropped: Tensor | None, scale: float) -> Tensor:
         ctx.save_for_backward(dropped)
-        ctx.scale, ctx.kind = scale, x.dtype
+        ctx.scale = scale
+        ctx.kind = x.dtype
         return torch.add(stream, zero_dropped_(x, dropped), alpha=scale)
 
     @staticmethod
@@ -216,7 +219,8 @@ class GatedDropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: _Context, x: Tensor, act: str, dropped: Tensor | None, scale: float) -> Tensor:
         ctx.save_for_backward(x, dropped)
-        ctx.act, ctx.scale = act, scale
+        ctx.act = act
+        ctx.scale = scale
         gate, value = x.chunk(2, -1)
         return zero_dropped_(compute_activation(gate, act).mul_(value), dropped).mul_(scale)
 

@@ -120,7 +120,8 @@ def find_source(path: str | None, *, config: str | None, init: str, revision: st
 
 def _advise_restoring(folder: Path) -> str:
     """Advice for restoring a damaged model: from the best checkpoint if the folder is model/ of a run that has one."""
-    run, best = folder.parent, folder.parent / "best"
+    run = folder.parent
+    best = folder.parent / "best"
     if folder.name == "model" and (best / "model.safetensors").is_file():
         return f"Export {best} again: delete {folder}, then run: fivetune train {run} --resume"
     return f"Copy its files again. If the change is yours, delete {folder / MANIFEST}."
@@ -129,7 +130,8 @@ def _advise_restoring(folder: Path) -> str:
 def _refuse_other_ids(tokenizer: PreTrainedTokenizerBase, settings: T5Settings, source: Path, key: str | None) -> None:
     """Raise ModelError if config.json and the tokenizer have different end or pad ids, as generation would not stop, or
     if no piece has the id that answers begin with."""
-    first, last = settings.decoder_start_token_id, settings.vocab_size - 1
+    first = settings.decoder_start_token_id
+    last = settings.vocab_size - 1
     if not isinstance(first, int) or not 0 <= first <= last:
         raise ModelError(
             f"{source}: decoder_start_token_id is {first} in config.json. Allowed is 0 to {last}. Correct config.json."
@@ -162,7 +164,8 @@ def count_values(weight: Tensor) -> int:
 
 def describe_parameters(model: nn.Module) -> str:
     """Describe the number of weights, the share that is trained if some are frozen, and a base in 4 bits."""
-    count, trained = count_parameters(model), count_parameters(model, trained=True)
+    count = count_parameters(model)
+    trained = count_parameters(model, trained=True)
     text = f"{count:,} parameters" + (f", {100 * trained / count:.3g} % trained" if trained < count else "")
     attached = find_adapter(model)
     return f"{text}, {attached.note}" if attached and attached.note else text

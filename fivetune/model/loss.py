@@ -63,14 +63,16 @@ class Embed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: _EmbedContext, table: Tensor, ids: Tensor, tied_gradient: TiedGradient) -> Tensor:
         ctx.save_for_backward(ids)
-        ctx.tied_gradient, ctx.parameter = tied_gradient, table
+        ctx.tied_gradient = tied_gradient
+        ctx.parameter = table
         return table[ids]
 
     @staticmethod
     def backward(ctx: _EmbedContext, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         (ids,) = ctx.saved_tensors
         place = get_kept_grad(ctx.parameter)
-        total, ctx.tied_gradient.grad = ctx.tied_gradient.grad if place is None else place, None
+        total = ctx.tied_gradient.grad if place is None else place
+        ctx.tied_gradient.grad = None
         if total is None and (parts := _get_table_grad(ctx.parameter)) is not None:
             parts.add_rows(ids, grad)
             return None, None, None
@@ -138,11 +140,14 @@ class LinearCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         ctx.parameter = head
         step = objective.num_passes
-        rows, ctx.table_dtype = choose_chunk_rows(len(head), hidden.device.type, step), head.dtype
+        rows = choose_chunk_rows(len(head), hidden.device.type, step)
+        ctx.table_dtype = head.dtype
         head = copy_weights(hidden.dtype, head)
         # Small logits are kept for the backward pass; large ones would take more memory than time.
         keeps = len(hidden) * len(head) <= MAX_SAVED_LOGITS
-        nats, norms, kept = [], [], []
+        nats = []
+        norms = []
+        kept = []
         for part, targets in zip(hidden.split(rows), labels.split(rows), strict=True):
             logits = apply_cap(part @ head.t(), cap)
             nat, norm = (_compute_fused_nats if fused else _compute_nats)(logits, targets)
@@ -151,14 +156,19 @@ class LinearCrossEntropy(torch.autograd.Function):
             if keeps:
                 kept.append(logits)
         ctx.save_for_backward(hidden, head, labels, torch.cat(norms), *kept)
-        ctx.rows, ctx.tied_gradient, ctx.cap, ctx.objective, ctx.fused = rows, tied_gradient, cap, objective, fused
+        ctx.rows = rows
+        ctx.tied_gradient = tied_gradient
+        ctx.cap = cap
+        ctx.objective = objective
+        ctx.fused = fused
         return torch.cat(nats)
 
     @staticmethod
     def backward(ctx: _HeadContext, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         hidden, head, labels, norms, *kept = ctx.saved_tensors
         place = get_kept_grad(ctx.parameter)
-        of_hidden, of_head = torch.empty_like(hidden), place
+        of_hidden = torch.empty_like(hidden)
+        of_head = place
         # Few rows of a large table: the optimizer takes the two thin factors of its gradient.
         factored = ctx.needs_input_grad[1] and len(hidden) * THIN <= hidden.shape[1]
         table_grad = _get_table_grad(ctx.parameter) if factored else None
@@ -184,9 +194,10 @@ class LinearCrossEntropy(torch.autograd.Function):
                     of_head = add_product_(of_head, share.t(), part)
         if place is not None:
             of_head = None
-        # The lookup's backward pass comes later and adds its rows to this gradient.
         elif ctx.tied_gradient is not None and of_head is not None:
-            ctx.tied_gradient.grad, of_head = of_head, None
+            # The lookup's backward pass comes later and adds its rows to this gradient.
+            ctx.tied_gradient.grad = of_head
+            of_head = None
         return of_hidden, of_head, None, None, None, None, None
 
 

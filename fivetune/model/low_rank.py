@@ -38,7 +38,9 @@ def find_pair(module: nn.Module) -> LowRankPair | None:
     if pairs is None or len(pairs) != 1 or "default" not in pairs:
         return None
     layer: Any = module
-    base, a, b = layer.base_layer, pairs["default"], layer.lora_B["default"]
+    base = layer.base_layer
+    a = pairs["default"]
+    b = layer.lora_B["default"]
     dropout = layer.lora_dropout["default"]
     is_other = layer.lora_variant or layer.lora_magnitude_vector or layer.merged or layer.disable_adapters
     drops = not isinstance(dropout, nn.Identity) and dropout.training and dropout.p > 0
@@ -51,7 +53,8 @@ def find_pair(module: nn.Module) -> LowRankPair | None:
 def apply_low_rank(x: Tensor, pairs: Sequence[LowRankPair]) -> Tensor:
     """The outputs side by side, [N, sum of m]: a new tensor."""
     kind = get_matmul_dtype(x.device)
-    weight, a = cast_weights(*(pair.weight for pair in pairs)), cast_weights(*(pair.a for pair in pairs))
+    weight = cast_weights(*(pair.weight for pair in pairs))
+    a = cast_weights(*(pair.a for pair in pairs))
     bs = [cast_weights(pair.b) for pair in pairs]
     scales = tuple(pair.scale for pair in pairs)
     with suppress_autocast(x.device):
@@ -63,8 +66,10 @@ class LowRankProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: _Context, x: Tensor, weight: Tensor, a: Tensor, scales: tuple[float, ...], *bs: Tensor) -> Tensor:
-        out, inner = x @ weight.t(), x @ a.t()
-        columns, ranks = list(map(len, bs)), [b.shape[1] for b in bs]
+        out = x @ weight.t()
+        inner = x @ a.t()
+        columns = list(map(len, bs))
+        ranks = [b.shape[1] for b in bs]
         for part, own, b, scale in zip(out.split(columns, 1), inner.split(ranks, 1), bs, scales, strict=True):
             part.addmm_(own, b.t(), alpha=scale)
         ctx.save_for_backward(x, weight, a, inner, *bs)
@@ -75,7 +80,8 @@ class LowRankProduct(torch.autograd.Function):
     def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         x, weight, a, inner, *bs = ctx.saved_tensors
         of_inner = torch.empty_like(inner)
-        columns, ranks = list(map(len, bs)), [b.shape[1] for b in bs]
+        columns = list(map(len, bs))
+        ranks = [b.shape[1] for b in bs]
         parts = grad.split(columns, 1), inner.split(ranks, 1), of_inner.split(ranks, 1)
         of_bs = []
         for of_part, own, of_own, b, scale in zip(*parts, bs, ctx.scales, strict=True):

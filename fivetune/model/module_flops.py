@@ -59,7 +59,8 @@ class ModelFlops:
     """
 
     def __init__(self, model: T5Model) -> None:
-        self._is_span, self._streams = hasattr(model, "qa_outputs"), _walk_model(model)
+        self._is_span = hasattr(model, "qa_outputs")
+        self._streams = _walk_model(model)
         prompt = find_prompt(model)
         self._num_prompt = len(prompt.virtual_tokens) if prompt else 0
 
@@ -77,12 +78,14 @@ class ModelFlops:
 
 def _walk_model(model: T5Model) -> tuple[_Stream, _Stream]:
     """Collect the operations of encoder and decoder."""
-    prefix, trained = find_prefix(model), _find_trained(model)
+    prefix = find_prefix(model)
+    trained = _find_trained(model)
     encoder = _Stream(model.get_encoder(), trained)
     for unit in _iter_units(encoder.stack):
         encoder.add_unit(unit, _Rows("source"), _find_pairs(unit, "source"))
     encoder.end()
-    decoder, rows = _Stream(model.get_decoder(), trained), _Rows("target")
+    decoder = _Stream(model.get_decoder(), trained)
+    rows = _Rows("target")
     has_prefix = bool(prefix and decoder.has_trained(prefix.parameters()))
     for unit in _iter_units(decoder.stack):
         pairs = replace(_find_pairs(unit, "target"), extra=len(prefix.virtual_tokens) if prefix else 0)
@@ -261,7 +264,8 @@ def _find_role(name: str) -> str:
 
 def _iter_units(stack: nn.Module) -> Iterator[_Unit]:
     """Yield the attention and feed-forward layers of a stack in the order of its forward pass."""
-    modules, units = dict(stack.named_modules()), dict[str, _Unit]()
+    modules = dict(stack.named_modules())
+    units = dict[str, _Unit]()
     for path, module in modules.items():
         if isinstance(module, nn.Linear) and not FOREIGN.search(path):
             parent, _, name = path.removesuffix(".base_layer").rpartition(".")

@@ -120,7 +120,8 @@ def compute_token_losses(logits: Tensor, labels: Tensor, objective: Objective = 
     Args:
         logits: [B, T, V] fp32. labels: [B, T]. With R-Drop, B counts both copies.
     """
-    rows, targets = logits.flatten(0, 1), labels.flatten()
+    rows = logits.flatten(0, 1)
+    targets = labels.flatten()
     nats = F.cross_entropy(rows, targets, ignore_index=IGNORE_INDEX, reduction="none")
     if objective.is_plain:
         return nats.view_as(labels)
@@ -150,7 +151,8 @@ class _SoftGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         logits, is_scored = ctx.saved_tensors
-        total, start = torch.zeros_like(logits), 0
+        total = torch.zeros_like(logits)
+        start = 0
         for rows in is_scored.nonzero()[:, 0].split(max(1, MAX_CHUNK_LOGITS // logits.shape[-1])):
             total[rows] = ctx.soft.compute_gradient(logits[rows], start).mul_(grad[rows, None])
             start += len(rows)
@@ -186,7 +188,9 @@ def compute_logit_gradient(
 def _compute_divergence_gradient(log_p: Tensor) -> Tensor:
     """The gradient of KL(P || Q) + KL(Q || P) by the logits of both, where rows 2i and 2i + 1 are log P and log Q."""
     first, second = log_p.unflatten(0, (-1, 2)).unbind(1)
-    p, q, ratio = first.exp(), second.exp(), first - second
+    p = first.exp()
+    q = second.exp()
+    ratio = first - second
     of_first = p * (ratio - (p * ratio).sum(-1, keepdim=True)) + p - q
     of_second = q * ((q * ratio).sum(-1, keepdim=True) - ratio) + q - p
     return torch.stack([of_first, of_second], 1).flatten(0, 1)

@@ -157,7 +157,9 @@ class Ops:
         q (M W^T)^T = (q W) M^T: either keys and values are computed, or the queries are projected into the encoder's
         space, where its output serves as both.
         """
-        heads, size, keys = module.n_heads, module.key_value_proj_dim, memory.bounds
+        heads = module.n_heads
+        size = module.key_value_proj_dim
+        keys = memory.bounds
         if needs_attention_kernel(q) or not should_attend_memory(module, queries, keys):
             k, v = self.project_heads(memory.states, size, module.k, module.v)
             return self.attend(module, q, k, v, queries, keys, module.dropout)
@@ -209,7 +211,8 @@ class SplitProjections(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        first, count = grads[0], len(grads)
+        first = grads[0]
+        count = len(grads)
         rows, heads, width = first.shape
         size = heads * width
         stride = (count * size, width, 1)

@@ -52,7 +52,8 @@ class CastWeights(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: _Context, kind: torch.dtype, *weights: Tensor) -> Tensor:
-        ctx.dtypes, ctx.sizes = tuple(weight.dtype for weight in weights), tuple(map(len, weights))
+        ctx.dtypes = tuple(weight.dtype for weight in weights)
+        ctx.sizes = tuple(map(len, weights))
         return copy_weights(kind, *weights)
 
     @staticmethod

@@ -130,7 +130,8 @@ def write_weights(weights: Iterable[tuple[str, Tensor]], folder: Path) -> None:
             write_file()
             size = 0
         held[name] = weight.detach().cpu().contiguous()
-        size, total = size + num_bytes, total + num_bytes
+        size += num_bytes
+        total += num_bytes
     write_file()
     if len(names) == 1:
         (folder / "part-0.safetensors").rename(folder / "model.safetensors")

@@ -71,7 +71,8 @@ def refuse_other_base(config: PeftConfig, folder: str, base: str) -> None:
 
 def refuse_unsupported(config: PeftConfig, folder: str, model: nn.Module) -> None:
     """Raise ConfigError for a method or an option of peft that is not supported, or a span head without a place."""
-    where, kind = f"model.adapter.path: {folder}", get_method(config)
+    where = f"model.adapter.path: {folder}"
+    kind = get_method(config)
     if kind not in METHODS:
         supported = ", ".join(f"{name} ({ours})" for name, ours in METHODS.items())
         raise ConfigError(f"{where}: is of peft's method {kind}, which is not supported. Supported: {supported}.")

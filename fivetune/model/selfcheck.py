@@ -86,7 +86,8 @@ def _compare_tensors(model: T5Model, files: list[Path], where: str, *, own_head:
     A head that equals the embedding counts as tied, unless config.json declares an untied one (`own_head`).
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    buffers, renamings = dict(iter_saved_buffers(model)), _list_renamings(model)
+    buffers = dict(iter_saved_buffers(model))
+    renamings = _list_renamings(model)
     seen: set[Tensor] = set()
     shared = head = None
     for stored, tensor in iter_tensors(files):

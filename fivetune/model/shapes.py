@@ -63,7 +63,8 @@ class ModelShape:
         >>> find_known_shape("t5-base").num_weights, find_known_shape("google/mt5-small").num_weights
         (222903552, 300176768)
         """
-        attention, feed_forward = 4 * self.d_model * self.inner_size, self.count_feed_forward_weights()
+        attention = 4 * self.d_model * self.inner_size
+        feed_forward = self.count_feed_forward_weights()
         encoder = self.num_layers * (attention + feed_forward + 2 * self.d_model)
         decoder = self.num_decoder_layers * (2 * attention + feed_forward + 3 * self.d_model)
         tables = self.num_layers + self.num_decoder_layers if self.has_bias_per_layer else 2

@@ -41,7 +41,8 @@ def is_untied(file_of: Mapping[str, Path], *, own_head: bool) -> bool:
     if own_head:
         return True
     with safe_open(file_of[HEAD], "pt") as first, safe_open(file_of[shared], "pt") as second:
-        head, table = first.get_slice(HEAD), second.get_slice(shared)
+        head = first.get_slice(HEAD)
+        table = second.get_slice(shared)
         if head.get_shape() != table.get_shape():
             return True
         rows = range(0, head.get_shape()[0], ROWS)

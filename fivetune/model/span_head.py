@@ -37,7 +37,9 @@ def attach_span_head(model: T5Model) -> T5Model:
     kind = getattr(transformers, str(FAMILIES[model.config.model_type].span_class))
     with torch.device("meta"):
         pointing = kind(model.config)
-    pointing.shared, pointing.encoder, pointing.decoder = model.shared, model.encoder, model.decoder
+    pointing.shared = model.shared
+    pointing.encoder = model.encoder
+    pointing.decoder = model.decoder
     pointing.qa_outputs = nn.Linear(model.config.d_model, 2)
     nn.init.normal_(pointing.qa_outputs.weight, std=model.config.d_model**-0.5)
     nn.init.zeros_(pointing.qa_outputs.bias)

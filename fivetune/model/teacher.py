@@ -44,5 +44,6 @@ class Teacher:
         else:
             padded = pad(batch, pad_id=self.model.config.pad_token_id).to(str(head.device))
             hidden = compute_padded_states(self.model, padded)
-        kind, cap = get_matmul_dtype(head.device), get_logit_cap(self.model.config)
+        kind = get_matmul_dtype(head.device)
+        cap = get_logit_cap(self.model.config)
         return SoftTargets(hidden.to(kind), head.to(kind), cap, self.alpha, self.temperature)

@@ -231,7 +231,8 @@ def suppress_output() -> Iterator[None]:
     """Suppress transformers' progress bars and warnings inside the block; restore both on exit."""
     from transformers.utils import logging
 
-    level, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    level = logging.get_verbosity()
+    had_bars = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:

@@ -84,7 +84,8 @@ def _iter_text_batches(texts: Iterable[str]) -> Iterator[list[str]]:
         num_characters += len(text)
         if num_characters > MAX_CHARACTERS:
             yield batch
-            batch, num_characters = [], 0
+            batch = []
+            num_characters = 0
     if batch:
         yield batch
 
@@ -142,7 +143,8 @@ def verify_segmentation(
     old: PreTrainedTokenizerBase, new: PreTrainedTokenizerBase, kept: Ids, texts: Iterable[str]
 ) -> int:
     """Return the number of tokens of the texts. Raises ModelError unless the new ids are those of the old pieces."""
-    num_tokens, num_special = 0, find_frame(old).num_input_tokens
+    num_tokens = 0
+    num_special = find_frame(old).num_input_tokens
     for batch in _iter_text_batches(texts):
         before, after = ([np.array(text.ids, np.int64) for text in tokenize(one, batch)] for one in (old, new))
         for text, was, now in zip(batch, before, after, strict=True):

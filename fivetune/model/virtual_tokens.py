@@ -56,7 +56,8 @@ def attach_tokens(model: T5Model, config: PeftConfig) -> set[str]:
 
     Raises ConfigError for a family without T5's blocks.
     """
-    is_prompt, settings = get_method(config) == "PROMPT_TUNING", model.config
+    is_prompt = get_method(config) == "PROMPT_TUNING"
+    settings = model.config
     if not get_family(settings).t5_blocks:
         raise ConfigError(
             f"model.adapter: virtual tokens are for T5, mT5 and umT5, and the model is a {settings.model_type}. "

@@ -138,10 +138,13 @@ class KeptLinear(torch.autograd.Function):
     def forward(ctx: _Context, x: Tensor, *weights: Tensor) -> Tensor:
         kept = [each for weight in weights if (each := find_kept(weight)) is not None]
         value = join_rows([each.value for each in kept])
-        ctx.kind, ctx.totals, ctx.sizes = x.dtype, [get_kept_grad(weight) for weight in weights], [*map(len, weights)]
+        ctx.kind = x.dtype
+        ctx.totals = [get_kept_grad(weight) for weight in weights]
+        ctx.sizes = [*map(len, weights)]
         grads = [total for total in ctx.totals if total is not None]
         if len(grads) == len(weights) and (joined := _find_joined(grads)) is not None:
-            ctx.totals, ctx.sizes = [joined], [len(joined)]
+            ctx.totals = [joined]
+            ctx.sizes = [len(joined)]
         x = x.to(value.dtype)
         ctx.save_for_backward(x, value)
         return F.linear(x, value)

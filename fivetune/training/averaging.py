@@ -44,7 +44,8 @@ class Averages:
         compute: Callable[[list[Tensor]], list[Tensor]] | None = None,
     ) -> None:
         names = map_names(model)
-        self._model, self._compute = model, compute
+        self._model = model
+        self._compute = compute
         self._weights: dict[str, Tensor] = {names[weight]: weight for weight in list_weights(optimizer)}
         self._others: dict[str, Tensor] = {}  # what the model does not hold: averages, or trained weights
 
@@ -94,7 +95,8 @@ class Averages:
     @torch.no_grad()
     def _swap(self) -> None:
         for name, weight in self._weights.items():
-            here, there = get_local(weight), get_local(self._others[name])
+            here = get_local(weight)
+            there = get_local(self._others[name])
             before = here.clone()
             here.copy_(there)
             there.copy_(before)

@@ -76,10 +76,12 @@ def refuse_other_teacher(config: RunConfig, tokenizer: PreTrainedTokenizerBase) 
         return
     with _name_setting():
         teacher = load_tokenizer(None, folder, key=None)
-    own, theirs = list_pieces(tokenizer), list_pieces(teacher)
+    own = list_pieces(tokenizer)
+    theirs = list_pieces(teacher)
     # Equal pieces are not enough: answers end with the end token.
     for name in ("pad_token_id", "eos_token_id"):
-        own[name], theirs[name] = getattr(tokenizer, name), getattr(teacher, name)
+        own[name] = getattr(tokenizer, name)
+        theirs[name] = getattr(teacher, name)
     other = sorted(piece for piece in {*own, *theirs} if own.get(piece) != theirs.get(piece))
     if other:
         ids = " and ".join(
@@ -94,7 +96,8 @@ def refuse_other_teacher(config: RunConfig, tokenizer: PreTrainedTokenizerBase) 
 
 def load_teacher(config: RunConfig, compute: ComputeConfig) -> Teacher | None:
     """Load the teacher of kind logits; None for other runs. The random state of the run is not changed."""
-    section, folder = config.distill, find_teacher(config)
+    section = config.distill
+    folder = find_teacher(config)
     if folder is None or section.kind != "logits":
         return None
     model = _load_frozen_model(folder, compute)

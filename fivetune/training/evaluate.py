@@ -32,7 +32,8 @@ def evaluate_model(training: Training) -> None:
 
     Raises EvaluationStoppedError after a signal.
     """
-    setup, state = training.setup, training.state
+    setup = training.setup
+    state = training.state
     write_steps(training, wait=True)  # so that the lines of steps stand before the line of the evaluation
     limited = state.step > 0 or setup.config.eval.final == "subset"
     with setup.learner.swap_in_averages():
@@ -47,7 +48,8 @@ def evaluate_model(training: Training) -> None:
             num_kept=setup.config.checkpoint.average_best or 1,
             higher_is_better=is_maximized(setup.config.task.metrics, setup.metric),
         )
-        rule, watched = setup.config.train.early_stopping, setup.watched_metric
+        rule = setup.config.train.early_stopping
+        watched = setup.watched_metric
         count_evaluation(
             state,
             record,
@@ -71,12 +73,15 @@ def run_evaluation(
     training: Training, *, step: int, questions: Sequence[int] | None = None, split: str = "eval"
 ) -> EvalRecord:
     """Evaluate the model, recorded under `step` as `split`, or as "subset" if only some questions are asked."""
-    setup, evaluator, world = training.setup, training.setup.data.evaluator, training.setup.learner.world
+    setup = training.setup
+    evaluator = training.setup.data.evaluator
+    world = training.setup.learner.world
     assert evaluator is not None
     if questions is not None:
         split = "subset"
     else:
-        usual, log = setup.config.eval.max_examples, training.progress.log
+        usual = setup.config.eval.max_examples
+        log = training.progress.log
         log_whole_evaluation(evaluator.num_questions, training.run, world, usual_limit=usual, log=log)
 
     report = watch_threads(training.threads, training.progress.update, training.report_threads)

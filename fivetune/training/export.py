@@ -81,7 +81,8 @@ def export_model(training: Training) -> list[str]:
 
 def _save_model(training: Training) -> None:
     """Write model/ with the weights that the model holds."""
-    setup, run = training.setup, training.run
+    setup = training.setup
+    run = training.run
     target_p99 = setup.data.stream.store.summary["target_p99"]
     decoding = build_decoding(setup.config, setup.loaded.tokenizer, target_p99=target_p99)
     with training.measure("checkpoint"):
@@ -134,7 +135,8 @@ def _record_failure(training: Training, what: str, missing: list[str]) -> Iterat
 
 def _build_card(training: Training) -> str:
     """Build the model card from what the run has recorded until now."""
-    setup, best = training.setup, training.state.best
+    setup = training.setup
+    best = training.state.best
     request = CardRequest(
         folder=training.run.path,
         place=Place(setup.config.run.dir),
@@ -152,7 +154,8 @@ def _find_damage(training: Training, path: Path) -> str | None:
 
 def _evaluate_whole(training: Training, split: str) -> None:
     """Evaluate the model on all examples as the best step's, unless that is done already."""
-    best, basis = training.state.best, training.owner.eval_basis
+    best = training.state.best
+    basis = training.owner.eval_basis
     if best is None or training.setup.data.evaluator is None or training.setup.config.eval.final == "subset":
         return
     past = read_past_evals(training.run, training.setup.learner.world)
@@ -166,7 +169,9 @@ def average_best(training: Training) -> BestEval | None:
 
     Returns: its evaluation; None if it is not better, without checkpoint.average_best and without evaluations.
     """
-    state, model, folder = training.state, training.setup.learner.model, training.run.path / "checkpoints"
+    state = training.state
+    model = training.setup.learner.model
+    folder = training.run.path / "checkpoints"
     num_wanted = training.setup.config.checkpoint.average_best
     if num_wanted is None or state.best is None or training.setup.data.evaluator is None:
         return None
@@ -185,8 +190,10 @@ def average_best(training: Training) -> BestEval | None:
     single = find_own_eval(past, state.best.step)
     mean = find_chosen_eval(past, replace(state.best, averaged=tuple(steps)))
     assert single and mean
-    metric, tasks = training.setup.metric, training.setup.config.task.metrics
-    found, before = build_best_eval(mean, metric), build_best_eval(single, metric)
+    metric = training.setup.metric
+    tasks = training.setup.config.task.metrics
+    found = build_best_eval(mean, metric)
+    before = build_best_eval(single, metric)
     is_better = is_better_eval(found, before, higher_is_better=is_maximized(tasks, metric))
     training.progress.log(
         f"the mean of the checkpoints of steps {', '.join(f'{step:,}' for step in steps)} has {metric} "

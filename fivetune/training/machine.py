@@ -31,7 +31,8 @@ SAMPLE_BYTES = 2**20  # of the head and of the tail of a file: training changes 
 
 def describe_machine(setup: Setup, command: str | None) -> JsonTable:
     """Collect the content of machine.json; `command` is None if FiveTune is used as a library."""
-    learner, compute = setup.learner, setup.learner.compute
+    learner = setup.learner
+    compute = setup.learner.compute
     return {
         **collect_machine_info(compute.step_device),
         "precision": compute.precision,
@@ -107,7 +108,9 @@ def record_threads(run: RunDir, step: int) -> None:
 
 def format_headline(setup: Setup, step: int) -> str:
     """Describe what a run computes from `step` on: steps, model, device, forward and the options of its loss."""
-    config, learner, compute = setup.config, setup.learner, setup.learner.compute
+    config = setup.config
+    learner = setup.learner
+    compute = setup.learner.compute
     devices = compute.name
     if learner.world.size > 1:
         kind = devices.partition(":")[0]

@@ -76,7 +76,8 @@ def build_mixture_sampler(config: RunConfig, store: TokenStore) -> MixtureSample
     """Build the sampler of a mixture's epochs; None for other tasks. Records the shares in the store's summary."""
     if not isinstance(store, ConcatStore):
         return None
-    task, sizes = config.task, [len(part) for part in store.parts.values()]
+    task = config.task
+    sizes = [len(part) for part in store.parts.values()]
     assert isinstance(task, Mixture)
     if task.by == "rate":
         given = [part.rate for part in task.parts.values() if part.rate is not None]  # every part has one

@@ -97,7 +97,8 @@ def report_stop(stop: StopRequest, folder: Path) -> Iterator[None]:
 
 
 def _build_stop_error(stop: StopRequest, folder: Path) -> InterruptedRunError:
-    reason, rest = f"stopped by {stop.name}", "Nothing was trained, nothing is kept."
+    reason = f"stopped by {stop.name}"
+    rest = "Nothing was trained, nothing is kept."
     if stop.can_resume:
         rest = f"Resume with: {format_resume_command(folder)}"
     return InterruptedRunError(f"{reason}. {rest}", signum=stop.signum or 0, can_resume=stop.can_resume, reason=reason)

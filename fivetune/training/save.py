@@ -37,7 +37,8 @@ def _start_save(training: Training, trained: Mapping[str, Tensor]) -> None:
     Args:
         trained: the trained weights by name, if the model holds their averages.
     """
-    setup, learner = training.setup, training.setup.learner
+    setup = training.setup
+    learner = training.setup.learner
     write_steps(training, wait=True)  # a checkpoint knows all steps before it; one that is not finite refuses it
     learner.fetch()
     sharded = setup.config.strategy.sharded and learner.world.size > 1
@@ -78,13 +79,15 @@ def finish_save(training: Training) -> None:
 
     Raises RunDirError if it could not be written.
     """
-    saved, training.saving = training.saving, None
+    saved = training.saving
+    training.saving = None
     training.writer.finish()
     for message in training.uploader.take_notes():
         training.warn(message)
     if saved is None or not training.setup.learner.world.is_first:
         return
-    setup, folder = training.setup, training.run.path / "checkpoints"
+    setup = training.setup
+    folder = training.run.path / "checkpoints"
     best_step = saved.best.step if saved.best else None
     if best_step is not None and (folder / str(best_step)).is_dir():
         try:

@@ -63,7 +63,8 @@ def with_data_labels(config: RunConfig) -> RunConfig:
             task = with_data_labels(part).task
             parts[name] = config.task.parts[name].model_copy(update={"task": task})
         return config.model_copy(update={"task": config.task.model_copy(update={"parts": parts})})
-    task, data = config.task, config.data
+    task = config.task
+    data = config.data
     sources = find_sources(config, "train") or find_sources(config, "eval")
     if not isinstance(task, Classification) or task.labels or not sources:
         return config
@@ -95,7 +96,8 @@ def prepare_split(
     source = describe_split(config, split, labelled=labelled)
     if source is None:
         return None
-    data, cache = config.data, get_cache_folder(config.data.cache_dir)
+    data = config.data
+    cache = get_cache_folder(config.data.cache_dir)
     if data.window_shards:  # a run deletes the shards that it has read: others must not need them
         cache /= f"window-{zlib.crc32(os.path.abspath(config.run.dir).encode()):08x}"
     prepared = [path for path in source.paths if is_prepared(path)]

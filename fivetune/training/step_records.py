@@ -30,7 +30,8 @@ def write_steps(training: Training, *, wait: bool) -> None:
 def _write_step(training: Training, pending: PendingStep) -> None:
     learner = training.setup.learner
     times = pending.times.read()  # first: it waits for the device, before which the update has no values
-    loss, grad_norm = pending.update.loss, pending.update.grad_norm
+    loss = pending.update.loss
+    grad_norm = pending.update.grad_norm
     if training.nonfinite_flag is not None:  # the device has skipped the step, and nobody has told the host
         refuse_nonfinite(learner, pending.group, pending.step, loss, grad_norm)
     record = build_step_record(pending, *times, world_size=learner.world.size, peak_flops=training.peak_flops)
@@ -58,7 +59,8 @@ def build_step_record(
         seconds, phase_seconds: time of the step, whole and by phase.
         peak_flops: peak of one device, in operations per second; None if unknown.
     """
-    update, flops = pending.update, pending.flops
+    update = pending.update
+    flops = pending.flops
     num_tokens = pending.num_inputs + pending.num_targets
     return StepRecord(
         step=pending.step,

@@ -24,7 +24,8 @@ def count_evaluation(
     found = _build_watched(record, metric)
     before = state.improved
     if before is None or is_improvement(found, before, min_delta=min_delta, higher_is_better=higher_is_better):
-        state.improved, state.num_evals_without_improvement = found, 0
+        state.improved = found
+        state.num_evals_without_improvement = 0
     else:
         state.num_evals_without_improvement += 1
 
@@ -34,7 +35,8 @@ def rank_evaluation(state: TrainingProgress, found: BestEval, *, num_kept: int, 
     ranked = [one for one in (state.best, *state.runners_up) if one and one.step != found.step]
     better = (i for i, one in enumerate(ranked) if is_better_eval(found, one, higher_is_better=higher_is_better))
     ranked.insert(next(better, len(ranked)), found)
-    state.best, state.runners_up = ranked[0], ranked[1:num_kept]
+    state.best = ranked[0]
+    state.runners_up = ranked[1:num_kept]
 
 
 def is_improvement(later: BestEval, earlier: BestEval, *, min_delta: float, higher_is_better: bool) -> bool:

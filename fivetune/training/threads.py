@@ -58,7 +58,8 @@ class ThreadControl:
         now = torch.get_num_threads()
         # Threads that had their cores all the time need no measurement, which would cost steps.
         is_disturbed = busy - self._busy < BUSY_SHARE * now * seconds
-        self._wall, self._busy = wall, busy
+        self._wall = wall
+        self._busy = busy
         return self._choose(now) if is_disturbed or now < self.most else ""
 
     def _choose(self, now: int) -> str:

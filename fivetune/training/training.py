@@ -123,7 +123,8 @@ class Training:
         self.sampler.phase = phase
         if phase != "train":
             self.meter.pause()
-        seconds, started = self.state.seconds, time.perf_counter()
+        seconds = self.state.seconds
+        started = time.perf_counter()
         try:
             yield
         finally:

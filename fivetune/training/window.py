@@ -137,7 +137,8 @@ def _record_profile(setup: Setup, steps: range, nonfinite_flag: Tensor | None) -
     activities = [ProfilerActivity.CPU]
     if setup.learner.compute.device.startswith("cuda"):
         activities.append(ProfilerActivity.CUDA)
-    ranges, order = TraceRanges(), schedule(wait=0, warmup=1, active=len(steps) - 1, repeat=1)
+    ranges = TraceRanges()
+    order = schedule(wait=0, warmup=1, active=len(steps) - 1, repeat=1)
     with profile(activities=activities, schedule=order, profile_memory=True, acc_events=True) as recorded:
 
         def after(step: int) -> None:
@@ -168,7 +169,8 @@ def _count_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _describe_setup(setup: Setup) -> str:
-    compute, where = setup.learner.compute, setup.learner.compute.device
+    compute = setup.learner.compute
+    where = setup.learner.compute.device
     if where.startswith("cuda"):
         where = f"{torch.cuda.get_device_name(where)} ({where})"
     examples = setup.config.train.examples_per_step

@@ -141,12 +141,15 @@ class _Attention(torch.autograd.Function):
 
 def _compute_bias_grad(inputs: tuple[Any, ...], call: _CallOptions) -> Tensor:
     """Compute the gradient of bias, [H, 2 S - 1] in its dtype: tiles of score gradients, summed along diagonals."""
-    q, bias, cu_q = inputs[0], inputs[3], inputs[5]
+    q = inputs[0]
+    bias = inputs[3]
+    cu_q = inputs[5]
     heads, head_size = q.shape[1:]
     tile = choose_attention_tile("grad_bias", head_size, num_bytes=q.element_size())
     assert tile.rows == tile.cols, tile
     side = tile.rows
-    tiles_q, tiles_k = divide_up(call.max_seqlen_q, side), divide_up(call.max_seqlen_k, side)
+    tiles_q = divide_up(call.max_seqlen_q, side)
+    tiles_k = divide_up(call.max_seqlen_k, side)
     num_sequences = len(cu_q) - 1
     share = choose_part_size(num_sequences, tiles_q * tiles_k * heads)
     num_parts = divide_up(num_sequences, share)

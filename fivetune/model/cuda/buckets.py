@@ -60,7 +60,8 @@ class Bucket:
 
 def count_fillers(bucket: Bucket, num_inputs: int, num_targets: int) -> int:
     """The filler sequences of a batch: enough for the tokens that are missing on either side."""
-    inputs, targets = bucket.num_inputs - num_inputs, bucket.num_targets - num_targets
+    inputs = bucket.num_inputs - num_inputs
+    targets = bucket.num_targets - num_targets
     return max(divide_up(inputs, bucket.longest_input), divide_up(targets, bucket.longest_target))
 
 
@@ -101,7 +102,8 @@ class Buckets:
 
 def describe_batch(batch: Batch) -> tuple[int, int, int, int, int]:
     """Tokens of inputs and targets, longest input and target, sequences."""
-    source, target = batch.cu_seqlens_src.diff(), batch.cu_seqlens_tgt.diff()
+    source = batch.cu_seqlens_src.diff()
+    target = batch.cu_seqlens_tgt.diff()
     return batch.num_input_tokens, batch.num_target_tokens, int(source.max()), int(target.max()), len(source)
 
 
@@ -133,7 +135,8 @@ def plan_buckets(facts: Counts, *, max_buckets: int, grains: tuple[int, int] = G
     for _ in range(len(shapes) - max_buckets):
         one, other = np.unravel_index(filler.argmin(), filler.shape)
         shapes[one] = np.maximum(shapes[one], shapes[other])
-        counts[one], counts[other] = counts[one] + counts[other], 0
+        counts[one] += counts[other]
+        counts[other] = 0
         owner[owner == other] = one
         filler[other] = filler[:, other] = np.inf
         filler[one] = filler[:, one] = count_filler(int(one))

@@ -35,7 +35,8 @@ def compute_nats_gradient(logits: Tensor, norms: Tensor, labels: Tensor, weights
         norms: what `compute_nats` returned. weights: [N] fp32.
     """
     rows, width = logits.shape
-    found, tile = torch.empty_like(logits), TILES["logits", ""]
+    found = torch.empty_like(logits)
+    tile = TILES["logits", ""]
     grid = (rows, divide_up(width, tile.cols))
     args = (logits, norms, labels.contiguous(), weights.contiguous(), found, width)
     launch(_backward, grid, *args, tile=tile, BLOCK=tile.cols)

@@ -39,7 +39,8 @@ class GraphedAdamW(torch.optim.Optimizer):
 
     def __init__(self, optimizer: torch.optim.Optimizer, *, max_norm: float) -> None:
         groups = optimizer.param_groups
-        first, options = groups[0], ("lr", "betas", "eps", "weight_decay")
+        first = groups[0]
+        options = ("lr", "betas", "eps", "weight_decay")
         super().__init__([dict(group) for group in groups], {name: first[name] for name in options})
         self.flat = FlatAdamW(
             [p for group in groups if group["kind"] != "norm" for p in group["params"]],
@@ -141,7 +142,10 @@ class GraphedUpdate:
         fused: bool = False,
         objective: Objective = PLAIN,
     ) -> None:
-        self.model, self.gradients, self.training, self.device = model, gradients, training, device
+        self.model = model
+        self.gradients = gradients
+        self.training = training
+        self.device = device
         with autocast():
             self.kept = KeptWeights(model, get_matmul_dtype(gradients.device))
         # Without a reference to this object, whose memory would then wait for Python's cycle collector.

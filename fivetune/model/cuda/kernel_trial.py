@@ -144,7 +144,8 @@ def _find_wrong_part(
 
     def run(dropout: float) -> list[Tensor]:
         q, k, v, *bias = leaves
-        longest, bias = max(lengths), bias[0] if bias else None
+        longest = max(lengths)
+        bias = bias[0] if bias else None
         out = compute_attention(q, k, v, cu_q, cu_k, longest, longest, bias, causal, dropout, seed)
         return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
 
@@ -155,7 +156,8 @@ def _find_wrong_part(
         error = ((ours.double() - theirs).abs().max() / theirs.abs().max().clamp_min(1)).item()
         if not error <= ALLOWED[kind]:
             return f"the {name} is off by {error:.2g} of its largest value, allowed is {ALLOWED[kind]:g}"
-    first, second = run(DROPOUT), run(DROPOUT)
+    first = run(DROPOUT)
+    second = run(DROPOUT)
     return next(
         (
             f"the {name} differs between two runs"

@@ -39,7 +39,8 @@ class _RMSNorm(torch.autograd.Function):
     def forward(
         ctx: AutogradContext, x: Tensor, weight: Tensor, eps: float, kind: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        stream, x = x, x.contiguous()
+        stream = x
+        x = x.contiguous()
         rows, size = x.shape
         out = torch.empty(x.shape, dtype=kind, device=x.device)
         factors = torch.empty(rows, dtype=torch.float32, device=x.device)

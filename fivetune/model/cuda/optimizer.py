@@ -48,10 +48,14 @@ class FlatAdamW:
         weight_decay: float = 0.0,
         max_norm: float = float("inf"),
     ) -> None:
-        self.betas, self.eps, self.weight_decay, self.max_norm = betas, eps, weight_decay, max_norm
+        self.betas = betas
+        self.eps = eps
+        self.weight_decay = weight_decay
+        self.max_norm = max_norm
         parameters = [*decayed, *plain]
         starts = _compute_starts(parameters)
-        size, device = starts[-1], parameters[0].device
+        size = starts[-1]
+        device = parameters[0].device
         self.num_decayed = starts[len(decayed)]
         self.weights, self.mean, self.square = torch.zeros((3, size), dtype=torch.float32, device=device)
         self.grads = torch.zeros(size, dtype=torch.float32, device=device)
@@ -61,7 +65,8 @@ class FlatAdamW:
         self._seen = torch.zeros(divide_up(size, self._block), dtype=torch.int8, device=device)
         self._parts = torch.zeros(TILES["optimizer", ""].rows, dtype=torch.float32, device=device)
         for parameter, start in zip(parameters, starts[:-1], strict=True):
-            place, shape = slice(start, start + parameter.numel()), parameter.shape
+            place = slice(start, start + parameter.numel())
+            shape = parameter.shape
             self.weights[place] = parameter.detach().flatten()
             parameter.data = self.weights[place].view(shape)
             parameter.grad = self.grads[place].view(shape)
@@ -69,7 +74,8 @@ class FlatAdamW:
     def step(self) -> None:
         """Clip, update, zero the gradients. Three kernels, no synchronisation."""
         tile = TILES["optimizer", ""]
-        size, blocks = len(self.weights), divide_up(len(self.weights), tile.cols)
+        size = len(self.weights)
+        blocks = divide_up(len(self.weights), tile.cols)
         betas = {"BETA1": self.betas[0], "BETA2": self.betas[1]}
         programs = min(len(self._parts), blocks)
         launch(_square_sums, (programs,), self.grads, self._parts, size, tile=tile, BLOCK=tile.cols)

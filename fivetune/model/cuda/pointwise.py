@@ -74,7 +74,8 @@ class _AddDropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: _Context, x: Tensor, residual: Tensor | None, seed: Tensor, rate: int) -> Tensor:
         ctx.save_for_backward(seed)
-        ctx.rate, ctx.kind = rate, x.dtype
+        ctx.rate = rate
+        ctx.kind = x.dtype
         return _launch_dropped_sum(x, residual, seed, rate, x.dtype if residual is None else residual.dtype)
 
     @staticmethod
@@ -86,7 +87,8 @@ class _AddDropout(torch.autograd.Function):
 
 def _launch_dropped_sum(x: Tensor, residual: Tensor | None, seed: Tensor, rate: int, dtype: torch.dtype) -> Tensor:
     """dropout(x), plus residual if there is one, in `dtype`."""
-    x, residual = x.contiguous(), None if residual is None else residual.contiguous()
+    x = x.contiguous()
+    residual = None if residual is None else residual.contiguous()
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
     tile = TILES["pointwise", ""]
     grid = (divide_up(x.numel(), tile.cols),)

@@ -46,7 +46,8 @@ class StaticBatch:
 
     def __init__(self, bucket: Bucket, device: str) -> None:
         self.bucket = bucket
-        self.longest_input, self.longest_target = bucket.longest_input, bucket.longest_target
+        self.longest_input = bucket.longest_input
+        self.longest_target = bucket.longest_target
         self.block = torch.zeros(sum(bucket.sizes), dtype=torch.int64, device=device)
         self.input_ids, self.decoder_ids, self.labels, weights, self.cu_seqlens_src, self.cu_seqlens_tgt = (
             self.block.split(bucket.sizes)
@@ -114,7 +115,8 @@ class PinnedPair:
 
     def send(self, write: Callable[[Tensor], None], target: Tensor) -> None:
         """Fill a host block by `write` and start its copy to `target`; waits only for the last but one copy."""
-        block, copied = self.blocks[self.turn], self.copied[self.turn]
+        block = self.blocks[self.turn]
+        copied = self.copied[self.turn]
         if copied is not None:
             copied.synchronize()
         write(block)
@@ -148,7 +150,10 @@ class CapturedStep:
     """
 
     def __init__(self, step: Callable[[StaticBatch], Tensor], buckets: Buckets, *, start_id: int, device: str) -> None:
-        self.step, self.buckets, self.start_id, self.device = step, buckets, start_id, device
+        self.step = step
+        self.buckets = buckets
+        self.start_id = start_id
+        self.device = device
         self.states: dict[Bucket, BucketState] = {}
         self.num_replayed = self.num_launched = 0
         self.failure = ""

@@ -156,7 +156,9 @@ def _run_round(
         rows: rows to begin with; a rank without any encodes the store's first row, unused.
         has_more: whether rows of this rank wait for a later round.
     """
-    decoder, decoding, rules = search.decoder, search.decoding, search.rules
+    decoder = search.decoder
+    decoding = search.decoding
+    rules = search.rules
     batch = collate(store, rows or [0])
     inputs = batch.input_ids.to(decoder.device), batch.cu_seqlens_src.diff().tolist()
     memory = decoder.encode(*add_flat_prompt(model, *inputs))

@@ -79,7 +79,8 @@ def run_beam_search(
     Args:
         together: ranks that take the same number of steps; a rank without examples takes part in all of them.
     """
-    cap, config = decoding.max_new_tokens, decoder.config
+    cap = decoding.max_new_tokens
+    config = decoder.config
     num_rows = len(memory.lengths)
     decoder.start(memory)
     state = _BeamState.create(num_rows, decoding.num_beams, cap, config.decoder_start_token_id, decoder.device)
@@ -116,10 +117,12 @@ def _build_rank(rules: LogitsProcessor, step: int, written: Tensor) -> Rank:
 
 def _extend_hypotheses(state: _BeamState, log_probs: Tensor, step: int, decoding: Decoding, eos: int) -> None:
     """Extend the best running hypotheses by a token; move those that end with it to the finished ones."""
-    beams, vocabulary = decoding.num_beams, log_probs.shape[-1]
+    beams = decoding.num_beams
+    vocabulary = log_probs.shape[-1]
     # Twice as many as there are beams: at least K of them do not end, as in transformers.
     sums, index = (log_probs + state.sums[:, :, None]).flatten(1).topk(2 * beams)
-    place, token = index // vocabulary, index % vocabulary
+    place = index // vocabulary
+    token = index % vocabulary
     tokens = _gather_rows(state.tokens, place)
     tokens[:, :, step + 1] = token
     ends = (token == eos) | (step + 1 == decoding.max_new_tokens)
@@ -130,7 +133,9 @@ def _extend_hypotheses(state: _BeamState, log_probs: Tensor, step: int, decoding
     slots = _gather_rows(state.slots, place.gather(1, best))
     if step + 1 < slots.shape[-1]:
         slots[:, :, step + 1 :] = state.slots[:, :, step + 1 :]
-    state.tokens, state.slots, state.sums = _gather_rows(tokens, best), slots, running.gather(1, best)
+    state.tokens = _gather_rows(tokens, best)
+    state.slots = slots
+    state.sums = running.gather(1, best)
     _update_improvable(state, step + 1, decoding)
 
 

@@ -65,12 +65,16 @@ class KVCache:
 
     def start(self, inputs: EncodedInputs) -> None:
         """Let the slots be the rows of `inputs`, all at their begin."""
-        self.inputs, self.mask = inputs, inputs.build_mask_bias()
-        self._own, self._num_columns, self._end = [], FIRST_STEPS, 0
+        self.inputs = inputs
+        self.mask = inputs.build_mask_bias()
+        self._own = []
+        self._num_columns = FIRST_STEPS
+        self._end = 0
 
     def fill_slots(self, slots: Sequence[int], inputs: EncodedInputs) -> None:
         """Put the rows of `inputs`, none longer than the first ones, into slots that have finished."""
-        states, lengths = self.inputs.states, list(self.inputs.lengths)
+        states = self.inputs.states
+        lengths = list(self.inputs.lengths)
         for slot, length in zip(slots, inputs.lengths, strict=True):
             lengths[slot] = length
         states[list(slots), : inputs.states.shape[1]] = inputs.states
@@ -92,14 +96,16 @@ class KVCache:
         """Begin a step of slots of which the oldest has seen `age` columns."""
         if self._end == self._num_columns:
             self._make_room(age)
-        self._first, self._end = self._end - age, self._end + 1
+        self._first = self._end - age
+        self._end += 1
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Write the new column of a layer, [B, h, K, head size].
 
         Returns: keys and values of the columns that some slot sees, [B, h, t * K, head size].
         """
-        first, end = self._first * self._num_beams, self._end * self._num_beams
+        first = self._first * self._num_beams
+        end = self._end * self._num_beams
         if layer == len(self._own):  # the first step
             self._own.append((self._make_columns(key), self._make_columns(value)))
         keys, values = self._own[layer]

@@ -58,7 +58,8 @@ def iter_row_slices(lengths: Sequence[int], max_tokens: int | None) -> Iterator[
     for row, length in enumerate(lengths):
         if max_tokens is not None and row > first and tokens + length > max_tokens:
             yield first, row
-            first, tokens = row, 0
+            first = row
+            tokens = 0
         tokens += length
     if len(lengths):
         yield first, len(lengths)
@@ -74,7 +75,8 @@ def encode_inputs(model: T5Model, ids: Tensor, lengths: list[int], *, max_tokens
         lengths: number of tokens of each input; their sum is N.
         max_tokens: tokens per pass of the encoder; None: one pass for all.
     """
-    longest, width = max(lengths), model.config.d_model
+    longest = max(lengths)
+    width = model.config.d_model
     states = torch.zeros(len(lengths), longest, width, dtype=get_matmul_dtype(ids.device), device=ids.device)
     begin = 0
     for first, end in iter_row_slices(lengths, max_tokens):
@@ -89,7 +91,8 @@ def encode_inputs(model: T5Model, ids: Tensor, lengths: list[int], *, max_tokens
 
 def _encode_flat(model: T5Model, ids: Tensor, lengths: list[int]) -> Tensor:
     """The encoder's output of flat tokens, [N] -> [N, d]; of a pipeline stage, the output of its last block."""
-    stage, stack = find_stage(model), model.encoder
+    stage = find_stage(model)
+    stack = model.encoder
     if stage and not stage.is_first:
         (hidden,) = stage.receive((len(ids), model.config.d_model))
     else:

@@ -24,8 +24,11 @@ class GreedySearch:
     """At most `decoding.batch_size` slots with unfinished answers, each with the row of its input."""
 
     def __init__(self, decoder: Decoder | PaddedDecoder, decoding: Decoding, rules: LogitsProcessor) -> None:
-        self.decoder, self.decoding, self.rules = decoder, decoding, rules
-        self._cap, self._eos = decoding.max_new_tokens, decoder.config.eos_token_id
+        self.decoder = decoder
+        self.decoding = decoding
+        self.rules = rules
+        self._cap = decoding.max_new_tokens
+        self._eos = decoder.config.eos_token_id
         self._keys: list[ScoredRow | None] = []  # row of each slot; None where the slot is free
         self._ages: list[int] = []
         self._written = self._logprobs = torch.empty(0)  # [slots, cap + 1] with the start token, [slots]
@@ -44,8 +47,10 @@ class GreedySearch:
         start = self.decoder.config.decoder_start_token_id
         if not self.num_running and (keys or not self._keys):
             self.decoder.start(memory)
-            rows, device = len(memory.lengths), self.decoder.device
-            self._keys, self._ages = [*keys, *[None] * (rows - len(keys))], [0] * rows
+            rows = len(memory.lengths)
+            device = self.decoder.device
+            self._keys = [*keys, *[None] * (rows - len(keys))]
+            self._ages = [0] * rows
             self._written = torch.full((rows, self._cap + 1), start, device=device)
             self._logprobs = torch.zeros(rows, device=device)
         elif keys:
@@ -54,7 +59,8 @@ class GreedySearch:
             self.decoder.fill_slots(slots, memory)
             for slot, key in zip(slots, keys, strict=True):
                 self._keys[slot] = key
-            self._written[slots], self._logprobs[slots] = start, 0.0
+            self._written[slots] = start
+            self._logprobs[slots] = 0.0
 
     def write_answers(self, together: World, *, has_more: bool) -> list[tuple[ScoredRow, Hypothesis]]:
         """Write tokens until slots are free for inputs that wait, on any rank, or all answers have ended.
@@ -110,7 +116,8 @@ class GreedySearch:
             ids = tokens[1 : self._ages[slot] + 1]
             hit_cap = ids[-1] != self._eos
             found.append((key, Hypothesis(ids if hit_cap else ids[:-1], hit_cap, logprob, len(ids))))
-            self._keys[slot], self._ages[slot] = None, 0
+            self._keys[slot] = None
+            self._ages[slot] = 0
         return found
 
     def _remove_free_slots(self) -> None:

@@ -75,7 +75,8 @@ class LabelTree:
 
     def add_sequence(self, tokens: Sequence[int]) -> list[int]:
         """Add a sequence shared by all rows. Returns: its edges, columns of `score_edges`."""
-        edges, node = [], 0
+        edges = []
+        node = 0
         for token in tokens:
             if edges:
                 node = self._get_child(edges[-1])
@@ -87,7 +88,8 @@ class LabelTree:
 
     def add_rows(self, tokens: Tensor) -> list[int]:
         """Add one sequence per row: [B, T], negative after its end. Returns: its edges."""
-        edges, node = [], 0
+        edges = []
+        node = 0
         for column in tokens.clamp_min(-1).unbind(1):
             if edges:
                 node = self._get_child(edges[-1])
@@ -132,7 +134,8 @@ class LabelTree:
         for first in range(0, len(chosen), CHUNK):
             logits = decoder.compute_logits(chosen[first : first + CHUNK], rules.suppress)
             here = real & (position >= first) & (position < first + CHUNK)
-            row, token = position[here] - first, tokens[here]
+            row = position[here] - first
+            token = tokens[here]
             nats[here] = -logits.log_softmax(-1)[row, token]
             is_best[here] = rules.suppress(logits).argmax(-1)[row] == token
         return nats, is_best

@@ -16,7 +16,8 @@ class LogitsProcessor:
 
     def __init__(self, decoding: Decoding, eos: int, device: torch.device | str) -> None:
         self._penalty = decoding.repetition_penalty
-        self._min_new_tokens, self._eos = decoding.min_new_tokens, eos
+        self._min_new_tokens = decoding.min_new_tokens
+        self._eos = eos
         self._suppressed = torch.tensor(decoding.suppressed_ids, dtype=torch.int64, device=device)
 
     def apply(self, scores: Tensor, step: int | Tensor, written: Tensor) -> Tensor:

@@ -36,7 +36,8 @@ class PaddedDecoder:
         self.config = model.config
         self.device: torch.device = model.get_output_embeddings().weight.device
         self.num_steps = 0
-        self._model, self._decoder = model, model.get_decoder()
+        self._model = model
+        self._decoder = model.get_decoder()
         self._num_beams = num_beams
         self._scale = compute_output_scale(model.config)
         self._encoded = self._mask = torch.empty(0)  # [B * K, S, d] and [B * K, S]
@@ -57,7 +58,8 @@ class PaddedDecoder:
 
         self._encoded = memory.states.repeat_interleave(self._num_beams, 0)
         self._mask = memory.build_mask().long().repeat_interleave(self._num_beams, 0)
-        self._cache, self.num_steps = build_prefix_cache(self._model, len(self._mask)), 0
+        self._cache = build_prefix_cache(self._model, len(self._mask))
+        self.num_steps = 0
         if self._cache is None:
             decoder: Any = self.config.get_text_config(decoder=True)
             # Only self-attention may have windows.
@@ -68,7 +70,8 @@ class PaddedDecoder:
         beams = self._num_beams
         stays = move(torch.arange(len(self._mask) // beams, device=self.device))
         rows = (stays[:, None] * beams + torch.arange(beams, device=self.device)).flatten()
-        self._encoded, self._mask = self._encoded[rows], self._mask[rows]
+        self._encoded = self._encoded[rows]
+        self._mask = self._mask[rows]
         self._cache.batch_select_indices(rows)
 
     def step(self, ids: Tensor, ages: Sequence[int], places: Tensor | None = None) -> Tensor:
@@ -87,7 +90,8 @@ class PaddedDecoder:
         Each branch, from the root to a leaf, is a sequence of its own: not every decoder takes the mask of a tree.
         """
         num_rows = len(ids)
-        encoded, mask = memory.states, memory.build_mask().long()
+        encoded = memory.states
+        mask = memory.build_mask().long()
         found: Tensor | None = None
         size = max(1, MAX_TREE_POSITIONS // (num_rows * int(depth.max() + 1)))
         for branches, real in _iter_branch_groups(visible, size):

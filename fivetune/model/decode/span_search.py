@@ -92,7 +92,8 @@ def find_best_spans(logp: Tensor, context: range, num: int) -> tuple[tuple[int, 
     >>> find_best_spans(torch.tensor([[-4.0, -4.0], [-0.5, -4.0], [-4.0, -0.25]]), range(1, 3), 1)
     ((1, 2, -0.75),)
     """
-    starts, ends = logp[:, 0].numpy(), logp[:, 1].numpy()
+    starts = logp[:, 0].numpy()
+    ends = logp[:, 1].numpy()
     inside = np.array(context, dtype=np.int64)
     best_starts = inside[np.argsort(-starts[inside])[:NUM_ENDS]]
     best_ends = inside[np.argsort(-ends[inside])[:NUM_ENDS]]

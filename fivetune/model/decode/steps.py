@@ -44,8 +44,10 @@ class Decoder:
         self.config = model.config
         stage = self._stage = find_stage(model)
         self.device: torch.device = stage.device if stage else model.decoder.embed_tokens.weight.device
-        self._model, self._stack = model, model.decoder
-        self._num_beams, self._max_tokens = num_beams, max_tokens
+        self._model = model
+        self._stack = model.decoder
+        self._num_beams = num_beams
+        self._max_tokens = max_tokens
         self._scale = compute_output_scale(model.config)
         # Weights are read once, unless a strategy gathers them for each computation.
         numbers = stage.decoder if stage else range(len(model.decoder.block))
@@ -89,7 +91,8 @@ class Decoder:
 
         Returns: hidden states [B, K, d_model].
         """
-        longest, cache = max(ages), self._cache
+        longest = max(ages)
+        cache = self._cache
         cache.add_column(longest)
         hidden: Tensor | None = None
         if min(ages) < longest:  # a younger slot does not see the columns before its begin
@@ -136,7 +139,8 @@ class Decoder:
 
         The best are all that search may choose: it takes two tokens per beam, and none that a rule forbids.
         """
-        exact, head = logits.float(), self._model.lm_head
+        exact = logits.float()
+        head = self._model.lm_head
         if is_plain_linear(head):
             number = min(max(NUM_RECOMPUTED, 2 * self._num_beams), logits.shape[-1])
             best = rank(exact.clone()).topk(number).indices
@@ -148,7 +152,8 @@ class Decoder:
     def _run_stack(
         self, ids: Tensor, biases: dict[int, Tensor], memory: Tensor, mask: Tensor | None, cache: KVCache | None
     ) -> Tensor:
-        stage, shape = self._stage, (*ids.shape, self.config.d_model)
+        stage = self._stage
+        shape = (*ids.shape, self.config.d_model)
         if stage and not self._blocks:  # the head of the last stage alone reads the result
             return torch.empty(shape, device=self.device)
         if stage and not stage.starts_decoder:
@@ -178,7 +183,8 @@ class Decoder:
     ) -> Tensor:
         weights = self._weights[number] or BlockWeights.read(block)
         own, cross, feed_forward = block.layer
-        heads, size = own.SelfAttention.n_heads, own.SelfAttention.key_value_proj_dim
+        heads = own.SelfAttention.n_heads
+        size = own.SelfAttention.key_value_proj_dim
         # Self-attention.
         merged = apply_projection(_normalize(own.layer_norm, hidden), weights.qkv)
         # [B, n, 3 * h * d_kv] -> three times [B, h, n, d_kv]

@@ -53,7 +53,9 @@ class TracedDecoder:
             shape = (len(targets), table.shape[1])
             losses, correct = jax.lax.map(lambda ids: self.score(jnp.broadcast_to(ids, shape)), jnp.asarray(table))
             if self.decoding.phrase_ids:
-                found["phrase_loss"], losses, correct = losses[0], losses[1:], correct[1:]
+                found["phrase_loss"] = losses[0]
+                losses = losses[1:]
+                correct = correct[1:]
         if self.decoding.label_ids:
             return {**found, "label_logprobs": -losses.T, "best": losses.argmin(0), "left_label_set": ~correct.any(0)}
         return {**found, **self.search(len(targets))}
@@ -69,7 +71,8 @@ class TracedDecoder:
 
     def search(self, num_rows: int) -> dict[str, Array]:
         """Write the most probable token at every step until all rows have ended."""
-        cap, end = self.decoding.max_new_tokens, self.end_id
+        cap = self.decoding.max_new_tokens
+        end = self.end_id
 
         def is_unfinished(state: tuple[Array, ...]) -> Array:
             step, _, _, alive = state
@@ -100,7 +103,8 @@ def build_traced_answer(row: int, found: dict[str, Any], decoding: Decoding, end
     """Build the answer of one row from its values of `TracedDecoder.answer`."""
     scores = {name: found[name] for name in ("target_loss", "target_correct", "phrase_loss") if name in found}
     if "best" in found:
-        ids, logprobs = decoding.label_ids[found["best"]], tuple(found["label_logprobs"])
+        ids = decoding.label_ids[found["best"]]
+        logprobs = tuple(found["label_logprobs"])
         scores |= {"label_logprobs": logprobs, "left_label_set": found["left_label_set"]}
         return GeneratedAnswer(row, list(ids[:-1]), False, logprobs[found["best"]], len(ids), **scores)
     ids = found["ids"]

@@ -60,7 +60,9 @@ class BlockWeights:
 
     @classmethod
     def read(cls, block: T5Block) -> BlockWeights:
-        own, cross, dense = block.layer[0].SelfAttention, block.layer[1].EncDecAttention, block.layer[2].DenseReluDense
+        own = block.layer[0].SelfAttention
+        cross = block.layer[1].EncDecAttention
+        dense = block.layer[2].DenseReluDense
         keys, values = _read_heads(cross)
         return cls(
             qkv=merge_projections(own.q, own.k, own.v),

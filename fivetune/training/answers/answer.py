@@ -80,7 +80,9 @@ def answer_passages(
 def _answer_with_text(
     settings: AnswerSettings, model: T5Model, rows: Sequence[int], loss: TargetLoss, world: World
 ) -> Iterator[tuple[int, Prediction]]:
-    store, device, autocast = settings.store, settings.device, settings.autocast
+    store = settings.store
+    device = settings.device
+    autocast = settings.autocast
     for one in settings.generate(model, store, rows, settings.decoding, device=device, autocast=autocast, world=world):
         yield one.row, _build_text_prediction(settings, one, loss)
 
@@ -105,15 +107,18 @@ def _start_prediction(settings: AnswerSettings, row: int, example: TextExample, 
 
 def _build_text_prediction(settings: AnswerSettings, one: GeneratedAnswer, loss: TargetLoss) -> Prediction:
     """Build the Prediction of a generated text, or of the most probable label for a label task."""
-    task, tokenizer = settings.task, settings.tokenizer
+    task = settings.task
+    tokenizer = settings.tokenizer
     example = settings.store.read_example(one.row)
     text = to_text(tokenizer, one.token_ids, keep_special=settings.keep_special)
-    prediction, confidence = task.from_text(text), compute_probability(one.logprob)
+    prediction = task.from_text(text)
+    confidence = compute_probability(one.logprob)
     candidates = ()
     if one.label_logprobs is not None:
         candidates = _rank_labels(task, one.label_logprobs)
         # The label itself, because the tokenizer may not return its words unchanged.
-        prediction, confidence = candidates[0].text, candidates[0].score
+        prediction = candidates[0].text
+        confidence = candidates[0].score
     elif one.candidates:
         candidates = _decode_candidates(settings, one)
     started = _start_prediction(settings, one.row, example, prediction)
@@ -199,7 +204,8 @@ def _build_span_prediction(
         for first, last, logprob in one.spans
     )
     best = candidates[0] if candidates else Candidate("", 0.0)
-    can_abstain, no_answer = settings.task.no_answer_text is not None, compute_probability(one.null_logprob)
+    can_abstain = settings.task.no_answer_text is not None
+    no_answer = compute_probability(one.null_logprob)
     abstains = can_abstain and best.score < no_answer
     if example.references:
         loss.add(one.target_loss, 2)

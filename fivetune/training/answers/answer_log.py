@@ -72,7 +72,10 @@ class AnswerLog:
         self._hashes = self._files_of = self._offsets = self.questions = np.empty(0, np.int64)
 
     def __enter__(self) -> AnswerLog:
-        hashes, files, offsets, questions = array("Q"), array("q"), array("q"), array("q")
+        hashes = array("Q")
+        files = array("q")
+        offsets = array("q")
+        questions = array("q")
         with ExitStack() as stack:
             for path in sorted(self._folder.glob(PATTERN)):
                 file = stack.enter_context(path.open("rb"))
@@ -86,7 +89,8 @@ class AnswerLog:
         self.questions = np.asarray(questions, np.int64)
         order = np.argsort(np.asarray(hashes, np.uint64), kind="stable")
         self._hashes = np.asarray(hashes, np.uint64)[order]
-        self._files_of, self._offsets = np.asarray(files)[order], np.asarray(offsets)[order]
+        self._files_of = np.asarray(files)[order]
+        self._offsets = np.asarray(offsets)[order]
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):

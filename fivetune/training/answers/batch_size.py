@@ -57,7 +57,8 @@ def estimate_example_bytes(config: object, *, num_input_tokens: int, max_new_tok
     """
     sizes = {name: int(getattr(config, name)) for name in ("d_model", "d_kv", "num_heads", "d_ff", "num_layers")}
     layers = int(getattr(config, "num_decoder_layers", None) or sizes["num_layers"])
-    inner, length = sizes["num_heads"] * sizes["d_kv"], num_input_tokens
+    inner = sizes["num_heads"] * sizes["d_kv"]
+    length = num_input_tokens
     cache = 2 * layers * inner * (length + num_beams * max_new_tokens)
     layer = length * (4 * sizes["d_model"] + 4 * inner + 2 * sizes["d_ff"]) + 2 * sizes["num_heads"] * length**2
     return 4.0 * (cache + layer)

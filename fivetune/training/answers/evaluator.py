@@ -92,7 +92,8 @@ class Evaluator:
             world: the ranks that share the questions; all return the record, rank 0 writes the predictions.
         """
         started = time.perf_counter()
-        tally, loss = Tally(Scorer(self.task.metrics)), TargetLoss()
+        tally = Tally(Scorer(self.task.metrics))
+        loss = TargetLoss()
         answered = self._answer(model, questions, loss, on_progress, world)
         gathered = _gather_on_rank_zero(answered, loss, world)
 
@@ -193,7 +194,8 @@ def _gather_on_rank_zero(answered: Iterator[Answered], loss: TargetLoss, world: 
         return answered
     found = world.run_on_all(lambda: (list(answered), loss.total, loss.num_tokens))
     shares = found[:: world.model_size]  # the ranks of one copy of the model have the same answers
-    loss.total, loss.num_tokens = sum(total for _, total, _ in shares), sum(num for _, _, num in shares)
+    loss.total = sum(total for _, total, _ in shares)
+    loss.num_tokens = sum(num for _, _, num in shares)
     everything = [one for share, _, _ in shares for one in share]
     return iter(sorted(everything, key=lambda one: one[0]) if world.is_first else ())
 

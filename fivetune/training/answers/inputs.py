@@ -56,7 +56,8 @@ def iter_input_rows(
     source: str, task: Task, columns: Mapping[str, str], header: Sequence[str] = ()
 ) -> Iterator[InputRow]:
     """Yield one row per record of `source`, in order. Raises DataError for an unreadable file."""
-    ids, header = UniqueIds(), choose_header(source, task, columns, header)
+    ids = UniqueIds()
+    header = choose_header(source, task, columns, header)
     for record, original in zip(_iter_all(source, columns, header), _iter_all(source, {}, header), strict=True):
         fields: Mapping[str, object] = {}
         if isinstance(original, RawRecord):

@@ -22,9 +22,11 @@ def refuse_missing_model(folder: Path, status: RunStatus) -> None:
     if find_model_folder(folder).is_dir():
         return
     if status.state == "finished":
-        why, advice = "model/ is missing, although the run is finished", "Export it again from the checkpoint with"
+        why = "model/ is missing, although the run is finished"
+        advice = "Export it again from the checkpoint with"
     else:
-        why, advice = "has no model/ yet: the run is not finished", "Resume with"
+        why = "has no model/ yet: the run is not finished"
+        advice = "Resume with"
     raise RunDirError(f"{folder}: {why}. {advice}: fivetune train {folder} --resume")
 
 
@@ -46,7 +48,8 @@ def refuse_foreign_model(folder: Path, own: str | None) -> None:
         own: id of the run; None if machine.json is lost.
     """
     model = find_model_folder(folder)
-    manifest, exporter = model / MANIFEST, read_owner(model)
+    manifest = model / MANIFEST
+    exporter = read_owner(model)
     if not manifest.is_file():
         reason = "is missing: whether model/ is whole and belongs to the run is unknown"
     elif own and exporter and exporter != own:

@@ -50,7 +50,8 @@ def measure_block_seconds(model: T5Model, batch: Batch, compute: ComputeConfig, 
 
 def _measure_parts(model: T5Model, batch: Batch, compute: ComputeConfig) -> tuple[float, ...]:
     """Seconds of a block of the encoder, of one of the decoder, and of the head."""
-    device, config = torch.device(compute.device), copy.copy(model.config)
+    device = torch.device(compute.device)
+    config = copy.copy(model.config)
     config.num_layers = config.num_decoder_layers = 1
     with device:
         single = type(model)(config).train()  # type: ignore[call-arg]

@@ -53,7 +53,9 @@ def run_request(request: Mapping[str, Any], recorder: GraphRecorder) -> None:
 
     from fivetune.model.cuda.graphed import GraphedUpdate, attach_flat_gradients
 
-    device, precision, bucket = request["device"], request["precision"], Bucket(*request["bucket"])
+    device = request["device"]
+    precision = request["precision"]
+    bucket = Bucket(*request["bucket"])
     config = AutoConfig.for_model(**request["config"])
     model = AutoModelForSeq2SeqLM.from_config(config, dtype=torch.float32).to(device)
     graphs = GraphedUpdate(

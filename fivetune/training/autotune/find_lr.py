@@ -58,7 +58,8 @@ def find_lr(
             "Set optimizer.relative_step false."
         )
     usual = config.optimizer.lr_range
-    low, high = usual[0] / 10 if low is None else low, usual[1] * 100 if high is None else high
+    low = usual[0] / 10 if low is None else low
+    high = usual[1] * 100 if high is None else high
     if not 0 < low < high or num_steps < 2 * NUM_SETTLING:
         raise ConfigError(
             f"find-lr: from {low:g} to {high:g} in {num_steps} steps is not a range. Give --low below "
@@ -119,7 +120,8 @@ def choose_lr(lrs: Sequence[float], losses: Sequence[float], stopped: str) -> Ra
     steepest = tenth = None
     if lowest > NUM_SETTLING:
         falls = {i: means[i - 1] - means[i + 1] for i in range(NUM_SETTLING, lowest)}
-        steepest, tenth = lrs[max(falls, key=falls.__getitem__)], lrs[lowest] / 10
+        steepest = lrs[max(falls, key=falls.__getitem__)]
+        tenth = lrs[lowest] / 10
     choice = None if tenth is None else float(f"{tenth:.1e}")
     return RangeTest(tuple(lrs), tuple(losses), tuple(means), steepest, tenth, choice, stopped, RULE)
 
@@ -133,6 +135,7 @@ def smooth_losses(losses: Sequence[float]) -> list[float]:
     mean = weight = 0.0
     means = []
     for loss in losses:
-        mean, weight = SMOOTHING * mean + (1 - SMOOTHING) * loss, SMOOTHING * weight + 1 - SMOOTHING
+        mean = SMOOTHING * mean + (1 - SMOOTHING) * loss
+        weight = SMOOTHING * weight + 1 - SMOOTHING
         means.append(mean / weight)
     return means

@@ -62,7 +62,8 @@ def choose_forward(
                 f"strategy.name: pipeline computes flat tokens, which cannot run here: {obstacle}. Use fsdp or ddp."
             )
         return Forward("flat", "the only one that pipeline stages compute", recompute)
-    wanted, kind = resumed_forward.kind if resumed_forward else requested, device.partition(":")[0]
+    wanted = resumed_forward.kind if resumed_forward else requested
+    kind = device.partition(":")[0]
     if wanted == "flat" and obstacle and requested == "flat":
         raise ConfigError(f"train.forward: flat cannot run this model: {obstacle}. Use auto or padded.")
     if wanted == "flat" and obstacle:

@@ -76,7 +76,9 @@ def supports_graphs(device: str) -> bool:
 
 def find_graph_obstacle(setup: Setup) -> str:
     """The reason why steps cannot be captured; empty if a trial is possible."""
-    config, forward, compute = setup.config, setup.learner.forward, setup.learner.compute
+    config = setup.config
+    forward = setup.learner.forward
+    compute = setup.learner.compute
     facts = (
         (not supports_graphs(compute.device), f"the device is {compute.device}, which has no CUDA graphs"),
         (config.strategy.supports_multiple, f"strategy.name is {config.strategy.plugin_name()}, not single"),
@@ -105,12 +107,15 @@ def decide_graphs(
     Returns: the learner to train with, and the decision; None if the device has no graphs and none were requested.
     Raises ConfigError if train.capture is on and graphs fail.
     """
-    learner, requested, device = setup.learner, setup.config.train.capture, setup.learner.compute.device
+    learner = setup.learner
+    requested = setup.config.train.capture
+    device = setup.learner.compute.device
     if requested == "auto" and not supports_graphs(device):
         return learner, None
     if requested == "off" or (requested == "auto" and resumed_decision is False):
         return learner, GraphDecision(False, "requested" if requested == "off" else "as the run began")
-    found, why = None, find_graph_obstacle(setup)
+    found = None
+    why = find_graph_obstacle(setup)
     if not why:
         found, why = _try_graphs(setup, timed=requested == "auto" and not resumed_decision)
     if found is None and requested == "on":
@@ -120,12 +125,17 @@ def decide_graphs(
 
 def _try_graphs(setup: Setup, *, timed: bool) -> tuple[Learner | None, str]:
     """Build the learner with all graphs; weights and random states are restored. Returns it or None, and why."""
-    learner, compute, stream = setup.learner, setup.learner.compute, None
+    learner = setup.learner
+    compute = setup.learner.compute
+    stream = None
     if compute.device.startswith("cuda"):
         if why := _try_elsewhere(setup):
             return None, why
         stream = torch.cuda.current_stream()
-    saved, found, recorder, why = save_weights(learner.model), None, None, ""
+    saved = save_weights(learner.model)
+    found = None
+    recorder = None
+    why = ""
     with restore_state(learner.model):
         try:
             recorder, why = _benchmark_graphs(setup, saved, timed=timed)
@@ -183,8 +193,10 @@ def _record_run(setup: Setup, recorder: GraphRecorder) -> tuple[Learner, str]:
 
 def count_micro_batches(setup: Setup) -> NDArray[np.int64]:
     """What `describe_batch` returns, of every micro-batch of the run (of at most MAX_STEPS_READ steps): [n, 5]."""
-    stream, num_steps = setup.data.stream, setup.plan.num_steps
-    inputs, labels = stream.store.inputs.lengths, stream.store.labels.lengths
+    stream = setup.data.stream
+    num_steps = setup.plan.num_steps
+    inputs = stream.store.inputs.lengths
+    labels = stream.store.labels.lengths
     found: list[tuple[int, ...]] = []
     for step in range(0, num_steps, -(-num_steps // MAX_STEPS_READ)):
         for rows in stream.select_rows(step):
@@ -291,7 +303,9 @@ def _build_learner(
     from fivetune.model.cuda.graphed import GraphedAdamW, GraphedUpdate, attach_flat_gradients
     from fivetune.training.step.graphs import GraphEngine
 
-    learner, stream, config = setup.learner, setup.data.stream, setup.config
+    learner = setup.learner
+    stream = setup.data.stream
+    config = setup.config
     longest = [int(lengths.max()) for lengths in (stream.store.inputs.lengths, stream.store.labels.lengths)]
     if config.optimizer.supports_graphs and not (config.train.param_groups or config.train.layer_decay):
         optimizer = GraphedAdamW(optimizer, max_norm=learner.max_grad_norm or math.inf)

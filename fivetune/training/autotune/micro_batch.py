@@ -104,8 +104,11 @@ def _search_batch_size(
     Args:
         base: bytes in use before each trial. room: limit of the bytes in use; None: the trials decide.
     """
-    size, measured = 1, trial(1)
-    forecast, why, slope = measured, "that is the whole global batch", 0.0
+    size = 1
+    measured = trial(1)
+    forecast = measured
+    why = "that is the whole global batch"
+    slope = 0.0
     for larger in (n for n in range(2, total + 1) if total % n == 0):
         slope = max(slope, (measured - base) / size)
         expected = int(measured + slope * (larger - size))
@@ -123,5 +126,7 @@ def _search_batch_size(
             why = f"{larger} took {format_size(found)} of {format_size(room)}"
             break
         slope = (found - measured) / (larger - size)  # steeper than from `base` where early trials reused freed memory
-        size, measured, forecast = larger, found, expected
+        size = larger
+        measured = found
+        forecast = expected
     return Fit(size, measured, forecast, state_bytes, why)

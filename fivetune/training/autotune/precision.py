@@ -88,7 +88,8 @@ def _explain_disagreement(model: T5Model, batch: Batch, candidates: dict[str, Co
             loss = forward_backward(model, forward, batch, device="cpu", autocast=compute.make_autocast)
             losses[name] = loss.item()
             gradients[name] = [p.grad for p in model.parameters() if p.grad is not None]
-    exact, rounded = losses["fp32"], losses["bf16"]
+    exact = losses["fp32"]
+    rounded = losses["bf16"]
     pairs = list(zip(gradients["fp32"], gradients["bf16"], strict=True))
     length = math.hypot(*(one.norm().item() for one, _ in pairs))
     change = math.hypot(*((other - one).norm().item() for one, other in pairs)) / max(length, 1e-30)

@@ -103,7 +103,8 @@ def restore_weights(saved: SavedWeights, *, reallocate: bool = False) -> None:
 def restore_state(model: T5Model, *, keep_gradients: bool = False) -> Iterator[None]:
     """Clear gradients and restore training mode and random states on exit, for trials that change no weight."""
     # Trials draw dropout masks: the run must draw the same numbers as without them.
-    random, was_training = get_random_states(), model.training
+    random = get_random_states()
+    was_training = model.training
     try:
         yield
     finally:

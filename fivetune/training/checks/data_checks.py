@@ -119,7 +119,8 @@ def check_leakage(setup: Setup) -> Outcome:
     if setup.data.evaluator.store.summary.get("split"):
         return "pass", "the evaluation records are split off those of data.train (data.eval_share)"
     (_, train), (_, evaluation) = setup.data.stores
-    learnt, scored = train.summary["source"], evaluation.summary["source"]
+    learnt = train.summary["source"]
+    scored = evaluation.summary["source"]
     copies = (
         b for b in _list_local_files(scored) if any(filecmp.cmp(a, b, shallow=False) for a in _list_local_files(learnt))
     )
@@ -171,7 +172,11 @@ def check_characters(setup: Setup) -> Outcome:
 
     Raises ModelError if most characters are lost: the vocabulary does not cover this text, or is incomplete.
     """
-    parts, notes, state, num_probed, spaces = [], list[str](), "pass", 0, ""
+    parts = []
+    notes = list[str]()
+    state = "pass"
+    num_probed = 0
+    spaces = ""
     for name, store in setup.data.stores:
         num = store.count_near_rows()
         step = max(1, num // NUM_PROBED)
@@ -227,7 +232,8 @@ def check_truncation(setup: Setup) -> Outcome:
         return "warn", " ".join(doubts)
     parts: list[str] = []
     for name, facts in splits.items():
-        clipped, cut_targets = facts.num_examples_clipped or 0, facts.num_clipped_targets or 0
+        clipped = facts.num_examples_clipped or 0
+        cut_targets = facts.num_clipped_targets or 0
         if clipped or cut_targets:
             lost = f"{facts.num_answers_lost or 0:,} gold answers lost; " if any(extractive) else ""
             parts.append(

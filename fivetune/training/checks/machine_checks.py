@@ -173,7 +173,8 @@ def _check_hub() -> Outcome:
     token = "a token is set" if get_token() else "no token is set, which gated and private models need"
     if constants.HF_HUB_OFFLINE:
         return "pass", f"not asked: HF_HUB_OFFLINE is set; {token}"
-    request, shown = urllib.request.Request(constants.ENDPOINT, method="HEAD"), hide_tokens(constants.ENDPOINT)
+    request = urllib.request.Request(constants.ENDPOINT, method="HEAD")
+    shown = hide_tokens(constants.ENDPOINT)
     try:
         with urllib.request.urlopen(request, timeout=HUB_SECONDS):
             return "pass", f"{shown} answers; {token}"
@@ -193,7 +194,8 @@ def _check_speed(device: str, seconds: float) -> Outcome:
         setup = _set_up_probe(Path(folder), device)
         with translate_oom_errors():
             num_examples, elapsed = _time_steps(setup, seconds)
-    rate, lengths = num_examples / elapsed, ([INPUT_TOKENS], [setup.data.stream.store.labels.lengths[0]])
+    rate = num_examples / elapsed
+    lengths = ([INPUT_TOKENS], [setup.data.stream.store.labels.lengths[0]])
     small, large = (count_train_flops(KNOWN_SHAPES[name], *lengths).total for name in (PROBED, LARGER))
     compute = setup.learner.compute
     threads = f", {torch.get_num_threads()} threads" if compute.kind == "cpu" else ""
@@ -231,8 +233,10 @@ def _time_steps(setup: Setup, seconds: float) -> tuple[int, float]:
     """Train for some seconds after one step; returns the number of examples and the time that they took."""
     learner = setup.learner
     learner.model.train()
-    group, device = setup.data.stream.build_micro_batches(0), learner.compute.device
-    num_steps, started = 0, 0.0
+    group = setup.data.stream.build_micro_batches(0)
+    device = learner.compute.device
+    num_steps = 0
+    started = 0.0
     while not num_steps or time.perf_counter() - started < seconds:
         train_step(learner, group, lr=1e-3, step=num_steps)
         synchronize(device)

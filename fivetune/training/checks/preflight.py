@@ -84,7 +84,8 @@ def check_before_training(setup: Setup, progress: Progress, run: RunDir) -> Plan
 
     Returns: the plan, with a smaller micro-batch if the planned one did not fit into memory.
     """
-    started, plan = time.perf_counter(), setup.plan
+    started = time.perf_counter()
+    plan = setup.plan
     checks = []
     for number, check in enumerate(run_checks(setup), start=1):
         checks.append(check)
@@ -128,7 +129,8 @@ def run_checks(setup: Setup) -> Iterator[Check]:
 
 def _check_model(setup: Setup) -> Outcome:
     model = setup.learner.model
-    kind, count = model.config.model_type, count_parameters(model)
+    kind = model.config.model_type
+    count = count_parameters(model)
     verified = "compared with its file" if setup.config.model.init == "pretrained" else "random weights"
     if setup.loaded.warnings:
         return "warn", "; ".join(setup.loaded.warnings)
@@ -146,7 +148,9 @@ def _check_learning_rate(setup: Setup) -> Outcome:
 
 def _check_train_step(setup: Setup) -> Outcome:
     """Run one optimizer step on the longest examples, which shows whether memory suffices."""
-    learner, plan, store = setup.learner, setup.plan, setup.data.stream.store
+    learner = setup.learner
+    plan = setup.plan
+    store = setup.data.stream.store
     # The longest examples: what fits here fits in every step.
     rows = store.inputs.lengths.argsort()[::-1][: plan.batch_size].tolist()
     trained = (parameter for parameter in learner.model.parameters() if parameter.requires_grad)
@@ -249,7 +253,8 @@ def _check_memory(setup: Setup) -> Outcome:
     device = setup.learner.compute.device
     model = setup.learner.model
     averages = setup.learner.averages.num_bytes if setup.learner.averages else 0
-    weights, gradients = count_bytes(model), 4 * count_parameters(model, trained=True)
+    weights = count_bytes(model)
+    gradients = 4 * count_parameters(model, trained=True)
     state = count_state_bytes(model, setup.config.optimizer, has_average=averages > 0)
     teacher = setup.learner.forward.teacher
     frozen = count_bytes(teacher.model) if teacher else 0
@@ -286,7 +291,8 @@ def find_kept_share(config: object) -> float:
 
 def _check_cores(setup: Setup) -> Outcome:
     """Check whether each compute thread of a CPU run has a core of its own."""
-    threads, cores = torch.get_num_threads(), os.cpu_count() or 1
+    threads = torch.get_num_threads()
+    cores = os.cpu_count() or 1
     if setup.learner.compute.kind != "cpu":
         return "pass", f"{cores} cores; the model runs on the device"
     try:
@@ -301,7 +307,8 @@ def _check_cores(setup: Setup) -> Outcome:
 
 def check_run_directory(path: Path) -> Check:
     """Check whether a run could start in `path`. Only for `fivetune check`: `train` has created it by then."""
-    name, there = "run directory", find_existing_parent(path)
+    name = "run directory"
+    there = find_existing_parent(path)
     if not there.is_dir():
         return Check(name, "fail", f"{there} is a file. Choose another run.dir")
     if not os.access(there, os.W_OK | os.X_OK):

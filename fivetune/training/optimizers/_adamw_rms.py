@@ -34,7 +34,8 @@ class ScaledAdamW(Optimizer):
                 state.update(step=0, exp_avg=torch.zeros_like(weight), exp_avg_sq=torch.zeros_like(weight))
             state["step"] += 1
         grads = [weight.grad for weight in weights]
-        means, squares = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states]
+        means = [state["exp_avg"] for state in states]
+        squares = [state["exp_avg_sq"] for state in states]
         beta1, beta2 = group["betas"]
         many._foreach_lerp_(means, grads, 1 - beta1)
         many._foreach_mul_(squares, beta2)

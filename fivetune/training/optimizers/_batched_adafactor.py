@@ -155,7 +155,8 @@ class _Stack:
     def _update_matrices(self, grads: Tensor, rates: Tensor) -> None:
         """Apply update = grad * row * col; its squared norm is sum over rows of row^2 * sum((grad * col)^2)."""
         blocks = self._split_rows(grads)
-        rows, cols = [], torch.zeros_like(grads[..., 0, :])
+        rows = []
+        cols = torch.zeros_like(grads[..., 0, :])
         for block in blocks:
             squares = grads[..., block, :].square()
             rows.append(squares.mean(-1))

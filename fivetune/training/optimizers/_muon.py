@@ -69,7 +69,8 @@ class MuonWithAdamW(Optimizer):
                 direction = gather_tensor(weight.grad.lerp_(momentum, group["momentum"]))
                 # torch's own Muon takes the step of a whole copy that begins at 0.
                 step = torch.zeros_like(direction)
-                step.grad, weight.grad = direction, None
+                step.grad = direction
+                weight.grad = None
                 alone = torch.optim.Muon(
                     [step], **{key: group[key] for key in MUON_OPTIONS}, momentum=0, weight_decay=0
                 )

@@ -45,7 +45,8 @@ class ScheduleFreeAdamW(Optimizer):
             state["lr_max"] = max(state["lr_max"], lr)
             state["weight_sum"] += state["lr_max"] ** 2
         shares = [state["lr_max"] ** 2 / state["weight_sum"] if state["weight_sum"] else 1.0 for state in states]
-        fast, squares = [state["z"] for state in states], [state["exp_avg_sq"] for state in states]
+        fast = [state["z"] for state in states]
+        squares = [state["exp_avg_sq"] for state in states]
         grads = [weight.grad for weight in weights]
         many._foreach_mul_(squares, beta2)
         many._foreach_addcmul_(squares, grads, grads, 1 - beta2)

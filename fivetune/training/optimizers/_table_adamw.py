@@ -47,7 +47,8 @@ class TableGrad:
 
     def add_product(self, share: Tensor, hidden: Tensor) -> None:
         """Add the product share^T hidden of share [n, V] and hidden [n, d]."""
-        share, hidden = share.detach(), hidden.detach()
+        share = share.detach()
+        hidden = hidden.detach()
         if self.product:
             share, hidden = (torch.cat(pair) for pair in zip(self.product, (share, hidden), strict=True))
         self.product = share, hidden
@@ -191,7 +192,8 @@ class TableAdamW(torch.optim.AdamW):
         state = self.state[table]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32)
-            state["exp_avg"], state["exp_avg_sq"] = _allocate_zeros(table), _allocate_zeros(table)
+            state["exp_avg"] = _allocate_zeros(table)
+            state["exp_avg_sq"] = _allocate_zeros(table)
         self._find_seen_rows(table)
         return state
 

@@ -75,7 +75,8 @@ def _apply_adafactor(
     np: Any, group: TorchState, weight: Array, state: TorchState, grad: Array, rates: TorchState
 ) -> tuple[Array, TorchState]:
     """Apply the update of `BatchedAdafactor`, whose text has the reasons."""
-    lr, after = rates["lr"], dict(state)
+    lr = rates["lr"]
+    after = dict(state)
     if group["scale_parameter"]:
         after["RMS"] = np.sqrt(np.mean(np.square(weight)))
         lr = lr * np.maximum(after["RMS"], group["eps"][1])
@@ -86,7 +87,8 @@ def _apply_adafactor(
         return after[name]
 
     if "exp_avg_sq_row" in state:
-        row, col = average("exp_avg_sq_row", squares.mean(-1)), average("exp_avg_sq_col", squares.mean(-2))
+        row = average("exp_avg_sq_row", squares.mean(-1))
+        col = average("exp_avg_sq_col", squares.mean(-2))
         row = row / row.mean(-1, keepdims=True)
         update = grad / np.sqrt(row)[..., None] / np.sqrt(col)[..., None, :]
     else:

@@ -219,14 +219,18 @@ class Uploader:
     def __init__(
         self, url: str | None, folder: Path, *, keep: int = 2, start_step: int = 0, world: World = SINGLE_PROCESS
     ) -> None:
-        self.url, self._folder, self._keep, self._world = url, folder, keep, world
+        self.url = url
+        self._folder = folder
+        self._keep = keep
+        self._world = world
         self._changed = Condition()
         self._wanted: dict[int, frozenset[int]] = {}  # step -> steps of the best evaluations at that time
         self._running: frozenset[int] = frozenset()
         self._newest: tuple[int, frozenset[int]] | None = None
         self._copied: set[int] | None = None  # whole at the URL, up to `start_step`; None: not listed yet
         self._start_step = start_step
-        self._failed, self._notes = False, list[str]()
+        self._failed = False
+        self._notes = list[str]()
         self._sent: dict[str, int] = {}  # records that do not change again, with their sizes
         self._num_jobs = 0
         self._stopped = Event()
@@ -280,7 +284,8 @@ class Uploader:
     def take_notes(self) -> list[str]:
         """Return the warnings since the last call."""
         with self._changed:
-            notes, self._notes = self._notes, []
+            notes = self._notes
+            self._notes = []
         return notes
 
     def __enter__(self) -> Uploader:
@@ -308,7 +313,8 @@ class Uploader:
 
     def _upload_model(self) -> None:
         assert self.url is not None
-        model, place = self._folder / MODEL, join_location(self.url, MODEL)
+        model = self._folder / MODEL
+        place = join_location(self.url, MODEL)
         delete_object(join_location(place, MANIFEST))
         # The manifest last: a reader takes the folder as whole when it is there.
         for path in sorted(model.iterdir(), key=lambda path: path.name == MANIFEST):
@@ -334,14 +340,16 @@ class Uploader:
                 if self._stopped.is_set():
                     return
                 ((newest, best),) = self._wanted.items()
-                self._wanted, self._running = {}, best | {newest}
+                self._wanted = {}
+                self._running = best | {newest}
             failure = ""
             try:
                 self._upload_newest(newest, best)
             except Exception as error:  # the run goes on, and reports it
                 failure = f"the checkpoint of step {newest} is not at {self.url}: {error or type(error).__name__}"
             with self._changed:
-                self._running, self._failed = frozenset(), bool(failure)
+                self._running = frozenset()
+                self._failed = bool(failure)
                 if failure and not self._stopped.is_set():
                     self._notes.append(f"{failure.rstrip('.')}. The run continues; its own checkpoints are whole.")
                 self._changed.notify_all()
@@ -360,11 +368,13 @@ class Uploader:
 
     def _upload_checkpoint(self, step: int) -> None:
         assert self.url is not None
-        place, source = join_location(self.url, CHECKPOINTS, str(step)), self._folder / CHECKPOINTS / str(step)
+        place = join_location(self.url, CHECKPOINTS, str(step))
+        source = self._folder / CHECKPOINTS / str(step)
         names = read_file_names(source)
         delete_object(join_location(place, MANIFEST))  # of an upload before a resume: the files are replaced one by one
         others = {_find_rank(name, self._world) for name in names} - {0}
-        job, self._num_jobs = self._num_jobs, self._num_jobs + 1
+        job = self._num_jobs
+        self._num_jobs += 1
         if others:
             self._world.publish(f"upload-{job}", str(step))
         self._upload_own(step)
@@ -414,7 +424,8 @@ class Uploader:
             with suppress(FileNotFoundError):
                 put_object(join_location(self.url, name), (self._folder / name).read_bytes())
         for path in sorted((self._folder / PREDICTIONS).glob("*.jsonl")):
-            name, size = f"{PREDICTIONS}/{path.name}", path.stat().st_size
+            name = f"{PREDICTIONS}/{path.name}"
+            size = path.stat().st_size
             if self._sent.get(name) != size:
                 put_file(path, join_location(self.url, name))
                 self._sent[name] = size

@@ -333,7 +333,8 @@ def _read_optimizer_shards(path: Path, model: nn.Module, *, whole: bool) -> dict
     """
     from fivetune.distributed.shards import read_shapes
 
-    own, found = dict(iter_held(model)), defaultdict[str, dict[str, Tensor]](dict)
+    own = dict(iter_held(model))
+    found = defaultdict[str, dict[str, Tensor]](dict)
     try:
         shapes = read_shapes(path)
     except pickle.UnpicklingError:

@@ -36,7 +36,8 @@ def log_whole_evaluation(
         log: called with the sentence, if there is one.
     """
     is_exception = usual_limit is not None and usual_limit < num_questions
-    about, seconds = "", 0.0
+    about = ""
+    seconds = 0.0
     if own := [one for one in read_past_evals(run, world) if one.split in OWN_SPLITS and one.num_examples]:
         seconds = own[-1].seconds * num_questions / own[-1].num_examples
         about = f", about {format_time_span(seconds)}"

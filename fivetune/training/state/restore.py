@@ -33,7 +33,9 @@ def restore_plan(setup: Setup, outputs: RunOutputs, owner: CheckpointOwner) -> P
 
     Raises RunDirError for other training data, ConfigError for fewer steps than the run has done.
     """
-    run, log, world = outputs.run, outputs.progress.log, setup.learner.world
+    run = outputs.run
+    log = outputs.progress.log
+    world = setup.learner.world
     refuse_foreign_checkpoints(run.path, owner)
     saved = list_saved_steps(run.path / "checkpoints")  # status.json may be lost, or older
     refuse_fewer_steps(run.path, max([run.status.step, *saved]), setup.plan.num_steps)
@@ -56,7 +58,9 @@ def restore_plan(setup: Setup, outputs: RunOutputs, owner: CheckpointOwner) -> P
 
 def restore_progress(setup: Setup, outputs: RunOutputs, owner: CheckpointOwner) -> TrainingProgress:
     """Restore the newest whole checkpoint; without one the run starts at step 0. Later records are removed."""
-    run, learner, world = outputs.run, setup.learner, setup.learner.world
+    run = outputs.run
+    learner = setup.learner
+    world = setup.learner.world
     found = None
     if world.is_first:
         found = checkpoint.find_newest_checkpoint(run.path / "checkpoints", on_damage=outputs.warn)
@@ -94,10 +98,13 @@ def _forget_other_scores(
         outputs.warn(describe_last_evaluation(state.best))
     elif (state.best or is_lost) and (message := describe_other_evaluation(state.best, setup.metric, before, owner)):
         outputs.warn(message)
-        state.best, state.improved, state.num_evals_without_improvement = None, None, 0
+        state.best = None
+        state.improved = None
+        state.num_evals_without_improvement = 0
         state.runners_up = []
     if state.improved and state.improved.metric != setup.watched_metric:  # early stopping counts from here
-        state.improved, state.num_evals_without_improvement = None, 0
+        state.improved = None
+        state.num_evals_without_improvement = 0
 
 
 def find_evaluated_steps(run: RunDir, world: World, state: TrainingProgress, basis: str) -> set[int]:

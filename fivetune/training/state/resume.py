@@ -223,7 +223,8 @@ def add_part(parts: Sequence[RunPart], machine: JsonTable, *, step: int) -> tupl
     old, new = (flatten_table({name: getattr(each, name) for name in COMPARED}) for each in (parts[-1], part))
     changed: dict[str, str] = {}
     for key in sorted({*old, *new}):
-        was, now = old.get(key), new.get(key)
+        was = old.get(key)
+        now = new.get(key)
         if was is None and key in ("precision", "model"):  # of a run that began before this was recorded
             continue
         if was != now:
@@ -270,7 +271,8 @@ def describe_other_evaluation(best: BestEval | None, metric: str, before: Checkp
     changes = [f"eval.metric was {best.metric}, is {metric}"] if best and best.metric != metric else []
     if before.eval_data and before.eval_data != now.eval_data:
         changes.append("the evaluation data differ")
-    old, new = before.eval_settings, now.eval_settings
+    old = before.eval_settings
+    new = now.eval_settings
     if changed := {key: (old[key], new[key]) for key in old if key in new and old[key] != new[key]}:
         changes.append(_list_changes(changed))
     if not changes:
@@ -297,7 +299,8 @@ def find_changed_settings(before: JsonTable, after: JsonTable) -> dict[str, tupl
     >>> find_changed_settings({"run": {"seed": 1}, "device": "cpu"}, {"run": {"seed": 2}, "device": "cpu"})
     {'run.seed': (1, 2)}
     """
-    old, new = _flatten_sections(before), _flatten_sections(after)
+    old = _flatten_sections(before)
+    new = _flatten_sections(after)
     changed: dict[str, tuple[object, object]] = {}
     for key in sorted({*old, *new}):
         if old.get(key) != new.get(key) and not _is_changeable(key):

@@ -47,7 +47,9 @@ class BackgroundWriter:
         """Wait until nothing is being written; returns the error of the work."""
         if self._thread is not None:
             self._thread.join()
-        error, self._thread, self._error = self._error, None, None
+        error = self._error
+        self._thread = None
+        self._error = None
         return error
 
     def finish(self) -> None:

@@ -114,7 +114,8 @@ def _build_state(optimizer_state: TorchState, scaler: torch.amp.GradScaler, worl
 
 def _collect_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> TorchState:
     """The optimizer's state, by the names of weights; its groups hold settings only, and differ by strategy."""
-    name_of, parameters = map_names(model), list_weights(optimizer)
+    name_of = map_names(model)
+    parameters = list_weights(optimizer)
     taken = optimizer.state_dict()
     # Groups list weights by number, which differ from strategy to strategy.
     del taken["param_groups"]
@@ -152,7 +153,8 @@ def load_optimizer(
     Args:
         shards: the tensors by weight and field, from a sharded checkpoint; None if they are whole, in `saved`.
     """
-    parameters, name_of = list_weights(optimizer), map_names(model)
+    parameters = list_weights(optimizer)
+    name_of = map_names(model)
     names = [name_of[parameter] for parameter in parameters]
     if saved["state"].keys() - {name for own in world.gather(names) for name in own}:
         raise ValueError("its optimizer has other weights")

@@ -41,7 +41,8 @@ def accumulate_over_ranks(engine: GradientEngine, learner: Learner, inputs: Step
 
     Gradients and random states are reset before a retry. The ranks retry together, with the size of the smallest.
     """
-    group, batch_size = inputs.group, inputs.batch_size
+    group = inputs.group
+    batch_size = inputs.batch_size
     before = get_random_states()
     while True:
         group = _split_batches(group, batch_size)
@@ -49,7 +50,9 @@ def accumulate_over_ranks(engine: GradientEngine, learner: Learner, inputs: Step
             missing = learner.world.all_reduce_max(len(group)) - len(group)
             group = [*group, *[build_minimal_batch(group[0])] * missing]
 
-        sums, failed, too_many = None, None, 0
+        sums = None
+        failed = None
+        too_many = 0
         try:
             sums = engine.accumulate(learner, group, inputs)
         except (RuntimeError, MemoryError) as error:
@@ -90,7 +93,9 @@ def _sum_over_ranks(
 
     Returns: the sums, and the largest `too_many` and signal of all ranks.
     """
-    world, device, signum = learner.world, learner.compute.device, inputs.get_signum()
+    world = learner.world
+    device = learner.compute.device
+    signum = inputs.get_signum()
     sums = torch.zeros(2, device=device) if sums is None else sums
     if world.size == 1:
         return sums, too_many, signum

@@ -97,7 +97,8 @@ def build_objective(
 
     Raises ConfigError for R-Drop without dropout, and for labels whose targets are equal within data.max_target_tokens.
     """
-    section, labels = config.loss, config.task.labels or {}
+    section = config.loss
+    labels = config.task.labels or {}
     label_weights = weigh_labels(config, summary.get("label_counts", {}))
     if section.r_drop and not has_dropout(model):
         raise ConfigError(

@@ -29,7 +29,9 @@ class PipelineEngine(GradientEngine):
         stage = find_stage(learner.model)
         assert stage is not None
         passes = LearnerPasses.begin(learner, inputs)
-        total, losses, failed = torch.zeros((), device=stage.device), deque[Any](), None
+        total = torch.zeros((), device=stage.device)
+        losses = deque[Any]()
+        failed = None
         waiting = {"F": iter(group), "B": iter(group)}
         stage.timer = inputs.timer
         for kind in order_passes(stage.schedule, stage.number, len(stage.ranks), len(group)):

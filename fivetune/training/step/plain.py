@@ -32,7 +32,8 @@ class PlainEngine(GradientEngine):
 
 def take_step(engine: GradientEngine, learner: Learner, inputs: StepInputs) -> Update:
     """Accumulate, sum over the ranks, unscale, clip, check, apply: in this order, for every engine with gradients."""
-    optimizer, scaler = learner.optimizer, learner.scaler
+    optimizer = learner.optimizer
+    scaler = learner.scaler
 
     # The gradient of the mean loss over the scored tokens of all ranks: the division is in the loss of each pass.
     sums = accumulate_over_ranks(engine, learner, inputs)
@@ -76,7 +77,8 @@ class LearnerPasses:
 
     def compute_loss(self, batch: Batch) -> Tensor:
         """Run the forward pass; returns this micro-batch's share of the step's loss, []."""
-        compute, timer = self.learner.compute, self.inputs.timer
+        compute = self.learner.compute
+        timer = self.inputs.timer
         timer("host")
         with compute.make_autocast():
             losses, num_positions = self.learner.forward.compute_losses(

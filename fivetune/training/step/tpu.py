@@ -82,13 +82,16 @@ class Chips(StepEngine):
         seed: int = 0,
         devices: Sequence[Any] | None = None,
     ) -> None:
-        self.model, self.sharded, self.max_norm = model, sharded, max_norm
+        self.model = model
+        self.sharded = sharded
+        self.max_norm = max_norm
         self.optimizer: torch.optim.Optimizer | None = None
         self.weights: Arrays = {}
         self.states: dict[str, Arrays] = {}
         self.num_steps = 0
         self.key = jax.random.key(seed)
-        self._torchax, self._stateless = import_torchax(), functional.StatelessModel(model)
+        self._torchax = import_torchax()
+        self._stateless = functional.StatelessModel(model)
         self.mesh = Mesh(np.array(devices or jax.devices()), ("data",))
         self._matmul = "highest" if precision == "fp32" else "bfloat16"
         self._versions: list[int] = []  # of the host's weights when they were equal to those of the chips
@@ -115,7 +118,8 @@ class Chips(StepEngine):
                 if self.optimizer is not None and name in self.states:
                     state = {key: _to_torch(value) for key, value in self.states[name].items()}
                     self.optimizer.state[parameter] = {**make_counter(self.optimizer, self.num_steps), **state}
-        self._versions, self._is_ahead = self._read_versions(), False
+        self._versions = self._read_versions()
+        self._is_ahead = False
 
     def send(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Copy weights and optimizer state to the chips if the host's are newer or the optimizer is another one."""
@@ -127,10 +131,12 @@ class Chips(StepEngine):
         parameters = dict(self.model.named_parameters())
         self.weights = {name: self._send_array(p.detach().numpy()) for name, p in parameters.items()}
         if not (same and self._is_ahead):  # else only the host's weights were changed
-            self.optimizer, self.num_steps = optimizer, 0
+            self.optimizer = optimizer
+            self.num_steps = 0
             trained = {p for group in (optimizer.param_groups if optimizer else ()) for p in group["params"]}
             self.states = {name: self._send_state(p) for name, p in parameters.items() if p in trained}
-        self._versions, self._is_ahead = self._read_versions(), False
+        self._versions = self._read_versions()
+        self._is_ahead = False
 
     def fetch_rates(self) -> None:
         """Copy single numbers of the optimizer state to the host, from which Adafactor's effective rate follows."""
@@ -201,7 +207,8 @@ class Chips(StepEngine):
             num_rows: of a micro-batch; rounded up to a multiple of the chips. Rows that are added have no label.
         """
         num_rows = -(-num_rows // self.num_chips) * self.num_chips
-        pad_id, count = self.model.config.pad_token_id, -(-len(batch.ids) // num_rows)
+        pad_id = self.model.config.pad_token_id
+        count = -(-len(batch.ids) // num_rows)
         padded = pad(batch, pad_id=pad_id, sizes=SIZES).extend(count * num_rows, pad_id=pad_id)
         sharding = NamedSharding(self.mesh, PartitionSpec(None, "data"))
         return [
@@ -253,7 +260,8 @@ class Chips(StepEngine):
     ) -> Any:
         """Call a function of the torch model with these weights and arrays; returns an array."""
         self._stateless.train(training)
-        interop, env = self._torchax.interop, self._torchax.default_env()
+        interop = self._torchax.interop
+        env = self._torchax.default_env()
         with (
             warnings.catch_warnings(),
             jax.default_matmul_precision(self._matmul),
@@ -296,7 +304,8 @@ class Chips(StepEngine):
                 yield build_traced_answer(row, one, decoding, self.model.config.eos_token_id)
 
     def _answer(self, decoding: Decoding, weights: Arrays, input_ids: Any, mask: Any, targets: Any) -> Arrays:
-        config, encoded = self.model.config, self._call(forward.encode_padded, weights, input_ids, mask)
+        config = self.model.config
+        encoded = self._call(forward.encode_padded, weights, input_ids, mask)
         decoder = TracedDecoder(
             decoding,
             decode=lambda ids: self._call(forward.decode_padded, weights, ids, encoded, mask),
