@@ -84,10 +84,10 @@ def predict_in_batches(
         batch_size: None: that of the evaluator. An AutoBatchSize halves the size where memory runs out, down to 1; for
             the others the error of the device is raised.
     """
-    auto = batch_size if isinstance(batch_size, AutoBatchSize) else None
+    auto, fixed = (batch_size, None) if isinstance(batch_size, AutoBatchSize) else (None, batch_size)
     missing = np.asarray(questions)
     while len(missing):
-        size = auto.choose(evaluator, model) if auto else batch_size or evaluator.decoding.batch_size
+        size = auto.choose(evaluator, model) if auto else fixed or evaluator.decoding.batch_size
         answered: list[int] = []
         try:
             for question, prediction in replace_batch_size(evaluator, size).predict(model, questions=missing):
