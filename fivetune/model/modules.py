@@ -46,7 +46,8 @@ class GenerationIds(Protocol):
     decoder_start_token_id: int
     eos_token_id: int
     pad_token_id: int
-    update: Callable[..., object]
+
+    def update(self, **options: Any) -> object: ...
 
     def save_pretrained(self, save_directory: Path, /) -> object: ...
 

@@ -61,8 +61,9 @@ def _parse_ranking(value: JsonValue) -> list[str]:
     (['dystrophin', 'utrophin'], [])
     """
     if isinstance(value, list):
+        items: Sequence[JsonValue] = value
         texts: list[str] = []
-        for item in value:
+        for item in items:
             if item == []:
                 continue
             first = item[0] if isinstance(item, list) else item
