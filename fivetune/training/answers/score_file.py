@@ -61,12 +61,11 @@ def _parse_ranking(value: JsonValue) -> list[str]:
     (['dystrophin', 'utrophin'], [])
     """
     if isinstance(value, list):
-        items: Sequence[JsonValue] = value
         texts: list[str] = []
-        for item in items:
+        for item in value:
             if item == []:
                 continue
-            first = item[0] if isinstance(item, list) else item
+            first = _get_first(item)
             if type(first) is not str:
                 raise ValueError("A ranking is a list of texts, the best first.")
             texts.append(first)
@@ -74,6 +73,11 @@ def _parse_ranking(value: JsonValue) -> list[str]:
     if type(value) is not str:  # the reader returns JSON's NaN as a subclass of str
         raise ValueError('It must be text; no answer is the empty text "".')
     return [value]
+
+
+def _get_first(item: JsonValue) -> JsonValue:
+    """The first of several synonyms, or the text itself."""
+    return item[0] if isinstance(item, list) else item
 
 
 def _parse_number(value: JsonValue) -> float:
