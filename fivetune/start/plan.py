@@ -39,7 +39,7 @@ from fivetune.start.columns import (
 )
 from fivetune.start.divisions import find_lines_header
 from fivetune.start.readings import TEXT_TASKS
-from fivetune.start.roles import MIN_GROUPS, Given, count_names
+from fivetune.start.roles import MIN_GROUPS, Given, count_names, split_name
 from fivetune.start.survey import Reading
 from fivetune.start.vocabulary import (
     FOREIGN,
@@ -74,6 +74,8 @@ _SET_WORDS = {
 }
 SET_WORDS: Mapping[str, str] = {word: name for name, words in _SET_WORDS.items() for word in words.split()}
 """What data sets call a set -> the set."""
+TRUE = ("1", "1.0", "true", "yes")
+FLAG_VALUES = ({"0", "1"}, {"0.0", "1.0"}, {"true", "false"}, {"yes", "no"})
 FEW_IDS = 0.1  # distinct ids per record up to which fewer than MIN_GROUPS of them relate no records
 
 
@@ -85,7 +87,7 @@ class StartPlan:
         sizes: set -> records.
         label_counts: label -> records, of a task with labels.
         is_measured: whether the lengths are the tokenizer's, not estimated.
-        set_column: the column that names the set of each record, if the file has one.
+        set_column: the column that names the set of each record, if the file has one, or several of 0 and 1.
         drawn: sets that were drawn at random; without such a column all of them.
     """
 
@@ -237,10 +239,11 @@ def find_set(value: object) -> str | None:
     return SET_WORDS.get(re.sub("(?:set|集)$", "", first[0])) if first else None
 
 
-def find_set_column(table: RawTable, reading: Reading, warn: Callable[[str], None]) -> str | None:
-    """Find the column that divides the file into sets: all its values name one, and training is one of several.
+def find_set_columns(table: RawTable, reading: Reading, warn: Callable[[str], None]) -> list[str]:
+    """Find what divides the file into sets: a column whose values all name one, training among several.
 
-    Of several columns the one that is named after what is learned: `split_hs` for the label `hs`.
+    Of several columns the one that is named after what is learned: `split_hs` for the label `hs`. Without any, columns
+    such as `is_test`, of 0 and 1, do together.
 
     Args:
         warn: called with a sentence on a column of which only some values name sets.
@@ -262,7 +265,37 @@ def find_set_column(table: RawTable, reading: Reading, warn: Callable[[str], Non
         else:
             found.append(name)
     named = [name for name in found if name.endswith(tuple(reading.targets))]
-    return min(named, key=len) if named else next(iter(found), None)
+    if found:
+        return [min(named, key=len) if named else found[0]]
+    flags = [name for name, column in table.columns.items() if find_flagged_set(name) and name not in used]
+    return [name for name in flags if {value.casefold() for value in table.columns[name].values} in FLAG_VALUES]
+
+
+def find_flagged_set(name: str) -> str | None:
+    """Find the set that a column of 0 and 1 is named after.
+
+    >>> find_flagged_set("is_test"), find_flagged_set("isTrain"), find_flagged_set("test"), find_flagged_set("is_spam")
+    ('test', 'train', None, None)
+    """
+    words = split_name(name)
+    return SET_WORDS.get(words[1]) if len(words) == 2 and words[0] in ("is", "in") else None
+
+
+def find_own_set(fields: Mapping[str, object], columns: Sequence[str]) -> str:
+    """Find the set that a record has in the file; of columns of 0 and 1, the first that is true says it.
+
+    >>> find_own_set({"is_test": 0}, ["is_test"]), find_own_set({"is_train": "False"}, ["is_train"])
+    ('train', 'test')
+    >>> find_own_set({"split": "dev"}, ["split"]), find_own_set({}, [])
+    ('validation', 'train')
+    """
+    flagged = {one: find_flagged_set(one) for one in columns}
+    if not all(flagged.values()):
+        return find_set(find_value(fields, columns[0])) or "train"
+    for name, one in flagged.items():
+        if one and as_text(find_value(fields, name)).casefold() in TRUE:
+            return one
+    return "test" if [*flagged.values()] == ["train"] else "train"
 
 
 def build_plan(
@@ -311,7 +344,8 @@ def build_plan(
     few_ids = id_column and id_column.num_distinct < MIN_GROUPS and id_column.share_distinct <= FEW_IDS
     relates_ids = reading.group_column is None and "group" not in given and not few_ids
     notes: list[str] = []
-    set_column = find_set_column(table, reading, notes.append)
+    set_columns = find_set_columns(table, reading, notes.append)
+    set_column = " and ".join(set_columns) or None
     given_sets: dict[str, set[int]] = {one: set() for one in SETS}  # hashes of the ids
     trained: set[str] = set()  # labels of records that the file does not keep for evaluation
     counts = InputCounts(reading)
@@ -329,7 +363,7 @@ def build_plan(
             if not longest or len(examples[0].targets) > len(longest[0].targets):
                 longest[:] = examples[:1]
             own_id, given_id = record.fields["id"], read.fields["id"]
-            own_set = (find_set(find_value(read.fields, set_column)) if set_column else None) or "train"
+            own_set = find_own_set(read.fields, set_columns)
             given_sets[own_set].add(hash_text(str(own_id)))
             if by_label and examples[0].references:
                 labels[examples[0].references[0]] += 1
@@ -374,7 +408,7 @@ def build_plan(
         set_column, drawn = None, SETS
     if renamed and relates_ids:
         reading = replace(reading, group_column=reading.id_column or "id")
-    reading = replace(reading, unread=[name for name in reading.unread if name != set_column])
+    reading = replace(reading, unread=[name for name in reading.unread if name not in set_columns])
     # the model, and the lengths in its tokens
     sizes = Counter(split.find_set(record) for record in ids)
     examples = longest + [one for one in sample if one is not longest[0]]

@@ -128,6 +128,7 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "fact": (
         "language lang languages license split publication publisher source_lang target_lang version confidence count "
         "like likes retweet retweets votes ups downs parse flag filename platform device channel finished "
+        "is_train is_training is_test is_valid is_validation is_val is_dev is_eval in_train in_test in_valid in_dev "
         "progress iteration run turn position duration subreddit forum recipient ip_address user_language latitude "
         "longitude",
         "explanation exp rationale reason reasoning cot thought thoughts chain_of_thought package package_name "

@@ -406,6 +406,26 @@ def test_the_sets_that_a_column_names_are_kept(folder, capsys, column, words, si
 
 
 @pytest.mark.parametrize(
+    ("columns", "flags", "sizes"),
+    [
+        ("is_test", ["0", "0", "1"], [32, 8, 20]),
+        ("is_train", ["1", "1", "0"], [32, 8, 20]),
+        ("isTrain", ["True", "True", "False"], [32, 8, 20]),
+        ("is_valid,is_test", ["0,0", "1,0", "0,1"], [20, 20, 20]),
+        ("in_train,in_test", ["1.0,0.0", "1.0,0.0", "0.0,1.0"], [32, 8, 20]),
+    ],
+)
+def test_columns_of_0_and_1_that_are_named_after_sets_divide_the_file(folder, capsys, columns, flags, sizes):
+    rows = [f"text {i},{'ab'[i % 2]},{flags[i % 3]}" for i in range(60)]
+    name = write_rows(folder / "t.csv", f"text,label,{columns}", rows)
+    code, out, _ = run(capsys, "new", name, "--model", "t5-nano")
+    found = read_sets("t", folder)
+    assert (code, [len(records) for records in found.values()]) == (0, sizes)
+    assert {record["text"] for record in found["test"]} == {f"text {i}" for i in range(2, 60, 3)}
+    assert f"as the column {columns.replace(',', ' and ')} says" in out
+
+
+@pytest.mark.parametrize(
     "values", [("train",), ("train", "bus"), ("dev", "test"), ("0", "1"), ("train", "test", "bus")]
 )
 def test_other_columns_name_no_sets(folder, capsys, values):
