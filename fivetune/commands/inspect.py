@@ -90,6 +90,7 @@ def _collect_facts(args: argparse.Namespace, settings: dict[str, Any], on_progre
         path = config.model.path
         if not args.tokenizer and path is not None and load_local_tokenizer(path) is not None:
             args.tokenizer = path
+    absent_model = config.model.path if is_recipe and not args.tokenizer else None
     args.tokenizer = args.tokenizer or TOKENIZER
     for source in (*args.data, *args.against):
         check_source(source)
@@ -126,6 +127,7 @@ def _collect_facts(args: argparse.Namespace, settings: dict[str, Any], on_progre
     return {
         "tokenizer": args.tokenizer,
         "is_default_tokenizer": args.tokenizer == TOKENIZER,
+        "absent_model": absent_model,
         "limits": {"input": limits.max_input_tokens, "target": limits.max_target_tokens, "overlong": limits.overlong},
         **facts,
         "recipe": recipe,

@@ -495,6 +495,7 @@ def _format_encoded(tokenizer: PreTrainedTokenizerBase, example: TextExample, li
     before, after = tokens.input_ids[:cut], tokens.input_ids[cut:] if cut is not None else []
     return {
         "id": seen.id,
+        "text": seen.inputs,
         "inputs": [tokenizer.decode(list(ids)) for ids in (before, after) if len(ids)],
         "num_input_tokens": len(tokens.input_ids),
         "num_cut": tokens.num_clipped_inputs,

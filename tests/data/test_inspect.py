@@ -229,3 +229,20 @@ def test_a_recipe_is_inspected_with_its_own_task_data_and_model(tmp_path, capsys
     assert "it says: a hat 0" in capsys.readouterr().out
     assert main(["inspect", str(tmp_path / "a.csv")]) == 2
     assert "--task: is needed" in capsys.readouterr().err
+
+
+def test_without_the_model_of_a_recipe_no_characters_and_cuts_are_told(tmp_path, capsys):
+    rows = "".join(f"что {i} такое,{'да' if i % 2 else 'нет'}\n" for i in range(9))
+    (tmp_path / "a.csv").write_text("text,label\n" + rows)
+    recipe = {
+        "model": {"path": "google/mt5-small"},
+        "task": {"name": "classification"},
+        "data": {"train": str(tmp_path / "a.csv"), "max_target_tokens": 1},
+    }
+    (tmp_path / "a.yaml").write_text(json.dumps(recipe))
+    assert main(["inspect", str(tmp_path / "a.yaml")]) == 0
+    told = capsys.readouterr().out
+    assert "google/mt5-small, the recipe's model, is not on this machine" in told and "что 0 такое" in told
+    assert "does not keep" not in told and "target tokens cuts" not in told and "<unk>" not in told
+    assert main(["inspect", str(tmp_path / "a.yaml"), "--tokenizer", "t5-nano"]) == 0
+    assert "does not keep" in capsys.readouterr().out

@@ -40,7 +40,7 @@ def build_inspection_page(facts: Facts) -> Page:
         build_section("Duplicates", _iter_duplicates_parts(facts)),
         build_section("Leakage", _iter_leakage_parts(facts.get("leakage"))),
         build_section("Answers", _build_answers_parts(sets)),
-        build_section("Characters", _iter_characters_parts(sets)),
+        build_section("Characters", () if facts["absent_model"] else _iter_characters_parts(sets)),
         build_section("Examples", _iter_examples_parts(facts)),
     )
     sources = "; ".join(f"{name}: {', '.join(one['sources'])}" for name, one in sets.items())
@@ -54,13 +54,24 @@ def build_inspection_page(facts: Facts) -> Page:
 def _iter_overview_parts(facts: Facts) -> Iterator[Part]:
     """Yield what was found, and how many records were read, used and left out."""
     sets = facts["sets"]
-    if facts["is_default_tokenizer"]:
+    if facts["absent_model"]:
+        words = (
+            f"{facts['absent_model']}, the recipe's model, is not on this machine. Lengths and cuts below are those of "
+            f"{facts['tokenizer']}'s small vocabulary, which says little of it. Once it is here, inspect takes its "
+            "tokenizer; one in a folder is named with --tokenizer."
+        )
+        yield Text(words, "note")
+    elif facts["is_default_tokenizer"]:
         words = (
             f"Lengths and characters are those of the tokenizer of {facts['tokenizer']}, which has a small vocabulary. "
             "To choose limits, give --tokenizer and the folder or hub name of the model to train."
         )
         yield Text(words, "note")
-    found = [text for name, one in sets.items() for text in _iter_set_findings(name, one, facts["limits"])]
+    found: list[str] = []
+    for name, one in sets.items():
+        found += _iter_set_findings(name, one)
+        if not facts["absent_model"]:  # another tokenizer cuts and loses something else
+            found += _iter_token_findings(name, one, facts["limits"])
     for kind, leak in facts.get("leakage", {}).items():
         near = leak["num_near"] or 0
         if num := leak["num_exact"] + near:
@@ -89,27 +100,16 @@ def _iter_overview_parts(facts: Facts) -> Iterator[Part]:
             yield Table(f"{words}, the first of each set.", ("set", "where", "reason"), bad)
 
 
-def _iter_set_findings(name: str, one: Facts, limits: Facts) -> Iterator[str]:
+def _iter_set_findings(name: str, one: Facts) -> Iterator[str]:
     if one["num_skipped"]:
         yield (
             f"{name}: {format_count(one['num_skipped'])} of {format_plural(one['num_read'], 'record')} cannot be used."
         )
     if one["num_unlabelled"]:
         yield f"{name}: {format_plural(one['num_unlabelled'], 'record')} without an answer to learn or to score by."
-    lost = next((row["num_answers_lost"] for row in one["input_limits"] if row["limit"] == limits["input"]), 0)
-    if lost and limits["overlong"] == "truncate":
-        yield (
-            f"{name}: the limit of {format_count(limits['input'])} input tokens cuts "
-            f"{format_plural(lost, 'answer')} away."
-        )
-    cut = next((row["num_cut"] for row in one["target_limits"] if row["limit"] == limits["target"]), 0)
-    if cut:
-        yield (
-            f"{name}: the limit of {format_count(limits['target'])} target tokens cuts {format_plural(cut, 'target')}."
-        )
     repeated = one["duplicates"]["inputs with different answers"]["num"]
     if repeated:
-        yield (f"{name}: {format_plural(repeated, 'example')} repeat another example's input with a different answer.")
+        yield (f"{name}: {format_plural(repeated, 'example')} with another example's input and a different answer.")
     golds = one["golds"]
     if golds["num_blank"]:
         name_of, before = next(iter(golds["empty_scores"].items()))
@@ -145,6 +145,21 @@ def _iter_set_findings(name: str, one: Facts, limits: Facts) -> Iterator[str]:
         num = one["answers"]["num_questions"]
         yield f"{name}: no context holds an answer to {format_plural(num, 'question')}."
     yield from (f"{name}: {note}." for note in one["odd_targets"])
+
+
+def _iter_token_findings(name: str, one: Facts, limits: Facts) -> Iterator[str]:
+    """Yield what the limits cut, and the tokenizer loses."""
+    lost = next((row["num_answers_lost"] for row in one["input_limits"] if row["limit"] == limits["input"]), 0)
+    if lost and limits["overlong"] == "truncate":
+        yield (
+            f"{name}: the limit of {format_count(limits['input'])} input tokens cuts "
+            f"{format_plural(lost, 'answer')} away."
+        )
+    cut = next((row["num_cut"] for row in one["target_limits"] if row["limit"] == limits["target"]), 0)
+    if cut:
+        yield (
+            f"{name}: the limit of {format_count(limits['target'])} target tokens cuts {format_plural(cut, 'target')}."
+        )
     hit = one["characters"]["num"]
     if hit:
         part = format_percent(divide(hit, one["characters"]["of"]))
@@ -340,7 +355,13 @@ def _format_character(text: str) -> str:
 
 
 def _iter_examples_parts(facts: Facts) -> Iterator[Part]:
-    """Yield examples as the model reads them."""
+    """Yield examples as the model reads them; as text, if its tokenizer is not there."""
+    if facts["absent_model"]:
+        for one in facts["examples"]:
+            yield Text(one["id"], "heading")
+            yield Text(one["text"], "code")
+            yield Text(f"target: {_shorten(' / '.join(one['references']) or 'unknown')}", "code")
+        return
     limits = facts["limits"]
     lengths = [format_plain(limits[kind]) for kind in ("input", "target")]
     yield Text(
