@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     steps = {"train.num_steps": args.steps} if args.steps else {}
     done = train("quickstart", {**settings, **steps}, overwrite=True, command="fivetune quickstart")
     page = write_report(run_folder)
-    best = find_exported_eval(done)
+    best = find_exported_eval(done.records)
     assert best is not None  # the recipe evaluates, so the best step has its record
     scores = {"before": done.evals[0].scores, "context-blind": blind.evals[-1].scores, "after": best.scores}
     names = {"exact": "exact match", "HasAns_exact": "answerable", "NoAns_exact": "unanswerable", "f1": "F1"}

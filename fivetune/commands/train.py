@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     # The run is over and saved: what follows is for its user.
     page = _write_report(config.run.dir)
-    record = find_exported_eval(done)
+    record = find_exported_eval(done.records)
     if record and not args.json:
         print_text(f"best evaluation, {describe_weights(record, done.status.best)}, {record.num_examples:,} examples:")
         print_scores(record.scores, record.intervals)
