@@ -476,9 +476,12 @@ def explain_none(survey: Survey, task: str | None, bad: Sequence[BadRecord]) -> 
             f"--task {first.task}, or other columns."
         )
     nested = [name for name, column in columns.items() if _is_nested(survey, name, column)]
-    reasons = [str(one) for one in bad[:1] if given]
+    reasons = [str(one).rstrip(".") for one in bad[:1] if given]
     for role, name in given:
         column = columns[name]
+        if column.kind in ("list", "object"):
+            reasons.append(f"{name} holds {column.kind}s, of which all is one text by --column '{role}={name}.*'")
+            continue
         values = f"{column.num_distinct:,} different values, such as {shorten_repr(column.example)}"
         reasons.append(f"{name}, given as {role}, has {values}")
     for name, column in columns.items():

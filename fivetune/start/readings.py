@@ -173,11 +173,18 @@ def choose_metrics(survey: Survey, column: Column, kind: str) -> JsonTable:
     rouge: object = "rouge" if is_ascii else {"name": "rouge", "words": "unicode"}
     if column.has_code:
         return {"metrics": ["exact_match", rouge], "main_metric": "exact_match"}
-    if column.kind == "number" or (column.mean_words <= SHORT_TARGET_WORDS and column.kind == "text"):
+    own_words = column.mean_words - _count_shared_words(survey, column)
+    if column.kind == "number" or (own_words <= SHORT_TARGET_WORDS and column.kind == "text"):
         return {"metrics": ["exact_match"], "main_metric": "exact_match"}
     if kind == "translation" and find_spec("sacrebleu"):
         return {"metrics": ["bleu"], "main_metric": "chrf"}
     return {"metrics": [rouge], "main_metric": "rougeL_f1"}
+
+
+def _count_shared_words(survey: Survey, column: Column) -> int:
+    """Count the words that all texts of a column begin with: of ANSWER: D the first."""
+    places = zip(*map(str.split, survey.list_examples(column.name, 200)), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda words: len({*words}) == 1, places))
 
 
 def read_pairs(survey: Survey) -> Iterator[Reading]:
@@ -474,8 +481,9 @@ def _read_answers(survey: Survey, roles: Mapping[str, str]) -> Reading | None:
         kind, task, points = "reasoning with a final number", "gsm8k", IN_TEXT
         options, columns = {}, {"question": roles["question"], "answer": answer}
         reason = f"{num_marked:,} of {len(texts):,} answers in {answer} end in #### and a number"
-    elif column.kind == "number" or column.has_code:
-        what = "numbers" if column.kind == "number" else "code"
+    elif column.kind == "number" or column.has_code or _has_mark(survey, column):
+        what = "code" if column.has_code else "words behind a mark"
+        what = "numbers" if column.kind == "number" else what
         kind, reason = f"questions with {what} as answers", f"the answers in {answer} are {what}"
         inputs = [name for name in survey.columns if name in (roles["question"], context)]
         is_told = "answer" in survey.given
@@ -507,6 +515,12 @@ def _read_answers(survey: Survey, roles: Mapping[str, str]) -> Reading | None:
             kind, task, options = "questions without a context", "squad", {"template": "question: {question}"}
     found = Reading(kind, task, {role: (name,) for role, name in roles.items()}, reason, options, columns)
     return survey.weigh(found, values=reason, points=points)
+
+
+def _has_mark(survey: Survey, column: Column) -> bool:
+    """Whether answers are a word or two behind words that all of them begin with, which say nothing of them."""
+    num_shared = _count_shared_words(survey, column) if column.kind == "text" else 0
+    return num_shared > 0 and column.mean_words - num_shared <= SHORT_TARGET_WORDS
 
 
 def _read_golds(survey: Survey, answer: str, key: str) -> list[tuple[str, ...]]:
