@@ -182,9 +182,10 @@ def choose_metrics(survey: Survey, column: Column, kind: str) -> JsonTable:
 
 
 def _count_shared_words(survey: Survey, column: Column) -> int:
-    """Count the words that all texts of a column begin with: of ANSWER: D the first."""
+    """Count the words that all texts of a column begin with up to a mark: of ANSWER: D the first."""
     places = zip(*map(str.split, survey.list_examples(column.name, 200)), strict=False)
-    return sum(1 for _ in itertools.takewhile(lambda words: len({*words}) == 1, places))
+    shared = [words[0] for words in itertools.takewhile(lambda words: len({*words}) == 1, places)]
+    return len(shared) if shared and shared[-1].endswith((":", "：", "=", "#", ">")) else 0
 
 
 def read_pairs(survey: Survey) -> Iterator[Reading]:

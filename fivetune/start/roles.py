@@ -227,9 +227,9 @@ INNER = "text texts value stem content human_readable spans body_text"
 
 _LANGUAGES = (
     "en eng English, de deu ger deutsch German, fr fra French, es spa Spanish, ro Romanian, it ita Italian, "
-    "pt por Portuguese, nl Dutch, pl Polish, ru rus Russian, zh Chinese, ja Japanese, ar Arabic, cs Czech, "
-    "tr Turkish, uk Ukrainian, sv Swedish, hi Hindi, vi Vietnamese, ko Korean, fi Finnish, da Danish, hu Hungarian, "
-    "el Greek, bg Bulgarian"
+    "pt por Portuguese, nl nld Dutch, pl pol Polish, ru rus Russian, zh zho cmn Chinese, ja jpn Japanese, "
+    "ar ara Arabic, cs ces Czech, tr tur Turkish, uk ukr Ukrainian, sv swe Swedish, hi Hindi, vi Vietnamese, "
+    "ko kor Korean, fi Finnish, da Danish, hu hun Hungarian, el ell Greek, bg Bulgarian"
 )
 LANGUAGES: Mapping[str, str] = {
     word.casefold(): words.split()[-1] for words in _LANGUAGES.split(",") for word in words.split()

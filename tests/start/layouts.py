@@ -149,6 +149,7 @@ KINDS: dict[str, Callable[[Draw, int], object]] = {
     "steps": lambda draw, row: [f"{step} {row}" for step in draw.sample(STEPS, 4)],
     "rewordings": lambda draw, row: [f"{reply(draw, 3)}{more}" for more in (".", ", I think.", ", as they say.")],
     "spoken pairs": lambda draw, row: [["THEM", question(draw, row)], ["YOU", reply(draw, row)]],
+    "marked letter": lambda draw, row: f"ANSWER: {draw.choice(WHO)}{row}",
     "licence": lambda draw, row: f"CC-BY 2.0 (France) Attribution: tatoeba.org #{row} ({draw.choice(WHO)})",
     "variants": lambda draw, row: [{"text": question(draw, row), "split": "dev"} for _ in range(1 + row % 3)],
     "queries": lambda draw, row: [f"SELECT name FROM t WHERE price = {row}"] * (1 + row % 2),
@@ -495,6 +496,7 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "rewordings": ("input=sentence | output=rewordings", "jsonl: output < input"),
     "lists without a known name": ("task=question | steps=steps", "?"),
     "turns in pairs": ("dialog=spoken pairs", "jsonl: dialog.1.1 < dialog.0.1"),
+    "answers behind a mark": ("question=question | answer=marked letter", "jsonl: answer < question"),
     # where a text is from
     "pairs with licences": ("column1=sentence | column2=reply | column3=licence", "?"),
     "languages with licences": ("en=sentence | de=reply | src=licence", "jsonl: de < en"),

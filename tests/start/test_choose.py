@@ -9,6 +9,7 @@ from fivetune.data.readers.records import read_records
 from fivetune.errors import ConfigError, DataError
 from fivetune.start.choose import DoubtError, explain_few, infer_task
 from fivetune.start.columns import build_table, describe_column
+from fivetune.start.roles import parse_columns
 from fivetune.tasks import load_task
 from fivetune.types import RawRecord
 
@@ -401,3 +402,24 @@ def test_a_right_choice_that_has_one_place_is_shuffled(names, step, is_shuffled)
     reading = infer_task(table(fields))
     assert reading.options.get("shuffle_choices", False) == is_shuffled
     assert bool(reading.warnings) == is_shuffled
+
+
+def test_a_list_given_as_a_target_is_told_with_its_form_as_text():
+    found = table(lambda i: {"text": text(i), "sql": {"sel": i, "from": ["a"]}})
+    with pytest.raises(DataError, match=r"sql holds objects, of which all is one text by --column 'targets=sql\.\*'"):
+        infer_task(found, given={"inputs": ("text",), "targets": ("sql",)})
+    reading = infer_task(found, given={"inputs": ("text",), "targets": ("sql.*",)})
+    assert (reading.options["targets"], reading.columns) == ("{sql}", {"sql": "sql.*"})
+
+
+def test_it_is_told_that_the_first_of_several_right_texts_is_learned():
+    found = table(lambda i: {"text": text(i), "references": [f"{text(i)} one", f"{text(i)} two"]})
+    assert infer_task(found).warnings == [
+        "of the texts in each list of references the first is learned, and all count as right"
+    ]
+
+
+def test_a_role_of_one_column_is_given_once():
+    with pytest.raises(ConfigError, match="targets is a already"):
+        parse_columns(["targets=a", "targets=b"])
+    assert parse_columns(["inputs=a", "inputs=b"]) == {"inputs": ("a", "b")}

@@ -278,7 +278,10 @@ def test_jsonl_clips_all_but_the_first_words():
         ({"text": "a"}, "x:1: there is no column 'inputs'. Columns: text."),
         ({"inputs": "", "targets": "b"}, "x:1: inputs is empty."),
         ({"inputs": "a", "targets": " "}, "x:1: targets is empty."),
-        ({"inputs": ["a"], "targets": "b"}, "x:1: inputs is ['a']. It must be text or a number."),
+        (
+            {"inputs": ["a"], "targets": "b"},
+            "x:1: inputs is ['a']. It must be text or a number. All of it as one text is inputs.*.",
+        ),
         ({"inputs": "a", "targets": "b"}, "x:1: there is no column 'gold'."),
         ({"inputs": "a", "targets": "b", "gold": []}, "x:1: gold is []. It must be a text or a list of texts"),
         ({"inputs": "a", "targets": "b", "gold": ["b", ""]}, "x:1: gold is ['b', '']. It must be a text or a list"),

@@ -498,3 +498,12 @@ def test_unknown_names_above_rows_are_their_header(read):
     rows = [(f"un gato {number}", ("bien", "mal")[number % 2]) for number in range(20)]
     assert read("a.csv", "frase,etiqueta\n" + "".join(f"{text};{label}\n" for text, label in rows)) == (rows, [])
     assert read("a.csv", "a,b\n;\n;0\n;0\n") == ([("", ""), ("", "0"), ("", "0")], [])
+
+
+def test_bytes_that_are_no_utf_8_are_told_with_a_missing_header(read):
+    lines = [f"{number}\tThe café number {number} is closed.\n" for number in range(20)]
+    with pytest.raises(
+        DataError, match=r"no header: .*--header column1,column2.* a\.txt:1: not UTF-8.*iconv"
+    ) as caught:
+        read("a.txt", "".join(lines).encode("cp1252"))
+    assert "\n" not in str(caught.value)
