@@ -37,6 +37,7 @@ from fivetune.start.columns import (
 from fivetune.start.quizzes import read_quizzes
 from fivetune.start.roles import CLEAR, USUAL, find_language, has_word, rate_name, split_name
 from fivetune.start.survey import (
+    ANNOTATIONS,
     CERTAIN,
     CODE,
     GENERAL_LABELS,
@@ -201,11 +202,13 @@ def read_pairs(survey: Survey) -> Iterator[Reading]:
     texts = [name for name in survey.list_unread(()) if columns[name].has_text]
     if "targets" not in survey.given:
         nested = [name for name in targets if columns[name].kind != "text" and not columns[name].is_list_of_texts]
-        golds = [name for name in nested if _read_golds(survey, name, "answers")]
-        targets = [form for name in targets if name not in golds for form in survey.list_forms(name)]
+        has_label = any(column.has_labels for column in columns.values())
+        apart = [name for name in nested if _read_golds(survey, name, "answers")]
+        apart += [name for name in nested if has_label and has_word(name, ANNOTATIONS)]
+        targets = [form for name in targets if name not in apart for form in survey.list_forms(name)]
         if texts and all(survey.rate(name, "text") >= USUAL for name in targets):  # a title
             lists = [name for name in survey.list_unread(()) if survey.has_several(name) and survey.has_phrases(name)]
-            targets += [form for name in lists if name not in (*targets, *golds) for form in survey.list_forms(name)]
+            targets += [form for name in lists if name not in (*targets, *apart) for form in survey.list_forms(name)]
         unknown = [name for name in reversed(texts) if survey.rate(name, "targets", *SOURCES) == 0]
         if len(texts) <= 3 or len(unknown) == 1:
             targets += unknown

@@ -86,6 +86,7 @@ PARTS = (
 )
 """Words for lists of the parts of one text."""
 
+ANNOTATIONS = "entities slots"  # what is marked in texts that have a label, too
 GENERAL_LABELS = "label labels class y gold"  # what is learned, whatever else is known of the texts
 READ = ("text", "inputs", "question", "context", "choices", "instruction")
 LEARNED = ("targets", "answer", "label", "tags", "number")
@@ -543,7 +544,8 @@ class Survey:
         if read >= USUAL > learned and is_readable:
             doubt = f"{name} is named as a text to be read and is not read" if is_nested or not is_certain else ""
             return 1 - read, doubt
-        if (column.has_objects or column.kind == "object") and learned >= max(USUAL, named):
+        is_object = (column.has_objects or column.kind == "object") and not has_word(name, ANNOTATIONS)
+        if is_object and self.rate(name, "targets", "answer") >= max(USUAL, named):
             return 1 - learned, f"{name} is named as what is learned, and holds {column.kind}s"
         if learned >= 2 and column.kind != "object":  # code is written for nothing else
             return 1 - (CLEAR if column.has_code else learned), ""

@@ -483,6 +483,7 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "a span": ("text=sentence | span=span", "!"),
     "an object beside a label": ("text=sentence | label=two | output=sql object", "?"),
     "an intent beside objects": ("text=sentence | intent=three | slots=calls", "classification: intent < text"),
+    "an intent beside annotations": ("text=sentence | intentName=three | entityLabels=objects", "classification: intentName < text"),
     "calls of tools": ("query=sentence | tools=calls | answers=calls", "?"),
     "an instruction for an object": ("instruction=sentence | output=sql object", "?"),
     "a query beside answers": ("question=question | answer=reply | answer_2=reply | query=sql", "?"),
