@@ -228,7 +228,7 @@ def read_pairs(survey: Survey) -> Iterator[Reading]:
 
 
 def _find_levels(survey: Survey, texts: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield texts that tell in less detail, by their lengths, what another one tells, with whose name theirs share a
+    """Yield texts that report in less detail, by their lengths, what another text reports whose name shares a
     word: juniorDescription and seniorDescription.
     """
     chars = {name: survey.columns[name].mean_chars for name in texts if survey.columns[name].is_running}

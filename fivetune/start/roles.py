@@ -268,14 +268,14 @@ def has_word(name: str, words: str) -> bool:
 
 
 def _split_words(name: str) -> list[str]:
-    words = re.findall(r"[^\W_]+", _fold(re.sub(r"(?<=[^\W\d_A-Z])(?=[A-Z])", "_", name)))
+    words = re.findall(r"[^\W_]+", _strip_accents(re.sub(r"(?<=[^\W\d_A-Z])(?=[A-Z])", "_", name)))
     return [word.removeprefix("ال") or word for word in words]  # the article of Arabic
 
 
-def _fold(text: str) -> str:
+def _strip_accents(text: str) -> str:
     """Return a text in small letters without accents, which many leave out in names.
 
-    >>> _fold("Câu trả lời"), _fold("Đáp án"), _fold("レビュー") == _fold("レヒュー")
+    >>> _strip_accents("Câu trả lời"), _strip_accents("Đáp án"), _strip_accents("レビュー") == _strip_accents("レヒュー")
     ('cau tra loi', 'dap an', True)
     """
     parts = unicodedata.normalize("NFKD", text.casefold()).translate(PLAIN)
@@ -286,7 +286,7 @@ def _fold(text: str) -> str:
 def _list_words(role: str) -> tuple[frozenset[str], frozenset[str]]:
     """List the words of a role that leave no doubt, and those that are usual, of all languages."""
     clear, usual = (
-        frozenset(map(_fold, " ".join(words).split()))
+        frozenset(map(_strip_accents, " ".join(words).split()))
         for words in zip(WORDS[role], WORLD.get(role, ("", "")), strict=True)
     )
     return clear, usual
