@@ -279,7 +279,9 @@ def _describe_missing_list(path: Path, seen: Mapping[str, _Member]) -> str:
     sets = {name: one for name, one in seen.items() if one.parts in ("records", "lists")}
     if sets:
         keeps = any(one.kind == describe_kind("a") for one in seen.values())
-        return _describe_sets(path, sets, keeps=keeps)
+        objects = [name for name, one in seen.items() if one.kind == describe_kind({})]
+        within = f" Lists within {', '.join(map(repr, objects[:8]))} are not among them." if objects else ""
+        return f"{_describe_sets(path, sets, keeps=keeps)}{within}"
     keys = ", ".join(repr(key) for key in list(seen)[:8]) or "none"
     return f"{path}: no list of records: the keys are {keys}. {_DOCUMENT_FORM}"
 

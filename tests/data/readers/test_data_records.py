@@ -878,6 +878,10 @@ def test_lines_of_lists_in_a_json_file_are_records(put):
             ["> oos_val.jsonl, and name the values", "--header text,label"],
         ),
         ({"version": 1, "dev": FRAME}, ["there are 'dev' (30)"]),
+        (
+            {"physics": {"sound": [["Why?", "So."]] * 3}, "example": [["Why?", "So."]] * 9, "count": 2},
+            ["'example' (9)", "Lists within 'physics' are not among them."],
+        ),
         ({"chapters": [{"name": "One"}] * 3, "mcqs": FRAME}, ["'mcqs' (30), 'chapters' (3)", "> mcqs.jsonl."]),
         ({"version": "1", "count": 3}, ["the keys are 'version', 'count'"]),
     ],
