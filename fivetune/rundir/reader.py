@@ -6,7 +6,6 @@ In: a folder. Out: a Run; damaged files raise RunDirError.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,7 +42,7 @@ from fivetune.rundir.layout import (
 from fivetune.rundir.parse import name_json_type, parse_line, parse_record
 from fivetune.rundir.plan import Plan
 from fivetune.rundir.range_test import RangeTest
-from fivetune.rundir.record_checksums import describe_change, find_changed_records
+from fivetune.rundir.record_checksums import describe_change, find_changes
 from fivetune.rundir.records import (
     STATES,
     DataSummary,
@@ -67,9 +66,8 @@ Whole = TypeVar("Whole", bound=Prediction | TraceSummary | RangeTest | Plan)
 REWRITTEN = (STATUS, MACHINE, DATA, PLAN)
 FIND_LR = "find-lr.json"  # <run>.find-lr.json, next to the run directory
 TORN = "no whole JSON value"
-LARGEST_PLAUSIBLE = (
-    1e15  # of a step, a time stamp or a value that is drawn; larger ones overflow when they are formatted
-)
+# Of a step, a time stamp or a value that is drawn: larger ones overflow when they are formatted.
+LARGEST_PLAUSIBLE = 1e15
 
 
 def read_jsonl(
@@ -213,17 +211,6 @@ def _complete_status(status: RunStatus, steps: Sequence[StepRecord], telemetry: 
 def read_checksums(folder: Path, damage: Damage) -> JsonTable:
     """Read the checksums of the records of a finished run; {} without any, or if they are damaged."""
     return read_json(folder / CHECKSUMS, damage)
-
-
-def find_changes(folder: Path, listed: Mapping[str, JsonValue], *, known: Sequence[str]) -> list[str]:
-    """Find the records of a finished run that differ from their checksums; a sentence for each.
-
-    Args:
-        listed: the checksums (`read_checksums`).
-        known: sentences about damage, each of which begins with the path of its file; these files are left out.
-    """
-    changes = find_changed_records(folder, listed)
-    return [text for name, text in changes if not any(one.startswith(f"{folder / name}:") for one in known)]
 
 
 def read_steps(folder: Path, damage: Damage) -> list[StepRecord]:
@@ -454,7 +441,7 @@ def _read_predictions(path: Path, expected: int | None, damage: Damage) -> list[
                 if record is None:
                     _leave_out(path, number, reason, lines)
                     continue
-            records.append(_convert_old_confidence(record))
+            records.append(record)
     except RunDirError as error:  # it cannot be read
         damage.append(str(error))
         return []
@@ -462,16 +449,6 @@ def _read_predictions(path: Path, expected: int | None, damage: Damage) -> list[
     if not lines and expected is not None and len(records) < expected:
         damage.add(path, f"damaged: it has {len(records):,} of {expected:,} predictions. Restore the file.")
     return records
-
-
-def _convert_old_confidence(line: Prediction) -> Prediction:
-    """Return a line of an earlier version with the probability of its text; its confidence was the mean per token."""
-    if line.logprob is None or line.confidence is None or line.left_label_set is not None or not line.num_tokens:
-        return line
-    per_token = math.exp(min(line.logprob / line.num_tokens, 0.0))
-    whole = math.exp(min(line.logprob, 0.0))
-    is_old = math.isclose(line.confidence, per_token, rel_tol=1e-9) and not math.isclose(per_token, whole)
-    return replace(line, confidence=whole) if is_old else line
 
 
 def refuse_foreign(folder: Path) -> None:

@@ -7,7 +7,7 @@ In: a run directory. Out: the checksums of its records, or a sentence for each f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -16,14 +16,17 @@ from fivetune.rundir.layout import CHECKSUMS, CONFIG, DATA, EVALS, MACHINE, PLAN
 from fivetune.types import JsonTable, JsonValue
 
 PREDICTION_FILES = "predictions/*.jsonl"
-RECORDS = (CONFIG, STATUS, MACHINE, DATA, PLAN, STEPS, EVALS, TELEMETRY_FILES, PREDICTION_FILES)
+OPENED = (CONFIG, STATUS, MACHINE, DATA, PLAN, STEPS, EVALS, TELEMETRY_FILES)  # with the run
+RECORDS = (*OPENED, PREDICTION_FILES)
 GROWING = (EVALS, TELEMETRY_FILES)  # after the end of the run too; what was there stays
 
 
 def compute_record_checksums(folder: Path) -> JsonTable:
     """Compute the checksum of each record file of a run directory, by name. Raises OSError."""
-    paths = sorted(path for pattern in RECORDS for path in folder.glob(pattern) if path.is_file())
-    return {path.relative_to(folder).as_posix(): compute_record_checksum(path) for path in paths}
+    paths: list[Path] = []
+    for pattern in RECORDS:
+        paths.extend(path for path in folder.glob(pattern) if path.is_file())
+    return {path.relative_to(folder).as_posix(): compute_record_checksum(path) for path in sorted(paths)}
 
 
 def compute_record_checksum(path: Path, size: int | None = None) -> JsonTable:
@@ -33,17 +36,23 @@ def compute_record_checksum(path: Path, size: int | None = None) -> JsonTable:
     return {"size": size, "crc32": compute_crc32(path, size)}
 
 
-def find_changed_records(folder: Path, listed: Mapping[str, JsonValue]) -> Iterator[tuple[str, str]]:
-    """Yield name and a sentence for each record file, predictions excepted, that is missing or differs.
+def find_changes(folder: Path, listed: Mapping[str, JsonValue], *, known: Sequence[str]) -> list[str]:
+    """Find the records of a finished run, predictions excepted, that are missing or differ; a sentence for each.
 
     Args:
         listed: the checksums of the run, by name.
+        known: sentences about damage, each of which begins with the path of its file; these files are left out.
     """
-    patterns = [pattern for pattern in RECORDS if pattern != PREDICTION_FILES]
+    changes: list[str] = []
     for name in listed:
-        is_record = "/" not in name and any(fnmatch(name, pattern) for pattern in patterns)
-        if is_record and (change := describe_change(folder, name, listed)):
-            yield name, change
+        is_known = any(sentence.startswith(f"{folder / name}:") for sentence in known)
+        if not is_known and _is_one_of(name, OPENED) and (change := describe_change(folder, name, listed)):
+            changes.append(change)
+    return changes
+
+
+def _is_one_of(name: str, patterns: Iterable[str]) -> bool:
+    return "/" not in name and any(fnmatch(name, pattern) for pattern in patterns)
 
 
 def describe_change(folder: Path, name: str, listed: Mapping[str, JsonValue]) -> str:
@@ -53,9 +62,8 @@ def describe_change(folder: Path, name: str, listed: Mapping[str, JsonValue]) ->
         return ""
     if not isinstance(expected, dict) or not isinstance(size := expected.get("size"), int):
         return f"{folder / CHECKSUMS}: damaged: of {name!r} it has no checksum."
-    is_growing = any(fnmatch(name, pattern) for pattern in GROWING)
     try:
-        found = compute_record_checksum(path, size if is_growing else None)
+        found = compute_record_checksum(path, size if _is_one_of(name, GROWING) else None)
     except FileNotFoundError:
         return f"{path}: missing: the run wrote {size:,} bytes. Restore the file."
     except OSError as error:

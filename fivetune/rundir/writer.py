@@ -39,7 +39,6 @@ from fivetune.rundir.layout import (
 from fivetune.rundir.lines import JsonlFile, format_json_line, open_for_append
 from fivetune.rundir.reader import (
     describe_missing_steps,
-    find_changes,
     read_checksums,
     read_data,
     read_evals,
@@ -50,7 +49,12 @@ from fivetune.rundir.reader import (
     read_steps,
     refuse_foreign,
 )
-from fivetune.rundir.record_checksums import compute_record_checksum, compute_record_checksums, describe_change
+from fivetune.rundir.record_checksums import (
+    compute_record_checksum,
+    compute_record_checksums,
+    describe_change,
+    find_changes,
+)
 from fivetune.rundir.records import RunStatus, RunWarning
 from fivetune.types import JsonTable
 

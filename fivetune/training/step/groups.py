@@ -45,41 +45,47 @@ def group_weights(
     names = [name for name, _ in model.named_parameters()]
     for rule in rules:
         select_names(names, rule.match, setting="train.param_groups")
-    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     adapter = find_adapter(model)
     unscaled = {"scales_by_size": False} if adapter and not adapter.is_virtual else {}
-    groups: dict[tuple[float, str, str, float | None], TorchState] = {}
+    groups: dict[tuple[float, int, str, str], TorchState] = {}
     for name, weight in model.named_parameters():
         if not weight.requires_grad:
             continue
+        is_embedding = id(weight) in embeddings
+        if weight.dim() <= 1 or IA3_FACTORS in name:
+            kind = "norm"
+        elif is_embedding or name.startswith("lm_head."):
+            kind = "table"
+        else:
+            kind = "matrix"
+
+        # The first rule that matches; without one the optimizer's own rate and weight decay.
         rule = next((rule for rule in rules if is_matched(rule.match, name)), None)
-        is_embedding = id(weight) in tables
-        is_table = is_embedding or name.startswith("lm_head.")
         factor = rule.lr if rule else 1.0
         if layer_decay:
             factor *= compute_depth_factor(names, name, layer_decay, is_embedding=is_embedding)
-        is_vector = weight.dim() <= 1 or IA3_FACTORS in name
-        kind = "norm" if is_vector else "table" if is_table else "matrix"
-        decay = 0.0 if kind == "norm" else rule.weight_decay if rule else None
+        decay = rule.weight_decay if rule else None
+        if kind == "norm":
+            decay = 0.0
+
         # torch's fused steps refuse a group with weights of two meshes.
-        key = (-factor, kind, str(getattr(weight, "device_mesh", "")), decay)
+        key = (-factor, KINDS.index(kind), str(getattr(weight, "device_mesh", "")), str(decay))
         group = groups.setdefault(key, {"params": [], "kind": kind, "lr_factor": factor, **unscaled})
         if decay is not None:
             group["weight_decay"] = decay
         group["params"].append(weight)
-    return [groups[key] for key in sorted(groups, key=lambda key: (key[0], KINDS.index(key[1]), key[2], str(key[3])))]
+    return [groups[key] for key in sorted(groups)]
 
 
 def count_state_bytes(model: nn.Module, optimizer: Optimizer, *, has_average: bool = False) -> int:
     """Count the bytes of an optimizer's state, and of a moving average; frozen weights have none."""
     average = FP32 if has_average else 0
-    return ceil(
-        sum(
-            weight.numel() * (average + optimizer.get_state_bytes(group["kind"]))
-            for group in group_weights(model)
-            for weight in group["params"]
-        )
-    )
+    total = 0.0
+    for group in group_weights(model):
+        each = average + optimizer.get_state_bytes(group["kind"])
+        total += each * sum(weight.numel() for weight in group["params"])
+    return ceil(total)
 
 
 def compute_depth_factor(names: Sequence[str], name: str, decay: float, *, is_embedding: bool) -> float:
@@ -97,10 +103,13 @@ def compute_depth_factor(names: Sequence[str], name: str, decay: float, *, is_em
     >>> compute_depth_factor(names, "shared.weight", 0.5, is_embedding=True)
     0.125
     """
-    found = [match for one in names if (match := BLOCK_NAME.search(one))]
+    last: dict[str, int] = {}  # the number of the last block of each stack
+    for one in names:
+        if found := BLOCK_NAME.search(one):
+            last[found[1]] = max(last.get(found[1], 0), int(found[2]))
     if own := BLOCK_NAME.search(name):
-        return decay ** (max(int(match[2]) for match in found if match[1] == own[1]) - int(own[2]))
-    return decay ** (1 + max(int(match[2]) for match in found)) if is_embedding else 1.0
+        return decay ** (last[own[1]] - int(own[2]))
+    return decay ** (1 + max(last.values())) if is_embedding else 1.0
 
 
 def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
