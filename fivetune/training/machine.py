@@ -32,7 +32,10 @@ SAMPLE_BYTES = 2**20  # of the head and of the tail of a file: training changes 
 def describe_machine(setup: Setup, command: str | None) -> JsonTable:
     """Collect the content of machine.json; `command` is None if FiveTune is used as a library."""
     learner = setup.learner
-    compute = setup.learner.compute
+    compute = learner.compute
+    product_flops = None  # measured on a GPU only
+    if compute.kind == "cuda":
+        product_flops = measure_product_flops(compute.device, compute.precision)
     return {
         **collect_machine_info(compute.step_device),
         "precision": compute.precision,
@@ -43,7 +46,7 @@ def describe_machine(setup: Setup, command: str | None) -> JsonTable:
         "num_threads": torch.get_num_threads(),
         "num_threads_why": compute.threads_why,
         "peak_flops": get_device_peak_flops(compute.device, compute.precision),
-        "product_flops": measure_product_flops(compute.device, compute.precision) if compute.kind == "cuda" else None,
+        "product_flops": product_flops,
         "model": compute_weights_fingerprint(setup.config.model),
         "num_parameters": count_parameters(learner.model),
         "num_trained_parameters": count_parameters(learner.model, trained=True),
@@ -110,19 +113,25 @@ def format_headline(setup: Setup, step: int) -> str:
     """Describe what a run computes from `step` on: steps, model, device, forward and the options of its loss."""
     config = setup.config
     learner = setup.learner
-    compute = setup.learner.compute
-    devices = compute.name
+    compute = learner.compute
+    store = setup.data.stream.store
+    where = f"{compute.precision} on {compute.name}"
     if learner.world.size > 1:
-        kind = devices.partition(":")[0]
-        devices = f"{learner.world.size} x {kind} ({config.strategy.plugin_name()})"
-    why = f" ({compute.precision_why})" if compute.precision_why else ""
-    options = describe_loss(config.loss, setup.plan.class_weights)
-    return (
-        f"{setup.plan.num_steps - step:,} steps of {config.train.examples_per_step} examples "
-        f"({len(setup.data.stream.store):,} in the set), {describe_parameters(learner.model)}, "
-        f"{compute.precision} on {devices}{why}, {learner.forward.kind} forward ({learner.forward.why})"
-        f"{f'; {compute.threads_why}' if compute.threads_why else ''}"
-        f"{f'; loss with {options}' if options else ''}"
-        f"{'; averages of the weights are evaluated and exported' if learner.averages else ''}"
-        f"{describe_distillation(config, setup.data.stream.store)}"
+        kind = compute.name.partition(":")[0]
+        where = f"{compute.precision} on {learner.world.size} x {kind} ({config.strategy.plugin_name()})"
+    if compute.precision_why:
+        where = f"{where} ({compute.precision_why})"
+    line = (
+        f"{setup.plan.num_steps - step:,} steps of {config.train.examples_per_step} examples ({len(store):,} in the "
+        f"set), {describe_parameters(learner.model)}, {where}, {learner.forward.kind} forward ({learner.forward.why})"
     )
+
+    # What is not as usual.
+    notes = [line]
+    if compute.threads_why:
+        notes.append(compute.threads_why)
+    if options := describe_loss(config.loss, setup.plan.class_weights):
+        notes.append(f"loss with {options}")
+    if learner.averages:
+        notes.append("averages of the weights are evaluated and exported")
+    return "; ".join(notes) + describe_distillation(config, store)

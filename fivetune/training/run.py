@@ -132,6 +132,7 @@ def run_recipe(
             if resume:
                 config = with_saved_batch_size(folder, config)
                 refuse_changes(folder, config)
+            # From here on status.json says how the run ends, and a log how the machine does.
             with (
                 config.strategy.suppress_warnings(),
                 record_outcome(run, progress, stop, world),
@@ -145,8 +146,8 @@ def run_recipe(
                 chosen = read_choices(run.path) if resume else NOTHING_CHOSEN
                 setup = set_up(config, on_progress=progress.update, chosen=chosen, world=world)
                 plan, compute = setup.plan, setup.learner.compute
-                owner = describe_owner(run.path, setup)
-                if setup.fit:
+                owner = describe_owner(run.path, setup)  # by which a later resume knows the run's checkpoints
+                if setup.fit:  # config.yaml has the size that was found, so that a resume does not search again
                     found = config.replace("train", batch_size=setup.fit.batch_size)
                     run.write_config(found.as_redacted_yaml())
                     progress.log(str(setup.fit))
@@ -162,9 +163,8 @@ def run_recipe(
                 if preflight and not resume:
                     plan = check_before_training(setup, progress, run)
                     run.write(PLAN, plan.as_dict())
-                learner, decision = decide_graphs(
-                    setup, resumed_decision=read_graph_decision(run.path) if resume else None
-                )
+                before = read_graph_decision(run.path) if resume else None
+                learner, decision = decide_graphs(setup, resumed_decision=before)
                 setup = replace(setup, learner=learner)
                 if decision:
                     progress.log(f"steps are {decision}")
@@ -175,7 +175,8 @@ def run_recipe(
                 if decision:
                     machine["capture"] = asdict(decision)
                 record_machine(outputs, machine, step=state.step, resume=resume)
-                state.seconds["prepare"] = state.seconds.get("prepare", 0.0) + time.perf_counter() - started
+                seconds = state.seconds.get("prepare", 0.0)  # of earlier parts of the run
+                state.seconds["prepare"] = seconds + time.perf_counter() - started
 
                 # Train. The trackers and the uploads end with the run, whatever ends it.
                 evaluator, keep = setup.data.evaluator, config.checkpoint.keep
@@ -218,6 +219,8 @@ def run_recipe(
                     with training.measure("checkpoint"):
                         if failure := training.uploader.upload_results(training.warn):
                             missing.append(failure)
+
+                # The end. A run that is finished has checksums of its records, status.json among them: they come last.
                 run.update_status(
                     state="finished",
                     why=why,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fivetune.config.train import EarlyStopping
 from fivetune.errors import ConfigError
-from fivetune.rundir.figures import build_best_eval, is_better_eval
+from fivetune.rundir.figures import is_better_eval
 from fivetune.rundir.records import BestEval, EvalRecord
 from fivetune.training.state.checkpoint import TrainingProgress
 
@@ -32,9 +32,11 @@ def count_evaluation(
 
 def rank_evaluation(state: TrainingProgress, found: BestEval, *, num_kept: int, higher_is_better: bool) -> None:
     """Rank an evaluation among the best ones so far, of which `num_kept` are kept."""
-    ranked = [one for one in (state.best, *state.runners_up) if one and one.step != found.step]
-    better = (i for i, one in enumerate(ranked) if is_better_eval(found, one, higher_is_better=higher_is_better))
-    ranked.insert(next(better, len(ranked)), found)
+    others = [one for one in (state.best, *state.runners_up) if one and one.step != found.step]
+    place = 0  # before the first that it is better than; they are in order
+    while place < len(others) and not is_better_eval(found, others[place], higher_is_better=higher_is_better):
+        place += 1
+    ranked = [*others[:place], found, *others[place:]]
     state.best = ranked[0]
     state.runners_up = ranked[1:num_kept]
 
@@ -71,9 +73,10 @@ def is_exhausted(state: TrainingProgress, rule: EarlyStopping | None) -> bool:
 
 
 def _build_watched(record: EvalRecord, metric: str) -> BestEval:
-    if metric != "loss" and metric in record.scores:
-        return build_best_eval(record, metric)
-    if metric == "loss" and record.loss is not None:
-        return BestEval(record.step, metric, record.loss, record.loss)
-    known = ", ".join([*record.scores, *(["loss"] if record.loss is not None else [])])
-    raise ConfigError(f"train.early_stopping.metric: the evaluation has no score {metric!r}. It has: {known}.")
+    values = dict(record.scores)
+    if record.loss is not None:
+        values["loss"] = record.loss
+    if metric not in values:
+        known = ", ".join(values)
+        raise ConfigError(f"train.early_stopping.metric: the evaluation has no score {metric!r}. It has: {known}.")
+    return BestEval(record.step, metric, values[metric], record.loss)
