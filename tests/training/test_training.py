@@ -102,7 +102,7 @@ def test_another_seed_gives_other_weights(tmp_path, model_folder):
 
 def test_library_call_returns_the_run(tmp_path, model_folder):
     run = fivetune.train(kit.recipe(tmp_path, model_folder), {"train.num_steps": 2, "optimizer.lr": 2e-3}, quiet=True)
-    assert isinstance(run, Run)
+    assert isinstance(run.records, Run)
     assert (run.name, run.status.state, run.status.step) == ("run", "finished", 2)
     assert run.config["optimizer"]["lr"] == 2e-3
     assert [e.step for e in run.evals] == [0, 2]
