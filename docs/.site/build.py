@@ -62,7 +62,9 @@ def _convert_text(text: str) -> str:
         )
     for name, page in RENAMED.items():
         text = re.sub(rf"\]\(((?:\.\./)*){re.escape(name)}(?=[)#])", rf"](\1{page}", text)
-    text = re.sub(r"\]\((?:\.\./)*((?:(?:pages|notebooks)/[\w.-]+)|recipe\.schema\.json|LICENSE)\)", r"](path:/\1)", text)
+    text = re.sub(
+        r"\]\((?:\.\./)*((?:(?:pages|notebooks)/[\w.-]+)|recipe\.schema\.json|LICENSE)\)", r"](path:/\1)", text
+    )
     text = re.sub(r"\[([^\]]*)\]\(path:/([^)]*)\)", r'<a href="\2">\1</a>', text)
     text = re.sub(r"\$\$(.+?)\$\$", lambda match: convert(match[1].strip(), display="block"), text, flags=re.DOTALL)
     return re.sub(r"(?<![\w$`])\$([^\s$`](?:[^$`\n]*[^\s$`\\])?)\$(?![\w$])", lambda match: convert(match[1]), text)
