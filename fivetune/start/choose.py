@@ -212,7 +212,7 @@ def _list_likely(best: Reading, others: Sequence[Reading], why: str, survey: Sur
         answered = min((survey.rate(name, "answer") for name in one.targets), default=0)
         return min(asked, answered) >= USUAL and {*one.targets}.isdisjoint(best.inputs)
 
-    def learns_text(one: Reading) -> bool:
+    def can_learn_text(one: Reading) -> bool:
         has_labels = any(survey.describe(name).has_labels for name in one.targets)
         return one.task not in LABEL_TASKS and not has_labels
 
@@ -233,8 +233,8 @@ def _list_likely(best: Reading, others: Sequence[Reading], why: str, survey: Sur
     for one in (first, *(variants[:1] if is_of_inputs else ()), *rest, *likely):
         by_columns.setdefault((*one.inputs, "", *one.targets), one)
     shown = [*by_columns.values()][:NUM_SHOWN]
-    texts = [one for one in others if learns_text(one)][:1]
-    if texts and not any(map(learns_text, shown)):
+    texts = [one for one in others if can_learn_text(one)][:1]
+    if texts and not any(map(can_learn_text, shown)):
         shown[NUM_SHOWN - 1 :] = texts
     return shown
 
