@@ -422,11 +422,13 @@ def explain_few(table: RawTable, bad: Sequence[BadRecord], given: Given, task: s
     """
     noun = "record" if table.num_records == 1 else "records"
     unread = f", and {len(bad):,} that cannot be read; the first: {bad[0]}" if bad else "."
-    form = explain_form(make_survey(table, {})) if table.records and not given and not find_division(table) else None
+    read = _describe_few(table, given, task)
+    is_unread = table.records and not (read or given or find_division(table))
+    form = explain_form(make_survey(table, {})) if is_unread else None
     more = f"Collect more, in another form: {form}" if form else "Collect more."
     remedy = "Correct the file." if bad else more
     return (
-        f"{table.source}: {'' if form else _describe_few(table, given, task)}holds {table.num_records} {noun}{unread} "
+        f"{table.source}: {read}holds {table.num_records} {noun}{unread} "
         f"At least {MIN_RECORDS} are needed to train on some and score on others; some hundred give a useful model. "
         f"{remedy}"
     )
