@@ -223,8 +223,11 @@ def read_pairs(survey: Survey) -> Iterator[Reading]:
             yield _read_pair(survey, sources, target)
             if target in columns and _is_longer_summary(survey, target, sources[-1]):
                 yield _read_pair(survey, [target], sources[-1])
-    for short, long in _find_levels(survey, texts) if not survey.given.keys() & {"inputs", "targets"} else ():
-        yield _read_pair(survey, [long], short)
+    is_told = not survey.given.keys().isdisjoint(("inputs", "targets"))
+    for short, long in () if is_told else _find_levels(survey, texts):
+        found = _read_pair(survey, [long], short)
+        doubt = f"{short} may be a short form of {long}, or another text"
+        yield found if found.doubts or survey.rate(short, "targets") >= 2 else replace(found, doubts=[doubt])
 
 
 def _find_levels(survey: Survey, texts: Sequence[str]) -> Iterator[tuple[str, str]]:

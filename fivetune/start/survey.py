@@ -66,6 +66,7 @@ STATISTICS = "count counts total length len density ratio percent percentage wor
 FEW_WORDS = 1.1  # mean words up to which a text is one word
 SEQUENCE = 0.1  # share of lists with a value twice from which on they are no sets of labels
 VERSION = 0.25  # share in common with the shorter text, of a column whose name has a word more
+WORD = re.compile(r"\w{3,}|[^\W\x00-\x7f]{2,}")  # of scripts without blanks, two characters may be one
 REPEATED = 0.8  # most different values per filled cell of a column of labels
 TOLD = 0.7  # share of values that stand in their texts, from which on they are taken from these
 FEW_PARTS = 6  # words of such a value, or of a list of them
@@ -316,20 +317,15 @@ class Survey:
 
     def _is_attribute(self, name: str, texts: Sequence[str]) -> bool:
         column = self.columns[name]
+        is_repeated = 1 < column.num_distinct < REPEATED * column.num_filled
         is_known = self.rate(name, *READ, "targets", "answer") >= USUAL
-        if (
-            is_known
-            or column.kind not in ("text", "list")
-            or not 1 < column.num_distinct < REPEATED * column.num_filled
-        ):
+        if is_known or not is_repeated or column.kind not in ("text", "list"):
             return False
         told: list[bool] = []
         for record in self.table.records[:SAMPLE]:
             value = find_value(record.fields, name)
-            words = [
-                word for word in re.findall(r"\w{2,}", str(value).casefold()) if len(word) > 2 or not word.isascii()
-            ]
-            if words and not is_empty_cell(value):
+            words = [] if is_empty_cell(value) else WORD.findall(str(value).casefold())
+            if words:
                 text = " ".join(as_text(find_value(record.fields, one)) for one in texts).casefold()
                 told.append(len(words) <= FEW_PARTS and any(word in text for word in words))
         return sum(told) > TOLD * len(told)

@@ -583,6 +583,7 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "two labels and two forms of a text": ("category=three | title=report of a paper | content=report | sentiment=two", "?"),
     "resumes of people": ("ID=long id | Resume_str=long | Category=ten", "classification: Category < Resume_str"),
     "resumes in French": ("texte=long | resume=sentence", "jsonl: resume < texte"),
+    "a text and a short form of it": ("expert_text=long | lay_text=sentence", "?"),
     "texts in several degrees of detail": ("title=title | juniorDescription=sentence | seniorDescription=long", "?"),
     # what a stance is about
     "a stance towards a topic": ("id=row | topic=subject | text=sentence | label=stance", "classification: label < topic text"),
