@@ -787,11 +787,11 @@ def _read_columns_of_tags(survey: Survey) -> Iterator[Reading]:
     several = named if len(named) > 1 and not are_flags else survey.attributes
     for names, form in ((numbered, "numbered columns of labels"), (several, "")):
         if names:
-            reason = f"{_join(names)} hold labels, and {_describe_columns(texts)} text"
+            reason = f"{list_names(names)} hold labels, and {_describe_columns(texts)} text"
             held = [as_text(part) for name in names for one in _split_cells(survey, name, "\n") for part in one]
             own = {"separator": _choose_separator(held)}
             reading = Reading("several labels", "tags", {"text": texts, "tags": names}, reason, own)
-            doubts = [] if form else [f"one of {list_names(names)} may be the label alone"]
+            doubts = [] if form or named else [f"one of {list_names(names)} may be the label alone"]
             yield survey.weigh(reading, form=form, values="" if form else "labels that stand in texts", doubts=doubts)
 
 
