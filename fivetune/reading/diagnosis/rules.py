@@ -47,13 +47,21 @@ class Rule:
     """One question about a run.
 
     Args:
-        check: returns the verdict; None without a problem or without the required data.
+        check: the function `check_<name>`; returns the verdict, whose `rule` is the name; None without a problem or
+            without the required data.
+        title: plain words for the verdict, for headings.
+        kind: place among the verdicts: WRONG, LEARNT, AT_RISK, DISTURBED or SLOW.
         requirements: the data that the check needs.
     """
 
     check: Callable[[RunStats], Verdict | None]
+    title: str
     kind: int
     requirements: tuple[Requirement, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.check.__name__.removeprefix("check_")
 
 
 def _has_accelerator(stats: RunStats) -> bool:
@@ -111,70 +119,48 @@ WORKER_ACTIVITY = Requirement(
 )
 
 RULES = (
-    Rule(faults.check_not_finite, WRONG, (STEP_RECORDS,)),
-    Rule(faults.check_overflow, WRONG, (STEP_RECORDS,)),
-    Rule(faults.check_world_size, WRONG, (STEP_RECORDS, REQUESTED_DEVICES)),
-    Rule(faults.check_idle_device, WRONG, (REQUESTED_DEVICES, WORKER_ACTIVITY)),
-    Rule(faults.check_updates_below_precision, WRONG, (STEP_RECORDS,)),
-    Rule(faults.check_frozen, WRONG, (EVALUATIONS,)),
-    Rule(faults.check_padded_labels, WRONG, (STEP_RECORDS, LABEL_COUNTS)),
-    Rule(learning.check_diverged, LEARNT, (STEP_RECORDS,)),
-    Rule(truncation.check_truncated_targets, LEARNT, (DATA_COUNTS,)),
-    Rule(truncation.check_lost_answers, LEARNT, (DATA_COUNTS,)),
-    Rule(truncation.check_truncated_inputs, LEARNT, (DATA_COUNTS,)),
-    Rule(learning.check_majority_label, LEARNT, (LABEL_RATES,)),
-    Rule(learning.check_abstention, LEARNT, (EVALUATIONS,)),
-    Rule(learning.check_over_fitting, LEARNT, (EVALUATIONS,)),
-    Rule(speed.check_memory_full, AT_RISK, (MEMORY_USE,)),
-    Rule(speed.check_shared_cores, DISTURBED, (HOST_LOAD,)),
-    Rule(speed.check_input_bound, SLOW, (STEP_TIMES,)),
-    Rule(speed.check_host_bound, SLOW, (PHASE_TIMES,)),
-    Rule(speed.check_waiting_device, SLOW, (UTILISATION,)),
-    Rule(speed.check_launch_bound, SLOW, (FIXED_COST,)),
-    Rule(speed.check_padding_bound, SLOW, (STEP_TIMES,)),
-    Rule(speed.check_communication_bound, SLOW, (COMMUNICATION_TIME,)),
-    Rule(speed.check_evaluation_bound, SLOW, (STEP_RECORDS,)),
-    Rule(speed.check_checkpoint_bound, SLOW, (STEP_RECORDS,)),
-    Rule(speed.check_throttled, SLOW, (THROTTLING,)),
-    Rule(speed.check_memory_bandwidth_bound, SLOW, (MEMORY_TRAFFIC,)),
-    Rule(speed.check_memory_empty, SLOW, (MEMORY_USE,)),
+    Rule(faults.check_not_finite, "The loss or the gradient was not finite", WRONG, (STEP_RECORDS,)),
+    Rule(faults.check_overflow, "Updates were skipped", WRONG, (STEP_RECORDS,)),
+    Rule(
+        faults.check_world_size,
+        "Another number of processes trained than was requested",
+        WRONG,
+        (STEP_RECORDS, REQUESTED_DEVICES),
+    ),
+    Rule(faults.check_idle_device, "A device was idle", WRONG, (REQUESTED_DEVICES, WORKER_ACTIVITY)),
+    Rule(
+        faults.check_updates_below_precision, "The updates are too small to change the weights", WRONG, (STEP_RECORDS,)
+    ),
+    Rule(faults.check_frozen, "The weights do not change", WRONG, (EVALUATIONS,)),
+    Rule(faults.check_padded_labels, "The loss counts padding", WRONG, (STEP_RECORDS, LABEL_COUNTS)),
+    Rule(learning.check_diverged, "The training diverged", LEARNT, (STEP_RECORDS,)),
+    Rule(truncation.check_truncated_targets, "Targets are cut", LEARNT, (DATA_COUNTS,)),
+    Rule(truncation.check_lost_answers, "Answers are cut out of the inputs", LEARNT, (DATA_COUNTS,)),
+    Rule(truncation.check_truncated_inputs, "Inputs are cut", LEARNT, (DATA_COUNTS,)),
+    Rule(learning.check_majority_label, "One label is always predicted", LEARNT, (LABEL_RATES,)),
+    Rule(learning.check_abstention, "The model does not answer", LEARNT, (EVALUATIONS,)),
+    Rule(learning.check_over_fitting, "The model over-fits", LEARNT, (EVALUATIONS,)),
+    Rule(speed.check_memory_full, "The memory is nearly full", AT_RISK, (MEMORY_USE,)),
+    Rule(speed.check_shared_cores, "Other programs used the cores", DISTURBED, (HOST_LOAD,)),
+    Rule(speed.check_input_bound, "Steps wait for data", SLOW, (STEP_TIMES,)),
+    Rule(speed.check_host_bound, "The device waits for the host", SLOW, (PHASE_TIMES,)),
+    Rule(speed.check_waiting_device, "The device waits", SLOW, (UTILISATION,)),
+    Rule(speed.check_launch_bound, "Passes are too small for the device", SLOW, (FIXED_COST,)),
+    Rule(speed.check_padding_bound, "Padding takes much of the time", SLOW, (STEP_TIMES,)),
+    Rule(speed.check_communication_bound, "Steps wait for other processes", SLOW, (COMMUNICATION_TIME,)),
+    Rule(speed.check_evaluation_bound, "Evaluations take much of the time", SLOW, (STEP_RECORDS,)),
+    Rule(speed.check_checkpoint_bound, "Checkpoints take much of the time", SLOW, (STEP_RECORDS,)),
+    Rule(speed.check_throttled, "The device lowers its clocks", SLOW, (THROTTLING,)),
+    Rule(speed.check_memory_bandwidth_bound, "The device waits for its memory", SLOW, (MEMORY_TRAFFIC,)),
+    Rule(speed.check_memory_empty, "Memory is unused", SLOW, (MEMORY_USE,)),
 )
-
-
-TITLES = {
-    "not_finite": "The loss or the gradient was not finite",
-    "overflow": "Updates were skipped",
-    "world_size": "Another number of processes trained than was requested",
-    "idle_device": "A device was idle",
-    "updates_below_precision": "The updates are too small to change the weights",
-    "frozen": "The weights do not change",
-    "padded_labels": "The loss counts padding",
-    "diverged": "The training diverged",
-    "truncated_targets": "Targets are cut",
-    "lost_answers": "Answers are cut out of the inputs",
-    "truncated_inputs": "Inputs are cut",
-    "majority_label": "One label is always predicted",
-    "abstention": "The model does not answer",
-    "over_fitting": "The model over-fits",
-    "memory_full": "The memory is nearly full",
-    "shared_cores": "Other programs used the cores",
-    "input_bound": "Steps wait for data",
-    "host_bound": "The device waits for the host",
-    "launch_bound": "Passes are too small for the device",
-    "padding_bound": "Padding takes much of the time",
-    "communication_bound": "Steps wait for other processes",
-    "evaluation_bound": "Evaluations take much of the time",
-    "checkpoint_bound": "Checkpoints take much of the time",
-    "throttled": "The device lowers its clocks",
-    "memory_bandwidth_bound": "The device waits for its memory",
-    "memory_empty": "Memory is unused",
-}
-"""Plain words for each rule, for headings."""
 
 CAUSES = ("diverged", "updates_below_precision", "frozen", "truncated_targets", "lost_answers", "truncated_inputs")
 """Rules that explain why nothing was learnt, the first being the cause."""
 
-SEVERE = {rule.check.__name__.removeprefix("check_") for rule in RULES if rule.kind in (WRONG, LEARNT)}
+TITLES = {rule.name: rule.title for rule in RULES}
+
+SEVERE = {rule.name for rule in RULES if rule.kind in (WRONG, LEARNT)}
 
 CONSEQUENCES = {
     "not_finite": {"diverged", "majority_label", "abstention", "over_fitting"},
@@ -226,8 +212,7 @@ def list_missing_data(stats: RunStats, verdicts: Iterable[Verdict]) -> dict[str,
     given = {verdict.rule for verdict in verdicts}
     missing: dict[str, list[str]] = {}
     for rule in RULES:
-        name = rule.check.__name__.removeprefix("check_")
         unknown = next((need for need in rule.requirements if not need.is_known(stats)), None)
-        if unknown and name not in given and all(need.applies(stats) for need in rule.requirements):
-            missing.setdefault(unknown.description, []).append(name)
+        if unknown and rule.name not in given and all(need.applies(stats) for need in rule.requirements):
+            missing.setdefault(unknown.description, []).append(rule.name)
     return {description: tuple(rules) for description, rules in missing.items()}
