@@ -26,7 +26,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 class OptimizerOptions(Options):
     """Base of all optimizers, which describes the contract `fivetune.types.Optimizer`.
 
-    A subclass adds `lr` (peak learning rate), `build` and the two fields without a value.
+    A subclass adds `lr` (peak learning rate), `weight_decay`, `build` and the two fields without a value.
     """
 
     state_bytes_per_parameter: ClassVar[float]  # of a matrix with fp32 weights

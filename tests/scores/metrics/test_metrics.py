@@ -72,8 +72,9 @@ def test_a_missing_prediction_is_wrong_everywhere(name, case):
     meta = [{key: value for key, value in one.items() if key != "answer"} for one in known]
     details = [{**one, "candidates": [UNANSWERED], "no_answer_score": 2.0} for one in meta]
     scores = metric.score([UNANSWERED] * len(case.references), case.references, details=details)
-    assert {value for one in scores.each for value in one.values()} == {0}
-    assert scores.corpus[metric.main] == scores.corpus.get(f"best_{metric.main}", 0) == 0
+    worst = 0 if metric.higher_is_better else 1
+    assert {value for one in scores.each for value in one.values()} == {worst}
+    assert scores.corpus[metric.main] == scores.corpus.get(f"best_{metric.main}", 100 * worst) == 100 * worst
 
 
 def test_languages_are_codes():

@@ -466,8 +466,8 @@ def test_the_page_of_optimizers_is_true(name):
     supports = [options.supports_shards, options.supports_tpu]
     answers = " | ".join("yes" if supported else "no" for supported in supports)
     rows = [line for line in PAGE.splitlines() if line.startswith(f"| `{name}` |")]
+    assert len(rows) == 3, f"docs/optimizers.md: what {name} is, when to use it, what was measured: a row each"
     assert rows[0].endswith(f" | {state} | {options().lr or 1e-3:g} | {low:g} to {high:g} | {answers} |")
-    assert len(rows) == 3  # what it is, when to use it, what was measured
 
 
 def test_the_page_of_optimizers_names_schedules_and_averages():

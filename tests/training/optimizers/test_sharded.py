@@ -78,7 +78,7 @@ def test_shards_are_updated_as_the_whole(shared, name):
 
 
 def test_an_optimizer_of_whole_tensors_is_refused_by_name(tmp_path, model_folder):
-    assert {*plugins.list_plugins("optimizers")} - {*SHARDING} == {"adamw_8bit"}
+    assert "adamw_8bit" not in SHARDING
     for strategy, several in (("fsdp", 2), ("tensor", 2), ("fsdp_tensor", 4)):
         table = kit.recipe(tmp_path, model_folder, optimizer="adamw_8bit", strategy=strategy, launch__nproc=several)
         with pytest.raises(
