@@ -20,6 +20,7 @@ from fivetune.delivery.serving.schema import DemoExample, FieldFacts, RunFacts
 from fivetune.errors import DataError
 from fivetune.reading.report.run.examples import compute_mean_score, sample
 from fivetune.reading.report.run.scores import choose_best_eval
+from fivetune.rundir.reader import read_run
 from fivetune.training.answers.inputs import iter_input_rows
 from fivetune.training.answers.trained_run import TrainedRun
 from fivetune.types import JsonTable
@@ -68,7 +69,7 @@ def find_examples(
     """
     if not num or not (trained.folder / "predictions").is_dir():
         return ()
-    run = trained.records
+    run = read_run(trained.folder)  # not `trained.records`, which would stay in memory as long as the server runs
     scored = [
         one
         for one in run.read_predictions(choose_best_eval(run))

@@ -169,20 +169,21 @@ class Evaluator:
 
         With a subset of questions, every part answers at least one.
         """
-        selected: list[list[int] | None] = []
         ends = np.cumsum([0, *(part.num_questions for part in self.parts.values())]).tolist()
-        total = before = 0
+        selected: list[list[int] | None] = []
+        sizes: list[int] = []  # rows of each part that this rank answers
         for first, end, part in zip(ends, ends[1:], self.parts.values(), strict=False):
             selected.append(None if questions is None else [q - first for q in questions if first <= q < end] or [0])
-            total += len(select_rows(part.store, selected[-1], world))
-        for first, chosen, (name, part) in zip(ends, selected, self.parts.items(), strict=False):
+            sizes.append(len(select_rows(part.store, selected[-1], world)))
+        total, before = sum(sizes), 0
+        for first, chosen, size, (name, part) in zip(ends, selected, sizes, self.parts.items(), strict=False):
 
             def report(done: int, _: int, before: int = before) -> None:
                 on_progress(before + done, total)
 
             for question, one in part._answer(model, chosen, loss, report, world):
                 yield first + question, replace(one, id=f"{name}/{one.id}", meta={**one.meta, "source_task": name})
-            before += len(select_rows(part.store, chosen, world))
+            before += size
 
 
 def _gather_on_rank_zero(answered: Iterator[Answered], loss: TargetLoss, world: World) -> Iterator[Answered]:
