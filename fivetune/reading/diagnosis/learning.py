@@ -1,4 +1,4 @@
-"""Rules about the learnt model: divergence, over-fitting, abstention, a single predicted label.
+"""Rules about the learnt model: divergence, a training too short, over-fitting, abstention, one predicted label.
 
 In: RunStats. Out: a Verdict, or None if nothing is wrong or data is missing.
 """
@@ -37,6 +37,14 @@ ABSTENTION_SCORES = {"HasAns_exact", "NoAns_exact", "exact", "HasAns_total"}
 
 ONE_LABEL_SHARE = 0.98
 """Share of the most frequent predicted label from which on a model does not distinguish labels."""
+
+FALL = 0.05
+"""Relative fall of the training loss, in the last quarter of the steps against the quarter before, of a model that
+still learns."""
+EPOCHS = 3
+"""What is suggested instead: what `fivetune new` writes, too."""
+MIN_LOSSES = 8
+"""Steps from which on quarters of them are compared."""
 
 
 def check_diverged(stats: RunStats) -> Verdict | None:
@@ -107,6 +115,34 @@ def check_majority_label(stats: RunStats) -> Verdict | None:
         confidence=0.95,
         advice="The model does not distinguish the labels. Train longer, check optimizer.lr, and balance the labels of "
         "the training data.",
+    )
+
+
+def check_short_training(stats: RunStats) -> Verdict | None:
+    """The run ended before it had seen its data once: the loss still fell, and no score is better than before."""
+    data, seen = stats.splits.get("train"), stats.num_examples_seen
+    scores = {record.step: record.scores.get(stats.metric or "") for record in stats.evals}
+    known = [score for score in scores.values() if score is not None]
+    if not data or not data.num_examples or not seen or not known or not stats.has_model:
+        return None
+    before = scores.get(0) or 0.0  # points; a model that was not evaluated may have had none
+    losses = list(stats.train_loss.values())
+    quarter = len(losses) // 4
+    if seen >= data.num_examples or not stats.higher_is_better or max(known) > before or len(losses) < MIN_LOSSES:
+        return None
+    earlier, last = fmean(losses[-2 * quarter : -quarter]), fmean(losses[-quarter:])
+    if last > (1 - FALL) * earlier:
+        return None
+    share = seen / data.num_examples
+    return Verdict(
+        rule="short_training",
+        message=f"The run saw {seen:,} of {data.num_examples:,} examples ({format_share(share)} of an epoch), and the "
+        f"training loss still fell, from {losses[0]:.3g} to {last:.3g}.",
+        figure=share,
+        threshold=1.0,
+        confidence=0.8,
+        change={"train.num_epochs": EPOCHS, "train.num_steps": None},
+        advice=f"Train for {EPOCHS} epochs.",
     )
 
 

@@ -134,6 +134,7 @@ RULES = (
     Rule(faults.check_frozen, "The weights do not change", WRONG, (EVALUATIONS,)),
     Rule(faults.check_padded_labels, "The loss counts padding", WRONG, (STEP_RECORDS, LABEL_COUNTS)),
     Rule(learning.check_diverged, "The training diverged", LEARNT, (STEP_RECORDS,)),
+    Rule(learning.check_short_training, "The training was too short", LEARNT, (STEP_RECORDS, DATA_COUNTS)),
     Rule(truncation.check_truncated_targets, "Targets are cut", LEARNT, (DATA_COUNTS,)),
     Rule(truncation.check_lost_answers, "Answers are cut out of the inputs", LEARNT, (DATA_COUNTS,)),
     Rule(truncation.check_truncated_inputs, "Inputs are cut", LEARNT, (DATA_COUNTS,)),
@@ -155,8 +156,11 @@ RULES = (
     Rule(speed.check_memory_empty, "Memory is unused", SLOW, (MEMORY_USE,)),
 )
 
-CAUSES = ("diverged", "updates_below_precision", "frozen", "truncated_targets", "lost_answers", "truncated_inputs")
+CUTS = ("truncated_targets", "lost_answers", "truncated_inputs")
+CAUSES = ("diverged", "updates_below_precision", "frozen", "short_training", *CUTS)
 """Rules that explain why nothing was learnt, the first being the cause."""
+CUT_OF_ALL = 0.5
+"""Share of the examples that a cut must reach to explain it: the others are whole, and teach."""
 
 TITLES = {rule.name: rule.title for rule in RULES}
 
@@ -172,6 +176,14 @@ CONSEQUENCES = {
 def is_severe(verdict: Verdict) -> bool:
     """Return whether results are invalid, or the goal of the training was missed."""
     return verdict.rule in SEVERE
+
+
+def find_cause(verdicts: Iterable[Verdict]) -> str | None:
+    """Find the rule of the verdict that explains why nothing was learnt; None if none does."""
+    for verdict in verdicts:
+        if verdict.rule in CAUSES and (verdict.rule not in CUTS or verdict.figure >= CUT_OF_ALL):
+            return verdict.rule
+    return None
 
 
 def diagnose(stats: RunStats) -> tuple[Verdict, ...]:

@@ -129,6 +129,7 @@ class RunStats:
         best_eval: the evaluation of the exported weights; None before the first after step 0.
         metric, higher_is_better: the score that chooses the exported weights.
         train_loss, grad_norms: by step, finite ones.
+        num_examples_seen: examples of all steps, repeated ones too.
         peak_bytes, memory_bytes: peak and size of the memory of the device; of the host for a CPU run.
         batch_size_now: micro-batch, if it was lowered during the run.
         mfu: mean share of the device's peak (0-1).
@@ -170,6 +171,7 @@ class RunStats:
     higher_is_better: bool = True
     train_loss: Mapping[int, float] = field(default_factory=dict[int, float])
     grad_norms: Mapping[int, float] = field(default_factory=dict[int, float])
+    num_examples_seen: int | None = None
     peak_bytes: int | None = None
     memory_bytes: int | None = None
     batch_size_now: int | None = None
@@ -275,6 +277,7 @@ def collect_run_stats(run: Run, *, devices_requested: int | None = None) -> RunS
         higher_is_better=metric is None or is_higher_better([run.config], metric),
         train_loss={step.step: step.loss for step in steps if step.loss is not None},
         grad_norms=norms,
+        num_examples_seen=steps[-1].num_examples_seen if steps else None,
         peak_bytes=compute_peak_bytes(steps),
         # A CPU run can use the memory of the host; of an accelerator without a known size, nothing is known.
         memory_bytes=machine.device.memory_bytes or (machine.host.memory_bytes if kind == "cpu" else None),

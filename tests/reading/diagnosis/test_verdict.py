@@ -333,6 +333,26 @@ def test_a_model_that_has_not_learnt_yet_has_not_diverged(first_loss):
     assert "diverged" not in [verdict.rule for verdict in diagnose_run(fake_run(steps=steps, machine=machine))]
 
 
+def short_run(*, loss_per_step: float = 0.1, score: float = 0.0, num_examples: int = 2_000) -> Run:
+    """A run whose loss falls in 30 steps of 8 examples, with its score before and after."""
+    steps = [
+        replace(step, loss=9 - loss_per_step * step.step, num_examples_seen=8 * step.step)
+        for step in fake_run().steps[:30]
+    ]
+    evals = [evaluation(at, scores={"f1": score * (at > 0)}, loss=9 - at / 10) for at in (0, 30)]
+    data = DataSummary(train=SplitSummary(num_examples=num_examples))
+    status = replace(fake_run().status, best=BestEval(step=30, metric="f1", score=score))
+    return replace(fake_run(steps=steps, evals=evals), data=data, status=status)
+
+
+def test_less_than_an_epoch_explains_that_nothing_was_learnt():
+    (verdict,) = (one for one in diagnose_run(short_run()) if one.rule == "short_training")
+    assert verdict.change == {"train.num_epochs": 3, "train.num_steps": None}
+    assert "saw 240 of 2,000 examples (12 % of an epoch)" in verdict.message
+    others = short_run(loss_per_step=0.0), short_run(score=20.0), short_run(num_examples=200)
+    assert all("short_training" not in [one.rule for one in diagnose_run(run)] for run in others)
+
+
 def labelled(**rates: float) -> Run:
     scores = {"accuracy": 55.2, "total": 500}
     return fake_run(evals=[evaluation(step, scores=scores, rates=rates, loss=1 / (1 + step)) for step in (0, 250)])

@@ -550,6 +550,14 @@ def test_what_was_cut_is_the_likely_cause_of_nothing_learnt() -> None:
     assert problem.flags == "--data.max_input_tokens 48" and "keeps 99 % whole" in problem.advice
 
 
+def test_a_cut_of_few_inputs_is_no_cause_of_nothing_learnt() -> None:
+    facts = {"num_examples": 100, "num_examples_clipped": 8, "whole_input_p99": 48, "max_input_tokens": 32}
+    evals = [make_eval(step, {"f1": 0.0}, num_examples=40) for step in (0, 5)]
+    run = make_run(evals=evals, status=make_best(5), data={"train": facts})
+    assert "truncated_inputs" in [verdict.rule for verdict in diagnose_run(run)]
+    assert "The likely cause" not in " ".join(tell_verdict(run))
+
+
 def test_a_diverged_run_says_so_before_its_scores() -> None:
     losses = [11.3, *(400.0 + 10 * (i % 7) for i in range(29))]
     steps = [make_step(i, loss=loss) for i, loss in enumerate(losses, start=1)]

@@ -11,7 +11,7 @@ from pathlib import PurePath
 from fivetune.reading.compare.changes import compute_paired_difference
 from fivetune.reading.compare.measures import get_score
 from fivetune.reading.diagnosis.learning import MIN_ANSWERED, MIN_SILENT
-from fivetune.reading.diagnosis.rules import CAUSES, TITLES
+from fivetune.reading.diagnosis.rules import TITLES, find_cause
 from fivetune.reading.report.page import charts
 from fivetune.reading.report.page.parts import Figure, Part, Problem, Section, Table, Text, build_section
 from fivetune.reading.report.page.series import Series, choose_smoothing_span, select_latest_by_step, smooth_series
@@ -206,7 +206,7 @@ def describe_verdict(run: Run, reference_runs: Sequence[Run], verdicts: Sequence
         verdicts: of the diagnosis, of which one may be the cause that nothing was learnt.
     """
     best, key = choose_best_eval(run), find_main_score_key(run)
-    cause = next((verdict.rule for verdict in verdicts if verdict.rule in CAUSES), None)
+    cause = find_cause(verdicts)
     # The cause stands before a score that a diverged run still has, and after one that tells of nothing learnt.
     sentences = _describe_outcome(run, best, key)
     if cause == "diverged":
