@@ -29,7 +29,7 @@ from fivetune.start.columns import (
 from fivetune.start.divisions import LABEL_TASKS, Excerpt, TextParts, find_division, split_place
 from fivetune.start.marks import MIN_SHARE
 from fivetune.start.partners import describe_partner
-from fivetune.start.readings import SIGNATURES, TASKS, TEXT_TASKS, iter_readings
+from fivetune.start.readings import SIGNATURES, TASKS, iter_readings
 from fivetune.start.roles import (
     CLEAR,
     USUAL,
@@ -42,6 +42,7 @@ from fivetune.start.roles import (
     split_name,
 )
 from fivetune.start.survey import ENOUGH, FEW_WORDS, GENERAL_LABELS, MARGIN, TARGET_ROLES, Reading, Survey, make_survey
+from fivetune.start.task_options import TEXT_TASKS
 from fivetune.tasks import list_names, load_task, shorten_repr
 from fivetune.types import RawRecord, Task, TextExample
 

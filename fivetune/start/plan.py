@@ -38,9 +38,9 @@ from fivetune.start.columns import (
     read_first_line,
 )
 from fivetune.start.divisions import find_lines_header
-from fivetune.start.readings import TEXT_TASKS
 from fivetune.start.roles import MIN_GROUPS, Given, count_names, split_name
 from fivetune.start.survey import Reading
+from fivetune.start.task_options import TEXT_TASKS
 from fivetune.start.vocabulary import (
     FOREIGN,
     MULTILINGUAL,

@@ -53,6 +53,7 @@ SHORTER = 1  # the target is much shorter than the inputs, as a summary is
 UNKNOWN = -2  # a free text without a known name is not read; for an input without a known name half of it
 LONG_WORDS = 5  # mean words from which on a text is more than a name or a heading
 LONG_ID = 9  # digits from which on numbers that differ are ids
+MAX_NUMBERED = 20  # distinct whole numbers up to which they may be labels without a name that says so
 MAX_TEXTS = 30  # columns of text up to which all of them may be read
 SAMPLE = 300  # records whose texts are compared
 NUM_ANSWERED = 2_000  # records whose answers are looked for in contexts and choices
@@ -87,6 +88,8 @@ PARTS = (
 )
 """Words for lists of the parts of one text."""
 
+OUTPUTS = "output outputs completion response answer answers reply a chosen gold reference"
+NO_PEARSON = "numbers are learned as text, and exact_match counts equal ones only: there is no correlation yet"
 ANNOTATIONS = "entities slots"  # what is marked in texts that have a label, too
 GENERAL_LABELS = "label labels class y gold"  # what is learned, whatever else is known of the texts
 READ = ("text", "inputs", "question", "context", "choices", "instruction")
@@ -420,6 +423,20 @@ class Survey:
         """List the columns that a reading leaves out, those aside not counted."""
         return [name for name in self.free if name not in used]
 
+    def list_outputs(self, used: Collection[str]) -> list[str]:
+        """List the further columns that are named as what is learned."""
+        unread = self.list_unread({*used, *(name.removesuffix(".*") for name in used)})
+        return [name for name in unread if is_named_output(name) and self.list_forms(name)]
+
+    def is_amount(self, name: str) -> bool:
+        """Whether a column holds numbers that are no labels: with fractions, many whole ones without a label's name, or
+        counts.
+        """
+        column = self.columns[name]
+        is_many = column.num_distinct > MAX_NUMBERED and self.rate(name, "label") < CLEAR
+        is_count = is_statistic(name) and not self.is_given(name)
+        return column.kind == "number" and (is_many or is_count or not column.has_labels)
+
     def can_learn_other(self, used: Collection[str]) -> bool:
         """Whether a column that a reading leaves out could be learned."""
         for name in self.list_unread(used):
@@ -594,6 +611,29 @@ def is_statistic(name: str) -> bool:
     [True, True, True, False]
     """
     return COUNT.match(name) is not None or split_name(name)[-1:] in [[word] for word in STATISTICS.split()]
+
+
+def is_named_output(name: str) -> bool:
+    """Whether the last word of a name says that the column is learned; a name such as `0` has no word."""
+    words = split_name(name)
+    return bool(words) and words[-1] in OUTPUTS.split()
+
+
+def describe_outputs(outputs: Sequence[str]) -> list[str]:
+    return [f"{name} is named as what is learned, too, and is not read" for name in outputs]
+
+
+def join_names(names: Sequence[str]) -> str:
+    return " and ".join(names)
+
+
+def describe_columns(names: Sequence[str]) -> str:
+    """Join names before what they hold.
+
+    >>> describe_columns(["a"]), describe_columns(["a", "b"])
+    ('a holds', 'a and b hold')
+    """
+    return f"{join_names(names)} {'holds' if len(names) == 1 else 'hold'}"
 
 
 def _list_triples(value: object) -> set[str]:

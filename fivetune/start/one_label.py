@@ -1,0 +1,226 @@
+"""Texts with one label or one number in a table.
+
+In: a Survey. Out: Readings of each column of values that repeat, or of numbers, with the texts that it is given for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+
+from fivetune.data.labels import PLACEHOLDERS
+from fivetune.start.columns import MIN_WORDS, as_text, find_value, is_empty_cell
+from fivetune.start.roles import CLEAR, USUAL, has_word, rate_name, split_name
+from fivetune.start.survey import (
+    GENERAL_LABELS,
+    LEARNED,
+    NO_PEARSON,
+    NUM_ANSWERED,
+    READ,
+    SAMPLE,
+    VALUES,
+    Reading,
+    Survey,
+    describe_columns,
+    describe_outputs,
+    join_names,
+)
+from fivetune.tasks import list_names
+
+CONFLICTS = 0.2  # share of records whose inputs another record has with another label
+MAX_WORDS = 3  # distinct words of a column that may be a label whatever its name
+MIN_LABEL = 3  # characters of a label that is looked for in texts
+NO_LABEL = "no column is named as a label"
+STANCES = "against favor favour pro con support deny agree disagree"
+
+
+def read_labels(survey: Survey) -> Iterator[Reading]:
+    """Yield each column of few and short values that repeat, as the label of the texts."""
+    repeating = [name for name, column in survey.columns.items() if column.has_labels and not survey.is_amount(name)]
+    labels = [name for name in survey.list_columns("label", "answer", minimum=0) if name in repeating][:8]
+    facts = [name for name in survey.columns if survey.is_aside(name) and survey.columns[name].num_distinct > 1]
+    if not labels and all(name in repeating or rate_name("id", name) >= USUAL for name in facts):  # a language may be
+        labels = [name for name in repeating if survey.rate(name, "label") > 1]
+    for label in labels:
+        same = [name for name in repeating if survey.is_same(name, label)]
+        if "label" not in survey.given and label != _choose_words(survey, same):
+            continue
+        is_answer = survey.rate(label, "answer") >= USUAL > survey.rate(label, "label")
+        for texts, spare, doubts in _list_read(survey, label, same):
+            has_question = any(survey.rate(name, "question") > 2 for name in texts)
+            if texts and not (is_answer and has_question):
+                yield _read_label(survey, label, texts, [*same, *spare], doubts)
+
+
+def _list_read(survey: Survey, label: str, same: Sequence[str]) -> Iterator[tuple[list[str], list[str], list[str]]]:
+    """Yield the texts that a label may be given for, what else is known of them, and why it is doubtful."""
+    texts, known = survey.list_texts(label), survey.list_texts(label, only_known=True)
+    leaks = [name for name in texts if _has_gaps(survey, name, label)]
+    leaks = [name for name in leaks if survey.rate(name, *READ) < 2] or leaks  # rather than a passage
+    told = [name for name in texts if _is_label_told(survey, name, label)]
+    pairs = itertools.combinations(texts, 2)
+    alike = next((pair for pair in pairs if survey.is_copy(*pair) or survey.is_version(*pair)), ())
+    doubts: list[str] = []
+    if 0 < len(leaks) < len(texts):
+        doubts.append(f"{join_names(leaks)} is filled for some values of {label} only, as what the giver of it writes")
+        yield [name for name in texts if name not in leaks], leaks, doubts
+    if 0 < len(told) < len(texts):
+        doubts.append(
+            f"{join_names(told)} holds the {label} itself in nearly all records, as a reasoning about it does"
+        )
+        yield [name for name in texts if name not in told], told, doubts
+    if alike:
+        doubts.append(f"{join_names(alike)} hold nearly the same texts, one of which is enough")
+    for spare in reversed(alike):
+        yield [name for name in texts if name != spare], [spare], doubts
+    if alike:
+        return
+    # what the texts are about, and answers to them, if these tell labels apart; a text that repeats may be that
+    for name in survey.list_unread([label, *same, *texts]) if texts and "text" not in survey.given else ():
+        column = survey.columns[name]
+        is_subject = survey.is_subject(name)
+        is_answer = column.has_text and survey.rate(name, "answer") >= USUAL
+        is_told = is_subject and _is_stance(survey, label)
+        is_said = column.has_labels and column.kind == "text" and column.mean_words >= MIN_WORDS
+        if not is_told and is_said and survey.rate(label, "label") > survey.rate(name, "label"):
+            doubts.append(f"{name} holds texts that repeat, and may be read or not")
+            is_told = True
+        if is_told or ((is_subject or is_answer) and _is_missing(survey, texts, label, name)):
+            named = [f"{name} is named as an answer, and may be read or not"] if is_answer else []
+            yield [one for one in survey.columns if one in (*texts, name)], [], [*doubts, *named]
+    yield texts, [], doubts
+    if known != texts:
+        yield known, [], doubts
+
+
+def _has_gaps(survey: Survey, name: str, label: str) -> bool:
+    """Whether a text is there for some labels, and missing for others: "N/A", if its name says nothing of it."""
+    absent = PLACEHOLDERS if survey.rate(name, *READ) < 2 else ()
+    if not absent and survey.columns[name].num_filled > 0.95 * survey.table.num_records:
+        return False
+    filled: dict[str, list[bool]] = {}
+    columns = (survey.table.list_values(one, NUM_ANSWERED) for one in (label, name))
+    for value, text in zip(*columns, strict=True):
+        is_blank = is_empty_cell(text) or as_text(text) in absent
+        filled.setdefault(as_text(value), []).append(not is_blank)
+    shares = [sum(of_label) / len(of_label) for of_label in filled.values() if len(of_label) >= 3]
+    return len(shares) > 1 and min(shares) < 0.2 and max(shares) > 0.8
+
+
+def _is_label_told(survey: Survey, name: str, label: str) -> bool:
+    """Whether a text holds the label in nearly all records: words that another label has are not in the text."""
+    records = survey.table.records[:SAMPLE]
+    pairs = [(as_text(find_value(one.fields, name)), as_text(find_value(one.fields, label))) for one in records]
+    filled = [(text.casefold(), value.casefold()) for text, value in pairs if len(value) >= MIN_LABEL]
+    num_told = sum(re.search(rf"\b{re.escape(value)}\b", text) is not None for text, value in filled)
+    return num_told > 0.9 * len(records)
+
+
+def _is_stance(survey: Survey, label: str) -> bool:
+    values = {value.casefold() for value in survey.columns[label].values}
+    return "stance" in split_name(label) or not values.isdisjoint(STANCES.split())
+
+
+def _is_missing(survey: Survey, texts: Sequence[str], label: str, name: str) -> bool:
+    """Whether equal texts have different labels, and do not with another column beside them."""
+    before = _count_conflicts(survey, texts, label)
+    return (
+        before >= CONFLICTS * survey.table.num_records and _count_conflicts(survey, [*texts, name], label) < before / 2
+    )
+
+
+def _read_label(
+    survey: Survey, label: str, texts: Sequence[str], same: Sequence[str], doubts: Sequence[str]
+) -> Reading:
+    values = survey.columns[label].values
+    shown = ", ".join(f"{value} ({count:,})" for value, count in list(values.items())[:4])
+    if len(values) > 4:
+        shown += ", ..."
+    reason = f"{label} has {len(values)} values that repeat, {shown}, and {describe_columns(texts)} text"
+    found = Reading("classification", "classification", {"text": texts, "label": (label,)}, reason)
+    is_only = len(texts) == 1 and survey.columns[label].num_filled > 0.9 * survey.table.num_records
+    is_only = is_only and not survey.can_learn_other([label, *texts, *same])
+    doubts = [*doubts, *_describe_values(survey, texts, label)]
+    if survey.rate(label, "label", "answer") == 0 and not is_only:
+        doubts.append(NO_LABEL)
+    if "label" not in survey.given:
+        doubts += _find_rivals(survey, label, [label, *texts, *same])
+        if label in survey.attributes:
+            others = [name for name in survey.attributes if name != label]
+            told = f"{list_names(others)} may be learned, too: the texts hold their values, as those of {label}"
+            doubts.insert(0, told)
+    starts = {value.casefold()[:3] for value in values}  # positive, negativ, pozitivní: what else would be learned
+    is_opinion = survey.columns[label].kind == "text" and starts in ({"pos", "neg"}, {"pos", "neg", "neu"})
+    points = VALUES + CLEAR if is_opinion and survey.rate(label, "label") == 0 else VALUES
+    return survey.weigh(found, values="the values repeat", points=points, read=same, doubts=doubts)
+
+
+def _find_rivals(survey: Survey, label: str, used: Sequence[str]) -> Iterator[str]:
+    """Yield what may be meant instead of a label: another label, unless the name is a general one, or an output."""
+    unread = survey.list_unread(used)
+    least = USUAL if survey.rate(label, "label") >= USUAL else 0
+    labels = [name for name in unread if survey.columns[name].has_labels and not survey.is_amount(name)]
+    named = [name for name in labels if survey.rate(name, "label", "flag", "answer") >= least]
+    values = survey.columns[label].values
+    # names that say nothing: words such as truthful and deceptive, or 0 and 1 of what one word names, or the same
+    # values, as of several aspects
+    unknown = [name for name in labels if survey.rate(name, *READ, *LEARNED) == 0 and name not in named]
+    others = [*named, *(name for name in unknown if _is_judgement(survey, name) or _has_values(survey, name, values))]
+    if others and not has_word(label, GENERAL_LABELS):
+        yield f"{join_names(others[:2])} may be the label, too"
+    yield from describe_outputs(survey.list_outputs(used))
+
+
+def _is_judgement(survey: Survey, name: str) -> bool:
+    """Whether the values of a column are two or three single words, or 0 and 1 of what one word names: `ironic`, but
+    not `has_link`.
+    """
+    column = survey.columns[name]
+    is_flag = _has_values(survey, name, {"0", "1"}) and len(split_name(name)) == 1
+    return is_flag or (column.kind == "text" and column.num_distinct <= MAX_WORDS and column.mean_words <= 1)
+
+
+def _has_values(survey: Survey, name: str, values: Collection[str]) -> bool:
+    return survey.columns[name].values.keys() == {*values}
+
+
+def _choose_words(survey: Survey, same: Sequence[str]) -> str:
+    """Choose which of the columns that say the same is learned: T5 learns words rather than numbers."""
+    ranks = {name: (survey.columns[name].kind != "number", survey.rate(name, "label")) for name in reversed(same)}
+    return max(ranks, key=ranks.__getitem__)
+
+
+def _describe_values(survey: Survey, texts: Sequence[str], label: str) -> Iterator[str]:
+    """Yield that equal texts have different labels: something is missing from the inputs."""
+    num_unlike = _count_conflicts(survey, texts, label)
+    if num_unlike >= CONFLICTS * survey.table.num_records:
+        yield f"{num_unlike:,} records have the texts of others and another {label}"
+
+
+def _count_conflicts(survey: Survey, texts: Sequence[str], label: str) -> int:
+    """Count the records whose texts others have with another label."""
+    by_text: dict[tuple[str, ...], Counter[str]] = {}
+    for record in survey.table.records:
+        key = tuple(as_text(find_value(record.fields, name)) for name in texts)
+        value = find_value(record.fields, label)
+        if not is_empty_cell(value):
+            by_text.setdefault(key, Counter())[as_text(value)] += 1
+    return sum(labels.total() for labels in by_text.values() if len(labels) > 1)
+
+
+def read_numbers(survey: Survey) -> Iterator[Reading]:
+    """Yield texts with a number that is no label: a similarity, a score. There is no metric for them yet."""
+    for name in survey.list_columns("number", "label", "targets", minimum=2):
+        if not survey.is_amount(name) or survey.columns[name].num_distinct < 2:
+            continue
+        texts = survey.list_texts(name)
+        answers = [one for one in survey.list_unread([name, *texts]) if survey.columns[one].has_text]
+        answers = [one for one in answers if survey.rate(one, "answer") > 1 and survey.rate(name, "answer") == 0]
+        every = [one for one in survey.columns if one in (*texts, *answers)]  # an answer is scored beside its reference
+        for one in [every, texts] if every != texts and "inputs" not in survey.given else [texts]:
+            if one:
+                reason = f"{name} holds numbers, and {describe_columns(one)} text"
+                found = Reading("numbers as text", "jsonl", {"inputs": one, "targets": [name]}, reason)
+                yield survey.weigh(found, values="numbers that are no labels", doubts=[NO_PEARSON])

@@ -1,0 +1,183 @@
+"""Text to text in a table: languages, summaries, code, corrections, instructions with their answers.
+
+In: a Survey. Out: Readings of each text that may be learned, with what it may be learned from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from fivetune.start.questions import read_golds
+from fivetune.start.roles import CLEAR, USUAL, find_language, has_word, rate_name, split_name
+from fivetune.start.survey import (
+    ANNOTATIONS,
+    CODE,
+    IN_TEXT,
+    NO_PEARSON,
+    READ,
+    SHORTER,
+    UNKNOWN,
+    Reading,
+    Survey,
+    describe_columns,
+    describe_outputs,
+    is_named_output,
+    join_names,
+)
+
+SOURCES = ("inputs", "text", "question")  # roles of what a pair is learned from
+LESS_DETAIL = 0.5  # length of a text, as a share of a longer one, up to which it tells the same in less detail
+LONG_CONTEXT = 20  # mean words from which on a text may be asked about
+
+
+def read_pairs(survey: Survey) -> Iterator[Reading]:
+    """Yield each source with each target: by languages, else by names, else of two or three texts each with each."""
+    columns = survey.columns
+    languages = [name for name, column in columns.items() if find_language(name) and column.has_text]
+    is_translation = 1 < len(languages) == len({*map(find_language, languages)})  # several texts in one have a label
+    if is_translation and not survey.given.keys() & {"inputs", "targets"}:
+        for target in languages[1:]:  # the first is the source
+            yield _read_pair(survey, languages[:1], target)
+        return
+    targets = survey.list_columns("targets", minimum=2)
+    texts = [name for name in survey.list_unread(()) if columns[name].has_text]
+    if "targets" not in survey.given:
+        nested = [name for name in targets if columns[name].kind != "text" and not columns[name].is_list_of_texts]
+        has_label = any(column.has_labels for column in columns.values())
+        apart = [name for name in nested if read_golds(survey, name, "answers")]
+        apart += [name for name in nested if has_label and has_word(name, ANNOTATIONS)]
+        targets = [form for name in targets if name not in apart for form in survey.list_forms(name)]
+        if texts and all(survey.rate(name, "text") >= USUAL for name in targets):  # a title
+            lists = [name for name in survey.list_unread(()) if survey.has_several(name) and survey.has_phrases(name)]
+            targets += [form for name in lists if name not in (*targets, *apart) for form in survey.list_forms(name)]
+        unknown = [name for name in reversed(texts) if survey.rate(name, "targets", *SOURCES) == 0]
+        if len(texts) <= 3 or len(unknown) == 1:
+            targets += unknown
+        questions = [name for name in texts if survey.rate(name, "question") >= CLEAR]
+        is_labelled = any(survey.rate(name, "label") == CLEAR for name in columns)
+        if not targets and len(texts) <= 2 and not is_labelled:  # it may be written for a text, or for another one
+            targets = questions[::-1]
+    for target in targets:
+        for sources in _list_sources(survey, target, texts):
+            if sources[-1] in targets and survey.has_questions(target) and not survey.has_questions(sources[-1]):
+                continue  # a question is not learned from its answer
+            yield _read_pair(survey, sources, target)
+            if target in columns and _is_longer_summary(survey, target, sources[-1]):
+                yield _read_pair(survey, [target], sources[-1])
+    is_told = not survey.given.keys().isdisjoint(("inputs", "targets"))
+    for short, long in () if is_told else _find_levels(survey, texts):
+        found = _read_pair(survey, [long], short)
+        doubt = f"{short} may be a short form of {long}, or another text"
+        yield found if found.doubts or survey.rate(short, "targets") >= 2 else replace(found, doubts=[doubt])
+
+
+def _find_levels(survey: Survey, texts: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield texts that report in less detail, by their lengths, what another text reports whose name shares a
+    word: juniorDescription and seniorDescription.
+    """
+    chars = {name: survey.columns[name].mean_chars for name in texts if survey.columns[name].is_running}
+    for name in chars:
+        alike = [one for one in chars if not {*split_name(one)}.isdisjoint(split_name(name))]
+        longest = max(alike, key=chars.__getitem__, default=name)
+        if chars[name] < LESS_DETAIL * chars[longest]:
+            yield name, longest
+
+
+def _list_sources(survey: Survey, target: str, texts: Sequence[str]) -> list[list[str]]:
+    """List the inputs that a target may have: the user's, else each text with a known name, else each text."""
+    if "inputs" in survey.given:
+        return [[*survey.given["inputs"]]]
+    known = survey.list_columns(*SOURCES, "context", minimum=2)
+    known = [name for name in known if survey.columns[name].has_text and name != target]
+    contexts = [name for name in survey.list_columns("context", minimum=USUAL) if name in known]
+    # nothing is answered from a query
+    known = [name for name in known if name in contexts or not survey.columns[name].has_code] or known
+    questions = [name for name in known if survey.rate(name, "question") >= USUAL and name not in contexts]
+    if questions and contexts:  # of a question and the schema of its tables, both
+        return [[name for name in survey.columns if name in (questions[0], contexts[0])]]
+    unknown = [name for name in texts if survey.rate(name, "targets", "answer", *SOURCES) < 2]
+    others = [name for name in unknown or texts if name != target]
+    long = [name for name in contexts if survey.columns[name].mean_words >= LONG_CONTEXT]
+    if long and survey.rate(target, "targets") == 0 and len(known) > len(contexts):  # what a text asks of a long one
+        short = next(name for name in known if name not in contexts)
+        return [[name for name in survey.columns if name in (short, long[0])], [short], long[:1]]
+    both = [name for name in texts if name != target]
+    is_unknown = survey.rate(target, "targets", "label") == 0
+    are_read = len(both) == 2 and all(survey.rate(name, "targets", "answer") < 2 for name in both)
+    if is_unknown and target == texts[-1] and are_read:  # one text of two others
+        return [both, *([name] for name in (known or others)[:2])]
+    return [[name] for name in (known or others)[:3]]
+
+
+def _is_longer_summary(survey: Survey, name: str, other: str) -> bool:
+    """Whether a column is named as a summary, and its texts are longer than those of another column."""
+    return rate_name("summary", name) >= 2 and survey.describe(name).mean_chars > survey.columns[other].mean_chars
+
+
+def _read_pair(survey: Survey, sources: Sequence[str], target: str) -> Reading:
+    source = sources[-1]
+    first, last = survey.columns[source], survey.describe(target)
+    kind, prefix, form, values, points = "text to text", "", "", "", 0
+    reason = f"{describe_columns(sources)} what is read, {target} what is learned"
+    used = [*sources, target, target.removesuffix(".*")]
+    others: list[str] = []
+    # what the values of the target say
+    is_short = last.mean_chars < 0.4 * first.mean_chars and last.mean_words >= 4
+    is_longer = _is_longer_summary(survey, target, source)
+    is_unknown = survey.rate(target, "targets") == 0
+    if last.has_code:
+        values, points = f"{target} holds code, a query or a formula", CODE
+    elif target in survey.golds and any(map(survey.is_of_system, survey.free)):
+        values, points = f"{target} is right, others what systems answered", IN_TEXT
+    elif is_short or is_longer:
+        values, points = f"length of {target}", SHORTER if is_short else UNKNOWN
+    # the kind of the pair
+    languages = find_language(source), find_language(target)
+    if all(languages) and languages[0] != languages[1]:
+        kind, prefix = "translation", f"translate {languages[0]} to {languages[1]}: "
+        form = reason = f"the columns {source} and {target} are named after languages"
+        others = [name for name in survey.columns if find_language(name) and name not in used]
+    elif not is_longer and rate_name("summary", target) >= 2:
+        kind, prefix = "summarisation", "summarize: "
+        reason = f"{target} is {last.mean_chars / max(first.mean_chars, 1):.0%} as long as {join_names(sources)}"
+    # what speaks against it
+    named = survey.rate(target, "targets")
+    texts = [name for name in survey.columns if survey.columns[name].has_text]
+    is_text = named <= survey.rate(target, "text") and survey.can_learn_other([*used, *texts])
+    table = [
+        (last.has_fractions, NO_PEARSON),
+        (survey.rate(source, *READ) < survey.rate(source, "targets"), f"{source} is named as what is learned, too"),
+    ]
+    if not form:
+        table += [
+            (is_longer, f"{target} is longer than {source}, so it is no summary of it: perhaps the other way round"),
+            (is_text and not is_unknown, f"{target} is named as a text, too"),
+            (is_text and is_unknown, f"no name says that {target} is learned"),
+        ]
+    doubts = [words for is_so, words in table if is_so]
+    if target in survey.golds:
+        doubts += describe_outputs(
+            [name for name in texts if survey.rate(name, "targets") == CLEAR and name not in used]
+        )
+    if is_named_output(target) or last.has_code:
+        doubts += describe_outputs(survey.list_outputs(used))
+    found = Reading(kind, "jsonl", {"inputs": sources, "targets": (target,)}, reason, prefix=prefix)
+    return survey.weigh(found, form=form, values=values, points=points, read=others, doubts=doubts)
+
+
+def read_instructions(survey: Survey) -> Iterator[Reading]:
+    """Yield instruction, input and output: the form of Alpaca and Dolly. An empty input is usual."""
+    texts = [name for name, column in survey.columns.items() if column.kind == "text"]
+    found = survey.list_columns("instruction", minimum=USUAL)
+    if "inputs" in survey.given or not set(texts).intersection(found):
+        return
+    learned = survey.list_columns("targets", "answer", minimum=USUAL)
+    targets = [form for name in learned for form in ([name] if name in texts else survey.list_forms(name))]
+    further = survey.list_columns("inputs", "context", "question", minimum=USUAL)
+    read = [found[0], *(name for name in texts if name in further and name not in (*targets, found[0]))]
+    for target in targets:
+        reason = f"{join_names(read)} instruct, {target} is the answer"
+        pair = Reading("instructions", "jsonl", {"inputs": read, "targets": [target]}, reason)
+        doubts = describe_outputs(survey.list_outputs([*read, target]))
+        yield survey.weigh(pair, form="instruction and output", doubts=doubts)

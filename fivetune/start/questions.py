@@ -1,0 +1,158 @@
+"""Questions with answers in a table: yes/no, numbers, parts of a context, free text.
+
+In: a Survey. Out: Readings; the values of the answers decide the form. Those with choices are from quizzes.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from fivetune.errors import RecordError
+from fivetune.scores.metrics.gsm8k import extract_final_number
+from fivetune.start.columns import Column, as_text, count_words
+from fivetune.start.quizzes import read_quizzes
+from fivetune.start.roles import USUAL, has_word
+from fivetune.start.survey import IN_TEXT, LONG_WORDS, NUM_ANSWERED, VALUES, Reading, Survey
+from fivetune.start.task_options import SHORT_TARGET_WORDS, count_shared_words
+from fivetune.tasks import find_text
+from fivetune.tasks._questions import read_gold_answers
+from fivetune.tasks.unifiedqa import YES_NO
+from fivetune.types import RawRecord
+
+IN_CONTEXT = 0.7  # least share of answers that are parts of their context, if the task is extractive
+LONG_ANSWER_WORDS = 8.0
+NOTES = "note notes notiz remark remarks comment comments"  # are no text that is asked about
+
+
+def read_questions(survey: Survey) -> Iterator[Reading]:
+    """Yield questions with each column of answers; the values of the answers decide the form."""
+    columns = survey.columns
+    named = [name for name in survey.list_columns("question", minimum=2) if columns[name].kind == "text"]
+    questions = [name for name in named if not columns[name].has_code] or named  # a query in SQL is none
+    is_told = {"question", "answer"} <= survey.given.keys() and "context" not in survey.given
+    contexts = {name: found for name in questions[:1] if not is_told and (found := _find_context(survey, name))}
+    yield from read_quizzes(survey, contexts)
+    if not questions:
+        return
+    context = contexts.get(questions[0])
+    for answer in survey.list_columns("answer", minimum=2):
+        if answer not in (questions[0], context):
+            for roles, doubts in _list_asked(survey, questions, context, answer):
+                if found := _read_answers(survey, {**roles, "answer": answer}):
+                    yield replace(found, doubts=[*doubts, *found.doubts])
+
+
+def _list_asked(
+    survey: Survey, questions: Sequence[str], context: str | None, answer: str
+) -> Iterator[tuple[dict[str, str], list[str]]]:
+    """Yield the roles of what may be asked, with their doubts: the question and its context, the question alone if the
+    context has the length of a title and the answers are longer texts, another column of questions.
+    """
+    columns = survey.columns
+    question, *rest = questions
+    others = [name for name in rest if columns[name].is_running and columns[name].has_text]
+    doubts = [f"{one} is named as a question, too" for one in others[:1] if "question" not in survey.given]
+    if context:
+        is_title = columns[answer].is_running and columns[context].mean_words < LONG_WORDS
+        title = [f"{context} may be the title of a source, in which {answer} is not found"] if is_title else []
+        yield {"question": question, "context": context}, [*title, *doubts]
+        if is_title and not survey.is_given(context):
+            yield {"question": question}, doubts
+    else:
+        yield {"question": question}, doubts
+    for other in others[:1] if doubts else ():
+        yield {"question": other, **({"context": context} if context else {})}, doubts
+
+
+def _find_context(survey: Survey, question: str) -> str | None:
+    """Find the text that questions are about: the one with the clearest name."""
+    texts = [name for name in survey.list_columns("context", "text", minimum=2) if survey.columns[name].has_text]
+    texts = [name for name in texts if survey.is_given(name) or not has_word(name, NOTES)]
+    texts = [name for name in texts if survey.rate(name, "question") < 2 or survey.rate(name, "context") >= USUAL]
+    known = [name for name in texts if name != question and survey.rate(name, "answer", "targets", "label") < USUAL]
+    if known and (survey.rate(known[0], "context") >= 2 or len(known) == 1):
+        return known[0]
+    return None
+
+
+def _read_answers(survey: Survey, roles: Mapping[str, str]) -> Reading | None:
+    """Read questions by the values of their answers."""
+    answer, context = roles["answer"], roles.get("context")
+    column = survey.columns[answer]
+    points, options, columns = VALUES, {"lower_case": False}, roles
+    values = {value.lower() for value in column.values}
+    texts = survey.list_examples(answer, 200)
+    num_marked = sum("####" in text and extract_final_number(text) is not None for text in texts)
+    if values and values <= YES_NO.keys() and column.kind != "number":
+        kind, task = "yes/no questions", "unifiedqa"
+        options |= {"format": "yes_no"}
+        reason = f"all answers in {answer} are {' or '.join(sorted(column.values))}"
+    elif texts and num_marked >= 0.9 * len(texts):
+        kind, task, points = "reasoning with a final number", "gsm8k", IN_TEXT
+        options, columns = {}, {"question": roles["question"], "answer": answer}
+        reason = f"{num_marked:,} of {len(texts):,} answers in {answer} end in #### and a number"
+    elif column.kind == "number" or column.has_code or _has_mark(survey, column):
+        what = "code" if column.has_code else "words behind a mark"
+        what = "numbers" if column.kind == "number" else what
+        kind, reason = f"questions with {what} as answers", f"the answers in {answer} are {what}"
+        inputs = [name for name in survey.columns if name in (roles["question"], context)]
+        is_told = "answer" in survey.given
+        named = {role: [name] for role, name in roles.items()} if is_told else {"inputs": inputs, "targets": [answer]}
+        return survey.weigh(Reading(kind, "jsonl", named, reason), values=reason)
+    else:
+        # texts, or lists of texts
+        key = "answers" if column.kind != "text" or column.example[:1] in ("[", "{") else "answer"
+        golds = read_golds(survey, answer, key)
+        if not golds:
+            return None
+        columns = {key if role == "answer" else role: name for role, name in roles.items()}
+        num_open = sum(one == () for one in golds)
+        num_found, num_answered = _count_parts(survey, context, golds) if context else (0, 0)
+        words = [count_words(one[0]) for one in golds if any(one)]
+        mean_words = sum(words) / max(1, len(words))
+        where = f"are often no parts of {context}" if context else "there is no context"
+        reason = f"the answers in {answer} have {mean_words:.0f} words on average and {where}"
+        if num_answered and num_found >= IN_CONTEXT * num_answered:
+            kind, task, options, points = "extractive question answering", "squad", {}, IN_TEXT
+            reason = f"{num_found:,} of {num_answered:,} answers in {answer} are parts of their {context}, and "
+            reason += f"{num_open:,} questions have no answer" if num_open else "every question has an answer"
+            if num_open:
+                task = "squad_v2"
+        elif context or mean_words > LONG_ANSWER_WORDS:
+            kind, task = "questions with free answers", "unifiedqa"
+            options |= {"format": "abstractive"}
+        else:
+            kind, task, options = "questions without a context", "squad", {"template": "question: {question}"}
+    found = Reading(kind, task, {role: (name,) for role, name in roles.items()}, reason, options, columns)
+    return survey.weigh(found, values=reason, points=points)
+
+
+def _has_mark(survey: Survey, column: Column) -> bool:
+    """Whether answers are a word or two behind words that all of them begin with, which say nothing of them."""
+    num_shared = count_shared_words(survey, column) if column.kind == "text" else 0
+    return num_shared > 0 and column.mean_words - num_shared <= SHORT_TARGET_WORDS
+
+
+def read_golds(survey: Survey, answer: str, key: str) -> list[tuple[str, ...]]:
+    """Return all answers of each record, as the tasks read them by the name `key`; none if they cannot."""
+    found: list[tuple[str, ...]] = []
+    num_bad = 0
+    for value in survey.table.list_values(answer):
+        text = as_text(value) if isinstance(value, int | float) else value
+        try:
+            found.append(read_gold_answers(RawRecord({key: text}, "")) or ())
+        except RecordError:
+            num_bad += 1
+            found.append(("",))
+    return found if num_bad <= 0.1 * len(found) else []
+
+
+def _count_parts(survey: Survey, context: str, golds: Sequence[tuple[str, ...]]) -> tuple[int, int]:
+    """Count the answers of the first NUM_ANSWERED records that are parts of their contexts, and all of them."""
+    num_found = num_answered = 0
+    for text, answers in zip(survey.table.list_values(context, NUM_ANSWERED), golds, strict=False):
+        if any(map(str.strip, answers)):
+            num_answered += 1
+            num_found += any(find_text(as_text(text), gold.strip()) for gold in answers)
+    return num_found, num_answered

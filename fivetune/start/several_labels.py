@@ -1,0 +1,148 @@
+"""Texts with several labels in a table: a list, a separated text, numbered columns, a column of 0 and 1 for each.
+
+In: a Survey. Out: Readings, with the separator of the labels.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from fivetune.start.columns import MAX_LABELS, as_text, is_empty_cell
+from fivetune.start.roles import CLEAR, USUAL, split_name
+from fivetune.start.survey import IN_TEXT, READ, TARGET_ROLES, VALUES, Reading, Survey, describe_columns, join_names
+from fivetune.tasks import list_names
+from fivetune.tasks.tags import FLAGS
+
+SEPARATORS = (";", "|", ",")  # of labels in one cell, beside line ends
+LOOSE_SEPARATORS = ("/", "+", " ")  # words have these, too
+
+
+def read_tags(survey: Survey) -> Iterator[Reading]:
+    """Yield several labels for each text: a list, a separated text, numbered columns, a column of 0 and 1 for each."""
+    named = survey.given.get("tags", ())
+    for name in named or survey.list_unread(()):
+        separator = _find_separator(survey, name) if len(named) < 2 else ""
+        texts = survey.list_texts(name) if separator else []
+        if texts:
+            num_blank = survey.table.num_records - survey.columns[name].num_filled
+            blank = f", {num_blank:,} have none" if num_blank else ""
+            reason = f"{name} has several labels for some records{blank}, and {describe_columns(texts)} text"
+            is_guess = survey.is_mostly_blank(name) and survey.rate(name, "tags") < CLEAR
+            doubts = [f"{name} is empty in {num_blank:,} records, which are learned to have no label"] * is_guess
+            roles = {"text": texts, "tags": [name]}
+            reading = Reading("several labels", "tags", roles, reason, {"separator": separator})
+            points = IN_TEXT if _are_combined(_split_cells(survey, name, separator)) else VALUES + 1
+            yield survey.weigh(reading, values="several labels that repeat", points=points, doubts=doubts)
+    yield from _read_columns_of_tags(survey)
+
+
+def _read_columns_of_tags(survey: Survey) -> Iterator[Reading]:
+    """Yield several labels in a column each: columns of words, or one of 0 and 1 for each label."""
+    named, texts = survey.given.get("tags", ()), survey.list_texts("")
+    if not texts:
+        return
+    are_flags = all({*survey.columns[name].values} <= FLAGS.keys() for name in named)
+    stems = Counter(" ".join(split_name(name)) for name in survey.columns)
+    flags = named if are_flags else []
+    flags = flags or [name for name in survey.list_unread(()) if not named and _is_flag(survey, name, stems)]
+    if len(flags) >= 3:
+        shown = ", ".join([*flags[:4], *(["..."] if len(flags) > 4 else [])])
+        reason = f"{len(flags)} columns hold 0 or 1 ({shown}), and {describe_columns(texts)} text"
+        own = {"separator": _choose_separator(flags)}
+        reading = Reading("several labels", "tags", {"text": texts, "tags": flags}, reason, own)
+        # facts that are yes or no stand beside a label of words, too
+        words = [name for name in survey.list_unread([*flags, *texts]) if survey.columns[name].kind == "text"]
+        labels = [name for name in words if survey.columns[name].has_labels]
+        doubts = [f"{join_names(labels[:2])} may be the label, too"] if labels else []
+        yield survey.weigh(reading, form="a column of 0 and 1 per label", doubts=doubts)
+    numbered = [] if named else _find_numbered(survey)
+    several = named if len(named) > 1 and not are_flags else survey.attributes
+    for names, form in ((numbered, "numbered columns of labels"), (several, "")):
+        if names:
+            reason = f"{list_names(names)} hold labels, and {describe_columns(texts)} text"
+            held = [as_text(part) for name in names for one in _split_cells(survey, name, "\n") for part in one]
+            own = {"separator": _choose_separator(held)}
+            reading = Reading("several labels", "tags", {"text": texts, "tags": names}, reason, own)
+            doubts = [] if form or named else [f"one of {list_names(names)} may be the label alone"]
+            yield survey.weigh(reading, form=form, values="" if form else "labels that stand in texts", doubts=doubts)
+
+
+def _find_numbered(survey: Survey) -> list[str]:
+    """Find columns whose names differ in a number or letter and that hold the same labels, the later ones for fewer
+    records: `code 1`, `code 2` ... of answers with several codes.
+    """
+    by_stem: dict[tuple[str, ...], list[str]] = {}
+    for name, column in survey.columns.items():
+        if column.values and column.kind == "text" and not survey.is_given(name):
+            by_stem.setdefault((*split_name(name),), []).append(name)
+    for names in by_stem.values():
+        first, *others = (survey.columns[name] for name in names)
+        shared = [one for one in others if len({*one.values} & {*first.values}) > 1 or one.num_distinct == 1]
+        if others and shared == others and others[-1].num_filled < 0.8 * first.num_filled:
+            return names
+    return []
+
+
+def _is_flag(survey: Survey, name: str, stems: Mapping[str, int]) -> bool:
+    values = {*survey.columns[name].values}
+    is_one_of_several = stems[" ".join(split_name(name))] > 2  # category_a, _b, _c
+    is_label = survey.rate(name, "label") >= CLEAR and not survey.rate(name, "flag") and not is_one_of_several
+    return not is_label and values in ({"0", "1"}, {"true", "false"}, {"0.0", "1.0"})
+
+
+def _find_separator(survey: Survey, name: str) -> str:
+    """Find what separates the labels of a column; "" if its values are no sets of labels that repeat."""
+    column = survey.columns[name]
+    rating = survey.rate(name, "tags")
+    is_list = column.kind in ("list", "text list")
+    if column.num_distinct < 2 or not (is_list or column.kind == "text"):
+        return ""
+    if survey.rate(name, *READ, *TARGET_ROLES["targets"]) > max(1, rating) or (is_list and survey.is_sequence(name)):
+        return ""
+    # a list needs no guess about its parts: with a known name a few records may do; so where most have no label
+    is_rare = rating >= USUAL and survey.is_mostly_blank(name)
+    times = 1.5 if is_rare or (is_list and rating >= 2) else 3
+    least = USUAL if is_list else CLEAR
+    is_loose = rating >= CLEAR or is_rare
+    for separator in [", "] if is_list else [*SEPARATORS, *(LOOSE_SEPARATORS if is_loose else ())]:
+        parts = _split_cells(survey, name, separator)
+        tags = Counter(as_text(part) for one in parts for part in one)
+        known = str if column.kind == "text list" else str | int  # numbers as text are places in texts
+        if not all(isinstance(part, known) for one in parts for part in one):
+            break
+        share = sum(len(one) > 1 for one in parts) / max(1, len(parts))
+        is_short = sum(len(tag.split()) for tag in tags) <= 5 * len(tags)
+        repeats = len(tags) <= MAX_LABELS and tags.total() >= times * len(tags)
+        is_varied = len({*map(frozenset, parts)}) > 1
+        is_clear = separator not in LOOSE_SEPARATORS or _are_combined(parts)
+        is_usual = (share >= 0.1 or (is_rare and share > 0)) and repeats
+        is_named = rating >= least and share > 0.5 and all(isinstance(part, str) for one in parts for part in one)
+        if is_short and is_varied and is_clear and (is_usual or is_named):
+            return _choose_separator(tags) if is_list else separator
+    # where most have none, the others may have one each
+    return "," if is_rare and column.values and column.num_filled >= times * column.num_distinct else ""
+
+
+def _split_cells(survey: Survey, name: str, separator: str) -> list[Sequence[object]]:
+    """Split the filled cells of a column, lists excepted, which are divided already."""
+    if survey.columns[name].kind in ("list", "text list"):
+        return survey.read_lists(name)
+    cells = (as_text(value).splitlines() for value in survey.table.list_values(name) if not is_empty_cell(value))
+    return [[part.strip() for line in lines for part in line.split(separator)] for lines in cells]
+
+
+def _are_combined(parts: Sequence[Sequence[object]]) -> bool:
+    """Whether parts that a usual sign of texts divides are labels: codes, or nearly all stand with others elsewhere."""
+    sets = {frozenset(map(as_text, one)) for one in parts}
+    times = Counter(part for one in sets for part in one)
+    several = [one for one in sets if len(one) > 1]
+    num_known = sum(all(times[part] > 1 for part in one) for one in several)
+    return num_known > 0.8 * len(several) or all(map(re.compile(r"\w*\d\w*").fullmatch, times))
+
+
+def _choose_separator(tags: Iterable[str]) -> str:
+    """Choose what separates labels in a target: the first of the usual signs that none of them holds."""
+    text = "\n".join(tags)
+    return next((sign for sign in (", ", "; ", " | ") if sign not in text), " || ")

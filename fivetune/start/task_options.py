@@ -1,0 +1,102 @@
+"""The options of the task of a reading: templates of its columns, and what scores its target.
+
+In: a Survey and a Reading. Out: the Reading with options as a recipe has them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+
+from fivetune.start.columns import Column
+from fivetune.start.roles import USUAL, split_name
+from fivetune.start.survey import Reading, Survey
+from fivetune.types import JsonTable
+
+SHORT_TARGET_WORDS = 2.0  # mean words up to which a target is right or wrong as a whole
+TEXT_TASKS = ("jsonl", "classification", "tags")
+
+
+def fill_options(survey: Survey, reading: Reading) -> Reading:
+    """Return a reading of texts with the options of its task: templates of its columns, and what scores the target.
+
+    Of a target that is a list, the first text is learned, and all of them are scored.
+    """
+    if len(choices := reading.roles.get("choices", ())) > 1:
+        names, columns = name_slots([name for name in choices if name not in reading.targets])
+        names[:0] = ["answer"] * (len(choices) - len(names))  # the right one, if the others are wrong in all records
+        return replace(reading, options={**reading.options, "choices": names}, columns={**reading.columns, **columns})
+    if reading.task not in TEXT_TASKS:
+        return reading
+    targets = reading.targets
+    names, columns = name_slots([*reading.inputs, *targets])
+    read, learned = names[: -len(targets)], names[-len(targets) :]
+    options: JsonTable = {"inputs": reading.prefix + _build_template(survey, reading.inputs, read), **reading.options}
+    if reading.task == "tags":
+        options["tags"] = learned
+    elif reading.task == "classification":
+        options["label"] = learned[0]
+    else:
+        name = targets[0]
+        target = survey.describe(name)
+        options["targets"] = f"{{{learned[0]}}}"
+        if target.kind == "list":
+            columns[f"{learned[0]}_first"] = f"{target.name}.0"
+            options |= {"targets": f"{{{learned[0]}_first}}", "references": learned[0]}
+            if survey.has_several(name):
+                note = f"of the texts in each list of {name} the first is learned, and all count as right"
+                reading = replace(reading, warnings=[*reading.warnings, note])
+        options |= choose_metrics(survey, target, reading.kind)
+    return replace(reading, options=options, columns=columns)
+
+
+def _build_template(survey: Survey, columns: Sequence[str], slots: Sequence[str]) -> str:
+    """Build the template of inputs; instructions and chats excepted, several have their names."""
+    plain = [f"{{{name}}}" for name in slots]
+    if split_name(columns[0]) == ["prefix"]:  # simpletransformers
+        return ": ".join(plain)
+    is_turn = re.search(r"\.\d+\.", columns[0]) is not None  # of a chat
+    if len(slots) == 1 or is_turn or survey.rate(columns[0], "instruction") >= USUAL:
+        return " ".join(plain)
+    return " ".join(f"{name}: {{{name}}}" for name in slots)
+
+
+def choose_metrics(survey: Survey, column: Column, kind: str) -> JsonTable:
+    """Choose the metrics of a target, and the score that selects the best weights: one that sees its text.
+
+    Code and answers of a word or two are right or wrong as a whole; of longer texts parts count.
+    """
+    is_ascii = "".join(survey.list_examples(column.name, 200)).isascii()
+    rouge: object = "rouge" if is_ascii else {"name": "rouge", "words": "unicode"}
+    if column.has_code:
+        return {"metrics": ["exact_match", rouge], "main_metric": "exact_match"}
+    own_words = column.mean_words - count_shared_words(survey, column)
+    if column.kind == "number" or (own_words <= SHORT_TARGET_WORDS and column.kind == "text"):
+        return {"metrics": ["exact_match"], "main_metric": "exact_match"}
+    if kind == "translation" and find_spec("sacrebleu"):
+        return {"metrics": ["bleu"], "main_metric": "chrf"}
+    return {"metrics": [rouge], "main_metric": "rougeL_f1"}
+
+
+def count_shared_words(survey: Survey, column: Column) -> int:
+    """Count the words that all texts of a column begin with up to a mark: of ANSWER: D the first."""
+    places = zip(*map(str.split, survey.list_examples(column.name, 200)), strict=False)
+    shared = [words[0] for words in itertools.takewhile(lambda words: len({*words}) == 1, places)]
+    return len(shared) if shared and shared[-1].endswith((":", "：", "=", "#", ">")) else 0
+
+
+def name_slots(names: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Return names that a template can hold, and data.columns for those that differ.
+
+    >>> name_slots(["Betreff", "was {1}", "info.text"])
+    (['Betreff', 'was__1', 'info_text'], {'was__1': 'was {1}', 'info_text': 'info.text'})
+    """
+    slots: dict[str, str] = {}
+    for name in names:
+        is_plain = not re.search(r"[{}\[\]!:.,]|^\s|\s$", name)
+        slot = name if is_plain else re.sub(r"\W", "_", name).strip("_") or "column"
+        slots[slot if slot not in slots else f"{slot}_{len(slots)}"] = name
+    return list(slots), {slot: name for slot, name in slots.items() if slot != name}
