@@ -43,12 +43,13 @@ def _find_text_of_turns(survey: Survey, name: str) -> str | None:
     column = survey.columns[name]
     if column.is_list_of_texts:
         return ""
-    lists = [value for value in survey.table.list_values(name) if isinstance(value, list)]
-    turns = [turn for value in lists[:SAMPLE] for turn in cast("list[object]", value)]
+    if column.kind != "list":
+        return None
+    turns = [turn for turns in survey.read_lists(name)[:SAMPLE] for turn in turns]
     if turns and all(isinstance(turn, list) and len(cast("list[object]", turn)) == 2 for turn in turns):
         return ".1"
     objects = [turn for turn in turns if isinstance(turn, Mapping)]
-    if column.kind != "list" or not objects or not {*objects[0]}.isdisjoint(role for role, *_ in CHATS):
+    if not objects or not {*objects[0]}.isdisjoint(role for role, *_ in CHATS):
         return None
     return next((f".{one}" for one in TURN_TEXTS if all(isinstance(turn.get(one), str) for turn in objects)), None)
 
@@ -60,7 +61,7 @@ def _read_messages(survey: Survey, name: str, role: str, content: str, speakers:
         role, content: the members of a message with its speaker and its text.
         speakers: system, user and assistant as `role` names them.
     """
-    chats = [value for value in survey.table.list_values(name) if isinstance(value, list)]
+    chats = survey.read_lists(name)
     spoken = [[turn.get(role) for turn in chat if isinstance(turn, Mapping)] for chat in chats]
     if not any(content in turn for chat in chats for turn in chat if isinstance(turn, Mapping)):
         return

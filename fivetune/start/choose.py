@@ -138,17 +138,9 @@ def infer_divided(table: RawTable, *, task: str | None = None, given: Given | No
 
     Raises what `infer_task` does; DoubtError if both may be meant.
     """
-    failure: FiveTuneError | None = None
-    own: list[tuple[RawTable, Reading]] = []
-    try:
-        own.append((table, infer_task(table, task=task, given=given)))
-        if given or not can_be_divided(own[0][1]):
-            return own[0]
-    except DoubtError as error:
-        failure = error
-        own.extend(error.choices)
-    except (DataError, ConfigError) as error:  # the user may name columns of the divided records
-        failure = error
+    own, failure = _list_choices(table, task, given)
+    if own and not failure and (given or not can_be_divided(own[0][1])):
+        return own[0]
     learned = {name for _, one in own for name in one.targets}
     tasks = {one.task for _, one in own}
     division = find_division(table)
@@ -163,17 +155,27 @@ def infer_divided(table: RawTable, *, task: str | None = None, given: Given | No
     if divided.num_records < MIN_RECORDS:
         few = f"{explain_few(divided, [], given or {})} ({division.describe()}.)"
         raise failure if failure and own else DataError(few)
-    try:
-        choices: Sequence[tuple[RawTable, Reading]] = [(divided, infer_task(divided, task=task, given=given))]
-    except DoubtError as error:
-        if not own or isinstance(division, Excerpt):
-            raise
-        choices = [one for one in error.choices if one[1].task not in LABEL_TASKS] or error.choices
-    except (DataError, ConfigError) as error:
-        raise failure or error from None
-    if not own or isinstance(division, Excerpt):
+    choices, unclear = _list_choices(divided, task, given)
+    is_meant = not own or isinstance(division, Excerpt)
+    if unclear and (is_meant or not choices):
+        raise unclear if choices else failure or unclear
+    if is_meant:
         return choices[0]
+    if unclear:
+        choices = [one for one in choices if one[1].task not in LABEL_TASKS] or choices
     raise DoubtError(division.describe(), [*choices, *own][:NUM_SHOWN])
+
+
+def _list_choices(
+    table: RawTable, task: str | None, given: Given | None
+) -> tuple[Sequence[tuple[RawTable, Reading]], FiveTuneError | None]:
+    """List the reading of a table, or those that may be meant, with the error that says why it is none or not sure."""
+    try:
+        return [(table, infer_task(table, task=task, given=given))], None
+    except DoubtError as error:
+        return error.choices, error
+    except (DataError, ConfigError) as error:  # the user may name columns of the divided records
+        return [], error
 
 
 def can_be_divided(reading: Reading) -> bool:
@@ -369,12 +371,16 @@ def _complete(reading: Reading, others: Sequence[Reading], survey: Survey) -> Re
 
 def list_flags(reading: Reading) -> list[str]:
     """List the words of the command line that choose a reading."""
-    words = ["--task", reading.task]
+    columns: list[tuple[str, str]] = []
     for role, names in reading.roles.items():
-        is_joined = role == "tags" and len(names) > 1 and "," not in "".join(names)
-        for name in [",".join(names)] if is_joined else names:
-            words += ["--column", f"{role}={name}"]
-    return words
+        is_joined = role == "tags" and "," not in "".join(names)
+        columns += [(role, ",".join(names))] if is_joined else [(role, name) for name in names]
+    return ["--task", reading.task, *_list_column_flags(columns)]
+
+
+def _list_column_flags(columns: Iterable[tuple[str, str]]) -> list[str]:
+    """List the words of the command line that give columns their roles."""
+    return [word for role, name in columns for word in ("--column", f"{role}={name}")]
 
 
 def build_command(table: RawTable, reading: Reading) -> str:
@@ -471,7 +477,7 @@ def explain_none(survey: Survey, task: str | None, bad: Sequence[BadRecord]) -> 
         return form
     columns = survey.columns
     given = [(role, name) for role, names in survey.given.items() for name in names]
-    flags = shlex.join(word for role, name in given for word in ("--column", f"{role}={name}"))
+    flags = shlex.join(_list_column_flags(given))
     wanted = {role: names for role, names in survey.given.items() if role not in ("id", "group")}
     if task and given and (others := _list_readings(survey, None, wanted)):
         first = others[0]
@@ -524,7 +530,7 @@ def _list_working(survey: Survey, task: str | None, known: Iterable[Given]) -> I
     """Yield the flags of those columns that a reading takes."""
     for given in known:
         if _list_readings(make_survey(survey.table, given), task, given):
-            yield shlex.join(word for role, names in given.items() for word in ("--column", f"{role}={names[0]}"))
+            yield shlex.join(_list_column_flags((role, names[0]) for role, names in given.items()))
 
 
 def _is_nested(survey: Survey, name: str, column: Column) -> bool:

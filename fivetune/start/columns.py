@@ -11,13 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast
 
 from fivetune.data.readers.delimited import NUMBER, describe_quotes, read_first_cells
 from fivetune.data.readers.records import detect_format, draw_records, find_column, is_hub_name, list_source_files
 from fivetune.data.readers.source_files import HEAD_BYTES, BadRecord, is_saved_dataset, open_bytes
 from fivetune.data.readers.tables import replace_empty_cell
 from fivetune.tasks import is_missing_label
+from fivetune.tasks.tags import parse_tags
 from fivetune.types import JsonTable, RawRecord
 
 Kind = Literal["text", "number", "text list", "date", "link", "list", "object", "empty"]
@@ -105,6 +106,11 @@ class Column:
     def has_text(self) -> bool:
         """Whether the values are free text: not those of labels or ids."""
         return self.kind == "text" and self.num_distinct > 1 and not self.has_labels and not self.has_codes
+
+    @property
+    def has_lists(self) -> bool:
+        """Whether the values are lists, also as text."""
+        return self.kind in ("list", "text list")
 
     @property
     def is_list_of_texts(self) -> bool:
@@ -288,6 +294,12 @@ def count_words(text: str) -> int:
 def as_text(value: object) -> str:
     """Return a value as text, without surrounding space; true and false as files have them."""
     return str(value).lower() if isinstance(value, bool) else str(value).strip()
+
+
+def read_list(value: object) -> Sequence[object] | None:
+    """Return a list, also of one that is written as text; None for other values."""
+    found = parse_tags(value.strip(), ",") if isinstance(value, str) else value
+    return cast("Sequence[object]", found) if isinstance(found, list | tuple) else None
 
 
 def is_empty_cell(value: object) -> bool:

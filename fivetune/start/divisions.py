@@ -34,10 +34,12 @@ from fivetune.start.columns import (
     count_words,
     find_value,
     is_empty_cell,
+    read_list,
 )
 from fivetune.start.marks import MIN_SHARE, SPEAKERS, Marks, find_marks
+from fivetune.start.roles import CLEAR, rate_name
+from fivetune.start.survey import FEW_WORDS, READ
 from fivetune.tasks import list_names
-from fivetune.tasks.tags import parse_tags
 from fivetune.types import RawRecord
 
 SAMPLE = 300  # records that show what divides them
@@ -52,8 +54,6 @@ PLACE = re.compile(  # the name of a column of places
     r"(?P<stem>.*?)(?:^|_)(?P<side>start|begin|from|end|stop|to)(?:s|ing)?(?P<unit>_?(?:char|idx|index|pos|position|offset))?"
 )
 ENDS = {"start": ("end", "stop"), "begin": ("end",), "from": ("to",)}
-READ = ("prompt", "question", "instruction", "input", "context", "text")  # names of first and last parts that leave no
-LEARNED = ("response", "answer", "output", "summary")  # doubt
 PAIR = ("prompt", "response")
 
 
@@ -83,7 +83,9 @@ class Parts:
 
     def is_meant(self, learned: Collection[str], tasks: Collection[str]) -> bool:
         """Whether the names of the parts leave no doubt that they may be meant, and other readings learn labels."""
-        return self.names[0] in READ and self.names[-1] in LEARNED and {*tasks} <= LABEL_TASKS
+        is_read = any(rate_name(role, self.names[0]) == CLEAR for role in READ)
+        is_learned = any(rate_name(role, self.names[-1]) == CLEAR for role in ("targets", "answer"))
+        return is_read and is_learned and {*tasks} <= LABEL_TASKS
 
     def iter_records(self, records: Iterable[RawRecord], on_bad: Callable[[BadRecord], None]) -> Iterator[RawRecord]:
         """Yield the records with a column for each part; one without the parts goes to `on_bad`."""
@@ -124,8 +126,8 @@ class ListParts(Parts):
     """Divides a list of texts, also one that is written as text."""
 
     def find_parts(self, fields: Mapping[str, object]) -> Sequence[object] | None:
-        found = _read_list(find_value(fields, self.column))
-        return found if len(found) == len(self.names) else None
+        found = read_list(find_value(fields, self.column))
+        return found if found and len(found) == len(self.names) else None
 
     def describe(self) -> str:
         return f"the texts of each list in {self.column} are the columns {list_names(self.names)}"
@@ -243,8 +245,8 @@ def _find_free_name(table: RawTable, column: str, name: str) -> str:
 
 def _find_list_parts(table: RawTable) -> ListParts | None:
     for column in table.columns.values():
-        if column.kind in ("list", "text list"):
-            lists = [_read_list(value) for value in table.list_values(column.name, SAMPLE) if value]
+        if column.has_lists:
+            lists = [read_list(value) or () for value in table.list_values(column.name, SAMPLE) if value]
             size, times = Counter(map(len, lists)).most_common(1)[0] if lists else (0, 0)
             are_texts = all(isinstance(part, str) for part in chain.from_iterable(lists))
             num_words = sum(map(count_words, map(as_text, chain.from_iterable(lists))))
@@ -252,11 +254,6 @@ def _find_list_parts(table: RawTable) -> ListParts | None:
             if MIN_LIST <= size <= MAX_LIST and times >= MIN_SHARE * len(lists) and is_running:
                 return ListParts(column.name, [f"{column.name}_{number}" for number in range(1, size + 1)])
     return None
-
-
-def _read_list(value: object) -> Sequence[object]:
-    found = parse_tags(value.strip(), ",") if isinstance(value, str) else value
-    return found if isinstance(found, list | tuple) else ()
 
 
 def _find_excerpt(table: RawTable) -> Excerpt | None:
@@ -331,7 +328,7 @@ def _find_turns(table: RawTable) -> Turns | None:
     speaker who changes.
     """
     columns = table.columns
-    texts = [column for column in columns.values() if column.has_text and column.mean_words > 1.1]
+    texts = [column for column in columns.values() if column.has_text and column.mean_words > FEW_WORDS]
     texts = [column for column in texts if column.share_distinct > MIN_DISTINCT]
     if not texts or not columns.keys().isdisjoint(PAIR):
         return None

@@ -14,6 +14,7 @@ from functools import cached_property
 
 from fivetune.start.columns import MIN_WORDS, WITHOUT_BLANKS, count_words
 from fivetune.start.roles import USUAL, is_column_name, rate_name
+from fivetune.start.survey import ASIDE
 
 MIN_SHARE = 0.95  # of the texts that have all marks, in order
 MAX_PARTS = 5
@@ -185,7 +186,7 @@ def _name_parts(found: Marks, texts: Sequence[str]) -> Marks | None:
 
 def _is_aside(word: str) -> bool:
     """Whether a column of this name would be neither read nor learned, such as `speaker_1`."""
-    return any(rate_name(role, word) >= USUAL for role in ("id", "date", "link", "person", "place", "fact"))
+    return any(rate_name(role, word) >= USUAL for role in ASIDE)
 
 
 def _name_mark(mark: str) -> str:

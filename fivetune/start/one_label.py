@@ -8,10 +8,10 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from fivetune.data.labels import PLACEHOLDERS
-from fivetune.start.columns import MIN_WORDS, as_text, find_value, is_empty_cell
+from fivetune.start.columns import MIN_WORDS, Column, as_text, find_value, is_empty_cell
 from fivetune.start.roles import CLEAR, USUAL, has_word, rate_name, split_name
 from fivetune.start.survey import (
     GENERAL_LABELS,
@@ -63,14 +63,13 @@ def _list_read(survey: Survey, label: str, same: Sequence[str]) -> Iterator[tupl
     pairs = itertools.combinations(texts, 2)
     alike = next((pair for pair in pairs if survey.is_copy(*pair) or survey.is_version(*pair)), ())
     doubts: list[str] = []
-    if 0 < len(leaks) < len(texts):
-        doubts.append(f"{join_names(leaks)} is filled for some values of {label} only, as what the giver of it writes")
-        yield [name for name in texts if name not in leaks], leaks, doubts
-    if 0 < len(told) < len(texts):
-        doubts.append(
-            f"{join_names(told)} holds the {label} itself in nearly all records, as a reasoning about it does"
-        )
-        yield [name for name in texts if name not in told], told, doubts
+    for spare, doubt in (
+        (leaks, f"is filled for some values of {label} only, as what the giver of it writes"),
+        (told, f"holds the {label} itself in nearly all records, as a reasoning about it does"),
+    ):
+        if 0 < len(spare) < len(texts):
+            doubts.append(f"{join_names(spare)} {doubt}")
+            yield [name for name in texts if name not in spare], spare, doubts
     if alike:
         doubts.append(f"{join_names(alike)} hold nearly the same texts, one of which is enough")
     for spare in reversed(alike):
@@ -164,26 +163,21 @@ def _find_rivals(survey: Survey, label: str, used: Sequence[str]) -> Iterator[st
     labels = [name for name in unread if survey.columns[name].has_labels and not survey.is_amount(name)]
     named = [name for name in labels if survey.rate(name, "label", "flag", "answer") >= least]
     values = survey.columns[label].values
-    # names that say nothing: words such as truthful and deceptive, or 0 and 1 of what one word names, or the same
-    # values, as of several aspects
     unknown = [name for name in labels if survey.rate(name, *READ, *LEARNED) == 0 and name not in named]
-    others = [*named, *(name for name in unknown if _is_judgement(survey, name) or _has_values(survey, name, values))]
+    others = [*named, *(name for name in unknown if _is_judgement(survey.columns[name], values))]
     if others and not has_word(label, GENERAL_LABELS):
         yield f"{join_names(others[:2])} may be the label, too"
     yield from describe_outputs(survey.list_outputs(used))
 
 
-def _is_judgement(survey: Survey, name: str) -> bool:
-    """Whether the values of a column are two or three single words, or 0 and 1 of what one word names: `ironic`, but
-    not `has_link`.
+def _is_judgement(column: Column, values: Mapping[str, int]) -> bool:
+    """Whether a column whose name says nothing may be a label like one with some values: it has the same ones, as one
+    of several aspects, or two or three single words, such as truthful and deceptive, or 0 and 1 of what one word names:
+    `ironic`, but not `has_link`.
     """
-    column = survey.columns[name]
-    is_flag = _has_values(survey, name, {"0", "1"}) and len(split_name(name)) == 1
-    return is_flag or (column.kind == "text" and column.num_distinct <= MAX_WORDS and column.mean_words <= 1)
-
-
-def _has_values(survey: Survey, name: str, values: Collection[str]) -> bool:
-    return survey.columns[name].values.keys() == {*values}
+    is_flag = column.values.keys() == {"0", "1"} and len(split_name(column.name)) == 1
+    are_words = column.kind == "text" and column.num_distinct <= MAX_WORDS and column.mean_words <= 1
+    return is_flag or are_words or column.values.keys() == values.keys()
 
 
 def _choose_words(survey: Survey, same: Sequence[str]) -> str:

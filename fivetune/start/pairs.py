@@ -40,24 +40,8 @@ def read_pairs(survey: Survey) -> Iterator[Reading]:
         for target in languages[1:]:  # the first is the source
             yield _read_pair(survey, languages[:1], target)
         return
-    targets = survey.list_columns("targets", minimum=2)
     texts = [name for name in survey.list_unread(()) if columns[name].has_text]
-    if "targets" not in survey.given:
-        nested = [name for name in targets if columns[name].kind != "text" and not columns[name].is_list_of_texts]
-        has_label = any(column.has_labels for column in columns.values())
-        apart = [name for name in nested if read_golds(survey, name, "answers")]
-        apart += [name for name in nested if has_label and has_word(name, ANNOTATIONS)]
-        targets = [form for name in targets if name not in apart for form in survey.list_forms(name)]
-        if texts and all(survey.rate(name, "text") >= USUAL for name in targets):  # a title
-            lists = [name for name in survey.list_unread(()) if survey.has_several(name) and survey.has_phrases(name)]
-            targets += [form for name in lists if name not in (*targets, *apart) for form in survey.list_forms(name)]
-        unknown = [name for name in reversed(texts) if survey.rate(name, "targets", *SOURCES) == 0]
-        if len(texts) <= 3 or len(unknown) == 1:
-            targets += unknown
-        questions = [name for name in texts if survey.rate(name, "question") >= CLEAR]
-        is_labelled = any(survey.rate(name, "label") == CLEAR for name in columns)
-        if not targets and len(texts) <= 2 and not is_labelled:  # it may be written for a text, or for another one
-            targets = questions[::-1]
+    targets = survey.given.get("targets") or _list_targets(survey, texts)
     for target in targets:
         for sources in _list_sources(survey, target, texts):
             if sources[-1] in targets and survey.has_questions(target) and not survey.has_questions(sources[-1]):
@@ -65,11 +49,38 @@ def read_pairs(survey: Survey) -> Iterator[Reading]:
             yield _read_pair(survey, sources, target)
             if target in columns and _is_longer_summary(survey, target, sources[-1]):
                 yield _read_pair(survey, [target], sources[-1])
-    is_told = not survey.given.keys().isdisjoint(("inputs", "targets"))
-    for short, long in () if is_told else _find_levels(survey, texts):
+    if survey.given.keys() & {"inputs", "targets"}:
+        return
+    for short, long in _find_levels(survey, texts):
         found = _read_pair(survey, [long], short)
-        doubt = f"{short} may be a short form of {long}, or another text"
-        yield found if found.doubts or survey.rate(short, "targets") >= 2 else replace(found, doubts=[doubt])
+        if not found.doubts and survey.rate(short, "targets") < 2:
+            found = replace(found, doubts=[f"{short} may be a short form of {long}, or another text"])
+        yield found
+
+
+def _list_targets(survey: Survey, texts: Sequence[str]) -> list[str]:
+    """List the forms of columns that may be learned: those with such names, lists beside titles alone, and of a few
+    texts those whose names say nothing; without any, questions.
+    """
+    columns = survey.columns
+    named = survey.list_columns("targets", minimum=2)
+    nested = [name for name in named if columns[name].kind != "text" and not columns[name].is_list_of_texts]
+    has_label = any(column.has_labels for column in columns.values())
+    # lists of answers are read with their questions, and marks in texts are no target beside a label
+    apart = [name for name in nested if read_golds(survey, name, "answers")]
+    apart += [name for name in nested if has_label and has_word(name, ANNOTATIONS)]
+    targets = [form for name in named if name not in apart for form in survey.list_forms(name)]
+    if texts and all(survey.rate(name, "text") >= USUAL for name in targets):  # a title
+        lists = [name for name in survey.list_unread(()) if survey.has_several(name) and survey.has_phrases(name)]
+        targets += [form for name in lists if name not in (*targets, *apart) for form in survey.list_forms(name)]
+    unknown = [name for name in reversed(texts) if survey.rate(name, "targets", *SOURCES) == 0]
+    if len(texts) <= 3 or len(unknown) == 1:
+        targets += unknown
+    is_labelled = any(survey.rate(name, "label") == CLEAR for name in columns)
+    if targets or len(texts) > 2 or is_labelled:
+        return targets
+    # a question may be written for a text, or for another question
+    return [name for name in reversed(texts) if survey.rate(name, "question") >= CLEAR]
 
 
 def _find_levels(survey: Survey, texts: Sequence[str]) -> Iterator[tuple[str, str]]:

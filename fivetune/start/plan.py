@@ -50,6 +50,7 @@ from fivetune.start.vocabulary import (
     find_vocabulary,
 )
 from fivetune.tasks import list_names, load_task
+from fivetune.tasks.tags import FLAGS
 from fivetune.types import JsonTable, RawRecord, Task, TextExample
 
 SEED = 0
@@ -74,8 +75,6 @@ _SET_WORDS = {
 }
 SET_WORDS: Mapping[str, str] = {word: name for name, words in _SET_WORDS.items() for word in words.split()}
 """What data sets call a set -> the set."""
-TRUE = ("1", "1.0", "true", "yes")
-FLAG_VALUES = ({"0", "1"}, {"0.0", "1.0"}, {"true", "false"}, {"yes", "no"})
 FEW_IDS = 0.1  # distinct ids per record up to which fewer than MIN_GROUPS of them relate no records
 
 
@@ -157,7 +156,7 @@ class InputCounts:
             yield note
         for name, num in self._empty.items():
             if num <= MAX_EMPTY * self._num_records:
-                records = "1 record has" if num == 1 else f"{num:,} records have"
+                records = _count_records(num, "has", "have")
                 yield f"{records} nothing in {name}: only the other inputs are read. Fill the cells, or leave them out"
         if len(self._texts) < REPEATED * self._num_records:
             yield (
@@ -268,7 +267,8 @@ def find_set_columns(table: RawTable, reading: Reading, warn: Callable[[str], No
     if found:
         return [min(named, key=len) if named else found[0]]
     flags = [name for name, column in table.columns.items() if find_flagged_set(name) and name not in used]
-    return [name for name in flags if {value.casefold() for value in table.columns[name].values} in FLAG_VALUES]
+    values = {name: {FLAGS.get(value.casefold()) for value in table.columns[name].values} for name in flags}
+    return [name for name in flags if values[name] == {True, False}]
 
 
 def find_flagged_set(name: str) -> str | None:
@@ -293,7 +293,7 @@ def find_own_set(fields: Mapping[str, object], columns: Sequence[str]) -> str:
     if not all(flagged.values()):
         return find_set(find_value(fields, columns[0])) or "train"
     for name, one in flagged.items():
-        if one and as_text(find_value(fields, name)).casefold() in TRUE:
+        if one and FLAGS.get(as_text(find_value(fields, name)).casefold()):
             return one
     return "test" if [*flagged.values()] == ["train"] else "train"
 
@@ -431,8 +431,9 @@ def build_plan(
     told = [table.division.describe()] if table.division else []
     warnings = [*describe_form(source), *told, *reading.warnings, *notes, *_list_warnings(plan, bad)]
     for names, places in blank.items():
-        number, verb = (f"{len(places):,} records have", "are") if len(places) > 1 else ("1 record has", "is")
-        warnings.append(f"{number} nothing in {names}, and {verb} left out; the first: {places[0]}")
+        records = _count_records(len(places), "has", "have")
+        verb = "is" if len(places) == 1 else "are"
+        warnings.append(f"{records} nothing in {names}, and {verb} left out; the first: {places[0]}")
     if renamed:
         warnings.append(
             f"{len(renamed):,} records have the id of an earlier one, such as {renamed[0]!r}: in the sets it is "
@@ -456,6 +457,10 @@ def build_plan(
             "answer does: the model would learn to copy it. Name other columns"
         )
     return replace(plan, warnings=warnings)
+
+
+def _count_records(num: int, verb: str, of_several: str) -> str:
+    return f"1 record {verb}" if num == 1 else f"{num:,} records {of_several}"
 
 
 def choose_set_share(num_records: int) -> float:
@@ -493,8 +498,7 @@ def _list_warnings(plan: StartPlan, bad: Sequence[BadRecord]) -> Iterator[str]:
             f"would join {split.num_joined:,} of {split.num_records:,} into one group{remedy}"
         )
     if bad:
-        number = f"{len(bad):,} records are" if len(bad) > 1 else "1 record is"
-        yield f"{number} left out; the first: {bad[0]}"
+        yield f"{_count_records(len(bad), 'is', 'are')} left out; the first: {bad[0]}"
     if split.num_records < FEW:
         few = f"{split.num_records:,} records are few"
         yield f"{few}: scores of {plan.sizes['test']} test records are within wide intervals"

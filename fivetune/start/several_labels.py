@@ -96,7 +96,7 @@ def _find_separator(survey: Survey, name: str) -> str:
     """Find what separates the labels of a column; "" if its values are no sets of labels that repeat."""
     column = survey.columns[name]
     rating = survey.rate(name, "tags")
-    is_list = column.kind in ("list", "text list")
+    is_list = column.has_lists
     if column.num_distinct < 2 or not (is_list or column.kind == "text"):
         return ""
     if survey.rate(name, *READ, *TARGET_ROLES["targets"]) > max(1, rating) or (is_list and survey.is_sequence(name)):
@@ -127,7 +127,7 @@ def _find_separator(survey: Survey, name: str) -> str:
 
 def _split_cells(survey: Survey, name: str, separator: str) -> list[Sequence[object]]:
     """Split the filled cells of a column, lists excepted, which are divided already."""
-    if survey.columns[name].kind in ("list", "text list"):
+    if survey.columns[name].has_lists:
         return survey.read_lists(name)
     cells = (as_text(value).splitlines() for value in survey.table.list_values(name) if not is_empty_cell(value))
     return [[part.strip() for line in lines for part in line.split(separator)] for lines in cells]

@@ -23,6 +23,7 @@ from fivetune.start.columns import (
     find_value,
     find_wholes,
     is_empty_cell,
+    read_list,
 )
 from fivetune.start.roles import (
     CLEAR,
@@ -38,7 +39,6 @@ from fivetune.start.roles import (
     split_language,
     split_name,
 )
-from fivetune.tasks.tags import parse_tags
 from fivetune.types import JsonTable
 
 # Points of evidence, beside the 1 to CLEAR of a name (roles.py). Names that leave no doubt on both sides, and values
@@ -335,11 +335,8 @@ class Survey:
 
     def read_lists(self, name: str) -> list[Sequence[object]]:
         """Read the lists of a column, those that are written as text included."""
-        read = [
-            parse_tags(value.strip(), ",") if isinstance(value, str) else value
-            for value in self.table.list_values(name)
-        ]
-        return [value for value in read if isinstance(value, list | tuple)]
+        lists = map(read_list, self.table.list_values(name))
+        return [found for found in lists if found is not None]
 
     def measure_overlap(self, name: str, other: str) -> tuple[float, float]:
         """Measure how alike the texts of two columns are, 0 to 1: the mean share of triples of letters that both texts

@@ -40,26 +40,11 @@ WORKBOOKS = (".xlsx", ".xls", ".xlsm", ".ods")
 FORMATS = "Allowed: SQuAD JSON, a JSON array, JSONL, CSV, TSV, Parquet, each also gzipped."
 
 IN_ICONV = {"mac-roman": "macintosh", "iso8859-5": "iso-8859-5"}  # names of Python that iconv lacks
-SIDES = {  # names of the files of pairs
-    *(
-        "source",
-        "target",
-        "src",
-        "tgt",
-        "trg",
-        "input",
-        "output",
-        "in",
-        "out",
-        "inputs",
-        "outputs",
-        "targets",
-        "x",
-        "y",
-    ),
-    *("question", "questions", "answer", "answers", "text", "texts", "label", "labels", "sentences", "tags", "data"),
-    *("article", "articles", "document", "documents", "summary", "summaries", "prompts", "responses", "queries"),
-}
+SIDES = (  # names of the files of pairs
+    "source target targets src tgt trg input inputs output outputs in out x y question questions answer answers text "
+    "texts label labels sentences tags data article articles document documents summary summaries prompts responses "
+    "queries"
+)
 SPLIT = re.compile(
     r"(?<![a-z])(train|test|valid|val|dev|eval)(ing|ation)?(?![a-z])", re.IGNORECASE
 )  # in a name of a set
@@ -457,7 +442,7 @@ def _find_sides(files: Sequence[Path]) -> list[str]:
     sides = [*parts[places[0]]] if len(places) == 1 else []
     if any(map(SPLIT.fullmatch, sides)):  # two sets
         return []
-    return sides if sides and (places[0] or {*map(str.casefold, sides)} <= SIDES) else []
+    return sides if sides and (places[0] or {*map(str.casefold, sides)} <= {*SIDES.split()}) else []
 
 
 def find_partner(path: Path) -> Path | None:
