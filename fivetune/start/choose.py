@@ -106,7 +106,7 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
     ranked = _list_readings(survey, task, wanted, bad.append)
     if not ranked:
         partner = "" if given else describe_partner(table.source)
-        raise DataError(f"{table.source}: {explain_none(survey, task, bad)}{partner}")
+        raise DataError(f"{table.source}: {explain_none(survey, task, wanted, bad)}{partner}")
     best, *others = ranked
     if given.keys() & TARGET_ROLES.keys():  # the user has said what is learned
         return _complete(replace(best, warnings=[*best.warnings, *best.doubts]), [], survey)
@@ -115,21 +115,25 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
     if best.doubts or best.points < ENOUGH or any(one.points > best.points - MARGIN for one in rivals):
         is_one = not rivals or rivals[0].points <= best.points - 2 * MARGIN
         unclear = "its names say too little of it" if is_one else "several readings are about as likely"
-        why = [*best.doubts, unclear][0]
-        shown = _list_likely(best, others, why, survey)
-        used = [name for one in shown for name in (*one.inputs, *one.targets)]
-        used += [name.partition(".")[0] for name in used]  # of a chat
-        left = [survey.columns[name] for name in survey.list_unread(used)]
-        for column in left:
-            if column.num_distinct == 1 and survey.rate(column.name, "label") == CLEAR:
-                why += f"; {column.name} is no label, as it is {shorten_repr(column.example)} in all records"
-        raise DoubtError(why, [(table, one) for one in shown], [one.name for one in left if one.num_distinct > 1])
+        raise _make_doubt([*best.doubts, unclear][0], best, others, survey)
     # near ones are told, as they may be meant
     least = max(ENOUGH, best.points - 2 * MARGIN)
     near = [one for one in rivals if one.points >= least and not one.doubts]
     if best.task == "jsonl":  # a few texts that repeat are labels, too
         near[:0] = [one for one in others if one.task == "classification" and one.targets == best.targets][:1]
     return _complete(best, near, survey)
+
+
+def _make_doubt(why: str, best: Reading, others: Sequence[Reading], survey: Survey) -> DoubtError:
+    """Make the error that shows the likely readings, and the columns that none of these has."""
+    shown = _list_likely(best, others, why, survey)
+    used = [name for one in shown for name in (*one.inputs, *one.targets)]
+    used += [name.partition(".")[0] for name in used]  # of a chat
+    left = [survey.columns[name] for name in survey.list_unread(used)]
+    for column in left:
+        if column.num_distinct == 1 and survey.rate(column.name, "label") == CLEAR:
+            why += f"; {column.name} is no label, as it is {shorten_repr(column.example)} in all records"
+    return DoubtError(why, [(survey.table, one) for one in shown], [one.name for one in left if one.num_distinct > 1])
 
 
 def infer_divided(table: RawTable, *, task: str | None = None, given: Given | None = None) -> tuple[RawTable, Reading]:
@@ -471,14 +475,18 @@ def explain_form(survey: Survey, task: str | None = None) -> str | None:
     return f"{list_names(nested)} {'holds' if len(nested) == 1 else 'hold'} lists or objects. {SEQUENCES}.{way}"
 
 
-def explain_none(survey: Survey, task: str | None, bad: Sequence[BadRecord]) -> str:
-    """Explain why no reading fits, and what to do; `bad`: records that the task of a reading does not convert."""
+def explain_none(survey: Survey, task: str | None, wanted: Given, bad: Sequence[BadRecord]) -> str:
+    """Explain why no reading fits, and what to do.
+
+    Args:
+        wanted: the user's columns, without the id and the group.
+        bad: records that the task of a reading does not convert.
+    """
     if form := explain_form(survey, task):
         return form
     columns = survey.columns
     given = [(role, name) for role, names in survey.given.items() for name in names]
     flags = shlex.join(_list_column_flags(given))
-    wanted = {role: names for role, names in survey.given.items() if role not in ("id", "group")}
     if task and given and (others := _list_readings(survey, None, wanted)):
         first = others[0]
         return (

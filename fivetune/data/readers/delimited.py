@@ -188,7 +188,7 @@ def _find_other_names(head: str, start: int, rows: Sequence[Sequence[str]]) -> l
 
 def _is_header(above: Sequence[str], rest: str, separator: str) -> bool:
     """Return whether the first line has as many cells as those below, and the lines above it are text."""
-    first, *others = _sample_rows(rest, separator, _sample_quoting(rest, separator)) or [[]]
+    first, *others = _sample_rows(rest, separator) or [[]]
     num_alike = sum(len(row) == len(first) for row in others)
     if len(first) < 2 or num_alike < max(2, MIN_SHARE_ALIKE * len(others)):
         return False
@@ -242,8 +242,14 @@ def _are_cells_enclosed(head: str, separator: str, mark: str) -> bool:
     return 2 * sum(bool(cell.search(line)) for line in lines) > len(lines)
 
 
-def _sample_rows(head: str, separator: str, quoting: Quoting) -> list[list[str]]:
-    """Return the cells of the first SAMPLE_ROWS rows; a row that the head cuts off is left out."""
+def _sample_rows(head: str, separator: str, quoting: Quoting | None = None) -> list[list[str]]:
+    """Return the cells of the first SAMPLE_ROWS rows; a row that the head cuts off is left out.
+
+    Args:
+        quoting: as the head alone shows it, if None.
+    """
+    if quoting is None:
+        quoting = _list_quotings(head, separator)[0] if len(separator) == 1 else Quoting("")
     lines = [line for line in head.split("\n") if line.strip("\r")]
     if len(head) >= HEAD_BYTES // 4 and len(lines) > 1:  # a character of UTF-8 has four bytes at most
         del lines[-1]
@@ -254,10 +260,6 @@ def _sample_rows(head: str, separator: str, quoting: Quoting) -> list[list[str]]
         ended = quoting.normalize(f"{line}\n" for line in lines)
         rows.extend(islice(csv.reader(ended, delimiter=separator, quotechar=quoting.mark), SAMPLE_ROWS))
     return rows
-
-
-def _sample_quoting(head: str, separator: str) -> Quoting:
-    return _list_quotings(head, separator)[0] if len(separator) == 1 else Quoting("")
 
 
 def _find_marks(head: str) -> str:
@@ -558,7 +560,7 @@ def read_csv_rows(
     csv.field_size_limit(MAX_RECORD_BYTES)  # process-wide, 131,072 by default; csv.reader has no such option
     quoting = _find_quoting(file, start, separator, rest)
     _skip_to_line(file, start)
-    other = _find_other_names(head, start, _sample_rows(rest, separator, _sample_quoting(rest, separator)))
+    other = _find_other_names(head, start, _sample_rows(rest, separator))
     header = header or other
     for number, line in enumerate(head.split("\n")[: start - 1 - bool(other)], 1):
         if line.strip() and not line.lstrip('"').startswith("sep="):
@@ -722,7 +724,7 @@ def read_first_cells(head: bytes, path: Path) -> list[str]:
     """Return the cells of a table's first row, of lines without a separator the first line."""
     text = decode_head(head)
     start, separator, rest = _divide_head(text, path)
-    rows = _sample_rows(rest, separator, _sample_quoting(rest, separator))
+    rows = _sample_rows(rest, separator)
     return _find_other_names(text, start, rows) or next(iter(rows), [])
 
 
