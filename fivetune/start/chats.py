@@ -45,7 +45,7 @@ def _find_text_of_turns(survey: Survey, name: str) -> str | None:
         return ""
     if column.kind != "list":
         return None
-    turns = [turn for turns in survey.read_lists(name)[:SAMPLE] for turn in turns]
+    turns = [turn for chat in survey.read_lists(name)[:SAMPLE] for turn in chat]
     if turns and all(isinstance(turn, list) and len(cast("list[object]", turn)) == 2 for turn in turns):
         return ".1"
     objects = [turn for turn in turns if isinstance(turn, Mapping)]
