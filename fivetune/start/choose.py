@@ -220,7 +220,7 @@ def _list_likely(best: Reading, others: Sequence[Reading], why: str, survey: Sur
         return min(asked, answered) >= USUAL and {*one.targets}.isdisjoint(best.inputs)
 
     def can_learn_text(one: Reading) -> bool:
-        has_labels = any(survey.describe(name).has_labels for name in one.targets)
+        has_labels = any(survey.table.describe(name).has_labels for name in one.targets)
         return one.task not in LABEL_TASKS and not has_labels
 
     others = [one for one in others if not any(starmap(survey.is_copy, product(one.inputs, one.targets)))]

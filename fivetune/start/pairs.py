@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from fivetune.start.questions import read_golds
-from fivetune.start.roles import CLEAR, USUAL, find_language, has_word, rate_name, split_name
+from fivetune.start.roles import CLEAR, USUAL, find_language, rate_name, split_name
 from fivetune.start.survey import (
-    ANNOTATIONS,
     CODE,
     IN_TEXT,
     NO_PEARSON,
@@ -65,10 +64,7 @@ def _list_targets(survey: Survey, texts: Sequence[str]) -> list[str]:
     columns = survey.columns
     named = survey.list_columns("targets", minimum=2)
     nested = [name for name in named if columns[name].kind != "text" and not columns[name].is_list_of_texts]
-    has_label = any(column.has_labels for column in columns.values())
-    # lists of answers are read with their questions, and marks in texts are no target beside a label
-    apart = [name for name in nested if read_golds(survey, name, "answers")]
-    apart += [name for name in nested if has_label and has_word(name, ANNOTATIONS)]
+    apart = [name for name in nested if read_golds(survey, name, "answers")]  # read with their questions
     targets = [form for name in named if name not in apart for form in survey.list_forms(name)]
     if texts and all(survey.rate(name, "text") >= USUAL for name in targets):  # a title
         lists = [name for name in survey.list_unread(()) if survey.has_several(name) and survey.has_phrases(name)]
@@ -123,12 +119,12 @@ def _list_sources(survey: Survey, target: str, texts: Sequence[str]) -> list[lis
 
 def _is_longer_summary(survey: Survey, name: str, other: str) -> bool:
     """Whether a column is named as a summary, and its texts are longer than those of another column."""
-    return rate_name("summary", name) >= 2 and survey.describe(name).mean_chars > survey.columns[other].mean_chars
+    return rate_name("summary", name) >= 2 and survey.table.describe(name).mean_chars > survey.columns[other].mean_chars
 
 
 def _read_pair(survey: Survey, sources: Sequence[str], target: str) -> Reading:
     source = sources[-1]
-    first, last = survey.columns[source], survey.describe(target)
+    first, last = survey.columns[source], survey.table.describe(target)
     kind, prefix, form, values, points = "text to text", "", "", "", 0
     reason = f"{describe_columns(sources)} what is read, {target} what is learned"
     used = [*sources, target, target.removesuffix(".*")]

@@ -180,10 +180,6 @@ class Survey:
             return CLEAR + 1
         return max(rate_name(role, name) for role in roles)
 
-    def describe(self, name: str) -> Column:
-        """Describe a column, or a form of one: `steps.*`."""
-        return self.columns.get(name) or self.table.describe(name)
-
     def is_given(self, name: str) -> bool:
         """Whether the user gave a column a role."""
         return any(name in names for names in self.given.values())
@@ -426,13 +422,10 @@ class Survey:
         return [name for name in unread if is_named_output(name) and self.list_forms(name)]
 
     def is_amount(self, name: str) -> bool:
-        """Whether a column holds numbers that are no labels: with fractions, many whole ones without a label's name, or
-        counts.
-        """
+        """Whether a column holds numbers that are no labels: with fractions, or many whole ones without their name."""
         column = self.columns[name]
         is_many = column.num_distinct > MAX_NUMBERED and self.rate(name, "label") < CLEAR
-        is_count = is_statistic(name) and not self.is_given(name)
-        return column.kind == "number" and (is_many or is_count or not column.has_labels)
+        return column.kind == "number" and (is_many or not column.has_labels)
 
     def can_learn_other(self, used: Collection[str]) -> bool:
         """Whether a column that a reading leaves out could be learned."""

@@ -41,7 +41,7 @@ def fill_options(survey: Survey, reading: Reading) -> Reading:
         options["label"] = learned[0]
     else:
         name = targets[0]
-        target = survey.describe(name)
+        target = survey.table.describe(name)
         options["targets"] = f"{{{learned[0]}}}"
         if target.kind == "list":
             columns[f"{learned[0]}_first"] = f"{target.name}.0"
