@@ -26,7 +26,7 @@ from fivetune.training.autotune.graphs import decide_graphs
 from fivetune.training.loop import run_step
 from fivetune.training.setup import Setup, set_up
 from fivetune.training.signals import StopRequest
-from fivetune.training.state.checkpoint import TrainingProgress
+from fivetune.training.state.checkpoint import TrainingState
 from fivetune.training.step.graphs import GraphEngine
 from fivetune.training.step.nonfinite import make_nonfinite_flag
 from fivetune.training.step_records import write_steps
@@ -80,7 +80,7 @@ class FiveTune:
             setup.plan,
             self._run,
             Progress(quiet=True),
-            TrainingProgress(),
+            TrainingState(),
             StopRequest(),
             Meter.from_device(plan.device),
             self._sampler,

@@ -45,7 +45,7 @@ from fivetune.training import loop
 from fivetune.training.checks import loss_warnings
 from fivetune.training.loop import run_step
 from fivetune.training.signals import StopRequest
-from fivetune.training.state.checkpoint import TrainingProgress
+from fivetune.training.state.checkpoint import TrainingState
 from fivetune.training.step.learner import Update
 from fivetune.training.step.nonfinite import make_nonfinite_flag
 from fivetune.training.step.update import train_step
@@ -93,7 +93,7 @@ class Recorded:
             setup.plan,
             run,
             progress,
-            TrainingProgress(),
+            TrainingState(),
             StopRequest(),
             meter,
             self._sampler(run),

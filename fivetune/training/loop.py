@@ -1,6 +1,8 @@
 """The training loop: evaluate, save, stop, step.
 
-In: a Training. Out: a trained model, records, checkpoints.
+In: a Training. Out: a trained model, records, checkpoints. A step goes from `run_step` through `step/update.py` to the
+Learner's engine: in `step/plain.py` the strategy orders the passes (`accumulate_gradients`), then gradients are summed
+over the ranks (`step/accumulate.py`), clipped and applied.
 A run that is stopped at a step boundary and resumed gives the same result as an uninterrupted run.
 """
 
@@ -33,7 +35,7 @@ def run_training_loop(training: Training) -> None:
     """
     setup, plan, state, stop = training.setup, training.plan, training.state, training.stop
     reset_peak_memory(setup.learner.compute.device)
-    groups = setup.data.stream.iter_micro_batches(state.step, plan.num_steps)
+    batches_of_steps = setup.data.stream.iter_micro_batches(state.step, plan.num_steps)
     saved = state.step
     training.saving = replace(state) if saved else None  # a killed process may have left it without what follows a save
     with stop.defer_signals():
@@ -64,7 +66,7 @@ def run_training_loop(training: Training) -> None:
                 return
 
             with training.measure("train"):
-                stopping = run_step(training, groups)
+                stopping = run_step(training, batches_of_steps)
 
 
 def _is_stop_requested(training: Training) -> bool:
@@ -74,7 +76,7 @@ def _is_stop_requested(training: Training) -> bool:
     return signum > 0
 
 
-def run_step(training: Training, groups: Iterator[list[Batch]]) -> bool:
+def run_step(training: Training, batches_of_steps: Iterator[list[Batch]]) -> bool:
     """Run one optimizer step. Its record is written when the device has finished, on a CPU at once.
 
     Returns: whether any rank received a signal before its gradients were summed; all ranks get the same answer.
@@ -87,7 +89,7 @@ def run_step(training: Training, groups: Iterator[list[Batch]]) -> bool:
     num_starved = stream.num_starved
     meter.begin()
     started = time.perf_counter()
-    group = next(groups)
+    batches = next(batches_of_steps)
     data_seconds = time.perf_counter() - started
 
     # Count while the device still computes the step before.
@@ -102,7 +104,7 @@ def run_step(training: Training, groups: Iterator[list[Batch]]) -> bool:
     with translate_oom_errors():
         update = train_step(
             learner,
-            group,
+            batches,
             lr=lr,
             step=state.step + 1,
             batch_size=training.plan.batch_size,
@@ -122,7 +124,7 @@ def run_step(training: Training, groups: Iterator[list[Batch]]) -> bool:
     effective_lr = setup.config.optimizer.effective_lr(learner.fetch_rates()) if logged or lr is None else None
     pending = PendingStep(
         step=state.step,
-        group=group,
+        batches=batches,
         update=update,
         times=meter.end(),
         flops=flops,

@@ -22,7 +22,7 @@ from fivetune.rundir.progress import Progress
 from fivetune.rundir.records import RunStatus
 from fivetune.training.signals import StopRequest
 from fivetune.training.state import checkpoint
-from fivetune.training.state.checkpoint import TrainingProgress
+from fivetune.training.state.checkpoint import TrainingState
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def open_sinks(config: RunConfig, run: RunDir, world: World, *, first_step: int)
 
 
 @contextmanager
-def record_seconds(run: RunDir, state: TrainingProgress) -> Iterator[None]:
+def record_seconds(run: RunDir, state: TrainingState) -> Iterator[None]:
     """Record in status.json how long a run took that an error ends in this block."""
     try:
         yield

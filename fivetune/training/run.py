@@ -42,8 +42,8 @@ from fivetune.training.signals import StopRequest
 from fivetune.training.sinks import refuse_missing_sinks
 from fivetune.training.sources import with_data_labels
 from fivetune.training.state.bucket import Uploader, open_copy
-from fivetune.training.state.checkpoint import TrainingProgress
-from fivetune.training.state.restore import find_evaluated_steps, restore_plan, restore_progress
+from fivetune.training.state.checkpoint import TrainingState
+from fivetune.training.state.restore import find_evaluated_steps, restore_newest_checkpoint, restore_plan
 from fivetune.training.state.resume import describe_owner, read_choices, refuse_changes, with_saved_batch_size
 from fivetune.training.state.saving import BackgroundWriter
 from fivetune.training.state.snapshot import seed_everything
@@ -170,7 +170,7 @@ def run_recipe(
                     progress.log(f"steps are {decision}")
                 # From here on the random numbers are the training's: all that tried something has drawn its own.
                 seed_everything(config.run.seed + config.strategy.get_seed_offset(learner.world))
-                state = restore_progress(setup, outputs, owner) if resume else TrainingProgress()
+                state = restore_newest_checkpoint(setup, outputs, owner) if resume else TrainingState()
                 machine = {"run_id": owner.run_id, **describe_machine(setup, command)}
                 if decision:
                     machine["capture"] = asdict(decision)

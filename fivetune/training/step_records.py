@@ -33,7 +33,7 @@ def _write_step(training: Training, pending: PendingStep) -> None:
     loss = pending.update.loss
     grad_norm = pending.update.grad_norm
     if training.nonfinite_flag is not None:  # the device has skipped the step, and nobody has told the host
-        refuse_nonfinite(learner, pending.group, pending.step, loss, grad_norm)
+        refuse_nonfinite(learner, pending.batches, pending.step, loss, grad_norm)
     record = build_step_record(pending, *times, world_size=learner.world.size, peak_flops=training.peak_flops)
     training.run.append(STEPS, record.as_dict())
     training.progress.show_step(record, training.plan.num_steps)

@@ -10,11 +10,11 @@ from fivetune.config.train import EarlyStopping
 from fivetune.errors import ConfigError
 from fivetune.rundir.figures import is_better_eval
 from fivetune.rundir.records import BestEval, EvalRecord
-from fivetune.training.state.checkpoint import TrainingProgress
+from fivetune.training.state.checkpoint import TrainingState
 
 
 def count_evaluation(
-    state: TrainingProgress, record: EvalRecord, *, metric: str, min_delta: float, higher_is_better: bool
+    state: TrainingState, record: EvalRecord, *, metric: str, min_delta: float, higher_is_better: bool
 ) -> None:
     """Count an evaluation, which either improves on the last one that did, or brings no improvement.
 
@@ -30,7 +30,7 @@ def count_evaluation(
         state.num_evals_without_improvement += 1
 
 
-def rank_evaluation(state: TrainingProgress, found: BestEval, *, num_kept: int, higher_is_better: bool) -> None:
+def rank_evaluation(state: TrainingState, found: BestEval, *, num_kept: int, higher_is_better: bool) -> None:
     """Rank an evaluation among the best ones so far, of which `num_kept` are kept."""
     others = [one for one in (state.best, *state.runners_up) if one and one.step != found.step]
     place = 0  # before the first that it is better than; they are in order
@@ -53,7 +53,7 @@ def is_improvement(later: BestEval, earlier: BestEval, *, min_delta: float, high
     return later.loss < earlier.loss
 
 
-def describe_stop(state: TrainingProgress, rule: EarlyStopping | None, num_steps: int) -> str:
+def describe_stop(state: TrainingState, rule: EarlyStopping | None, num_steps: int) -> str:
     """The reason why a run stopped before its last step; empty if it did not."""
     last = state.improved
     if rule is None or last is None or state.step == num_steps or not is_exhausted(state, rule):
@@ -67,7 +67,7 @@ def describe_stop(state: TrainingProgress, rule: EarlyStopping | None, num_steps
     )
 
 
-def is_exhausted(state: TrainingProgress, rule: EarlyStopping | None) -> bool:
+def is_exhausted(state: TrainingState, rule: EarlyStopping | None) -> bool:
     """Whether as many evaluations in a row as the rule's patience brought no improvement."""
     return rule is not None and state.num_evals_without_improvement >= rule.patience
 

@@ -27,7 +27,7 @@ from fivetune.training.machine import record_threads
 from fivetune.training.setup import Setup
 from fivetune.training.signals import StopRequest
 from fivetune.training.state.bucket import Uploader
-from fivetune.training.state.checkpoint import NO_OWNER, CheckpointOwner, TrainingProgress
+from fivetune.training.state.checkpoint import NO_OWNER, CheckpointOwner, TrainingState
 from fivetune.training.state.saving import BackgroundWriter
 from fivetune.training.step.learner import Update
 from fivetune.training.threads import ThreadControl
@@ -40,7 +40,7 @@ class PendingStep:
 
     Args:
         step: number of the step, from 1.
-        group: the step's batches, for the error message of a non-finite step.
+        batches: the step's micro-batches, for the error message of a non-finite step.
         lr: rate of the schedule; where the optimizer computes its own, the applied one.
         effective_lr: rate that the optimizer applied; None if this step is not logged.
         num_inputs, num_targets: tokens on all ranks, without padding.
@@ -49,7 +49,7 @@ class PendingStep:
     """
 
     step: int
-    group: list[Batch]
+    batches: list[Batch]
     update: Update
     times: StepTimes
     flops: Flops
@@ -86,7 +86,7 @@ class Training:
     plan: Plan
     run: RunDir
     progress: Progress
-    state: TrainingProgress
+    state: TrainingState
     stop: StopRequest
     meter: Meter
     sampler: Sampler
@@ -103,7 +103,7 @@ class Training:
     evals: list[EvalRecord] = field(default_factory=list)
     owner: CheckpointOwner = NO_OWNER
     writer: BackgroundWriter = field(default_factory=BackgroundWriter)
-    saving: TrainingProgress | None = None
+    saving: TrainingState | None = None
     uploader: Uploader = field(default_factory=lambda: Uploader(None, Path()))
 
     def warn(self, message: str, kind: str = "") -> None:

@@ -113,16 +113,16 @@ def _run_steps(
     on_step_end: Callable[[int], None] = lambda step: None,
 ) -> None:
     """Run the training steps with these numbers as the loop does; after the run's last step its learning rate stays."""
-    groups = setup.data.stream.iter_micro_batches(steps.start, steps.stop)
+    batches_of_steps = setup.data.stream.iter_micro_batches(steps.start, steps.stop)
     batch_size = setup.plan.batch_size
     for step in steps:
         timer("data")
-        group = next(groups)
+        batches = next(batches_of_steps)
         timer("host")
         with translate_oom_errors():
             batch_size = train_step(
                 setup.learner,
-                group,
+                batches,
                 lr=setup.compute_lr(min(step, setup.plan.num_steps - 1)),
                 step=step + 1,
                 batch_size=batch_size,

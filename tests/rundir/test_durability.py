@@ -12,7 +12,7 @@ import torch
 from fivetune.model.save import replace_folder
 from fivetune.rundir.checksums import MANIFEST, compute_crc32, write_checksums
 from fivetune.training.state.bucket import _fetch_checkpoint
-from fivetune.training.state.checkpoint import TrainingProgress, write_checkpoint
+from fivetune.training.state.checkpoint import TrainingState, write_checkpoint
 from fivetune.training.state.snapshot import Snapshot
 
 
@@ -43,7 +43,7 @@ def test_the_order_of_a_checkpoint(tmp_path, watch):
     """All files are on the disk before the manifest, that before the folder's name, and the name before an older one
     is removed."""
     state = {"optimizer": {}, "scaler": {}, "random": {}, "random_of_others": []}
-    write_checkpoint(tmp_path / "checkpoints", Snapshot({"w": torch.ones(2)}, state), TrainingProgress(step=3))
+    write_checkpoint(tmp_path / "checkpoints", Snapshot({"w": torch.ones(2)}, state), TrainingState(step=3))
     name = watch.index(f"name {MANIFEST}")
     assert {"flush model.safetensors", "flush state.pt", "flush state.json"} <= set(watch[:name])
     assert watch[name - 1] == f"flush {MANIFEST}"

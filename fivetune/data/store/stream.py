@@ -141,16 +141,16 @@ class TrainingStream:
         epoch, index = divmod(step, self.steps_per_epoch)
         return epoch * self.num_rows + int(self._seen(epoch)[index])
 
-    def iter_micro_batches(self, first_step: int, num_steps: int) -> Iterator[list[Batch]]:
-        """Yield the micro-batches of steps [first_step, num_steps), assembled one step ahead in a thread."""
+    def iter_micro_batches(self, first_step: int, end_step: int) -> Iterator[list[Batch]]:
+        """Yield each step's micro-batches of steps [first_step, end_step), assembled one step ahead in a thread."""
         with ThreadPoolExecutor(1, thread_name_prefix="batches") as worker:
             ahead = worker.submit(self.build_micro_batches, first_step)
-            for step in range(first_step, num_steps):
+            for step in range(first_step, end_step):
                 self.num_starved += step > first_step and not ahead.done()
-                group = ahead.result()
-                if step + 1 < num_steps:
+                batches = ahead.result()
+                if step + 1 < end_step:
                     ahead = worker.submit(self.build_micro_batches, step + 1)
-                yield group
+                yield batches
 
     def build_micro_batches(self, step: int) -> list[Batch]:
         """Assemble this rank's micro-batches of a 0-based optimizer step."""

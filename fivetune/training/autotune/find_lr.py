@@ -93,8 +93,8 @@ def _run_range_test(
     for step, rate in enumerate(rates):
         on_progress("steps", step + 1, len(rates))
         try:
-            group = stream.build_micro_batches(step)
-            update = train_step(learner, group, lr=rate, step=step + 1, batch_size=batch_size)
+            batches = stream.build_micro_batches(step)
+            update = train_step(learner, batches, lr=rate, step=step + 1, batch_size=batch_size)
         except NumericError:
             return losses, f"the loss was not finite at a rate of {rate:.2g}"
         losses.append(update.loss)

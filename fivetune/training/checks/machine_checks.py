@@ -233,12 +233,12 @@ def _time_steps(setup: Setup, seconds: float) -> tuple[int, float]:
     """Train for some seconds after one step; returns the number of examples and the time that they took."""
     learner = setup.learner
     learner.model.train()
-    group = setup.data.stream.build_micro_batches(0)
+    batches = setup.data.stream.build_micro_batches(0)
     device = learner.compute.device
     num_steps = 0
     started = 0.0
     while not num_steps or time.perf_counter() - started < seconds:
-        train_step(learner, group, lr=1e-3, step=num_steps)
+        train_step(learner, batches, lr=1e-3, step=num_steps)
         synchronize(device)
         if not started:  # the first step compiles and allocates
             started = time.perf_counter()

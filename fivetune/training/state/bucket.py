@@ -43,7 +43,7 @@ from fivetune.rundir.checksums import MANIFEST, ManifestError, describe_differen
 from fivetune.rundir.files import replace_file
 from fivetune.rundir.layout import PLAN, TELEMETRY_FILES
 from fivetune.training.state.checkpoint import (
-    TrainingProgress,
+    TrainingState,
     find_newest_checkpoint,
     read_state,
     restore_replaced_checkpoints,
@@ -242,7 +242,7 @@ class Uploader:
         self._thread = Thread(target=work, name="upload", daemon=True)
         self._thread.start()
 
-    def submit(self, saved: TrainingProgress) -> None:
+    def submit(self, saved: TrainingState) -> None:
         """Begin to upload a checkpoint that is whole in the run directory. Returns at once; rank 0 calls it."""
         if self.url is None or not self._world.is_first:
             return

@@ -52,8 +52,8 @@ WRITE_ERRORS = (OSError, RuntimeError, SafetensorError, RunDirError)  # of a dis
 
 
 @dataclass(slots=True)
-class TrainingProgress:
-    """Position of a run.
+class TrainingState:
+    """Position of a run, what state.json stores; `Progress` of fivetune/rundir is its display.
 
     Args:
         step: optimizer steps done; with the seed it is also the position in the data.
@@ -111,14 +111,12 @@ class CheckpointOwner:
 NO_OWNER = CheckpointOwner()
 
 
-def write_checkpoint(
-    folder: Path, taken: Snapshot, progress: TrainingProgress, owner: CheckpointOwner = NO_OWNER
-) -> Path:
+def write_checkpoint(folder: Path, taken: Snapshot, position: TrainingState, owner: CheckpointOwner = NO_OWNER) -> Path:
     """Write checkpoints/<step>; returns its path. Raises RunDirError if a write fails; no partial checkpoint stays."""
-    target = folder / str(progress.step)
-    staging = folder / f".staging-{progress.step}"
+    target = folder / str(position.step)
+    staging = folder / f".staging-{position.step}"
     try:
-        _write_facts(staging, taken.state, progress, owner)
+        _write_facts(staging, taken.state, position, owner)
         save_file(taken.weights, staging / WEIGHTS)
         _finish_folder(staging, target)
     except WRITE_ERRORS as error:
@@ -130,7 +128,7 @@ def write_checkpoint(
 
 
 def write_shards(
-    folder: Path, taken: ShardedSnapshot, progress: TrainingProgress, owner: CheckpointOwner, world: World
+    folder: Path, taken: ShardedSnapshot, position: TrainingState, owner: CheckpointOwner, world: World
 ) -> Path:
     """Write checkpoints/<step> of a sharded model; returns its path. Collective: all ranks call it.
 
@@ -146,10 +144,10 @@ def write_shards(
         written = write_tensors(staging, taken.tensors, world)
         return {path.name: compute_checksum(path) for path in written}
 
-    target = folder / str(progress.step)
-    staging = folder / f".staging-{progress.step}"
+    target = folder / str(position.step)
+    staging = folder / f".staging-{position.step}"
     try:
-        run_first(lambda: _write_facts(staging, taken.state, progress, owner))
+        run_first(lambda: _write_facts(staging, taken.state, position, owner))
         # Each rank reads back its own files alone: rank 0 would take as many times longer.
         checksums = {name: one for each in world.run_on_all(write_own) for name, one in each.items()}
         run_first(lambda: _finish_folder(staging, target, checksums))
@@ -163,12 +161,12 @@ def write_shards(
     return target
 
 
-def _write_facts(staging: Path, state: TorchState, progress: TrainingProgress, owner: CheckpointOwner) -> None:
+def _write_facts(staging: Path, state: TorchState, position: TrainingState, owner: CheckpointOwner) -> None:
     """Write state.pt and state.json into an empty staging folder."""
     _remove(staging)
     staging.mkdir(parents=True)
     torch.save(state, staging / "state.pt")
-    write_json(staging / "state.json", {**asdict(progress), "owner": asdict(owner)})
+    write_json(staging / "state.json", {**asdict(position), "owner": asdict(owner)})
 
 
 def _finish_folder(staging: Path, target: Path, checksums: dict[str, Checksum] | None = None) -> None:
@@ -238,26 +236,26 @@ def find_newest_checkpoint(folder: Path, *, on_damage: Callable[[str], object]) 
     return None
 
 
-def read_state(path: Path) -> tuple[TrainingProgress, CheckpointOwner]:
+def read_state(path: Path) -> tuple[TrainingState, CheckpointOwner]:
     """Read state.json of a checkpoint. Raises ValueError for content that `write_checkpoint` never writes."""
     wrong: list[str] = []
     try:
         table = json.loads((path / "state.json").read_text(encoding="utf-8"))
         table = {"improved": table["best"], **table}  # earlier versions had one for both
-        progress = parse_record(TrainingProgress, table, invalid=wrong)
+        position = parse_record(TrainingState, table, invalid=wrong)
         owner = parse_record(CheckpointOwner, table.get("owner", {}), invalid=wrong)
     except (OSError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {_get_first_line(error)}") from None
-    if progress is None or owner is None or wrong:
+    if position is None or owner is None or wrong:
         raise ValueError(f"{', '.join(wrong) or 'owner'}: not a value that a checkpoint has")
-    if str(progress.step) != path.name.removesuffix(".damaged"):
-        raise ValueError(f"step is {progress.step!r}")
-    if progress.num_evals_without_improvement < 0:
-        raise ValueError(f"num_evals_without_improvement is {progress.num_evals_without_improvement!r}")
-    for one in (progress.best, progress.improved, *progress.runners_up):
-        if one and not 0 < one.step <= progress.step:
+    if str(position.step) != path.name.removesuffix(".damaged"):
+        raise ValueError(f"step is {position.step!r}")
+    if position.num_evals_without_improvement < 0:
+        raise ValueError(f"num_evals_without_improvement is {position.num_evals_without_improvement!r}")
+    for one in (position.best, position.improved, *position.runners_up):
+        if one and not 0 < one.step <= position.step:
             raise ValueError(f"an evaluation of step {one.step} is later than the checkpoint")
-    return progress, owner
+    return position, owner
 
 
 def find_state_damage(path: Path) -> str | None:
@@ -373,14 +371,14 @@ def restore_checkpoint(
     scaler: torch.amp.GradScaler,
     world: World = SINGLE_PROCESS,
     averages: Averages | None = None,
-) -> TrainingProgress:
+) -> TrainingState:
     """Restore weights, optimizer, scaler and random states. Raises RunDirError if the checkpoint is of another model.
 
     With averages, its weights are these, and the trained ones are beside them. A rank without a saved random state,
     because the run had fewer ranks, keeps its own.
     """
     try:
-        progress, _ = read_state(path)
+        position, _ = read_state(path)
     except ValueError as error:
         raise RunDirError(f"{path}: state.json is damaged ({_get_first_line(error)}). Remove the folder.") from None
     load_weights(path, model)
@@ -405,7 +403,7 @@ def restore_checkpoint(
             set_random_states(states[world.rank])
     except (KeyError, IndexError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise _build_mismatch_error(path, error) from None
-    return progress
+    return position
 
 
 def remove_old_checkpoints(

@@ -1,6 +1,6 @@
 """Brings back what a resumed run has reached: its numbers, its position, the evaluations that it need not repeat.
 
-In: a Setup, and the run directory. Out: a Plan, a TrainingProgress, with the model and optimizer of the checkpoint.
+In: a Setup, and the run directory. Out: a Plan, a TrainingState, with the model and optimizer of the checkpoint.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fivetune.rundir.reader import read_plan
 from fivetune.training.outputs import RunOutputs
 from fivetune.training.setup import Setup
 from fivetune.training.state import checkpoint
-from fivetune.training.state.checkpoint import CheckpointOwner, TrainingProgress
+from fivetune.training.state.checkpoint import CheckpointOwner, TrainingState
 from fivetune.training.state.past_evals import read_past_evals
 from fivetune.training.state.resume import (
     describe_last_evaluation,
@@ -56,7 +56,7 @@ def restore_plan(setup: Setup, outputs: RunOutputs, owner: CheckpointOwner) -> P
     return setup.plan.with_batch_size(batch_size)
 
 
-def restore_progress(setup: Setup, outputs: RunOutputs, owner: CheckpointOwner) -> TrainingProgress:
+def restore_newest_checkpoint(setup: Setup, outputs: RunOutputs, owner: CheckpointOwner) -> TrainingState:
     """Restore the newest whole checkpoint; without one the run starts at step 0. Later records are removed."""
     run = outputs.run
     learner = setup.learner
@@ -65,7 +65,7 @@ def restore_progress(setup: Setup, outputs: RunOutputs, owner: CheckpointOwner) 
     if world.is_first:
         found = checkpoint.find_newest_checkpoint(run.path / "checkpoints", on_damage=outputs.warn)
     path = world.broadcast_object(found)
-    state = TrainingProgress()
+    state = TrainingState()
     if path is not None:
         state = checkpoint.restore_checkpoint(
             path, learner.model, learner.optimizer, learner.scaler, world, learner.averages
@@ -84,7 +84,7 @@ def restore_progress(setup: Setup, outputs: RunOutputs, owner: CheckpointOwner) 
 
 
 def _forget_other_scores(
-    setup: Setup, outputs: RunOutputs, state: TrainingProgress, before: CheckpointOwner, owner: CheckpointOwner
+    setup: Setup, outputs: RunOutputs, state: TrainingState, before: CheckpointOwner, owner: CheckpointOwner
 ) -> None:
     """Forget the best scores so far if later ones cannot be compared with them: of other data, settings or metric.
 
@@ -107,7 +107,7 @@ def _forget_other_scores(
         state.num_evals_without_improvement = 0
 
 
-def find_evaluated_steps(run: RunDir, world: World, state: TrainingProgress, basis: str) -> set[int]:
+def find_evaluated_steps(run: RunDir, world: World, state: TrainingState, basis: str) -> set[int]:
     """Find the steps whose evaluation is not repeated: none after step 0 if no score counts as the best so far.
 
     Args:

@@ -37,29 +37,29 @@ class StepSums:
 
 
 def accumulate_over_ranks(engine: GradientEngine, learner: Learner, inputs: StepInputs) -> StepSums:
-    """Accumulate the gradients of the group and sum them over the ranks; halve the micro-batches while memory runs out.
+    """Accumulate the gradients of the micro-batches and sum them over the ranks, in halves while memory runs out.
 
     Gradients and random states are reset before a retry. The ranks retry together, with the size of the smallest.
     """
-    group = inputs.group
+    batches = inputs.batches
     batch_size = inputs.batch_size
     before = get_random_states()
     while True:
-        group = _split_batches(group, batch_size)
+        batches = _split_batches(batches, batch_size)
         if learner.strategy.sharded and learner.world.data_size > 1:  # all ranks run the same number of passes
-            missing = learner.world.all_reduce_max(len(group)) - len(group)
-            group = [*group, *[build_minimal_batch(group[0])] * missing]
+            missing = learner.world.all_reduce_max(len(batches)) - len(batches)
+            batches = [*batches, *[build_minimal_batch(batches[0])] * missing]
 
         sums = None
         failed = None
         too_many = 0
         try:
-            sums = engine.accumulate(learner, group, inputs)
+            sums = engine.accumulate(learner, batches, inputs)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             failed = error.with_traceback(None)  # whose frames hold activations
-            too_many = max(len(batch.ids) for batch in group)
+            too_many = max(len(batch.ids) for batch in batches)
             engine.clear_gradients(learner)  # makes room for sending zeros
 
         sums, too_many, signum = _sum_over_ranks(learner, inputs, sums, too_many)
@@ -72,14 +72,14 @@ def accumulate_over_ranks(engine: GradientEngine, learner: Learner, inputs: Step
         set_random_states(before)
 
 
-def _split_batches(group: list[Batch], size: int) -> list[Batch]:
+def _split_batches(batches: list[Batch], size: int) -> list[Batch]:
     """Halve micro-batches until none has more than `size` examples."""
-    while any(len(batch.ids) > size for batch in group):
+    while any(len(batch.ids) > size for batch in batches):
         halved: list[Batch] = []
-        for batch in group:
+        for batch in batches:
             halved.extend(split_batch(batch) if len(batch.ids) > size else (batch,))
-        group = halved
-    return group
+        batches = halved
+    return batches
 
 
 def _sum_over_ranks(

@@ -44,9 +44,9 @@ class GraphEngine(GradientEngine):
         inputs.timer("host")
         return Update(values, sums.batch_size, sums.signum)
 
-    def accumulate(self, learner: Learner, group: list[Batch], inputs: StepInputs) -> Tensor:
+    def accumulate(self, learner: Learner, batches: list[Batch], inputs: StepInputs) -> Tensor:
         inputs.timer("forward")  # one launch contains all phases
-        return self.graphs.accumulate_gradients(group, num_scored_tokens=inputs.num_scored_tokens)
+        return self.graphs.accumulate_gradients(batches, num_scored_tokens=inputs.num_scored_tokens)
 
     def clear_gradients(self, learner: Learner) -> None:
         """Zero the gradients where they are: graphs write to their addresses."""

@@ -66,17 +66,17 @@ class StepInputs:
     """What one optimizer step is given, beside the Learner.
 
     Args:
-        group: the micro-batches of this rank.
+        batches: the micro-batches of this rank.
         number: number of the step, for messages.
         lr: rate of the schedule; None if the optimizer computes its own.
         batch_size: most examples per forward pass.
-        num_scored_tokens: target tokens of the groups of all ranks.
+        num_scored_tokens: target tokens of the micro-batches of all ranks.
         timer: gets each phase as it begins.
         nonfinite_flag: lets the host run ahead of the device; None: each step is checked before the weights change.
         get_signum: returns the signal that this rank has received, 0 if none.
     """
 
-    group: list[Batch]
+    batches: list[Batch]
     number: int
     lr: float | None
     batch_size: int
@@ -122,7 +122,7 @@ class StepEngine:
 class GradientEngine(StepEngine):
     """A StepEngine that adds gradients to the parameters, which the optimizer then applies."""
 
-    def accumulate(self, learner: Learner, group: list[Batch], inputs: StepInputs) -> Tensor:
+    def accumulate(self, learner: Learner, batches: list[Batch], inputs: StepInputs) -> Tensor:
         """Add the gradients of micro-batches to the parameters; change nothing else.
 
         Returns: [2] fp32, the sums of loss / num_scored_tokens and of computed positions.

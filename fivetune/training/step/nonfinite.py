@@ -47,13 +47,13 @@ def check_values(learner: Learner, inputs: StepInputs, values: Tensor) -> Tensor
     flag = inputs.nonfinite_flag
     if flag is None:
         values = values.cpu()
-        refuse_nonfinite(learner, inputs.group, inputs.number, *values[:2].tolist())
+        refuse_nonfinite(learner, inputs.batches, inputs.number, *values[:2].tolist())
         return values
     flag.logical_or_(~values.isfinite().all())
     return values.to("cpu", non_blocking=True)
 
 
-def refuse_nonfinite(learner: Learner, group: list[Batch], step: int, loss: float, norm: float) -> None:
+def refuse_nonfinite(learner: Learner, batches: list[Batch], step: int, loss: float, norm: float) -> None:
     """Raise NumericError unless loss and norm are finite.
 
     With loss scaling an overflow of the norm is no error, as long as a smaller scale can help: one at MIN_LOSS_SCALE
@@ -63,13 +63,13 @@ def refuse_nonfinite(learner: Learner, group: list[Batch], step: int, loss: floa
     fp16_overflow = fp16_overflow and learner.scaler.get_scale() > MIN_LOSS_SCALE
     if not (math.isfinite(loss) and (math.isfinite(norm) or fp16_overflow)):
         learner.fetch()
-        raise NumericError(_explain_nonfinite(learner, group, step, loss, norm), step=step)
+        raise NumericError(_explain_nonfinite(learner, batches, step, loss, norm), step=step)
 
 
-def _explain_nonfinite(learner: Learner, group: list[Batch], step: int, loss: float, norm: float) -> str:
+def _explain_nonfinite(learner: Learner, batches: list[Batch], step: int, loss: float, norm: float) -> str:
     """Name the micro-batch and the module of the first non-finite value."""
     what = f"loss {loss}" if not math.isfinite(loss) else f"gradient norm {norm}"
-    ids, place = _find_first_nonfinite(learner, group) or (group[0].ids, "the backward pass")
+    ids, place = _find_first_nonfinite(learner, batches) or (batches[0].ids, "the backward pass")
     listed = ", ".join(ids[:MAX_LISTED])
     if len(ids) > MAX_LISTED:
         listed += f" and {len(ids) - MAX_LISTED} more"
@@ -82,13 +82,13 @@ def _explain_nonfinite(learner: Learner, group: list[Batch], step: int, loss: fl
     )
 
 
-def _find_first_nonfinite(learner: Learner, group: list[Batch]) -> tuple[tuple[str, ...], str] | None:
+def _find_first_nonfinite(learner: Learner, batches: list[Batch]) -> tuple[tuple[str, ...], str] | None:
     """The examples and the module of the first non-finite value of a forward pass; None if all are finite.
 
     Collective: all ranks run the same number of passes, because sharded weights are gathered in each.
     """
     model = learner.model.eval()
-    for batch in group:
+    for batch in batches:
         with torch.no_grad(), learner.compute.make_autocast():
             if find_stage(model):
                 place = find_nonfinite_block(model, partial(compute_flat_losses, model, batch))

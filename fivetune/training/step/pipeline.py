@@ -25,16 +25,16 @@ class PipelineEngine(GradientEngine):
     def step(self, learner: Learner, inputs: StepInputs) -> Update:
         return take_step(self, learner, inputs)
 
-    def accumulate(self, learner: Learner, group: list[Batch], inputs: StepInputs) -> Tensor:
+    def accumulate(self, learner: Learner, batches: list[Batch], inputs: StepInputs) -> Tensor:
         stage = find_stage(learner.model)
         assert stage is not None
         passes = LearnerPasses.begin(learner, inputs)
         total = torch.zeros((), device=stage.device)
         losses = deque[Any]()
         failed = None
-        waiting = {"F": iter(group), "B": iter(group)}
+        waiting = {"F": iter(batches), "B": iter(batches)}
         stage.timer = inputs.timer
-        for kind in order_passes(stage.schedule, stage.number, len(stage.ranks), len(group)):
+        for kind in order_passes(stage.schedule, stage.number, len(stage.ranks), len(batches)):
             batch = next(waiting[kind])
             stage.begin_pass()
             try:

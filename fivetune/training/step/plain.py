@@ -24,9 +24,9 @@ class PlainEngine(GradientEngine):
     def step(self, learner: Learner, inputs: StepInputs) -> Update:
         return take_step(self, learner, inputs)
 
-    def accumulate(self, learner: Learner, group: list[Batch], inputs: StepInputs) -> Tensor:
+    def accumulate(self, learner: Learner, batches: list[Batch], inputs: StepInputs) -> Tensor:
         passes = LearnerPasses.begin(learner, inputs)
-        total = learner.strategy.accumulate_gradients(learner.model, learner.world, group, passes)
+        total = learner.strategy.accumulate_gradients(learner.model, learner.world, batches, passes)
         return torch.stack([total, passes.positions])
 
 

@@ -171,16 +171,16 @@ class Chips(StepEngine):
         """Run the step of a Learner. One program has all phases: its time counts as the host's."""
         set_lr(learner.optimizer, inputs.lr)
         values = self.update(
-            inputs.group,
+            inputs.batches,
             learner.optimizer,
             batch_size=inputs.batch_size,
             num_scored_tokens=inputs.num_scored_tokens,
         )
-        refuse_nonfinite(learner, inputs.group, inputs.number, *values[:2].tolist())
+        refuse_nonfinite(learner, inputs.batches, inputs.number, *values[:2].tolist())
         return Update(values, inputs.batch_size, inputs.get_signum())
 
     def update(
-        self, group: Sequence[Batch], optimizer: torch.optim.Optimizer, *, batch_size: int, num_scored_tokens: int
+        self, batches: Sequence[Batch], optimizer: torch.optim.Optimizer, *, batch_size: int, num_scored_tokens: int
     ) -> Tensor:
         """Run one optimizer step with the rates of the optimizer's groups; a non-finite one changes no weight.
 
@@ -190,7 +190,7 @@ class Chips(StepEngine):
         described = repr([{**group, "params": len(group["params"]), "lr": 0} for group in optimizer.param_groups])
         if described not in self._programs:
             self._programs[described] = self.build_step()  # the next optimizer may be alike
-        batch = self.send_batch(join_batches(group), batch_size)
+        batch = self.send_batch(join_batches(batches), batch_size)
         rates = compute_rates(optimizer, self.num_steps + 1)
         scalars = {"num_tokens": np.float32(num_scored_tokens), **{k: np.float32(v) for k, v in rates.items()}}
         key = jax.random.fold_in(self.key, self.num_steps)

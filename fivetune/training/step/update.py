@@ -1,6 +1,6 @@
-"""One optimizer step: updates the weights with a group of micro-batches, or raises before any weight changes.
+"""One optimizer step: updates the weights with its micro-batches, or raises before any weight changes.
 
-In: a Learner and the step's micro-batches. Out: an Update. The result does not depend on how the group is split, on
+In: a Learner and the step's micro-batches. Out: an Update. The result does not depend on how the examples are split, on
 how many processes share it, or on whether the host waits for the device.
 """
 
@@ -16,7 +16,7 @@ from fivetune.types import Batch, PhaseTimer, ignore_phase
 
 def train_step(
     learner: Learner,
-    group: list[Batch],
+    batches: list[Batch],
     *,
     lr: float | None,
     step: int,
@@ -26,25 +26,25 @@ def train_step(
     nonfinite_flag: Tensor | None = None,
     get_signum: Callable[[], int] = lambda: 0,
 ) -> Update:
-    """Run one optimizer step over the micro-batches of this rank's group and of the other ranks' groups.
+    """Run one optimizer step over the micro-batches of this rank and of the other ranks.
 
-    loss = sum of the losses of all scored tokens / number of scored tokens of all ranks: any split of the group gives
+    loss = sum of the losses of all scored tokens / number of scored tokens of all ranks: any split of examples gives
     the same gradient (a mean of means does not). If memory runs out, micro-batches are halved and the step is retried.
 
     Args:
-        batch_size: most examples per forward pass; default: those of the group's largest batch.
-        num_scored_tokens: on all ranks; default: world.data_size times the target tokens of this group.
+        batch_size: most examples per forward pass; default: those of the largest one.
+        num_scored_tokens: on all ranks; default: world.data_size times the target tokens of these.
         nonfinite_flag: lets the host run ahead of the device; the reader of the values must call `refuse_nonfinite`.
             Without it a NumericError is raised before the weights change.
         get_signum: returns the signal that this rank has received, 0 if none.
     """
     inputs = StepInputs(
-        group=group,
+        batches=batches,
         number=step,
         lr=lr,
-        batch_size=batch_size or max(len(batch.ids) for batch in group),
+        batch_size=batch_size or max(len(batch.ids) for batch in batches),
         num_scored_tokens=num_scored_tokens
-        or learner.world.data_size * sum(batch.num_target_tokens for batch in group),
+        or learner.world.data_size * sum(batch.num_target_tokens for batch in batches),
         timer=timer,
         nonfinite_flag=nonfinite_flag,
         get_signum=get_signum,

@@ -26,7 +26,7 @@ from fivetune.rundir.progress import Progress
 from fivetune.training import loop, save
 from fivetune.training.run import train
 from fivetune.training.signals import StopRequest
-from fivetune.training.state.checkpoint import TrainingProgress
+from fivetune.training.state.checkpoint import TrainingState
 from fivetune.training.step.nonfinite import make_nonfinite_flag
 from fivetune.training.step.update import train_step
 from fivetune.training.training import Training
@@ -264,7 +264,7 @@ def begin(tmp_path, model_folder):
             setup.plan,
             runs[0],
             Progress(quiet=True),
-            TrainingProgress(),
+            TrainingState(),
             StopRequest(),
             meter,
             Sampler(print, every_seconds=0),

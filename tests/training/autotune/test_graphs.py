@@ -34,7 +34,7 @@ from fivetune.training.autotune import graphs as capture
 from fivetune.training.autotune.graphs import count_micro_batches, decide_graphs, find_graph_obstacle
 from fivetune.training.run import train
 from fivetune.training.state import checkpoint
-from fivetune.training.state.checkpoint import TrainingProgress
+from fivetune.training.state.checkpoint import TrainingState
 from fivetune.training.state.snapshot import take_snapshot
 from fivetune.training.step.nonfinite import refuse_nonfinite
 from fivetune.training.step.update import train_step
@@ -253,7 +253,7 @@ def test_a_checkpoint_goes_on_exactly_and_in_either_way(tmp_path, model_folder):
     one = captured(tmp_path, model_folder, model__dropout=0.1)
     steps(one, 0, 2)
     taken = take_snapshot(one.learner.model, one.learner.optimizer, one.learner.scaler)
-    path = checkpoint.write_checkpoint(tmp_path / "checkpoints", taken, TrainingProgress(step=2))
+    path = checkpoint.write_checkpoint(tmp_path / "checkpoints", taken, TrainingState(step=2))
     expected = steps(one, 2, 4)
     two = captured(tmp_path, model_folder, model__dropout=0.1)
     checkpoint.restore_checkpoint(path, two.learner.model, two.learner.optimizer, two.learner.scaler)

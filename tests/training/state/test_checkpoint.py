@@ -26,7 +26,7 @@ from fivetune.rundir.checksums import write_checksums
 from fivetune.rundir.records import BestEval
 from fivetune.training.run import train
 from fivetune.training.state import checkpoint
-from fivetune.training.state.checkpoint import TrainingProgress
+from fivetune.training.state.checkpoint import TrainingState
 from fivetune.training.state.snapshot import get_random_states, set_random_states, take_snapshot
 from fivetune.training.step.update import train_step
 
@@ -39,7 +39,7 @@ def _step(setup) -> float:
 
 def _save(folder: Path, setup, step: int = 1, **facts) -> Path:
     taken = take_snapshot(setup.learner.model, setup.learner.optimizer, setup.learner.scaler)
-    return checkpoint.write_checkpoint(folder, taken, TrainingProgress(step=step, **facts))
+    return checkpoint.write_checkpoint(folder, taken, TrainingState(step=step, **facts))
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_everything_comes_back(tmp_path, model_folder, optimizer):
     fresh = kit.ready(tmp_path, model_folder, **table)
     assert checkpoint.restore_checkpoint(
         path, fresh.learner.model, fresh.learner.optimizer, fresh.learner.scaler
-    ) == TrainingProgress(step=1, **facts)
+    ) == TrainingState(step=1, **facts)
     assert [_step(fresh), random.random(), float(np.random.rand()), torch.rand(1).item()] == expected
     assert all(
         torch.equal(a, b)
@@ -75,7 +75,7 @@ def test_the_loss_scale_comes_back(tmp_path, setup):
     scaled.scale(torch.ones(()))  # makes its tensors
     model, optimizer = setup.learner.model, setup.learner.optimizer
     taken = take_snapshot(model, optimizer, scaled)
-    path = checkpoint.write_checkpoint(tmp_path / "checkpoints", taken, TrainingProgress(step=1))
+    path = checkpoint.write_checkpoint(tmp_path / "checkpoints", taken, TrainingState(step=1))
     checkpoint.restore_checkpoint(path, model, optimizer, fresh)
     assert fresh.get_scale() == 2.0**7
 
@@ -295,7 +295,7 @@ def test_a_foreign_pickle_is_not_loaded(tmp_path, setup):
 
 @pytest.mark.parametrize(
     "thing",
-    [os.system, Path.unlink, checkpoint.TrainingProgress(), OSError],
+    [os.system, Path.unlink, checkpoint.TrainingState(), OSError],
     ids=["function", "method", "record", "class"],
 )
 def test_foreign_metadata_of_shards_are_not_loaded(tmp_path, setup, thing):
