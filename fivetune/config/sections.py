@@ -469,7 +469,8 @@ class RunConfig(_Section):
     def replace(self, section: str, **changes: object) -> RunConfig:
         """Return the config with other settings of a section; they are not checked.
 
-        >>> RunConfig().replace("train", batch_size=4).train.batch_size
+        >>> config = RunConfig.model_validate({"model": {"path": "m"}, "task": {"name": "squad"}})
+        >>> config.replace("train", batch_size=4).train.batch_size
         4
         """
         return self.model_copy(update={section: getattr(self, section).model_copy(update=changes)})

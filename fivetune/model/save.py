@@ -11,7 +11,6 @@ import os
 import shutil
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
-from copy import copy
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -97,6 +96,8 @@ def _write_settings(model: T5Model, generation: JsonTable, folder: Path) -> None
     """Write config.json, with the name of transformers' class, and for a model that generates generation_config.json:
     its start, end and pad ids, and the run's decoding options.
     """
+    from transformers import GenerationConfig
+
     kinds = (kind.__name__ for kind in type(model).__mro__ if kind.__module__.startswith("transformers."))
     model.config.architectures = [next(kinds)]
     model.config.save_pretrained(folder)
@@ -108,9 +109,14 @@ def _write_settings(model: T5Model, generation: JsonTable, folder: Path) -> None
     tied = model.get_output_embeddings().weight is model.get_decoder().get_input_embeddings().weight
     config["tie_word_embeddings"] = tied
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    options = copy(model.generation_config)
-    options.update(**generation)
-    options.save_pretrained(folder)
+    ids = model.generation_config
+    # a new one: `update` drops entries that this version of transformers does not know
+    GenerationConfig(
+        decoder_start_token_id=ids.decoder_start_token_id,
+        eos_token_id=ids.eos_token_id,
+        pad_token_id=ids.pad_token_id,
+        **generation,
+    ).save_pretrained(folder)
 
 
 def write_weights(weights: Iterable[tuple[str, Tensor]], folder: Path) -> None:

@@ -40,6 +40,7 @@ from fivetune.start.marks import MIN_SHARE, SPEAKERS, Marks, find_marks
 from fivetune.start.roles import CLEAR, rate_name
 from fivetune.start.survey import FEW_WORDS, READ
 from fivetune.tasks import list_names
+from fivetune.tasks._choices import parse_literal
 from fivetune.types import RawRecord
 
 SAMPLE = 300  # records that show what divides them
@@ -119,6 +120,18 @@ class TextParts(Parts):
             else ""
         )
         return f"{self.column} is divided at {marks} into {list_names(self.names)}{longer}"
+
+
+@dataclass(frozen=True)
+class Written(Parts):
+    """Reads objects, and lists of objects such as the turns of a chat, that are written as text."""
+
+    def find_parts(self, fields: Mapping[str, object]) -> Sequence[object] | None:
+        found = _read_written(find_value(fields, self.column))
+        return [found] if found else None
+
+    def describe(self) -> str:
+        return f"{self.column} holds objects that are written as text, which are read"
 
 
 @dataclass(frozen=True)
@@ -223,7 +236,7 @@ def find_lines_header(source: str) -> Sequence[str]:
 
 def find_division(table: RawTable) -> Division | None:
     """Find what divides the records of a table, or joins its rows; None if nothing does."""
-    finders = (_find_excerpt, _find_turns, _find_text_parts, _find_list_parts)
+    finders = (_find_written, _find_excerpt, _find_turns, _find_text_parts, _find_list_parts)
     return next(filter(None, (find(table) for find in finders)), None)
 
 
@@ -241,6 +254,22 @@ def _find_text_parts(table: RawTable) -> TextParts | None:
 def _find_free_name(table: RawTable, column: str, name: str) -> str:
     """Find a name for a part of a column that no other column has."""
     return f"{column}_{name}" if name in table.columns and name != column else name
+
+
+def _find_written(table: RawTable) -> Written | None:
+    for column in table.columns.values():
+        filled = [value for value in table.list_values(column.name, SAMPLE) if not is_empty_cell(value)]
+        if column.kind == "text" and filled and all(map(_read_written, filled)):
+            return Written(column.name, [column.name])
+    return None
+
+
+def _read_written(value: object) -> object:
+    """Read an object, or a list of objects, that is written as text; None for anything else."""
+    text = value.strip() if isinstance(value, str) else ""
+    found = parse_literal(text) if re.match(r"[\[(]?\s*\{", text) else None
+    items = found if isinstance(found, list | tuple) else [found]
+    return found if all(isinstance(item, dict) for item in items) else None
 
 
 def _find_list_parts(table: RawTable) -> ListParts | None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from fivetune.config.layers import as_yaml
 from fivetune.data.limits import Lengths
+from fivetune.redaction import name_invisible
 from fivetune.start.plan import LONGEST, StartPlan
 from fivetune.types import JsonTable
 
@@ -90,7 +91,7 @@ def build_settings(lines: Sequence[Line]) -> JsonTable:
 
 
 def _format_comment(text: str, indent: str) -> str:
-    plain = " ".join(text.split())
+    plain = name_invisible(" ".join(text.split()))  # YAML refuses control characters
     return "".join(f"{indent}# {line}\n" for line in textwrap.wrap(plain, WIDTH, break_on_hyphens=False))
 
 

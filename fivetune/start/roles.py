@@ -94,7 +94,8 @@ WORDS: Mapping[str, tuple[str, str]] = {
         "document documents dialogue dialog original "
         "meaning_representation mr",
         "text sentence body content description question query story transcript conversation patient long noisy "
-        "incorrect complex normal passage context abstract input_sequence diff rewritten_intent chapter",
+        "incorrect complex normal passage context abstract input_sequence diff rewritten_intent chapter "
+        "user human customer client patient",
     ),
     "targets": (
         "targets target output outputs target_text output_text summary highlights translation tgt trg completion "
@@ -104,7 +105,8 @@ WORDS: Mapping[str, tuple[str, str]] = {
         "short corrected correction corrections correct simple simplification simplifications simplified paraphrase "
         "paraphrases query sql sparql cypher code snippet equation equations formula linear_formula "
         "annotated_formula program resolution solution dst msg commit_message docstring "
-        "truth doctor slots entities keyphrases keywords regex bash cmd command target_sequence chosen gold",
+        "truth doctor agent assistant bot chatbot "
+        "slots entities keyphrases keywords regex bash cmd command target_sequence chosen gold",
     ),
     "summary": (
         "summary highlights abstract headline headlines title titre titulo tldr zusammenfassung resumen",

@@ -199,7 +199,9 @@ class Survey:
         if column.num_distinct < 2 and max(learned, self.rate(name, "instruction", "choices")) < USUAL:
             return True
         is_flag = column.kind == "number" and {*column.values} == {"0", "1"}
-        aside = max(rate_name(role, name) for role in ASIDE if not (role == "id" and is_flag))
+        # what a person says may be named after the person
+        other = {"id": is_flag, "person": column.is_running}
+        aside = max(rate_name(role, name) for role in ASIDE if not other.get(role))
         return aside >= USUAL and aside > max(learned, self.rate(name, *READ))
 
     def _is_quantity(self, name: str) -> bool:

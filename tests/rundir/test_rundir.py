@@ -84,7 +84,9 @@ def test_a_file_below_a_file_is_refused(tmp_path):
     assert "cannot be written: Not a directory." in refusal(rundir.write_text, tmp_path / "a" / "b" / "c", "")
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
+)
 @given(records=st.lists(st.dictionaries(st.text(), st.text() | st.integers()), max_size=4), cut=st.integers(0, 400))
 def test_a_torn_last_line_is_dropped(tmp_path, records, cut):
     path = tmp_path / "steps.jsonl"

@@ -263,3 +263,20 @@ def test_few_dialogues_are_told_as_what_they_are(tmp_path):
     )
     with pytest.raises(DataError, match=r"holds 9 records.*turns of a dialogue"):
         plan(str(tmp_path / "a.csv"))
+
+
+@pytest.mark.parametrize("form", [json.dumps, repr], ids=["json", "python"])
+@pytest.mark.parametrize("said", ["{}", "I think a while. Answer: {}"])
+def test_a_chat_that_is_written_as_text_in_a_cell_is_read(tmp_path, form, said):
+    """A word with a colon within the turns divides nothing."""
+    chats = [
+        [{"from": "human", "value": ask(row)}, {"from": "gpt", "value": said.format(reply(row))}] for row in range(40)
+    ]
+    found = plan(write(tmp_path / "a.jsonl", [{"conversations": form(chat)} for chat in chats]))
+    assert found.reading.inputs == ["conversations.0.value"]
+    assert [fields["conversations"] for _, fields in read_sets(found)] == chats
+
+
+def test_what_a_user_says_is_read_and_what_an_agent_says_is_learned(tmp_path):
+    found = plan(write(tmp_path / "a.jsonl", [{"USER": ask(row), "AGENT": reply(row)} for row in range(40)]))
+    assert (found.reading.inputs, found.reading.targets) == (["USER"], ["AGENT"])

@@ -264,6 +264,13 @@ def test_lines_above_the_header_are_told_in_the_recipe(folder, capsys):
     assert "above the header, in line 3" in " ".join((folder / "t.yaml").read_text().replace("#", "").split())
 
 
+def test_a_recipe_with_control_characters_in_its_reasons_can_be_loaded(folder, capsys):
+    rows = [f"it\u0080s the parcel {i} again,{'ab'[i % 2]}" for i in range(40)]
+    assert run(capsys, "new", write_rows(folder / "t.csv", "text,label", rows))[0] == 0
+    assert "[U+0080]" in (folder / "t.yaml").read_text()
+    assert run(capsys, "inspect", "t.yaml")[0] == 0
+
+
 def test_the_recipe_says_what_its_limits_cut_and_stops_early(folder, capsys):
     rows = [f"question {i}?,{'a word ' * (400 if i < 10 else 20)}{i}" for i in range(40)]
     name = write_rows(folder / "t.csv", "question,answer", rows)

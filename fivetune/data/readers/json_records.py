@@ -77,8 +77,9 @@ def read_jsonl_lines(file: IO[bytes], path: Path, header: Sequence[str] = ()) ->
         header: names of the values of records that are lists; one name is that of the lists.
     """
     lines = ((number, line) for number, line in read_lines(file) if line.strip())
-    first = [*islice(lines, NUM_DIALOGUES)]
-    if not header and first[:1] and first[0][1].lstrip(b"\xef\xbb\xbf \t")[:1] == b"[":
+    first = [*islice(lines, 1)]
+    if not header and first and first[0][1].lstrip(b"\xef\xbb\xbf \t")[:1] == b"[":
+        first += islice(lines, NUM_DIALOGUES)  # only here: lines may be long
         header = _name_lists(decode_line(line.decode("utf-8-sig", "replace").strip())[0] for _, line in first)
     for number, line in chain(first, lines):
         yield RawLine(path, number, line, header)
