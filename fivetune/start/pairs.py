@@ -167,7 +167,7 @@ def _read_pair(survey: Survey, sources: Sequence[str], target: str) -> Reading:
         doubts += describe_outputs(
             [name for name in texts if survey.rate(name, "targets") == CLEAR and name not in used]
         )
-    if is_named_output(target) or last.has_code:
+    if is_named_output(target):
         doubts += describe_outputs(survey.list_outputs(used))
     found = Reading(kind, "jsonl", {"inputs": sources, "targets": (target,)}, reason, prefix=prefix)
     return survey.weigh(found, form=form, values=values, points=points, read=others, doubts=doubts)
