@@ -98,7 +98,8 @@ WORDS: Mapping[str, tuple[str, str]] = {
         "user human customer client patient",
     ),
     "targets": (
-        "targets target output outputs target_text output_text summary highlights translation tgt trg completion "
+        "targets target output outputs target_text output_text gold_text corrected_text reference_text summary "
+        "highlights translation tgt trg completion "
         "response tldr zusammenfassung resumen riassunto übersetzung traducción",
         "abstract headline headlines title titel titre titulo subtitle subtitulo "
         "reply answer answers reference references ref human_reference queries "
