@@ -95,6 +95,7 @@ GENERAL_LABELS = "label labels class y gold"  # what is learned, whatever else i
 READ = ("text", "inputs", "question", "context", "choices", "instruction")
 LEARNED = ("targets", "answer", "label", "tags", "number")
 ASIDE = ("id", "date", "link", "person", "place", "fact")
+SPEAKERS = "user customer client speaker"  # whose name a column of what they say may have
 
 TARGET_ROLES: Mapping[str, tuple[str, ...]] = {
     "label": ("label",),
@@ -200,7 +201,7 @@ class Survey:
             return True
         is_flag = column.kind == "number" and {*column.values} == {"0", "1"}
         # what a person says may be named after the person
-        other = {"id": is_flag, "person": column.is_running}
+        other = {"id": is_flag, "person": column.is_running and has_word(name, SPEAKERS)}
         aside = max(rate_name(role, name) for role in ASIDE if not other.get(role))
         return aside >= USUAL and aside > max(learned, self.rate(name, *READ))
 
