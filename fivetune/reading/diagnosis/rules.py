@@ -181,7 +181,7 @@ def is_severe(verdict: Verdict) -> bool:
 def find_cause(verdicts: Iterable[Verdict]) -> str | None:
     """Find the rule of the verdict that explains why nothing was learnt; None if none does."""
     for verdict in verdicts:
-        if verdict.rule in CAUSES and (verdict.rule not in CUTS or verdict.figure >= CUT_OF_ALL):
+        if verdict.rule in CAUSES and (verdict.rule not in CUTS or (verdict.figure or 0.0) >= CUT_OF_ALL):
             return verdict.rule
     return None
 
