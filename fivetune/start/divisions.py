@@ -28,6 +28,7 @@ from fivetune.errors import DataError
 from fivetune.start.columns import (
     MIN_WORDS,
     WITHOUT_BLANKS,
+    Column,
     Division,
     RawTable,
     as_text,
@@ -240,10 +241,15 @@ def find_division(table: RawTable) -> Division | None:
     return next(filter(None, (find(table) for find in finders)), None)
 
 
-def _find_text_parts(table: RawTable) -> TextParts | None:
+def _iter_texts(table: RawTable) -> Iterator[tuple[Column, list[str]]]:
+    """Yield each column of different texts, the longest texts first, with the texts of the first records."""
     texts = [column for column in table.columns.values() if column.kind == "text" and column.num_distinct > 1]
     for column in sorted(texts, key=attrgetter("mean_chars"), reverse=True):
-        filled = [as_text(value) for value in table.list_values(column.name, SAMPLE) if not is_empty_cell(value)]
+        yield column, [as_text(value) for value in table.list_values(column.name, SAMPLE) if not is_empty_cell(value)]
+
+
+def _find_text_parts(table: RawTable) -> TextParts | None:
+    for column, filled in _iter_texts(table):
         if marks := find_marks(filled) if len(filled) >= MIN_SHARE * min(SAMPLE, table.num_records) else None:
             longer = sum(found[1] for text in filled if (found := marks.split(text)))
             names = [_find_free_name(table, column.name, name) for name in marks.names if name]
@@ -257,9 +263,8 @@ def _find_free_name(table: RawTable, column: str, name: str) -> str:
 
 
 def _find_written(table: RawTable) -> Written | None:
-    for column in table.columns.values():
-        filled = [value for value in table.list_values(column.name, SAMPLE) if not is_empty_cell(value)]
-        if column.kind == "text" and filled and all(map(_read_written, filled)):
+    for column, filled in _iter_texts(table):
+        if filled and all(map(_read_written, filled)):
             return Written(column.name, [column.name])
     return None
 

@@ -33,6 +33,13 @@ def find(table: RawTable) -> Reading | DoubtError | DataError:
         return error
 
 
+def find_doubt(name: str) -> DoubtError:
+    """Find the doubt of a layout."""
+    found = find(make_table(LAYOUTS[name][0]))
+    assert isinstance(found, DoubtError), str(found)
+    return found
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_layout_is_read_as_its_users_mean_it_or_doubted(name: str) -> None:
     layout, expected = LAYOUTS[name]
@@ -68,8 +75,7 @@ FAQS = {
 
 @pytest.mark.parametrize("name", FAQS)
 def test_the_answers_of_a_faq_are_learned_by_one_of_the_first_two_readings(name: str) -> None:
-    found = find(make_table(LAYOUTS[name][0]))
-    assert isinstance(found, DoubtError)
+    found = find_doubt(name)
     assert FAQS[name] in [describe(one) for _, one in found.choices[:2]]
 
 
@@ -117,8 +123,7 @@ def test_numbers_that_differ_are_ids_only_if_they_ascend_or_are_named_so() -> No
 
 
 def test_positive_and_negative_are_listed_before_other_labels_without_a_known_name() -> None:
-    found = find(make_table(LAYOUTS["opinions beside other labels"][0]))
-    assert isinstance(found, DoubtError)
+    found = find_doubt("opinions beside other labels")
     assert "classification: valencia < texto" in [describe(one) for _, one in found.choices]
 
 
@@ -142,8 +147,7 @@ def test_positive_and_negative_are_listed_before_other_labels_without_a_known_na
     ],
 )
 def test_a_doubt_lists_each_target_before_variants(name: str, readings: list[str]) -> None:
-    found = find(make_table(LAYOUTS[name][0]))
-    assert isinstance(found, DoubtError)
+    found = find_doubt(name)
     assert {*readings} <= {describe(one) for _, one in found.choices}
     command = next(line for line in str(found).splitlines() if readings[1].split(":")[0] in line and "--task" in line)
     if readings[1].startswith("tags"):
@@ -168,8 +172,7 @@ def test_columns_of_words_that_are_named_as_labels_are_said_to_hold_labels() -> 
     ],
 )
 def test_a_doubt_lists_what_is_most_likely_first(name: str, first: str) -> None:
-    found = find(make_table(LAYOUTS[name][0]))
-    assert isinstance(found, DoubtError)
+    found = find_doubt(name)
     assert describe(found.choices[0][1]) == first
 
 
@@ -195,8 +198,7 @@ def test_the_separator_of_labels_is_one_that_divides_them_and_that_none_holds(na
     ],
 )  # fmt: skip
 def test_a_doubt_lists_these_readings(name: str, readings: list[str]) -> None:
-    found = find(make_table(LAYOUTS[name][0]))
-    assert isinstance(found, DoubtError)
+    found = find_doubt(name)
     assert [describe(one) for _, one in found.choices] == readings
 
 
@@ -210,14 +212,13 @@ def test_a_few_outputs_that_repeat_are_labels_in_the_next_reading() -> None:
 
 
 def test_a_doubt_tells_a_label_that_is_the_same_in_all_records() -> None:
-    found = find(make_table(LAYOUTS["pairs of one label"][0]))
-    assert isinstance(found, DoubtError) and "label is no label, as it is '1' in all records" in str(found)
+    found = find_doubt("pairs of one label")
+    assert "label is no label, as it is '1' in all records" in str(found)
     assert str(found).splitlines()[-1].endswith("in the same way: scores.")
 
 
 def test_a_doubt_names_the_columns_that_may_be_meant_beside_those_of_its_readings() -> None:
-    found = find(make_table(LAYOUTS["opinions beside other labels"][0]))
-    assert isinstance(found, DoubtError)
+    found = find_doubt("opinions beside other labels")
     learned = {name for _, one in found.choices for name in (*one.targets, *one.inputs)}
     rest = {"texto", "calificacion", "tipo_lugar", "fuente", "valencia"} - learned
     named = str(found).splitlines()[-1].removeprefix("Other columns can be named in the same way: ").rstrip(".")

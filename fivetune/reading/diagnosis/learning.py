@@ -42,7 +42,7 @@ FALL = 0.05
 """Relative fall of the training loss, in the last quarter of the steps against the quarter before, of a model that
 still learns."""
 EPOCHS = 3
-"""What is suggested instead: what `fivetune new` writes, too."""
+"""Passes over the data that are suggested instead."""
 MIN_LOSSES = 8
 """Steps from which on quarters of them are compared."""
 
