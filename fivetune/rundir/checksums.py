@@ -101,7 +101,7 @@ def find_damage(folder: Path, *, names: Collection[str] | None = None) -> str | 
 
 
 def parse_manifest(content: bytes) -> Manifest:
-    """Parse a manifest.json, whose names are those of files of its folder. Raises ManifestError.
+    """Parse a manifest.json; its names are names of files in its folder. Raises ManifestError.
 
     >>> parse_manifest(b'{"format_version": 1, "run_id": null, "files": {"a.bin": {"size": 1, "crc32": 2}}}').files
     {'a.bin': {'size': 1, 'crc32': 2}}
@@ -154,7 +154,8 @@ def read_owner(folder: Path) -> str | None:
 
 def compute_crc32(path: Path, size: int | None = None) -> int:
     """Compute the CRC-32 of the first `size` bytes of a file, by default of all, read in pieces. Raises OSError."""
-    rest, value = path.stat().st_size if size is None else size, 0
+    rest = path.stat().st_size if size is None else size
+    value = 0
     with open_regular(path) as file:
         while block := file.read(min(rest, BLOCK_BYTES)):
             value = zlib.crc32(block, value)

@@ -32,7 +32,7 @@ NORM_RATIO, NORM_LOSS_RATIO = 100.0, 1.5
 loss of 0, norms vary by more than that without harm."""
 
 MAX_GAP_SECONDS = 60.0
-"""Time between two samples of a device up to which its energy is computed; that of a longer gap is unknown."""
+"""Time between two samples of a device up to which its energy is computed; the energy in a longer gap is unknown."""
 WHOLE_DEVICE = -1  # in the place of a MIG instance's number: it is ordered first
 IDLE_UTILISATION = 0.05
 """Utilisation (0-1) up to which a device is idle: NVML counts whole per cents over up to a second, and a desktop or
@@ -44,8 +44,8 @@ the driver itself uses a few; a device that trains is far above, even while it w
 def select_evals_by_step(evals: Iterable[EvalRecord]) -> list[EvalRecord]:
     """Return the evaluations of data.eval, one per step, in order of the steps.
 
-    The evaluation of the whole set replaces that of a subset at the same step; if a resume repeated a step, the last
-    evaluation counts, and the basis of the last one.
+    An evaluation of the whole set replaces an evaluation of a subset at the same step. If a resume repeated a step, the
+    last evaluation counts, and its basis.
     """
     own = _select_own_evals(evals)
     last_basis: dict[int, str] = {}
@@ -64,10 +64,10 @@ def _select_own_evals(evals: Iterable[EvalRecord]) -> list[EvalRecord]:
 
 
 def select_current_evals(evals: Iterable[EvalRecord]) -> list[EvalRecord]:
-    """Return the evaluations of the present data and settings, those of the last evaluation.
+    """Return the evaluations of the present data and settings: of the same data and settings as the last evaluation.
 
-    A resume may change data.eval or eval.num_beams; scores before and after it are not comparable. A subset and the
-    whole set are current beside each other.
+    A resume may change data.eval or eval.num_beams; scores before and after it are not comparable. Evaluations of a
+    subset and of the whole set are current at the same time.
     """
     current: list[EvalRecord] = []
     sizes: dict[str, int] = {}  # of each split, by its last evaluation
@@ -332,8 +332,8 @@ def find_divergence(
 
     The loss has diverged if it is above guessing and ABOVE_GUESSING times its minimum, or DIVERGED_RATIO times its
     minimum, or NORM_LOSS_RATIO times its minimum with an exploded gradient norm. All losses of the last window must
-    also be above those of the lowest window, one outlier excepted: losses of small batches vary by more than these
-    ratios, but return. An evaluation loss below all those before the rise excludes a divergence.
+    also be above the losses of the lowest window, one outlier excepted: losses of small batches vary by more than these
+    ratios, but return. An evaluation loss below all earlier ones, made after the rise, excludes a divergence.
 
     Args:
         losses, grad_norms: by step, in order; finite values only.
@@ -497,7 +497,7 @@ def compute_host_load(telemetry: Iterable[TelemetryRecord]) -> HostLoad | None:
     ranks = {record.rank for record in training}
     if len(hosts) != 1 or set(own) != ranks:
         return None
-    # Every rank samples all cores of the host: those of one rank are enough.
+    # Every rank samples all cores of the host: the samples of one rank are enough.
     first = min(ranks)
     busy: list[float] = []
     num_cores = 0

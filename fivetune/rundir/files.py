@@ -51,20 +51,14 @@ def write_bytes(path: Path, content: bytes) -> None:
         with replace_file(path) as file:
             file.write(content)
     except OSError as error:
-        raise RunDirError(
-            f"{path}: cannot be written: {error.strerror}. {_advise_on_write(path, error, len(content))}"
-        ) from None
-
-
-def _advise_on_write(path: Path, error: OSError, needed: int) -> str:
-    """Return the advice for a failed write; for a full disk with the required and the free space."""
-    if error.errno == errno.ENAMETOOLONG:
-        return "Choose a shorter name."
-    if error.errno == errno.EISDIR:
-        return "Rename the folder of that name."
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return "Choose another run.dir."
-    return f"{advise_on_space(path.parent, needed)} Or choose another run.dir."
+        advice = "Choose another run.dir."
+        if error.errno == errno.ENAMETOOLONG:
+            advice = "Choose a shorter name."
+        elif error.errno == errno.EISDIR:
+            advice = "Rename the folder of that name."
+        elif error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):  # a disk, quota or limit is at its end
+            advice = f"{advise_on_space(path.parent, len(content))} Or choose another run.dir."
+        raise RunDirError(f"{path}: cannot be written: {error.strerror}. {advice}") from None
 
 
 def advise_on_space(folder: Path, needed: int | None = None) -> str:
@@ -145,8 +139,11 @@ def lock_file(file: IO[Any], *, shared: bool = False, wait: bool = False) -> boo
     """
     import fcntl
 
+    operation = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    if not wait:
+        operation |= fcntl.LOCK_NB
     try:
-        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(file, operation)
     except BlockingIOError:
         return False
     return True

@@ -4,7 +4,7 @@
     plan.json        numbers resolved at the start
     data.json        counts, lengths, truncation          status.json    running, finished, failed: why
     steps.jsonl      one StepRecord a line                evals.jsonl    one EvalRecord a line
-    telemetry.jsonl   one TelemetryRecord a line; telemetry-<rank>.jsonl of the other processes
+    telemetry.jsonl   one TelemetryRecord a line; telemetry-<rank>.jsonl: of ranks above 0
     predictions/<split>-<step>.jsonl                      log.txt        the terminal's output
     checkpoints/<step>/, best -> checkpoints/<step>       model/         loads with from_pretrained
     checksums.json   of the records above, when the run has finished
@@ -22,7 +22,7 @@ from pathlib import Path
 FORMAT_VERSION = 1
 LOCK = ".lock"
 PLAN, CHECKSUMS = "plan.json", "checksums.json"
-OWN_SPLITS = ("subset", "eval")  # of a run's own evaluations: some of data.eval, all of it
+OWN_SPLITS = ("subset", "eval")  # of a run's own evaluations: some examples of data.eval, all examples
 AVERAGE = "average"  # the split of the evaluation of averaged weights, on all of data.eval
 STEPS, EVALS, STATUS, MACHINE, DATA, CONFIG = (
     "steps.jsonl", "evals.jsonl", "status.json", "machine.json", "data.json", "config.yaml",
@@ -36,7 +36,7 @@ TRACE_FOLDER, TRACE = "trace", "trace/summary.json"
 
 
 def build_sibling_path(folder: str | Path, name: str) -> Path:
-    """Return the path of a file beside a run directory, for results that precede the run: runs/squad.find-lr.json."""
+    """Return the path of a file next to a run directory, for results that precede the run: runs/squad.find-lr.json."""
     folder = Path(folder).resolve()
     return folder.with_name(f"{folder.name}.{name}")
 

@@ -42,6 +42,7 @@ def append_line(file: FileIO, line: bytes) -> None:
     """Append a line, whole or not at all. Raises OSError, also if the disk takes only a part of it."""
     end = file.seek(0, os.SEEK_END)
     try:
+        # The file is unbuffered: a disk that becomes full takes a part of the line without an error.
         if file.write(line) < len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError:

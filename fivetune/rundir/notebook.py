@@ -26,8 +26,8 @@ STYLE = "white-space: pre-wrap; font-family: monospace"
 
 def is_notebook() -> bool:
     """Return whether this process is the kernel of a notebook, which shows HTML; false in IPython's terminal."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return getattr(shell, "kernel", None) is not None
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
 
 
 def prepare_imports() -> None:
@@ -53,7 +53,7 @@ class Panel:
         self._shown_at = time.monotonic() + SECONDS_BEFORE_PROGRESS - SECONDS_BETWEEN_UPDATES
 
     def add_line(self, text: str, *, is_important: bool = False) -> None:
-        """Add a line; of more than MAX_LINES the first that is not important is left out."""
+        """Add a line; of more than MAX_LINES lines, the oldest unimportant line is no longer shown."""
         self._lines.append((text, is_important))
         self.update()
 
@@ -64,7 +64,7 @@ class Panel:
             self.update()
 
     def close(self) -> None:
-        """Remove the live line; the others stay in the cell. Without others it stays, as the end of the work."""
+        """Remove the live line; the lines above it stay in the cell. Without any, the live line stays as the result."""
         if self._handle is not None:
             self._live = "" if self._lines else self._live
             self.update()
@@ -84,7 +84,7 @@ class Panel:
 
 
 def select_lines(lines: Sequence[tuple[str, bool]], log: Path | None, *, most: int = MAX_LINES) -> list[str]:
-    """Select at most `most` lines: the important ones and the last of the others, after the number of those left out.
+    """Select at most `most` lines, the important ones first, then the latest; a first line counts the omitted ones.
 
     >>> select_lines([("a", False), ("warning: b", True), ("c", False), ("d", False)], Path("log.txt"), most=3)
     ['(1 earlier line in log.txt)', 'warning: b', 'c', 'd']
@@ -92,14 +92,16 @@ def select_lines(lines: Sequence[tuple[str, bool]], log: Path | None, *, most: i
     order = sorted(range(len(lines)), key=lambda index: (lines[index][1], index))
     kept = set(order[-most:])
     num = len(lines) - len(kept)
-    where = f" in {log}" if log else ""
-    note = [f"({num} earlier line{'s' if num > 1 else ''}{where})"] if num else []
-    return [*note, *(text for index, (text, _) in enumerate(lines) if index in kept)]
+    shown = [text for index, (text, _) in enumerate(lines) if index in kept]
+    if num:
+        where = f" in {log}" if log else ""
+        shown.insert(0, f"({num} earlier line{'s' if num > 1 else ''}{where})")
+    return shown
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class HtmlPage:
-    """A self-contained HTML file, shown by a notebook in a frame of its own, so that neither style changes the other.
+    """A self-contained HTML file, shown by a notebook in its own frame: the styles of page and notebook stay apart.
 
     Args:
         path: of the file; `str(page)` too.

@@ -59,6 +59,7 @@ def parse_record(
             break
         except ValidationError as error:
             flaws = error.errors(include_url=False, include_context=False)
+        # Each round mends or leaves out what the validator names, then validates again.
         places: set[Keys] = set()
         for flaw in flaws:
             place, value = flaw["loc"], flaw["input"]
@@ -72,7 +73,7 @@ def parse_record(
         if () in places:  # the table is no object, or lacks a field
             record = None
             break
-        # The last element of a list first, since one that is left out moves those behind it.
+        # The last element of a list first: leaving out an element moves all elements behind it.
         for place in sorted(places, reverse=True):
             table = _replace(table, place, None)
     if invalid is not None:
@@ -95,7 +96,7 @@ def _widen_place(place: Keys, kind: str) -> Keys:
 
 
 def _name_loss(table: JsonValue, place: Keys) -> str:
-    """Return the dotted name of a value that is left out, for an element that of its list; "" for null."""
+    """Return the dotted name of a value that is left out, or of its list if it is an element; "" for null."""
     value: Any = table
     for key in place:
         value = value[key]
@@ -107,7 +108,7 @@ def _name_loss(table: JsonValue, place: Keys) -> str:
 
 
 def _is_inside(name: str, others: Collection[str]) -> bool:
-    """Return whether one of the names contains another one: a lost record says it of all its fields."""
+    """Return whether the name is inside another lost name: a lost record stands for all its fields."""
     return any(name.startswith(f"{other}.") for other in others)
 
 
@@ -166,4 +167,9 @@ def name_json_type(value: JsonValue) -> str:
 
 def parse_records(kind: type[T], tables: Iterable[JsonValue]) -> list[T]:
     """Convert tables to records; tables that `parse_record` refuses are omitted."""
-    return [record for table in tables if (record := parse_record(kind, table)) is not None]
+    records: list[T] = []
+    for table in tables:
+        record = parse_record(kind, table)
+        if record is not None:
+            records.append(record)
+    return records

@@ -57,9 +57,10 @@ class Progress:
         self._live: Live | None = None
         self._panel = Panel(log) if is_notebook() and not silent else None
         self._facts: dict[str, str] = {}
-        self._rates: list[tuple[float, int]] = []
+        self._recent: list[StepRecord] = []
         self._last_line = time.monotonic()
-        self._phase_start, self._done = (self._last_line, 0), 0
+        self._phase_start = (self._last_line, 0)  # time and count at which the speed of a phase is first known
+        self._done = 0
         self._log: FileIO | None = None
         self._log_path = log
         if log is not None:
@@ -135,7 +136,7 @@ class Progress:
         self.warn(f"{self._log_path}: cannot be written: {error.strerror}. The run continues without it.")
 
     def start(self) -> None:
-        """Open the live display of a terminal; that of a notebook opens at the first text."""
+        """Open the live display of a terminal; the display of a notebook opens at the first text."""
         if self.is_terminal and not self._quiet and self._live is None:
             self._facts.setdefault("phase", "preparing")
             self._live = Live(self._build_panel(), console=self._console, refresh_per_second=4, transient=True)
@@ -145,52 +146,55 @@ class Progress:
         """Show the progress of a phase, with the time that it will take, once it has shown its speed."""
         now = time.monotonic()
         if self._facts.get("phase") != what or done < self._done:  # the same phase again: its speed is measured again
-            self._last_line, self._phase_start = now, (now, done)
+            self._last_line = now
+            self._phase_start = (now, done)
         self._done = done
-        of = f" of {total:,}" if total else ""
+        progress = f"{done:,} of {total:,}" if total else f"{done:,}"
         started, first = self._phase_start
         left = ""
         if total and done > first and now - started > SECONDS_BETWEEN_LINES:
-            left = f"{format_time_span(max(total - done, 0) * (now - started) / (done - first))} left"
-        self._show(phase=what, done=f"{done:,}{of}", eta=left)
+            seconds_each = (now - started) / (done - first)
+            left = f"{format_time_span(max(total - done, 0) * seconds_each)} left"
+        self._show(phase=what, done=progress, eta=left)
         if not self._is_live and now - self._last_line > SECONDS_BETWEEN_LINES:
             self._last_line = now
-            self.log(f"{what}: {done:,}{of}{f', {left}' if left else ''}")
+            self.log(f"{what}: {progress}, {left}" if left else f"{what}: {progress}")
 
     def show_step(self, record: StepRecord, num_steps: int) -> None:
         """Show one optimizer step."""
-        tokens = record.num_input_tokens + record.num_target_tokens
-        self._rates = [*self._rates[-49:], (record.step_seconds, tokens)]
-        seconds = sum(s for s, _ in self._rates)
-        rate = sum(t for _, t in self._rates) / seconds
-        eta = (num_steps - record.step) * seconds / len(self._rates)
-        loss = "not finite" if record.loss is None else f"{record.loss:.4f}"
-        self._show(
-            phase="training",
-            done=f"step {record.step:,} of {num_steps:,}",
-            loss=f"loss {loss}",
-            lr=f"lr {record.lr:.3g}",
-            speed=f"{rate:,.0f} tokens/s",
-            eta=f"{format_time_span(eta)} left",
-        )
+        # Speed and remaining time are means over the last 50 steps.
+        self._recent = [*self._recent[-49:], record]
+        seconds = sum(step.step_seconds for step in self._recent)
+        num_tokens = sum(step.num_input_tokens + step.num_target_tokens for step in self._recent)
+        eta = (num_steps - record.step) * seconds / len(self._recent)
+        loss = "loss not finite" if record.loss is None else f"loss {record.loss:.4f}"
+        lr = f"lr {record.lr:.3g}"
+        speed = f"{num_tokens / seconds:,.0f} tokens/s"
+        left = f"{format_time_span(eta)} left"
+        done = f"step {record.step:,} of {num_steps:,}"
+        self._show(phase="training", done=done, loss=loss, lr=lr, speed=speed, eta=left)
         if not self._is_live and (record.step % self._every == 0 or record.step == num_steps):
-            step, speed = f"step {record.step:>6,}/{num_steps:,}", f"{rate:,.0f} tokens/s"
-            left = f"{format_time_span(eta)} left"
-            self.log(wrap_line([step, f"loss {loss}", f"lr {record.lr:.3g}", speed, left]))
+            self.log(wrap_line([f"step {record.step:>6,}/{num_steps:,}", loss, lr, speed, left]))
         elif record.step % self._every == 0:
-            self.write_log(f"step {record.step} loss {loss}")
+            self.write_log(f"step {record.step} {loss}")
 
     def show_evaluation(self, record: EvalRecord) -> None:
         """Show one evaluation."""
-        shown = [
-            f"{name} {score:.2f}{_format_interval(record, name)}"
-            for name, score in record.scores.items()
-            if not name.endswith(("total", "thresh", "best_exact", "best_f1"))
-        ]
-        loss = [] if record.loss is None else [f"loss {record.loss:.4f}"]
+        shown: list[str] = []
+        for name, score in record.scores.items():
+            if name.endswith(("total", "thresh", "best_exact", "best_f1")):  # SQuAD's counts and thresholds
+                continue
+            text = f"{name} {score:.2f}"
+            if name in record.intervals:
+                low, high = record.intervals[name]
+                text += f" ({low:.1f}-{high:.1f})"
+            shown.append(text)
+        # The live line has no room for SQuAD's scores by kind of question.
         self._show(score="  ".join(shown).split("  HasAns")[0])
+        if record.loss is not None:
+            shown.append(f"loss {record.loss:.4f}")
         when = f"{record.split} at step {record.step:,}:"
-        self.log(wrap_line([when, *shown, *loss, f"({format_time_span(record.seconds)})"]), style="bold")
+        self.log(wrap_line([when, *shown, f"({format_time_span(record.seconds)})"]), style="bold")
 
     def close(self) -> None:
         if self._live:
@@ -240,12 +244,6 @@ def wrap_text(text: str) -> str:
     ['to be to be to be to be to be to be to be to be to be to be to be to be to be to', '  be']
     """
     return textwrap.fill(text, MAX_COLUMNS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-
-
-def _format_interval(record: EvalRecord, name: str) -> str:
-    """Format the 95 % interval of a score, as in ` (90.2-94.7)`; empty if the evaluation has none."""
-    edges = record.intervals.get(name)
-    return f" ({edges[0]:.1f}-{edges[1]:.1f})" if edges else ""
 
 
 def format_time_span(seconds: float) -> str:

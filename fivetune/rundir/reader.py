@@ -156,20 +156,28 @@ def read_run(folder: str | Path) -> Run:
     is_active = status.state in ("preparing", "running")
     steps = read_steps(folder, damage)
     evals = read_evals(folder, is_growing=is_active, damage=damage)
-    best = None if is_active else status.best  # a resume drops later evaluations
-    best_eval = find_chosen_eval(evals, best) if best else None
-    if best and (best_eval is None or best.metric not in best_eval.scores):
-        damage.add(
-            folder / EVALS,
-            f"lacks the evaluation that status.json names as the best: {best.metric} {best.score:.2f} at step "
-            f"{best.step:,}. Scores are those of other evaluations.",
-        )
-    if status.state == "finished" and (missing := describe_missing_steps([one.step for one in steps], status.step)):
-        damage.add(folder / STEPS, missing)
+
+    # A resume drops later evaluations: the best one of an active run may be made again.
+    best = status.best
+    if best and not is_active:
+        best_eval = find_chosen_eval(evals, best)
+        if best_eval is None or best.metric not in best_eval.scores:
+            damage.add(
+                folder / EVALS,
+                f"lacks the evaluation that status.json names as the best: {best.metric} {best.score:.2f} at step "
+                f"{best.step:,}. Scores are those of other evaluations.",
+            )
+    # The status of a killed or active run lacks its last step.
+    if status.state == "finished":
+        missing = describe_missing_steps([one.step for one in steps], status.step)
+        if missing:
+            damage.add(folder / STEPS, missing)
+
     telemetry = read_telemetry(folder, damage)
     plan = read_plan(folder, damage)
     trace = _read_table(TraceSummary, folder / TRACE, damage)
     range_test = _read_table(RangeTest, build_sibling_path(folder, FIND_LR), damage)
+    # After all files are read: of a file with known damage a different checksum says nothing new.
     listed = read_checksums(folder, damage)
     damage += find_changes(folder, listed, known=damage)
     temperature = 1.0
@@ -181,7 +189,7 @@ def read_run(folder: str | Path) -> Run:
         name=folder.resolve().name,
         config=read_run_config(folder),
         machine=machine,
-        status=_complete_status(status, steps, telemetry),
+        status=_complete_status(status, [one.step for one in steps], telemetry),
         data=data,
         steps=steps,
         evals=evals,
@@ -196,16 +204,17 @@ def read_run(folder: str | Path) -> Run:
     )
 
 
-def _complete_status(status: RunStatus, steps: Sequence[StepRecord], telemetry: Sequence[TelemetryRecord]) -> RunStatus:
+def _complete_status(status: RunStatus, steps: Sequence[int], telemetry: Sequence[TelemetryRecord]) -> RunStatus:
     """Fill in what a killed or active process has not written: the last step, and the time until the last record."""
     seconds = status.seconds
     if seconds is None:
         seconds = sum(status.seconds_by_phase.values()) or None  # until the last checkpoint
-    if status.seconds is None and status.started and telemetry and not status.num_resumes:
-        with suppress(ValueError):  # a damaged date
-            started = datetime.strptime(status.started, "%Y-%m-%dT%H:%M:%S%z").timestamp()
-            seconds = max(telemetry[-1].seconds - started, 0.0)
-    return replace(status, step=max([status.step, *(one.step for one in steps)]), seconds=seconds)
+        # After a resume the time since the start includes the pause.
+        if status.started and telemetry and not status.num_resumes:
+            with suppress(ValueError):  # a damaged date
+                started = datetime.strptime(status.started, "%Y-%m-%dT%H:%M:%S%z").timestamp()
+                seconds = max(telemetry[-1].seconds - started, 0.0)
+    return replace(status, step=max([status.step, *steps]), seconds=seconds)
 
 
 def read_checksums(folder: Path, damage: Damage) -> JsonTable:
@@ -252,7 +261,7 @@ def _read_records(
     for path in paths:
         for number, line in _read_lines(path, is_growing=is_growing):
             record = parse_line(kind, line)
-            # Nearly all lines are whole; the others are parsed again, value by value.
+            # Nearly all lines are whole; a damaged line is parsed again, value by value.
             if record is None or abs(getattr(record, required)) > LARGEST_PLAUSIBLE:
                 table, reason = _parse_table(line, required)
                 if table is None:
@@ -266,6 +275,7 @@ def _read_records(
                 records.append(record)
     if damage is None:
         return records
+    # A sentence for each kind of damage, not for each line: a file may have 100,000 damaged lines.
     damage.add_lines(lines or ())
     if num_incomplete:
         damage.add(paths[0], f"damaged: lines that lack needed values are left out: {num_incomplete:,}.")
@@ -283,8 +293,11 @@ def read_status(folder: str | Path, damage: Damage | None = None) -> RunStatus:
     Raises RunDirError for a damaged file if `damage` is None.
     """
     status = _read_record(RunStatus, Path(folder) / STATUS, damage)
-    owner = _find_dead_owner(Path(folder)) if status.state in ("preparing", "running") else None
-    return replace(status, state="interrupted", why=f"killed ({owner} is gone)") if owner else status
+    if status.state in ("preparing", "running"):
+        owner = _find_dead_owner(Path(folder))
+        if owner:
+            return replace(status, state="interrupted", why=f"killed ({owner} is gone)")
+    return status
 
 
 def read_machine(folder: str | Path, damage: Damage | None = None) -> MachineRecord:
@@ -323,9 +336,11 @@ def _read_record(kind: type[T], path: Path, damage: Damage | None) -> T:
     table = read_json(path, damage)
     lost: list[str] = []
     record = parse_record(kind, table, invalid=lost) or kind()
-    flaws = [f"values of the wrong type are left out: {', '.join(lost)}"] if lost else []
+    flaws: list[str] = []
+    if lost:
+        flaws.append(f"values of the wrong type are left out: {', '.join(lost)}")
     if table and isinstance(record, RunStatus) and record.state not in STATES:
-        if "state" not in lost:
+        if "state" not in lost:  # a state of the wrong type is named already
             flaws.append(f"'state' is {table.get('state')!r}, none of {', '.join(STATES)}, and counts as unknown")
         record = replace(record, state="")
     if flaws and damage is not None:
@@ -339,7 +354,7 @@ def _read_table(kind: type[Whole], path: Path, damage: Damage) -> JsonTable:
     Such a file is used as a whole or not at all, because its values belong together: times and their shares, rates and
     their losses.
     """
-    if not os.path.isfile(path):  # a name beside the run may be too long for pathlib
+    if not os.path.isfile(path):  # the run's name with a suffix may be too long for pathlib
         return {}
     notes = Damage()
     table = read_json(path, notes)
@@ -364,8 +379,12 @@ def _parse_whole(kind: type[Whole], table: JsonTable) -> tuple[Whole | None, str
     if lost:
         return None, f"of the wrong type: {', '.join(lost[:5])}"
     if record is None:
-        needed = [one.name for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING]
-        return None, f"it has no {', '.join(name for name in needed if name not in table) or 'values'}"
+        missing: list[str] = []
+        for one in fields(kind):
+            if one.default is MISSING and one.default_factory is MISSING and one.name not in table:
+                missing.append(one.name)
+        return None, f"it has no {', '.join(missing) or 'values'}"  # all are there, one is null
+    # The values are whole; a second pass finds the ones that overflow when they are drawn.
     parse_record(kind, table, invalid=lost, largest=LARGEST_PLAUSIBLE)
     if lost:
         return None, f"above {LARGEST_PLAUSIBLE:g}: {', '.join(lost[:5])}"
@@ -375,9 +394,9 @@ def _parse_whole(kind: type[Whole], table: JsonTable) -> tuple[Whole | None, str
 
 
 class PredictionFiles(Mapping[str, list[Prediction]]):
-    """The predictions of a run by name (`eval-300`): those of its files and of its evaluations.
+    """The predictions of a run by name (`eval-300`): a name for each file and for each evaluation.
 
-    A file is read once, on the first access. Damaged lines are left out, a missing file gives [].
+    A file is read once, on the first access. Damaged lines are omitted, a missing file gives [].
 
     Args:
         folder: the run directory.
@@ -404,8 +423,9 @@ class PredictionFiles(Mapping[str, list[Prediction]]):
         if path := self._paths.get(name):
             found = Damage()
             records = _read_predictions(path, expected, found)
-            if not found and (changed := describe_change(self._folder, f"predictions/{path.name}", self._listed)):
-                found.append(changed)
+            if not found:
+                changed = describe_change(self._folder, f"predictions/{path.name}", self._listed)
+                found += [changed] if changed else []
             self._damage += found
             return records
         if expected is None:
@@ -422,7 +442,7 @@ class PredictionFiles(Mapping[str, list[Prediction]]):
 
 
 def _read_predictions(path: Path, expected: int | None, damage: Damage) -> list[Prediction]:
-    """Read a file of predictions: those of its undamaged lines.
+    """Read the undamaged lines of a file of predictions.
 
     Unlike files that are appended to, it is written as a whole, so a partial last line is damage.
     """
@@ -507,7 +527,7 @@ def read_json(path: Path, damage: Damage | None = None) -> JsonTable:
 
 
 def _get_advice(name: str) -> str:
-    """Return the advice for a damaged file; one that a resume rewrites can be deleted."""
+    """Return the advice for a damaged file; a file that a resume rewrites can be deleted."""
     return "Delete the file: a resume writes it again." if name in REWRITTEN else "Restore the file."
 
 

@@ -41,13 +41,14 @@ def find_changes(folder: Path, listed: Mapping[str, JsonValue], *, known: Sequen
 
     Args:
         listed: the checksums of the run, by name.
-        known: sentences about damage, each of which begins with the path of its file; these files are left out.
+        known: sentences about damage, each of which begins with the path of its file; these files are skipped.
     """
     changes: list[str] = []
     for name in listed:
         is_known = any(sentence.startswith(f"{folder / name}:") for sentence in known)
-        if not is_known and _is_one_of(name, OPENED) and (change := describe_change(folder, name, listed)):
-            changes.append(change)
+        if _is_one_of(name, OPENED) and not is_known:
+            change = describe_change(folder, name, listed)
+            changes += [change] if change else []
     return changes
 
 

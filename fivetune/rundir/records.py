@@ -57,7 +57,7 @@ class EvalRecord:
     `loss` is in nats per target token of the first reference. `intervals` are 95 % bootstrap intervals of scores.
     `step` is the step of the weights, `run_step` the run's step at the evaluation; None outside a training run.
     `basis` identifies the evaluation data and the settings of generation: scores of another basis are not comparable.
-    `temperature` is that of the confidences in its predictions file; None: they are the model's own.
+    `temperature`: temperature of the confidences in its predictions file; None if they are the model's own.
     """
 
     step: int
@@ -324,17 +324,24 @@ class Prediction:
 
     Args:
         references: all gold answers; () where none is known.
-        scores: of this example, by name. logprob: of the generated tokens, in nats. confidence: probability of the
-        prediction (0-1): of a label among the labels, else exp(logprob), or of both ends of a span; as calibrated by
-        the temperature of model/ where it has one. It and the scores of the other candidates add up to 1 at most.
-        hit_cap: generation ended at max_new_tokens. sentinel: the text holds a sentinel token (<extra_id_0>);
-        unknown_chars: number of unknown tokens in it. answer_clipped: every reference was clipped.
+        scores: scores of this example, by name.
+        logprob: log-probability of the generated tokens, in nats.
+        confidence: probability of the prediction (0-1): of a label among the labels, else exp(logprob), or of both ends
+            of a span; calibrated by the temperature of model/ if there is one. The confidence and the scores of all
+            further candidates add up to 1 at most.
+        hit_cap: generation ended at max_new_tokens.
+        sentinel: the text holds a sentinel token (<extra_id_0>).
+        unknown_chars: number of unknown tokens in the text.
+        answer_clipped: every reference was clipped.
         num_clipped_tokens: input tokens beyond the length limit, at `clipped_spans` of inputs (not in files).
-        in_context: the answer is a span of its context. candidates: the best answers, best first.
-        no_answer_score: probability of no answer, on the scale of confidence; answer: the best one other than it.
+        in_context: the answer is a span of its context.
+        candidates: the best answers, best first.
+        no_answer_score: probability of no answer, on the scale of confidence.
+        answer: best answer other than no answer.
         left_label_set: free generation leaves the set of labels.
         teacher_forced_exact, free_running_exact: the reference was reproduced with and without its own prefix.
-        num_passages: passages or windows merged into the answer. skipped: why a record has no prediction.
+        num_passages: passages or windows merged into the answer.
+        skipped: why a record has no prediction.
     """
 
     id: str
@@ -365,9 +372,12 @@ class Prediction:
 
     def as_dict(self) -> JsonTable:
         """Return the JSON object of a predictions file, without the fields that do not apply."""
-        line = {name: value for name, value in asdict(self).items() if value is not None}
-        left_out = ("scores", "candidates", "clipped_spans")
-        return {name: value for name, value in line.items() if value or name not in left_out}
+        line: JsonTable = {}
+        for name, value in asdict(self).items():
+            is_empty = name in ("scores", "candidates", "clipped_spans") and not value
+            if value is not None and not is_empty:
+                line[name] = value
+        return line
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,7 +416,7 @@ class SplitSummary:
             label_forms: records of each form of a label, as far as it differs from the label.
         placeholder_counts: records of each gold answer that programs write for an empty cell, such as None;
             empty_input_counts: records of each such input.
-        num_blank_golds: records with a blank gold answer beside others, which an empty prediction matches;
+        num_blank_golds: records with a blank gold answer among several, which an empty prediction matches;
             num_blank_synonyms: records whose blank synonyms were dropped.
         split: how data.eval_share divided the training records; None where data.eval has files.
         parts: the summaries of a mixture's parts by name.
@@ -470,10 +480,10 @@ class Run:
 
     Args:
         config: config.yaml, nested settings.
-        predictions: of each evaluation, by the name of its file (`eval-300`); see `read_predictions`.
-        damage: a sentence for each damaged file, and for what the reader omitted of it; for files of predictions only
-            of those that have been read.
-        temperature: of the confidences that model/ gives; 1 if they are the model's own.
+        predictions: predictions of each evaluation, by the name of its file (`eval-300`); see `read_predictions`.
+        damage: a sentence for each damaged file, with what the reader omitted; a file of predictions is included once
+            it has been read.
+        temperature: temperature of the confidences that model/ gives; 1 if they are the model's own.
         has_model: model/ is there, also of a run that failed after it was written.
         trace: the table of a TraceSummary; range_test: the table of a RangeTest (`fivetune find-lr`).
     """

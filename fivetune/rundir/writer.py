@@ -146,14 +146,19 @@ class RunDir:
         path = self.path
         for leftover in _list_leftovers(path):
             _remove(leftover)
-        for name in (LOG, *(each.name for each in path.glob(TELEMETRY_FILES))):
-            self._set_aside_irregular(name)
+
+        # Set aside what would be in the way: what is no file cannot be appended to, damaged JSON is written anew.
+        for file in (path / LOG, *path.glob(TELEMETRY_FILES)):
+            if file.is_symlink() or (file.exists() and not file.is_file()):
+                self._set_aside(file.name, ": is not a regular file")
         for name in (STATUS, MACHINE, DATA) if repair else ():
             try:
                 read_json(path / name)
             except RunDirError as error:
                 self._set_aside(name, str(error).removeprefix(f"{path / name}").partition(". ")[0])
         self.damage += self.set_aside.values()
+
+        # What is damaged in part is used in part, with a warning.
         found = self.damage if repair else Damage()  # without a repair the caller has reported it
         status = read_status(path, found)
         read_machine(path, found)
@@ -167,12 +172,6 @@ class RunDir:
         self.damage += find_changes(path, listed, known=[*self.damage, *found])
         for message in self.damage:
             self.add_warning(message)
-
-    def _set_aside_irregular(self, name: str) -> None:
-        """Set aside a link, folder or pipe that has the name of a file to append to."""
-        path = self.path / name
-        if path.is_symlink() or (path.exists() and not path.is_file()):
-            self._set_aside(name, ": is not a regular file")
 
     def _set_aside(self, name: str, reason: str) -> None:
         """Rename a damaged file that a resume does not need, and add a warning."""
@@ -219,8 +218,9 @@ class RunDir:
             self.close_file(name)
             kept = [record for record in records if record["step"] <= step]
             write_text(self.path / name, "".join(map(format_json_line, kept)))
-            if name == STEPS and (missing := describe_missing_steps([record["step"] for record in kept], step)):
-                notes.append(f"{STEPS}: {missing}")
+            if name == STEPS:
+                missing = describe_missing_steps([record["step"] for record in kept], step)
+                notes += [f"{STEPS}: {missing}"] if missing else []
         return notes
 
     def write_predictions(self, split: str, step: int, lines: Iterable[JsonTable]) -> Path:
@@ -229,7 +229,8 @@ class RunDir:
         if path.parent.is_symlink():
             raise RunDirError(f"{path.parent}: is a link, which leads out of the run directory. Make it a folder.")
         self.refuse_moved()
-        listed, name = read_checksums(self.path, Damage()), f"{path.parent.name}/{path.name}"
+        name = f"{path.parent.name}/{path.name}"
+        listed = read_checksums(self.path, Damage())
         with _translate_disk_errors(path):
             path.parent.mkdir(exist_ok=True)
             with replace_file(path) as file:
@@ -424,9 +425,9 @@ def lock_folder(path: Path) -> IO[bytes]:
 
 
 def _take_lock(file: IO[bytes]) -> str:
-    """Lock a file that names its owner; returns the owner if that is another process, which has it, else "".
+    """Lock a file that names its owner; returns the owner if another process has the lock, else "".
 
-    One that is named and gone does not hold the lock: its successor has not named itself yet, or a reader asks whether
+    A named owner that is gone does not hold the lock: its successor has not named itself yet, or a reader asks whether
     the lock is free (`read_status`). Both take a moment, for which this waits.
     """
     owner = ""
@@ -449,25 +450,26 @@ def find_conflict(path: Path) -> str | None:
     unfinished files.
     """
     try:
-        free = not path.is_dir() or all(_is_free(entry) for entry in path.iterdir())
+        if not path.is_dir() or all(_is_free(entry) for entry in path.iterdir()):
+            return None
+        is_run = (path / CONFIG).is_file()
     except OSError as error:
         raise RunDirError(f"{path}: cannot be used: {error.strerror}. Choose another run.dir.") from None
-    return None if free else _describe_conflict(path)
-
-
-def _is_free(entry: Path) -> bool:
-    has_lock = (entry.parent / LOCK).is_file()  # without it beside them, these are another tool's
-    if entry.name == LOG:
-        return entry.is_file() and not entry.is_symlink() and (has_lock or entry.stat().st_size == 0)
-    if entry.match(TELEMETRY_FILES):  # like the log, written before the config
-        return has_lock
-    return entry.name in (LOCK, TRACE_FOLDER) or _is_leftover(entry)
-
-
-def _describe_conflict(path: Path) -> str:
-    if (path / CONFIG).is_file():
+    if is_run:
         return (
             f"{path}: holds a run already. Add --resume to continue it, --overwrite to move it aside, "
             "or choose another run.dir."
         )
     return f"{path}: is not empty and not a run directory. Choose another run.dir."
+
+
+def _is_free(entry: Path) -> bool:
+    """Whether an entry may be in the directory of a new run. Raises OSError."""
+    has_lock = (entry.parent / LOCK).is_file()  # a log or telemetry in a folder without a lock is another tool's
+    if entry.name == LOG:
+        if not entry.is_file() or entry.is_symlink():
+            return False
+        return has_lock or entry.stat().st_size == 0
+    if entry.match(TELEMETRY_FILES):  # like the log, written before the config
+        return has_lock
+    return entry.name in (LOCK, TRACE_FOLDER) or _is_leftover(entry)
