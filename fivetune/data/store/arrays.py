@@ -36,6 +36,7 @@ class DamagedStoreError(FiveTuneEnvironmentError):
 
 def write_arrays(path: Path, arrays: Mapping[str, Array]) -> JsonTable:
     """Write arrays to a file, atomically; returns its size and crc32. Raises OSError."""
+    # Larger items first, so that every array is aligned; then by name, so that equal data gives equal files.
     ordered = sorted(arrays.items(), key=lambda named: (-named[1].dtype.itemsize, named[0]))
     header: JsonTable = {}
     end = 0
@@ -64,10 +65,11 @@ def read_arrays(path: Path, entry: Mapping[str, Any] | None = None) -> dict[str,
     content = path.read_bytes()
     if entry and (fault := _describe_fault(len(content), entry, zlib.crc32(content))):
         raise ValueError(f"{path.name} {fault}")
-    return {
-        name: np.frombuffer(content, kind, (stop - start) // kind.itemsize, start)
-        for name, (kind, start, stop) in _parse_header(content, len(content)).items()
-    }
+    arrays: dict[str, Array] = {}
+    for name, place in _parse_header(content, len(content)).items():
+        count = (place.stop - place.start) // place.dtype.itemsize
+        arrays[name] = np.frombuffer(content, place.dtype, count, place.start)
+    return arrays
 
 
 class ArrayPlace(NamedTuple):
@@ -83,7 +85,7 @@ class ArrayFile:
 
     It is not memory-mapped: a mapped file that is cut off while a process uses it ends that process by SIGBUS, without
     a word. A piece that cannot be read is an error instead, and a file that was deleted stays readable. Raises
-    OSError; ValueError or KeyError for a file that is not one of these.
+    OSError; ValueError or KeyError for a file in another layout.
     """
 
     def __init__(self, path: Path) -> None:
@@ -135,7 +137,9 @@ def find_fault(path: Path, entry: Mapping[str, Any], *, whole: bool = True) -> s
     try:
         size = path.stat().st_size
         fault = _describe_fault(size, entry)
-        return fault if fault or not whole else _describe_fault(size, entry, compute_crc32(path))
+        if fault is None and whole:  # the size first: it costs nothing
+            fault = _describe_fault(size, entry, compute_crc32(path))
+        return fault
     except FileNotFoundError:
         return MISSING
 

@@ -48,9 +48,10 @@ class PaddedBatch:
     def extend(self, num_rows: int, *, pad_id: int) -> PaddedBatch:
         """Append rows without labels up to `num_rows`. They attend to one pad id: attention to nothing is undefined."""
         missing = (0, 0, 0, num_rows - len(self.labels))
+        inputs = F.pad(self.input_ids, missing, value=pad_id)
         mask = F.pad(self.attention_mask, missing)
         mask[len(self.labels) :, 0] = 1
-        inputs, labels = F.pad(self.input_ids, missing, value=pad_id), F.pad(self.labels, missing, value=IGNORE_INDEX)
+        labels = F.pad(self.labels, missing, value=IGNORE_INDEX)
         return PaddedBatch(inputs, mask, labels)
 
 
@@ -97,17 +98,17 @@ def join_batches(batches: Sequence[Batch]) -> Batch:
     >>> joined.input_ids.tolist(), joined.cu_seqlens_tgt.tolist(), joined.ids
     ([7, 8, 1, 9, 1], [0, 3, 5], ('a', 'b'))
     """
-
-    def join_ends(ends: list[Tensor]) -> Tensor:
-        return F.pad(torch.cat([each.diff() for each in ends]).cumsum(0), (1, 0))
-
-    return Batch(
-        torch.cat([batch.input_ids for batch in batches]),
-        torch.cat([batch.labels for batch in batches]),
-        join_ends([batch.cu_seqlens_src for batch in batches]),
-        join_ends([batch.cu_seqlens_tgt for batch in batches]),
-        tuple(id for batch in batches for id in batch.ids),
-    )
+    input_ids = torch.cat([batch.input_ids for batch in batches])
+    labels = torch.cat([batch.labels for batch in batches])
+    # Every batch counts from 0: the lengths are joined, and summed again.
+    input_lengths = torch.cat([batch.cu_seqlens_src.diff() for batch in batches])
+    label_lengths = torch.cat([batch.cu_seqlens_tgt.diff() for batch in batches])
+    ids: list[str] = []
+    for batch in batches:
+        ids += batch.ids
+    input_ends = F.pad(input_lengths.cumsum(0), (1, 0))
+    label_ends = F.pad(label_lengths.cumsum(0), (1, 0))
+    return Batch(input_ids, labels, input_ends, label_ends, tuple(ids))
 
 
 def pad(batch: Batch, *, pad_id: int, sizes: Sequence[int] | None = None) -> PaddedBatch:
@@ -135,7 +136,10 @@ def round_up_length(length: int, sizes: Sequence[int] | None) -> int:
     """
     if sizes is None:
         return length
-    return next((size for size in sizes if size >= length), -(-length // 1024) * 1024)
+    for size in sizes:
+        if size >= length:
+            return size
+    return -(-length // 1024) * 1024
 
 
 def _pad_rows(flat: Tensor, cu_seqlens: Tensor, fill: int, sizes: Sequence[int] | None) -> tuple[Tensor, Tensor]:

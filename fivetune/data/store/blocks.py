@@ -75,8 +75,9 @@ class BlockReader:
 
     def _iter_source_items(self, source: Source) -> Iterator[tuple[str, int, Item]]:
         required = select_required_columns(source.columns, require_columns=source.labelled)
-        files = [file for path in source.paths if not is_hub_name(path) for file in list_local_files(path)]
-        self._num_bytes = sum(file.stat().st_size for file in files)
+        for path in source.paths:
+            if not is_hub_name(path):
+                self._num_bytes += sum(file.stat().st_size for file in list_local_files(path))
         for path in source.paths:
             yield from iter_items(path, required, self._add_file, header=source.header)
 
@@ -91,7 +92,7 @@ def _count_bytes(item: Item) -> int:
 
 
 def _iter_normalized_items(source: Source) -> Iterator[tuple[str, int, Item]]:
-    """Yield the records to predict, with unique ids: a repeated one gets a number."""
+    """Yield the records to predict, with unique ids: a repeated id gets a number."""
     bad: list[BadRecord] = []
 
     def read() -> Iterator[Item]:
@@ -101,7 +102,7 @@ def _iter_normalized_items(source: Source) -> Iterator[tuple[str, int, Item]]:
                 path, columns=source.columns, header=source.header, require_columns=False, on_bad=bad.append
             )
             for record in records:
-                yield from _take_all(bad)
+                yield from _take_all(bad)  # bad records keep their place before the next good one
                 yield ids.number(record)
             yield from _take_all(bad)
 
@@ -128,13 +129,15 @@ class SeenIds:
         self._num = 0
 
     def find_and_add(self, hashes: Hashes) -> dict[int, int]:
-        """Add records; returns the positions of those with a known id, each with the number of the first of that id."""
+        """Add records; returns the positions of records with a known id, each with the number of its first record."""
         unique, first = np.unique(hashes, return_index=True)
         found: dict[int, int] = {}
+        # Ids of earlier calls.
         for known, numbers in self._sorted:
             places = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
             for position in np.flatnonzero(known[places] == hashes).tolist():
                 found[position] = min(int(numbers[places[position]]), found.get(position, self._num))
+        # Ids that repeat among the new records.
         if len(unique) < len(hashes):
             places = first[np.searchsorted(unique, hashes)]
             for position in np.flatnonzero(places != np.arange(len(hashes))).tolist():
@@ -146,9 +149,11 @@ class SeenIds:
         return dict(sorted(found.items()))
 
     def _insert(self, hashes: Hashes, numbers: NDArray[np.int64]) -> None:
+        # Arrays of similar size are merged, so that few remain and each hash is moved few times.
         while self._sorted and len(self._sorted[-1][0]) < 2 * len(hashes):
             known, known_numbers = self._sorted.pop()
-            hashes, numbers = np.concatenate([known, hashes]), np.concatenate([known_numbers, numbers])
+            hashes = np.concatenate([known, hashes])
+            numbers = np.concatenate([known_numbers, numbers])
             order = np.argsort(hashes, kind="stable")
             hashes, numbers = hashes[order], numbers[order]
         self._sorted.append((hashes, numbers))

@@ -20,7 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeGuard, cast
+from typing import Any, TypeGuard, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,11 +30,21 @@ from fivetune.data.guard import ChangedSourceError, SourceGuard
 from fivetune.data.storage import delete_object, is_url, join_location, list_objects, put_file, put_object
 from fivetune.data.store.arrays import find_fault, write_arrays
 from fivetune.data.store.blocks import BlockReader, SeenIds
-from fivetune.data.store.convert import FACT_DTYPES, KINDS, ConvertedRows, Converter, GroupNumbers, RecordBlock
+from fivetune.data.store.convert import (
+    FACT_DTYPES,
+    KINDS,
+    ConvertedRows,
+    Converter,
+    GroupNumbers,
+    RecordBlock,
+    join_columns,
+)
 from fivetune.data.store.encode import LengthLimits
 from fivetune.data.store.partial import load_progress, name_progress, remove_progress, save_progress
+from fivetune.data.store.ragged import compute_offsets
 from fivetune.data.store.worker import ConverterPool
 from fivetune.errors import DataError
+from fivetune.rundir.progress import ProgressCallback
 from fivetune.types import JsonTable
 
 FORMAT, FORMAT_VERSION = "fivetune prepared data", 2
@@ -50,31 +60,19 @@ def is_index(content: object) -> TypeGuard[JsonTable]:
     return isinstance(content, dict) and cast(JsonTable, content).get("format") == FORMAT
 
 
-def describe_other_version(index: JsonTable) -> str | None:
-    """Return what is wrong with the format version of an index; None if this version of FiveTune reads it."""
-    version = index.get("format_version")
-    if version in (FORMAT_VERSION, WITHOUT_CHECKSUM):
-        return None
-    return f"is of format {version}, this version of FiveTune reads up to {FORMAT_VERSION}"
-
-
 def find_index_fault(index: JsonTable) -> str | None:
     """Describe why an index cannot be used: its version, or content that is not what was written; None if it can."""
-    other = describe_other_version(index)
-    if other or index["format_version"] == WITHOUT_CHECKSUM:
-        return other
-    return None if index.get("crc32") == _compute_index_crc32(index) else "is damaged: its checksum differs"
+    version = index.get("format_version")
+    if version not in (FORMAT_VERSION, WITHOUT_CHECKSUM):
+        return f"is of format {version}, this version of FiveTune reads up to {FORMAT_VERSION}"
+    if version == FORMAT_VERSION and index.get("crc32") != _compute_index_crc32(index):
+        return "is damaged: its checksum differs"
+    return None
 
 
 def _compute_index_crc32(index: JsonTable) -> int:
     content = {name: value for name, value in index.items() if name != "crc32"}
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
-
-
-class BuildProgressCallback(Protocol):
-    """Called with what is done, the number of examples so far, and about how many there will be, if that is known."""
-
-    def __call__(self, what: str, done: int, total: int | None = None) -> None: ...
 
 
 Columns = dict[str, NDArray[Any]]
@@ -106,11 +104,13 @@ class _State:
     def continue_after(self, facts: JsonTable, columns: Columns) -> None:
         """Add a shard of an interrupted build."""
         self.counts = ReadCounts.from_dict(facts["counts"], facts["left_out"])
-        self.num_items, self.num_usable = facts["num_items"], facts["num_usable"]
+        self.num_items = facts["num_items"]
+        self.num_usable = facts["num_usable"]
         self.shards.append(facts["shard"])
         self.seen.find_and_add(columns.pop("record_hashes"))
-        pairs = zip(columns["group_hashes"].tolist(), columns["groups"].tolist(), strict=True)
-        self.groups.known.update({key: number for key, number in pairs if key})
+        for key, number in zip(columns["group_hashes"].tolist(), columns["groups"].tolist(), strict=True):
+            if key:  # 0: a group of its own
+                self.groups.known[key] = number
         self.groups.count = max(self.groups.count, int(columns["groups"].max(initial=-1)) + 1)
         self.facts.append(columns)
 
@@ -135,34 +135,32 @@ class _ShardWriter:
         self._waiting.append(rows)
         for hashes in rows.arrays["group_hashes"]:
             self._groups.append(self._state.groups.assign(hashes))
-        if (
-            sum(one.num_rows for one in self._waiting) >= SHARD_ROWS
-            or sum(one.num_bytes for one in self._waiting) >= SHARD_BYTES
-        ):
+        num_rows = sum(one.num_rows for one in self._waiting)
+        num_bytes = sum(one.num_bytes for one in self._waiting)
+        if num_rows >= SHARD_ROWS or num_bytes >= SHARD_BYTES:
             self.flush()
 
     def flush(self) -> None:
         """Write the rows since the last shard, if there are any."""
-        state, number = self._state, len(self._state.shards)
         if not any(one.num_rows for one in self._waiting):
             return
         self._guard.refuse_change()  # a killed build continues after this shard
-        columns: Columns = {
-            name: np.concatenate([piece for one in self._waiting for piece in one.arrays[name]])
-            for name in self._waiting[0].arrays
-        }
-        facts: Columns = {name: columns[name] for name in FACT_DTYPES}
-        facts |= {
-            "input_lengths": columns["inputs_lengths"],
-            "label_lengths": columns["labels_lengths"],
-            "groups": np.concatenate(self._groups),
-        }
-        hashes = np.concatenate([one.record_hashes for one in self._waiting])
+
+        # The file has the ragged arrays; the facts of its rows stay in memory until the end.
+        columns = join_columns(self._waiting)
         arrays: Columns = {}
         for kind in KINDS:
             arrays[f"{kind}.values"] = columns[kind]
-            arrays[f"{kind}.offsets"] = np.concatenate([[0], np.cumsum(columns[f"{kind}_lengths"], dtype=np.int64)])
+            arrays[f"{kind}.offsets"] = compute_offsets(columns[f"{kind}_lengths"])
+        facts: Columns = {name: columns[name] for name in FACT_DTYPES}
+        facts["input_lengths"] = columns["inputs_lengths"]
+        facts["label_lengths"] = columns["labels_lengths"]
+        facts["groups"] = np.concatenate(self._groups)
+        hashes = np.concatenate([one.record_hashes for one in self._waiting])
         self._waiting, self._groups = [], []
+
+        state = self._state
+        number = len(state.shards)
         entry: JsonTable = {"file": name_shard(number), "num_rows": len(facts["groups"])}
         state.shards.append(entry)
         state.facts.append(facts)
@@ -181,7 +179,7 @@ class _ShardWriter:
             noted["shard"] = entry
             save_progress(self._target, number, noted, {**facts, "record_hashes": hashes})
 
-        self.wait()
+        self.wait()  # one shard is sent while the next is converted: memory holds two
         if self._sender is None:
             send()
         else:
@@ -214,8 +212,8 @@ def build_prepared_data(
     header: JsonTable,
     guard: SourceGuard,
     *,
-    num_processes: int = 1,
-    on_progress: BuildProgressCallback = lambda what, done, total=None: None,
+    num_processes: int,
+    on_progress: ProgressCallback,
 ) -> None:
     """Convert a source into shards, then write the index. Raises DataError; OSError or StorageError of the target.
 
@@ -243,7 +241,7 @@ def _write_shards(
     guard: SourceGuard,
     state: _State,
     num_processes: int,
-    on_progress: BuildProgressCallback,
+    on_progress: ProgressCallback,
 ) -> None:
     """Convert what the state lacks of a source."""
     source = converter.source
@@ -255,8 +253,10 @@ def _write_shards(
             reader = BlockReader(source, state.num_items)
             pending: deque[tuple[RecordBlock, Future[ConvertedRows]]] = deque()
             while True:
+                # Read ahead, so that no process waits for a block.
                 while len(pending) < pool.num_ahead:
-                    size = min(BLOCK, _count_room(source, state, sum(len(block.items) for block, _ in pending)))
+                    num_pending = sum(len(block.items) for block, _ in pending)
+                    size = min(BLOCK, _count_room(source, state, num_pending))
                     if size < BLOCK and pending:  # how many may be read depends on how many of these are bad
                         break
                     block = reader.read(size) if size > 0 else None
@@ -265,6 +265,7 @@ def _write_shards(
                     pending.append((block, pool.begin(block)))
                 if not pending:
                     break
+                # The oldest block first: the rows have the order of the records, whichever process is done first.
                 block, future = pending.popleft()
                 rows = _exclude_duplicates(block, future.result(), converter, state)
                 state.num_items += len(block.items)
@@ -283,7 +284,8 @@ def _write_shards(
 
 def _load_state(target: str, fingerprint: str) -> _State:
     """Return the state after the last complete shard of an interrupted build of the same data."""
-    state, names = _State(), set(list_objects(target))
+    state = _State()
+    names = set(list_objects(target))
     while {name_progress(len(state.shards)), name_shard(len(state.shards))} <= names:
         number = len(state.shards)
         found = load_progress(target, number)
@@ -311,7 +313,7 @@ def _count_room(source: Source, state: _State, num_pending: int) -> int:
 
 
 def _exclude_duplicates(block: RecordBlock, rows: ConvertedRows, converter: Converter, state: _State) -> ConvertedRows:
-    """Return the rows of a block without records whose id an earlier one has; these count as bad."""
+    """Return the rows of a block without records that have the id of an earlier record; these count as bad."""
     duplicates = {} if block.is_normalized else state.seen.find_and_add(rows.record_hashes)
     if duplicates:
         rows = converter.convert(block, duplicates)
@@ -320,7 +322,9 @@ def _exclude_duplicates(block: RecordBlock, rows: ConvertedRows, converter: Conv
 
 
 def _write_index(target: str, source: Source, header: JsonTable, state: _State) -> None:
-    columns = {name: np.concatenate([facts[name] for facts in state.facts]) for name in state.facts[0]}
+    columns: Columns = {}
+    for name in state.facts[0]:
+        columns[name] = np.concatenate([facts[name] for facts in state.facts])
     kept = ("input_lengths", "label_lengths", "groups", "num_clipped", "answer_clipped", "given_ids", "input_hashes")
     summary = {
         "fingerprint": header["fingerprint"],
@@ -345,19 +349,17 @@ def _write_index(target: str, source: Source, header: JsonTable, state: _State) 
 
 
 def _summarise_lengths(columns: Columns, limits: LengthLimits) -> JsonTable:
-    """Return sum and p99 of clipped lengths (p99 sets the generation cap); histogram, p99, maximum before it."""
+    """Return sum and p99 of clipped lengths (p99 sets the generation cap); histogram, p99, maximum before clipping."""
     facts: JsonTable = {}
-    for name, key, limit in (
-        ("inputs", "input", limits.max_input_tokens),
-        ("labels", "target", limits.max_target_tokens),
+    for key, lengths, before, limit in (
+        ("input", columns["input_lengths"], columns["whole_inputs"], limits.max_input_tokens),
+        ("target", columns["label_lengths"], columns["whole_labels"], limits.max_target_tokens),
     ):
-        lengths = columns["input_lengths" if key == "input" else "label_lengths"]
-        before = columns[f"whole_{name}"]
         counts, edges = np.histogram(before, bins=NUM_BINS, range=(0, max(int(before.max()), NUM_BINS)))
         facts[f"num_{key}_tokens"] = int(lengths.sum(dtype=np.int64))
         facts[f"{key}_p99"] = int(np.quantile(lengths, 0.99, method="higher"))
         facts[f"whole_{key}_p99"] = int(np.quantile(before, 0.99, method="higher"))
         facts[f"max_{key}_tokens"] = limit
         facts[f"longest_{key}"] = int(before.max())
-        facts[f"{key}_lengths"] = {"edges": [float(e) for e in edges], "counts": [int(c) for c in counts]}
+        facts[f"{key}_lengths"] = {"edges": edges.tolist(), "counts": counts.tolist()}
     return facts

@@ -62,10 +62,6 @@ class RecordBlock:
     is_normalized: bool = False
 
 
-def _make_arrays() -> dict[str, list[NDArray[Any]]]:
-    return {name: [] for name in (*KINDS, *(f"{name}_lengths" for name in KINDS), *FACT_DTYPES)}
-
-
 FACT_DTYPES = {
     "whole_inputs": np.int32,  # tokens of the inputs before clipping
     "whole_labels": np.int32,
@@ -76,6 +72,11 @@ FACT_DTYPES = {
     "input_hashes": np.uint64,  # of the inputs' text, case and white space aside
 }
 """Facts of each row that a build keeps in memory."""
+
+
+def _make_arrays() -> dict[str, list[NDArray[Any]]]:
+    lengths = [f"{kind}_lengths" for kind in KINDS]
+    return {name: [] for name in (*KINDS, *lengths, *FACT_DTYPES)}
 
 
 @dataclass(slots=True)
@@ -100,6 +101,17 @@ class ConvertedRows:
         self.num_bytes += sum(array.nbytes for array in columns.values())
 
 
+def join_columns(blocks: Sequence[ConvertedRows]) -> dict[str, NDArray[Any]]:
+    """Concatenate the columns of consecutive blocks, which have at least one row."""
+    columns: dict[str, NDArray[Any]] = {}
+    for name in blocks[0].arrays:
+        pieces: list[NDArray[Any]] = []
+        for rows in blocks:
+            pieces += rows.arrays[name]
+        columns[name] = np.concatenate(pieces)
+    return columns
+
+
 @dataclass(slots=True)
 class GroupNumbers:
     """Numbers the groups of rows, in order of first appearance.
@@ -118,8 +130,9 @@ class GroupNumbers:
         Args:
             hashes: of the groups' ids; 0: the row is a group of its own.
         """
-        if not hashes.any():
-            first, self.count = self.count, self.count + len(hashes)
+        if not hashes.any():  # most data: no loop in Python
+            first = self.count
+            self.count += len(hashes)
             return np.arange(first, self.count, dtype=np.int32)
         numbers: list[int] = []
         for key in hashes.tolist():
@@ -145,19 +158,22 @@ class Converter:
         """Return the rows of a block.
 
         Args:
-            duplicates: positions in `record_hashes` of records whose id an earlier record has, with that one's number;
-                they count as bad records.
+            duplicates: positions in `record_hashes` of records that have the id of an earlier record, with the number
+                of the earlier record; they count as bad records.
 
         Raises DataError for a bad record, unless the source skips them.
         """
-        counts, hashes = ReadCounts(), list[int]()
+        counts = ReadCounts()
+        hashes: list[int] = []
         on_bad = choose_bad_record_handler(self.source, counts)
 
         def report(bad: BadRecord) -> None:
-            if on_bad is None:
-                error = RecordError(bad.where, bad.reason, skippable=bad.skippable)
-                raise DataError(describe_bad_record(bad.where, bad.reason)) if bad.skippable else error
-            on_bad(bad)
+            if on_bad is not None:
+                on_bad(bad)
+            elif bad.skippable:
+                raise DataError(describe_bad_record(bad.where, bad.reason))
+            else:
+                raise RecordError(bad.where, bad.reason, skippable=False)
 
         def read() -> Iterator[RawRecord]:
             for item in self._parse(block):
@@ -193,31 +209,43 @@ class Converter:
         if source.limits.overlong == "windows":
             chunk = split_into_windows(self.tokenizer, chunk, source.limits)
             counts.add_windows(chunk)
-        taught = [select_window_targets(source.task, e) if source.for_training else (e.targets,) for e in chunk]
-        counts.num_not_learnt += sum(not targets for targets in taught)
-        pairs = [(example, target) for example, targets in zip(chunk, taught, strict=True) for target in targets]
-        if not pairs:
+        # A row for each target that is learnt; an example may have several, or none.
+        examples: list[TextExample] = []
+        targets: list[str] = []
+        for example in chunk:
+            taught = select_window_targets(source.task, example) if source.for_training else (example.targets,)
+            counts.num_not_learnt += not taught
+            for target in taught:
+                examples.append(example)
+                targets.append(target)
+        if not examples:
             return
+        head, extractive = head_of(source.task), source.task.extractive
         encoded = list(
-            encode(
-                self.tokenizer,
-                [example for example, _ in pairs],
-                [target for _, target in pairs],
-                limits=source.limits,
-                head=head_of(source.task),
-                extractive=source.task.extractive,
-            )
+            encode(self.tokenizer, examples, targets, limits=source.limits, head=head, extractive=extractive)
         )
-        for tokens in encoded:
-            counts.add(tokens)
-        texts = [_dump_text(example, target) for example, target in pairs]
-        ids = [example.id.encode() for example, _ in pairs]
+
+        # The ragged arrays, flat and with the length of each row.
         dtype = choose_dtype(self.tokenizer)
-        inputs = _flatten([tokens.input_ids for tokens in encoded], dtype)
-        counts.num_unknown_tokens += int((inputs == self.tokenizer.unk_token_id).sum())
+        inputs = [tokens.input_ids for tokens in encoded]
+        labels = [tokens.labels for tokens in encoded]
+        ids = [example.id.encode() for example in examples]
+        texts = [_dump_text(example, target) for example, target in zip(examples, targets, strict=True)]
+        columns: dict[str, NDArray[Any]] = {
+            "inputs": _flatten(inputs, dtype),
+            "labels": _flatten(labels, dtype),
+            "ids": np.frombuffer(b"".join(ids), np.uint8),
+            "texts": np.frombuffer(b"".join(texts), np.uint8),
+        }
+        for kind, kind_rows in zip(KINDS, (inputs, labels, ids, texts), strict=True):
+            columns[f"{kind}_lengths"] = np.fromiter(map(len, kind_rows), np.int32, count=len(kind_rows))
+
+        # The facts of each row, in the order of FACT_DTYPES.
         stems = {Path(path).name.partition(".")[0] for path in source.paths}
-        facts: list[tuple[int, ...]] = [
-            (
+        facts: list[tuple[int, ...]] = []
+        for example, tokens in zip(examples, encoded, strict=True):
+            counts.add(tokens)
+            row = (
                 len(tokens.input_ids) + tokens.num_clipped_inputs,
                 len(tokens.labels) + tokens.num_clipped_targets,
                 tokens.num_clipped_inputs,
@@ -226,34 +254,23 @@ class Converter:
                 _hash_given_id(example.id, stems),
                 hash_text("".join(example.inputs.casefold().split())),
             )
-            for (example, _), tokens in zip(pairs, encoded, strict=True)
-        ]
-        rows.add(
-            {
-                "inputs": inputs,
-                "labels": _flatten([tokens.labels for tokens in encoded], dtype),
-                "ids": np.frombuffer(b"".join(ids), np.uint8),
-                "texts": np.frombuffer(b"".join(texts), np.uint8),
-                "inputs_lengths": _measure([tokens.input_ids for tokens in encoded]),
-                "labels_lengths": _measure([tokens.labels for tokens in encoded]),
-                "ids_lengths": _measure(ids),
-                "texts_lengths": _measure(texts),
-                **{
-                    name: np.array(column, dtype)
-                    for (name, dtype), column in zip(FACT_DTYPES.items(), zip(*facts, strict=True), strict=True)
-                },
-            }
-        )
+            facts.append(row)
+        for (name, kind), column in zip(FACT_DTYPES.items(), zip(*facts, strict=True), strict=True):
+            columns[name] = np.array(column, kind)
+        counts.num_unknown_tokens += int((columns["inputs"] == self.tokenizer.unk_token_id).sum())
+        rows.add(columns)
 
 
 def _hash_given_id(id: str, stems: Set[str]) -> int:
-    """Return the hash of a question's id; 0 for one of less than MIN_ID_CHARS characters or made from its place.
+    """Return the hash of a question's id; 0 if the id is shorter than MIN_ID_CHARS or made from the record's place.
 
     Args:
-        stems: of the source's files, with which ids made from a record's place begin.
+        stems: stems of the source's files, with which ids made from a record's place begin.
     """
-    own = re.sub(r"#\d+$", "", id).rpartition("/")[2]
-    return hash_text(own) if len(own) >= MIN_ID_CHARS and own.rpartition("-")[0] not in stems else 0
+    own = re.sub(r"#\d+$", "", id).rpartition("/")[2]  # without the part of a mixture and the number of a window
+    if len(own) < MIN_ID_CHARS or own.rpartition("-")[0] in stems:
+        return 0
+    return hash_text(own)
 
 
 def choose_dtype(tokenizer: PreTrainedTokenizerBase) -> type[np.generic]:
@@ -276,10 +293,6 @@ def _dump_text(example: TextExample, target: str) -> bytes:
 
 def _flatten(rows: Sequence[Sequence[int]], dtype: type[np.generic]) -> NDArray[Any]:
     return np.fromiter(chain.from_iterable(rows), dtype, count=sum(map(len, rows)))
-
-
-def _measure(rows: Sequence[Sequence[int] | bytes]) -> NDArray[np.int32]:
-    return np.fromiter(map(len, rows), np.int32, count=len(rows))
 
 
 def _describe_duplicate(record: RawRecord, earlier: int) -> BadRecord:

@@ -1,7 +1,7 @@
-"""Targets that a teacher wrote, on disk: parts of rows in order, and a store that has them in place of its own.
+"""Teacher-generated targets on disk, and a store that returns them instead of the data's targets.
 
 In: a store, labels of its rows. Out: files part-00000.safetensors ... in a folder, each with its size and CRC-32 in
-part-00000.json, which is written after it, so that an interrupted generation continues after the last one and a damaged
+part-00000.json, which is written after the part: an interrupted generation continues after the last part, and a damaged
 part is generated again; a DistilledStore.
 """
 
@@ -23,9 +23,12 @@ ROWS_PER_PART = 1024
 
 
 def list_missing_parts(folder: Path, num_rows: int) -> list[range]:
-    """The rows of each part that a folder lacks for a store of `num_rows`, or has damaged."""
-    starts = [start for start in range(0, num_rows, ROWS_PER_PART) if not _is_whole(_locate_part(folder, start))]
-    return [range(start, min(start + ROWS_PER_PART, num_rows)) for start in starts]
+    """List the rows of each part that a folder lacks for a store of `num_rows`, or has damaged."""
+    missing: list[range] = []
+    for start in range(0, num_rows, ROWS_PER_PART):
+        if not _is_whole(_locate_part(folder, start)):
+            missing.append(range(start, min(start + ROWS_PER_PART, num_rows)))
+    return missing
 
 
 def _locate_part(folder: Path, start: int) -> Path:
@@ -45,7 +48,8 @@ def write_part(folder: Path, start: int, labels: Sequence[Sequence[int]], is_cut
     Args:
         start: first row of the part.
     """
-    rows, path = Ragged.from_rows(labels, np.uint32), _locate_part(folder, start)
+    path = _locate_part(folder, start)
+    rows = Ragged.from_rows(labels, np.uint32)
     arrays: dict[str, Array] = {"values": rows.values, "offsets": rows.offsets, "is_cut": np.array(is_cut, np.uint8)}
     write_json(path.with_suffix(".json"), write_arrays(path, arrays))
 
@@ -73,15 +77,13 @@ class DistilledStore(TokenStore):
         lengths = np.concatenate([part.lengths for part in labels])
         self.labels = ShardedRagged(ends, labels.__getitem__, lengths)
         own = blake2b(f"{store.fingerprint} {folder.name}".encode(), digest_size=16).hexdigest()
-        facts = {
-            "num_equal": sum(np.array_equal(self.labels[row], store.labels[row]) for row in range(len(store))),
-            "num_empty": int((lengths == 1).sum()),
-            "num_cut": int(sum(part["is_cut"].sum() for part in parts)),
-        }
+        num_equal = sum(np.array_equal(self.labels[row], store.labels[row]) for row in range(len(store)))
+        num_empty = int((lengths == 1).sum())  # the end token alone
+        num_cut = int(sum(part["is_cut"].sum() for part in parts))
         self.summary = {
             **store.summary,
             "fingerprint": own,
             "num_target_tokens": int(lengths.sum()),
             "longest_target": int(lengths.max()),
-            "distilled": facts,
+            "distilled": {"num_equal": num_equal, "num_empty": num_empty, "num_cut": num_cut},
         }

@@ -39,14 +39,14 @@ class LengthLimits:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The special tokens before and after the text of inputs, and before that of targets, which end with the end token.
+    """The special tokens before and after the text of inputs, and before the text of targets; targets end with </s>.
 
         tokenizer                   inputs            targets
-        T5, or one that adds none   text </s>         text </s>
+        T5, or without any          text </s>         text </s>
         RoBERTa (CodeT5, Bart)      <s> text </s>     <s> text </s>
         Gemma (T5Gemma)             <bos> text        text <eos>
 
-    Gemma's tokenizer adds no end token, and its first token is the one that the decoder starts with.
+    Gemma's tokenizer adds no end token; the decoder starts with <bos> by itself.
     """
 
     before: tuple[int, ...]
@@ -65,20 +65,20 @@ class Frame:
 def find_frame(tokenizer: PreTrainedTokenizerBase) -> Frame:
     """Return the frame of a tokenizer, found at the first call by a probe."""
     known = vars(tokenizer).get("_fivetune_frame")
-    if known is None:
-        known = vars(tokenizer)["_fivetune_frame"] = _probe_frame(tokenizer)
-    return known
-
-
-def _probe_frame(tokenizer: PreTrainedTokenizerBase) -> Frame:
-    end = (cast("int", tokenizer.eos_token_id),)
+    if known is not None:
+        return known
     plain = tokenizer("a", add_special_tokens=False, verbose=False)["input_ids"]
     framed = tokenizer("a", verbose=False)["input_ids"]
-    at = next((i for i in range(len(framed)) if framed[i : i + len(plain)] == plain), 0)
+    at = 0
+    while at < len(framed) and framed[at : at + len(plain)] != plain:
+        at += 1
     before, after = tuple(framed[:at]), tuple(framed[at + len(plain) :])
-    if not before:
-        return Frame((), end, ())
-    return Frame(before, after, before if after else ())
+    if before and at < len(framed):
+        frame = Frame(before, after, before if after else ())
+    else:
+        frame = Frame((), (cast("int", tokenizer.eos_token_id),), ())
+    vars(tokenizer)["_fivetune_frame"] = frame
+    return frame
 
 
 def encode(
@@ -113,15 +113,16 @@ def encode(
 
 
 def compute_input_room(tokenizer: PreTrainedTokenizerBase, limits: LengthLimits) -> int | None:
-    """The most tokens of an input beside the special ones; None without a limit."""
+    """Return the most tokens of an input without its special tokens; None without a limit."""
     if limits.max_input_tokens is None:
         return None
     return max(limits.max_input_tokens - find_frame(tokenizer).num_input_tokens, 0)
 
 
 def encode_labels(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
-    """Labels of whole targets."""
-    before, end = find_frame(tokenizer).before_target, cast("int", tokenizer.eos_token_id)
+    """Return the labels of whole targets."""
+    before = find_frame(tokenizer).before_target
+    end = cast("int", tokenizer.eos_token_id)
     return [[*before, *ids, end] for ids in _tokenize_targets(tokenizer, texts)]
 
 
@@ -154,16 +155,25 @@ def tokenize_inputs(
             clipped; None: every input may; 0: none may.
     """
     if not tokenizer.is_fast:
-        yield from (_tokenize_by_parts(tokenizer, example) for example in examples)
+        for example in examples:
+            yield _tokenize_by_parts(tokenizer, example)
         return
     table = None if max_tokens == 0 else find_word_table(tokenizer)
     for batch in _iter_batches(examples):
-        literals = [e.meta.get(LITERALS, NO_LITERALS) for e in batch]
-        plain = table.encode([e.inputs for e in batch], literals) if table else [None] * len(batch)
-        is_short = [ids is not None and (max_tokens is None or len(ids) <= max_tokens) for ids in plain]
-        longer = _tokenize_with_offsets(tokenizer, [e for e, short in zip(batch, is_short, strict=True) if not short])
-        for ids, short in zip(plain, is_short, strict=True):
-            yield TokenizedInput(ids, len(ids), len(ids), None) if short and ids is not None else next(longer)
+        # The word table is faster than the tokenizer, and gives no offsets: it is enough for inputs that fit.
+        fitting: list[list[int] | None] = [None] * len(batch)
+        if table:
+            literals = [e.meta.get(LITERALS, NO_LITERALS) for e in batch]
+            for i, ids in enumerate(table.encode([e.inputs for e in batch], literals)):
+                if max_tokens is None or len(ids) <= max_tokens:
+                    fitting[i] = ids
+        rest = [example for example, ids in zip(batch, fitting, strict=True) if ids is None]
+        tokenized = _tokenize_with_offsets(tokenizer, rest)
+        for ids in fitting:
+            if ids is None:
+                yield next(tokenized)
+            else:
+                yield TokenizedInput(ids, len(ids), len(ids), None)
 
 
 def _tokenize_with_offsets(
@@ -176,7 +186,9 @@ def _tokenize_with_offsets(
         low, high = example.clippable
         is_inside = (offsets[:, 0] >= low - 1) & (offsets[:, 1] <= high) & (offsets[:, 1] > low)
         inside = np.flatnonzero(is_inside)
-        start, stop = (int(inside[0]), int(inside[-1]) + 1) if len(inside) else (len(ids), len(ids))
+        start = stop = len(ids)
+        if len(inside):
+            start, stop = int(inside[0]), int(inside[-1]) + 1
         yield TokenizedInput(list(ids), start, stop, offsets)
 
 
@@ -202,11 +214,15 @@ def _tokenize_by_parts(tokenizer: PreTrainedTokenizerBase, example: TextExample)
         literals.append([place - start for place in example.meta.get(LITERALS, NO_LITERALS) if start <= place < end])
     before, inside, after = (one.ids for one in tokenize(tokenizer, texts, literals=literals))
     ids = [*before, *inside, *after]
-    offsets = [(i, i + 1) for i, char in enumerate(example.inputs) for _ in char.encode("utf-8", "surrogatepass")]
-    # Not if the text holds a sentinel; MyT5 writes other bytes than those of the text.
-    is_bytes = type(tokenizer).__name__ == "ByT5Tokenizer" and len(offsets) == len(ids)
-    known = np.array(offsets, dtype=np.int32).reshape(-1, 2) if is_bytes else None
-    return TokenizedInput(ids, len(before), len(before) + len(inside), known)
+    # A token of ByT5 is a byte, unless the text holds a sentinel; MyT5 writes other bytes than the text's.
+    offsets = None
+    if type(tokenizer).__name__ == "ByT5Tokenizer":
+        pairs: list[tuple[int, int]] = []
+        for i, char in enumerate(example.inputs):
+            pairs += [(i, i + 1)] * len(char.encode("utf-8", "surrogatepass"))
+        if len(pairs) == len(ids):
+            offsets = np.array(pairs, dtype=np.int32).reshape(-1, 2)
+    return TokenizedInput(ids, len(before), len(before) + len(inside), offsets)
 
 
 def _encode_generative(
@@ -237,7 +253,7 @@ def _encode_generative(
 def _encode_extractive(
     tokenizer: PreTrainedTokenizerBase, example: TextExample, pieces: TokenizedInput, target: str, limits: LengthLimits
 ) -> TokenExample:
-    """Encode an example whose labels are the positions of its answer; (0, 0) for no answer or a clipped one."""
+    """Encode an example with the positions of its answer as labels; (0, 0) for no answer or a clipped answer."""
     span = find_answer_span(example, target) if any(example.references) else None
     labels = find_token_span(span, _compute_offsets(tokenizer, pieces, limits))
     return replace(_encode_generative(tokenizer, example, pieces, [], limits), labels=labels)
@@ -258,7 +274,8 @@ def find_clipped_spans(
 ) -> tuple[tuple[int, int], ...]:
     """Find the characters [start, end) of the inputs that `encode` removes; () without offsets, as of MyT5."""
     [pieces] = tokenize_inputs(tokenizer, [example])
-    limit, num = compute_input_room(tokenizer, limits), len(pieces.ids)
+    limit = compute_input_room(tokenizer, limits)
+    num = len(pieces.ids)
     if limit is None or num <= limit or pieces.offsets is None:
         return ()
     if num - limit < pieces.stop - pieces.start:
@@ -267,7 +284,11 @@ def find_clipped_spans(
         ranges = [(pieces.start, pieces.stop), (pieces.stop + limit - pieces.start, num)]
     else:
         ranges = [(limit, num)]
-    return tuple((int(pieces.offsets[low, 0]), int(pieces.offsets[high - 1, 1])) for low, high in ranges if low < high)
+    spans: list[tuple[int, int]] = []
+    for low, high in ranges:
+        if low < high:
+            spans.append((int(pieces.offsets[low, 0]), int(pieces.offsets[high - 1, 1])))
+    return tuple(spans)
 
 
 def _compute_offsets(
@@ -284,7 +305,7 @@ def _compute_offsets(
 
 
 def _find_gap(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The id of GAP; None for a tokenizer without it."""
+    """Find the id of GAP; None for a tokenizer without it."""
     gap = cast("int | None", tokenizer.convert_tokens_to_ids(GAP))
     return None if gap == tokenizer.unk_token_id else gap
 
@@ -299,15 +320,19 @@ def _truncate_to_fit(
     >>> _truncate_to_fit(TokenizedInput([1, 2, 3, 4, 5, 6, 7, 8], 2, 7, None), 6, "head_tail", 99)
     ([1, 2, 3, 99, 7, 8], 3, 6)
     """
-    ids, excess = pieces.ids, len(pieces.ids) - room
+    ids = pieces.ids
+    excess = len(ids) - room
     if excess <= 0:
         return ids, 0, 0
     span = pieces.stop - pieces.start
+    # The whole span is not enough: the end of the text after it goes too.
     if excess >= span:
         kept = [*ids[: pieces.start], *ids[pieces.stop :]]
         return kept[:room], min(pieces.start, room), len(ids)
     if overlong == "truncate" or gap is None or span - excess < 3:
-        return [*ids[: pieces.stop - excess], *ids[pieces.stop :]], pieces.stop - excess, pieces.stop
+        low = pieces.stop - excess
+        return [*ids[:low], *ids[pieces.stop :]], low, pieces.stop
+    # The gap token takes a place; of an odd number of tokens the head keeps one more.
     tail = (span - excess - 1) // 2
     low = pieces.start + (span - excess - 1) - tail
     high = pieces.stop - tail

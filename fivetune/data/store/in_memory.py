@@ -13,8 +13,8 @@ import numpy as np
 
 from fivetune.data.examples import Source
 from fivetune.data.store.blocks import BlockReader
-from fivetune.data.store.convert import CHUNK, KINDS, ConvertedRows, Converter, GroupNumbers
-from fivetune.data.store.ragged import Ragged
+from fivetune.data.store.convert import CHUNK, KINDS, ConvertedRows, Converter, GroupNumbers, join_columns
+from fivetune.data.store.ragged import Ragged, compute_offsets
 from fivetune.data.store.token_store import TokenStore
 from fivetune.types import JsonTable
 
@@ -42,28 +42,30 @@ class MemoryStore(TokenStore):
     """
 
     def __init__(self, sources: Sequence[Sequence[ConvertedRows]]) -> None:
-        numbers, groups = GroupNumbers(), list[Any]()
+        numbers = GroupNumbers()
+        groups: list[Any] = []
+        blocks: list[ConvertedRows] = []
         self.first_groups: list[int] = []
         for pieces in sources:
             self.first_groups.append(numbers.count)
-            numbers.known.clear()
-            groups += [numbers.assign(hashes) for piece in pieces for hashes in piece.arrays["group_hashes"]]
-        converted = [piece for pieces in sources for piece in pieces]
-        columns = {
-            name: np.concatenate([array for piece in converted for array in piece.arrays[name]])
-            for name in converted[0].arrays
-        }
-        self._kinds = {
-            kind: Ragged(columns[kind], np.concatenate([[0], np.cumsum(columns[f"{kind}_lengths"], dtype=np.int64)]))
-            for kind in KINDS
-        }
+            numbers.known.clear()  # an id of another source is another question
+            for rows in pieces:
+                blocks.append(rows)
+                groups.extend(map(numbers.assign, rows.arrays["group_hashes"]))
+        columns = join_columns(blocks)
+        self._kinds: dict[str, Ragged] = {}
+        for kind in KINDS:
+            self._kinds[kind] = Ragged(columns[kind], compute_offsets(columns[f"{kind}_lengths"]))
         self.inputs: Any = self._kinds["inputs"]
         self.labels: Any = self._kinds["labels"]
         self.groups = np.concatenate(groups)
-        self.num_clipped, self.answer_clipped, self.given_ids, self.input_hashes, self.whole_lengths = (
-            columns[name] for name in ("num_clipped", "answer_clipped", "given_ids", "input_hashes", "whole_inputs")
-        )
-        self.shard_ends, self.window_shards = np.array([len(self.groups)]), None
+        self.num_clipped = columns["num_clipped"]
+        self.answer_clipped = columns["answer_clipped"]
+        self.given_ids = columns["given_ids"]
+        self.input_hashes = columns["input_hashes"]
+        self.whole_lengths = columns["whole_inputs"]
+        self.shard_ends = np.array([len(self.groups)])
+        self.window_shards = None
         self.summary: JsonTable = {"num_examples": len(self.groups), "num_groups": numbers.count}
 
     def _read_bytes(self, kind: str, row: int) -> bytes:

@@ -58,7 +58,8 @@ class MixtureSampler:
         >>> [sorted(draw(epoch).tolist()) for epoch in range(2)]
         [[0, 1, 2, 4, 5, 5], [1, 3, 3, 4, 4, 5]]
         """
-        first, pieces = 0, []
+        first = 0
+        pieces: list[Rows] = []
         for part, (size, share) in enumerate(zip(self._sizes, self.shares, strict=True)):
             pieces.append(first + self._draw_range(part, size, epoch * share, (epoch + 1) * share))
             first += size
@@ -66,9 +67,12 @@ class MixtureSampler:
 
     def _draw_range(self, part: int, size: int, start: int, stop: int) -> Rows:
         """Return rows [start, stop) of a part's endless sequence of permutations."""
-        rounds = range(start // size, -(-stop // size))
-        drawn = [np.random.default_rng([self._seed, part, number]).permutation(size) for number in rounds]
-        return np.concatenate(drawn)[start - rounds.start * size : stop - rounds.start * size]
+        first_round = start // size
+        drawn: list[Rows] = []
+        for number in range(first_round, -(-stop // size)):
+            drawn.append(np.random.default_rng([self._seed, part, number]).permutation(size))
+        skipped = first_round * size
+        return np.concatenate(drawn)[start - skipped : stop - skipped]
 
 
 class _ConcatRows:
@@ -108,9 +112,15 @@ class ConcatStore(TokenStore):
         self.inputs: Any = _ConcatRows([store.inputs for store in stores])
         self.labels: Any = _ConcatRows([store.labels for store in stores])
         self._ends = np.cumsum([len(store) for store in stores], dtype=np.int64)
-        self.shard_ends, self.window_shards = self._ends, None
-        first_groups = np.cumsum([0, *(store.num_groups for store in stores)])
-        self.groups = np.concatenate([s.groups + first for s, first in zip(stores, first_groups, strict=False)])
+        self.shard_ends = self._ends
+        self.window_shards = None
+        # Groups are numbered on: questions of two parts are never one.
+        groups: list[NDArray[np.int64]] = []
+        num_groups = 0
+        for store in stores:
+            groups.append(store.groups + num_groups)
+            num_groups += store.num_groups
+        self.groups = np.concatenate(groups)
         self.num_clipped = np.concatenate([store.num_clipped for store in stores])
         self.given_ids = np.concatenate([store.given_ids for store in stores])
         hashes = [store.input_hashes for store in stores if store.input_hashes is not None]
@@ -137,25 +147,33 @@ class ConcatStore(TokenStore):
 def merge_summaries(summaries: Mapping[str, JsonTable]) -> JsonTable:
     """Merge summaries: sums of counts, maxima of limits and percentiles, and every part's summary under `parts`."""
     every = list(summaries.values())
-    joined: JsonTable = {name: sum(one[name] for one in every) for name in every[0] if name.startswith("num_")}
+    joined: JsonTable = {}
+    for name in every[0]:
+        if name.startswith("num_"):
+            joined[name] = sum(one[name] for one in every)
     for name in ("input", "target"):
         limits = [one[f"max_{name}_tokens"] for one in every]
         joined[f"max_{name}_tokens"] = None if None in limits else max(limits)
         for key in (f"{name}_p99", f"whole_{name}_p99", f"longest_{name}"):
             joined[key] = max(one.get(key, one[f"longest_{name}"]) for one in every)
         joined[f"{name}_lengths"] = _merge_histograms([one[f"{name}_lengths"] for one in every])
-    digest = blake2b(
-        "".join(f"{name} {one['fingerprint']} " for name, one in summaries.items()).encode(), digest_size=16
-    )
-    return {
-        **joined,
+    digest = blake2b(digest_size=16)
+    for name, one in summaries.items():
+        digest.update(f"{name} {one['fingerprint']} ".encode())
+    joined |= {
         "fingerprint": digest.hexdigest(),
-        "dtype": max((one["dtype"] for one in every), key=lambda name: np.dtype(name).itemsize),
-        "skips": [skip for one in every for skip in one["skips"]],
-        "first_bad": next((one["first_bad"] for one in every if one["first_bad"]), None),
-        "source": [path for one in every for path in one["source"]],
-        "parts": {name: dict(one) for name, one in summaries.items()},
+        "dtype": np.result_type(*(one["dtype"] for one in every)).name,
+        "skips": [],
+        "first_bad": None,
+        "source": [],
+        "parts": {},
     }
+    for name, one in summaries.items():
+        joined["skips"] += one["skips"]
+        joined["first_bad"] = joined["first_bad"] or one["first_bad"]
+        joined["source"] += one["source"]
+        joined["parts"][name] = dict(one)
+    return joined
 
 
 def _merge_histograms(histograms: Sequence[Mapping[str, Any]]) -> dict[str, list[float] | list[int]]:

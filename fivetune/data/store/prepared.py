@@ -1,7 +1,7 @@
 """Prepared data at any location: write it, check that it fits the run, and read its shards through a local cache.
 
 In: the folder or URL that `fivetune prepare --output` wrote. Out: a TokenStore. The shards of a folder are read in
-place, those of a URL are copied once per node: the first process that needs one copies it, the others wait for it.
+place; the shards of a URL are copied once per node: the first process that needs a shard copies it, others wait.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from fivetune.data.storage import (
 from fivetune.data.store.arrays import MISSING, find_fault
 from fivetune.data.store.build import (
     INDEX,
-    BuildProgressCallback,
     build_prepared_data,
     find_index_fault,
     is_index,
@@ -50,6 +49,7 @@ from fivetune.data.store.token_store import (
 )
 from fivetune.errors import DataError, FiveTuneEnvironmentError, format_size
 from fivetune.rundir import lock_file
+from fivetune.rundir.progress import ProgressCallback, ignore_progress
 from fivetune.types import JsonTable
 from fivetune.values import is_file_name
 
@@ -104,7 +104,7 @@ def write_prepared(
     tokenizer: PreTrainedTokenizerBase,
     *,
     num_processes: int | None = None,
-    on_progress: BuildProgressCallback = lambda what, done, total=None: None,
+    on_progress: ProgressCallback = ignore_progress,
 ) -> tuple[JsonTable, bool]:
     """Write the data of a source to a folder or URL; returns its index, and whether it was there.
 
@@ -143,7 +143,7 @@ def open_prepared(
     *,
     cache: Path,
     window_shards: int | None = None,
-    on_progress: BuildProgressCallback = lambda what, done, total=None: None,
+    on_progress: ProgressCallback = ignore_progress,
 ) -> TokenStore:
     """Open prepared data, which must have been made with the settings of `source` and the same tokenizer.
 
@@ -187,7 +187,7 @@ def refuse_other_tokenizer(location: str, index: JsonTable, tokenizer: PreTraine
 
 
 def refuse_other_settings(location: str, index: JsonTable, source: Source) -> None:
-    """Raise DataError if the data was prepared with other settings than those of `source`, naming the first."""
+    """Raise DataError if the data was prepared with other settings than `source` has, naming the first."""
     settings = index["settings"]
     name, version, options = settings["task"]
     max_examples, for_training, labelled = settings["rest"]
@@ -198,12 +198,14 @@ def refuse_other_settings(location: str, index: JsonTable, source: Source) -> No
             f"{location}: was prepared as {kind} data, and is given as data.{split}. Name the folder {split} that "
             "fivetune prepare wrote beside it."
         )
+    # Setting, its value in the prepared data, its value in this run.
     task = source.task
     pairs = [("task.name", name, task.plugin_name()), ("the version of the task", version, type(task).version)]
     own = task.model_dump(mode="json")
-    pairs += [(f"task.{key}", options.get(key), own.get(key)) for key in sorted({*options, *own})]
-    limits = {field: getattr(source.limits, field) for field in settings["limits"]}
-    pairs += [(f"data.{key}", value, limits[key]) for key, value in settings["limits"].items()]
+    for key in sorted({*options, *own}):
+        pairs.append((f"task.{key}", options.get(key), own.get(key)))
+    for key, value in settings["limits"].items():
+        pairs.append((f"data.{key}", value, getattr(source.limits, key)))
     pairs.append((f"data.max_{split}_examples", max_examples, source.max_examples))
     for key, prepared, wanted in pairs:
         if prepared != wanted:
@@ -215,11 +217,6 @@ def refuse_other_settings(location: str, index: JsonTable, source: Source) -> No
 
 def _format_value(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
-
-
-def _describe_fault(copy: Path, entry: Mapping[str, Any]) -> str | None:
-    fault = find_fault(copy, entry)
-    return fault and f"{fault}, also when it was copied again. {PREPARE_AGAIN}"
 
 
 class CheckedShardFolder(ShardFolder):
@@ -266,7 +263,7 @@ class ShardCache:
             put_object(str(self._folder / INDEX), json.dumps(self._index, ensure_ascii=False, indent=1).encode())
         self._fetch(self._index["rows"])
 
-    def fetch_all(self, on_progress: BuildProgressCallback) -> None:
+    def fetch_all(self, on_progress: ProgressCallback) -> None:
         """Copy all shards. Raises FiveTuneEnvironmentError before the first if the disk is too small for them."""
         entries: list[JsonTable] = self._index["shards"]
         missing = [number for number, entry in enumerate(entries) if not self._has(entry)]
@@ -334,18 +331,18 @@ class ShardCache:
             return found
 
     def _fetch(self, entry: JsonTable) -> None:
-        path = self._folder / entry["file"]
-        with translate_disk_errors(self._folder), (self._folder / f".{entry['file']}.lock").open("ab") as lock:
+        def find_copy_fault(copy: Path) -> str | None:
+            fault = find_fault(copy, entry)
+            return fault and f"{fault}, also when it was copied again. {PREPARE_AGAIN}"
+
+        name = entry["file"]
+        with translate_disk_errors(self._folder), (self._folder / f".{name}.lock").open("ab") as lock:
             lock_file(lock, wait=True)
             if self._has(entry):  # another process of the node was first
                 return
+            url = join_location(self._location, name)
             try:
-                fetch_file(
-                    join_location(self._location, entry["file"]),
-                    path,
-                    check=lambda copy: _describe_fault(copy, entry),
-                    place=self._put_in_place,
-                )
+                fetch_file(url, self._folder / name, check=find_copy_fault, place=self._put_in_place)
             except MissingObjectError as error:
                 raise StorageError(f"{error} {INDEX} lists it: {PREPARE_AGAIN}.") from None
 

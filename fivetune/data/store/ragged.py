@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,8 @@ class Ragged:
 
     @classmethod
     def from_rows(cls, rows: Sequence[Sequence[int]], dtype: type[np.generic]) -> Ragged:
-        offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
-        return cls(np.array([value for row in rows for value in row], dtype=dtype), offsets)
+        values = np.fromiter(chain.from_iterable(rows), dtype)
+        return cls(values, compute_offsets([len(row) for row in rows]))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -63,8 +64,10 @@ class FileRagged:
     """
 
     def __init__(self, file: ArrayFile, kind: str) -> None:
-        values, offsets = file.places[f"{kind}.values"], file.places[f"{kind}.offsets"]
-        self._file, self._values, self._first_offset = file, values, offsets.start
+        values = file.places[f"{kind}.values"]
+        self._file = file
+        self._values = values
+        self._first_offset = file.places[f"{kind}.offsets"].start
         self._num_values = (values.stop - values.start) // values.dtype.itemsize
 
     def __getitem__(self, row: int) -> Values:
@@ -87,7 +90,7 @@ class FileRagged:
 
 
 class ShardedRagged:
-    """The rows of several ragged arrays, one after the other; each is opened when a row of it is read.
+    """The rows of several ragged arrays, one after the other; an array is opened when one of its rows is read.
 
     Args:
         ends: [number of arrays] rows of all arrays up to each.
@@ -122,6 +125,15 @@ class ShardedRagged:
             return self._open_part(int(parts[0])).gather(inner)
         places = zip(parts.tolist(), inner.tolist(), strict=True)
         return concatenate_rows([self._open_part(part)[row] for part, row in places])
+
+
+def compute_offsets(lengths: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+    """Return the [n + 1] offsets of rows of the given lengths.
+
+    >>> compute_offsets([2, 1]).tolist()
+    [0, 2, 3]
+    """
+    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
 
 def find_part(ends: NDArray[np.int64], row: int) -> int:

@@ -81,8 +81,9 @@ class BatchPlan:
         if not rest:
             return [whole] * num_whole
         short = [rest]
-        if num_whole and 2 * rest < whole:
-            num_whole, both = num_whole - 1, whole + rest
+        if num_whole and 2 * rest < whole:  # two of half the size instead
+            num_whole -= 1
+            both = whole + rest
             short = [both // 2, both - both // 2]
         sizes = [whole] * (num_whole + len(short))
         for place, size in zip(random.choice(len(sizes), len(short), replace=False), short, strict=True):
@@ -125,9 +126,10 @@ class TrainingStream:
 
         All ranks have the same number of micro-batches; the last one may be shorter or empty.
         """
-        rows, size = self._select_global_rows(step), self.plan.batch_size
+        rows = self._select_global_rows(step)
+        size = self.plan.batch_size
         share = rows[self.world.data_rank :: self.world.data_size]
-        largest_share = -(-len(rows) // self.world.data_size)
+        largest_share = -(-len(rows) // self.world.data_size)  # every rank has as many passes as the one with most
         return [share[i : i + size] for i in range(0, largest_share, size)]
 
     def get_lengths(self, step: int) -> tuple[Rows, Rows]:
@@ -161,10 +163,11 @@ class TrainingStream:
     def _build_batch(self, rows: Rows, step: int) -> Batch:
         if len(rows):
             return collate(self.store, rows.tolist())
-        return replace(collate(self.store, self._select_global_rows(step)[:1].tolist()), is_filler=True)
+        shortest = self._select_global_rows(step)[:1]
+        return replace(collate(self.store, shortest.tolist()), is_filler=True)
 
     def _keep_shards(self, step: int, together: int) -> None:
-        """Keep the shards of a step's pool on the disk, and have those copied that follow; the others may go."""
+        """Keep the shards of a step's pool on the disk, and have the following ones copied; all others may go."""
         epoch, index = divmod(step, self.steps_per_epoch)
         pool_steps = self.plan.count_pool_steps(self.num_rows)
         pool = index // pool_steps
@@ -176,11 +179,13 @@ class TrainingStream:
         ends = self.store.shard_ends
         walk = draw_shard_order(self.plan, epoch, len(ends))
         places = np.argsort(walk)[np.unique(np.searchsorted(ends, rows, side="right"))]
-        low, high = int(places.min()) // together * together, (int(places.max()) // together + 1) * together
+        # Shards are kept in sets of `together`, as `draw_window_order` permutes their rows.
+        low = int(places.min()) // together * together
+        high = (int(places.max()) // together + 1) * together
         following = walk[high : high + together]
-        if high - low > together:  # these shards were made ready, and with others there would be too many
+        if high - low > together:  # two sets were made ready, and with others there would be too many shards
             following = walk[:0]
-        elif high >= len(walk):
+        elif high >= len(walk):  # the next epoch begins
             following = draw_shard_order(self.plan, epoch + 1, len(ends))[:together]
         self.store.shards.keep(frozenset(walk[low:high].tolist()), frozenset(following.tolist()))
 
@@ -236,13 +241,15 @@ def make_length_bucketed_batches(
     random = np.random.default_rng([plan.seed, epoch])
     if order is None:
         order = random.permutation(len(lengths) if rows is None else rows)
-    sizes, pool_steps = plan.draw_sizes(len(order), random), plan.count_pool_steps(len(order))
+    sizes = plan.draw_sizes(len(order), random)
+    pool_steps = plan.count_pool_steps(len(order))
     batches: list[Rows] = []
     start = 0
     for first in range(0, len(sizes), pool_steps):
         ends = np.cumsum(sizes[first : first + pool_steps])
         pool = order[start : start + int(ends[-1])]
         start += len(pool)
+        # Sorted, then divided: a batch has examples of similar length. Shuffled: not the short ones first.
         pool = pool[np.argsort(lengths[pool], kind="stable")]
         cut = np.split(pool, ends[:-1])
         batches.extend(cut[i] for i in random.permutation(len(cut)))

@@ -1,7 +1,7 @@
 """Prepared data as rows of token ids: shards on disk, read row by row, cached under a fingerprint.
 
 In: sources, a task, a tokenizer; or a folder that `data/store/build.py` wrote. Out: a TokenStore, which has the facts
-of all rows in memory. A store in the cache is built in a staging folder and renamed when it is complete; one of
+of all rows in memory. A store in the cache is built in a staging folder and renamed when it is complete; a store of
 an earlier process is compared with its checksums, and set aside and built again if it is damaged. An interrupted
 build continues after the last complete shard.
 """
@@ -33,7 +33,6 @@ from fivetune.data.store.arrays import ArrayFile, DamagedStoreError, build_lost_
 from fivetune.data.store.build import (
     INDEX,
     NUM_BINS,
-    BuildProgressCallback,
     build_prepared_data,
     find_index_fault,
     is_index,
@@ -44,6 +43,7 @@ from fivetune.data.store.partial import LOCK, lock_build_folder
 from fivetune.data.store.ragged import FileRagged, Ragged, ShardedRagged, find_part
 from fivetune.errors import DataError, FiveTuneEnvironmentError
 from fivetune.rundir import fsync_folder
+from fivetune.rundir.progress import ProgressCallback, ignore_progress
 from fivetune.types import JsonTable, Task, TextExample
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Shards(Protocol):
         ...
 
     def keep(self, current: frozenset[int], following: frozenset[int]) -> None:
-        """Make shards ready that are read now and next; a cache deletes the others."""
+        """Make shards ready that are read now and next; a cache deletes all other shards."""
         ...
 
 
@@ -91,9 +91,9 @@ class TokenStore:
     the number of the question that example i belongs to, in order of first appearance; `num_clipped[i]` tokens of its
     inputs were clipped, and with them the answer if `answer_clipped[i]`. `given_ids[i]` is the hash of the id that the
     source gave its question, 0 for none and for ids of a few characters, which are equal by chance; `input_hashes[i]`
-    is that of its inputs, case and white space aside, None in data that an earlier version prepared. `shard_ends` has
-    the number of rows up to the end of each shard; `window_shards` the most of them on the disk at once, None for all.
-    `is_new`: this process built the store, and `rebuilt` is a sentence about the damage for which it did.
+    is the hash of its inputs, case and white space aside, None in data that an earlier version prepared. `shard_ends`
+    has the number of rows up to the end of each shard; `window_shards` the most shards on the disk at once, None for
+    all. `is_new`: this process built the store, and `rebuilt` is a sentence about the damage for which it did.
 
     Args:
         folder: holds index.json and rows.safetensors.
@@ -113,13 +113,15 @@ class TokenStore:
             self.summary: JsonTable = index["summary"]
             self.shard_ends = np.cumsum([entry["num_rows"] for entry in index["shards"]], dtype=np.int64)
             facts = read_arrays(folder / index["rows"]["file"], index["rows"])
-            self.groups, self.num_clipped, self.answer_clipped, self.given_ids = (
-                facts[name] for name in ("groups", "num_clipped", "answer_clipped", "given_ids")
-            )
+            self.groups = facts["groups"]
+            self.num_clipped = facts["num_clipped"]
+            self.answer_clipped = facts["answer_clipped"]
+            self.given_ids = facts["given_ids"]
             self.input_hashes = facts.get("input_hashes")
-            for entry in [] if shards else index["shards"]:
-                if fault := find_fault(folder / entry["file"], entry, whole=False):
-                    raise ValueError(f"{entry['file']} {fault}")
+            if shards is None:  # others may not be here yet, and are compared when they are opened
+                for entry in index["shards"]:
+                    if fault := find_fault(folder / entry["file"], entry, whole=False):
+                        raise ValueError(f"{entry['file']} {fault}")
             if {len(rows) for rows in facts.values()} != {self.summary["num_examples"]}:
                 raise ValueError(f"{self.summary['num_examples']} examples, but {len(self.groups)} rows")
         except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -136,7 +138,7 @@ class TokenStore:
     def __len__(self) -> int:
         return len(self.groups)
 
-    def verify(self, on_progress: BuildProgressCallback) -> None:
+    def verify(self, on_progress: ProgressCallback) -> None:
         """Compare every shard with its checksum: each is read once. Raises DamagedStoreError."""
         entries: Sequence[JsonTable] = self.index["shards"]
         with ThreadPoolExecutor(NUM_CHECKED_AT_ONCE, thread_name_prefix="check") as threads:
@@ -179,7 +181,8 @@ class TokenStore:
         if self.window_shards is None:
             yield rows
             return
-        together, shards = max(1, self.window_shards // 2), range(len(self.shard_ends))
+        together = max(1, self.window_shards // 2)  # as many are copied while these are read
+        shards = range(len(self.shard_ends))
         groups = np.searchsorted(self.shard_ends, rows, side="right") // together
         for group in range(-(-len(shards) // together)):
             near = rows[groups == group]
@@ -210,9 +213,9 @@ class TokenStore:
     def read_example(self, row: int) -> TextExample:
         """Return the text of example `row`."""
         table = json.loads(self._read_bytes("texts", row))
-        return TextExample(
-            **{**table, "references": tuple(table["references"]), "clippable": tuple(table["clippable"])}
-        )
+        for name in ("references", "clippable"):
+            table[name] = tuple(table[name])
+        return TextExample(**table)
 
     @property
     def fingerprint(self) -> str:
@@ -236,16 +239,16 @@ def load_or_build_store(
     cache: Path,
     cache_setting: str = "data.cache_dir",
     num_processes: int | None = None,
-    on_progress: BuildProgressCallback = lambda what, done, total=None: None,
+    on_progress: ProgressCallback = ignore_progress,
 ) -> TokenStore:
     """Load the store of a source from the cache, or build it if its data, settings, task or tokenizer changed.
 
     Args:
-        cache_setting: which an error names for a cache that cannot be written.
-        num_processes: that convert records; None: one per core if the source has LARGE_BYTES, else one.
+        cache_setting: the setting that an error names for a cache that cannot be written.
+        num_processes: processes that convert records; None: one per core if the source has LARGE_BYTES, else one.
 
     A damaged store is set aside and built again; its `rebuilt` has the sentence. Raises DataError for bad data, for a
-    source without examples or one that changes meanwhile, FiveTuneEnvironmentError for a read-only cache.
+    source without examples or that changes meanwhile, FiveTuneEnvironmentError for a read-only cache.
     """
     header, guard = describe_data(source, tokenizer)
     folder = cache / _compute_cache_key(header["fingerprint"], source.task, tokenizer)
@@ -255,7 +258,8 @@ def load_or_build_store(
         with translate_disk_errors(cache, cache_setting), guard.explain_errors():
             _build_store(folder, source, tokenizer, header, guard, num, on_progress)
         store = TokenStore(folder)
-        store.is_new, store.rebuilt = True, damage
+        store.is_new = True
+        store.rebuilt = damage
     store.summary["source"] = list(source.paths)  # the cached store may have been built from a copy elsewhere
     refuse_skipped_records(store.summary, source.on_bad_record)
     return store
@@ -270,16 +274,20 @@ def refuse_skipped_records(summary: JsonTable, on_bad_record: str) -> None:
 
 def choose_num_processes(source: Source) -> int:
     """Return the number of processes that convert a source: one per core if it is large."""
-    sizes = (file.stat().st_size for path in source.paths for file in list_source_files(path))
-    if sum(sizes) < LARGE_BYTES:
+    num_bytes = 0
+    for path in source.paths:
+        num_bytes += sum(file.stat().st_size for file in list_source_files(path))
+    if num_bytes < LARGE_BYTES:
         return 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _load_cached_store(
-    folder: Path, cache_setting: str, on_progress: BuildProgressCallback
+    folder: Path, cache_setting: str, on_progress: ProgressCallback
 ) -> tuple[TokenStore | None, str]:
-    """Return the cached store, None if there is none; a damaged one is set aside, with a sentence."""
+    """Return the cached store, None if there is none; a damaged store is set aside, with a sentence."""
     if not folder.is_dir():
         return None, ""
     state = folder.stat()
@@ -310,6 +318,7 @@ def describe_data(source: Source, tokenizer: PreTrainedTokenizerBase) -> tuple[J
     `on_bad_record` is not part of it: without bad records the store is the same for both values, and
     `load_or_build_store` refuses a store with bad records for "fail".
     """
+    names = [path if is_hub_name(path) else Path(path).name for path in source.paths]  # ids are made from them
     settings: JsonTable = {
         "version": ENCODING_VERSION,
         "task": [source.task.plugin_name(), source.task.version, source.task.model_dump(mode="json")],
@@ -317,7 +326,7 @@ def describe_data(source: Source, tokenizer: PreTrainedTokenizerBase) -> tuple[J
         "columns": source.columns,
         "rest": [source.max_examples, source.for_training, source.labelled],
         "tokenizer": compute_tokenizer_fingerprint(tokenizer),
-        "names": [path if is_hub_name(path) else Path(path).name for path in source.paths],  # ids are made from them
+        "names": names,
     }
     if source.header:
         settings["header"] = list(source.header)
@@ -359,7 +368,7 @@ def _build_store(
     header: JsonTable,
     guard: SourceGuard,
     num_processes: int,
-    on_progress: BuildProgressCallback,
+    on_progress: ProgressCallback,
 ) -> None:
     staging, lock = _make_staging_folder(folder)
     try:
@@ -382,7 +391,7 @@ def _build_store(
     except BaseException:  # a full disk as well
         shutil.rmtree(staging, ignore_errors=True)
         raise
-    else:  # from the rename on, a folder of the name `staging` is that of another process
+    else:  # from the rename on, a folder of the name `staging` is another process's
         (folder / LOCK).unlink(missing_ok=True)  # not before: another process would lock a folder that is moved
         fsync_folder(folder.parent)
     finally:

@@ -28,7 +28,7 @@ MIN_WINDOW_TOKENS = 8  # smallest useful window of context
 def split_into_windows(
     tokenizer: PreTrainedTokenizerBase, examples: Sequence[TextExample], limits: LengthLimits
 ) -> list[TextExample]:
-    """Return the examples in order, each over-long one replaced by its windows.
+    """Return the examples in order, every over-long example replaced by its windows.
 
     The windows of `q1` have the ids `q1#1`, `q1#2`, the group `q1`, and `meta["window"]` = [number from 1, how many].
     An example whose question leaves no room for a window is not split; `encode` truncates it.
@@ -48,15 +48,15 @@ def _split_example(example: TextExample, pieces: TokenizedInput, room: int, over
     room -= len(pieces.ids) - span
     if span <= room or room - SLACK < MIN_WINDOW_TOKENS or pieces.offsets is None:
         return [example]
-    starts = compute_window_starts(span, room - SLACK, overlap)
-    cuts = [
-        (
-            int(pieces.offsets[pieces.start + first, 0]),
-            int(pieces.offsets[pieces.start + first + room - SLACK - 1, 1]),
-        )
-        for first in starts
-    ]
-    return [_cut_window(example, low, high, number, len(cuts)) for number, (low, high) in enumerate(cuts, start=1)]
+    size = room - SLACK
+    starts = compute_window_starts(span, size, overlap)
+    windows: list[TextExample] = []
+    for number, start in enumerate(starts, start=1):
+        first = pieces.start + start
+        low = int(pieces.offsets[first, 0])
+        high = int(pieces.offsets[first + size - 1, 1])
+        windows.append(_cut_window(example, low, high, number, len(starts)))
+    return windows
 
 
 def compute_window_starts(span: int, room: int, overlap: int) -> list[int]:
@@ -75,13 +75,19 @@ def _cut_window(example: TextExample, low: int, high: int, number: int, count: i
     """Return the example with its clippable span reduced to the characters [low, high)."""
     start, end = example.clippable
     low = max(low, start)
+    # A window begins with a word, not with the space before it.
     low += len(example.inputs[low:high]) - len(example.inputs[low:high].lstrip())
     meta = {**example.meta, "window": [number, count]}
+    # Places in the inputs move with the text.
     if LITERALS in example.meta:
-        before = [place for place in example.meta[LITERALS] if place < start]
-        inside = [place - low + start for place in example.meta[LITERALS] if low <= place < high]
-        after = [place - end + start + high - low for place in example.meta[LITERALS] if place >= end]
-        meta[LITERALS] = [*before, *inside, *after]
+        meta[LITERALS] = []
+        for place in example.meta[LITERALS]:
+            if place < start:
+                meta[LITERALS].append(place)
+            elif low <= place < high:
+                meta[LITERALS].append(place - low + start)
+            elif place >= end:
+                meta[LITERALS].append(place - end + start + high - low)
     if example.meta.get("answer_span"):
         a, b = example.meta["answer_span"]
         meta["answer_span"] = [a - low + start, b - low + start] if low <= a and b <= high else None
@@ -98,11 +104,13 @@ def _cut_window(example: TextExample, low: int, high: int, number: int, count: i
 def select_window_targets(task: Task, example: TextExample) -> tuple[str, ...]:
     """Return the targets to train on.
 
-    The answer is a target of the windows that contain it; the others have the no-answer text, or no target if the task
-    has none.
+    The answer is a target of the windows that contain it. A window without it has the no-answer text, or no target if
+    the task has no such text.
     """
     targets = task.train_targets(example)
     if "window" not in example.meta or task.no_answer_text in targets:
         return targets
     held = tuple(target for target in targets if find_text(example.inputs, target, *example.clippable))
-    return held or ((task.no_answer_text,) if task.no_answer_text else ())
+    if not held and task.no_answer_text:
+        return (task.no_answer_text,)
+    return held
