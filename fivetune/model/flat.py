@@ -95,6 +95,7 @@ def compute_flat_losses(
 
     Returns: [N_tgt] fp32, in nats; of a pipeline stage that is not the last one, [0].
     """
+    # A stage knows its device: the head may be on another rank.
     stage = find_stage(model)
     device = stage.device if stage else model.get_output_embeddings().weight.device
     if device.type != "cpu":
@@ -116,6 +117,7 @@ def _copy_inputs(model: T5Model, batch: Batch, device: torch.device) -> FlatInpu
     target = SequenceBounds.from_cu_seqlens(batch.cu_seqlens_tgt, device)
     labels = batch.labels.to(device, non_blocking=True)
     shifted = shift_right_flat(batch.labels, batch.cu_seqlens_tgt, start_id=model.config.decoder_start_token_id)
+    # All ids are looked up at once: a tied table has then one gradient (`loss.embed`).
     ids = torch.cat([batch.input_ids, shifted]).to(device, non_blocking=True)
     return FlatInputs(ids, labels, source, target)
 
@@ -158,31 +160,37 @@ def _compute_states(model: T5Model, inputs: FlatInputs, ops: Ops, tied_gradient:
 def _compute_stage(model: T5Model, stage: Stage, inputs: FlatInputs, ops: Ops, objective: Objective) -> Tensor:
     """Compute the blocks of a pipeline stage from the activations of the stage before, and send the results.
 
-    Between two stages travel the encoder's tokens; behind the decoder's first block its tokens as well.
+    Behind the decoder's first block the tokens of both stacks travel between stages, before it the encoder's alone.
     """
     ids, decoder_ids = inputs.split(inputs.ids)
-    shapes = [(len(ids), model.config.d_model), (len(decoder_ids), model.config.d_model)]
-    within_decoder = bool(stage.decoder) and not stage.starts_decoder
-    # Behind the decoder's first block both streams travel, before it the encoder's alone.
-    received = [] if stage.is_first else stage.receive(*shapes[: 1 + within_decoder])
-    tied_gradient = TiedGradient()
-    x = embed(model.shared.weight, ids, TiedGradient()) if stage.is_first else received[0]
+    if stage.is_first:
+        received = [embed(model.shared.weight, ids, TiedGradient())]
+    else:
+        shapes = [(len(ids), model.config.d_model)]
+        if stage.decoder and not stage.starts_decoder:
+            shapes.append((len(decoder_ids), model.config.d_model))
+        received = stage.receive(*shapes)
+    x = received[0]
     if stage.encoder:
         x = run_stack(model.encoder, x, inputs.source, ops, numbers=stage.encoder)
     if not stage.decoder:
         stage.send(x)
         return x.new_zeros(0)
-    y = received[1] if within_decoder else embed(model.shared.weight, decoder_ids, tied_gradient)
+    tied_gradient = TiedGradient()
+    y = embed(model.shared.weight, decoder_ids, tied_gradient) if stage.starts_decoder else received[1]
     y = run_stack(model.decoder, y, inputs.target, ops, EncoderOutput.cast(x, inputs.source), stage.decoder)
     if not stage.is_last:
         stage.send(x, y)
         return x.new_zeros(0)
+    # Only where this stage also looks up the decoder's ids does a lookup take the head's gradient.
     tied = tied_gradient if stage.starts_decoder else None
     return _compute_head(model, _scale(model, y), inputs.labels, tied, ops, objective)
 
 
 def _scale(model: T5Model, decoded: Tensor) -> Tensor:
-    return decoded * compute_output_scale(model.config) if should_scale_output(model.config) else decoded
+    if not should_scale_output(model.config):
+        return decoded
+    return decoded * compute_output_scale(model.config)
 
 
 def _compute_head(
@@ -190,7 +198,7 @@ def _compute_head(
 ) -> Tensor:
     head = model.lm_head.weight
     if head is not model.shared.weight:
-        tied = None
+        tied = None  # the gradient of an untied head is its own
     return compute_head_losses(states, head, labels, tied, objective=objective, fused=ops.fused)
 
 
@@ -237,8 +245,10 @@ def run_stack(
     Args:
         numbers: numbers of the blocks to run, from the output of the block before; default: all.
     """
-    numbers = range(len(stack.block)) if numbers is None else numbers
+    if numbers is None:
+        numbers = range(len(stack.block))
     if numbers.start == 0:
+        # A copy, because dropout is in place: the lookup of both stacks is one tensor.
         x = ops.drop(x.clone(), stack.dropout)
     table: Tensor | None = None
     # T5 computes the biases in the first block and shares them, umT5 in each block.
@@ -250,7 +260,7 @@ def run_stack(
             table = _build_bias_table(attention, bounds.longest, ops)
         x = ops.run_block(stack.block[number], _run_block, x, bounds, table, memory, ops)
     if numbers.stop < len(stack.block):
-        return x
+        return x  # a later stage has the stack's last block and norm
     norm = stack.final_layer_norm
     return ops.drop(ops.normalize(x, norm.weight, norm.variance_epsilon), stack.dropout)
 
@@ -306,6 +316,6 @@ def apply_feed_forward(layer: T5Layer, x: Tensor, act: str, ops: Ops) -> Tensor:
     dense = layer.DenseReluDense
     x, normed = ops.begin_branch(x, layer.layer_norm)
     gated = is_gated(dense)
-    wide = (dense.wi_0, dense.wi_1) if gated else (dense.wi,)
-    inner = ops.apply_activation(dense, ops.project(normed, *wide), act, gated=gated)
+    inner = ops.project(normed, dense.wi_0, dense.wi_1) if gated else ops.project(normed, dense.wi)
+    inner = ops.apply_activation(dense, inner, act, gated=gated)
     return ops.end_branch(x, ops.project(inner, dense.wo), layer.dropout)

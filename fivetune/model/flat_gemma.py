@@ -8,6 +8,7 @@ decoder attends at once to the tokens of the input and to those before it.
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -52,15 +53,9 @@ def compute_gemma_losses(model: T5Model, inputs: FlatInputs, ops: Ops, objective
     y = _embed(decoder, decoder_ids, tied_gradient)
     decoded = _run_stack(decoder, y, target, ops, EncoderOutput(encoded, source, order))
     head = model.get_output_embeddings().weight
-    return compute_head_losses(
-        decoded,
-        head,
-        inputs.labels,
-        tied_gradient if head is decoder.embed_tokens.weight else None,
-        cap=get_logit_cap(model.config),
-        objective=objective,
-        fused=ops.fused,
-    )
+    tied = tied_gradient if head is decoder.embed_tokens.weight else None
+    cap = get_logit_cap(model.config)
+    return compute_head_losses(decoded, head, inputs.labels, tied, cap=cap, objective=objective, fused=ops.fused)
 
 
 def _find_stacks(model: T5Model) -> tuple[Any, Any]:
@@ -85,8 +80,10 @@ def _embed(stack: Any, ids: Tensor, tied_gradient: TiedGradient) -> Tensor:
 def _order_keys(source: SequenceBounds, target: SequenceBounds) -> Tensor:
     """Rows of [source, target] by sequence: the tokens of each input, then the tokens of its target."""
     numbers = torch.arange(len(source.ends) - 1)
-    owners = [numbers.repeat_interleave(torch.tensor(bounds.lengths)) for bounds in (source, target)]
-    return torch.cat(owners).argsort(stable=True)
+    source_owners = numbers.repeat_interleave(torch.tensor(source.lengths))
+    target_owners = numbers.repeat_interleave(torch.tensor(target.lengths))
+    # A stable sort by sequence keeps the input's tokens before the target's.
+    return torch.cat([source_owners, target_owners]).argsort(stable=True)
 
 
 def _run_stack(stack: Any, x: Tensor, bounds: SequenceBounds, ops: Ops, memory: EncoderOutput | None = None) -> Tensor:
@@ -106,8 +103,10 @@ def _compute_rotations(stack: Any, x: Tensor, bounds: SequenceBounds) -> dict[st
     positions = torch.arange(len(x), device=x.device) - starts
     found: dict[str, Rotation] = {}
     for kind in set(stack.config.layer_types):
-        given = (kind,) if hasattr(stack.rotary_emb, "layer_types") else ()
-        cosines, sines = stack.rotary_emb(x[None], positions[None], *given)
+        if hasattr(stack.rotary_emb, "layer_types"):
+            cosines, sines = stack.rotary_emb(x[None], positions[None], kind)
+        else:
+            cosines, sines = stack.rotary_emb(x[None], positions[None])
         found[kind] = cosines[0, :, None], sines[0, :, None]
     return found
 
@@ -124,6 +123,7 @@ def _build_window(stack: Any, bounds: SequenceBounds) -> Tensor | None:
     if size is None or longest <= size // 2:
         return None
     distances = torch.arange(1 - longest, longest, device=bounds.cu_seqlens.device)
+    # The rules of transformers' masks; the keys after a query of the decoder are masked by attention itself.
     if attention.is_causal:
         hidden = distances <= -size
     elif hasattr(attention, "q_norm"):
@@ -185,12 +185,13 @@ def _apply_merged_attention(
     normed = _normalize(layer.pre_self_attn_layernorm, x, ops)
     q, k, v = _compute_rotated_heads(module, normed, rotation, ops)
     across_k, across_v = _compute_heads(module, memory.states, (module.k_proj, module.v_proj), ops)
+    # Keys of the input have no position: they are not rotated.
     across_k = _normalize_heads(module, "k_norm", across_k, ops)
     k = torch.cat([across_k, k])[order]
     v = torch.cat([across_v, v])[order]
-    sizes = [s + t for s, t in zip(source.lengths, bounds.lengths, strict=True)]
     ends = tuple(s + t for s, t in zip(source.ends, bounds.ends, strict=True))
-    both = SequenceBounds(source.cu_seqlens + bounds.cu_seqlens, max(sizes), ends)
+    longest = max(b - a for a, b in pairwise(ends))
+    both = SequenceBounds(source.cu_seqlens + bounds.cu_seqlens, longest, ends)
     window = module.sliding_window or 0
     prefixes = tuple(source.lengths)
     out = _attend(module, q, k, v, bounds, both, ops, causal=True, prefixes=prefixes, window=window)
@@ -208,7 +209,8 @@ def _apply_feed_forward(layer: Any, x: Tensor, ops: Ops) -> Tensor:
 
 def _compute_heads(module: Any, x: Tensor, linears: tuple[nn.Linear, ...], ops: Ops) -> list[Tensor]:
     """Heads of several projections of x, [N, H, D] each; keys and values have fewer heads than queries."""
-    parts = ops.project(x, *linears).split([linear.out_features for linear in linears], -1)
+    widths = [linear.out_features for linear in linears]
+    parts = ops.project(x, *linears).split(widths, -1)
     return [part.unflatten(-1, (-1, module.head_dim)) for part in parts]
 
 
@@ -248,7 +250,9 @@ def _apply_rotation(x: Tensor, rotation: Rotation) -> Tensor:
 def _normalize_heads(module: Any, name: str, x: Tensor, ops: Ops) -> Tensor:
     """The norm of queries or keys, [N, H, D], which only T5Gemma 2 has."""
     norm = getattr(module, name, None)
-    return x if norm is None else _normalize(norm, x.flatten(0, 1), ops).view(x.shape)
+    if norm is None:
+        return x
+    return _normalize(norm, x.flatten(0, 1), ops).view(x.shape)
 
 
 def _add_branch(layer: Any, x: Tensor, norm: nn.Module, out: Tensor, ops: Ops) -> Tensor:
@@ -256,4 +260,5 @@ def _add_branch(layer: Any, x: Tensor, norm: nn.Module, out: Tensor, ops: Ops) -
 
 
 def _normalize(norm: Any, x: Tensor, ops: Ops) -> Tensor:
+    # Gemma's files hold the factor minus 1.
     return ops.normalize(x, 1 + norm.weight, norm.eps)

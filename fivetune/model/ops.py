@@ -165,12 +165,14 @@ class Ops:
             return self.attend(module, q, k, v, queries, keys, module.dropout)
         weights = cast_weights(module.k.weight, module.v.weight)
         of_key, of_value = weights.view(2, heads, size, -1).unbind()
+        # Queries in the encoder's space, [H, Nq, D] -> [H, Nq, d].
         q = q.transpose(0, 1)
         wide = add_pair(torch.bmm(q, of_key), q, find_pair(module.k)).transpose(0, 1)
         # To the encoder's output, which all heads share, each query of a head is a query of its own.
         seen = memory.states.unsqueeze(1)
         rows = wide.reshape(-1, 1, seen.shape[2])
         found = self.attend(module, rows, seen, seen, queries.scale(heads), keys, module.dropout)
+        # Back to the space of each head's values, [H, Nq, d] -> [H, Nq, D].
         found = found.view(q.shape[1], heads, -1).transpose(0, 1)
         out = torch.bmm(found, of_value.transpose(1, 2))
         return add_transposed_pair(out, found, find_pair(module.v)).transpose(0, 1)
@@ -186,8 +188,9 @@ def should_attend_memory(module: T5Attention, queries: SequenceBounds, keys: Seq
     The keys and values of a source cost 4 S d i operations for any target length T; the other order costs 4 T H S d,
     which is less if T is below the head size (64 in all models of the family).
     """
-    if not all(is_plain_linear(linear) or find_pair(linear) for linear in (module.k, module.v)):
-        return False
+    for linear in (module.k, module.v):
+        if not is_plain_linear(linear) and not find_pair(linear):
+            return False  # its weights alone do not say what it computes
     pairs = sum(s * t for s, t in zip(keys.lengths, queries.lengths, strict=True))
     return 2 * pairs < keys.ends[-1] * module.key_value_proj_dim
 
@@ -216,9 +219,11 @@ class SplitProjections(torch.autograd.Function):
         rows, heads, width = first.shape
         size = heads * width
         stride = (count * size, width, 1)
+        memory = first.untyped_storage().data_ptr()
         for i, grad in enumerate(grads):
-            is_part = grad.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-            if not is_part or grad.storage_offset() != first.storage_offset() + i * size or grad.stride() != stride:
+            is_part = grad.untyped_storage().data_ptr() == memory
+            is_next = grad.storage_offset() == first.storage_offset() + i * size
+            if not (is_part and is_next and grad.stride() == stride):
                 return torch.stack(grads, 1)
         return first.as_strided((rows, count, heads, width), (count * size, size, width, 1))
 
@@ -239,5 +244,6 @@ class BiasLookup(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         (buckets,) = ctx.saved_tensors
+        # One row per position, 1 in the column of its bucket.
         members = grad.new_zeros(len(buckets), ctx.num_buckets).scatter_(1, buckets[:, None], 1.0)
         return members.t() @ grad, None

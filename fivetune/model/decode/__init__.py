@@ -111,10 +111,11 @@ def generate(
         queue = deque(chosen[order].tolist())
         if not together.all_reduce_max(len(queue)):
             return
-        # The largest number of decoder inputs of a row; a rank without rows repeats the store's first one.
-        fixed = max(map(len, (decoding.phrase_ids, *decoding.label_ids)))
-        targets = int(store.labels.lengths[chosen if len(chosen) else [0]].max()) if decoding.score_targets else 0
-        max_steps = max(decoding.max_new_tokens, fixed, targets)
+        # The largest number of decoder inputs of a row, by which the table of position biases is built.
+        max_steps = max(decoding.max_new_tokens, len(decoding.phrase_ids), *map(len, decoding.label_ids))
+        if decoding.score_targets:
+            scored = chosen if len(chosen) else [0]  # a rank without rows repeats the store's first one
+            max_steps = max(max_steps, int(store.labels.lengths[scored].max()))
         is_flat = _has_flat_forward(model) and not explain_slow_decoding(model, device, autocast)
         attach = keep_weights(model, device, autocast) if is_flat else nullcontext
         with autocast(), attach():
@@ -125,6 +126,7 @@ def generate(
             else:
                 decoder = PaddedDecoder(model, num_beams=decoding.num_beams)
         search = GreedySearch(decoder, decoding, LogitsProcessor(decoding, model.config.eos_token_id, device))
+        # Each round encodes the next inputs; greedy search also goes on with answers of earlier rounds.
         while together.all_reduce_max(len(queue) + search.num_running):
             taken = [queue.popleft() for _ in range(min(search.num_wanted, len(queue)))]
             with autocast(), attach():
@@ -160,19 +162,27 @@ def _run_round(
     decoding = search.decoding
     rules = search.rules
     batch = collate(store, rows or [0])
-    inputs = batch.input_ids.to(decoder.device), batch.cu_seqlens_src.diff().tolist()
-    memory = decoder.encode(*add_flat_prompt(model, *inputs))
+    ids = batch.input_ids.to(decoder.device)
+    lengths = batch.cu_seqlens_src.diff().tolist()
+    memory = decoder.encode(*add_flat_prompt(model, ids, lengths))
     targets = pad(batch, pad_id=decoder.config.pad_token_id).labels
     given = score_given(decoder, memory, targets, decoding, rules)
     scored = list(zip(rows, _split_by_row(given, len(rows)), strict=True))
-    if decoding.label_ids:
-        ended = zip(scored, _choose_labels(given["label_logprobs"], decoding), strict=bool(rows))
-    elif decoding.num_beams > 1:
-        ended = zip(scored, run_beam_search(decoder, memory, decoding, rules, together), strict=bool(rows))
-    else:
+    found: list[GeneratedAnswer] = []
+    if not decoding.label_ids and decoding.num_beams == 1:
+        # The answers that end here may belong to rows of earlier rounds.
         search.fill_slots(memory, scored)
-        ended = ((key, [answer]) for key, answer in search.write_answers(together, has_more=has_more))
-    return [_build_answer(row, hypotheses, scores, decoding) for (row, scores), hypotheses in ended]
+        for (row, scores), hypothesis in search.write_answers(together, has_more=has_more):
+            found.append(_build_answer(row, [hypothesis], scores, decoding))
+        return found
+    if decoding.label_ids:
+        answers = _choose_labels(given["label_logprobs"], decoding)
+    else:
+        answers = run_beam_search(decoder, memory, decoding, rules, together)
+    # A rank without rows drops the answer to the row that it repeats.
+    for (row, scores), hypotheses in zip(scored, answers, strict=bool(rows)):
+        found.append(_build_answer(row, hypotheses, scores, decoding))
+    return found
 
 
 def _choose_labels(label_logprobs: Tensor, decoding: Decoding) -> list[list[Hypothesis]]:
@@ -200,16 +210,9 @@ def _build_answer(
     best = hypotheses[0]
     if "label_logprobs" in scores:
         scores["label_logprobs"] = tuple(scores["label_logprobs"])
-    candidates = [(one.token_ids, one.logprob) for one in hypotheses] if decoding.num_beams > 1 else []
-    return GeneratedAnswer(
-        row,
-        best.token_ids,
-        best.hit_cap,
-        best.logprob,
-        best.num_scored_tokens,
-        candidates=tuple(candidates),
-        **scores,
-    )
+    if decoding.num_beams > 1:
+        scores["candidates"] = tuple((one.token_ids, one.logprob) for one in hypotheses)
+    return GeneratedAnswer(row, best.token_ids, best.hit_cap, best.logprob, best.num_scored_tokens, **scores)
 
 
 def to_text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], *, keep_special: bool = False) -> str:

@@ -52,6 +52,7 @@ class _BeamState:
         sums = torch.full((num_rows, num_beams), NEVER, device=device)
         running = sums.clone()
         running[:, 0] = 0.0  # all hypotheses are equal at first: only one counts
+        # Each hypothesis writes into its own place until it is copied.
         places = torch.arange(num_beams, device=device).expand(num_rows, cap, num_beams).transpose(1, 2)
         return cls(
             rows=torch.arange(num_rows, device=device),
@@ -86,11 +87,12 @@ def run_beam_search(
     state = _BeamState.create(num_rows, decoding.num_beams, cap, config.decoder_start_token_id, decoder.device)
     found: dict[int, list[Hypothesis]] = {}
     for step in range(cap):
-        ages = [step] * max(1, len(state.rows))
+        ages = [step] * max(1, len(state.rows))  # a rank without examples still takes part
         hidden = decoder.step(state.tokens[:, :, step], ages, state.slots[:, :, : step + 1])
         rank = _build_rank(rules, step, state.tokens[:, :, : step + 1])
         log_probs = rank(decoder.compute_logits(hidden, rank))
         _extend_hypotheses(state, log_probs, step, decoding, config.eos_token_id)
+        # An example leaves when no better answer can come, or with early stopping as soon as K have ended.
         done = ~state.improvable
         if decoding.early_stopping is True:
             done |= state.ended.all(1)
@@ -158,20 +160,24 @@ def _merge_ended(
 
 def _update_improvable(state: _BeamState, length: int, decoding: Decoding) -> None:
     """Compare the best score that a running hypothesis could reach with the worst of the K finished ones."""
-    longest = decoding.early_stopping == "never" and decoding.length_penalty > 0
-    reach = state.sums[:, :1] / (decoding.max_new_tokens if longest else length) ** decoding.length_penalty
+    if decoding.early_stopping == "never" and decoding.length_penalty > 0:
+        # log p is negative: divided by the largest length it is the best score that can still come.
+        length = decoding.max_new_tokens
+    reach = state.sums[:, :1] / length**decoding.length_penalty
     worst = torch.where(state.ended, state.ended_scores.amin(1, keepdim=True), NEVER)
     state.improvable = state.improvable & (reach > worst).any(1)
 
 
 def _build_hypotheses(state: _BeamState, done: Tensor, num_candidates: int, eos: int) -> dict[int, list[Hypothesis]]:
     """The best hypotheses of the finished examples, by row."""
-    columns = (state.ended_tokens[:, :, 1:], state.ended_lengths, state.ended_sums, state.ended)
-    lists = [column[done, :num_candidates].tolist() for column in columns]
+    tokens = state.ended_tokens[done, :num_candidates, 1:].tolist()
+    lengths = state.ended_lengths[done, :num_candidates].tolist()
+    sums = state.ended_sums[done, :num_candidates].tolist()
+    ended = state.ended[done, :num_candidates].tolist()
     found: dict[int, list[Hypothesis]] = {}
-    for row, *candidates in zip(state.rows[done].tolist(), *lists, strict=True):
+    for i, row in enumerate(state.rows[done].tolist()):
         found[row] = []
-        for ids, length, logprob, is_real in zip(*candidates, strict=True):
+        for ids, length, logprob, is_real in zip(tokens[i], lengths[i], sums[i], ended[i], strict=True):
             if is_real or not found[row]:  # an example has at least one answer, even if no hypothesis has ended
                 hit_cap = ids[length - 1] != eos
                 end = length if hit_cap else length - 1

@@ -90,7 +90,8 @@ class KVCache:
         lengths = move(torch.tensor(self.inputs.lengths, device=states.device)).tolist()
         self.inputs = EncodedInputs(move(states), lengths)
         self._own = [(move(keys), move(values)) for keys, values in self._own]
-        self.mask = None if self.mask is None else move(self.mask)
+        if self.mask is not None:
+            self.mask = move(self.mask)
 
     def add_column(self, age: int) -> None:
         """Begin a step of slots of which the oldest has seen `age` columns."""
@@ -120,10 +121,16 @@ class KVCache:
         if is_full:
             self._num_columns *= 2
         seen = slice((self._end - age) * self._num_beams, self._end * self._num_beams)
-        for layer, pair in enumerate(self._own):
-            keys, values = (self._make_columns(old) if is_full else old for old in pair)
-            for new, old in zip((keys, values), pair, strict=True):
-                new[:, :, : age * self._num_beams] = old[:, :, seen]
+        front = slice(age * self._num_beams)
+        for layer, (old_keys, old_values) in enumerate(self._own):
+            keys = old_keys
+            values = old_values
+            if is_full:
+                keys = self._make_columns(old_keys)
+                values = self._make_columns(old_values)
+            # Within one tensor the two ranges do not overlap: fewer than half of the columns are seen.
+            keys[:, :, front] = old_keys[:, :, seen]
+            values[:, :, front] = old_values[:, :, seen]
             self._own[layer] = keys, values
         self._end = age
 

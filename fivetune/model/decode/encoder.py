@@ -83,6 +83,7 @@ def encode_inputs(model: T5Model, ids: Tensor, lengths: list[int], *, max_tokens
         rows = range(first, end)
         size = sum(lengths[first:end])
         hidden = _encode_flat(model, ids[begin : begin + size], lengths[first:end])
+        # Where the tokens of these rows stand in the padded rectangle.
         places = torch.cat([torch.arange(lengths[row]) + row * longest for row in rows])
         states.view(-1, width)[places.to(ids.device)] = hidden.to(states.dtype)
         begin += size
@@ -99,7 +100,8 @@ def _encode_flat(model: T5Model, ids: Tensor, lengths: list[int]) -> Tensor:
         hidden = stack.embed_tokens(ids).float()  # gathered weights may be in bf16
     if stage is None or stage.encoder:
         bounds = SequenceBounds.from_cu_seqlens(torch.tensor([0, *lengths]).cumsum(0), ids.device)
-        hidden = run_stack(stack, hidden, bounds, Ops(fused=True), numbers=stage.encoder if stage else None)
+        numbers = stage.encoder if stage else None
+        hidden = run_stack(stack, hidden, bounds, Ops(fused=True), numbers=numbers)
     if stage and not stage.is_last:
         stage.send(hidden)
     return hidden

@@ -40,12 +40,15 @@ class GreedySearch:
     @property
     def num_wanted(self) -> int:
         """How many inputs the next call of `fill_slots` takes at most."""
-        return len(self._keys) - self.num_running if self.num_running else self.decoding.batch_size
+        if not self.num_running:
+            return self.decoding.batch_size
+        return len(self._keys) - self.num_running
 
     def fill_slots(self, memory: EncodedInputs, keys: list[ScoredRow]) -> None:
         """Begin the answers to encoded inputs; without keys, these only occupy a slot of a rank that has no rows."""
         start = self.decoder.config.decoder_start_token_id
         if not self.num_running and (keys or not self._keys):
+            # All slots begin anew: `memory` has one row for each.
             self.decoder.start(memory)
             rows = len(memory.lengths)
             device = self.decoder.device
@@ -55,7 +58,8 @@ class GreedySearch:
             self._logprobs = torch.zeros(rows, device=device)
         elif keys:
             assert isinstance(self.decoder, Decoder), "only its slots can be filled while others run"
-            slots = [slot for slot, key in enumerate(self._keys) if key is None][: len(keys)]
+            free = [slot for slot, key in enumerate(self._keys) if key is None]
+            slots = free[: len(keys)]
             self.decoder.fill_slots(slots, memory)
             for slot, key in zip(slots, keys, strict=True):
                 self._keys[slot] = key
@@ -78,9 +82,13 @@ class GreedySearch:
             found += self._write_token()
             num_free = len(self._keys) - self.num_running
             is_time = num_free >= len(self._keys) * MIN_FREE_SHARE
-            need = RUNNING if self.num_running else DONE
-            if has_more and ((refills and is_time) or not self.num_running):
+            if has_more and (not self.num_running or (refills and is_time)):
                 need = HUNGRY
+            elif self.num_running:
+                need = RUNNING
+            else:
+                need = DONE
+            # One hungry rank ends the round of all: they encode together.
             if together.all_reduce_max(need) != RUNNING:
                 return found
             if is_time and not refills and self.num_running:
@@ -100,7 +108,7 @@ class GreedySearch:
         # log p of the best token is -log of the sum of exp(score - best); the scores are not needed any more.
         self._logprobs -= scores.sub_(best[:, None]).exp_().sum(-1).log_()
         self._written.scatter_(1, ages[:, None] + 1, ids[:, None])
-        # One copy to the host a step: the ids decide which slots have ended.
+        # One copy to the host a step, which waits for the device: the ids decide which slots have ended.
         ended: list[int] = []
         for slot, token in enumerate(ids.tolist()):
             if self._keys[slot] is None:
@@ -115,15 +123,19 @@ class GreedySearch:
             assert key is not None
             ids = tokens[1 : self._ages[slot] + 1]
             hit_cap = ids[-1] != self._eos
-            found.append((key, Hypothesis(ids if hit_cap else ids[:-1], hit_cap, logprob, len(ids))))
+            answer = ids if hit_cap else ids[:-1]
+            found.append((key, Hypothesis(answer, hit_cap, logprob, len(ids))))
             self._keys[slot] = None
             self._ages[slot] = 0
         return found
 
     def _remove_free_slots(self) -> None:
-        move = RowCompactor(torch.tensor([key is not None for key in self._keys], device=self.decoder.device))
-        order = move(torch.arange(len(self._keys), device=self.decoder.device)).tolist()
+        device = self.decoder.device
+        move = RowCompactor(torch.tensor([key is not None for key in self._keys], device=device))
+        # The lists on the host follow the order that the rows on the device get.
+        order = move(torch.arange(len(self._keys), device=device)).tolist()
         self.decoder.drop_finished(move)
         self._keys = [self._keys[slot] for slot in order]
         self._ages = [self._ages[slot] for slot in order]
-        self._written, self._logprobs = move(self._written), move(self._logprobs)
+        self._written = move(self._written)
+        self._logprobs = move(self._logprobs)

@@ -78,8 +78,10 @@ class PaddedDecoder:
         """Run the decoder for one more token of every hypothesis: ids [B, K], places [B, K, t] -> [B, K, d]."""
         del ages  # all slots have the age of the cache
         if places is not None and self.num_steps:
+            # A hypothesis continues the row in which its last token was written.
             first = torch.arange(len(ids), device=self.device)[:, None] * self._num_beams
-            self._cache.self_attention_cache.reorder_cache((first + places[:, :, self.num_steps - 1]).flatten())
+            rows = first + places[:, :, self.num_steps - 1]
+            self._cache.self_attention_cache.reorder_cache(rows.flatten())
         hidden = self._run(ids.reshape(-1, 1), self._encoded, self._mask, self._cache)
         self.num_steps += 1
         return hidden.view(*ids.shape, -1)
@@ -99,7 +101,9 @@ class PaddedDecoder:
             tokens = ids[:, branches].flatten(0, 1)
             prefix = build_prefix_cache(self._model, len(tokens))
             hidden = self._run(tokens, encoded.repeat_interleave(count, 0), mask.repeat_interleave(count, 0), prefix)
-            found = hidden.new_empty(*ids.shape, hidden.shape[-1]) if found is None else found
+            if found is None:
+                found = hidden.new_empty(*ids.shape, hidden.shape[-1])
+            # Branches share nodes: each of them writes the same states.
             found[:, branches[real]] = hidden.view(num_rows, *branches.shape, -1)[:, real]
         assert found is not None, "a tree has at least its root"
         return found

@@ -66,7 +66,9 @@ def extract_spans(
     model.eval()
     try:
         for positions in together.iter_together(group_by_length(lengths, decoding.batch_size)):
-            chosen = [0] if positions is None else [rows[p] for p in positions]
+            chosen = [0]  # a rank without rows takes part with the store's first one, unused
+            if positions is not None:
+                chosen = [rows[position] for position in positions]
             batch = pad(collate(store, chosen), pad_id=model.config.pad_token_id).to(device)
             with autocast():
                 logits = compute_span_logits(model, batch.input_ids, batch.attention_mask)

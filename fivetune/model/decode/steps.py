@@ -49,19 +49,21 @@ class Decoder:
         self._num_beams = num_beams
         self._max_tokens = max_tokens
         self._scale = compute_output_scale(model.config)
-        # Weights are read once, unless a strategy gathers them for each computation.
         numbers = stage.decoder if stage else range(len(model.decoder.block))
         self._blocks = [model.decoder.block[number] for number in numbers]
-        self._weights = [None if is_gathered_by_call(block) else BlockWeights.read(block) for block in self._blocks]
+        # Weights are read once; None where a strategy gathers them for each computation.
+        self._weights: list[BlockWeights | None] = []
+        for block in self._blocks:
+            self._weights.append(None if is_gathered_by_call(block) else BlockWeights.read(block))
         is_kept = not is_gathered_by_call(model) and (stage is None or stage.is_last)
         self._head: Projection | None = merge_projections(model.lm_head) if is_kept else None
+        # T5 and mT5 have one table of biases for all layers, umT5 one per layer.
         self._owners = [find_bias_block(model.decoder, number) for number in numbers]
         self._tables: dict[int, Tensor] = {}
-        for owner in self._owners:  # T5 and mT5 have one table of biases for all layers, umT5 one per layer
-            if owner not in self._tables:
-                attention = model.decoder.block[owner].layer[0].SelfAttention
-                options = {"device": self.device, "past_seen_tokens": max_steps - 1}
-                self._tables[owner] = attention.compute_bias(1, max_steps, **options)
+        for owner in set(self._owners):
+            attention = model.decoder.block[owner].layer[0].SelfAttention
+            table = attention.compute_bias(1, max_steps, device=self.device, past_seen_tokens=max_steps - 1)
+            self._tables[owner] = table
         self._cache = KVCache(num_beams)
 
     def encode(self, ids: Tensor, lengths: list[int]) -> EncodedInputs:
@@ -94,13 +96,19 @@ class Decoder:
         longest = max(ages)
         cache = self._cache
         cache.add_column(longest)
-        hidden: Tensor | None = None
-        if min(ages) < longest:  # a younger slot does not see the columns before its begin
+        seen: Tensor | None = None  # which cached keys a query sees; None: all
+        if places is not None:  # [B, 1, K, t * K]: a hypothesis sees the places that it has written
+            beams = torch.arange(self._num_beams, device=self.device)
+            seen = (places[..., None] == beams).flatten(2)[:, None]
+        elif min(ages) < longest:  # [B, 1, 1, t]: a younger slot does not see the columns before its begin
             back = torch.arange(longest, -1, -1, device=self.device)
-            hidden = (back > torch.tensor(ages, device=self.device)[:, None])[:, None, None]
+            seen = (back <= torch.tensor(ages, device=self.device)[:, None])[:, None, None]
         biases: dict[int, Tensor] = {}
         for owner, table in self._tables.items():
-            biases[owner] = _build_history_bias(table[..., -1 - longest :], hidden, places, self._num_beams)
+            bias = table[..., -1 - longest :]
+            if places is not None:  # the K keys of a column are equally far back
+                bias = bias.repeat_interleave(self._num_beams, -1)
+            biases[owner] = bias if seen is None else torch.where(seen, bias, -torch.inf)
         return self._run_stack(ids, biases, cache.inputs.states, cache.mask, cache)
 
     def run_tree(self, memory: EncodedInputs, ids: Tensor, depth: Tensor, visible: Tensor) -> Tensor:
@@ -114,7 +122,7 @@ class Decoder:
 
         Returns: [B, N, d_model].
         """
-        back = (depth[:, None] - depth).clamp_min(0)
+        back = (depth[:, None] - depth).clamp_min(0)  # what is further from the root is not visible
         biases: dict[int, Tensor] = {}
         for owner, table in self._tables.items():
             biases[owner] = table[:, :, 0, -1 - back].masked_fill(~visible, -torch.inf)
@@ -132,7 +140,9 @@ class Decoder:
             logits = apply_projection(hidden, (head,) if self._head is None else self._head)
             if logits.dtype != torch.float32:
                 logits = self._recompute_best(logits, hidden, rank)
-        return self._stage.broadcast_last(logits) if self._stage else logits
+        if self._stage:
+            return self._stage.broadcast_last(logits)
+        return logits
 
     def _recompute_best(self, logits: Tensor, hidden: Tensor, rank: Rank) -> Tensor:
         """The logits in fp32, the best ones computed again: products in bf16 have 8 bits, in which they tie.
@@ -212,12 +222,14 @@ class Decoder:
 def _attend_memory(query: Tensor, weights: BlockWeights, memory: Tensor, mask: Tensor | None) -> Tensor:
     """Cross-attention with the encoder's output as keys and values: query [B, n, h, d_kv] -> [B, n, h * d_kv]."""
     rows, nodes, heads, size = query.shape
+    # Into the encoder's space: [h, B * n, d_kv] -> [h, B * n, d] -> [B, n * h, d].
     by_head = query.permute(2, 0, 1, 3).reshape(heads, rows * nodes, size)
     wide = torch.bmm(by_head, weights.keys).view(heads, rows, nodes, -1)
     wide = wide.permute(1, 2, 0, 3).reshape(rows, nodes * heads, -1)
     transposed = memory.transpose(1, 2)
     scores = torch.bmm(wide, transposed) if mask is None else torch.baddbmm(mask, wide, transposed)
     shares = torch.softmax(scores, -1, dtype=memory.dtype)
+    # Back to each head's values.
     found = torch.bmm(shares, memory).view(rows, nodes, heads, -1)
     found = found.permute(2, 0, 1, 3).reshape(heads, rows * nodes, -1)
     out = torch.bmm(found, weights.values.transpose(1, 2)).view(heads, rows, nodes, size)
@@ -226,12 +238,3 @@ def _attend_memory(query: Tensor, weights: BlockWeights, memory: Tensor, mask: T
 
 def _normalize(norm: T5Norm, hidden: Tensor) -> Tensor:
     return rms_norm(hidden, norm.weight, norm.variance_epsilon, fused=True)
-
-
-def _build_history_bias(row: Tensor, hidden: Tensor | None, places: Tensor | None, num_beams: int) -> Tensor:
-    """The bias of a step, [1 or B, h, 1, t], -inf where `hidden`; with beams [B, h, K, t * K], -inf at cached keys of
-    other hypotheses."""
-    if places is None:
-        return row if hidden is None else row.masked_fill(hidden, -torch.inf)
-    mine = places[..., None] == torch.arange(num_beams, device=places.device)
-    return torch.where(mine.flatten(2)[:, None], row.repeat_interleave(num_beams, -1), -torch.inf)

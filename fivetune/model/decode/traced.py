@@ -51,6 +51,7 @@ class TracedDecoder:
             for row, ids in zip(table, sequences, strict=True):
                 row[: len(ids)] = ids
             shape = (len(targets), table.shape[1])
+            # One sequence at a time: the logits of all of them at once would take the memory of as many batches.
             losses, correct = jax.lax.map(lambda ids: self.score(jnp.broadcast_to(ids, shape)), jnp.asarray(table))
             if self.decoding.phrase_ids:
                 found["phrase_loss"] = losses[0]
@@ -62,12 +63,13 @@ class TracedDecoder:
 
     def score(self, labels: Array) -> tuple[Array, Array]:
         """Compute -log p of labels [B, T], and whether greedy search would choose every one of them: [B], [B]."""
+        is_padding = labels < 0
         start = jnp.full_like(labels[:, :1], self.start_id)
-        inputs = jnp.concatenate([start, jnp.where(labels < 0, self.pad_id, labels)[:, :-1]], 1)
+        inputs = jnp.concatenate([start, jnp.where(is_padding, self.pad_id, labels)[:, :-1]], 1)
         logits = self.compute_logits(self.decode(inputs))
         logprobs = jnp.take_along_axis(jax.nn.log_softmax(logits), jnp.maximum(labels, 0)[..., None], 2)[..., 0]
         is_best = self._suppress(logits).argmax(-1) == labels
-        return -jnp.where(labels < 0, 0, logprobs).sum(1), ((labels < 0) | is_best).all(1)
+        return -jnp.where(is_padding, 0, logprobs).sum(1), (is_padding | is_best).all(1)
 
     def search(self, num_rows: int) -> dict[str, Array]:
         """Write the most probable token at every step until all rows have ended."""
@@ -84,6 +86,7 @@ class TracedDecoder:
             scores = self.compute_logits(hidden)[:, 0]
             early = step < self.decoding.min_new_tokens
             scores = self._suppress(jnp.where(early, scores.at[:, end].set(-jnp.inf), scores))
+            # A row that has ended writes end tokens, which add nothing to its log p.
             ids = jnp.where(alive, scores.argmax(-1), end).astype(written.dtype)
             chosen = jnp.take_along_axis(jax.nn.log_softmax(scores), ids[:, None], 1)[:, 0]
             written = jax.lax.dynamic_update_slice_in_dim(written, ids[:, None], step + 1, 1)
@@ -95,8 +98,10 @@ class TracedDecoder:
         return {"ids": written[:, 1:], "logprob": logprob, "hit_cap": alive}
 
     def _suppress(self, scores: Array) -> Array:
+        if not self.decoding.suppressed_ids:
+            return scores
         ids = np.array(self.decoding.suppressed_ids, np.int32)
-        return scores.at[..., ids].set(-jnp.inf) if len(ids) else scores
+        return scores.at[..., ids].set(-jnp.inf)
 
 
 def build_traced_answer(row: int, found: dict[str, Any], decoding: Decoding, end_id: int) -> GeneratedAnswer:

@@ -64,6 +64,7 @@ class BlockWeights:
         cross = block.layer[1].EncDecAttention
         dense = block.layer[2].DenseReluDense
         keys, values = _read_heads(cross)
+        wide = (dense.wi_0, dense.wi_1) if is_gated(dense) else (dense.wi,)
         return cls(
             qkv=merge_projections(own.q, own.k, own.v),
             own_out=merge_projections(own.o),
@@ -71,7 +72,7 @@ class BlockWeights:
             keys=keys,
             values=values,
             cross_out=merge_projections(cross.o),
-            wide=merge_projections(dense.wi_0, dense.wi_1) if is_gated(dense) else merge_projections(dense.wi),
+            wide=merge_projections(*wide),
             narrow=merge_projections(dense.wo),
         )
 
@@ -98,6 +99,7 @@ def _read_heads(attention: T5Attention) -> tuple[Tensor, Tensor]:
     found = merge_projections(*modules)
     if not isinstance(found, Tensor):
         device = attention.o.weight.device
+        # A module without bias is a matrix, whatever it computes: its outputs for the unit vectors are the columns.
         with suppress_autocast(device):
             identity = torch.eye(attention.config.d_model, device=device)
             found = torch.cat([module(identity).t() for module in modules])
