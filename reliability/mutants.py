@@ -40,10 +40,10 @@ DURABLE_TESTS = ("tests/rundir/test_durability.py",)
 
 LEARNING = [
     Mutant("the loss is not that of the label", LOSS,
-           "return norms - logits.gather(1, labels[:, None])[:, 0], norms",
-           "return norms - logits.amax(-1), norms", OBJECTIVE_TESTS),
+           "nat = norm - logits.gather(1, targets[:, None])[:, 0]",
+           "nat = norm - logits.amax(-1)", OBJECTIVE_TESTS),
     Mutant("the normaliser of the loss is summed in 16 bits", LOSS,
-           "norms = logits.float().logsumexp(-1)", "norms = logits.logsumexp(-1).float()", STEP_TESTS, "16_bit"),
+           "norm = logits.float().logsumexp(-1)", "norm = logits.logsumexp(-1).float()", STEP_TESTS, "16_bit"),
     Mutant("a mean of means", STEP,
            "return weight * losses.sum() / self.inputs.num_scored_tokens", "return weight * losses.mean()",
            ("tests/training/test_losses.py",), "any_split"),

@@ -98,8 +98,10 @@ def attach_adapter(model: T5Model, options: Adapter, *, base: str, device: str =
         raise ConfigError(
             f"model.adapter.path: {saved_in} holds no {CONFIG}. Give adapter/ of a run, or one of peft's."
         )
+    targets: list[str] = []
     # A saved adapter names its own matrices, virtual tokens change none.
-    targets = [] if saved_in or not hasattr(options, "target_modules") else list_targets(model, options)
+    if not saved_in and hasattr(options, "target_modules"):
+        targets = list_targets(model, options)
     config = options.build_config(shorten_names(model, targets))
     bits = options.base_bits
     if saved_in:
@@ -110,7 +112,8 @@ def attach_adapter(model: T5Model, options: Adapter, *, base: str, device: str =
         if not config.is_prompt_learning:  # a span head is in the model already, and peft would wrap it
             config.modules_to_save = None  # type: ignore[attr-defined]
         before = read_base(Path(saved_in))
-        bits = before.bits if before else bits
+        if before:
+            bits = before.bits
     else:
         refuse_high_rank(model, targets, getattr(options, "r", 1))
     config.base_model_name_or_path = base
@@ -128,7 +131,8 @@ def attach_adapter(model: T5Model, options: Adapter, *, base: str, device: str =
     if hasattr(model, SPAN_HEAD):  # it is new, so it belongs to the adapter
         model.qa_outputs.requires_grad_(True)
         config.modules_to_save = [SPAN_HEAD]  # type: ignore[attr-defined]  # of all that are no prompts
-        names |= {name for name, _ in model.named_parameters() if name.startswith(f"{SPAN_HEAD}.")}
+        for name, _ in model.qa_outputs.named_parameters():
+            names.add(f"{SPAN_HEAD}.{name}")
     attached = AttachedAdapter(config, frozenset(names), identity, note)
     vars(model)[ATTACHED] = attached
     if saved_in:
@@ -178,8 +182,9 @@ def list_targets(model: T5Model, options: Adapter) -> list[str]:
     names = list(_list_matrices(model))
     if not options.target_names:
         return [name for name in names if not options.usual or name.rpartition(".")[2] in options.usual]
-    key = "model.adapter.target_modules"
-    found = {name for one in options.target_names for name in select_names(names, one, setting=key, what="matrix")}
+    found: set[str] = set()
+    for pattern in options.target_names:
+        found.update(select_names(names, pattern, setting="model.adapter.target_modules", what="matrix"))
     return [name for name in names if name in found]
 
 
@@ -196,19 +201,21 @@ def refuse_high_rank(model: nn.Module, targets: Iterable[str], rank: int) -> Non
 
 def _list_matrices(model: nn.Module) -> dict[str, nn.Linear]:
     """The matrices of attention and feed-forward layers by name."""
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and IN_BLOCK.search(name) and not any(part in name for part in FOREIGN_PARTS)
-    }
+    found: dict[str, nn.Linear] = {}
+    for name, module in model.named_modules():
+        is_foreign = any(part in name for part in FOREIGN_PARTS)
+        if isinstance(module, nn.Linear) and IN_BLOCK.search(name) and not is_foreign:
+            found[name] = module
+    return found
 
 
 def shorten_names(model: nn.Module, targets: Sequence[str]) -> list[str]:
     """Shorten names of matrices to their last parts, as in peft's own files, if these name no other matrix."""
     short = sorted({name.rpartition(".")[2] for name in targets})
-    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    meant = {name for name in linear if name.rpartition(".")[2] in short}
-    return short if meant == set(targets) else sorted(targets)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and name.rpartition(".")[2] in short and name not in targets:
+            return sorted(targets)
+    return short
 
 
 def _insert_modules(model: T5Model, config: PeftConfig) -> set[str]:
@@ -246,13 +253,13 @@ def convert_to_nf4(model: nn.Module, targets: Sequence[str], device: str) -> str
         small = library.Linear4bit(
             linear.in_features, linear.out_features, linear.bias is not None, torch.float32, device="meta", **kind
         )
-        small.weight = library.Params4bit(linear.weight.detach().clone(), requires_grad=False, module=small, **kind).to(
-            device
-        )
+        exact = linear.weight.detach()
+        # The move to the device converts the values.
+        small.weight = library.Params4bit(exact.clone(), requires_grad=False, module=small, **kind).to(device)
         small.bias = linear.bias
         small.support_avx512bf16_for_cpu = False  # it would convert the weights in the first evaluation, for good
-        squares += linear.weight.detach().square().sum().item()
-        errors += (read_matrix(small).cpu() - linear.weight.detach()).square().sum().item()
+        squares += exact.square().sum().item()
+        errors += (read_matrix(small).cpu() - exact).square().sum().item()
         parent, _, last = name.rpartition(".")
         setattr(model.get_submodule(parent), last, small.train(linear.training))
     vars(model)["is_loaded_in_4bit"] = True  # asked for by peft
@@ -282,6 +289,7 @@ def merge_linear(layer: Any) -> nn.Linear:
     if hasattr(layer, "lora_A") and not layer.lora_magnitude_vector:
         plain.weight.add_(layer.get_delta_weight("default").to(plain.weight.dtype))
         return plain
+    # Other methods merge into whatever the base is: for this moment, the copy.
     layer.base_layer = plain
     try:
         layer.merge()
@@ -318,7 +326,9 @@ def iter_merged(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Iter
 def select_own_weights(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield the weights that a checkpoint needs: all, or those of the adapter, whose base is that of model.path."""
     attached = find_adapter(model)
-    return (pair for pair in iter_held(model) if attached is None or pair[0] in attached.names)
+    for name, weight in iter_held(model):
+        if attached is None or name in attached.names:
+            yield name, weight
 
 
 def save_adapter(model: nn.Module, folder: Path, *, run_id: str | None = None) -> None:
@@ -332,9 +342,9 @@ def save_adapter(model: nn.Module, folder: Path, *, run_id: str | None = None) -
     attached = find_adapter(model)
     assert attached is not None
     with write_folder(folder, "adapter", run_id=run_id) as staging:
-        weights = {
-            _name_in_file(name): weight.detach().cpu().contiguous() for name, weight in select_own_weights(model)
-        }
+        weights: dict[str, Tensor] = {}
+        for name, weight in select_own_weights(model):
+            weights[_name_in_file(name)] = weight.detach().cpu().contiguous()
         save_file(weights, staging / WEIGHTS, metadata={"format": "pt"})
         if attached.base:
             write_json(staging / BASE, asdict(attached.base))
@@ -350,9 +360,8 @@ def _name_in_file(name: str) -> str:
     """peft's name of a weight in its files, without the name of the adapter."""
     if name.rpartition(".")[2] == virtual_tokens.PARAMETER:
         return "prompt_embeddings"
-    return PREFIX + re.sub(
-        r"\.default\b", "", name.replace("lora_magnitude_vector.default.weight", "lora_magnitude_vector")
-    )
+    name = name.replace("lora_magnitude_vector.default.weight", "lora_magnitude_vector")
+    return PREFIX + re.sub(r"\.default\b", "", name)
 
 
 @torch.no_grad()
@@ -367,9 +376,10 @@ def load_adapter_weights(model: nn.Module, folder: Path, base: BaseModel) -> Non
             f"model.adapter.path: {folder} holds no {WEIGHTS}. Save the adapter again, by peft 0.6 or later."
         )
     found = load_file(path)
+    # A span head has replaced lm_head, which the checksum of an adapter for generation includes.
     has_own_head = not hasattr(model, SPAN_HEAD) or any(f".{SPAN_HEAD}." in name for name in found)
     trained_on = read_base(folder)
-    if has_own_head and trained_on and trained_on.checksum != base.checksum:  # the other head has no lm_head
+    if has_own_head and trained_on and trained_on.checksum != base.checksum:
         raise ConfigError(
             f"{folder}: was trained on a base with weights {trained_on.checksum}, and {base.name} has weights "
             f"{base.checksum}: it is another model, or its files have changed. Restore the base that the adapter was "
@@ -410,7 +420,9 @@ def attach_exported(model: T5Model, folder: Path) -> None:
     Args:
         folder: model/ of a run, which adapter/ is beside, or a published run, which holds adapter/.
     """
-    saved = folder / FOLDER if (folder / FOLDER).is_dir() else folder.with_name(FOLDER)
+    saved = folder / FOLDER
+    if not saved.is_dir():
+        saved = folder.with_name(FOLDER)
     if not has_virtual_tokens(saved):  # a merged adapter needs no peft
         return
     import_peft()

@@ -55,8 +55,9 @@ class SequenceBounds:
     def from_cu_seqlens(cls, cu_seqlens: Tensor, device: torch.device) -> SequenceBounds:
         """Build the bounds from a tensor on the host; every sequence must have at least one token."""
         ends = tuple(cu_seqlens.tolist())
-        assert all(a < b for a, b in pairwise(ends)), f"a sequence is empty: the sequences end at {ends[1:]}"
-        return cls(cu_seqlens.to(device, non_blocking=True), max(b - a for a, b in pairwise(ends)), ends)
+        lengths = [b - a for a, b in pairwise(ends)]
+        assert min(lengths) > 0, f"a sequence is empty: the sequences end at {ends[1:]}"
+        return cls(cu_seqlens.to(device, non_blocking=True), max(lengths), ends)
 
     @property
     def lengths(self) -> list[int]:
@@ -98,21 +99,25 @@ def build_blocks(
     """
     cuts = [0]
     for i in range(1, len(queries) - 1):
-        if max(queries[i + 1] - queries[cuts[-1]], keys[i + 1] - keys[cuts[-1]]) > MAX_BLOCK_ROWS:
+        # With sequence i, the block that begins at the last cut would have this many rows.
+        num_rows = max(queries[i + 1] - queries[cuts[-1]], keys[i + 1] - keys[cuts[-1]])
+        if num_rows > MAX_BLOCK_ROWS:
             cuts.append(i)
     cuts.append(len(queries) - 1)
-    return tuple(
-        _build_block(queries[a : b + 1], keys[a : b + 1], causal, prefixes[a:b], window) for a, b in pairwise(cuts)
-    )
+    blocks: list[Block] = []
+    for a, b in pairwise(cuts):
+        blocks.append(_build_block(queries[a : b + 1], keys[a : b + 1], causal, prefixes[a:b], window))
+    return tuple(blocks)
 
 
 def _build_block(
     queries: tuple[int, ...], keys: tuple[int, ...], causal: bool, prefixes: tuple[int, ...], window: int
 ) -> Block:
+    query_rows = slice(queries[0], queries[-1])
+    key_rows = slice(keys[0], keys[-1])
     # One sequence needs no mask: its bias is a corner of the large square.
-    rows = slice(queries[0], queries[-1]), slice(keys[0], keys[-1])
     if len(queries) == 2 and not prefixes:
-        return Block(*rows)
+        return Block(query_rows, key_rows)
     owner, place = _locate_rows(queries)
     key_owner, key_place = _locate_rows(keys)
     if prefixes:
@@ -126,14 +131,16 @@ def _build_block(
         hidden |= distances > 0
     if prefixes and window:
         hidden |= (distances <= -window) & is_own
-    return Block(*rows, distances.masked_fill_(hidden, 0), hidden)
+    # A masked distance may be outside of the table; 0 is in it.
+    return Block(query_rows, key_rows, distances.masked_fill_(hidden, 0), hidden)
 
 
 def _locate_rows(ends: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """The sequence number of every row, and its position in that sequence."""
     lengths = torch.tensor(ends).diff()
     owner = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-    return owner, torch.cat([torch.arange(b - a) for a, b in pairwise(ends)])
+    starts = torch.tensor(ends[:-1]) - ends[0]
+    return owner, torch.arange(len(owner)) - starts[owner]
 
 
 def compute_relative_buckets(longest: int, *, bidirectional: bool, num_buckets: int, max_distance: int) -> Tensor:
@@ -150,7 +157,7 @@ def compute_relative_buckets(longest: int, *, bidirectional: bool, num_buckets: 
         distance = distance.abs()
     else:
         distance = (-distance).clamp_min(0)
-    # Half of the buckets hold one distance each; the others grow up to max_distance.
+    # Of the buckets of a direction, half hold one distance each; the others grow up to max_distance.
     exact = num_buckets // 2
     far = torch.log(distance.clamp_min(1).float() / exact) / math.log(max_distance / exact) * (num_buckets - exact)
     bucket = torch.where(distance < exact, distance, (exact + far.long()).clamp_max(num_buckets - 1))
@@ -283,6 +290,7 @@ class RelativeBias:
         if self.table is None:
             square = torch.zeros(1, self.longest, self.longest, device=self.device)
         else:
+            # Row i of the square is the table from the distance of key 0 to query i on: windows, from the last one.
             square = self.table.unfold(1, self.longest, 1).flip(1)
         if self.causal:
             ahead = torch.ones(self.longest, self.longest, dtype=torch.bool, device=self.device).triu_(1)
@@ -312,7 +320,9 @@ class RelativeBias:
         skewed = self.square_grad.new_zeros(heads, longest, 2 * longest)
         skewed[:, :, :longest] = self.square_grad.flip(1)
         diagonals = skewed.view(heads, -1)[:, : longest * (2 * longest - 1)].view(heads, longest, 2 * longest - 1)
-        return diagonals.sum(1) if self.grad is None else self.grad + diagonals.sum(1)
+        if self.grad is None:
+            return diagonals.sum(1)
+        return self.grad + diagonals.sum(1)
 
 
 class BlockAttention(torch.autograd.Function):
@@ -343,18 +353,24 @@ class BlockAttention(torch.autograd.Function):
             key = key.transpose(1, 2)
             if cap is not None:
                 scores = torch.bmm(query, key).div_(cap).tanh_().mul_(cap)
-                scores = scores if added is None else scores.add_(added)
+                if added is not None:
+                    scores.add_(added)
+            elif added is not None:
+                scores = torch.baddbmm(added, query, key)
             else:
-                scores = torch.bmm(query, key) if added is None else torch.baddbmm(added, query, key)
+                scores = torch.bmm(query, key)
             # The weights before dropout are saved; the positions of the zeros are few and saved once.
             weight = torch.softmax(scores, -1)
-            kept = weight if dropped is None else zero_dropped_(scores.copy_(weight), dropped)
+            kept = weight
+            if dropped is not None:  # the scores are not needed any more: their memory takes the copy
+                kept = zero_dropped_(scores.copy_(weight), dropped)
             out[block.queries] = torch.bmm(kept, value).transpose(0, 1)
             weights.append(weight)
         ctx.save_for_backward(q, k, v, table, drawn, *weights)
         ctx.where = where
         ctx.scale = compute_keep_scale(rate)
         ctx.cap = cap
+        # Kept weights are not scaled one by one: the sum of their values is.
         return out if drawn is None else out.mul_(ctx.scale)
 
     @staticmethod
@@ -362,12 +378,13 @@ class BlockAttention(torch.autograd.Function):
         q, k, v, table, drawn, *weights = ctx.saved_tensors
         queries, keys, causal, prefixes, window = ctx.where
         blocks = build_blocks(queries.ends, keys.ends, causal, prefixes, window)
-        bias = RelativeBias(table if ctx.needs_input_grad[3] else None, keys.longest, causal, q.device, q.dtype)
-        grad = grad if drawn is None else grad * ctx.scale
+        trained = table if ctx.needs_input_grad[3] else None
+        bias = RelativeBias(trained, keys.longest, causal, q.device, q.dtype)
+        if drawn is not None:
+            grad = grad * ctx.scale
         of_q, of_k, of_v = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v))
-        for block, weight, dropped in zip(
-            blocks, weights, split_dropout(drawn, [w.numel() for w in weights]), strict=True
-        ):
+        drops = split_dropout(drawn, [weight.numel() for weight in weights])
+        for block, weight, dropped in zip(blocks, weights, drops, strict=True):
             query, key, value = _slice_heads(block, q, k, v)
             out = grad[block.queries].transpose(0, 1)
             kept = weight if dropped is None else zero_dropped_(weight.clone(), dropped)
@@ -375,7 +392,7 @@ class BlockAttention(torch.autograd.Function):
             of_weight = zero_dropped_(torch.bmm(out, value.transpose(1, 2)), dropped)
             scores = torch.ops.aten._softmax_backward_data(of_weight, weight, -1, weight.dtype)
             bias.add_grad(block, scores)
-            if ctx.cap is not None:
+            if ctx.cap is not None:  # the slope of the cap, 1 - tanh^2, from the products again
                 share = torch.bmm(query, key.transpose(1, 2)).div_(ctx.cap).tanh_()
                 scores = scores.addcmul(scores, share.square_(), value=-1)
             of_q[block.queries] = torch.bmm(scores, key).transpose(0, 1)

@@ -48,7 +48,9 @@ class Forward:
         return self.parts == "triton"
 
     def __str__(self) -> str:
-        return f"{self.kind} ({self.parts} norms and activations)" if self.kind == "flat" else self.kind
+        if self.kind != "flat":
+            return self.kind
+        return f"flat ({self.parts} norms and activations)"
 
     def compute_losses(
         self, model: T5Model, batch: Batch, *, device: str, timer: PhaseTimer = ignore_phase
@@ -69,10 +71,10 @@ class Forward:
             losses = losses.unflatten(0, (passes, len(losses) // passes)).mean(0)
         if self.objective.class_weights and losses.numel():
             weights = self.objective.weigh_examples(batch)
-            if self.kind == "flat":
-                weights = weights.repeat_interleave(batch.cu_seqlens_tgt.diff())
+            sizes = batch.cu_seqlens_tgt.diff()
+            weights = weights.repeat_interleave(sizes) if self.kind == "flat" else weights[:, None]
             weights = weights.to(losses.device, non_blocking=True)
-            losses = attach_gradient(losses, losses * (weights if self.kind == "flat" else weights[:, None]))
+            losses = attach_gradient(losses, losses * weights)
         return losses, num_positions // passes
 
     def _compute_passes(self, model: T5Model, batch: Batch, *, device: str, timer: PhaseTimer) -> tuple[Tensor, int]:
@@ -81,12 +83,7 @@ class Forward:
             objective = replace(objective, soft=self.teacher.predict(batch, fused=self.is_fused))
         if self.kind == "flat":
             losses = compute_flat_losses(
-                model,
-                batch,
-                recompute=self.recompute,
-                fused=self.is_fused,
-                objective=objective,
-                timer=timer,
+                model, batch, recompute=self.recompute, fused=self.is_fused, objective=objective, timer=timer
             )
             return losses, batch.num_input_tokens + batch.num_target_tokens
         sizes = SIZES if self.kind == "buckets" else None
@@ -101,7 +98,9 @@ class Forward:
     def _copy_examples(self, batch: Batch) -> Batch:
         """The batch with every example as often as the objective computes it."""
         passes = self.objective.num_passes
-        return join_batches([batch] * passes) if passes > 1 else batch
+        if passes == 1:
+            return batch
+        return join_batches([batch] * passes)
 
     def as_facts(self) -> JsonTable:
         """The fields by which a resumed run computes as it began; objective and teacher are in its recipe."""

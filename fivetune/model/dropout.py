@@ -27,6 +27,7 @@ def draw_dropout(count: int, rate: float, device: torch.device) -> Tensor | None
     if rate >= 1:
         return torch.arange(count)
     random = np.random.Generator(np.random.SFC64(int(torch.randint(2**62, ()))))
+    # Six standard deviations above the mean: further positions are drawn almost never.
     likely = int(rate * count + 6 * math.sqrt(rate * count) + 8)
     found = _sample_positions(random, -1, likely, rate)
     while found[-1] < count:
@@ -55,9 +56,13 @@ def split_dropout(drawn: Tensor | None, sizes: Sequence[int]) -> list[Tensor | N
         return [None] * len(sizes)
     if drawn.dtype == torch.bool:
         return list(drawn.split(list(sizes)))
-    ends = np.cumsum([0, *sizes])
-    cuts = np.searchsorted(drawn.numpy(), ends)
-    return [drawn[a:b] - int(end) for a, b, end in zip(cuts[:-1], cuts[1:], ends[:-1], strict=True)]
+    # The positions of each part count from its own begin.
+    starts = np.cumsum([0, *sizes])
+    cuts = np.searchsorted(drawn.numpy(), starts)
+    parts: list[Tensor | None] = []
+    for i in range(len(sizes)):
+        parts.append(drawn[cuts[i] : cuts[i + 1]] - int(starts[i]))
+    return parts
 
 
 def zero_dropped_(values: Tensor, drawn: Tensor | None) -> Tensor:

@@ -163,7 +163,9 @@ def _describe_kind(kind: str) -> str:
         return ""
     if kind in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES:
         return ": it has no decoder, and writes no answers"
-    return ": it has no encoder" if kind in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else ""
+    if kind in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return ": it has no encoder"
+    return ""
 
 
 def get_family(config: ModelConfig) -> Family:
@@ -203,8 +205,10 @@ def has_own_head(raw: JsonTable) -> bool:
 def should_scale_output(config: ModelConfig) -> bool:
     """Whether transformers multiplies the decoder's output by d_model^-1/2 before the head."""
     flag = get_family(config).scale_flag
+    if flag is None:
+        return False
     # umT5 has a flag of its own from transformers 5.24 on.
-    return bool(flag and getattr(config, "scale_decoder_outputs", getattr(config, flag)))
+    return bool(getattr(config, "scale_decoder_outputs", getattr(config, flag)))
 
 
 def set_output_scale(config: Any, scale: bool) -> None:

@@ -111,18 +111,24 @@ def find_weight_files(folder: Path) -> list[Path]:
 def refuse_missing_layers(config: JsonTable, files: list[Path], where: Path) -> None:
     """Raise ModelError for a config.json of more layers than the files have tensors: building them could take hours."""
     num_tensors = sum(len(_read_header(path)[1]) for path in files)
-    tables = [config, *(part for part in config.values() if isinstance(part, dict))]
-    for name, value in (entry for table in tables for entry in table.items()):
-        if name.endswith("layers") and isinstance(value, int) and value > num_tensors:
-            raise ModelError(
-                f"{where}: config.json has {name} {value:,}, the files hold {num_tensors} tensors. Use the config.json "
-                "that belongs to the weights."
-            )
+    for table in (config, *config.values()):  # T5Gemma's stacks have settings of their own
+        if not isinstance(table, dict):
+            continue
+        for name, value in table.items():
+            if name.endswith("layers") and isinstance(value, int) and value > num_tensors:
+                raise ModelError(
+                    f"{where}: config.json has {name} {value:,}, the files hold {num_tensors} tensors. Use the "
+                    "config.json that belongs to the weights."
+                )
 
 
 def read_tensor_shapes(files: list[Path]) -> dict[str, list[int]]:
     """Read the shape of every tensor of the files, by name."""
-    return {name: tensor["shape"] for path in files for name, tensor in _read_header(path)[1].items()}
+    shapes: dict[str, list[int]] = {}
+    for path in files:
+        for name, tensor in _read_header(path)[1].items():
+            shapes[name] = tensor["shape"]
+    return shapes
 
 
 def _describe_other_weights(folder: Path) -> str:
@@ -168,10 +174,13 @@ def _read_header(path: Path) -> tuple[int, JsonTable]:
     """Read the number of bytes of a header, and what it says of each tensor. Raises ModelError if it is damaged."""
     with path.open("rb") as file:
         header_bytes = int.from_bytes(file.read(8), "little")
+        # A damaged number may be larger than the memory.
         header = file.read(header_bytes) if header_bytes < path.stat().st_size else b""
     try:
-        return header_bytes, {name: tensor for name, tensor in json.loads(header).items() if name != "__metadata__"}
-    except (ValueError, AttributeError):
+        tensors = json.loads(header)
+        tensors.pop("__metadata__", None)
+        return header_bytes, tensors
+    except (ValueError, TypeError, AttributeError):
         raise ModelError(f"{path}: damaged: its header cannot be read. Copy the file again.") from None
 
 

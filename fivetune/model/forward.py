@@ -75,9 +75,12 @@ def compute_logits(model: T5Model, hidden: Tensor) -> Tensor:
     """
     scores = model.get_output_embeddings()(hidden).float()
     bias = getattr(model, "final_logits_bias", None)
+    if bias is not None:
+        scores = scores + bias
     cap = get_logit_cap(model.config)
-    scores = scores if bias is None else scores + bias
-    return scores if cap is None else (scores / cap).tanh() * cap
+    if cap is not None:
+        scores = (scores / cap).tanh() * cap
+    return scores
 
 
 @torch.no_grad()
@@ -88,14 +91,19 @@ def find_nonfinite_module(model: T5Model, batch: PaddedBatch) -> str:
     def watch(name: str):
         def hook(_module: nn.Module, _inputs: object, output: object) -> None:
             tensor = output[0] if isinstance(output, tuple) else output
-            if isinstance(tensor, Tensor) and tensor.is_floating_point() and not tensor.isfinite().all() and not found:
-                finite = tensor[tensor.isfinite()].abs()
+            if found or not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+                return
+            finite = tensor[tensor.isfinite()].abs()
+            num_wrong = tensor.numel() - finite.numel()
+            if num_wrong:
                 others = f", the others up to {finite.max().item():.3g}" if finite.numel() else ""
-                found.append(f"{name} ({tensor.numel() - finite.numel():,} of {tensor.numel():,} values{others})")
+                found.append(f"{name} ({num_wrong:,} of {tensor.numel():,} values{others})")
 
         return hook
 
-    handles = [m.register_forward_hook(watch(n)) for n, m in model.named_modules() if not list(m.children())]
+    # Only modules without parts: the first of them in the order of the pass is where the values began.
+    parts = [(name, module) for name, module in model.named_modules() if not list(module.children())]
+    handles = [module.register_forward_hook(watch(name)) for name, module in parts]
     try:
         compute_padded_losses(model, batch)
     finally:

@@ -70,8 +70,11 @@ def _refuse_high_numbers(names: Sequence[str], pattern: str, *, setting: str) ->
         if not numbers:
             continue
         any_number = ".".join([*wanted[:place], "*", *wanted[place + 1 :]])
-        matches = (parts[place] for name in names for parts in _iter_matches(any_number, name))
-        present = {int(found) for found in matches if found.isdecimal()}
+        present: set[int] = set()
+        for name in names:
+            for parts in _iter_matches(any_number, name):
+                if parts[place].isdecimal():
+                    present.add(int(parts[place]))
         if present and int(numbers[2] or numbers[1]) > max(present):
             owner = ".".join(wanted[:place]) or "they"
             raise ConfigError(
@@ -101,7 +104,9 @@ def freeze_weights(
     if not trained:
         raise ConfigError("model.freeze: all weights are frozen, so there is nothing to train. Remove a pattern.")
     late = until or {}
-    if not trained.difference(*(select_names(weights, one, setting="model.unfreeze") for one in late)):
+    for pattern in late:
+        trained.difference_update(select_names(weights, pattern, setting="model.unfreeze"))
+    if not trained:
         raise ConfigError(
             f"model.unfreeze: all weights are frozen until step {min(late.values())} "
             f"({', '.join(f'{one}: {step}' for one, step in late.items())}), so the first steps have nothing to train. "
@@ -121,6 +126,7 @@ class Unfreezing:
     def __init__(self, model: nn.Module, until: Mapping[str, int]) -> None:
         weights = dict(model.named_parameters())
         self._frozen: list[tuple[int, list[nn.Parameter]]] = []
+        # The latest step first: `update` sets the weights in this order, and the last one to set a weight counts.
         for pattern, step in sorted(until.items(), key=lambda item: item[1], reverse=True):
             names = select_names(weights, pattern, setting="model.unfreeze")
             if fixed := [name for name in names if not weights[name].requires_grad]:

@@ -44,10 +44,13 @@ def apply_projections(x: Tensor, modules: Sequence[nn.Linear]) -> Tensor:
     if type(first) is ColumnLinear:  # all of them are; their input's gradient needs one all-reduce, not one each
         x = copy_to_group(x, first.group)
     elif not all(is_plain_linear(module) for module in modules):
-        pairs = [find_pair(module) or _build_empty_pair(module) for module in modules]
-        if all(pairs):
-            return apply_low_rank(x, [pair for pair in pairs if pair])
-        return torch.cat([module(x) for module in modules], -1)
+        pairs: list[LowRankPair] = []
+        for module in modules:
+            pair = find_pair(module) or _build_empty_pair(module)
+            if pair is None:  # a module that only computes itself: all of them do
+                return torch.cat([module(x) for module in modules], -1)
+            pairs.append(pair)
+        return apply_low_rank(x, pairs)
     weights = [get_local(module.weight) for module in modules]
     if all(find_kept(weight) for weight in weights):
         return KeptLinear.apply(x, *weights)
@@ -115,10 +118,14 @@ class RmsNorm(torch.autograd.Function):
         grad = grad.float()
         wide = x.float()
         product = grad * wide
-        of_weight = (scale.t() @ product)[0] if ctx.needs_input_grad[1] else None
+        of_weight = None
+        if ctx.needs_input_grad[1]:
+            of_weight = (scale.t() @ product)[0].to(weight.dtype)
+        # x s w with s = (mean(x^2) + eps)^-1/2, whose own gradient is -s^3 x / d.
         along = (product @ weight.float()).unsqueeze(-1).mul_(scale.pow(3)).div_(-x.shape[-1])
+        # `product` is not needed any more: its memory takes the result.
         of_x = torch.mul(grad, weight, out=product).mul_(scale).addcmul_(wide, along)
-        return of_x.to(x.dtype), None if of_weight is None else of_weight.to(weight.dtype), None, None
+        return of_x.to(x.dtype), of_weight, None, None
 
 
 def apply_dropout_(x: Tensor, rate: float, *, fused: bool = False) -> Tensor:
@@ -201,7 +208,9 @@ class ReluDropout(torch.autograd.Function):
     def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         (result,) = ctx.saved_tensors
         of_x = torch.ops.aten.threshold_backward(grad, result, 0)
-        return of_x.mul_(ctx.scale) if ctx.scale != 1 else of_x, None, None
+        if ctx.scale != 1:
+            of_x.mul_(ctx.scale)
+        return of_x, None, None
 
 
 def apply_gated_dropout(x: Tensor, act: str, rate: float, *, fused: bool = False) -> Tensor:
@@ -230,7 +239,7 @@ class GatedDropout(torch.autograd.Function):
         gate, value = x.chunk(2, -1)
         grad = zero_dropped_(grad * ctx.scale, dropped)
         of_x = torch.empty_like(x)
-        of_gate, of_value = of_x.chunk(2, -1)
+        of_gate, of_value = of_x.chunk(2, -1)  # views, which the two products fill
         torch.mul(compute_activation(gate, ctx.act), grad, out=of_value)
         of_gate.copy_(compute_activation_grad(grad.mul_(value), gate, ctx.act))
         return of_x, None, None, None
@@ -257,7 +266,9 @@ def compute_activation(x: Tensor, act: str) -> Tensor:
         return F.relu(x)
     if act in ("silu", "swish"):
         return F.silu(x)
-    return F.gelu(x) if act == "gelu" else _compute_gelu_sigmoid(x).mul_(x)
+    if act == "gelu":
+        return F.gelu(x)
+    return _compute_gelu_sigmoid(x).mul_(x)
 
 
 def compute_activation_grad(grad: Tensor, x: Tensor, act: str) -> Tensor:
@@ -268,6 +279,7 @@ def compute_activation_grad(grad: Tensor, x: Tensor, act: str) -> Tensor:
         return torch.ops.aten.silu_backward(grad, x)
     if act == "gelu":
         return torch.ops.aten.gelu_backward(grad, x)
+    # y = x s(u) with the sigmoid s of u(x): y' = s (1 + x u' (1 - s)), and `slope` is x u'.
     share = _compute_gelu_sigmoid(x)
     slope = (x * x).mul_(3 * BEND * STEEPNESS).add_(STEEPNESS).mul_(x)
     return slope.addcmul_(slope, share, value=-1).add_(1).mul_(share).mul_(grad)

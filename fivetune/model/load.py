@@ -71,6 +71,7 @@ def load_model_and_tokenizer(
     another family, another vocabulary than that of `tokenizer`, and loaded weights that differ from the files.
     """
     source = find_source(path, config=config, init=init, revision=revision)
+    # What is small is checked before any weight is read.
     if source.is_dir():
         verify_checksums(source, advice=_advise_restoring(source))
     raw = read_model_config(source)
@@ -89,9 +90,11 @@ def load_model_and_tokenizer(
             refuse_other_vocabulary(words, tokenizer, source, key=tokenizer_key)
         files = find_weight_files(source)
         refuse_missing_layers(raw, files, source)
+        # The saved model has a span head; one that is asked for is attached to a generative model below.
         if has_span_head(raw):
             span_head.refuse_other_head(head, source)
             return LoadedModel(span_head.load_span_model(source, settings), words)
+        # A vocabulary that must grow needs the values of its table.
         if on_meta and family.t5_blocks and head == "generate" and count_ids(words) <= raw.get("vocab_size", 0):
             return LoadedModel(_build_on_meta(source, settings, raw, files), words, files=files)
         loaded = LoadedModel(_load_pretrained(source, settings, raw, files), words)
@@ -136,13 +139,15 @@ def _refuse_other_ids(tokenizer: PreTrainedTokenizerBase, settings: T5Settings, 
         raise ModelError(
             f"{source}: decoder_start_token_id is {first} in config.json. Allowed is 0 to {last}. Correct config.json."
         )
+    setting = f" ({key})" if key else ""
     for name in ("eos_token_id", "pad_token_id"):
         configured = getattr(settings, name, None)
+        given = getattr(tokenizer, name)
         allowed = configured if isinstance(configured, list) else [configured]
-        if configured is not None and getattr(tokenizer, name) not in allowed:
+        if configured is not None and given not in allowed:
             raise ModelError(
-                f"{source}: {name} is {configured} in config.json, {getattr(tokenizer, name)} in the tokenizer. "
-                f"Use the tokenizer that belongs to the model{f' ({key})' if key else ''}, or correct config.json."
+                f"{source}: {name} is {configured} in config.json, {given} in the tokenizer. Use the tokenizer that "
+                f"belongs to the model{setting}, or correct config.json."
             )
 
 
@@ -159,16 +164,22 @@ def count_bytes(model: nn.Module) -> int:
 def count_values(weight: Tensor) -> int:
     """The number of values of a weight; those that bitsandbytes keeps in 4 bits are counted one by one."""
     state = getattr(weight, "quant_state", None)
-    return weight.numel() if state is None else state.shape.numel()
+    if state is None:
+        return weight.numel()
+    return state.shape.numel()
 
 
 def describe_parameters(model: nn.Module) -> str:
     """Describe the number of weights, the share that is trained if some are frozen, and a base in 4 bits."""
     count = count_parameters(model)
     trained = count_parameters(model, trained=True)
-    text = f"{count:,} parameters" + (f", {100 * trained / count:.3g} % trained" if trained < count else "")
+    parts = [f"{count:,} parameters"]
+    if trained < count:
+        parts.append(f"{100 * trained / count:.3g} % trained")
     attached = find_adapter(model)
-    return f"{text}, {attached.note}" if attached and attached.note else text
+    if attached and attached.note:
+        parts.append(attached.note)
+    return ", ".join(parts)
 
 
 def _load_settings(source: Path, dropout: float | None, family: Family) -> T5Settings:
@@ -183,6 +194,7 @@ def _load_settings(source: Path, dropout: float | None, family: Family) -> T5Set
         _set_dropout(settings, dropout)
     if getattr(settings, "decoder_start_token_id", None) is None:
         settings.decoder_start_token_id = getattr(settings, family.start)
+    # T5Gemma's settings have the size of the vocabulary in the part of a stack.
     settings.vocab_size = settings.get_text_config(decoder=True).vocab_size
     settings.use_cache = True
     return cast("T5Settings", settings)
@@ -270,9 +282,10 @@ def _fit_vocabulary(loaded: LoadedModel, source: Path, key: str | None) -> None:
     if needed <= rows:
         return
     if not get_family(loaded.model.config).t5_tables:
+        setting = f" ({key})" if key else ""
         raise ModelError(
             f"{source}: the tokenizer has {needed} pieces, the embedding {rows} rows. Use the tokenizer that belongs "
-            f"to the model{f' ({key})' if key else ''}."
+            f"to the model{setting}."
         )
     # Products with a table of whole tiles are faster on a GPU.
     grown = -(-needed // 128) * 128

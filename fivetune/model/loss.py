@@ -84,7 +84,9 @@ class Embed(torch.autograd.Function):
             add_rows_(total, ids, grad)
         else:
             total.index_add_(0, ids, grad)
-        return None if place is not None else total, None, None
+        if place is not None:  # the gradient is where the optimizer reads it
+            total = None
+        return total, None, None
 
 
 def _get_table_grad(parameter: Tensor) -> _TableGrad | None:
@@ -112,13 +114,17 @@ def compute_head_losses(
         fused: compute the losses and the gradient of the logits by Triton's kernels where these support them.
     """
     kind = get_matmul_dtype(hidden.device)
-    if objective.r_drop:  # a chunk holds both passes of its tokens
-        hidden, labels = (each.unflatten(0, (2, -1)).transpose(0, 1).flatten(0, 1) for each in (hidden, labels))
+    if objective.r_drop:
+        # A chunk holds both passes of its tokens: rows 2i and 2i + 1 belong to one token.
+        hidden = hidden.unflatten(0, (2, -1)).transpose(0, 1).flatten(0, 1)
+        labels = labels.view(2, -1).t().flatten()
     with suppress_autocast(hidden.device):
         hidden = hidden.to(kind)
         fused = fused and cap is None and objective.is_plain and supports_fused(hidden)
         nats = LinearCrossEntropy.apply(hidden, head, labels, tied_gradient, cap, objective, fused)
-    return nats.unflatten(0, (-1, 2)).t().flatten() if objective.r_drop else nats
+    if objective.r_drop:
+        nats = nats.view(-1, 2).t().flatten()
+    return nats
 
 
 class LinearCrossEntropy(torch.autograd.Function):
@@ -150,7 +156,13 @@ class LinearCrossEntropy(torch.autograd.Function):
         kept = []
         for part, targets in zip(hidden.split(rows), labels.split(rows), strict=True):
             logits = apply_cap(part @ head.t(), cap)
-            nat, norm = (_compute_fused_nats if fused else _compute_nats)(logits, targets)
+            if fused:
+                from fivetune.model.cuda.cross_entropy import compute_nats
+
+                nat, norm = compute_nats(logits, targets)
+            else:
+                norm = logits.float().logsumexp(-1)
+                nat = norm - logits.gather(1, targets[:, None])[:, 0]
             nats.append(nat)
             norms.append(norm)
             if keeps:
@@ -181,7 +193,7 @@ class LinearCrossEntropy(torch.autograd.Function):
                 share = compute_nats_gradient(logits, norm, targets, weight)
             else:
                 share = compute_logit_gradient(logits, norm, targets, weight, ctx.objective, start=i * ctx.rows)
-            if ctx.cap is not None:
+            if ctx.cap is not None:  # the slope of the cap, 1 - tanh^2
                 share.addcmul_(share, (logits.float() / ctx.cap).square_(), value=-1)
             share = share.to(head.dtype)
             torch.mm(share, head, out=of_part)
@@ -193,7 +205,7 @@ class LinearCrossEntropy(torch.autograd.Function):
                 else:
                     of_head = add_product_(of_head, share.t(), part)
         if place is not None:
-            of_head = None
+            of_head = None  # it was added where the optimizer reads it
         elif ctx.tied_gradient is not None and of_head is not None:
             # The lookup's backward pass comes later and adds its rows to this gradient.
             ctx.tied_gradient.grad = of_head
@@ -212,15 +224,3 @@ def choose_chunk_rows(num_logits: int, kind: str, step: int = 1) -> int:
     if kind == "cuda":
         return max(1, CUDA_CHUNKS * MAX_CHUNK_LOGITS // num_logits // CHUNK_TILE) * CHUNK_TILE
     return max(1, MAX_CHUNK_LOGITS // num_logits // step) * step
-
-
-def _compute_nats(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The loss of every row and its log Z, [N] fp32 each."""
-    norms = logits.float().logsumexp(-1)
-    return norms - logits.gather(1, labels[:, None])[:, 0], norms
-
-
-def _compute_fused_nats(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    from fivetune.model.cuda.cross_entropy import compute_nats
-
-    return compute_nats(logits, labels)

@@ -42,10 +42,14 @@ def find_pair(module: nn.Module) -> LowRankPair | None:
     a = pairs["default"]
     b = layer.lora_B["default"]
     dropout = layer.lora_dropout["default"]
-    is_other = layer.lora_variant or layer.lora_magnitude_vector or layer.merged or layer.disable_adapters
-    drops = not isinstance(dropout, nn.Identity) and dropout.training and dropout.p > 0
-    plain = all(type(one) is nn.Linear and one.bias is None and not one._forward_hooks for one in (base, a, b))
-    if is_other or drops or not plain or base.weight.requires_grad or module._forward_hooks:
+    if layer.lora_variant or layer.lora_magnitude_vector or layer.merged or layer.disable_adapters:
+        return None
+    if not isinstance(dropout, nn.Identity) and dropout.training and dropout.p > 0:
+        return None
+    for one in (base, a, b):
+        if type(one) is not nn.Linear or one.bias is not None or one._forward_hooks:
+            return None
+    if base.weight.requires_grad or module._forward_hooks:
         return None
     return LowRankPair(base.weight, a.weight, b.weight, layer.scaling["default"])
 
@@ -70,6 +74,7 @@ class LowRankProduct(torch.autograd.Function):
         inner = x @ a.t()
         columns = list(map(len, bs))
         ranks = [b.shape[1] for b in bs]
+        # The parts of `out` are views: each matrix adds to its own columns.
         for part, own, b, scale in zip(out.split(columns, 1), inner.split(ranks, 1), bs, scales, strict=True):
             part.addmm_(own, b.t(), alpha=scale)
         ctx.save_for_backward(x, weight, a, inner, *bs)

@@ -72,11 +72,13 @@ def build_manual_of_models() -> str:
             "all" if family.t5_blocks else "of matrices",  # as `virtual_tokens.attach_tokens` decides
             _format_answer(_supports(family, whole[0])),
         ]
-        cells += [_format_answer(_supports(family, name, sharded=True)) for name in strategies if name not in whole]
-        cells += [_format_answer(_supports(family, whole[0], device="tpu"))]
+        for name in strategies:
+            if name not in whole:
+                cells.append(_format_answer(_supports(family, name, sharded=True)))
+        cells.append(_format_answer(_supports(family, whole[0], device="tpu")))
         settings = {"model_type": family.model_type}
         formats = [name for name, one in exporters.items() if not one.explain_unsupported(settings, "generate")]
-        cells += [", ".join(formats)]
+        cells.append(", ".join(formats))
         lines.append(f"| {family.model_type} | {family.models} | {' | '.join(cells)} |")
     return HEAD + "\n".join(lines) + "\n" + NOTES
 

@@ -37,16 +37,18 @@ class StepFlops:
     """
 
     def __init__(self, model: T5Model, forward: Forward) -> None:
-        self._passes = forward.objective.num_passes
-        self._model = ModelFlops(model)
-        self._teacher = ModelFlops(forward.teacher.model) if forward.teacher else None
+        self._computed = [ModelFlops(model)] * forward.objective.num_passes
+        if forward.teacher:
+            self._computed.append(ModelFlops(forward.teacher.model))
 
     def count(self, source_lengths: ArrayLike, target_lengths: ArrayLike) -> Flops:
         """Count the operations of a step over examples of these lengths."""
-        flops = self._model.count(source_lengths, target_lengths)
-        teacher = self._teacher.count(source_lengths, target_lengths) if self._teacher else Flops(0.0, 0.0)
-        passes = self._passes
-        return Flops(passes * flops.encoder + teacher.encoder, passes * flops.decoder + teacher.decoder)
+        encoder = decoder = 0.0
+        for one in self._computed:
+            flops = one.count(source_lengths, target_lengths)
+            encoder += flops.encoder
+            decoder += flops.decoder
+        return Flops(encoder, decoder)
 
 
 class ModelFlops:
@@ -66,14 +68,16 @@ class ModelFlops:
 
     def count(self, source_lengths: ArrayLike, target_lengths: ArrayLike) -> Flops:
         """Count the operations over examples of these lengths."""
-        target_lengths = source_lengths if self._is_span else target_lengths
+        if self._is_span:
+            target_lengths = source_lengths
         source = np.asarray(source_lengths, dtype=np.float64) + self._num_prompt
         target = np.asarray(target_lengths, dtype=np.float64)
-        encoder, decoder = (
-            sum(operations * kind.count(source, target) for kind, operations in stream.operations.items())
-            for stream in self._streams
-        )
-        return Flops(float(encoder), float(decoder))
+        totals: list[float] = []
+        for stream in self._streams:
+            totals.append(0.0)
+            for kind, operations in stream.operations.items():
+                totals[-1] += operations * kind.count(source, target)
+        return Flops(*totals)
 
 
 def _walk_model(model: T5Model) -> tuple[_Stream, _Stream]:
@@ -88,7 +92,9 @@ def _walk_model(model: T5Model) -> tuple[_Stream, _Stream]:
     rows = _Rows("target")
     has_prefix = bool(prefix and decoder.has_trained(prefix.parameters()))
     for unit in _iter_units(decoder.stack):
-        pairs = replace(_find_pairs(unit, "target"), extra=len(prefix.virtual_tokens) if prefix else 0)
+        pairs = _find_pairs(unit, "target")
+        if prefix:
+            pairs = replace(pairs, extra=len(prefix.virtual_tokens))
         if unit.name in CROSS:
             pairs = _Rows("target", to_memory=True)
             decoder.add_unit(unit, rows, pairs, memory=_Rows("source"), needs_memory=encoder.needs, is_cross=True)
@@ -98,6 +104,7 @@ def _walk_model(model: T5Model) -> tuple[_Stream, _Stream]:
         else:
             decoder.add_unit(unit, rows, pairs, has_prefix=has_prefix)
     decoder.end()
+    # The head, of all rows of the decoder: its own gradient and its input's if they are needed.
     head = model.qa_outputs if hasattr(model, "qa_outputs") else model.get_output_embeddings()
     decoder.operations[rows] += 2 * (1 + (id(head.weight) in trained) + decoder.needs) * head.weight.numel()
     return encoder, decoder
@@ -127,10 +134,16 @@ class _Rows:
         rows = source if self.of == "source" else target
         if not (self.to_own or self.to_memory):
             return float(rows.sum())
-        own = rows if self.window is None else np.minimum(rows, self.window)
-        own = own + rows // self.block if self.block else own
-        own = np.minimum(rows / 2, own) if self.of == "target" else own
-        keys = (own + self.extra if self.to_own else 0.0) + (source if self.to_memory else 0.0)
+        keys = np.zeros_like(rows)
+        if self.to_own:
+            own = rows if self.window is None else np.minimum(rows, self.window)
+            if self.block:
+                own = own + rows // self.block
+            if self.of == "target":  # a token sees those before it: half of all, on average
+                own = np.minimum(rows / 2, own)
+            keys += own + self.extra
+        if self.to_memory:
+            keys += source
         return float((rows * keys).sum())
 
 
@@ -200,13 +213,17 @@ class _Stream:
             needs_memory: whether the gradient of the encoder's output is needed.
             has_prefix: whether trained keys and values are before those of the tokens.
         """
+        # The norm before a unit is its owner's part; Bart's feed-forward layers have it themselves.
         needs = self.needs or self.has_trained(_iter_small_weights(unit.owner))
         is_attention = any(name in QUERIES for name in unit.matrices)
         has_small = self.has_trained(_iter_small_weights(unit.module))
         needs |= has_small and not is_attention
         *first, last = unit.matrices
-        outputs: dict[str, bool] = {}
-        for name in first if not is_attention else [name for name in unit.matrices if _find_role(name)]:
+        if is_attention:
+            first = [name for name in unit.matrices if _find_role(name)]
+            last = next(name for name in unit.matrices if not _find_role(name))
+        outputs: dict[str, bool] = {}  # whether the gradient of a matrix's output is needed
+        for name in first:
             outputs[name] = False
             if not (is_cross and _find_role(name) in ("k", "v")):
                 outputs[name] = self._add_matrix(unit.matrices[name], rows, needs)
@@ -216,21 +233,22 @@ class _Stream:
         if is_attention:
             of = {_find_role(name): has for name, has in outputs.items()}
             scores = of["q"] or of["k"] or has_prefix or has_small
+            # Two products forward; backward one each for q, k, v and the scores.
             gradients = sum((of["q"], of["k"] or has_prefix, of["v"] or has_prefix, scores))
             width = unit.matrices[next(name for name in outputs if name in QUERIES)].out_features
             self.operations[pairs] += 2 * (2 + gradients) * width
             result = scores or of["v"]
-            last = next(name for name in unit.matrices if name not in outputs)
         self.needs = self._add_matrix(unit.matrices[last], rows, result) or needs
 
     def _add_matrix(self, module: Any, rows: _Rows, needs: bool) -> bool:
         """Add the operations of a matrix with its adapter; returns whether the gradient of its output is needed."""
         base = getattr(module, "base_layer", module)
         has_adapter = module is not base and self.has_trained(module.parameters())
-        for small in (getattr(module, name, {}) for name in ("lora_A", "lora_B")):
-            for pair in small.values():
-                below = needs or (small is getattr(module, "lora_B", None) and has_adapter)
-                self.operations[rows] += 2 * (1 + (id(pair.weight) in self.trained) + below) * pair.weight.numel()
+        for attribute in ("lora_A", "lora_B"):
+            # The input of B is the output of A, which is trained with it.
+            below = needs or (attribute == "lora_B" and has_adapter)
+            for small in getattr(module, attribute, {}).values():
+                self.operations[rows] += 2 * (1 + (id(small.weight) in self.trained) + below) * small.weight.numel()
         inputs = needs or (has_adapter and getattr(module, "is_feedforward", False))  # IA3 scales the input
         is_trained = id(base.weight) in self.trained
         # A matrix in 4 bits has fewer stored elements.
@@ -241,12 +259,12 @@ class _Stream:
 def _find_trained(model: nn.Module) -> set[int]:
     """The identities of trained weights; those of other pipeline stages are as they were before the division."""
     stage = find_stage(model)
-    frozen = stage.frozen if stage else frozenset[str]()
-    return {
-        id(weight)
-        for name, weight in model.named_parameters()
-        if weight.requires_grad or (weight.is_meta and stage is not None and name not in frozen)
-    }
+    trained: set[int] = set()
+    for name, weight in model.named_parameters():
+        is_elsewhere = stage is not None and weight.is_meta and name not in stage.frozen
+        if weight.requires_grad or is_elsewhere:
+            trained.add(id(weight))
+    return trained
 
 
 def _iter_small_weights(module: nn.Module) -> Iterator[nn.Parameter]:
@@ -259,7 +277,10 @@ def _iter_small_weights(module: nn.Module) -> Iterator[nn.Parameter]:
 
 def _find_role(name: str) -> str:
     """q, k or v; "" for other matrices."""
-    return next((role for role, names in zip("qkv", (QUERIES, KEYS, VALUES), strict=True) if name in names), "")
+    for role, names in (("q", QUERIES), ("k", KEYS), ("v", VALUES)):
+        if name in names:
+            return role
+    return ""
 
 
 def _iter_units(stack: nn.Module) -> Iterator[_Unit]:
@@ -268,15 +289,18 @@ def _iter_units(stack: nn.Module) -> Iterator[_Unit]:
     units = dict[str, _Unit]()
     for path, module in modules.items():
         if isinstance(module, nn.Linear) and not FOREIGN.search(path):
-            parent, _, name = path.removesuffix(".base_layer").rpartition(".")
+            matrix = path.removesuffix(".base_layer")  # peft's module in the place of the linear one
+            parent, _, name = matrix.rpartition(".")
             owner, _, last = parent.rpartition(".")
             unit = units.setdefault(parent, _Unit(last, modules[parent], modules[owner], {}))
-            unit.matrices[name] = modules[path.removesuffix(".base_layer")]
+            unit.matrices[name] = modules[matrix]
     yield from units.values()
 
 
 def _find_pairs(unit: _Unit, of: str) -> _Rows:
     """The pairs of self-attention."""
-    module = unit.module
-    window = getattr(module, "sliding_window", None) or 3 * getattr(module, "block_len", 0) or None
+    module: Any = unit.module
+    window = getattr(module, "sliding_window", None)
+    if hasattr(module, "block_len"):  # LongT5: a block sees its two neighbours and itself
+        window = 3 * module.block_len
     return _Rows(of, to_own=True, window=window, block=getattr(module, "global_block_size", None))

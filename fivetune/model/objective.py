@@ -106,7 +106,9 @@ PLAIN = Objective()
 
 def apply_cap(logits: Tensor, cap: float | None) -> Tensor:
     """cap tanh(logits / cap), in place; without a cap the logits."""
-    return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+    if cap is None:
+        return logits
+    return logits.div_(cap).tanh_().mul_(cap)
 
 
 def attach_gradient(values: Tensor, objective: Tensor) -> Tensor:
@@ -130,6 +132,7 @@ def compute_token_losses(logits: Tensor, labels: Tensor, objective: Objective = 
     whole = whole + objective.z_loss * rows.logsumexp(-1).square()
     if objective.r_drop:
         first, second = rows.log_softmax(-1).chunk(2)
+        # KL(P || Q) + KL(Q || P) = sum((p - q) (log p - log q)), for both copies of a token.
         divergence = ((first.exp() - second.exp()) * (first - second)).sum(-1)
         whole = whole + objective.r_drop / 4 * divergence.repeat(2)
     whole = whole.masked_fill(targets == IGNORE_INDEX, 0.0)
@@ -152,7 +155,7 @@ class _SoftGradient(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         logits, is_scored = ctx.saved_tensors
         total = torch.zeros_like(logits)
-        start = 0
+        start = 0  # the teacher has rows for scored tokens only
         for rows in is_scored.nonzero()[:, 0].split(max(1, MAX_CHUNK_LOGITS // logits.shape[-1])):
             total[rows] = ctx.soft.compute_gradient(logits[rows], start).mul_(grad[rows, None])
             start += len(rows)
@@ -173,7 +176,7 @@ def compute_logit_gradient(
     # Before `share` is overwritten: it is log p here, the gradient of the label's loss below.
     divergence = _compute_divergence_gradient(share) if objective.r_drop else None
     share = share.exp_()
-    if objective.z_loss:
+    if objective.z_loss:  # log(Z)^2 has the gradient 2 log(Z) p
         share.mul_((1 + 2 * objective.z_loss * norms)[:, None])
     if objective.label_smoothing:
         share.sub_(objective.label_smoothing / logits.shape[-1])

@@ -58,8 +58,10 @@ class CastWeights(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        parts = zip(grad.split(ctx.sizes), ctx.dtypes, ctx.needs_input_grad[1:], strict=True)
-        return None, *(part.to(dtype) if needed else None for part, dtype, needed in parts)
+        of_weights: list[Tensor | None] = []
+        for part, dtype, needed in zip(grad.split(ctx.sizes), ctx.dtypes, ctx.needs_input_grad[1:], strict=True):
+            of_weights.append(part.to(dtype) if needed else None)
+        return None, *of_weights
 
 
 _copies = WeakIdKeyDictionary()
@@ -73,13 +75,18 @@ def copy_weights(kind: torch.dtype, *weights: Tensor) -> Tensor:
     writes through `.data`, by collectives and by fused kernels: they need `increment_version`. On other devices
     kernels and graphs change weights without torch's knowledge: there `KeptWeights` says how long copies hold.
     """
-    places = [each.value for weight in weights if (each := find_kept(weight)) is not None and each.value.dtype == kind]
+    places: list[Tensor] = []
+    for weight in weights:
+        place = find_kept(weight)
+        if place is not None and place.value.dtype == kind:
+            places.append(place.value)
     if len(places) == len(weights):
         return join_rows(places)
-    kept = all(type(weight) is nn.Parameter and weight.device.type == "cpu" for weight in weights)
-    if not kept or all(weight.dtype == kind for weight in weights):
+    is_counted = all(type(weight) is nn.Parameter and weight.device.type == "cpu" for weight in weights)
+    if not is_counted or all(weight.dtype == kind for weight in weights):
         return _join([weight.to(kind) for weight in weights])
-    stamp = kind, *((weight.data_ptr(), weight._version) for weight in weights)
+    # A weight that was changed, or replaced by another tensor, has another stamp.
+    stamp = kind, [(weight.data_ptr(), weight._version) for weight in weights]
     found = _copies.get(weights[0])
     if found is None or found[0] != stamp:
         found = stamp, _join([weight.detach().to(kind) for weight in weights])

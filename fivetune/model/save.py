@@ -86,7 +86,9 @@ def write_folder(folder: Path, what: str, *, run_id: str | None) -> Generator[Pa
         replace_folder(staging, folder)
     except (OSError, RunDirError, SafetensorError) as error:
         reason = str(error).rstrip(".")
-        advice = f" {advise_on_space(folder.parent)}" if not isinstance(error, RunDirError) else ""  # which has its own
+        advice = ""
+        if not isinstance(error, RunDirError):  # which has its own advice
+            advice = f" {advise_on_space(folder.parent)}"
         raise FiveTuneEnvironmentError(f"{folder}: the {what} cannot be written: {reason}.{advice}") from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -98,6 +100,7 @@ def _write_settings(model: T5Model, generation: JsonTable, folder: Path) -> None
     """
     from transformers import GenerationConfig
 
+    # FSDP2 gives a model a class of its own, derived from that of transformers.
     kinds = (kind.__name__ for kind in type(model).__mro__ if kind.__module__.startswith("transformers."))
     model.config.architectures = [next(kinds)]
     model.config.save_pretrained(folder)
@@ -110,7 +113,7 @@ def _write_settings(model: T5Model, generation: JsonTable, folder: Path) -> None
     config["tie_word_embeddings"] = tied
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     ids = model.generation_config
-    # a new one: `update` drops entries that this version of transformers does not know
+    # A new one: `update` drops entries that this version of transformers does not know.
     GenerationConfig(
         decoder_start_token_id=ids.decoder_start_token_id,
         eos_token_id=ids.eos_token_id,
@@ -139,6 +142,7 @@ def write_weights(weights: Iterable[tuple[str, Tensor]], folder: Path) -> None:
         size += num_bytes
         total += num_bytes
     write_file()
+    # Only now the number of files is known, which is in their final names.
     if len(names) == 1:
         (folder / "part-0.safetensors").rename(folder / "model.safetensors")
         return

@@ -61,8 +61,9 @@ def refuse_other_base(config: PeftConfig, folder: str, base: str) -> None:
     Of model/ of a run, it is the name of the run.
     """
     before = config.base_model_name_or_path
-    own, other = (Path(name.removesuffix("/model")).name.lower() for name in (base, before or base))
-    if own != other:
+    own = Path(base.removesuffix("/model")).name
+    other = Path((before or base).removesuffix("/model")).name
+    if own.lower() != other.lower():
         raise ConfigError(
             f"model.adapter.path: {folder} was trained on {before}, and model.path is {base}. Set model.path to its "
             f"base; if both are the same model, correct base_model_name_or_path in {CONFIG}."

@@ -90,8 +90,10 @@ def _compare_tensors(model: T5Model, files: list[Path], where: str, *, own_head:
     renamings = _list_renamings(model)
     seen: set[Tensor] = set()
     shared = head = None
-    for stored, tensor in iter_tensors(files):
-        name = stored if stored in parameters else _rename(stored, renamings)
+    for name, tensor in iter_tensors(files):
+        if name not in parameters:
+            for renaming in renamings:
+                name = renaming.rename_source_key(name)[0]
         if name in LEFTOVER_WEIGHTS and name not in parameters:
             continue
         held = parameters.get(name, buffers.get(name))
@@ -104,8 +106,10 @@ def _compare_tensors(model: T5Model, files: list[Path], where: str, *, own_head:
             )
         if not torch.equal(held.detach(), tensor.float()):
             raise ModelError(f"{where}: tensor {name} differs between file and loaded model (did the loader tie it?).")
-        shared = tensor.float() if name in (SHARED, *EMBEDDING_COPIES) else shared
-        head = tensor.float() if name == HEAD else head
+        if name in (SHARED, *EMBEDDING_COPIES):
+            shared = tensor.float()
+        elif name == HEAD:
+            head = tensor.float()
     missing = [name for name, parameter in parameters.items() if parameter not in seen]
     if missing:
         raise ModelError(
@@ -113,13 +117,9 @@ def _compare_tensors(model: T5Model, files: list[Path], where: str, *, own_head:
         )
     if head is None or shared is None:
         return None
-    return head if own_head or not torch.equal(head, shared) else None
-
-
-def _rename(name: str, renamings: list[WeightRenaming]) -> str:
-    for one in renamings:
-        name = one.rename_source_key(name)[0]
-    return name
+    if torch.equal(head, shared) and not own_head:
+        return None
+    return head
 
 
 def _list_renamings(model: T5Model) -> list[WeightRenaming]:
@@ -136,8 +136,10 @@ def _list_renamings(model: T5Model) -> list[WeightRenaming]:
 def _probe_head(model: T5Model, head: Tensor, scale: bool, where: str) -> None:
     """Compare the model's logits of a probe with hidden states times the file's head, scaled by the variant's rule."""
 
+    factor = model.config.d_model**-0.5 if scale else 1.0
+
     def compute(hidden: Tensor) -> Tensor:
-        return (hidden * model.config.d_model**-0.5 if scale else hidden) @ head.T
+        return (hidden * factor) @ head.T
 
     _probe(model, compute, f"with the decoder output {'scaled by d_model^-1/2' if scale else 'not scaled'}", where)
 
@@ -146,13 +148,13 @@ def _probe_head(model: T5Model, head: Tensor, scale: bool, where: str) -> None:
 def _probe(model: T5Model, compute: Callable[[Tensor], Tensor], how: str, where: str) -> None:
     """Compare the model's logits of a probe with those that `compute` makes of the decoder's output."""
     model.eval()
-    rows = model.config.vocab_size
+    rows = model.config.vocab_size  # a small vocabulary may lack these ids
     input_ids = torch.tensor([[3, 5, 7, 1]]) % rows
     decoder_input_ids = torch.tensor([[model.config.decoder_start_token_id, 5, 3]]) % rows
     output = model(input_ids=input_ids, decoder_input_ids=decoder_input_ids, output_hidden_states=True, use_cache=False)
     expected = compute(output.decoder_hidden_states[-1])
     error = ((output.logits - expected).abs().max() / expected.abs().max().clamp_min(1e-12)).item()
-    if not error <= TOLERANCE:
+    if not error <= TOLERANCE:  # also where the error is NaN
         raise ModelError(
             f"{where}: the loaded model's logits differ by {error:.2g} (relative) from those of its own weights {how}. "
             "This version of transformers computes this model family incorrectly; use another version."

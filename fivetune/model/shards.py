@@ -57,12 +57,14 @@ def load_shards(model: T5Model, files: list[Path], device: str, *, where: str) -
     file_of = find_tensors(files)
     places: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
     names: dict[nn.Parameter, list[str]] = {}
+    known: set[str] = set(LEFTOVER_WEIGHTS)
     for prefix, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
+            full = f"{prefix}.{name}" if prefix else name
+            known.add(full)
             places.setdefault(parameter, []).append((module, name))
-            names.setdefault(parameter, []).append(f"{prefix}.{name}" if prefix else name)
-    known = {name for own in names.values() for name in own}
-    if unknown := sorted(file_of.keys() - known - set(LEFTOVER_WEIGHTS)):
+            names.setdefault(parameter, []).append(full)
+    if unknown := sorted(file_of.keys() - known):
         raise ModelError(f"{where}: the model has no tensor {unknown[0]} of the file. Does config.json belong to it?")
     # A pipeline's rank reads the weights of its stage only.
     stage = find_stage(model)
@@ -71,6 +73,7 @@ def load_shards(model: T5Model, files: list[Path], device: str, *, where: str) -
         for parameter, own in names.items():
             if stage and stage.number not in stage.holders[own[0]]:
                 continue
+            # Files hold a tied weight under one of its names.
             name = next((name for name in own if name in file_of), None)
             if name is None:
                 raise ModelError(f"{where}: tensor {own[0]} is not in the file. Get the model again.")

@@ -36,7 +36,9 @@ WORD_START = "\u2581"  # SentencePiece's mark of a space, which is not a piece o
 def load_local_tokenizer(model: str) -> PreTrainedTokenizerBase | None:
     """Load the tokenizer of a model that is on this machine; None for one of the hub that is not in its cache."""
     folder = find_local_folder(model) or find_cached_snapshot(model)
-    return load_tokenizer(None, folder, key=None) if folder else None
+    if folder is None:
+        return None
+    return load_tokenizer(None, folder, key=None)
 
 
 def load_hub_tokenizer(model: str) -> PreTrainedTokenizerBase:
@@ -223,7 +225,9 @@ def _read_object(path: Path) -> tuple[JsonTable, str]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         return {}, str(error)
-    return (content, "") if isinstance(content, dict) else ({}, f"it holds a {type(content).__name__}")
+    if not isinstance(content, dict):
+        return {}, f"it holds a {type(content).__name__}"
+    return content, ""
 
 
 @contextlib.contextmanager

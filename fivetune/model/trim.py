@@ -107,9 +107,12 @@ def choose_ids(
     pipeline = _read_pipeline(tokenizer)
     pieces: list[tuple[str, float]] = pipeline["model"]["vocab"]
     normalizer = getattr(tokenizer, "backend_tokenizer").normalizer  # noqa: B009 (only fast tokenizers have one)
-    shown = characters | set(normalizer.normalize_str("".join(sorted(characters))) if normalizer else "")
+    shown = set(characters)
+    if normalizer:
+        shown.update(normalizer.normalize_str("".join(sorted(characters))))
+    added = [token["id"] for token in pipeline["added_tokens"]]
     keep = counts > 0
-    keep[[*tokenizer.all_special_ids, *config_ids, *(token["id"] for token in pipeline["added_tokens"])]] = True
+    keep[[*tokenizer.all_special_ids, *config_ids, *added]] = True
     # An unknown character's score is the least one of all pieces, minus a constant.
     keep[min(range(len(pieces)), key=lambda number: pieces[number][1])] = True
     for number, (piece, _) in enumerate(pieces):
@@ -146,14 +149,13 @@ def verify_segmentation(
     num_tokens = 0
     num_special = find_frame(old).num_input_tokens
     for batch in _iter_text_batches(texts):
-        before, after = ([np.array(text.ids, np.int64) for text in tokenize(one, batch)] for one in (old, new))
-        for text, was, now in zip(batch, before, after, strict=True):
-            if len(was) != len(now) or not np.array_equal(was, kept[now]):
+        for text, before, after in zip(batch, tokenize(old, batch), tokenize(new, batch), strict=True):
+            if not np.array_equal(before.ids, kept[np.array(after.ids, np.int64)]):
                 raise ModelError(
                     f"trim-vocab: the trimmed tokenizer segments a text of the data differently: {text[:60]!r}. "
                     "Nothing is written; report it with this text."
                 )
-            num_tokens += len(now) + num_special
+            num_tokens += len(after.ids) + num_special
     return num_tokens
 
 
@@ -181,7 +183,12 @@ def list_token_ids(settings: JsonTable) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for name, value in settings.items():
         ids: list[int] = []
-        _convert_ids(name, value, lambda one, ids=ids: (ids.append(one), one)[1])
+
+        def collect(one: int, ids: list[int] = ids) -> int:
+            ids.append(one)
+            return one
+
+        _convert_ids(name, value, collect)
         if ids:
             found[name] = ids
     return found

@@ -118,7 +118,9 @@ def add_flat_prompt(model: nn.Module, ids: Tensor, lengths: Sequence[int]) -> tu
     if prompt is None:
         return ids, list(lengths)
     own = list_virtual_ids(prompt)
-    parts = [part for inputs in ids.split(list(lengths)) for part in (own, inputs)]
+    parts: list[Tensor] = []
+    for inputs in ids.split(list(lengths)):
+        parts += [own, inputs]
     return torch.cat(parts), [length + len(own) for length in lengths]
 
 
@@ -150,5 +152,5 @@ def build_cache_argument(cache: Any) -> dict[str, Any]:
 
 @lru_cache  # each step of a generation asks, and the version is read from a file
 def _name_cache_argument() -> str:
-    is_renamed = tuple(map(int, version("transformers").split(".")[:2])) >= (5, 24)
-    return "cache" if is_renamed else "past_key_values"
+    major, minor = version("transformers").split(".")[:2]
+    return "cache" if (int(major), int(minor)) >= (5, 24) else "past_key_values"

@@ -109,9 +109,10 @@ def _find_joined(parts: Sequence[Tensor]) -> Tensor | None:
     if len(parts) == 1:
         return first
     end = first.storage_offset()
+    memory = first.untyped_storage().data_ptr()
     for part in parts:
-        same = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        if not (same and part.is_contiguous() and part.storage_offset() == end):
+        is_next = part.untyped_storage().data_ptr() == memory and part.storage_offset() == end
+        if not (is_next and part.is_contiguous()):
             return None
         end += part.numel()
     return first.as_strided((sum(len(part) for part in parts), *first.shape[1:]), first.stride())
@@ -136,12 +137,12 @@ class KeptLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: _Context, x: Tensor, *weights: Tensor) -> Tensor:
-        kept = [each for weight in weights if (each := find_kept(weight)) is not None]
-        value = join_rows([each.value for each in kept])
+        value = join_rows([vars(weight)[KEPT].value for weight in weights])
         ctx.kind = x.dtype
         ctx.totals = [get_kept_grad(weight) for weight in weights]
         ctx.sizes = [*map(len, weights)]
         grads = [total for total in ctx.totals if total is not None]
+        # Gradients that lie below each other are added to by one product.
         if len(grads) == len(weights) and (joined := _find_joined(grads)) is not None:
             ctx.totals = [joined]
             ctx.sizes = [len(joined)]

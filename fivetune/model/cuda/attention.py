@@ -95,7 +95,8 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: _Context, q, k, v, bias, seed, cu_q, cu_k, call: _CallOptions) -> Tensor:
         q, k, v = (_make_rows_contiguous(x) for x in (q, k, v))
-        bias = None if bias is None else bias.contiguous()
+        if bias is not None:
+            bias = bias.contiguous()
         heads, head_size = q.shape[1:]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         lse = torch.empty((heads, len(q)), dtype=torch.float32, device=q.device)
@@ -185,24 +186,26 @@ def is_tf32_set() -> bool:
 def _make_rows_contiguous(x: Tensor) -> Tensor:
     """x with contiguous heads in each row; a slice of a merged projection has them and is not copied."""
     heads, head_size = x.shape[1:]
-    return x if x.stride(2) == 1 and (heads == 1 or x.stride(1) == head_size) else x.contiguous()
+    if x.stride(2) == 1 and (heads == 1 or x.stride(1) == head_size):
+        return x
+    return x.contiguous()
 
 
 def _allocate_gradients(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
     """Memory of the gradients: beside each other, as q, k and v are if they are slices of one projection's rows."""
     row = q.shape[1] * q.shape[2]
-    for first, beside in ((0, (q, k, v)), (1, (k, v))):
-        if all(x.stride(0) == len(beside) * row and len(x) == len(beside[0]) for x in beside):
-            shape = (len(k), len(beside), *k.shape[1:])
-            merged = torch.empty(shape, dtype=k.dtype, device=k.device).unbind(1)
-            return (torch.empty(q.shape, dtype=q.dtype, device=q.device), *merged) if first else merged
-    q_, k_, v_ = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-    return q_, k_, v_
+    if len(q) == len(k) and all(x.stride(0) == 3 * row for x in (q, k, v)):
+        return k.new_empty(len(k), 3, *k.shape[1:]).unbind(1)
+    grad_q = q.new_empty(q.shape)
+    if all(x.stride(0) == 2 * row for x in (k, v)):  # cross-attention
+        return grad_q, *k.new_empty(len(k), 2, *k.shape[1:]).unbind(1)
+    return grad_q, k.new_empty(k.shape), v.new_empty(v.shape)
 
 
 def _build_kernel_arguments(inputs: tuple[Any, ...], call: _CallOptions) -> dict[str, float | str]:
     """Build the scalar arguments of every kernel; `inputs` begin with q, k, v, bias."""
     q, k, v, bias, *_ = inputs
+    uses_tf32 = q.dtype == torch.float32 and is_tf32_set()
     return {
         "q_stride": q.stride(0),
         "k_stride": k.stride(0),
@@ -213,6 +216,6 @@ def _build_kernel_arguments(inputs: tuple[Any, ...], call: _CallOptions) -> dict
         "rate": call.rate,
         "scale": call.scale,
         "CAUSAL": call.causal,
-        "PRODUCTS": "tf32" if q.dtype == torch.float32 and is_tf32_set() else "ieee",
+        "PRODUCTS": "tf32" if uses_tf32 else "ieee",
         "D": q.shape[2],
     }

@@ -122,6 +122,7 @@ def plan_buckets(facts: Counts, *, max_buckets: int, grains: tuple[int, int] = G
     Bucket(num_inputs=128, num_targets=16, num_sequences=5, longest_input=50, longest_target=6)
     """
     rounded = [_round_totals(facts[:, i], grains[i], MAX_EDGES[i]) for i in range(2)]
+    # The shape of each micro-batch is shapes[owner]; a shape that was merged into another has count 0.
     shapes, owner, counts = np.unique(np.stack(rounded, 1), axis=0, return_inverse=True, return_counts=True)
     owner = owner.ravel()
 

@@ -22,7 +22,8 @@ def compute_nats(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """
     assert logits.is_contiguous(), logits.stride()
     rows, width = logits.shape
-    nats, norms = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(2))
+    nats = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    norms = torch.empty_like(nats)
     tile = TILES["logits", ""]
     launch(_forward, (rows,), logits, labels, nats, norms, width, tile=tile, BLOCK=tile.cols)
     return nats, norms

@@ -39,18 +39,16 @@ class GraphedAdamW(torch.optim.Optimizer):
 
     def __init__(self, optimizer: torch.optim.Optimizer, *, max_norm: float) -> None:
         groups = optimizer.param_groups
-        first = groups[0]
-        options = ("lr", "betas", "eps", "weight_decay")
-        super().__init__([dict(group) for group in groups], {name: first[name] for name in options})
-        self.flat = FlatAdamW(
-            [p for group in groups if group["kind"] != "norm" for p in group["params"]],
-            [p for group in groups if group["kind"] == "norm" for p in group["params"]],
-            lr=first["lr"],
-            betas=first["betas"],
-            eps=first["eps"],
-            weight_decay=first["weight_decay"],
-            max_norm=max_norm,
-        )
+        options = {name: groups[0][name] for name in ("lr", "betas", "eps", "weight_decay")}
+        super().__init__([dict(group) for group in groups], options)
+        decayed: list[nn.Parameter] = []
+        plain: list[nn.Parameter] = []
+        for group in groups:
+            if group["kind"] == "norm":
+                plain += group["params"]
+            else:
+                decayed += group["params"]
+        self.flat = FlatAdamW(decayed, plain, max_norm=max_norm, **options)
         for parameter in self._list_parameters():
             vars(parameter).pop("table_grad", None)  # gradients are dense here
             start = parameter.storage_offset()
@@ -79,6 +77,7 @@ class GraphedAdamW(torch.optim.Optimizer):
         skipped = ~loss.isfinite()
         if nonfinite_flag is not None:
             skipped |= nonfinite_flag.bool()
+        # One gradient that is not finite: the kernels then skip the step, without a word to the host.
         self.flat.grads[:1].masked_fill_(skipped, float("nan"))
         self.step()
         return self.flat.state[NORM].float()
@@ -103,6 +102,7 @@ class GraphedAdamW(torch.optim.Optimizer):
         if "flat" in state_dict:
             self.flat.state.copy_(state_dict["flat"])
             return
+        # torch's AdamW keeps no powers of its betas.
         steps = float(saved[0]["step"])
         self.flat.state[STEPS] = steps
         for place, beta in zip((POWER1, POWER2), self.flat.betas, strict=True):
@@ -163,9 +163,14 @@ class GraphedUpdate:
         """Add the gradients of micro-batches. Returns: [2], sums of loss and of computed positions."""
         self.model.train(self.training)
         self.kept.update()
-        found = [self.steps.run(batch, weight=0 if batch.is_filler else 1 / num_scored_tokens) for batch in group]
-        loss = torch.stack([loss for loss, _ in found]).sum()
-        return torch.stack([loss, torch.full_like(loss, sum(num for _, num in found))])
+        losses: list[Tensor] = []
+        num_positions = 0
+        for batch in group:
+            loss, num = self.steps.run(batch, weight=0 if batch.is_filler else 1 / num_scored_tokens)
+            losses.append(loss)
+            num_positions += num
+        total = torch.stack(losses).sum()
+        return torch.stack([total, torch.full_like(total, num_positions)])
 
     def clear_gradients(self) -> None:
         """Zero the gradients in place, because graphs write to their addresses."""

@@ -53,9 +53,12 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: AutogradContext, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         x, weight, factors = ctx.saved_tensors
-        of_stream, of_norm = (None if grad is None else grad.contiguous() for grad in grads)
+        of_stream, of_norm = grads
         if of_norm is None:
             return of_stream, None, None, None
+        of_norm = of_norm.contiguous()
+        if of_stream is not None:
+            of_stream = of_stream.contiguous()
         rows, size = x.shape
         tile = TILES["norm", ""]
         programs = min(tile.rows, rows)

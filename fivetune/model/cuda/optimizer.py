@@ -86,11 +86,12 @@ class FlatAdamW:
 
     def find_seen(self) -> None:
         """Find the blocks that had gradients, after the moments were loaded."""
-        whole = len(self.mean) // self._block * self._block
+        num_full = len(self.mean) // self._block
         for moment in (self.mean, self.square):
-            for part, seen in ((moment[:whole], self._seen[: whole // self._block]), (moment[whole:], self._seen[-1:])):
-                if len(part):
-                    seen |= torch.linalg.vector_norm(part.view(len(seen), -1), torch.inf, dim=1) > 0
+            full = moment[: num_full * self._block].view(num_full, self._block)
+            rest = moment[num_full * self._block :]
+            self._seen[:num_full] |= full.any(1)
+            self._seen[num_full:] |= rest.any()  # the last block, unless it is full
 
 
 def _compute_starts(parameters: Sequence[nn.Parameter]) -> list[int]:

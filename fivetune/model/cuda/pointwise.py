@@ -35,14 +35,18 @@ def compute_dropout(x: Tensor, probability: float, seed: Tensor | None = None) -
             None draws one from torch's generator.
     """
     rate = round_dropout_rate(probability)
-    return x if rate == 0 else _apply_dropped_sum(x, None, seed, rate)
+    if rate == 0:
+        return x
+    return _apply_dropped_sum(x, None, seed, rate)
 
 
 def add_dropout(residual: Tensor, x: Tensor, probability: float, seed: Tensor | None = None) -> Tensor:
     """residual + dropout(x) in the dtype of residual, rounded once; both have one shape. See `compute_dropout`."""
     assert residual.shape == x.shape, (residual.shape, x.shape)
     rate = round_dropout_rate(probability)
-    return residual + x if rate == 0 else _apply_dropped_sum(x, residual, seed, rate)
+    if rate == 0:
+        return residual + x
+    return _apply_dropped_sum(x, residual, seed, rate)
 
 
 def compute_activation_dropout(
@@ -76,7 +80,8 @@ class _AddDropout(torch.autograd.Function):
         ctx.save_for_backward(seed)
         ctx.rate = rate
         ctx.kind = x.dtype
-        return _launch_dropped_sum(x, residual, seed, rate, x.dtype if residual is None else residual.dtype)
+        dtype = x.dtype if residual is None else residual.dtype
+        return _launch_dropped_sum(x, residual, seed, rate, dtype)
 
     @staticmethod
     def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -88,7 +93,8 @@ class _AddDropout(torch.autograd.Function):
 def _launch_dropped_sum(x: Tensor, residual: Tensor | None, seed: Tensor, rate: int, dtype: torch.dtype) -> Tensor:
     """dropout(x), plus residual if there is one, in `dtype`."""
     x = x.contiguous()
-    residual = None if residual is None else residual.contiguous()
+    if residual is not None:
+        residual = residual.contiguous()
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
     tile = TILES["pointwise", ""]
     grid = (divide_up(x.numel(), tile.cols),)

@@ -38,8 +38,10 @@ def choose_seed(x: Tensor, rate: int, seed: Tensor | None) -> Tensor | None:
 
     Drawing costs a small kernel, which a CUDA graph may capture: each replay draws a new seed.
     """
-    if rate == 0 or seed is not None:
-        return None if rate == 0 else seed
+    if rate == 0:
+        return None
+    if seed is not None:
+        return seed
     if _seeds is None:
         return torch.randint(2**62, (1,), device=x.device)
     if not _seeds:

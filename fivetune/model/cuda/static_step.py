@@ -173,7 +173,8 @@ class CapturedStep:
         nothing = torch.zeros(1, dtype=torch.int64)
         try:
             states = [self._get_state(bucket) for bucket in self.buckets.planned]
-            for static in (state.static for state in states):
+            for state in states:
+                static = state.static
                 _fill_bounds(static.cu_seqlens_src, static.cu_seqlens_tgt, static.bucket, nothing, nothing)
                 self.step(static)
             for state in states:
@@ -190,9 +191,11 @@ class CapturedStep:
         """
         bucket = self.buckets.find_bucket(batch)
         state = self._get_state(bucket)
-        state.pair.send(
-            lambda block: fill_block(block, bucket, batch, start_id=self.start_id, weight=weight), state.static.block
-        )
+
+        def write(block: Tensor) -> None:
+            fill_block(block, bucket, batch, start_id=self.start_id, weight=weight)
+
+        state.pair.send(write, state.static.block)
         if state.replay is not None:
             self.num_replayed += 1
             return state.replay().clone(), bucket.num_positions  # the next replay writes the same address
