@@ -52,7 +52,8 @@ def compute_intervals(
         if not high - low > ROUNDING:  # no resample changes the score, or it is NaN
             share = min(max(scores.corpus[name] / 100, 0.0), 1.0)
             edges = compute_wilson_interval(share, scores.sizes.get(name, len(scores.each)))
-            low, high = 100 * edges[0], 100 * edges[1]
+            low = 100 * edges[0]
+            high = 100 * edges[1]
         found[name] = low, high
     return found
 
@@ -71,8 +72,10 @@ def compare_paired(
     for name in found:
         if name not in others:
             continue
-        observed, samples = a.corpus[name] - b.corpus[name], found[name] - others[name]
+        observed = a.corpus[name] - b.corpus[name]
+        samples = found[name] - others[name]
         samples = samples[~np.isnan(samples)]
+        # Rounding must not decide whether an equal difference is as far.
         as_far = int(np.sum(np.abs(samples - observed) >= abs(observed) - 1e-9))
         compared[name] = Difference(observed, *_compute_edges(samples), (1 + as_far) / (1 + len(samples)))
     return compared
@@ -97,7 +100,8 @@ def compute_wilson_interval(fraction: float, num: float) -> tuple[float, float]:
     ([0.4038, 0.5962], 0.959)
     """
     spread = Z * math.sqrt(fraction * (1 - fraction) / num + Z * Z / (4 * num * num))
-    centre, scale = fraction + Z * Z / (2 * num), 1 + Z * Z / num
+    centre = fraction + Z * Z / (2 * num)
+    scale = 1 + Z * Z / num
     low = (centre - spread) / scale if fraction > 0 else 0.0  # rounding leaves 1e-17 or 1 - 1e-16 otherwise
     high = (centre + spread) / scale if fraction < 1 else 1.0
     return max(0.0, low), min(1.0, high)
@@ -106,9 +110,9 @@ def compute_wilson_interval(fraction: float, num: float) -> tuple[float, float]:
 def _resample_scores(
     all_scores: Sequence[Scores], names: Sequence[str] | None, num_samples: int, seed: int
 ) -> list[dict[str, NDArray[np.float64]]]:
-    """Return [num_samples] values of each score, for each of `several`; NaN if a resample has none of its examples."""
+    """Return [num_samples] values of each score of `all_scores`; NaN where a resample has none of its examples."""
     num_examples = len(all_scores[0].each)
-    if not num_examples:
+    if not num_examples:  # nothing to draw from
         return [{} for _ in all_scores]
     resamplers = [scores.resample or build_mean_resampler(scores) for scores in all_scores]
     drawn: list[list[dict[str, float]]] = [[] for _ in all_scores]
@@ -120,7 +124,8 @@ def _resample_scores(
             values.append(resample(rows))
     found: list[dict[str, NDArray[np.float64]]] = []
     for values, scores in zip(drawn, all_scores, strict=True):
-        resampled, columns = set[str]().union(*values), dict[str, NDArray[np.float64]]()
+        resampled = set[str]().union(*values)  # a resample may lack a score
+        columns: dict[str, NDArray[np.float64]] = {}
         for name in names or scores.corpus:
             if name in resampled and name in scores.corpus and not name.endswith("total"):
                 columns[name] = np.array([one.get(name, math.nan) for one in values])

@@ -61,13 +61,15 @@ def compute_reliability(confidence: Sequence[float], correct: Sequence[bool], *,
     >>> compute_reliability([0.95, 0.92, 0.3], [True, False, False])[1]
     Bin(low=0.9, high=1.0, num=2, confidence=0.935, accuracy=0.5)
     """
-    sure, right = np.asarray(confidence, dtype=float), np.asarray(correct, dtype=float)
-    place = np.clip(np.ceil(sure * num_bins) - 1, 0, num_bins - 1).astype(int)
-    return [
-        Bin(i / num_bins, (i + 1) / num_bins, int(np.sum(own)), float(sure[own].mean()), float(right[own].mean()))
-        for i in np.unique(place).tolist()
-        if (own := place == i).any()
-    ]
+    sure = np.asarray(confidence, dtype=float)
+    right = np.asarray(correct, dtype=float)
+    place = np.clip(np.ceil(sure * num_bins) - 1, 0, num_bins - 1).astype(int)  # a bin holds its upper edge
+    bins: list[Bin] = []
+    for i in np.unique(place).tolist():
+        own = place == i
+        accuracy = float(right[own].mean())
+        bins.append(Bin(i / num_bins, (i + 1) / num_bins, int(np.sum(own)), float(sure[own].mean()), accuracy))
+    return bins
 
 
 def compute_calibration_error(bins: Sequence[Bin]) -> float:
@@ -88,8 +90,11 @@ def compute_risk_coverage(confidence: Sequence[float], score: Sequence[float]) -
     >>> curve.risk.round(4).tolist(), round(curve.area, 4)  # of the two at 0.5, half an error each
     ([0.0, 0.25, 0.3333, 0.5], 0.2708)
     """
-    order = np.argsort(-np.asarray(confidence, dtype=float), kind="stable")
-    sure, loss = np.asarray(confidence, dtype=float)[order], 1 - np.asarray(score, dtype=float)[order]
+    sure = np.asarray(confidence, dtype=float)
+    order = np.argsort(-sure, kind="stable")
+    sure = sure[order]
+    loss = 1 - np.asarray(score, dtype=float)[order]
+    # Predictions of equal confidence come in any order: each has the mean loss of its group.
     _, group, sizes = np.unique(-sure, return_inverse=True, return_counts=True)
     expected = (np.bincount(group, weights=loss) / sizes)[group]
     counts = np.arange(1, len(sure) + 1)
@@ -147,16 +152,15 @@ def calibrate_prediction(prediction: Prediction, temperature: float) -> Predicti
     scale = (1 - after) / (1 - before) if before < 1 else 0.0
 
     def scale_share(text: str, score: float) -> float:
+        # The prediction itself stands among the candidates, with a score that was rounded on the way.
         is_same = text == prediction.prediction and math.isclose(score, before, rel_tol=1e-3)
         return after if is_same else score * scale
 
+    candidates = [replace(one, score=scale_share(one.text, one.score)) for one in prediction.candidates]
     leaning = prediction.no_answer_score
-    return replace(
-        prediction,
-        confidence=after,
-        candidates=tuple(replace(one, score=scale_share(one.text, one.score)) for one in prediction.candidates),
-        no_answer_score=None if leaning is None else scale_share("", leaning),
-    )
+    if leaning is not None:
+        leaning = scale_share("", leaning)
+    return replace(prediction, confidence=after, candidates=tuple(candidates), no_answer_score=leaning)
 
 
 def fit_temperature(probabilities: ArrayLike, correct: ArrayLike) -> float:
@@ -167,12 +171,17 @@ def fit_temperature(probabilities: ArrayLike, correct: ArrayLike) -> float:
     >>> round(fit_temperature([0.9] * 4 + [0.1] * 4, [1, 1, 1, 0, 0, 0, 0, 1]), 3)  # 3 of 4: from 0.9 to 0.75
     2.0
     """
-    logits, right = _compute_logits(probabilities), np.asarray(correct, dtype=float)
-    low, high = 1 / HOTTEST, 1 / COLDEST
-    for _ in range(60):
+    logits = _compute_logits(probabilities)
+    right = np.asarray(correct, dtype=float)
+    low = 1 / HOTTEST
+    high = 1 / COLDEST
+    for _ in range(60):  # halvings, more than a double has bits
         middle = (low + high) / 2
         slope = float(np.sum((expit(logits * middle) - right) * logits))
-        low, high = (low, middle) if slope > 0 else (middle, high)
+        if slope > 0:
+            high = middle
+        else:
+            low = middle
     return 2 / (low + high)
 
 
@@ -183,17 +192,20 @@ def measure_temperature(
 
     The halves are drawn by a hash of the ids. None unless both have 10 right and 10 wrong predictions.
     """
-    known, right = np.asarray(probabilities, dtype=float), np.asarray(correct, dtype=bool)
+    known = np.asarray(probabilities, dtype=float)
+    right = np.asarray(correct, dtype=bool)
     first = np.array([is_drawn(key) for key in ids], dtype=bool)
     halves = (first, ~first)
-    if any(min(np.sum(right[half]), np.sum(~right[half])) < MIN_OF_EACH for half in halves):
-        return None
+    for half in halves:
+        if min(np.sum(right[half]), np.sum(~right[half])) < MIN_OF_EACH:
+            return None
     # Each half at the other's temperature: a fit looks too good on its own half.
     tempered = known.copy()
     for fitted_on, measured_on in (halves, halves[::-1]):
         temperature = fit_temperature(known[fitted_on], right[fitted_on])
         tempered[measured_on] = apply_temperature(known[measured_on], temperature)
-    (error_before, nats_before), (error_after, nats_after) = (_measure(one, right) for one in (known, tempered))
+    error_before, nats_before = _measure(known, right)
+    error_after, nats_after = _measure(tempered, right)
     return FittedTemperature(
         fit_temperature(known, right), len(known), error_before, error_after, nats_before, nats_after
     )
@@ -205,9 +217,15 @@ def calibrate_lines(lines: Sequence[Prediction], key: str) -> FittedTemperature 
     Args:
         key: name of the score of each line (0-1); 1 is right.
     """
-    used = [line for line in lines if line.confidence is not None and key in line.scores]
-    ids, sure = [line.id for line in used], [line.confidence or 0.0 for line in used]
-    return measure_temperature(ids, sure, [line.scores[key] >= 1 for line in used])
+    ids: list[str] = []
+    sure: list[float] = []
+    correct: list[bool] = []
+    for line in lines:
+        if line.confidence is not None and key in line.scores:
+            ids.append(line.id)
+            sure.append(line.confidence)
+            correct.append(line.scores[key] >= 1)
+    return measure_temperature(ids, sure, correct)
 
 
 def restore_lines(lines: Sequence[Prediction], temperature: float | None) -> list[Prediction]:
@@ -216,7 +234,9 @@ def restore_lines(lines: Sequence[Prediction], temperature: float | None) -> lis
     Args:
         temperature: of their confidences, from the EvalRecord.
     """
-    return [calibrate_prediction(line, 1 / temperature) for line in lines] if temperature else list(lines)
+    if not temperature:
+        return list(lines)
+    return [calibrate_prediction(line, 1 / temperature) for line in lines]
 
 
 def choose_scored_name(lines: Sequence[Prediction], metric: str) -> str | None:
@@ -226,7 +246,9 @@ def choose_scored_name(lines: Sequence[Prediction], metric: str) -> str | None:
     'accuracy'
     """
     scores = lines[0].scores if lines else {}
-    return metric if metric in scores else next(iter(scores), None)
+    if metric in scores:
+        return metric
+    return next(iter(scores), None)
 
 
 def _measure(confidence: NDArray[np.float64], right: NDArray[np.bool_]) -> tuple[float, float]:

@@ -23,13 +23,16 @@ def build_confusion(lines: Sequence[Prediction]) -> ConfusionMatrix | None:
     >>> found.labels, found.compute_precision("b"), found.compute_recall("a"), round(found.compute_f1("a"), 4)
     (('a', 'b'), 0.5, 0.5, 0.6667)
     """
-    known: list[Prediction] = []
+    predicted: list[str] = []
+    references: list[Sequence[str]] = []
     for line in lines:
         if line.references and (line.left_label_set is not None or "labels" in line.meta):
-            known.append(line)
-    predicted = [line.prediction for line in known]
-    golds = choose_gold_labels(predicted, [list(line.references) for line in known])
-    counts = Counter(zip(golds, predicted, strict=True))
+            predicted.append(line.prediction)
+            references.append(line.references)
+    if not predicted:
+        return None
+    golds = choose_gold_labels(predicted, references)
+    # A label that is only predicted has a column too, after all gold ones.
     support = Counter(golds)
     labels = sorted({*golds, *predicted}, key=lambda label: (-support[label], label))
-    return ConfusionMatrix(tuple(labels), counts) if known else None
+    return ConfusionMatrix(tuple(labels), Counter(zip(golds, predicted, strict=True)))

@@ -68,7 +68,9 @@ def compute_slices(lines: Sequence[Prediction], score: str, *, seed: int = 0) ->
     for name, value_of in DIMENSIONS.items():
         groups: dict[str, list[float]] = {}
         for line in lines:
-            value = value_of(line) if score in line.scores else None
+            if score not in line.scores:
+                continue
+            value = value_of(line)
             if value is not None:
                 groups.setdefault(value, []).append(line.scores[score])
         found[name] = _build_slices(name, groups, seed)
@@ -80,16 +82,22 @@ def _build_slices(name: str, groups: Mapping[str, Sequence[float]], seed: int) -
     # The most frequent values are shown, the others pooled: a slice of few says nothing.
     by_number = sorted(groups, key=lambda value: (value == OTHER, -len(groups[value]), value))
     kept = [value for value in by_number[:MAX_VALUES] if value != OTHER]
-    shown = {value: groups[value] for value in sorted(kept, key=list(ORDERS.get(name, kept)).index)}
-    rest = [number for value in by_number if value not in kept for number in groups[value]]
+    order = list(ORDERS.get(name, kept))
+    shown: dict[str, Sequence[float]] = {value: groups[value] for value in sorted(kept, key=order.index)}
+    rest: list[float] = []
+    for value in by_number:
+        if value not in kept:
+            rest += groups[value]
     if rest:
         shown[OTHER] = rest
     found: list[Slice] = []
     for value, numbers in shown.items():
         mean = sum(numbers) / len(numbers)
+        # Wilson's interval is exact for values of 0 or 1.
         if len(numbers) < MIN_BOOTSTRAP_VALUES or set(numbers) <= {0.0, 1.0}:
-            low, high = compute_wilson_interval(min(mean, 1.0), len(numbers))
-            low, high = 100 * low, 100 * high
+            edges = compute_wilson_interval(min(mean, 1.0), len(numbers))
+            low = 100 * edges[0]
+            high = 100 * edges[1]
         else:
             scores = Scores({"score": 100 * mean}, [{"score": number} for number in numbers])
             low, high = compute_intervals(scores, seed=seed)["score"]
@@ -119,7 +127,8 @@ def find_question_word(question: str, language: str = "") -> str:
     asking = next((one for one in reversed(sentences) if one.endswith("?")), question)
     words = _WORD.findall(asking.casefold())
     if language not in QUESTION_WORDS:
-        language = max(QUESTION_WORDS, key=lambda name: sum(word in _ALL_WORDS[name] for word in words))
+        num_known = {name: sum(word in known for word in words) for name, known in _ALL_WORDS.items()}
+        language = max(num_known, key=num_known.__getitem__)
     for word, following in zip_longest(words, words[1:], fillvalue=""):
         if (word, following) in _PHRASES and {word, following} & _QUESTION_WORDS[language]:
             return f"{word} {following}"
@@ -129,8 +138,10 @@ def find_question_word(question: str, language: str = "") -> str:
 
 
 def _get_question_word(line: Prediction) -> str | None:
-    question, language = line.meta.get("question"), line.meta.get("language")
-    return find_question_word(question, str(language or "")) if isinstance(question, str) and question else None
+    question = line.meta.get("question")
+    if not isinstance(question, str) or not question:
+        return None
+    return find_question_word(question, str(line.meta.get("language") or ""))
 
 
 def format_bucket(number: int, edges: Sequence[int], unit: str) -> str:
@@ -149,8 +160,12 @@ def _build_bucket_labels(edges: Sequence[int], unit: str) -> dict[int, str]:
     labels: dict[int, str] = {}
     first = 1
     for edge in edges:
-        plural = "s" if edge > 1 else ""
-        labels[edge] = f"{edge} {unit}{plural}" if first == edge else f"{first}-{edge} {unit}s"
+        if edge == 1:
+            labels[edge] = f"1 {unit}"
+        elif first == edge:
+            labels[edge] = f"{edge} {unit}s"
+        else:
+            labels[edge] = f"{first}-{edge} {unit}s"
         first = edge + 1
     return labels
 
@@ -159,7 +174,9 @@ def _get_answer_length(line: Prediction) -> str | None:
     if not line.references:
         return None
     first = next(filter(None, line.references), "")
-    return format_bucket(len(first.split()), ANSWER_WORDS, "word") if first else "no answer"
+    if not first:
+        return "no answer"
+    return format_bucket(len(first.split()), ANSWER_WORDS, "word")
 
 
 def _get_input_length(line: Prediction) -> str | None:
@@ -179,9 +196,12 @@ def _get_truncation(line: Prediction) -> str | None:
 def _get_answerable(line: Prediction) -> str | None:
     """Whether a question has an answer; None for tasks without questions, such as classification."""
     known = line.meta.get("answerable")
+    # Without the entry: questions, and whatever has an empty gold answer.
     if known is None and line.references and (line.meta.get("question") or not any(line.references)):
         known = any(line.references)
-    return None if known is None else "answerable" if known else "unanswerable"
+    if known is None:
+        return None
+    return "answerable" if known else "unanswerable"
 
 
 def _is_merged(line: Prediction) -> bool:

@@ -41,27 +41,30 @@ def tune_threshold(lines: Sequence[Prediction], name: str) -> TunedThreshold | N
 
     Returns None unless both halves contain questions with and without answers.
     """
-    usable = [line for line in lines if name in line.scores and line.no_answer_score is not None]
-    usable.sort(key=lambda line: line.id)
-    chosen = [line for line in usable if is_drawn(line.id)]
-    others = [line for line in usable if not is_drawn(line.id)]
-    if any(len({is_answerable(line) for line in half}) < 2 for half in (chosen, others)):
-        return None
-    answers = [line.prediction for line in chosen]
-    answerable = [is_answerable(line) for line in chosen]
-    leanings = [line.no_answer_score or 0.0 for line in chosen]
+    chosen: list[Prediction] = []
+    others: list[Prediction] = []
+    # In the order of the ids: the bootstrap draws lines by their numbers.
+    for line in sorted(lines, key=lambda line: line.id):
+        if name in line.scores and line.no_answer_score is not None:
+            half = chosen if is_drawn(line.id) else others
+            half.append(line)
+    for half in (chosen, others):
+        if len(set(map(is_answerable, half))) < 2:
+            return None
     tuned, threshold = find_best_threshold(
         [line.scores[name] for line in chosen],
-        predictions=answers,
-        answerable=answerable,
-        no_answer_scores=leanings,
+        predictions=[line.prediction for line in chosen],
+        answerable=list(map(is_answerable, chosen)),
+        no_answer_scores=[line.no_answer_score or 0.0 for line in chosen],
     )
     # The half that did not choose the threshold shows its worth.
-    before = _build_scores([line.scores[name] for line in others], name)
+    without: list[float] = []
     values: list[float] = []
     for line in others:  # above the threshold a question is not answered
         is_kept = (line.no_answer_score or 0.0) <= threshold
+        without.append(line.scores[name])
         values.append(line.scores[name] if is_kept else float(not is_answerable(line)))
+    before = _build_scores(without, name)
     after = _build_scores(values, name)
     gain = compare_paired(after, before)[name]
     return TunedThreshold(

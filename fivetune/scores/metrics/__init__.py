@@ -75,7 +75,9 @@ class PerExample(plugins.Options):
         """Return the means over all examples as percentages, and `total`."""
         assert predictions, "nothing to score"
         known = details or [{}] * len(predictions)
-        return average_scores([self.score_one(p, r, d) for p, r, d in zip(predictions, references, known, strict=True)])
+        # An example's scores depend on that example alone.
+        each = [self.score_one(*example) for example in zip(predictions, references, known, strict=True)]
+        return average_scores(each)
 
     @abstractmethod
     def score_one(self, prediction: str, references: Sequence[str], details: Details) -> dict[str, float]:
@@ -203,7 +205,10 @@ def list_score_names(metrics: Sequence[MetricSpec]) -> tuple[str, ...]:
     >>> list_score_names(["squad", "exact_match"])
     ('exact', 'f1', 'total', 'exact_match')
     """
-    return tuple(dict.fromkeys(name for _, names in _resolve_score_names(metrics) for name in names.values()))
+    merged: dict[str, None] = {}
+    for _, names in _resolve_score_names(metrics):
+        merged |= dict.fromkeys(names.values())
+    return tuple(merged)
 
 
 def list_selectable_scores(metrics: Sequence[MetricSpec]) -> tuple[str, ...]:
@@ -228,12 +233,15 @@ def _resolve_score_names(metrics: Sequence[MetricSpec]) -> list[tuple[Metric, di
     """Return each metric with its own score names -> names in the merged scores; all metrics share `total`."""
     taken: set[str] = set()
     # The first metric keeps the plain name, so that adding a metric renames no score.
-    printed = []
+    resolved: list[tuple[Metric, dict[str, str]]] = []
     for metric in map(load_metric, metrics):
-        name = type(metric).__module__.rpartition(".")[2]
-        printed.append((metric, {own: f"{name}_{own}" if own in taken else own for own in metric.score_names}))
+        prefix = type(metric).__module__.rpartition(".")[2]
+        names: dict[str, str] = {}
+        for own in metric.score_names:
+            names[own] = f"{prefix}_{own}" if own in taken else own
+        resolved.append((metric, names))
         taken.update(set(metric.score_names) - {"total"})
-    return printed
+    return resolved
 
 
 def _rename_scores(scores: Mapping[str, float], names: Mapping[str, str]) -> dict[str, float]:
@@ -250,9 +258,14 @@ def build_mean_resampler(scores: Scores) -> Resampler:
 
     columns: dict[str, NDArray[np.float64]] = {}
     for name in scores.corpus:
+        # A score that some examples lack is no mean of theirs.
         if all(name in one for one in scores.each):
             columns[name] = np.array([one[name] for one in scores.each], dtype=float)
-    return lambda rows: {name: 100 * average_array(column[rows]) for name, column in columns.items()}
+
+    def resample(rows: DrawnRows) -> dict[str, float]:
+        return {name: 100 * average_array(column[rows]) for name, column in columns.items()}
+
+    return resample
 
 
 def compute_pooled_size(sizes: Iterable[float]) -> float:
@@ -264,7 +277,7 @@ def compute_pooled_size(sizes: Iterable[float]) -> float:
     >>> compute_pooled_size([45, 45]), round(compute_pooled_size([85, 5]), 1)
     (90.0, 18.9)
     """
-    found = [max(size, 1) for size in sizes]
+    found = [max(size, 1) for size in sizes]  # a group may have no example
     return len(found) ** 2 / sum(1 / size for size in found)
 
 
@@ -309,14 +322,29 @@ def compute_token_f1(prediction: Sequence[str], reference: Sequence[str]) -> flo
     return 2 * precision * recall / (precision + recall)
 
 
+def compute_best_match(predicted: str, golds: Sequence[str]) -> tuple[int, float]:
+    """Return exact match and token F1 of normalised texts, each against its best gold answer.
+
+    >>> compute_best_match("norman dukes", ["norman duke", "dukes"])
+    (0, 0.6666666666666666)
+    """
+    words = predicted.split()
+    return int(predicted in golds), max(compute_token_f1(words, gold.split()) for gold in golds)
+
+
 def average_scores(each: list[dict[str, float]]) -> Scores:
     """Return the means over all examples as percentages, and the number of examples as `total`.
 
     >>> average_scores([{"exact": 1, "f1": 1.0}, {"exact": 0, "f1": 0.5}]).corpus
     {'exact': 50.0, 'f1': 75.0, 'total': 2}
     """
-    corpus = {name: compute_percent((scores[name] for scores in each), len(each)) for name in each[0]}
+    corpus = {name: average_column(each, name) for name in each[0]}
     return Scores({**corpus, "total": len(each)}, each)
+
+
+def average_column(each: Sequence[Mapping[str, float]], name: str) -> float:
+    """Return the mean of one score over all examples as a percentage."""
+    return compute_percent([scores[name] for scores in each], len(each))
 
 
 def compute_percent(values: Iterable[float], total: int) -> float:

@@ -32,14 +32,12 @@ class BioASQ(PerExample):
         >>> BioASQ().score_one("BRCA2", ["brca1"], {"candidates": ["BRCA2", "BRCA1"]})
         {'strict_accuracy': 0, 'lenient_accuracy': 1, 'mrr': 0.5}
         """
-        ranked = (details.get("candidates") or [prediction])[:NUM_RANKS]
+        ranked = details.get("candidates") or [prediction]
         right = {gold.lower() for gold in references}
-        rank = next((place for place, answer in enumerate(ranked, start=1) if answer.lower() in right), None)
-        return {
-            "strict_accuracy": int(rank == 1),
-            "lenient_accuracy": int(rank is not None),
-            "mrr": 1 / rank if rank else 0.0,
-        }
+        for rank, answer in enumerate(ranked[:NUM_RANKS], start=1):
+            if answer.lower() in right:
+                return {"strict_accuracy": int(rank == 1), "lenient_accuracy": 1, "mrr": 1 / rank}
+        return {"strict_accuracy": 0, "lenient_accuracy": 0, "mrr": 0.0}
 
 
 CASES = (

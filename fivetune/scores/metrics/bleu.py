@@ -69,17 +69,16 @@ class SacreBLEU(Options):
         assert predictions, "nothing to score"
         scorers, of_one = self._scorers
         streams = list(zip_longest(*references))  # None pads examples with fewer references, as sacrebleu requires
-        counts = {
-            name: np.array(scorer._extract_corpus_statistics(predictions, streams)) for name, scorer in scorers.items()
-        }  # [num_examples, number of counts]
+        counts: dict[str, Any] = {}  # [num_examples, number of counts]
+        for name, scorer in scorers.items():
+            counts[name] = np.array(scorer._extract_corpus_statistics(predictions, streams))
 
         def resample(rows: DrawnRows) -> dict[str, float]:
             return {name: _compute_score(scorers[name], counts[name][rows].sum(axis=0)) for name in scorers}
 
-        each = [
-            {name: _compute_score(of_one[name], counts[name][i]) / 100 for name in scorers}
-            for i in range(len(predictions))
-        ]
+        each: list[dict[str, float]] = []
+        for i in range(len(predictions)):
+            each.append({name: _compute_score(of_one[name], counts[name][i]) / 100 for name in scorers})
         return Scores({**resample(np.arange(len(each))), "total": len(each)}, each, resample)
 
 

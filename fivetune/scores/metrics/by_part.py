@@ -31,7 +31,9 @@ class ByPart(Options):
 
     @property
     def score_names(self) -> tuple[str, ...]:
-        named = [f"{part}_{score}" for part, metrics in self.parts.items() for score in list_score_names(metrics)]
+        named: list[str] = []
+        for part, metrics in self.parts.items():
+            named += [f"{part}_{score}" for score in list_score_names(metrics)]
         return ("mean", *named, "total")
 
     @cached_property
@@ -52,23 +54,26 @@ class ByPart(Options):
         import numpy as np
 
         details = details or [{}] * len(predictions)
-        # One call of each part's metrics, on its examples alone.
-        sources = np.array([str(one.get("source_task", next(iter(self.parts)))) for one in details])
+        first = next(iter(self.parts))
+        sources = np.array([str(one.get("source_task", first)) for one in details])
         each: list[dict[str, float]] = [{} for _ in predictions]
         found: dict[str, Scores] = {}
         place = np.zeros(len(predictions), dtype=int)  # index of each example within its part
+        # One call of each part's metrics, on its examples alone.
         for part in np.unique(sources).tolist():
             rows = np.flatnonzero(sources == part).tolist()
             place[rows] = range(len(rows))
-            own_details = [details[i] for i in rows]
-            answers, golds = [predictions[i] for i in rows], [references[i] for i in rows]
-            found[part] = self._scorers[part].score(answers, golds, details=own_details)
+            answers = [predictions[i] for i in rows]
+            golds = [references[i] for i in rows]
+            found[part] = self._scorers[part].score(answers, golds, details=[details[i] for i in rows])
             for i, own in zip(rows, found[part].each, strict=True):
-                main = {"mean": own[self.mains[part]]} if self.mains[part] in own else {}
-                each[i] = {**main, **_add_prefix(part, own)}
+                if self.mains[part] in own:
+                    each[i]["mean"] = own[self.mains[part]]
+                each[i] |= _add_prefix(part, own)
 
         def resample(rows: DrawnRows) -> dict[str, float]:
-            every, resampled = np.asarray(rows), dict[str, dict[str, float]]()
+            every = np.asarray(rows)
+            resampled: dict[str, dict[str, float]] = {}
             for part, scores in found.items():
                 drawn = every[sources[rows] == part]
                 if scores.resample and len(drawn):

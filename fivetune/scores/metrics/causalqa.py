@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from fivetune.scores.metrics import Case, Details, PerExample, compute_token_f1, normalize_answer
+from fivetune.scores.metrics import Case, Details, PerExample, compute_best_match, normalize_answer
 
 
 class CausalQA(PerExample):
@@ -29,12 +29,8 @@ class CausalQA(PerExample):
         >>> CausalQA().score_one("", ["the"], {})
         {'em': 1, 'f1': 0.0}
         """
-        predicted = normalize_answer(prediction)
-        golds = [normalize_answer(reference) for reference in references]
-        return {
-            "em": max(int(predicted == gold) for gold in golds),
-            "f1": max(compute_token_f1(predicted.split(), gold.split()) for gold in golds),
-        }
+        exact, f1 = compute_best_match(normalize_answer(prediction), list(map(normalize_answer, references)))
+        return {"em": exact, "f1": f1}
 
 
 CASES = (

@@ -23,7 +23,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from fivetune.plugins import Options
-from fivetune.scores.metrics import Case, Details, compute_percent, compute_pooled_size
+from fivetune.scores.metrics import Case, Details, average_column, compute_percent, compute_pooled_size
 from fivetune.types import DrawnRows, Resampler, Scores
 
 
@@ -54,11 +54,13 @@ class ConfusionMatrix:
 
     def compute_precision(self, label: str) -> float | None:
         """Return the share (0-1) of this label's predictions that are right; None if it is never predicted."""
-        return self.counts[label, label] / num if (num := self.count_predicted(label)) else None
+        num = self.count_predicted(label)
+        return self.counts[label, label] / num if num else None
 
     def compute_recall(self, label: str) -> float | None:
         """Return the share (0-1) of this label's examples that are predicted as such; None without examples."""
-        return self.counts[label, label] / num if (num := self.count_support(label)) else None
+        num = self.count_support(label)
+        return self.counts[label, label] / num if num else None
 
     def compute_f1(self, label: str) -> float:
         """Return 2 * right / (support + predicted), the harmonic mean of precision and recall; 0 if both are 0."""
@@ -93,15 +95,18 @@ class Classification(Options):
         """Return percentages over all examples. Reads `labels`, the label set."""
         assert predictions, "nothing to score"
         golds = choose_gold_labels(predictions, references)
-        labels = list((details[0].get("labels") if details else None) or sorted(set(golds)))
+        labels = sorted(set(golds))
+        if details and details[0].get("labels"):
+            labels = list(details[0]["labels"])
         found = ConfusionMatrix(tuple(labels), Counter(zip(golds, predictions, strict=True)))
+        # As in scikit-learn, an unused label does not enter the mean.
         counted = [label for label in labels if self.count_absent or found.is_used(label)]
         weighted = [found.compute_f1(label) * found.count_support(label) for label in labels]
-        each: list[dict[str, float]] = [
-            {"accuracy": int(prediction == gold)} for prediction, gold in zip(predictions, golds, strict=True)
-        ]
+        each: list[dict[str, float]] = []
+        for prediction, gold in zip(predictions, golds, strict=True):
+            each.append({"accuracy": int(prediction == gold)})
         corpus = {
-            "accuracy": compute_percent((one["accuracy"] for one in each), len(each)),
+            "accuracy": average_column(each, "accuracy"),
             "macro_f1": compute_percent(map(found.compute_f1, counted), max(len(counted), 1)),
             "weighted_f1": compute_percent(weighted, max(sum(map(found.count_support, labels)), 1)),
             "total": len(each),
@@ -112,7 +117,10 @@ class Classification(Options):
 
 def choose_gold_labels(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> list[str]:
     """Return one gold label per example: the predicted one if it is among them, else the first."""
-    return [p if p in right else right[0] for p, right in zip(predictions, references, strict=True)]
+    golds: list[str] = []
+    for prediction, right in zip(predictions, references, strict=True):
+        golds.append(prediction if prediction in right else right[0])
+    return golds
 
 
 def compute_label_rates(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
@@ -140,7 +148,8 @@ def describe_majority(scores: Mapping[str, float], rates: Mapping[str, float], l
     >>> describe_majority({"accuracy": 68.75}, {"majority_label": 0.6875, "one_label": 1.0}, {"yes": 11, "no": 5})
     'accuracy 68.75 is as good as always predicting yes (68.75)'
     """
-    accuracy, share = scores.get("accuracy"), rates.get("majority_label")
+    accuracy = scores.get("accuracy")
+    share = rates.get("majority_label")
     if accuracy is None or share is None or accuracy > 100 * share + 1e-9 or not label_counts:
         return ""
     label = max(label_counts, key=label_counts.__getitem__)
@@ -154,15 +163,18 @@ def _build_resampler(
     """Return a Resampler that counts the (gold, predicted) pairs of drawn rows; index `size` is any other text."""
     import numpy as np
 
+    # Numbers in place of labels: a bootstrap counts the pairs a thousand times.
     index = {label: i for i, label in enumerate(labels)}
     size = len(labels)
     found = np.array([index.get(prediction, size) for prediction in predictions])
-    pairs = np.array([index.get(gold, size) for gold in golds]) * (size + 1) + found
+    right = np.array([index.get(gold, size) for gold in golds])
+    pairs = right * (size + 1) + found  # one number per pair, for one count of all
     correct = np.array([prediction == gold for prediction, gold in zip(predictions, golds, strict=True)])
 
     def resample(rows: DrawnRows) -> dict[str, float]:
         counts = np.bincount(pairs[rows], minlength=(size + 1) ** 2).reshape(size + 1, size + 1)
-        support, predicted = counts.sum(axis=1)[:size], counts.sum(axis=0)[:size]
+        support = counts.sum(axis=1)[:size]
+        predicted = counts.sum(axis=0)[:size]
         f1 = 200 * counts.diagonal()[:size] / np.maximum(support + predicted, 1)
         num_counted = size if count_absent else np.count_nonzero(support + predicted)
         weighted = float((f1 * support).sum() / max(support.sum(), 1))

@@ -36,7 +36,8 @@ class GSM8K(PerExample):
         >>> GSM8K().score_one("18.0", ["18"], {}), GSM8K().score_one("#### 18", ["18"], {})
         ({'accuracy': 0, 'accuracy_lenient': 1}, {'accuracy': 1, 'accuracy_lenient': 1})
         """
-        written, value = extract_final_number(prediction), extract_lenient_number(prediction)
+        written = extract_final_number(prediction)
+        value = extract_lenient_number(prediction)
         right = written is not None and written in map(extract_final_number, references)
         close = value is not None and value in map(extract_lenient_number, references)
         return {"accuracy": int(right), "accuracy_lenient": int(right or close)}
@@ -50,7 +51,9 @@ def extract_final_number(text: str) -> str | None:
     ('1200', '-3', None)
     """
     found = _MARKED.search(text) or _BARE.fullmatch(text)
-    return (found[1].replace(",", "") or None) if found else None
+    if not found:
+        return None
+    return found[1].replace(",", "") or None  # commas alone are no number
 
 
 def extract_lenient_number(text: str) -> Decimal | None:
@@ -60,12 +63,15 @@ def extract_lenient_number(text: str) -> Decimal | None:
     ...  extract_lenient_number("####18. That is 9 * 2."))
     (Decimal('-1018.50'), Decimal('18'))
     """
+    # The answer follows the mark, or else the calculation that ends with it.
     marked = _NUMBER.search(text.partition("####")[2])
     numbers = [marked] if marked else list(_NUMBER.finditer(text))
     if not numbers:
         return None
     value = Decimal(numbers[-1]["digits"].replace(",", ""))
-    return value.copy_negate() if numbers[-1]["sign"] else value
+    if numbers[-1]["sign"]:
+        return value.copy_negate()
+    return value
 
 
 def describe_lenient_gap(scores: Mapping[str, float]) -> str:

@@ -39,10 +39,10 @@ class KorQuAD(PerExample):
             right = int(not predicted)
             return {"korquad_exact": right, "korquad_f1": right}
         golds = [normalize_korean(reference) for reference in references]
-        return {
-            "korquad_exact": max(int(predicted == gold) for gold in golds),
-            "korquad_f1": max(compute_token_f1(predicted.replace(" ", ""), gold.replace(" ", "")) for gold in golds),
-        }
+        # The tokens are characters, without the spaces between words.
+        letters = predicted.replace(" ", "")
+        f1 = max(compute_token_f1(letters, gold.replace(" ", "")) for gold in golds)
+        return {"korquad_exact": int(predicted in golds), "korquad_f1": f1}
 
 
 def normalize_korean(text: str) -> str:

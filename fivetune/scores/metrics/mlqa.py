@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 import string
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field
 
-from fivetune.scores.metrics import Case, Details, PerExample, compute_token_f1
+from fivetune.scores.metrics import Case, Details, PerExample, compute_best_match
 
 ARTICLES = {
     "en": re.compile(r"\b(?:a|an|the)\b"),
@@ -63,8 +63,12 @@ def detect_script_language(texts: Sequence[str]) -> str | None:
     ('zh', None)
     """
     for language, letters in _SCRIPTS.items():
-        if 2 * sum(bool(letters.search(text)) for text in texts) > len(texts):
-            return None if language == "zh" and any(map(_KANA.search, texts)) else language
+        num_written = sum(bool(letters.search(text)) for text in texts)
+        if 2 * num_written <= len(texts):
+            continue
+        if language == "zh" and any(map(_KANA.search, texts)):
+            return None  # Japanese is written with Chinese characters too
+        return language
     return None
 
 
@@ -86,11 +90,8 @@ class MLQA(PerExample):
         if not any(references):
             right = int(not predicted)
             return {"mlqa_exact": right, "mlqa_f1": right}
-        golds = [normalize(reference, language) for reference in references]
-        return {
-            "mlqa_exact": max(int(predicted == gold) for gold in golds),
-            "mlqa_f1": max(compute_token_f1(predicted.split(), gold.split()) for gold in golds),
-        }
+        exact, f1 = compute_best_match(predicted, [normalize(reference, language) for reference in references])
+        return {"mlqa_exact": exact, "mlqa_f1": f1}
 
 
 def normalize(text: str, language: str) -> str:
@@ -102,19 +103,16 @@ def normalize(text: str, language: str) -> str:
     '北 京 is big'
     """
     kept: list[str] = []
+    # MLQA's script: Unicode's punctuation, and ASCII's, to which symbols such as $ belong.
     for char in text.lower():
         if char not in string.punctuation and not unicodedata.category(char).startswith("P"):
             kept.append(char)
-    lowered = "".join(kept)
-    articles = ARTICLES.get(language)
-    bare = articles.sub(" ", lowered) if articles else lowered
-    words: Callable[[str], list[str]] = _split_words if language == "zh" else str.split
-    return " ".join(words(bare))
-
-
-def _split_words(text: str) -> list[str]:
-    """Split at white space, and around each Chinese character."""
-    return _HAN.sub(lambda found: f" {found[0]} ", text).split()
+    bare = "".join(kept)
+    if language in ARTICLES:
+        bare = ARTICLES[language].sub(" ", bare)
+    if language == "zh":  # each character is a word
+        bare = _HAN.sub(r" \g<0> ", bare)
+    return " ".join(bare.split())
 
 
 CASES = (

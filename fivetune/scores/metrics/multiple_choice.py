@@ -35,7 +35,7 @@ class MultipleChoice(PerExample):
         if prediction == UNANSWERED:  # its similarity to every option is 0, so the first one would be taken
             return {"accuracy": 0, "verbatim": 0}
         written = _normalize_choice(prediction)
-        options = [_normalize_choice(choice) for choice in details.get("choices") or ()] or [written]
+        options = list(map(_normalize_choice, details.get("choices") or [prediction]))
         chosen = max(options, key=lambda option: compute_similarity(option, written))
         return {"accuracy": int(chosen in map(_normalize_choice, references)), "verbatim": int(written in options)}
 
@@ -49,10 +49,12 @@ def compute_similarity(one: str, other: str) -> float:
     """
     if one == other:
         return 3.0
-    one, other = (_LOST.sub(" ", text.translate(_QUOTES)) for text in (one, other))
+    one = _LOST.sub(" ", one.translate(_QUOTES))
+    other = _LOST.sub(" ", other.translate(_QUOTES))
     if one == other:
         return 2.0
-    words, others = one.split(" "), other.split(" ")
+    words = one.split(" ")
+    others = other.split(" ")
     return len(set(words) & set(others)) / max(len(words), len(others))
 
 

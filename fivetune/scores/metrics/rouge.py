@@ -63,11 +63,15 @@ class ROUGE(PerExample):
 
     @property
     def main(self) -> str:
-        return f"{'rougeL' if 'rougeL' in self.types else self.types[0]}_f1"
+        kind = "rougeL" if "rougeL" in self.types else self.types[0]
+        return f"{kind}_f1"
 
     @property
     def score_names(self) -> tuple[str, ...]:
-        return (*(f"{kind}_{part}" for kind in self.types for part in PARTS), "total")
+        names: list[str] = []
+        for kind in self.types:
+            names += [f"{kind}_{part}" for part in PARTS]
+        return (*names, "total")
 
     @model_validator(mode="after")
     def _check_installed(self) -> ROUGE:
@@ -86,6 +90,7 @@ class ROUGE(PerExample):
         from rouge_score.rouge_scorer import RougeScorer  # imports nltk
 
         kinds = list(self.types)
+        # Both are needed: with words auto, each example chooses.
         return {
             "ascii": RougeScorer(kinds, use_stemmer=self.stemmer),
             "unicode": RougeScorer(kinds, tokenizer=_UnicodeWords(stemmer=self.stemmer)),
@@ -98,30 +103,38 @@ class ROUGE(PerExample):
             return str
         if self.sentences == "nltk":
             return _load_punkt()
-        return _split_as_t5 if self.sentences == "t5" else split_sentences
+        if self.sentences == "t5":
+            return _split_as_t5
+        return split_sentences
 
     def score_one(self, prediction: str, references: Sequence[str], details: Details) -> dict[str, float]:
         """Return precision, recall and F1 (0-1) of each kind. Reads `language` for `words` auto."""
         scorer = self._scorers[self._choose_words(references, details)]
         prediction, *references = map(self._prepare, (prediction, *references))
         found = scorer.score_multi(references, prediction)
-        return {
-            f"{kind}_{part}": getattr(found[kind], attribute)
-            for kind in self.types
-            for part, attribute in PARTS.items()
-        }
+        scores: dict[str, float] = {}
+        for kind in self.types:
+            for part, attribute in PARTS.items():
+                scores[f"{kind}_{part}"] = getattr(found[kind], attribute)
+        return scores
 
     def _choose_words(self, references: Sequence[str], details: Details) -> str:
         if self.words != "auto":
             return self.words
         # rouge_score's own rule is what papers on English report.
-        if language := details.get("language"):
-            return "ascii" if re.fullmatch(r"en(g|glish)?([-_].*)?", str(language).casefold()) else "unicode"
-        return "unicode" if is_mostly_foreign(references) else "ascii"
+        language = details.get("language")
+        if language:
+            is_english = re.fullmatch(r"en(g|glish)?([-_].*)?", str(language).casefold())
+        else:
+            is_english = not is_mostly_foreign(references)
+        return "ascii" if is_english else "unicode"
 
     def _prepare(self, text: str) -> str:
         text = self._split_sentences(text)
-        return "\n".join(map(normalize_answer, text.split("\n"))) if self.normalize else text
+        if not self.normalize:
+            return text
+        # Line by line: the line ends are those of sentences.
+        return "\n".join(map(normalize_answer, text.split("\n")))
 
 
 class _UnicodeWords:
@@ -143,7 +156,10 @@ class _UnicodeWords:
         words: list[str] = self._find(unicodedata.normalize("NFKC", text).casefold())
         if self._stem is None:
             return words
-        return [self._stem(word) if len(word) > 3 and word.isascii() else word for word in words]
+        for i, word in enumerate(words):
+            if len(word) > 3 and word.isascii():
+                words[i] = self._stem(word)
+        return words
 
 
 def is_mostly_foreign(texts: Sequence[str]) -> bool:
@@ -152,9 +168,12 @@ def is_mostly_foreign(texts: Sequence[str]) -> bool:
     >>> [is_mostly_foreign([text]) for text in ("café", "α-helix of the protein", "Кот", "GPUで学習する")]
     [False, False, True, True]
     """
-    letters = [char for text in texts for char in text if char.isalpha()]
-    num_foreign = sum(not char.isascii() and "LATIN" not in unicodedata.name(char, "") for char in letters)
-    return num_foreign > 0 and num_foreign >= MIN_FOREIGN_SHARE * len(letters)
+    num_letters = num_foreign = 0
+    for char in "".join(texts):
+        if char.isalpha():
+            num_letters += 1
+            num_foreign += not char.isascii() and "LATIN" not in unicodedata.name(char, "")
+    return num_foreign > 0 and num_foreign >= MIN_FOREIGN_SHARE * num_letters
 
 
 def split_sentences(text: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from fivetune.scores.metrics import Case, Details, PerExample, compute_token_f1, normalize_answer
+from fivetune.scores.metrics import Case, Details, PerExample, compute_best_match, normalize_answer
 
 
 class SQuAD(PerExample):
@@ -26,12 +26,8 @@ class SQuAD(PerExample):
         >>> SQuAD().score_one("Norman dukes", ["the Norman duke", "dukes"], {})
         {'exact': 0, 'f1': 0.6666666666666666}
         """
-        predicted = normalize_answer(prediction)
-        golds = [normalize_answer(reference) for reference in references]
-        return {
-            "exact": max(int(predicted == gold) for gold in golds),
-            "f1": max(compute_token_f1(predicted.split(), gold.split()) for gold in golds),
-        }
+        exact, f1 = compute_best_match(normalize_answer(prediction), list(map(normalize_answer, references)))
+        return {"exact": exact, "f1": f1}
 
 
 CASES = (

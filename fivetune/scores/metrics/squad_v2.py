@@ -18,7 +18,7 @@ from fivetune.scores.metrics import (
     Case,
     Details,
     average_array,
-    compute_percent,
+    average_column,
     compute_token_f1,
     normalize_answer,
 )
@@ -55,15 +55,17 @@ class SQuADV2(Options):
         which the threshold search scores in place of the prediction.
         """
         assert predictions, "nothing to score"
-        answerable = [any(reference) for reference in references]
+        details = details or ()
+        answerable = [any(golds) for golds in references]
         # A missing prediction cannot abstain: no threshold makes it right.
         costly = [known or p == UNANSWERED for known, p in zip(answerable, predictions, strict=True)]
-        each = [_score_one(p, r) for p, r in zip(predictions, references, strict=True)]
+        each = [_score_one(p, golds) for p, golds in zip(predictions, references, strict=True)]
         best: dict[str, float] = {}
-        leanings: list[Any] = [detail.get("no_answer_score") for detail in details or ()]
+        leanings: list[Any] = [one.get("no_answer_score") for one in details]
         if leanings and None not in leanings:
-            answers = [detail.get("answer", p) for detail, p in zip(details or (), predictions, strict=True)]
-            forced = [_score_one(answer, r) for answer, r in zip(answers, references, strict=True)]
+            # The search scores the answers as if none abstained; a threshold then decides who does.
+            answers = [one.get("answer", p) for one, p in zip(details, predictions, strict=True)]
+            forced = [_score_one(answer, golds) for answer, golds in zip(answers, references, strict=True)]
             for name in ("exact", "f1"):
                 values = [scores[name] for scores in forced]
                 best[f"best_{name}"], best[f"best_{name}_thresh"] = find_best_threshold(
@@ -72,11 +74,12 @@ class SQuADV2(Options):
             for i, leaning in enumerate(leanings):
                 if leaning > self.no_answer_threshold:  # the prediction becomes no answer
                     each[i] = dict.fromkeys(each[i], 0 if costly[i] else 1)
-        corpus, sizes = _average_scores(each, ""), dict[str, float]()
+        corpus = _average_scores(each, "")
+        sizes: dict[str, float] = {}
         for kind, wanted in (("HasAns", True), ("NoAns", False)):
-            own = [scores for scores, has_answer in zip(each, answerable, strict=True) if has_answer == wanted]
-            corpus |= _average_scores(own, f"{kind}_")
+            own = [scores for i, scores in enumerate(each) if answerable[i] == wanted]
             if own:
+                corpus |= _average_scores(own, f"{kind}_")
                 sizes |= {f"{kind}_exact": len(own), f"{kind}_f1": len(own)}
         return Scores(corpus | best, each, _build_resampler(each, answerable), sizes)
 
@@ -103,7 +106,9 @@ def find_best_threshold(
     (100.0, 0.1)
     """
     current: float = sum(not has_answer for has_answer in answerable)
-    best, threshold = current, 0.0
+    best = current
+    threshold = 0.0
+    # The predictions that are least inclined to abstain come first.
     order = sorted(range(len(values)), key=no_answer_scores.__getitem__)
     for place, i in enumerate(order):
         if answerable[i]:
@@ -112,7 +117,8 @@ def find_best_threshold(
             current -= 1
         is_last_of_tie = place + 1 == len(order) or no_answer_scores[order[place + 1]] != no_answer_scores[i]
         if is_last_of_tie and current > best:
-            best, threshold = current, no_answer_scores[i]
+            best = current
+            threshold = no_answer_scores[i]
     return 100.0 * best / len(values), threshold
 
 
@@ -138,10 +144,11 @@ def _compute_f1(predicted: str, gold: str) -> float:
 
 
 def _average_scores(each: Sequence[dict[str, float]], prefix: str) -> dict[str, float]:
-    if not each:
-        return {}
-    exact, f1 = (compute_percent((scores[name] for scores in each), len(each)) for name in ("exact", "f1"))
-    return {f"{prefix}exact": exact, f"{prefix}f1": f1, f"{prefix}total": len(each)}
+    return {
+        f"{prefix}exact": average_column(each, "exact"),
+        f"{prefix}f1": average_column(each, "f1"),
+        f"{prefix}total": len(each),
+    }
 
 
 def _build_resampler(each: Sequence[dict[str, float]], answerable: Sequence[bool]) -> Resampler:
@@ -149,14 +156,18 @@ def _build_resampler(each: Sequence[dict[str, float]], answerable: Sequence[bool
     import numpy as np
 
     has_answer = np.array(answerable)
-    columns = {name: np.array([scores[name] for scores in each], dtype=float) for name in ("exact", "f1")}
+    columns: dict[str, Any] = {}
+    for name in ("exact", "f1"):
+        columns[name] = np.array([scores[name] for scores in each], dtype=float)
 
     def resample(rows: DrawnRows) -> dict[str, float]:
         every = np.asarray(rows)
         answered = has_answer[every]
         scores: dict[str, float] = {}
         for prefix, drawn in (("", every), ("HasAns_", every[answered]), ("NoAns_", every[~answered])):
-            for name, column in columns.items() if len(drawn) else ():
+            if not len(drawn):  # a sample may have drawn none of a kind
+                continue
+            for name, column in columns.items():
                 scores[f"{prefix}{name}"] = 100 * average_array(column[drawn])
         return scores
 

@@ -22,7 +22,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from fivetune.plugins import Options
-from fivetune.scores.metrics import Case, Details, average_array, compute_percent, compute_pooled_size
+from fivetune.scores.metrics import Case, Details, average_array, average_column, compute_pooled_size
 from fivetune.types import DrawnRows, Scores
 
 SEPARATORS = ("|", ";", ",")
@@ -61,31 +61,35 @@ class Tags(Options):
         import numpy as np
 
         assert predictions, "nothing to score"
-        pairs = [self._choose_sets(p, right) for p, right in zip(predictions, references, strict=True)]
-        counts = [_count_tags(*pair) for pair in pairs]
+        pairs = [self._choose_sets(*example) for example in zip(predictions, references, strict=True)]
         each: list[dict[str, float]] = []
-        for right, predicted, gold in counts:
+        counted: list[tuple[float, ...]] = []
+        for written, asked in pairs:
+            right, predicted, gold = _count_tags(written, asked)
             f1 = _compute_f1(right, predicted, gold)
-            each.append({"micro_f1": f1, "sample_f1": f1, "exact_set": int(right == predicted == gold)})
-        table = np.array([(*one, own["sample_f1"], own["exact_set"]) for one, own in zip(counts, each, strict=True)])
+            is_exact = int(right == predicted == gold)
+            each.append({"micro_f1": f1, "sample_f1": f1, "exact_set": is_exact})
+            counted.append((right, predicted, gold, f1, is_exact))
+        table = np.array(counted)
         names = sorted(set().union(*chain.from_iterable(pairs)))
         index = {name: i for i, name in enumerate(names)}
         # One entry for each tag of each side of each example: row, tag, and 1 if the tag is on both sides.
         entries: list[tuple[int, int, bool]] = []
         for row, (written, asked) in enumerate(pairs):
             entries += [(row, index[tag], tag in written and tag in asked) for tag in chain(written, asked)]
-        rows_of, tags_of, is_right = np.array(entries, dtype=np.int64).reshape(-1, 3).T
+        rows_of, tags_of, is_right = np.array(entries, dtype=np.int64).reshape(-1, 3).T  # also without any entry
 
         def compute_macro_f1(weights: np.ndarray) -> float:
             """weights: [examples], how often each counts."""
             drawn = weights[rows_of]
             asked = np.bincount(tags_of, weights=drawn, minlength=len(names))
             right = np.bincount(tags_of, weights=drawn * is_right, minlength=len(names))
-            f1 = right[asked > 0] / asked[asked > 0]  # both sides have an entry of a right tag: 2 right / (both sides)
+            # A tag that is right has an entry on both sides: the quotient is 2 right / (predicted + gold).
+            f1 = right[asked > 0] / asked[asked > 0]
             return 100 * average_array(f1) if len(f1) else 0.0
 
         def resample(rows: DrawnRows) -> dict[str, float]:
-            weights = np.bincount(rows, minlength=len(table))
+            weights = np.bincount(rows, minlength=len(table))  # how often each example was drawn
             *sums, sample, exact = (weights @ table).tolist()
             return {
                 **_compute_micro_scores(*sums),
@@ -95,10 +99,10 @@ class Tags(Options):
             }
 
         corpus = {
-            **_compute_micro_scores(*map(sum, zip(*counts, strict=True))),
+            **_compute_micro_scores(*table[:, :3].sum(0).tolist()),
             "macro_f1": compute_macro_f1(np.ones(len(table))),
-            "sample_f1": compute_percent((one["sample_f1"] for one in each), len(each)),
-            "exact_set": compute_percent((one["exact_set"] for one in each), len(each)),
+            "sample_f1": average_column(each, "sample_f1"),
+            "exact_set": average_column(each, "exact_set"),
             "total": len(each),
         }
         shown = Counter(chain.from_iterable(gold for _, gold in pairs))
@@ -114,16 +118,18 @@ class Tags(Options):
         # A prediction's own marks decide last: a tag may contain them.
         separator = self.separator or find_separator(golds) or find_separator([text])
         parts = text.split(separator) if separator else [text]
-        return list(dict.fromkeys(filter(None, (" ".join(part.split()).casefold() for part in parts))))
+        tags = [" ".join(part.split()).casefold() for part in parts]
+        return list(dict.fromkeys(filter(None, tags)))
 
     def _choose_sets(self, prediction: str, references: Sequence[str]) -> tuple[TagSet, TagSet]:
         """Return the predicted set and the gold set with the best F1."""
+        # One separator for both sides.
         known = references if find_separator(references) else (prediction,)
         predicted = frozenset(self.split(prediction, known))
         golds = [frozenset(self.split(text, known)) for text in references]
-        return predicted, max(
-            golds, key=lambda gold: (_compute_f1(*_count_tags(predicted, gold)), len(predicted & gold))
-        )
+        # Of equal F1 the set with more right tags.
+        best = max(golds, key=lambda gold: (_compute_f1(*_count_tags(predicted, gold)), len(predicted & gold)))
+        return predicted, best
 
 
 def find_separator(texts: Iterable[str]) -> str | None:

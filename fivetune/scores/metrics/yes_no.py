@@ -34,20 +34,19 @@ class YesNo(Options):
         import numpy as np
 
         assert predictions, "nothing to score"
-        words = np.array([_extract_first_word(golds[0]) for golds in references])
-        right = np.array(
-            [
-                _extract_first_word(p) in map(_extract_first_word, golds)
-                for p, golds in zip(predictions, references, strict=True)
-            ]
-        )
+        words = np.array([_extract_first_word(golds[0]) for golds in references])  # which answer a question asks for
+        each: list[dict[str, float]] = []
+        for prediction, golds in zip(predictions, references, strict=True):
+            is_right = _extract_first_word(prediction) in map(_extract_first_word, golds)
+            each.append({"accuracy": int(is_right)})
+        right = np.array([one["accuracy"] for one in each])
 
         def resample(rows: DrawnRows) -> dict[str, float]:
-            drawn, asked = right[rows], words[rows]
+            drawn = right[rows]
+            asked = words[rows]
             parts = {"accuracy": drawn, "yes_accuracy": drawn[asked == "yes"], "no_accuracy": drawn[asked == "no"]}
             return {name: 100 * float(part.mean()) for name, part in parts.items() if len(part)}
 
-        each: list[dict[str, float]] = [{"accuracy": int(one)} for one in right]
         sizes = {f"{word}_accuracy": int((words == word).sum()) for word in ("yes", "no")}
         return Scores({**resample(np.arange(len(each))), "total": len(each)}, each, resample, sizes)
 
