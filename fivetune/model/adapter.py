@@ -105,7 +105,7 @@ def attach_adapter(model: T5Model, options: Adapter, *, base: str, device: str =
     config = options.build_config(shorten_names(model, targets))
     bits = options.base_bits
     if saved_in:
-        config.inference_mode = False
+        config.inference_mode = False  # peft saves True, by which it would freeze the adapter
         refuse_unsupported(config, saved_in, model)
         refuse_other_base(config, saved_in, base)
         targets = list_saved_targets(model, config, saved_in, _list_matrices(model))
@@ -386,6 +386,7 @@ def load_adapter_weights(model: nn.Module, folder: Path, base: BaseModel) -> Non
             "trained on."
         )
     has_prompt = virtual_tokens.find_prompt(model) is not None
+    # What is left in `found` afterwards has no place in the model.
     for name, weight in select_own_weights(model):
         value = found.pop(_name_in_file(name), None)
         if has_prompt and value is not None and len(value) == 2 * len(weight):

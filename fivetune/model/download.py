@@ -116,6 +116,7 @@ def _refuse_other_content(name: str, folder: Path, info: ModelInfo, *, since: fl
 
 def _is_same(path: Path, listed: Any) -> bool:
     """Whether a file is what the hub lists; True if it lists no checksum."""
+    # Large files have a SHA-256, the others Git's SHA-1 of a blob.
     if listed.lfs:
         return compute_sha256(path) == listed.lfs.sha256
     if listed.blob_id:

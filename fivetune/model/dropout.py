@@ -45,7 +45,7 @@ def _sample_positions(random: np.random.Generator, start: int, steps: int, rate:
     gaps = random.standard_exponential(steps, dtype=np.float32)
     gaps *= -1 / math.log1p(-rate)
     positions = gaps.astype(np.int64)
-    positions += 1
+    positions += 1  # the next position is one away at least
     positions[0] += start
     return np.cumsum(positions, out=positions)
 

@@ -136,6 +136,7 @@ def find_family(raw: JsonTable, where: Path | str, *, any_seq2seq: bool | None =
         raise ModelError(f"{where}: config.json: {wrong}. Allowed: {', '.join(FAMILIES)}. Copy the file again.")
     if kind in FAMILIES:
         return FAMILIES[kind]
+    # Only the other models need transformers, whose import takes seconds.
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
 
     others = {name: one for name, one in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.items() if isinstance(one, str)}
@@ -253,8 +254,10 @@ def infer_output_scale(raw: JsonTable, *, untied: bool, where: str) -> bool:
     flag = FAMILIES[str(raw["model_type"])].scale_flag
     if flag is None:
         return False
+    # umT5: one flag of transformers ties the head and scales the output.
     if flag == "tie_word_embeddings":
         return not untied
+    # Files of T5 1.0 lack the entry, and scale where the head is tied.
     scale = raw.get("scale_decoder_outputs", not own_head)
     if untied and scale and own_head:
         raise ModelError(

@@ -49,6 +49,7 @@ def find_local_folder(name: str) -> Path | None:
         raise ModelError(
             f"{name}: is a file. A model is a folder with config.json, weights and tokenizer: {path.parent}."
         )
+    # Names that the hub does not have: it has org/name, or one part.
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or path.exists():
         raise ModelError(
             f"{name}: no such model folder.{_suggest_name(path)} Give a local folder, a hub name (org/name), or "

@@ -33,7 +33,6 @@ def explain_unsupported_gemma(model: T5Model, device: str) -> str:
     for stack in _find_stacks(model):
         if stack.config.hidden_activation not in ACTIVATIONS:
             return f"its activation is not one of {', '.join(ACTIVATIONS)}"
-    for stack in _find_stacks(model):
         for module in stack.modules():
             is_adapter = hasattr(module, "base_layer")
             if hasattr(module, "in_features") and not is_adapter and not is_plain_linear(module):
@@ -48,7 +47,9 @@ def compute_gemma_losses(model: T5Model, inputs: FlatInputs, ops: Ops, objective
     target = inputs.target
     ids, decoder_ids = inputs.split(inputs.ids)
     encoded = _run_stack(encoder, _embed(encoder, ids, TiedGradient()), source, ops)
-    order = _order_keys(source, target) if has_merged_attention(decoder) else None
+    # T5Gemma 2's decoder has no cross-attention of its own.
+    has_merged_attention = not hasattr(decoder.layers[0], "cross_attn")
+    order = _order_keys(source, target) if has_merged_attention else None
     tied_gradient = TiedGradient()
     y = _embed(decoder, decoder_ids, tied_gradient)
     decoded = _run_stack(decoder, y, target, ops, EncoderOutput(encoded, source, order))
@@ -62,11 +63,6 @@ def _find_stacks(model: T5Model) -> tuple[Any, Any]:
     """Encoder and decoder; the encoder of T5Gemma 2 has a part for text and one for images."""
     encoder: Any = model.get_encoder()
     return getattr(encoder, "text_model", encoder), model.get_decoder()
-
-
-def has_merged_attention(decoder: Any) -> bool:
-    """Whether the decoder is T5Gemma 2's, which has no cross-attention of its own."""
-    return not hasattr(decoder.layers[0], "cross_attn")
 
 
 def _embed(stack: Any, ids: Tensor, tied_gradient: TiedGradient) -> Tensor:

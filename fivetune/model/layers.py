@@ -52,13 +52,17 @@ def apply_projections(x: Tensor, modules: Sequence[nn.Linear]) -> Tensor:
             pairs.append(pair)
         return apply_low_rank(x, pairs)
     weights = [get_local(module.weight) for module in modules]
+    # Kept copies are used without a cast, and their gradients are added in place.
     if all(find_kept(weight) for weight in weights):
         return KeptLinear.apply(x, *weights)
     return F.linear(x, cast_weights(*weights))
 
 
 def _build_empty_pair(module: nn.Module) -> LowRankPair | None:
-    """A pair of rank 0 for a plain frozen module; None for others."""
+    """A pair of rank 0 for a plain frozen module; None for others.
+
+    With it, a matrix without an adapter is part of one product with its neighbours that have one.
+    """
     if not is_plain_linear(module) or module.weight.requires_grad:
         return None
     weight: Tensor = module.weight  # type: ignore[assignment]

@@ -70,6 +70,8 @@ def load_model_and_tokenizer(
     Raises RunDirError if a file differs from the checksums that FiveTune wrote beside it; ModelError for a damaged one,
     another family, another vocabulary than that of `tokenizer`, and loaded weights that differ from the files.
     """
+    from transformers import AutoModelForSeq2SeqLM
+
     source = find_source(path, config=config, init=init, revision=revision)
     # What is small is checked before any weight is read.
     if source.is_dir():
@@ -97,9 +99,15 @@ def load_model_and_tokenizer(
         # A vocabulary that must grow needs the values of its table.
         if on_meta and family.t5_blocks and head == "generate" and count_ids(words) <= raw.get("vocab_size", 0):
             return LoadedModel(_build_on_meta(source, settings, raw, files), words, files=files)
-        loaded = LoadedModel(_load_pretrained(source, settings, raw, files), words)
+        with suppress_output(), explain_misfit(source, files, settings, AutoModelForSeq2SeqLM.from_config):
+            model = AutoModelForSeq2SeqLM.from_pretrained(
+                source, config=settings, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
+            )
+            _freeze_vision(model)
+            model = selfcheck.verify_model(_set_generation_ids(model, settings), files, raw, where=str(source))
     else:
-        loaded = LoadedModel(_build_random(settings, raw), words)
+        model = _build_random(settings, raw)
+    loaded = LoadedModel(model, words)
     _fit_vocabulary(loaded, source, tokenizer_key)
     if head == "extractive":
         loaded.model = span_head.attach_span_head(loaded.model)
@@ -208,17 +216,6 @@ def _set_dropout(settings: PreTrainedConfig, rate: float) -> None:
     for name in settings.sub_configs:
         if (part := getattr(settings, name, None)) is not None:
             _set_dropout(part, rate)
-
-
-def _load_pretrained(folder: Path, settings: T5Settings, raw: JsonTable, files: list[Path]) -> T5Model:
-    from transformers import AutoModelForSeq2SeqLM
-
-    with suppress_output(), explain_misfit(folder, files, settings, AutoModelForSeq2SeqLM.from_config):
-        model = AutoModelForSeq2SeqLM.from_pretrained(
-            folder, config=settings, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
-        )
-        _freeze_vision(model)
-        return selfcheck.verify_model(_set_generation_ids(model, settings), files, raw, where=str(folder))
 
 
 def _build_model(settings: T5Settings, device: str) -> T5Model:

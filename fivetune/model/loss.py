@@ -73,6 +73,7 @@ class Embed(torch.autograd.Function):
         place = get_kept_grad(ctx.parameter)
         total = ctx.tied_gradient.grad if place is None else place
         ctx.tied_gradient.grad = None
+        # Without the head's dense gradient, the rows stay factored too.
         if total is None and (parts := _get_table_grad(ctx.parameter)) is not None:
             parts.add_rows(ids, grad)
             return None, None, None
@@ -144,7 +145,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         objective: Objective,
         fused: bool,
     ) -> Tensor:
-        ctx.parameter = head
+        ctx.parameter = head  # `head` is a copy in the dtype of products below
         step = objective.num_passes
         rows = choose_chunk_rows(len(head), hidden.device.type, step)
         ctx.table_dtype = head.dtype

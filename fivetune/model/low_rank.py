@@ -90,7 +90,7 @@ class LowRankProduct(torch.autograd.Function):
         parts = grad.split(columns, 1), inner.split(ranks, 1), of_inner.split(ranks, 1)
         of_bs = []
         for of_part, own, of_own, b, scale in zip(*parts, bs, ctx.scales, strict=True):
-            of_own.addmm_(of_part, b, beta=0, alpha=scale)
+            of_own.addmm_(of_part, b, beta=0, alpha=scale)  # beta 0: the memory holds nothing yet
             of_bs.append((of_part.t() @ own).mul_(scale))
         of_x = (grad @ weight).addmm_(of_inner, a) if ctx.needs_input_grad[0] else None
         return of_x, None, of_inner.t() @ x, None, *of_bs

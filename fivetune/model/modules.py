@@ -27,7 +27,6 @@ class T5Settings(Protocol):
     vocab_size: int
     is_gated_act: bool
     dense_act_fn: str
-    dropout_rate: float
     tie_word_embeddings: bool
     use_cache: bool
     architectures: list[str]
@@ -46,10 +45,6 @@ class GenerationIds(Protocol):
     decoder_start_token_id: int
     eos_token_id: int
     pad_token_id: int
-
-    def update(self, **options: Any) -> object: ...
-
-    def save_pretrained(self, save_directory: Path, /) -> object: ...
 
 
 class T5Norm(nn.Module):

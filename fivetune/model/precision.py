@@ -87,7 +87,7 @@ def copy_weights(kind: torch.dtype, *weights: Tensor) -> Tensor:
         return _join([weight.to(kind) for weight in weights])
     # A weight that was changed, or replaced by another tensor, has another stamp.
     stamp = kind, [(weight.data_ptr(), weight._version) for weight in weights]
-    found = _copies.get(weights[0])
+    found = _copies.get(weights[0])  # one copy for each first weight: the last one replaces those before
     if found is None or found[0] != stamp:
         found = stamp, _join([weight.detach().to(kind) for weight in weights])
         _copies[weights[0]] = found

@@ -54,6 +54,7 @@ def verify_model(model: T5Model, files: list[Path], raw: JsonTable, *, where: st
     if head is not None and model.lm_head.weight is model.get_input_embeddings().weight:
         model.lm_head.weight = nn.Parameter(head)  # transformers ties a head that has the embedding's values
     embedding = model.get_input_embeddings().weight.detach()
+    # The files decide: transformers' own flag is wrong for umT5 in some versions.
     set_output_scale(model.config, scale)
     _probe_head(model, embedding if head is None else head, scale, where)
     return model

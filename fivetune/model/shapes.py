@@ -88,6 +88,7 @@ V1_1_SIZES = {
 
 
 def _build_known_shapes() -> dict[str, ModelShape]:
+    # T5 1.0; columns as in V1_1_SIZES.
     first = {
         "small": (512, 64, 2048, 8, 6),
         "base": (768, 64, 3072, 12, 12),
@@ -95,6 +96,7 @@ def _build_known_shapes() -> dict[str, ModelShape]:
         "3b": (1024, 128, 16384, 32, 24),
         "11b": (1024, 128, 65536, 128, 24),
     }
+    # ByT5, whose decoders have a third of the encoder's layers.
     byte = {
         "small": (1472, 64, 3584, 6, 12, 4),
         "base": (1536, 64, 3968, 12, 18, 6),

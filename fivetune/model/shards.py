@@ -45,6 +45,7 @@ def is_untied(file_of: Mapping[str, Path], *, own_head: bool) -> bool:
         table = second.get_slice(shared)
         if head.get_shape() != table.get_shape():
             return True
+        # Some rows at a time: no rank's memory need hold a whole table.
         rows = range(0, head.get_shape()[0], ROWS)
         return any(not torch.equal(head[row : row + ROWS], table[row : row + ROWS]) for row in rows)
 
@@ -92,6 +93,7 @@ def _read_shard(file: Any, name: str, parameter: Tensor, where: str) -> Tensor:
             f"{where}: the weights do not fit config.json: {name} has shape {tuple(stored.get_shape())} in the "
             f"file, {tuple(parameter.shape)} in the model."
         )
+    # Only this part is read from the disk.
     shard: Tensor = stored[compute_shard_slices(parameter)]
     if not shard.isfinite().all():
         raise ModelError(f"{where}: tensor {name} of the file holds values that are not finite. Get the model again.")

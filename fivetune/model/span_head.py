@@ -35,7 +35,7 @@ def attach_span_head(model: T5Model) -> T5Model:
     import transformers
 
     kind = getattr(transformers, str(FAMILIES[model.config.model_type].span_class))
-    with torch.device("meta"):
+    with torch.device("meta"):  # without weights of its own: the model's are put in below
         pointing = kind(model.config)
     pointing.shared = model.shared
     pointing.encoder = model.encoder

@@ -118,6 +118,7 @@ def choose_ids(
     for number, (piece, _) in enumerate(pieces):
         is_character = piece.removeprefix(WORD_START) in shown or piece == WORD_START
         keep[number] |= is_character or SENTINEL_PART in piece or BYTE_PIECE.fullmatch(piece) is not None
+    # A margin of further pieces, and as many more as make the tables' size a multiple.
     others = np.flatnonzero(~keep[: len(pieces)])
     num_more = min(margin, len(others))
     num_more += -(int(keep.sum()) + num_more) % ROW_MULTIPLE
@@ -132,6 +133,7 @@ def trim_tokenizer(tokenizer: PreTrainedTokenizerBase, kept: Ids, folder: Path) 
     pipeline = json.loads(path.read_text(encoding="utf-8"))
     new = {old: number for number, old in enumerate(kept.tolist())}
     model = pipeline["model"]
+    # Added tokens have the ids behind the vocabulary.
     model["vocab"] = [model["vocab"][old] for old in kept.tolist() if old < len(model["vocab"])]
     model["unk_id"] = new[model["unk_id"]]
     for token in pipeline["added_tokens"]:
@@ -161,6 +163,7 @@ def verify_segmentation(
 
 def trim_tables(model: T5Model, kept: Ids) -> None:
     """Reduce embedding and output head, tied or not, to the kept rows in place, and renumber the ids of the config."""
+    # Tied tables are one weight, which stays one: modules find their new table by the old one.
     tables = {model.get_input_embeddings().weight, model.get_output_embeddings().weight}
     trimmed = {table: nn.Parameter(table.detach()[torch.from_numpy(kept)]) for table in tables}
     for module in model.modules():

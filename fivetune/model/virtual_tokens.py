@@ -38,7 +38,8 @@ class PromptEmbedding(nn.Module):
         self.virtual_tokens = nn.Parameter(values)
 
     def forward(self, ids: Tensor) -> Tensor:
-        number = ids - self.words.num_embeddings
+        number = ids - self.words.num_embeddings  # of a virtual token; negative for words
+        # Both tables are read for all ids, within their bounds; one result is taken.
         found = self.words(ids.clamp_max(self.words.num_embeddings - 1))
         return torch.where((number >= 0)[..., None], self.virtual_tokens[number.clamp_min(0)], found)
 
@@ -56,30 +57,29 @@ def attach_tokens(model: T5Model, config: PeftConfig) -> set[str]:
 
     Raises ConfigError for a family without T5's blocks.
     """
-    is_prompt = get_method(config) == "PROMPT_TUNING"
     settings = model.config
     if not get_family(settings).t5_blocks:
         raise ConfigError(
             f"model.adapter: virtual tokens are for T5, mT5 and umT5, and the model is a {settings.model_type}. "
             "Use lora."
         )
-    # get_peft_model, which is not called, would fill these in.
-    shape = {"num_layers": settings.num_decoder_layers, "num_attention_heads": settings.num_heads}
-    if is_prompt:
-        shape |= {"token_dim": settings.d_model, "num_transformer_submodules": 1}
-    else:
-        shape |= {"token_dim": settings.num_heads * settings.d_kv, "num_transformer_submodules": 2}
-    for name, value in shape.items():
-        setattr(config, name, value)
     num: int = config.num_virtual_tokens  # type: ignore[attr-defined]
-    if is_prompt:
+    # get_peft_model, which is not called, would fill in this shape.
+    shape = {"num_layers": settings.num_decoder_layers, "num_attention_heads": settings.num_heads}
+    if get_method(config) == "PROMPT_TUNING":
+        shape |= {"token_dim": settings.d_model, "num_transformer_submodules": 1}
         words = model.encoder.embed_tokens
         rows = torch.randint(words.num_embeddings, (num,))
         model.encoder.embed_tokens = PromptEmbedding(words, words.weight.detach()[rows].clone())  # type: ignore[assignment]
-        return {f"encoder.embed_tokens.{PARAMETER}"}
-    width = settings.num_decoder_layers * 2 * settings.num_heads * settings.d_kv
-    model.decoder.prefix = Prefix(torch.randn(num, width))
-    return {f"decoder.prefix.{PARAMETER}"}
+        place = "encoder.embed_tokens"
+    else:
+        width = settings.num_heads * settings.d_kv
+        shape |= {"token_dim": width, "num_transformer_submodules": 2}
+        model.decoder.prefix = Prefix(torch.randn(num, settings.num_decoder_layers * 2 * width))
+        place = "decoder.prefix"
+    for name, value in shape.items():
+        setattr(config, name, value)
+    return {f"{place}.{PARAMETER}"}
 
 
 def find_prompt(model: nn.Module) -> PromptEmbedding | None:

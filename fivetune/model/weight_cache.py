@@ -82,7 +82,7 @@ class KeptWeights:
             vars(parameter)[KEPT] = Kept(copies.get(parameter, parameter.detach()), parameter.grad)
         try:
             yield
-        finally:
+        finally:  # the next update makes the copies stale
             for parameter in parameters:
                 del vars(parameter)[KEPT]
 

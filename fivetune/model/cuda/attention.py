@@ -99,6 +99,7 @@ class _Attention(torch.autograd.Function):
             bias = bias.contiguous()
         heads, head_size = q.shape[1:]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        # log of each row's sum of exponentials: with it the backward pass computes the weights again.
         lse = torch.empty((heads, len(q)), dtype=torch.float32, device=q.device)
         tile = choose_attention_tile("forward", head_size, num_bytes=q.element_size())
         grid = (divide_up(call.max_seqlen_q, tile.rows), heads, len(cu_q) - 1)

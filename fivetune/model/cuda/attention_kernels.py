@@ -152,6 +152,7 @@ def forward(
     top = tl.full([M], -float("inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     sums = tl.zeros([M, D], tl.float32)
+    # Keys after the last query of the tile are masked for all of its rows.
     end = num_k
     if CAUSAL:
         end = tl.minimum(num_k, (tl.program_id(0) + 1) * M)
@@ -160,15 +161,17 @@ def forward(
         k_tile = _load(k, cols, num_k, k_stride, D)
         v_tile = _load(v, cols, num_k, v_stride, D)
         scores = _scores(q_tile, k_tile, bias, rows, cols, num_q, num_k, scale, CAUSAL, PRODUCTS)
+        # What was summed so far is scaled to the new largest score.
         new_top = tl.maximum(top, tl.max(scores, 1))
         weights = tl.exp(scores - new_top[:, None])
         shrink = tl.exp(top - new_top)
         total = total * shrink + tl.sum(weights, 1)
+        # Dropout comes after `total`, which is the sum of all weights.
         if seed is not None:
             weights = tl.where(_draw_kept(seed, row_places, start, rate, N), weights * gain(rate), 0.0)
         sums = _dot(weights.to(v_tile.dtype), v_tile, sums * shrink[:, None], PRODUCTS)
         top = new_top
-    total = tl.where(num_k > 0, total, 1.0)
+    total = tl.where(num_k > 0, total, 1.0)  # without keys the output is 0 / 1
     stride = tl.num_programs(1) * D
     _store(out + first_q * stride + head * D, sums / total[:, None], rows, num_q, stride, D)
     tl.store(lse + head * num_rows + first_q + rows, top + tl.log(total), mask=rows < num_q)
@@ -222,6 +225,7 @@ def grad_q(
     stride = tl.num_programs(1) * D
     own = first_q * stride + head * D
     grad_tile = _load(grad + own, rows, num_q, stride, D)
+    # sum over keys of p dp, which the gradient of a softmax subtracts, is the sum over columns of out * grad.
     row_delta = tl.sum(_load(out + own, rows, num_q, stride, D).to(tl.float32) * grad_tile.to(tl.float32), 1)
     row_stats = head * num_rows + first_q + rows
     tl.store(delta + row_stats, row_delta, mask=rows < num_q)
@@ -295,6 +299,7 @@ def grad_kv(
 
     k_sums = tl.zeros([N, D], tl.float32)
     v_sums = tl.zeros([N, D], tl.float32)
+    # Queries before the first key of the tile do not see it.
     begin = 0
     if CAUSAL:
         begin = start // M * M

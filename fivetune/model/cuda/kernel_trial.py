@@ -76,6 +76,7 @@ def run_elsewhere(command: Sequence[str], request: object, *, longest_seconds: f
         return "", f"it took more than {longest_seconds:.0f} s"
     if done.returncode == 0:
         return done.stdout, ""
+    # The last line of a traceback names the error.
     return "", next(iter(done.stderr.strip().splitlines()[::-1]), f"it ended with code {done.returncode}")
 
 
@@ -90,6 +91,7 @@ def _find_marker(head_size: int, kind: torch.dtype, device: str) -> Path:
         driver = getattr(torch._C, "_cuda_getDriverVersion", lambda: 0)()
         parts += [properties.name, getattr(properties, "uuid", device), driver]
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8)
+    # Changed kernels are tested again.
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
     return folder / f"fivetune-{digest.hexdigest()}.passed"

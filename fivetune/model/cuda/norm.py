@@ -77,6 +77,7 @@ def _forward(x, weight, out, factors, size, eps, BLOCK: tl.constexpr):
     values = tl.load(x + row * size + cols, mask=cols < size, other=0.0).to(tl.float32)
     factor = 1.0 / tl.sqrt(tl.sum(values * values) / size + eps)
     tl.store(factors + row, factor)
+    # T5LayerNorm rounds to the dtype of x before it multiplies by the weight.
     scaled = (values * factor).to(x.dtype.element_ty).to(tl.float32)
     scaled *= tl.load(weight + cols, mask=cols < size, other=0.0).to(tl.float32)
     tl.store(out + row * size + cols, scaled.to(out.dtype.element_ty), mask=cols < size)

@@ -154,7 +154,7 @@ def _update(
     grad = tl.load(grads + places, mask=inside, other=0.0)
     tl.store(grads + places, tl.zeros([BLOCK], tl.float32), mask=inside)
     clip = tl.load(state + 1).to(tl.float32)
-    if clip == 0:
+    if clip == 0:  # a gradient was not finite: the gradients are zeroed, nothing else changes
         return
     num_moved = tl.sum((grad != 0).to(tl.int32)) + tl.load(seen + tl.program_id(0)).to(tl.int32)
     if (num_moved == 0) & ((weight_decay == 0) | (tl.program_id(0) * BLOCK >= num_decayed)):
@@ -162,11 +162,13 @@ def _update(
     tl.store(seen + tl.program_id(0), 1)
     grad *= clip
     rate = tl.load(lr)
+    # Both moments divided by their sums of weights, 1 - beta^t.
     step = rate / (1.0 - tl.load(state + 4)).to(tl.float32)
     root = tl.sqrt((1.0 - tl.load(state + 5)).to(tl.float32))
     first = tl.load(mean + places, mask=inside, other=0.0)
     first += (grad - first) * (1.0 - BETA1)
     second = tl.load(square + places, mask=inside, other=0.0) * BETA2 + grad * grad * (1.0 - BETA2)
+    # Weight decay is no part of the gradient, so the moments do not hold it.
     weight = tl.load(weights + places, mask=inside, other=0.0)
     weight *= 1.0 - rate * tl.where(places < num_decayed, weight_decay, 0.0)
     weight -= step * first / (tl.sqrt(second) / root + EPS)

@@ -52,7 +52,7 @@ class StaticBatch:
         self.input_ids, self.decoder_ids, self.labels, weights, self.cu_seqlens_src, self.cu_seqlens_tgt = (
             self.block.split(bucket.sizes)
         )
-        self.weights = weights.view(torch.float64)
+        self.weights = weights.view(torch.float64)  # elements of the same 8 bytes
 
 
 def compute_static_losses(

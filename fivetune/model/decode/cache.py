@@ -96,7 +96,23 @@ class KVCache:
     def add_column(self, age: int) -> None:
         """Begin a step of slots of which the oldest has seen `age` columns."""
         if self._end == self._num_columns:
-            self._make_room(age)
+            # Columns that no slot sees any more are reused before memory grows.
+            is_full = 2 * age >= self._num_columns
+            if is_full:
+                self._num_columns *= 2
+            seen = slice((self._end - age) * self._num_beams, self._end * self._num_beams)
+            front = slice(age * self._num_beams)
+            for layer, (old_keys, old_values) in enumerate(self._own):
+                keys = old_keys
+                values = old_values
+                if is_full:
+                    keys = self._make_columns(old_keys)
+                    values = self._make_columns(old_values)
+                # Within one tensor the two ranges do not overlap: fewer than half of the columns are seen.
+                keys[:, :, front] = old_keys[:, :, seen]
+                values[:, :, front] = old_values[:, :, seen]
+                self._own[layer] = keys, values
+            self._end = age
         self._first = self._end - age
         self._end += 1
 
@@ -113,26 +129,6 @@ class KVCache:
         keys[:, :, end - self._num_beams : end] = key
         values[:, :, end - self._num_beams : end] = value
         return keys[:, :, first:end], values[:, :, first:end]
-
-    def _make_room(self, age: int) -> None:
-        """Make room for one more column: move those that are seen to the front if they are few, else grow."""
-        # Columns that no slot sees any more are reused before memory grows.
-        is_full = 2 * age >= self._num_columns
-        if is_full:
-            self._num_columns *= 2
-        seen = slice((self._end - age) * self._num_beams, self._end * self._num_beams)
-        front = slice(age * self._num_beams)
-        for layer, (old_keys, old_values) in enumerate(self._own):
-            keys = old_keys
-            values = old_values
-            if is_full:
-                keys = self._make_columns(old_keys)
-                values = self._make_columns(old_values)
-            # Within one tensor the two ranges do not overlap: fewer than half of the columns are seen.
-            keys[:, :, front] = old_keys[:, :, seen]
-            values[:, :, front] = old_values[:, :, seen]
-            self._own[layer] = keys, values
-        self._end = age
 
     def _make_columns(self, like: Tensor) -> Tensor:
         rows, heads, _, width = like.shape

@@ -78,7 +78,7 @@ def encode_inputs(model: T5Model, ids: Tensor, lengths: list[int], *, max_tokens
     longest = max(lengths)
     width = model.config.d_model
     states = torch.zeros(len(lengths), longest, width, dtype=get_matmul_dtype(ids.device), device=ids.device)
-    begin = 0
+    begin = 0  # first token of a slice
     for first, end in iter_row_slices(lengths, max_tokens):
         rows = range(first, end)
         size = sum(lengths[first:end])

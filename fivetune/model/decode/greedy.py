@@ -102,6 +102,7 @@ class GreedySearch:
         def rank(logits: Tensor) -> Tensor:
             return self.rules.apply(logits, ages, written)
 
+        # Each slot at its own age: those filled later are behind the others.
         hidden = self.decoder.step(written.gather(1, ages[:, None]), self._ages)
         scores = rank(self.decoder.compute_logits(hidden[:, 0], rank))
         best, ids = scores.max(-1)

@@ -116,12 +116,17 @@ class LabelTree:
         Padding (-1) has loss 0 and counts as chosen.
         """
         device = decoder.device
-        depth, visible = self._compute_layout()
+        # A node attends to itself and to its ancestors, which were added before it.
+        visible = torch.eye(self.num_nodes, dtype=torch.bool)
+        for node, parent in enumerate(self._parents):
+            if parent >= 0:
+                visible[node] |= visible[parent]
+        depth = visible.sum(1) - 1
         ids = torch.stack(self._ids, 1).to(device)
         hidden = decoder.run_tree(memory, ids, depth.to(device), visible.to(device))
         nodes = torch.tensor([node for node, _ in self._edges], device=device)
         tokens = torch.stack([tokens for _, tokens in self._edges], 1).to(device)
-        real = tokens >= 0
+        real = tokens >= 0  # the tokens of rows have several lengths
         # The head skips nodes that are followed by padding only.
         used = torch.zeros(hidden.shape[:2], dtype=torch.bool, device=device)
         rows, edges = real.nonzero(as_tuple=True)
@@ -139,11 +144,3 @@ class LabelTree:
             nats[here] = -logits.log_softmax(-1)[row, token]
             is_best[here] = rules.suppress(logits).argmax(-1)[row] == token
         return nats, is_best
-
-    def _compute_layout(self) -> tuple[Tensor, Tensor]:
-        """Depth of every node, [N], and the attention mask between nodes, [N, N]: ancestors and itself."""
-        visible = torch.eye(self.num_nodes, dtype=torch.bool)
-        for node, parent in enumerate(self._parents):
-            if parent >= 0:
-                visible[node] |= visible[parent]
-        return visible.sum(1) - 1, visible
