@@ -66,13 +66,14 @@ def describe_odd_targets(
     lost: Collection[str] | None = None,
     noun: str = "targets",
 ) -> list[str]:
-    """Return sentences on marks of an end that targets share, and on what no answer of the model can hold: special
-    tokens, spelt in the data, and line ends; and on right choices that have one place. Without a tokenizer the tokens
-    are T5's.
+    """Describe what is odd about targets, a sentence for each finding.
+
+    Findings are marks that begin or end most targets, what no answer of the model can hold (special tokens spelt in the
+    data, line ends), and right choices that always have one place. Without a tokenizer the tokens are T5's.
 
     Args:
-        lost: characters that the vocabulary lacks, if they are known; else the tokenizer says whether line ends are.
-        noun: what the targets of the examples are called: a sample of them.
+        lost: characters that the vocabulary lacks, if known; else the tokenizer is asked about line ends.
+        noun: what messages call the targets, for example if they are a sample.
     """
     if lost is None:
         lost = find_lossy_characters(tokenizer, "\n") if tokenizer else ()
@@ -81,14 +82,19 @@ def describe_odd_targets(
     tokens = list_structural_tokens(tokenizer) if tokenizer else T5_TOKENS
     end, total = tokens[0], f"of {len(targets):,} {noun}"
     notes: list[str] = []
-    if num := sum(target.rstrip().endswith(end) for target in targets):
+    num = sum(target.rstrip().endswith(end) for target in targets)
+    if num:
         notes.append(
             f"{num:,} {total} end in {end}, which FiveTune adds itself; in the data it is letters, and part of the "
             "answer. Remove it from the data"
         )
     bare = [target.rstrip().removesuffix(end) for target in targets]
     for words, form in MARKS.items():
-        marks = Counter(match[0].strip() for text in bare if (match := form.search(text)))
+        marks: Counter[str] = Counter()
+        for text in bare:
+            match = form.search(text)
+            if match:
+                marks[match[0].strip()] += 1
         for mark, num in marks.most_common(1):
             if num >= SHARED_END * len(targets) and len(set(targets)) > 1:
                 notes.append(
@@ -96,28 +102,31 @@ def describe_odd_targets(
                     "it, unless it is part of the answer"
                 )
     for token in tokens:
-        if num := sum(token in text for text in bare):
+        num = sum(token in text for text in bare)
+        if num:
             notes.append(
                 f"{num:,} {total} hold {token}, a special token of the tokenizer: it is read as letters, not as the "
                 "token. Remove it, unless the letters are meant"
             )
-    sentinels = [match[0] for text in bare if (match := re.search(r"<extra_id_\d+>", text))]
+    sentinels = list(filter(None, (re.search(r"<extra_id_\d+>", text) for text in bare)))
     if sentinels:
         notes.append(
-            f"{len(sentinels):,} {total} hold {sentinels[0]}, a token of pre-training, which answers leave out. "
+            f"{len(sentinels):,} {total} hold {sentinels[0][0]}, a token of pre-training, which answers leave out. "
             "Remove it, or write another mark"
         )
     if "\n" in lost:
         # Of a reasoning that ends in a number, only the number is compared.
-        compared = [one.references or (one.targets,) for one in examples]
-        if num := sum(any(len(text.strip().splitlines()) > 1 for text in texts) for texts in compared):
+        num = 0
+        for one in examples:
+            compared = one.references or (one.targets,)
+            num += any(len(text.strip().splitlines()) > 1 for text in compared)
+        if num:
             notes.append(
                 f"{num:,} {total} hold line ends, which the tokenizer turns into spaces: no answer can equal them. "
                 "Write another mark, such as ' | ', or use a model that keeps them (ByT5)"
             )
-    if note := _describe_fixed_place(examples):
-        notes.append(note)
-    return notes
+    note = _describe_fixed_place(examples)
+    return [*notes, note] if note else notes
 
 
 def _describe_fixed_place(examples: Sequence[TextExample]) -> str:
@@ -146,9 +155,11 @@ def measure_coverage(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -
         alphabets[frozenset(text)] += 1
     lossy = find_lossy_characters(tokenizer, times)
     num_hit = 0
+    # Texts of the same characters are counted together: there are few such sets.
     for alphabet, num_texts in alphabets.items():
         hit = alphabet & lossy.keys()
-        num_hit += 0 if all(map(str.isspace, hit)) else num_texts
+        if not all(map(str.isspace, hit)):
+            num_hit += num_texts
         holding.update(dict.fromkeys(hit, num_texts))
     found = [LossyCharacter(character, lossy[character], times[character], holding[character]) for character in lossy]
     found.sort(key=lambda lost: (-lost.num_times, lost.character))

@@ -21,7 +21,11 @@ def find_class_labels(features: Mapping[str, Any]) -> JsonTable:
     >>> find_class_labels({"text": {"_type": "Value"}, "label": {"_type": "ClassLabel", "names": ["no", "yes"]}})
     {'label': {'_type': 'ClassLabel', 'names': ['no', 'yes']}}
     """
-    return {name: feature for name, feature in features.items() if '"ClassLabel"' in json.dumps(feature, default=str)}
+    found: JsonTable = {}
+    for name, feature in features.items():
+        if '"ClassLabel"' in json.dumps(feature, default=str):  # also inside lists and objects
+            found[name] = feature
+    return found
 
 
 def read_class_labels(metadata: Mapping[bytes, bytes] | None) -> JsonTable:
@@ -40,7 +44,7 @@ def name_row_labels(row: JsonTable, labels: Mapping[str, Any]) -> JsonTable:
     {'text': 'a', 'label': 'yes'}
     """
     named = {name: name_labels(row[name], labels[name]) for name in labels if name in row}
-    return {**row, **named} if named else row
+    return row | named if named else row
 
 
 def name_labels(value: object, feature: Any) -> object:
@@ -57,9 +61,9 @@ def name_labels(value: object, feature: Any) -> object:
     names = table.get("names")
     if table.get("_type") == "ClassLabel" and isinstance(names, list) and isinstance(value, int):
         known = cast("list[str]", names)
-        if value == -1:
-            return None
-        return known[value] if 0 <= value < len(known) else value
+        if 0 <= value < len(known):
+            return known[value]
+        return None if value == -1 else value
     inner = table.get("feature", table)
     if isinstance(value, list):
         return [name_labels(one, inner) for one in cast("list[object]", value)]

@@ -27,7 +27,7 @@ Shingles = NDArray[np.int64]
 
 
 class NearDuplicate(NamedTuple):
-    """A text and an earlier one (or one of the others), by index, with their Jaccard similarity (0-1)."""
+    """A text and an earlier text (or a text of another set), by index, with their Jaccard similarity (0-1)."""
 
     row: int
     other_row: int
@@ -69,7 +69,9 @@ def _find_match(
     row: Shingles, rarest: Sequence[int], rows: Sequence[Shingles], index: dict[int, list[int]], threshold: float
 ) -> tuple[int, float] | None:
     """Return index and similarity of the first indexed text whose similarity reaches the threshold."""
-    candidates = dict.fromkeys(number for shingle in rarest for number in index.get(shingle, ())[:MAX_CANDIDATES])
+    candidates: dict[int, None] = {}  # an ordered set
+    for shingle in rarest:
+        candidates |= dict.fromkeys(index.get(shingle, ())[:MAX_CANDIDATES])
     own = set(row.tolist())
     for number in list(candidates)[:MAX_CANDIDATES]:
         other = rows[number]

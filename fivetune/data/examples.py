@@ -1,6 +1,6 @@
 """Convert the records of a source into the task's examples, and count the records that give none.
 
-In: a Source. Out: TextExamples; for data.json, counts of records read, kept, left out and skipped and tokens clipped.
+In: a Source. Out: TextExamples; for data.json, counts of records read, kept, excluded and skipped, of tokens clipped.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from fivetune.data.readers.records import (
     BadRecord,
     apply_task,
     as_bad_record,
+    ignore_bad_record,
     read_records,
     refuse_duplicate_ids,
 )
@@ -50,7 +51,7 @@ class ReadCounts:
 
     def __init__(self) -> None:
         self.num_read = self.num_records_kept = self.num_skipped = self.num_skipped_bad = 0
-        self.num_unlabelled = 0  # records left out because they have no label
+        self.num_unlabelled = 0  # records without a label, which are excluded
         self.num_blank_golds = 0  # records whose gold answers, a blank one among them, reward an empty prediction
         self.num_blank_synonyms = 0  # records whose blank synonyms were dropped
         self.label_counts: dict[str, int] = {}  # label tasks: records per gold label
@@ -98,9 +99,8 @@ class ReadCounts:
             if name.startswith("num_"):
                 setattr(self, name, getattr(self, name) + value)
             elif name.endswith(("_counts", "_forms")):
-                own = getattr(self, name)
                 for key, number in value.items():
-                    own[key] = own.get(key, 0) + number
+                    _count_up(getattr(self, name), key, number)
 
     def as_dict(self) -> JsonTable:
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
@@ -114,7 +114,7 @@ class ReadCounts:
 
     @property
     def left_out(self) -> list[str]:
-        """Reasons of records that were left out on purpose."""
+        """Reasons of records that the task excluded on purpose."""
         return sorted(self._left_out)
 
     def keep(self, examples: Sequence[TextExample], task: Task, scorer: Scorer | None) -> None:
@@ -128,17 +128,18 @@ class ReadCounts:
         golds = examples[0].references
         self.num_blank_golds += scorer is not None and rewards_blank(scorer, golds)
         self.num_blank_synonyms += DROPPED_SYNONYMS in examples[0].meta
-        if empty := find_placeholder_input(examples[0]):
-            self.empty_input_counts[empty] = self.empty_input_counts.get(empty, 0) + 1
+        empty = find_placeholder_input(examples[0])
+        if empty:
+            _count_up(self.empty_input_counts, empty)
         if not golds:
             return
         form = get_label_form(examples[0])
         if task.labels is not None:
-            self.label_counts[golds[0]] = self.label_counts.get(golds[0], 0) + 1
+            _count_up(self.label_counts, golds[0])
             if form != golds[0]:
-                self.label_forms[form] = self.label_forms.get(form, 0) + 1
-        if (blank := form.strip()) in PLACEHOLDERS and not task.extractive:
-            self.placeholder_counts[blank] = self.placeholder_counts.get(blank, 0) + 1
+                _count_up(self.label_forms, form)
+        if form.strip() in PLACEHOLDERS and not task.extractive:  # an answer in a text may be the word "None"
+            _count_up(self.placeholder_counts, form.strip())
 
     def add_windows(self, examples: Sequence[TextExample]) -> None:
         """Count the windows among the examples, and the examples that were split into windows."""
@@ -154,6 +155,10 @@ class ReadCounts:
         self.num_answers_lost += tokens.answer_clipped
 
 
+def _count_up(counts: dict[str, int], key: str, number: int = 1) -> None:
+    counts[key] = counts.get(key, 0) + number
+
+
 def convert_records(
     records: Iterable[RawRecord],
     source: Source,
@@ -161,12 +166,13 @@ def convert_records(
     divided: SplitResult | None,
     on_bad: Callable[[BadRecord], None] | None,
 ) -> Iterator[TextExample]:
-    """Yield the task's examples of records, of a split source those of its side; all records are counted.
+    """Yield the task's examples of records, of a split source only of the records on its side; all are counted.
 
     Args:
         on_bad: called with each record that the task refuses; None raises DataError at the first.
     """
-    side, task = source.split.side if source.split else "", source.task
+    task = source.task
+    side = source.split.side if source.split else ""
     scorer = Scorer(task.metrics) if source.labelled else None
     try:
         for record in records:
@@ -186,9 +192,8 @@ def convert_records(
             if not converted:
                 counts.leave_out(record.where, f"left out by task {task.plugin_name()}")
                 continue
-            several = converted if isinstance(converted, tuple) else (converted,)
-            counts.keep(several, task, scorer)
-            yield from several
+            counts.keep(converted, task, scorer)
+            yield from converted
     except RecordError as error:
         if not error.skippable:
             raise
@@ -199,7 +204,26 @@ def choose_bad_record_handler(source: Source, counts: ReadCounts) -> Callable[[B
     """Return what is called with a bad record: a count, on the evaluation side of a split nothing; None raises."""
     if source.on_bad_record != "skip":
         return None
-    return _ignore if source.split and source.split.side == "eval" else counts.skip
+    if source.split and source.split.side == "eval":
+        return ignore_bad_record  # the training side counts it
+    return counts.skip
+
+
+def read_unique_records(
+    paths: Iterable[str],
+    *,
+    columns: Mapping[str, str],
+    header: Sequence[str],
+    max_records: int | None,
+    on_bad: Callable[[BadRecord], None],
+) -> Iterator[RawRecord]:
+    """Yield the first `max_records` usable records of several sources; a repeated id makes a record a bad one."""
+
+    def read() -> Iterator[RawRecord]:
+        for path in paths:
+            yield from read_records(path, columns=columns, header=header, on_bad=on_bad)
+
+    return islice(refuse_duplicate_ids(read(), on_bad=on_bad), max_records)
 
 
 def split_source(source: Source) -> SplitResult | None:
@@ -209,21 +233,19 @@ def split_source(source: Source) -> SplitResult | None:
     split = source.split
 
     def convert() -> Iterator[tuple[RawRecord, Sequence[TextExample]]]:
-        records = (
-            record
-            for path in source.paths
-            for record in read_records(path, columns=source.columns, header=source.header, on_bad=_ignore)
+        records = read_unique_records(
+            source.paths,
+            columns=source.columns,
+            header=source.header,
+            max_records=split.max_records,
+            on_bad=ignore_bad_record,
         )
-        for record in islice(refuse_duplicate_ids(records, on_bad=_ignore), split.max_records):
+        for record in records:
             with suppress(DataError):
                 if converted := apply_task(source.task, record):
-                    yield record, converted if isinstance(converted, tuple) else (converted,)
+                    yield record, converted
 
     return split_records(convert(), split, by_label=source.task.labels is not None)
-
-
-def _ignore(bad: BadRecord) -> None:
-    """No-op: the training side counts bad records."""
 
 
 def describe_bad_record(where: str, reason: str) -> str:

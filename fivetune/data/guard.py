@@ -1,4 +1,4 @@
-"""What is read of a source is what was hashed: its files must stay as they are until all of it was used.
+"""What is read of a source is what was hashed: its files must stay as they are until all data was used.
 
 In: the paths of a source. Out: a SourceGuard with the fingerprint of the data, or DataError for a file that changes.
 """
@@ -24,7 +24,7 @@ class SourceGuard:
     """The files of a source as they were before they were hashed.
 
     Args:
-        settings: what decides the data beside the files; hashed before them.
+        settings: settings that decide the data too; hashed before the files.
         fingerprint: hash of the settings and of the content of all files, in order.
     """
 
@@ -74,7 +74,10 @@ class SourceGuard:
 
 
 def _list_files(paths: Iterable[str]) -> list[Path]:
-    return [file for path in paths for file in list_source_files(path)]
+    files: list[Path] = []
+    for path in paths:
+        files += list_source_files(path)
+    return files
 
 
 def _read_state(file: Path) -> tuple[int, int, int]:

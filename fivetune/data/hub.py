@@ -39,7 +39,8 @@ class HubMemory(Generic[T]):
         self._known.clear()
 
 
-DATASETS, FAILURES = HubMemory[Any](), HubMemory[Exception]()
+DATASETS = HubMemory[Any]()
+FAILURES = HubMemory[Exception]()
 
 
 def get_max_wait_seconds(default: float | None = None) -> float:
@@ -69,10 +70,11 @@ def restrict_waits(seconds: float) -> Generator[None]:
     from huggingface_hub.utils import _http
 
     def shorten(request: Any) -> None:
-        limits = request.extensions.get("timeout", {})
-        request.extensions["timeout"] = {
-            kind: min(limits.get(kind) or seconds, seconds) for kind in ("connect", "read", "write", "pool")
-        }
+        given = request.extensions.get("timeout", {})
+        limits: dict[str, float] = {}
+        for kind in ("connect", "read", "write", "pool"):
+            limits[kind] = min(given.get(kind) or seconds, seconds)
+        request.extensions["timeout"] = limits
 
     def build_client() -> Any:
         client = build_unlimited()

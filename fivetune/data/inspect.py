@@ -10,13 +10,12 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from fivetune.data.characters import describe_odd_targets, measure_coverage
 from fivetune.data.duplicates import find_near_duplicates, normalize_text
+from fivetune.data.examples import read_unique_records
 from fivetune.data.labels import (
-    PLACEHOLDERS,
     count_label_forms,
     describe_imbalance,
     describe_merged_forms,
@@ -31,7 +30,7 @@ from fivetune.data.limits import (
     compute_length_distribution,
     measure_lengths,
 )
-from fivetune.data.readers.records import BadRecord, apply_task, as_bad_record, read_records, refuse_duplicate_ids
+from fivetune.data.readers.records import BadRecord, apply_task, as_bad_record
 from fivetune.data.readers.source_files import quote_value
 from fivetune.data.store.convert import MIN_ID_CHARS
 from fivetune.data.store.encode import LengthLimits, encode, tokenize_inputs
@@ -79,7 +78,8 @@ class InspectedDataset:
         """Count a record that cannot be read or converted."""
         self.num_read += 1
         self.num_skipped += 1
-        self.skipped += [bad] if len(self.skipped) < NUM_SHOWN else []
+        if len(self.skipped) < NUM_SHOWN:
+            self.skipped.append(bad)
 
     def convert(self, record: RawRecord, task: Task) -> None:
         """Add the examples of a record, without answers if it has no usable ones."""
@@ -89,25 +89,28 @@ class InspectedDataset:
         self.num_offsets += num_offsets
         if wrong:
             self.num_wrong_offsets += 1
-            self.wrong_offsets += [wrong] if len(self.wrong_offsets) < NUM_SHOWN else []
+            if len(self.wrong_offsets) < NUM_SHOWN:
+                self.wrong_offsets.append(wrong)
         try:
             converted = apply_task(task, record)
         except DataError as error:
             bad = as_bad_record(error, record)
+            # Without its answer the record still counts for lengths and duplicates.
             try:
                 converted = apply_task(task, record, labelled=False)
             except DataError:
                 self.skip(bad)
                 return
             self.num_unlabelled += 1
-            self.unlabelled += [bad] if len(self.unlabelled) < NUM_SHOWN else []
+            if len(self.unlabelled) < NUM_SHOWN:
+                self.unlabelled.append(bad)
         self.num_read += 1
         self.num_left_out += not converted
-        self.examples += converted if isinstance(converted, tuple) else filter(None, (converted,))
+        self.examples += converted
 
 
 def find_wrong_offset(record: RawRecord) -> tuple[int, BadRecord | None]:
-    """Return the number of answers with a start offset, and the first whose offset does not match the context.
+    """Return the number of answers with a start offset, and the first answer with an offset that is wrong.
 
     >>> answers = {"text": ["Ann"], "answer_start": [1]}
     >>> find_wrong_offset(RawRecord({"context": "Ann slept.", "answers": answers}, "a.json:1"))[1].reason
@@ -125,7 +128,8 @@ def find_wrong_offset(record: RawRecord) -> tuple[int, BadRecord | None]:
         if isinstance(text, str) and text and isinstance(start, int) and start >= 0
     ]
     for text, start in pairs:
-        if (found := context[start : start + len(text)]) != text:
+        found = context[start : start + len(text)]
+        if found != text:
             reason = f"answer_start {start} points at {quote_value(found)}, the answer is {quote_value(text)}"
             return len(pairs), BadRecord(record.where, reason)
     return len(pairs), None
@@ -142,15 +146,13 @@ def read_dataset(
 ) -> InspectedDataset:
     """Convert all records of some sources. Raises DataError for a damaged file, or if no record gives an example."""
     found = InspectedDataset(tuple(sources))
-    records = (
-        record for path in sources for record in read_records(path, columns=columns, header=header, on_bad=found.skip)
-    )
-    for record in islice(refuse_duplicate_ids(records, on_bad=found.skip), max_records):
+    records = read_unique_records(sources, columns=columns, header=header, max_records=max_records, on_bad=found.skip)
+    for record in records:
         found.convert(record, task)
         if found.num_read % 1_000 == 0:
             on_progress(f"reading {', '.join(sources)}", found.num_read)
     if not found.examples:
-        first = next((f" The first: {bad}" for bad in found.skipped), "")
+        first = f" The first: {found.skipped[0]}" if found.skipped else ""
         raise DataError(
             f"{', '.join(sources)}: no record gives an example ({found.num_read:,} read). "
             f"Check --task and data.columns.{first}"
@@ -177,31 +179,49 @@ def inspect_datasets(
             of an example.
         on_progress: called with the name of the next step and its number of examples.
     """
+    # As in training: labels come from the data, and the forms of a label are one.
     if isinstance(task, Classification) and not task.labels:
-        merged = zip(sets, merge_label_forms([found.examples for found in sets.values()]), strict=True)
-        sets = {name: replace(sets[name], examples=own) for name, own in merged}
+        merged = merge_label_forms([found.examples for found in sets.values()])
+        sets = {name: replace(sets[name], examples=own) for name, own in zip(sets, merged, strict=True)}
     facts: JsonTable = {"task": task.plugin_name(), "near": near_threshold, "sets": {}}
     for name, found in sets.items():
-        on_progress(f"{name}: lengths", len(found.examples))
-        targets = [target for example in found.examples for target in _select_targets(task, example, name)]
-        lengths = measure_lengths(tokenizer, found.examples, targets, answers_can_be_lost=not task.labels)
-        on_progress(f"{name}: duplicates and characters", len(found.examples))
-        texts = [f"{example.inputs} {example.targets}" for example in found.examples]
+        examples = found.examples
+        on_progress(f"{name}: lengths", len(examples))
+        targets: list[str] = []
+        for example in examples:
+            if name == "train" and example.targets:
+                targets += task.train_targets(example)
+            elif example.targets:
+                targets.append(example.targets)
+        lengths = measure_lengths(tokenizer, examples, targets, answers_can_be_lost=not task.labels)
+        on_progress(f"{name}: duplicates and characters", len(examples))
+        coverage = measure_coverage(tokenizer, [f"{example.inputs} {example.targets}" for example in examples])
         facts["sets"][name] = {
             **_summarise_reading(found),
             "num_targets": len(targets),
-            "counts": _count_values(found.examples, task, {**KINDS, **kinds}),
+            "counts": _count_values(examples, task, {**KINDS, **kinds}),
             "lengths": {
-                part: compute_length_distribution(getattr(lengths, part)) for part in ("inputs", "contexts", "targets")
+                "inputs": compute_length_distribution(lengths.inputs),
+                "contexts": compute_length_distribution(lengths.contexts),
+                "targets": compute_length_distribution(lengths.targets),
             },
             "input_limits": build_input_limit_table(lengths, limits.max_input_tokens),
             "target_limits": build_target_limit_table(lengths, limits.max_target_tokens),
-            "duplicates": _find_duplicates(found.examples, near_threshold),
-            "answers": _find_missing_answers(found.examples) if task.extractive else None,
-            "offsets": _summarise_offsets(found),
-            "golds": _summarise_golds(found.examples, task),
-            "characters": _summarise_characters(tokenizer, texts),
-            "odd_targets": describe_odd_targets(tokenizer, found.examples),
+            "duplicates": _find_duplicates(examples, near_threshold),
+            "answers": _find_missing_answers(examples) if task.extractive else None,
+            "offsets": {
+                "num": found.num_wrong_offsets,
+                "of": found.num_offsets,
+                "shown": list(map(asdict, found.wrong_offsets)),
+            },
+            "golds": _summarise_golds(examples, task),
+            "characters": {
+                "num": coverage.num_texts_hit,
+                "of": coverage.num_texts,
+                "num_characters": len(coverage.lossy),
+                "common": [one._asdict() for one in coverage.lossy[:MAX_VALUES]],
+            },
+            "odd_targets": describe_odd_targets(tokenizer, examples),
         }
     if len(sets) > 1:
         on_progress("leakage", len(sets["eval"].examples))
@@ -212,29 +232,21 @@ def inspect_datasets(
     return facts
 
 
-def _select_targets(task: Task, example: TextExample, name: str) -> tuple[str, ...]:
-    """Return the targets to train on, or those of the evaluation set; () without an answer."""
-    if not example.targets:
-        return ()
-    return task.train_targets(example) if name == "train" else (example.targets,)
-
-
 def _summarise_reading(found: InspectedDataset) -> JsonTable:
-    names = ("num_read", "num_skipped", "num_unlabelled", "num_left_out")
     return {
         "sources": list(found.sources),
-        **{name: getattr(found, name) for name in names},
+        "num_read": found.num_read,
+        "num_skipped": found.num_skipped,
+        "num_unlabelled": found.num_unlabelled,
+        "num_left_out": found.num_left_out,
         "num_examples": len(found.examples),
         "num_groups": len({example.group or example.id for example in found.examples}),
-        **{name: [asdict(bad) for bad in getattr(found, name)] for name in ("skipped", "unlabelled")},
+        "skipped": list(map(asdict, found.skipped)),
+        "unlabelled": list(map(asdict, found.unlabelled)),
     }
 
 
 # --- counts ---
-
-
-def _make_meta_getter(name: str) -> Callable[[TextExample], Sequence[str]]:
-    return lambda example: [str(example.meta[name])] if example.meta.get(name) else []
 
 
 def _get_answerable(example: TextExample) -> Sequence[str]:
@@ -247,28 +259,46 @@ def _get_topic(example: TextExample) -> Sequence[str]:
     return [str(example.meta.get("title") or "").replace("_", " ")]
 
 
-KINDS: Kinds = {
-    "topic": _get_topic,
-    "language": _make_meta_getter("language"),
-    "part": _make_meta_getter("source_task"),
-}
+def _get_language(example: TextExample) -> Sequence[str]:
+    return [str(example.meta.get("language") or "")]
+
+
+def _get_part(example: TextExample) -> Sequence[str]:
+    return [str(example.meta.get("source_task") or "")]
+
+
+KINDS: Kinds = {"topic": _get_topic, "language": _get_language, "part": _get_part}
 
 
 def _count_values(examples: Sequence[TextExample], task: Task, kinds: Kinds) -> dict[str, JsonTable]:
-    """Count the values of each kind that has any: the distinct ones, all, and the most frequent ones."""
-    more: dict[str, Callable[[TextExample], Sequence[str]]] = {"target": lambda example: [example.targets]}
+    """Count the values of each kind that has any: distinct values, all values, and the most frequent ones."""
+    tags: Tags | None = None
+    for name in task.metrics:
+        metric = load_metric(name)
+        if isinstance(metric, Tags):
+            tags = metric
+            break
+
+    def get_answer(example: TextExample) -> Sequence[str]:
+        if task.labels is not None:
+            return example.references
+        return tags.split(example.targets) if tags else [example.targets]
+
+    kind = "tag" if tags else "target"
     if task.labels is not None:
-        more = {"class": lambda example: example.references}
-    elif tags := next((metric for metric in map(load_metric, task.metrics) if isinstance(metric, Tags)), None):
-        more = {"tag": lambda example: tags.split(example.targets)}
+        kind = "class"
+    own: dict[str, Callable[[TextExample], Sequence[str]]] = {kind: get_answer}
     if task.no_answer_text is not None:
-        more["answerable"] = _get_answerable
-    found = {}
-    for name, values_of in {**more, **kinds}.items():
-        counts = Counter(value for example in examples for value in values_of(example) if value)
+        own["answerable"] = _get_answerable
+    found: dict[str, JsonTable] = {}
+    for name, get_values in {**own, **kinds}.items():
+        counts: Counter[str] = Counter()
+        for example in examples:
+            counts.update(value for value in get_values(example) if value)
         common = counts.most_common(MAX_VALUES)
-        if common and (name != "target" or common[0][1] >= MIN_SHARE * counts.total()):
-            found[name] = {"num_values": len(counts), "num": counts.total(), "common": [list(pair) for pair in common]}
+        is_free_text = name == "target" and bool(common) and common[0][1] < MIN_SHARE * counts.total()
+        if common and not is_free_text:
+            found[name] = {"num_values": len(counts), "num": counts.total(), "common": list(map(list, common))}
     if "class" in found:
         found["class"]["forms"] = count_label_forms(examples)
     return found
@@ -285,16 +315,24 @@ def _extract_texts(examples: Sequence[TextExample]) -> dict[str, list[str]]:
     The context is the clippable part, unless that is the question. Without `meta["question"]` the question is the rest
     of the inputs, unless all examples have the same rest: then it is the template.
     """
-    contexts = [normalize_text(example.inputs[slice(*example.clippable)]) for example in examples]
-    rests = [example.inputs[: example.clippable[0]] + example.inputs[example.clippable[1] :] for example in examples]
-    fixed = len(set(rests)) == 1
-    questions = [
-        normalize_text(str(example.meta.get("question") or ("" if fixed else rest)))
-        for example, rest in zip(examples, rests, strict=True)
-    ]
-    contexts = ["" if c == q else c for c, q in zip(contexts, questions, strict=True)]
-    pairs = [f"{q} | {c}" if q and c else "" for q, c in zip(questions, contexts, strict=True)]
-    return {"question": questions, "context": contexts, PAIR: pairs}
+    rests: list[str] = []
+    for example in examples:
+        start, end = example.clippable
+        rests.append(example.inputs[:start] + example.inputs[end:])
+    is_template = len(set(rests)) == 1
+    texts: dict[str, list[str]] = {"question": [], "context": [], PAIR: []}
+    for example, rest in zip(examples, rests, strict=True):
+        question = example.meta.get("question")
+        if not question and not is_template:
+            question = rest
+        question = normalize_text(str(question or ""))
+        context = normalize_text(example.inputs[slice(*example.clippable)])
+        if context == question:
+            context = ""
+        texts["question"].append(question)
+        texts["context"].append(context)
+        texts[PAIR].append(f"{question} | {context}" if question and context else "")
+    return texts
 
 
 def _find_duplicates(examples: Sequence[TextExample], near: float) -> JsonTable:
@@ -303,9 +341,8 @@ def _find_duplicates(examples: Sequence[TextExample], near: float) -> JsonTable:
     inputs = _group_equal_texts([normalize_text(example.inputs) for example in examples])
     repeated = [places for places in inputs.values() if len(places) > 1]
     contradicted = [places for places in repeated if _has_disagreement(examples, places)]
-    disputed = [
-        places for places in _group_equal_texts(words["question"]).values() if _has_disagreement(examples, places)
-    ]
+    questions = _group_equal_texts(words["question"]).values()
+    disputed = [places for places in questions if _has_disagreement(examples, places)]
     facts: JsonTable = {
         "inputs": _summarise_groups(examples, repeated),
         "inputs with different answers": _summarise_groups(examples, contradicted),
@@ -320,8 +357,8 @@ def _find_duplicates(examples: Sequence[TextExample], near: float) -> JsonTable:
 
 
 def _group_equal_texts(texts: Sequence[str]) -> dict[str, list[int]]:
-    """Return text -> its indices; "" is left out."""
-    places = defaultdict(list)
+    """Return text -> its indices, without ""."""
+    places: dict[str, list[int]] = defaultdict(list)
     for place, text in enumerate(texts):
         if text:
             places[text].append(place)
@@ -330,25 +367,24 @@ def _group_equal_texts(texts: Sequence[str]) -> dict[str, list[int]]:
 
 def _has_disagreement(examples: Sequence[TextExample], places: Sequence[int]) -> bool:
     """Return whether examples of several questions have no gold answer in common; answers are compared by words."""
-    golds = [set(map(_normalize_words, examples[place].references)) for place in places if examples[place].references]
-    groups = {examples[place].group or examples[place].id for place in places}
+    golds: list[set[str]] = []
+    groups: set[str] = set()
+    for place in places:
+        example = examples[place]
+        groups.add(example.group or example.id)
+        if example.references:
+            golds.append({" ".join(re.findall(r"\w+", gold.casefold())) for gold in example.references})
     return len(golds) > 1 and len(groups) > 1 and not set.intersection(*golds)
-
-
-def _normalize_words(text: str) -> str:
-    return " ".join(re.findall(r"\w+", text.casefold()))
 
 
 def _summarise_groups(examples: Sequence[TextExample], groups: Sequence[Sequence[int]]) -> JsonTable:
     """Summarise groups of equal examples; `num` counts the repetitions: all but the first of each group."""
-    shown = [
-        {
-            "text": examples[places[0]].inputs,
-            "ids": [examples[place].id for place in places[:NUM_SHOWN]],
-            "answers": [next(iter(examples[place].references), "") for place in places[:NUM_SHOWN]],
-        }
-        for places in groups[:NUM_SHOWN]
-    ]
+    shown: list[JsonTable] = []
+    for places in groups[:NUM_SHOWN]:
+        equal = [examples[place] for place in places[:NUM_SHOWN]]
+        ids = [example.id for example in equal]
+        answers = ["".join(example.references[:1]) for example in equal]
+        shown.append({"text": equal[0].inputs, "ids": ids, "answers": answers})
     return {"num": sum(len(places) - 1 for places in groups), "of": len(examples), "shown": shown}
 
 
@@ -358,25 +394,35 @@ def _build_pair(text: str, other: str, similarity: float) -> JsonTable:
 
 def _find_leakage(train: Sequence[TextExample], evaluation: Sequence[TextExample], near: float) -> JsonTable:
     """Count the evaluation examples whose texts also occur in the training set, by kind of text."""
-    known, asked = _extract_texts(train), _extract_texts(evaluation)
-    kinds = [kind for kind in asked if any(asked[kind]) and any(known[kind])]
-    return {kind: _compare_texts(known[kind], asked[kind], None if kind == PAIR else near) for kind in kinds}
+    known = _extract_texts(train)
+    asked = _extract_texts(evaluation)
+    facts: JsonTable = {}
+    for kind in asked:
+        if any(asked[kind]) and any(known[kind]):
+            # All pairs with one context are near: only equal ones are counted.
+            facts[kind] = _compare_texts(known[kind], asked[kind], None if kind == PAIR else near)
+    return facts
 
 
 def _compare_texts(known: Sequence[str], asked: Sequence[str], near: float | None) -> JsonTable:
-    """Count equal and near-duplicate texts. `near` None: equal ones only, since all pairs with one context are near."""
-    held, places = dict.fromkeys(filter(None, known)), _group_equal_texts(asked)
-    exact = [text for text in places if text in held]
-    rest, others = [text for text in places if text not in held], list(held)
-    found = [] if near is None else list(find_near_duplicates(rest, others, threshold=near))
-    pairs = [_build_pair(text, text, 1.0) for text in exact[:NUM_SHOWN]]
-    pairs += [_build_pair(rest[one.row], others[one.other_row], one.similarity) for one in found[:NUM_SHOWN]]
-    return {
+    """Count equal texts and, unless `near` is None, near duplicates."""
+    others = dict.fromkeys(filter(None, known))
+    places = _group_equal_texts(asked)
+    exact = [text for text in places if text in others]
+    facts: JsonTable = {
         "num_exact": sum(len(places[text]) for text in exact),
-        "num_near": None if near is None else sum(len(places[rest[one.row]]) for one in found),
+        "num_near": None,
         "of": sum(map(len, places.values())),
-        "shown": pairs,
+        "shown": [_build_pair(text, text, 1.0) for text in exact[:NUM_SHOWN]],
     }
+    if near is not None:
+        rest = [text for text in places if text not in others]
+        candidates = list(others)
+        found = list(find_near_duplicates(rest, candidates, threshold=near))
+        facts["num_near"] = sum(len(places[rest[one.row]]) for one in found)
+        for one in found[:NUM_SHOWN]:
+            facts["shown"].append(_build_pair(rest[one.row], candidates[one.other_row], one.similarity))
+    return facts
 
 
 def _find_shared_ids(train: InspectedDataset, evaluation: InspectedDataset) -> JsonTable:
@@ -392,39 +438,44 @@ def _find_shared_ids(train: InspectedDataset, evaluation: InspectedDataset) -> J
     }
 
 
-# --- answers and characters ---
-
-
-def _summarise_offsets(found: InspectedDataset) -> JsonTable:
-    shown = list(map(asdict, found.wrong_offsets))
-    return {"num": found.num_wrong_offsets, "of": found.num_offsets, "shown": shown}
+# --- answers ---
 
 
 def _summarise_golds(examples: Sequence[TextExample], task: Task) -> JsonTable:
     """Return the properties of the gold answers that distort scores.
 
-    `num_blank` questions have a blank gold answer among others and so reward an empty prediction; `empty_scores` are
+    `num_blank` questions have a blank gold answer among several and so reward an empty prediction; `empty_scores` are
     the scores of empty predictions only, `empty_scores_without_blanks` the same without blank gold answers.
     `num_disjoint` questions have gold answers without a common word: perhaps all are required, but any one counts as
     right. `imbalance` describes uneven labels, `merged_forms` labels in several forms, `placeholders` answers that
     programs write for an empty cell, and `empty_inputs` such inputs.
     """
-    firsts = {example.group or example.id: example for example in reversed(examples) if example.references}
-    golds = [one.references for one in reversed(firsts.values())]
-    scorer, is_label_task = Scorer(task.metrics), task.labels is not None
+    # The first example of each question stands for it: windows and snippets repeat its answers.
+    firsts: dict[str, TextExample] = {}
+    for example in examples:
+        if example.references:
+            firsts.setdefault(example.group or example.id, example)
+    golds = [example.references for example in firsts.values()]
     forms = Counter(map(get_label_form, firsts.values()))
-    placeholders = {} if task.extractive else {form: num for form, num in forms.items() if form in PLACEHOLDERS}
+    scorer = Scorer(task.metrics)
     facts: JsonTable = {
         "num": len(golds),
         "num_blank": sum(rewards_blank(scorer, references) for references in golds),
-        "num_disjoint": 0 if is_label_task else sum(map(_are_disjoint, golds)),
+        "num_disjoint": 0,
         "num_dropped_synonyms": sum(DROPPED_SYNONYMS in example.meta for example in firsts.values()),
         "language": suggest_language(task, golds),
-        "imbalance": describe_imbalance(Counter(one[0] for one in golds)) if is_label_task else "",
-        "merged_forms": describe_merged_forms(forms, {}) if is_label_task else "",
-        "placeholders": describe_placeholders(placeholders, what="label" if is_label_task else "answer"),
+        "imbalance": "",
+        "merged_forms": "",
+        "placeholders": "",
         "empty_inputs": describe_placeholders(Counter(map(find_placeholder_input, examples)), what="input"),
     }
+    if task.labels is not None:
+        facts["imbalance"] = describe_imbalance(Counter(references[0] for references in golds))
+        facts["merged_forms"] = describe_merged_forms(forms, {})
+    else:
+        facts["num_disjoint"] = sum(map(_are_disjoint, golds))
+    if not task.extractive:  # an answer in a text may be the word "None"
+        facts["placeholders"] = describe_placeholders(forms, what="answer" if task.labels is None else "label")
     if facts["num_blank"]:
         silence = [""] * len(golds)
         facts["empty_scores"] = scorer.score(silence, golds).corpus
@@ -433,16 +484,16 @@ def _summarise_golds(examples: Sequence[TextExample], task: Task) -> JsonTable:
 
 
 def _are_disjoint(references: Sequence[str]) -> bool:
-    """Return whether there are several distinct gold answers, no two of which share a word."""
-    words = [set(re.findall(r"\w+", gold.casefold())) for gold in references if gold.strip()]
-    known = [set(one) for one in {frozenset(one) for one in words if one}]
-    return len(known) > 1 and sum(map(len, known)) == len(set().union(*known))
+    """Return whether there are several distinct gold answers without a common word between any two."""
+    distinct = {frozenset(re.findall(r"\w+", gold.casefold())) for gold in references} - {frozenset()}
+    return len(distinct) > 1 and sum(map(len, distinct)) == len(frozenset().union(*distinct))
 
 
 def _find_missing_answers(examples: Sequence[TextExample]) -> JsonTable:
     """Count the examples whose context contains no gold answer, and the questions whose contexts all contain none."""
-    holding: dict[str, bool] = {}
-    missing, num_other_case, num_answered = [], 0, 0
+    holding: dict[str, bool] = {}  # question -> whether one of its contexts contains an answer
+    missing: list[TextExample] = []
+    num_other_case = num_answered = 0
     for example in examples:
         golds = [reference for reference in example.references if reference.strip()]
         if not golds:
@@ -452,10 +503,11 @@ def _find_missing_answers(examples: Sequence[TextExample]) -> JsonTable:
         group = example.group or example.id
         held = any(gold in context for gold in golds)
         if not held:
-            folded = any(find_text(context, gold) for gold in golds)
-            num_other_case += folded
-            missing += [] if folded else [example]
-            held = folded
+            held = any(find_text(context, gold) for gold in golds)  # in other case or spelling of white space
+            if held:
+                num_other_case += 1
+            else:
+                missing.append(example)
         holding[group] = holding.get(group, False) or held
     shown = [{"id": e.id, "answer": e.references[0], "text": e.inputs} for e in missing[:NUM_SHOWN]]
     return {
@@ -468,12 +520,6 @@ def _find_missing_answers(examples: Sequence[TextExample]) -> JsonTable:
     }
 
 
-def _summarise_characters(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> JsonTable:
-    found = measure_coverage(tokenizer, texts)
-    lost = [one._asdict() for one in found.lossy[:MAX_VALUES]]
-    return {"num": found.num_texts_hit, "of": found.num_texts, "num_characters": len(found.lossy), "common": lost}
-
-
 # --- examples ---
 
 
@@ -481,22 +527,29 @@ def _sample_examples(
     tokenizer: PreTrainedTokenizerBase, examples: Sequence[TextExample], limits: LengthLimits
 ) -> list[JsonTable]:
     """Return NUM_SHOWN examples from the shortest to the longest inputs, as the model reads them."""
-    by_length = sorted(range(len(examples)), key=lambda place: (len(examples[place].inputs), place))
-    steps = min(NUM_SHOWN, len(examples))
-    places = dict.fromkeys(by_length[(len(examples) - 1) * i // max(steps - 1, 1)] for i in range(steps))
-    return [_format_encoded(tokenizer, examples[place], limits) for place in places]
+    by_length = sorted(examples, key=lambda example: len(example.inputs))
+    num_shown = min(NUM_SHOWN, len(examples))
+    last = len(examples) - 1
+    return [_format_encoded(tokenizer, by_length[last * i // max(num_shown - 1, 1)], limits) for i in range(num_shown)]
 
 
 def _format_encoded(tokenizer: PreTrainedTokenizerBase, example: TextExample, limits: LengthLimits) -> JsonTable:
-    seen = split_into_windows(tokenizer, [example], limits)[0] if limits.overlong == "windows" else example
+    seen = example
+    if limits.overlong == "windows":
+        seen = split_into_windows(tokenizer, [example], limits)[0]
     [tokens] = encode(tokenizer, [seen], [seen.targets], limits=limits)
+    # What is cut out is shown as a gap: the ids are divided where they leave the whole text.
     whole = next(tokenize_inputs(tokenizer, [seen])).ids
-    cut = next((i for i, pair in enumerate(zip(tokens.input_ids, whole, strict=False)) if pair[0] != pair[1]), None)
-    before, after = tokens.input_ids[:cut], tokens.input_ids[cut:] if cut is not None else []
+    cut = 0
+    while cut < min(len(tokens.input_ids), len(whole)) and tokens.input_ids[cut] == whole[cut]:
+        cut += 1
+    parts = [list(tokens.input_ids)]
+    if cut < min(len(tokens.input_ids), len(whole)):
+        parts = [parts[0][:cut], parts[0][cut:]]
     return {
         "id": seen.id,
         "text": seen.inputs,
-        "inputs": [tokenizer.decode(list(ids)) for ids in (before, after) if len(ids)],
+        "inputs": [tokenizer.decode(ids) for ids in parts if ids],
         "num_input_tokens": len(tokens.input_ids),
         "num_cut": tokens.num_clipped_inputs,
         "answer_lost": tokens.answer_clipped,

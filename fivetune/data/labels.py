@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
 
-from fivetune.data.readers.records import read_records
+from fivetune.data.readers.records import ignore_bad_record, read_records
 from fivetune.data.readers.source_files import quote_value
 from fivetune.errors import ConfigError
 from fivetune.tasks import INVISIBLE_IN_LABELS, LABEL_FORM, normalize_label
@@ -46,11 +46,12 @@ def read_label_set(
     writings: dict[str, Counter[str]] = defaultdict(Counter)
     num_read = 0
     for source in sources:
-        for record in read_records(source, columns=columns, header=header, on_bad=lambda bad: None):
+        for record in read_records(source, columns=columns, header=header, on_bad=ignore_bad_record):
             if num_read == max_records:
                 break
             num_read += 1
-            if text := task.read_label(record):
+            text = task.read_label(record)
+            if text:
                 writings[normalize_label(text)][text] += 1
         if len(writings) > MAX_LABELS:
             raise ConfigError(
@@ -58,7 +59,10 @@ def read_label_set(
                 "of a few. Name the column of the label, or set task.name: jsonl for free text."
             )
     if len(writings) < 2:
-        held = ", ".join(repr(text) for counts in writings.values() for text in counts) or "no label"
+        texts: list[str] = []
+        for counts in writings.values():
+            texts += map(repr, counts)
+        held = ", ".join(texts) or "no label"
         raise ConfigError(
             f"task.label: the column {task.label!r} of {', '.join(sources)} holds {held}. A classification needs two "
             "labels or more. Name the column of the label with task.label."
@@ -86,10 +90,15 @@ def merge_label_forms(sets: Sequence[Sequence[TextExample]]) -> list[list[TextEx
         for example in examples:
             if example.references:
                 forms[normalize_label(example.references[0])][example.references[0]] += 1
-        labels = {group: choose_form(counts) for group, counts in forms.items()} | labels
+        for group, counts in forms.items():
+            labels.setdefault(group, choose_form(counts))  # the first set decides
 
     def merge(example: TextExample) -> TextExample:
-        if not example.references or (form := example.references[0]) == (label := labels[normalize_label(form)]):
+        if not example.references:
+            return example
+        form = example.references[0]
+        label = labels[normalize_label(form)]
+        if form == label:
             return example
         return replace(example, targets=label, references=(label,), meta={LABEL_FORM: form, **example.meta})
 
@@ -107,7 +116,11 @@ def count_label_forms(examples: Sequence[TextExample]) -> JsonTable:
     for example in examples:
         if example.references:
             forms[example.references[0]][get_label_form(example)] += 1
-    return {label: [list(pair) for pair in own.most_common()] for label, own in forms.items() if set(own) != {label}}
+    told: JsonTable = {}
+    for label, own in forms.items():
+        if set(own) != {label}:
+            told[label] = list(map(list, own.most_common()))
+    return told
 
 
 def describe_merged_forms(counts: Mapping[str, int], forms: Mapping[str, int]) -> str:
@@ -126,11 +139,17 @@ def describe_merged_forms(counts: Mapping[str, int], forms: Mapping[str, int]) -
     merged: dict[str, Counter[str]] = defaultdict(Counter)
     for form, num in forms.items():
         merged[normalize_label(form)][form] += num
+    # The records of a label include those of its forms: what is left has the label's own form.
     others = {group: own.total() for group, own in merged.items()}
     for label, num in counts.items():
         group = normalize_label(label)
         merged[group][label] += num - others.get(group, 0)
-    several = sorted((+own for own in merged.values() if len(+own) > 1), key=lambda own: (-own.total(), min(own)))
+    several: list[Counter[str]] = []
+    for own in merged.values():
+        present = +own  # without forms of no record
+        if len(present) > 1:
+            several.append(present)
+    several.sort(key=lambda own: (-own.total(), min(own)))
     if not several:
         return ""
     told = "; ".join(_list_counts(own) for own in several[:MAX_TOLD])
@@ -142,18 +161,21 @@ def describe_merged_forms(counts: Mapping[str, int], forms: Mapping[str, int]) -
 
 
 def describe_rare(counts: Mapping[str, int]) -> list[str]:
-    """Return sentences on labels of few records, those that may be misspelt and the others, and on one of nearly all.
+    """Return sentences on labels of few records, perhaps misspelt or only rare, and on a label of nearly all records.
 
     Args:
         counts: records by the form of the label in the data.
     """
-    labels = _count_merged(counts)
+    # Forms that differ in case or white space are one label, as in training.
+    forms: dict[str, dict[str, int]] = {}
+    for form, count in counts.items():
+        forms.setdefault(normalize_label(form), {})[form] = count
+    labels = {choose_form(own): sum(own.values()) for own in forms.values()}
     misspelt = find_misspelt_labels(labels)
     found: list[str] = []
     if misspelt:
-        shown = ", ".join(
-            f"{label!r} ({labels[label]}) for {meant!r}" for label, meant in list(misspelt.items())[:MAX_TOLD]
-        )
+        pairs = [f"{label!r} ({labels[label]}) for {meant!r}" for label, meant in misspelt.items()]
+        shown = ", ".join(pairs[:MAX_TOLD])
         found.append(f"labels that may be misspelt: {shown}. Correct them: the model learns them as they are")
     rare = [repr(label) for label, count in labels.items() if count < RARE and label not in misspelt]
     if rare:
@@ -170,19 +192,11 @@ def describe_rare(counts: Mapping[str, int]) -> list[str]:
     return found
 
 
-def _count_merged(counts: Mapping[str, int]) -> dict[str, int]:
-    """Count the forms of a label that differ in case or white space as one, as training does."""
-    forms: dict[str, dict[str, int]] = {}
-    for label, count in counts.items():
-        forms.setdefault(normalize_label(label), {})[label] = count
-    return {choose_form(of_one): sum(of_one.values()) for of_one in forms.values()}
-
-
 def find_misspelt_labels(counts: Mapping[str, int]) -> dict[str, str]:
-    """Find rare labels that look like a misspelling of one at least ten times as frequent; label -> that one.
+    """Find rare labels that look like a misspelling of a label at least ten times as frequent; rare -> frequent label.
 
     Both begin with the same letter, have the same digits and signs, and a difflib ratio of MISSPELT or more. Codes and
-    flags are no misspellings: the words that differ have four letters, of those in capitals seven.
+    flags are no misspellings: the words that differ have four letters, words in capitals seven.
 
     >>> find_misspelt_labels({"Rückgabe": 90, "Rueckgabe": 1, "happy": 80, "unhappy": 3, "grade 1": 60, "grade 2": 2})
     {'Rueckgabe': 'Rückgabe'}
@@ -191,9 +205,11 @@ def find_misspelt_labels(counts: Mapping[str, int]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     by_count = sorted(counts, key=counts.__getitem__)
-    for label in (label for label in counts if counts[label] < RARE):
+    for label, count in counts.items():
+        if count >= RARE:
+            continue
         for meant in by_count:  # the most frequent one is the last, and stays
-            if counts[meant] >= 10 * counts[label] and _is_like(label, meant):
+            if counts[meant] >= 10 * count and _is_like(label, meant):
                 found[label] = meant
     return found
 
@@ -203,18 +219,24 @@ def _is_like(label: str, meant: str) -> bool:
     signs = r"\d|[^\w\s.'’-]"
     if label[:1].casefold() != meant[:1].casefold() or re.findall(signs, label) != re.findall(signs, meant):
         return False
-    words, others = (re.findall(r"[^\W_]+", text) for text in (label, meant))
-    differing = [pair for pair in zip(words, others, strict=False) if pair[0] != pair[1]]
-    is_code = [min(map(len, pair)) < (7 if pair[1].isupper() else 4) for pair in differing]
-    if len(words) == len(others) and is_code and all(is_code):
-        return False
+    words = re.findall(r"[^\W_]+", label)
+    others = re.findall(r"[^\W_]+", meant)
+    if len(words) == len(others) and words != others:
+        num_misspelt = 0
+        for word, other in zip(words, others, strict=True):
+            least = 7 if other.isupper() else 4
+            num_misspelt += word != other and min(len(word), len(other)) >= least
+        if not num_misspelt:  # only codes and flags differ
+            return False
     return SequenceMatcher(None, label.casefold(), meant.casefold()).ratio() >= MISSPELT
 
 
 def find_placeholder_input(example: TextExample) -> str:
     """Find what a program wrote for an empty cell as the whole text of an example, its instruction aside; else ""."""
     text = example.inputs[slice(*example.clippable)].strip()
-    return text if text in PLACEHOLDERS else ""
+    if text in PLACEHOLDERS:
+        return text
+    return ""
 
 
 def describe_placeholders(counts: Mapping[str, int], *, what: str) -> str:
@@ -261,7 +283,8 @@ def describe_imbalance(counts: Mapping[str, int]) -> str:
     """
     if not counts or max(counts.values()) < UNEVEN * max(min(counts.values()), 1):
         return ""
-    most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
+    most = max(counts, key=counts.__getitem__)
+    least = min(counts, key=counts.__getitem__)
     total = sum(counts.values())
     return (
         f"labels are uneven: {most} has {counts[most] / total:.1%} of {total:,} examples, "

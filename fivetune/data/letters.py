@@ -1,8 +1,8 @@
 """Encode special tokens that a text spells out as letters: `</s>` in a user's text does not end the text.
 
-In: a tokenizer and texts. Out: ids and offsets, those of the tokenizer for all texts that spell out none. Tokens stay
-tokens that were added for use in texts, as <extra_id_0> or <hl>, and those that the template of a task holds, as
-`{Title}</s>{Body}`: their places are known from filling it.
+In: a tokenizer and texts. Out: ids and offsets, the tokenizer's own for all texts that spell out none. Two kinds stay
+tokens: tokens that were added for use in texts, such as <extra_id_0> or <hl>, and tokens in the template of a task, as
+in `{Title}</s>{Body}`: their places are known from filling it.
 
 The option `split_special_tokens` of transformers does not do it: it also divides the sentinels, and a unigram
 vocabulary holds `</s>` as a piece, which the model then finds in the letters.
@@ -66,11 +66,11 @@ def tokenize(
     literals: Sequence[Places] = (),
     with_offsets: bool = False,
 ) -> list[EncodedText]:
-    """Tokenise texts without special tokens, those that they spell out as letters.
+    """Tokenise texts without special tokens; tokens that a text spells out are letters.
 
     Args:
-        literals: of each text the places where a structural token is a token.
-        with_offsets: only fast tokenizers have them.
+        literals: for each text, the places where a structural token is a token.
+        with_offsets: return offsets too; only fast tokenizers have them.
     """
     if not texts:
         return []
@@ -79,10 +79,11 @@ def tokenize(
     found = encoded["input_ids"]
     offsets = encoded["offset_mapping"] if with_offsets else [None] * len(found)
     places = literals or [NO_LITERALS] * len(texts)
-    return [
-        encode_letters(tokenizer, text, ids, literals=own) or EncodedText(ids, pairs)
-        for text, ids, pairs, own in zip(texts, found, offsets, places, strict=True)
-    ]
+    rows: list[EncodedText] = []
+    for text, ids, pairs, own in zip(texts, found, offsets, places, strict=True):
+        letters = encode_letters(tokenizer, text, ids, literals=own)
+        rows.append(letters or EncodedText(ids, pairs))
+    return rows
 
 
 def encode_letters(
@@ -91,7 +92,7 @@ def encode_letters(
     """Return the letters of a text that spells out a structural token, None for any other text.
 
     Args:
-        ids: of the text, as the tokenizer gives them. They show tokens that only its normaliser makes, of full-width
+        ids: ids of the text from the tokenizer. They show tokens that only its normaliser makes, of full-width
             characters for example; but an unknown token stands for characters, too.
         literals: places where a structural token is a token.
     """
@@ -120,7 +121,7 @@ def _name_hidden_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
 
 
 def _find_structural_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[frozenset[int], str]:
-    """Return the ids of the structural tokens but the unknown one, and the unknown token."""
+    """Return the ids of the structural tokens except the unknown token, and the unknown token."""
     unknown = str(tokenizer.unk_token or "")
     known = vars(tokenizer).get("_fivetune_structural")
     if known is None:
@@ -135,7 +136,7 @@ def _find_id(tokenizer: PreTrainedTokenizerBase, token: str) -> int:
 
 
 def _encode_without_trie(tokenizer: PreTrainedTokenizerBase, text: str, hidden: Mapping[str, str]) -> list[int]:
-    """Encode with a tokenizer in Python (ByT5, MyT5): tokens are other added ones, and hidden ones by their names."""
+    """Encode with a tokenizer in Python (ByT5, MyT5): tokens are other added tokens, and the names of hidden ones."""
     added: dict[str, int] = cast("Any", tokenizer).get_added_vocab()
     others = {token: number for token, number in added.items() if token not in hidden}
     others |= {name: _find_id(tokenizer, token) for token, name in hidden.items()}
@@ -162,15 +163,17 @@ def _build_letter_backend(tokenizer: PreTrainedTokenizerBase, hidden: Mapping[st
     from tokenizers import Tokenizer
 
     pipeline: JsonTable = json.loads(tokenizer.backend_tokenizer.to_str())  # pyright: ignore
-    model, unknown = pipeline["model"], str(pipeline["model"].get("unk_token"))  # BPE looks that up by its name
+    model = pipeline["model"]
+    unknown = str(model.get("unk_token"))  # BPE looks this token up by its name
     hidden = {token: name for token, name in hidden.items() if token != unknown}
     if isinstance(model["vocab"], list):  # Unigram: pairs of piece and score
         model["vocab"] = [[hidden.get(piece, piece), score] for piece, score in model["vocab"]]
     else:
         model["vocab"] = {hidden.get(piece, piece): number for piece, number in model["vocab"].items()}
-    pipeline["added_tokens"] = [
-        {**one, "content": hidden.get(one["content"], one["content"])}
-        for one in pipeline["added_tokens"]
-        if one["content"] != unknown
-    ]
-    return Tokenizer.from_str(json.dumps({**pipeline, "post_processor": None, "truncation": None, "padding": None}))
+    added: list[JsonTable] = []
+    for one in pipeline["added_tokens"]:
+        content = one["content"]
+        if content != unknown:
+            added.append({**one, "content": hidden.get(content, content)})
+    pipeline |= {"added_tokens": added, "post_processor": None, "truncation": None, "padding": None}
+    return Tokenizer.from_str(json.dumps(pipeline))

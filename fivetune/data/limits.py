@@ -64,13 +64,10 @@ def measure_lengths(
     for first in range(0, len(examples), CHUNK):
         chunk = examples[first : first + CHUNK]
         for example, pieces in zip(chunk, tokenize_inputs(tokenizer, chunk), strict=True):
-            rows.append(
-                (
-                    len(pieces.ids) + frame.num_input_tokens,
-                    pieces.stop - pieces.start,
-                    _compute_needed_limit(example, pieces, frame.num_input_tokens) if answers_can_be_lost else 0,
-                )
-            )
+            least = 0
+            if answers_can_be_lost:
+                least = _compute_needed_limit(example, pieces, frame.num_input_tokens)
+            rows.append((len(pieces.ids) + frame.num_input_tokens, pieces.stop - pieces.start, least))
     inputs, contexts, needed = np.array(rows, dtype=np.int64).reshape(-1, 3).T
     return TokenLengths(inputs, contexts, needed, np.array(_measure_targets(tokenizer, targets), dtype=np.int64))
 
@@ -78,11 +75,11 @@ def measure_lengths(
 def _measure_targets(tokenizer: PreTrainedTokenizerBase, targets: Sequence[str]) -> list[int]:
     lengths: dict[str, int] = {}
     num_added = find_frame(tokenizer).num_target_tokens
-    different = list(dict.fromkeys(targets))
+    different = list(dict.fromkeys(targets))  # labels and numbers repeat
     for first in range(0, len(different), CHUNK):
         chunk = different[first : first + CHUNK]
-        encoded = tokenize(tokenizer, chunk)
-        lengths |= {target: len(one.ids) + num_added for target, one in zip(chunk, encoded, strict=True)}
+        for target, encoded in zip(chunk, tokenize(tokenizer, chunk), strict=True):
+            lengths[target] = len(encoded.ids) + num_added
     return [lengths[target] for target in targets]
 
 
@@ -91,7 +88,11 @@ def _compute_needed_limit(example: TextExample, pieces: TokenizedInput, num_spec
 
     Truncation removes the end of the context, so an answer in the context also needs room for the tokens behind it.
     """
-    ends = [found[1] for r in example.references if (found := find_text(example.inputs, r))]
+    ends: list[int] = []
+    for reference in example.references:
+        span = find_text(example.inputs, reference)
+        if span:
+            ends.append(span[1])
     if not ends or pieces.offsets is None:
         return 0
     last = int(np.searchsorted(pieces.offsets[:, 0], min(ends))) - 1
@@ -110,15 +111,13 @@ def build_input_limit_table(lengths: TokenLengths, configured: int | None) -> li
     t5-small and up to a constant factor. The cost of all examples at COST_LIMIT is 1. Padding is not counted.
     """
     base = max(_estimate_cost(lengths.inputs, COST_LIMIT), 1.0)
-    return [
-        {
-            "limit": limit,
-            "num_cut": int((lengths.inputs > limit).sum()),
-            "num_answers_lost": int((lengths.needed > limit).sum()),
-            "cost": round(_estimate_cost(lengths.inputs, limit) / base, 4),
-        }
-        for limit in _add_limit(INPUT_LIMITS, configured)
-    ]
+    rows: list[JsonTable] = []
+    for limit in _add_limit(INPUT_LIMITS, configured):
+        num_cut = int((lengths.inputs > limit).sum())
+        num_lost = int((lengths.needed > limit).sum())
+        cost = round(_estimate_cost(lengths.inputs, limit) / base, 4)
+        rows.append({"limit": limit, "num_cut": num_cut, "num_answers_lost": num_lost, "cost": cost})
+    return rows
 
 
 def _estimate_cost(lengths: Lengths, limit: int) -> float:
@@ -152,5 +151,5 @@ def compute_length_distribution(lengths: Lengths) -> JsonTable | None:
         "mean": round(float(lengths.mean()), 2),
         "quantiles": {str(q): int(value) for q, value in zip(QUANTILES, quantiles, strict=True)},
         "longest": int(lengths.max()),
-        "histogram": {"edges": [float(e) for e in edges], "counts": [int(c) for c in counts]},
+        "histogram": {"edges": edges.tolist(), "counts": counts.tolist()},
     }

@@ -38,7 +38,7 @@ CHAINED_SHARE = 0.2  # share of the evaluation set that a chain of questions may
 
 @dataclass(frozen=True, slots=True)
 class EvalSplit:
-    """The settings of a split, and the side of it that a store holds.
+    """The settings of a split, and the side that a store holds.
 
     Args:
         share: share of the evaluation records, above 0 and below 1.
@@ -131,7 +131,7 @@ def split_records(converted: Iterable[Converted], split: EvalSplit, *, by_label:
 def split_in_three(
     converted: Iterable[Converted], split: EvalSplit, *, by_label: bool, is_named: bool = True
 ) -> ThreeWaySplit:
-    """Choose validation and test records, `share` of all for each; the others are for training.
+    """Choose validation and test records, `share` of all for each; all other records are for training.
 
     Grouped and stratified as by `split_records`. A label is in no set but the training set unless that has it too.
     Where a group is so large that the sets miss their shares, the group column is given up, or equal inputs.
@@ -143,8 +143,10 @@ def split_in_three(
     ids, labels, relations = _find_relations(converted, split, by_label=by_label)
     wanted = split.share * len(ids)
     groups = _join_related(relations, RELATIONS, wanted)
-    sets, given_up = _draw_two(groups, labels, split), list[Relation]()
+    sets = _draw_two(groups, labels, split)
+    given_up: list[Relation] = []
     largest = max(map(len, groups), default=0)
+    # One group holds more records than a set: without the weaker relation it may fall apart.
     if largest > wanted and min(map(len, sets)) < LEAST_OF_SHARE * wanted:
         weaker: Relation = "inputs" if is_named and split.group_column else "group"
         kept: list[Relation] = [relation for relation in RELATIONS if relation != weaker]
@@ -153,7 +155,8 @@ def split_in_three(
         if min(map(len, drawn)) >= LEAST_OF_SHARE * wanted:
             groups, sets = smaller, drawn
             given_up.append(weaker)
-    validation, test = (frozenset(ids[row] for row in rows) for rows in sets)
+    validation = frozenset(ids[row] for row in sets[0])
+    test = frozenset(ids[row] for row in sets[1])
     if not test or not validation or len(test) + len(validation) == len(ids):
         raise DataError(
             f"{len(ids):,} records in {len(groups):,} groups of related records cannot be divided into training, "
@@ -164,7 +167,7 @@ def split_in_three(
 
 
 def _draw_two(groups: Sequence[Sequence[int]], labels: Sequence[str], split: EvalSplit) -> tuple[set[int], set[int]]:
-    """Draw the rows of validation and test set; those with a label that the training set lacks are in neither."""
+    """Draw the rows of validation and test set; rows with a label that the training set lacks are in neither."""
     num_rows = sum(map(len, groups))
     test = set(_draw_groups(groups, labels, split))
     rest = [rows for rows in groups if rows[0] not in test]
@@ -225,12 +228,17 @@ def _join_related(
     >>> _join_related(rows, RELATIONS, wanted=3), _join_related(rows, RELATIONS, wanted=2)
     ([[0, 2, 3], [1]], [[0, 2], [1], [3]])
     """
-    counts = Counter(key for own in relations for key, _ in own)
+    # The rows of each property that several have; most properties occur once and need no set.
+    counts: Counter[int] = Counter()
+    for own in relations:
+        counts.update(key for key, _ in own)
     sharing: dict[Relation, dict[int, set[int]]] = {relation: {} for relation in RELATIONS}
     for row, own in enumerate(relations):
         for key, relation in own:
             if counts[key] > 1:
                 sharing[relation].setdefault(key, set()).add(row)
+
+    # Union-find: a row leads to its group's first row.
     parents = list(range(len(relations)))
     sizes = [1] * len(relations)
 
@@ -240,6 +248,7 @@ def _join_related(
             row = parents[row]
         return row
 
+    # The strongest relation first: weaker ones join groups only as far as they stay small (see the head).
     for relation in kept:
         for rows in sharing[relation].values():
             roots = {find_root(row) for row in rows}
@@ -260,7 +269,8 @@ def _join_related(
 def _draw_groups(groups: Sequence[Sequence[int]], labels: Sequence[str], split: EvalSplit) -> list[int]:
     """Draw the rows of the evaluation side: groups of each label in seeded order, as far as the share allows.
 
-    The labels with the largest remainders fill up the share of all records: that of a label with few is below a half.
+    The labels with the largest remainders fill up the share of all records: a label with few records has a wanted
+    number below a half.
     """
     strata: dict[str, list[Sequence[int]]] = defaultdict(list)
     for rows in groups:
@@ -270,7 +280,8 @@ def _draw_groups(groups: Sequence[Sequence[int]], labels: Sequence[str], split: 
     left: list[tuple[float, Sequence[int]]] = []  # of each label, the share not drawn and the smallest group
     for number, label in enumerate(sorted(strata)):
         members = strata[label]
-        wanted, passed = split.share * sum(map(len, members)), list[Sequence[int]]()
+        wanted = split.share * sum(map(len, members))
+        passed: list[Sequence[int]] = []
         for place in np.random.default_rng([split.seed, number]).permutation(len(members)):
             if len(members[place]) <= wanted:
                 chosen += members[place]
@@ -280,7 +291,9 @@ def _draw_groups(groups: Sequence[Sequence[int]], labels: Sequence[str], split: 
         if passed:
             left.append((wanted, min(passed, key=len)))
     order = np.random.default_rng([split.seed, len(strata)]).permutation(len(left))  # among equal remainders
-    for remainder, rows in sorted((left[place] for place in order), key=lambda pair: -pair[0]):
+    left = [left[place] for place in order]
+    left.sort(key=lambda pair: -pair[0])
+    for remainder, rows in left:
         if remainder > 0 and len(chosen) + len(rows) / 2 <= split.share * num_rows:  # closer to the share than without
             chosen += rows
     return chosen

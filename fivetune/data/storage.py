@@ -1,4 +1,4 @@
-"""Files in buckets: s3://, gs://, hf:// and every other URL of fsspec, beside local paths.
+"""Files in buckets (s3://, gs://, hf:// and every other URL of fsspec) and under local paths.
 
 In: a location, a URL or a local path. Out: its bytes; a file that is there as a whole or not at all. What fails in
 passing (network, time-outs, a busy server) is repeated after growing pauses; a missing file, lacking rights and a full
@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar, cast
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError
 from fivetune.installation import name_install
 from fivetune.rundir.files import fsync_file, fsync_folder, replace_file
+from fivetune.values import get_nested
 
 T = TypeVar("T")
 
@@ -170,8 +171,8 @@ def fetch_file(
     location: str,
     target: Path,
     *,
-    check: Callable[[Path], str | None] = lambda path: None,
-    place: Callable[[Path, Path], object] = lambda staging, target: staging.replace(target),
+    check: Callable[[Path], str | None] | None = None,
+    place: Callable[[Path, Path], object] = Path.replace,
 ) -> None:
     """Copy a file to a local path, where it is whole or absent, also after a power cut; by one process at a time.
 
@@ -184,28 +185,33 @@ def fetch_file(
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = target.with_name(f".{target.name}.tmp")  # the next attempt replaces what a killed process left
     try:
-        for is_last in (False, True):
-            if is_url(location):
-                system, path = open_file_system(location)
-                try_repeatedly(lambda s=system, p=path: s.get_file(p, str(staging)), location, "read")
-            else:
-                staging.write_bytes(get_object(location))
-            if not (wrong := check(staging)):
-                fsync_file(staging)
-                place(staging, target)
-                fsync_folder(target.parent)
-                return
-            if is_last:
-                raise DamagedObjectError(f"{location}: {wrong}.")
+        _copy_to(location, staging)
+        fault = check and check(staging)
+        if fault:  # perhaps damaged on the way
+            _copy_to(location, staging)
+            fault = check and check(staging)
+        if fault:
+            raise DamagedObjectError(f"{location}: {fault}.")
+        fsync_file(staging)
+        place(staging, target)
+        fsync_folder(target.parent)
     finally:
         with suppress(OSError):
             staging.unlink(missing_ok=True)
 
 
+def _copy_to(location: str, target: Path) -> None:
+    if not is_url(location):
+        target.write_bytes(get_object(location))
+        return
+    system, path = open_file_system(location)
+    try_repeatedly(lambda: system.get_file(path, str(target)), location, "read")
+
+
 def list_objects(location: str) -> list[str]:
     """Return the names of all files below a location, relative to it, sorted; [] if there are none."""
     if not is_url(location):
-        files = (file for file in Path(location).rglob("*") if file.is_file())
+        files = [file for file in Path(location).rglob("*") if file.is_file()]
         return sorted(file.relative_to(location).as_posix() for file in files)
     system, path = open_file_system(location)
     try:
@@ -263,8 +269,9 @@ def try_repeatedly(operation: Callable[[], T], location: str, participle: str) -
                 raise ConfigError(
                     f"{location}: {_describe(error)}. Correct the URL, or the address of the server (AWS_ENDPOINT_URL)."
                 ) from None
-            if not _is_failure_of_storage(error):
-                raise
+            library = type(error).__module__.partition(".")[0]
+            if not isinstance(error, OSError | TimeoutError) and library not in LIBRARIES:
+                raise  # a fault of the program
             if pause is None:
                 raise StorageError(
                     f"{location}: cannot be {participle} after {len(PAUSES) + 1} attempts ({_describe(error)}). Check "
@@ -285,19 +292,15 @@ def _is_refusal(error: Exception) -> bool:
 
 def _find_status(error: BaseException) -> int | None:
     """Return the HTTP status of the answer that an error of a library carries; None if it carries none."""
-    answer: Any = getattr(error, "response", None)  # botocore: a dict; requests, httpx: an object
-    if isinstance(answer, dict):
-        answer = cast("dict[str, Any]", answer).get("ResponseMetadata")
-        found = cast("dict[str, Any]", answer).get("HTTPStatusCode") if isinstance(answer, dict) else None
-    else:
-        found = getattr(answer, "status_code", getattr(error, "status", getattr(error, "code", None)))  # aiohttp, gcsfs
+    answer: Any = getattr(error, "response", None)
+    found: object = get_nested(answer, "ResponseMetadata", "HTTPStatusCode")  # botocore: a table
+    # requests and httpx: an attribute of the answer; aiohttp, gcsfs: of the error.
+    for holder, name in ((answer, "status_code"), (error, "status"), (error, "code")):
+        if found is None:
+            found = getattr(holder, name, None)
     if str(found).isdecimal():
         return int(str(found))
     return _find_status(error.__cause__) if error.__cause__ else None
-
-
-def _is_failure_of_storage(error: Exception) -> bool:
-    return isinstance(error, OSError | TimeoutError) or type(error).__module__.partition(".")[0] in LIBRARIES
 
 
 def _describe(error: Exception) -> str:

@@ -86,7 +86,7 @@ def test_bytes_of_a_special_token_are_its_letters(tmp_path):
 def test_tokens_of_a_template_are_tokens_beside_letters_in_its_values(tokenizer, title, body):
     end = str(tokenizer.eos_token)
     task = load_task("jsonl", {"inputs": "quality: {Body}" + end + "{Title}"})
-    example: Any = apply_task(task, RawRecord({"id": "1", "Title": title, "Body": body}, "a:1"), labelled=False)
+    [example] = apply_task(task, RawRecord({"id": "1", "Title": title, "Body": body}, "a:1"), labelled=False)
     (tokens,) = encode(tokenizer, [example], [""], limits=LengthLimits())
     ids = [*tokens.input_ids]
     num_added = find_frame(tokenizer).after.count(tokenizer.eos_token_id)
@@ -107,16 +107,15 @@ def test_tokens_of_a_template_are_tokens_beside_letters_in_its_values(tokenizer,
 def test_places_of_tokens_are_those_of_the_template(template, places):
     fields = {"id": "1", "Title": "Why</s>\ufdd0 <pad>", "Body": "So</s> it is."}
     task = load_task("jsonl", {"inputs": template})
-    example: Any = apply_task(task, RawRecord(fields, "a:1"), labelled=False)
+    [example] = apply_task(task, RawRecord(fields, "a:1"), labelled=False)
     assert example == task.to_text(RawRecord(fields, "a:1"), labelled=False) or places
     assert example.inputs == template.format(**fields) and example.meta.get(LITERALS) == places
 
 
 def test_a_whole_text_has_as_many_tokens_as_the_template():
     whole = WholeInputs(template="tags: {Title}</s>{Body}")
-    example: Any = apply_task(
-        whole, RawRecord({"id": "1", "inputs": "tags: Why?</s>So</s> it is."}, "a:1"), labelled=False
-    )
+    record = RawRecord({"id": "1", "inputs": "tags: Why?</s>So</s> it is."}, "a:1")
+    [example] = apply_task(whole, record, labelled=False)
     assert example.inputs == "tags: Why?</s>So</s> it is." and example.meta[LITERALS] == [10]
 
 

@@ -150,7 +150,7 @@ def test_head_sentinel_and_tail(tmp_path):
     """512 tokens are 255 of the head, <extra_id_1>, and 256 of the tail, of which the last is the end token."""
     tokenizer = AutoTokenizer.from_pretrained(kit.make_tokenizer(tmp_path))
     post = {**POST, "Title": "red hat", "Body": " ".join(kit.WORDS * 60)}
-    example: Any = apply_task(TWO, RawRecord(post, "train.csv:17"))
+    [example] = apply_task(TWO, RawRecord(post, "train.csv:17"))
     (cut,) = encode(tokenizer, [example], [example.targets], limits=LengthLimits(512, 8, "head_tail"))
     whole = [*tokenizer("quality: red hat")["input_ids"], *tokenizer(" ".join(kit.WORDS * 60))["input_ids"]]
     gap = tokenizer.convert_tokens_to_ids("<extra_id_1>")

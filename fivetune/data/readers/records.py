@@ -207,13 +207,14 @@ def parse_item(
     return _normalize_record(record, columns, required, fallback_id) if isinstance(record, RawRecord) else record
 
 
-def apply_task(task: Task, record: RawRecord, *, labelled: bool = True) -> ConversionResult:
-    """Convert a record. An exception of the task, which may be the user's own, becomes a RecordError with its line.
+def apply_task(task: Task, record: RawRecord, *, labelled: bool = True) -> tuple[TextExample, ...]:
+    """Convert a record to its examples; () if the task leaves it out.
 
-    Raises DataError as `to_text` does, MemoryError: it is no fault of the record, which must not be skipped for it.
+    An exception of the task, which may be the user's own, becomes a RecordError with its line. Raises DataError as
+    `to_text` does, MemoryError: it is no fault of the record, which must not be skipped for it.
     """
     try:
-        return _convert(task, record, labelled=labelled)
+        converted = _convert(task, record, labelled=labelled)
     except (FiveTuneError, MemoryError):
         raise
     except Exception as error:
@@ -222,6 +223,9 @@ def apply_task(task: Task, record: RawRecord, *, labelled: bool = True) -> Conve
         raise RecordError(
             record.where, f"task {task.plugin_name()} fails on this record: {what}. Correct the task."
         ) from error
+    if isinstance(converted, tuple):
+        return converted
+    return (converted,) if converted else ()
 
 
 def _convert(task: Task, record: RawRecord, *, labelled: bool) -> ConversionResult:
@@ -283,6 +287,10 @@ def refuse_duplicate_ids(
         if on_bad is None:
             raise RecordError(bad.where, bad.reason)
         on_bad(bad)
+
+
+def ignore_bad_record(bad: BadRecord) -> None:
+    """An `on_bad` that passes over bad records, where another reading of the data reports them."""
 
 
 def draw_records(records: Iterable[RawRecord], most: int) -> tuple[list[RawRecord], int]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from fivetune.data.readers.records import BadRecord, apply_task, as_bad_record, read_records
 from fivetune.errors import DataError
-from fivetune.types import ConversionResult, RawRecord, Task
+from fivetune.types import RawRecord, Task, TextExample
 
 
 @dataclass(slots=True)
@@ -55,7 +55,11 @@ class TextReader:
 
     def _convert(self, record: RawRecord) -> Iterator[tuple[str, ...]]:
         if self.task is None:
-            yield tuple(text for name, value in record.fields.items() if name != "id" for text in iter_texts(value))
+            texts: list[str] = []
+            for name, value in record.fields.items():
+                if name != "id":
+                    texts += iter_texts(value)
+            yield tuple(texts)
             return
         try:
             converted = _convert_with_or_without_label(self.task, record)
@@ -63,9 +67,8 @@ class TextReader:
             self.num_read -= 1
             self._skip(as_bad_record(error, record))
             return
-        for one in converted if isinstance(converted, tuple) else (converted,):
-            if one:
-                yield tuple(filter(str.strip, (one.inputs, one.targets, *one.references)))
+        for one in converted:
+            yield tuple(filter(str.strip, (one.inputs, one.targets, *one.references)))
 
     def _skip(self, bad: BadRecord) -> None:
         self.num_read += 1
@@ -73,7 +76,7 @@ class TextReader:
         self.first_bad = self.first_bad or str(bad)
 
 
-def _convert_with_or_without_label(task: Task, record: RawRecord) -> ConversionResult:
+def _convert_with_or_without_label(task: Task, record: RawRecord) -> tuple[TextExample, ...]:
     try:
         return apply_task(task, record)
     except DataError:

@@ -115,8 +115,7 @@ def _build_row(record: RawRecord | BadRecord, fields: Mapping[str, object], task
         return InputRow(record.where, own_id, fields, reason, isinstance(error, AbsentColumnError))
     if not converted:
         return InputRow(record.where, own_id, fields, f"left out by task {task.plugin_name()}", is_foreign=True)
-    example = converted[0] if isinstance(converted, tuple) else converted
-    return InputRow(record.where, example.group or example.id, fields)
+    return InputRow(record.where, converted[0].group or converted[0].id, fields)
 
 
 def write_records(
