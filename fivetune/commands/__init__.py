@@ -1,5 +1,5 @@
-"""Commands, one per file (`find-lr` is find_lr.py): a docstring whose first line is the help; `run(args)`, which
-returns the exit code.
+"""Commands, one per file (`find-lr` is find_lr.py): the first line of its docstring is the help; `run(args)` returns
+the exit code.
 
 A command with TAKES_SETTINGS = True receives unknown arguments as dotted overrides in `args.settings`.
 """
@@ -166,8 +166,8 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
     grid = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for number, cell in enumerate(header):
-        side = "right" if are_numbers(row[number] for row in rows) else "left"
-        grid.add_column(Text(cell), justify=side, overflow="fold")
+        column = [row[number] for row in rows]
+        grid.add_column(Text(cell), justify="right" if are_numbers(column) else "left", overflow="fold")
     for row in rows:
         grid.add_row(*(Text(name_invisible(cell)) for cell in row))
     console = Console(highlight=False, width=shutil.get_terminal_size((WIDTH, 24)).columns)
@@ -336,8 +336,11 @@ def add_plugin_options(parser: ArgumentParser, kind: str, *, title: str) -> None
 def read_plugin_options(args: Namespace, kind: str) -> dict[str, Any]:
     """Read the options that were given for plugins of a kind."""
     prefix = f"{kind}_"
-    found = {name.removeprefix(prefix): value for name, value in vars(args).items() if name.startswith(prefix)}
-    return {name: value for name, value in found.items() if value is not None}
+    found: dict[str, Any] = {}
+    for name, value in vars(args).items():
+        if name.startswith(prefix) and value is not None:
+            found[name.removeprefix(prefix)] = value
+    return found
 
 
 def add_launcher_arguments(parser: ArgumentParser, *, required: bool) -> None:
@@ -432,7 +435,7 @@ def launch_sweep(
     Args:
         args: of a command with --on, --resume, --overwrite, --dry-run and --json.
         page: further words of the command that writes the page.
-        flags: of `fivetune train`, beside those that continue a run.
+        flags: flags of `fivetune train`, in addition to the flags that continue a run.
 
     Raises ConfigError for several runs on a cluster that has no arrays, RunDirError if the directory is in use.
     """
@@ -495,7 +498,10 @@ def format_settings(settings: Mapping[str, Any]) -> tuple[str, ...]:
     >>> format_settings({"launch.nnodes": 2, "strategy.name": "ddp"})
     ('--launch.nnodes', '2', '--strategy.name', 'ddp')
     """
-    return tuple(word for key, value in settings.items() for word in (f"--{key}", str(value)))
+    words: list[str] = []
+    for key, value in settings.items():
+        words += (f"--{key}", str(value))
+    return tuple(words)
 
 
 def print_job(files: Mapping[str, str], *, as_json: bool) -> None:
@@ -518,8 +524,13 @@ def submit_job(launcher: Launcher, plan: JobPlan, files: Mapping[str, str], *, a
         print_json({"job": job, "files": [str(plan.folder / name) for name in files], "runs": runs})
         return
     print_text(f"job     {job}: {plan.describe()}")
-    print_text("\n".join([*(f"file    {plan.folder / name}" for name in files), f"logs    {plan.folder}"]))
-    folder = plan.runs[0].run_dir if len(plan.runs) == 1 else str(Path(plan.runs[0].run_dir).parent)
-    watch = [shlex.join(["fivetune", "watch", folder])] if launcher.shares_files else []
-    for words in (*launcher.explain_next_steps(job), *watch):
+    for name in files:
+        print_text(f"file    {plan.folder / name}")
+    print_text(f"logs    {plan.folder}")
+    for words in launcher.explain_next_steps(job):
         print_text(f"next    {words}")
+    if launcher.shares_files:  # this machine sees the run's files
+        folder = plan.runs[0].run_dir
+        if len(plan.runs) > 1:
+            folder = str(Path(folder).parent)
+        print_text(f"next    {shlex.join(['fivetune', 'watch', folder])}")

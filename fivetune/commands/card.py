@@ -32,14 +32,12 @@ def run(args: argparse.Namespace) -> int:
             f"{edited[0]}: was edited by hand. Add --overwrite to replace it, or --print to see the new one."
         )
     written: list[str] = []
-    for number, (kind, path) in enumerate(paths.items()):
-        text = build_card(
-            args.run,
-            repo=None,
-            license=args.license,
-            kind=kind,
-            on_note=lambda sentence, first=number == 0: print_warning(sentence) if first else None,
-        )
+    notes: list[str] = []
+    for kind, path in paths.items():
+        text = build_card(args.run, repo=None, license=args.license, kind=kind, on_note=notes.append)
+        if not written:  # the cards of model/ and adapter/ have the same notes
+            for note in notes:
+                print_warning(note)
         if args.shows:
             print(text, end="")
             break

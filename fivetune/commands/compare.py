@@ -23,6 +23,7 @@ from fivetune.commands import (
 )
 
 if TYPE_CHECKING:
+    from fivetune.config import RunConfig
     from fivetune.fleet.experiments.sweep import Sweep
     from fivetune.fleet.launchers import Launcher
     from fivetune.reading.compare.records import Comparison, Measure, Variant
@@ -122,8 +123,12 @@ def _launch_sweep(args: Namespace, launcher: Launcher, settings: dict[str, Any])
     from fivetune.fleet.experiments.sweep import read_sweep
 
     source = args.sources[0]
-    # The nodes of the first run are those of all: one array has one size.
-    placed, settings = assign_nodes(launcher, settings, lambda given: read_sweep(source, given).runs[0].config)
+
+    def read_first_config(given: Mapping[str, Any]) -> RunConfig:
+        return read_sweep(source, given).runs[0].config
+
+    # All runs have the nodes of the first: one array has one size.
+    placed, settings = assign_nodes(launcher, settings, read_first_config)
     sweep = read_sweep(source, settings)
     nodes = {run.config.launch.nnodes for run in sweep.runs}
     if len(nodes) > 1:
@@ -131,9 +136,14 @@ def _launch_sweep(args: Namespace, launcher: Launcher, settings: dict[str, Any])
     if launcher.gpus is None and placed.gpus:
         placed = placed.model_copy(update={"gpus": max(run.config.launch.nproc for run in sweep.runs)})
     _refuse_wrong_page(args, sweep)
-    flags = {f"--{name.replace('_', '-')}": getattr(args, name) for name in PAGE_OPTIONS}
-    page = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
-    return 0 if launch_sweep(sweep, placed, args, page=page) else _compare_sweep_folder(args, sweep.folder)
+    page: list[str] = []
+    for name in PAGE_OPTIONS:
+        value = getattr(args, name)
+        if value is not None:
+            page += (f"--{name.replace('_', '-')}", str(value))
+    if launch_sweep(sweep, placed, args, page=page):
+        return 0
+    return _compare_sweep_folder(args, sweep.folder)
 
 
 def _compare_sweep_folder(args: Namespace, folder: Path) -> int:
@@ -168,11 +178,8 @@ def _compare_runs(args: Namespace, folders: Sequence[Path]) -> int:
     runs = [read_run(folder) for folder in folders]
     variants, differing = group_runs(runs)
     if len(variants) < 2:
-        raise ConfigError(
-            f"{folders[0]}: cannot be compared: "
-            f"{'no other run is given' if len(folders) < 2 else 'all runs have the same settings'}. "
-            "Give runs that differ in more than the seed."
-        )
+        why = "no other run is given" if len(folders) < 2 else "all runs have the same settings"
+        raise ConfigError(f"{folders[0]}: cannot be compared: {why}. Give runs that differ in more than the seed.")
     _refuse_wrong_arguments(args, variants)
     known: set[str] = set()
     for run in runs:
@@ -183,9 +190,12 @@ def _compare_runs(args: Namespace, folders: Sequence[Path]) -> int:
             near = {other for other in known if other.startswith(section)}
             allowed = near or {other.partition(".")[0] for other in known}
             raise ConfigError(f"--vary {key}: no run has this setting. {suggest_names(key, allowed)}")
+    title = "Runs compared"
+    if len(variants) < 4:
+        title = " and ".join(variant.name for variant in variants)
     comparison = compare(
         variants,
-        title=" and ".join(variant.name for variant in variants) if len(variants) < 4 else "Runs compared",
+        title=title,
         metric=args.metric,
         baseline=args.baseline,
         varied=args.vary or differing,
@@ -222,9 +232,14 @@ def _write_and_print(comparison: Comparison, args: Namespace, page: Path) -> Non
 
 def _refuse_wrong_arguments(args: Namespace, variants: Sequence[Variant]) -> None:
     """Raise ConfigError for a baseline that is not a variant, an unknown score, or a page in a missing folder."""
-    scores = {name for one in variants for run in one.runs for record in run.evals for name in record.scores}
+    scores: set[str] = set()
+    for variant in variants:
+        for run in variant.runs:
+            for record in run.evals:
+                scores.update(record.scores)
     _refuse_unknown("--baseline", args.baseline, [variant.name for variant in variants])
-    _refuse_unknown("--metric", args.metric if scores else None, scores)
+    if scores:  # else no run has an evaluation, which the page says
+        _refuse_unknown("--metric", args.metric, scores)
     _refuse_output(args.output)
 
 
@@ -297,39 +312,31 @@ def _print_plan(sweep: Sweep, seconds: Mapping[str, float | None], *, overwrite:
     from fivetune.fleet.experiments.record import is_sweep, read_run_state
     from fivetune.rundir.progress import format_time_span
 
-    states = {run.name: "open" if overwrite else read_run_state(sweep.folder / run.name) for run in sweep.runs}
-    if as_json:
-        runs = [
-            {
-                "name": run.name,
-                "variant": run.variant,
-                "seed": run.seed,
-                "seconds": seconds[run.name],
-                "state": states[run.name],
-            }
-            for run in sweep.runs
-        ]
-        print_json({"dir": str(sweep.folder), "runs": runs})
-        return
-    rows = []
+    runs: list[dict[str, Any]] = []
+    rows: list[tuple[str, ...]] = []
     for number, run in enumerate(sweep.runs, start=1):
-        state, expected = states[run.name], seconds[run.name]
+        state = "open" if overwrite else read_run_state(sweep.folder / run.name)
+        expected = seconds[run.name]
         takes = "unknown" if expected is None else format_time_span(expected)
         if state == "finished":
             takes = ""
         rows.append((str(number), run.variant, str(run.seed), "" if state == "open" else state, takes))
+        runs.append({"name": run.name, "variant": run.variant, "seed": run.seed, "seconds": expected, "state": state})
+    if as_json:
+        print_json({"dir": str(sweep.folder), "runs": runs})
+        return
     print_table(("", "variant", "seed", "state", "takes"), rows)
     # Finished runs take 0 seconds.
     left = [value for value in seconds.values() if value != 0]
     known = [value for value in left if value is not None]
-    total = (
-        f"about {format_time_span(sum(known))}"
-        if len(known) == len(left)
-        else "unknown, because no run of the sweep has finished"
-    )
+    total = "none"
+    if len(known) < len(left):
+        total = "unknown, because no run of the sweep has finished"
+    elif left:
+        total = f"about {format_time_span(sum(known))}"
     print_text(
         f"{len(sweep.variants)} variants, {len(sweep.runs)} runs in {sweep.folder}; baseline {sweep.baseline}, "
-        f"score {sweep.metric}\ntime left: {total if left else 'none'}"
+        f"score {sweep.metric}\ntime left: {total}"
     )
     if overwrite and is_sweep(sweep.folder):
         print_text(f"{sweep.folder} exists and is moved aside first")
@@ -341,22 +348,27 @@ def _print_comparison(comparison: Comparison) -> None:
 
     for warning in comparison.warnings:
         print_text(f"warning: {warning}")
-    shown = [name for name in COLUMNS if any(v.measures[name].value is not None for v in comparison.variants)]
     labels = {"score_best": f"best {comparison.metric}", **LABELS}
+    known: set[str] = set()
     compared: set[str] = set()
     for variant in comparison.variants:
+        known.update(name for name, one in variant.measures.items() if one.value is not None)
         compared.update(name for name, one in variant.against.items() if one.value is not None)
     columns: list[tuple[str, bool]] = []  # a measure, and whether the column is its difference from the baseline
     header = ["variant", "runs"]
-    for name in shown:
+    for name in COLUMNS:
+        if name not in known:
+            continue
         columns.append((name, False))
         header.append(labels[name])
         if name in compared:
             columns.append((name, True))
             header.append("against")
     print_table(header, [_build_row(variant, columns, baseline=comparison.baseline) for variant in comparison.variants])
-    front = " * = Pareto-optimal." if any(variant.pareto for variant in comparison.variants) else ""
-    print_text(f"Second line: 95 % interval for scores, min-max otherwise.{front}")
+    note = "Second line: 95 % interval for scores, min-max otherwise."
+    if any(variant.pareto for variant in comparison.variants):
+        note += " * = Pareto-optimal."
+    print_text(note)
     print_text(" ".join(describe_outcome(comparison)))
     for variant in comparison.variants:
         for verdict in variant.verdicts[:1]:

@@ -56,13 +56,14 @@ def run(args: argparse.Namespace) -> int:
     verified = _verify_first_change(args.source, stats, verdicts) if args.verify else None
     if args.json:
         note = faults.describe_idle_devices(stats)
+        missing = list_missing_data(stats, verdicts)
         print_json(
             {
                 "source": str(args.source),
-                "verdicts": [asdict(verdict) for verdict in verdicts],
+                "verdicts": list(map(asdict, verdicts)),
                 "time": None if verdicts else speed.describe_time_use(stats),
                 "notes": [note] if note else [],
-                "not_judged": {data: list(rules) for data, rules in list_missing_data(stats, verdicts).items()},
+                "not_judged": {data: list(rules) for data, rules in missing.items()},
                 "verified": asdict(verified) if verified else None,
             }
         )
@@ -110,16 +111,19 @@ def format_diagnosis(
     lines: list[str] = []  # all others, which have no remark
     if not verdicts:
         lines += ["No problem found.", f"Time: {speed.describe_time_use(stats)}."]
-    if note := faults.describe_idle_devices(stats):
+    note = faults.describe_idle_devices(stats)
+    if note:
         lines += ["", f"Note: {note}"]
     missing = list_missing_data(stats, verdicts)
     if missing and verbose:
         lines += ["", "Not checked, because data is missing:"]
         for data, rules in missing.items():
             lines.append(f"   {data}: {', '.join(TITLES[rule] for rule in rules)}")
-    elif num := len({rule for rules in missing.values() for rule in rules}):
+    elif missing:
+        num = len(set[str]().union(*missing.values()))  # a rule may lack several kinds of data
         what = "1 rule needs" if num == 1 else f"{num} rules need"
-        lines += ["", f"{what} {'a run and its records' if stats.is_log else 'records that are missing'} (--verbose)."]
+        lacking = "a run and its records" if stats.is_log else "records that are missing"
+        lines += ["", f"{what} {lacking} (--verbose)."]
     return found + [(line, "") for line in lines]
 
 

@@ -40,8 +40,9 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.fleet.estimation.recipe import build_machine, build_workload, find_device, resolve_precision
 
     for name in ("devices", "devices_per_node"):
-        value, flag = getattr(args, name), f"--{name.replace('_', '-')}"
+        value = getattr(args, name)
         if value is not None and value < 1:
+            flag = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{flag}: {value} is not possible. Allowed: above 0. Try {flag} 8.")
     device = find_device(args.device)
     # How many processes share the run is what the estimate varies.
@@ -89,10 +90,13 @@ def run(args: argparse.Namespace) -> int:
 def _print_estimates(title: str, estimates: list[Estimate]) -> None:
     """Print the table in the unit that the smallest figures fit: MiB for small models."""
     peaks = [one.memory.peak for one in estimates if one.memory is not None]
-    unit, name = (MIB, "MiB") if all(peak < GIB for peak in peaks) else (GIB, "GiB")
+    unit, name = MIB, "MiB"
+    if max(peaks, default=0) >= GIB:
+        unit, name = GIB, "GiB"
     rows: list[list[str]] = []
     for one in estimates:
-        if (memory := one.memory) is None:
+        memory = one.memory
+        if memory is None:
             rows.append([one.name, *["n/a"] * 7])
             continue
         kinds = (memory.weights, memory.gradients, memory.state, memory.activations, memory.buffers, memory.peak)
@@ -107,9 +111,11 @@ def _print_estimates(title: str, estimates: list[Estimate]) -> None:
 
 
 def _format_number(number: float) -> str:
-    """At most five characters: 0.178, 4.3, 243."""
+    """Format a number in at most five characters: 0.178, 4.3, 243."""
+    if abs(number) < 0.005:
+        return "0"
     if abs(number) < 1:
-        return f"{number:.3g}" if abs(number) >= 0.005 else "0"
+        return f"{number:.3g}"
     return f"{number:.1f}" if abs(number) < 99.95 else f"{number:.0f}"
 
 
@@ -137,12 +143,15 @@ def _as_json(estimate: Estimate, config: RunConfig) -> dict[str, Any]:
 
 
 def _build_settings(estimate: Estimate, config: RunConfig) -> dict[str, object]:
-    """The settings of a strategy: some exclude train.batch_size auto, which is estimated with one example."""
+    """Build the settings of a strategy."""
     from fivetune.fleet.estimation.choice import explain_excluded_strategy
 
+    settings = dict(estimate.as_settings())
+    # Some strategies exclude train.batch_size auto, which is estimated with one example.
     is_auto = config.train.batch_size == "auto"
-    needs_number = is_auto and explain_excluded_strategy(config, estimate.strategy, estimate.layout)
-    return {**estimate.as_settings(), **({"train.batch_size": 1} if needs_number else {})}
+    if is_auto and explain_excluded_strategy(config, estimate.strategy, estimate.layout):
+        settings["train.batch_size"] = 1
+    return settings
 
 
 def _describe_choice(chosen: Estimate, config: RunConfig, machine: Machine) -> str:
@@ -161,9 +170,14 @@ def _describe_choice(chosen: Estimate, config: RunConfig, machine: Machine) -> s
 
 def _describe_refusal(estimates: list[Estimate], work: Workload) -> str:
     """Describe that none fits, with the settings that take less; each can follow the command."""
-    least = max((one for one in estimates if one.memory), key=lambda one: one.room, default=None)
-    missing = f"; {least.name} lacks least, {-least.room / GIB:.1f} GiB" if least else ""
-    advice = [] if work.recompute else ["--train.recompute true"]
+    missing = ""
+    possible = [one for one in estimates if one.memory]
+    if possible:
+        least = max(possible, key=lambda one: one.room)
+        missing = f"; {least.name} lacks least, {-least.room / GIB:.1f} GiB"
+    advice: list[str] = []
+    if not work.recompute:
+        advice.append("--train.recompute true")
     if work.batch_size > 1:
         advice.append(f"--train.batch_size 1 --train.global_batch_size {work.examples_per_step}")
     advice += ["--strategy.name fsdp --strategy.offload true", "more --devices", "a smaller --data.max_input_tokens"]
@@ -181,7 +195,8 @@ def _list_assumptions(device: str, config: RunConfig, work: Workload, machine: M
         "are those of the moment of the peak and add up to it.",
         "Flat forward; on GPUs with Triton's kernels.",
     ]
-    if frozen := [key for key in ("adapter", "freeze", "unfreeze") if getattr(config.model, key)]:
+    frozen = [key for key in ("adapter", "freeze", "unfreeze") if getattr(config.model, key)]
+    if frozen:
         lines.append(
             f"All weights are counted as trained in fp32: {' and '.join(f'model.{key}' for key in frozen)} takes "
             "less memory, which `fivetune check` measures."

@@ -68,7 +68,7 @@ def _collect_facts(args: argparse.Namespace, settings: dict[str, Any], on_progre
     """Collect the facts that --json prints."""
     from fivetune.config import load_config
     from fivetune.config.layers import as_yaml
-    from fivetune.data.inspect import inspect_datasets, read_dataset
+    from fivetune.data.inspect import InspectedDataset, inspect_datasets, read_dataset
     from fivetune.data.readers.records import check_source
     from fivetune.data.store.encode import LengthLimits
     from fivetune.model.tokenizer import load_local_tokenizer, load_tokenizer
@@ -97,17 +97,17 @@ def _collect_facts(args: argparse.Namespace, settings: dict[str, Any], on_progre
     tokenizer = load_tokenizer(args.tokenizer, Path(), key="--tokenizer")
     given = {"train": (args.data, data.max_train_examples), "eval": (args.against, data.max_eval_examples)}
     # The sets in full: leaks and duplicates are found between any two records.
-    sets = {
-        name: read_dataset(
-            sources, task, data.columns, header=data.header, max_records=max_records, on_progress=on_progress
-        )
-        for name, (sources, max_records) in given.items()
-        if sources
-    }
+    sets: dict[str, InspectedDataset] = {}
+    for name, (sources, max_records) in given.items():
+        if sources:
+            sets[name] = read_dataset(
+                sources, task, data.columns, header=data.header, max_records=max_records, on_progress=on_progress
+            )
     limits = LengthLimits(data.max_input_tokens, data.max_target_tokens, data.overlong, data.window_overlap)
 
-    def word(example: Any) -> list[str]:
-        return [find_question_word(str(example.meta["question"]))] if example.meta.get("question") else []
+    def get_question_word(example: Any) -> list[str]:
+        question = example.meta.get("question")
+        return [find_question_word(str(question))] if question else []
 
     facts = inspect_datasets(
         sets,
@@ -115,13 +115,15 @@ def _collect_facts(args: argparse.Namespace, settings: dict[str, Any], on_progre
         tokenizer,
         limits=limits,
         near_threshold=args.near,
-        kinds={"question word": word},
+        kinds={"question word": get_question_word},
         on_progress=on_progress,
     )
     recipe = ""
     if isinstance(task, Classification) and not is_recipe:  # a recipe that trains on the inspected data
         options = task.model_dump(mode="json", exclude_defaults=True)
-        used = {"train": args.data, **({"eval": args.against} if args.against else {"eval_share": 0.1})}
+        used = {"train": args.data, "eval_share": 0.1}
+        if args.against:
+            used = {"train": args.data, "eval": args.against}
         own = {"model": {"path": args.tokenizer}, "task": {"name": task.plugin_name(), **options}, "data": used}
         recipe = as_yaml(own).rstrip()
     return {

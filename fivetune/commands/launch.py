@@ -12,7 +12,6 @@ import argparse
 import sys
 import time
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,11 +63,14 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.fleet.launchers import JobRun
     from fivetune.rundir import build_sibling_path
 
+    def read(settings: Mapping[str, Any]) -> RunConfig:
+        return load_config(args.recipe, settings)
+
     # How many nodes and GPUs: options of the cluster, then settings, then the recipe.
     launcher = read_launcher(args)
     assert launcher is not None  # --on is required
     given = parse_overrides(args.settings)
-    placed, settings = assign_nodes(launcher, given, partial(load_config, args.recipe))
+    placed, settings = assign_nodes(launcher, given, read)
     config = load_config(args.recipe, settings)
     if args.seeds:
         return _launch_seeds(args, placed, config, given)
@@ -81,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
             if not args.dry_run:
                 raise
             print(f"fivetune: without --dry-run this is refused: {error}", file=sys.stderr)
-    # The words of `fivetune train` on the node: those of this command, and what was decided above.
+    # The words of `fivetune train` on the node: this command's words, and what was decided above.
     flags = [f"--{name.replace('_', '-')}" for name in ("resume", "overwrite", "no_preflight") if getattr(args, name)]
     if config.checkpoint.url and not (launcher.shares_files or args.resume or args.overwrite):
         flags.append("--resume")  # a job that is started again has an empty disk, and a first start nothing to resume

@@ -10,7 +10,6 @@ import ast
 import re
 import shutil
 import textwrap
-from itertools import takewhile
 from pathlib import Path
 
 from fivetune.commands import print_json
@@ -21,7 +20,7 @@ PLUGINS = (
 )  # fmt: skip
 KINDS = (*PLUGINS, "recipes", "models")
 PIPED = (120, 24)  # columns and lines if the output is not a terminal
-NARROWEST = 20  # characters of help beside the name; with fewer the help is below it
+NARROWEST = 20  # characters of help to the right of the name; with fewer the help is below it
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list_plugins(kind: str) -> dict[str, str]:
-    """List plugins with their help; a broken file of the user has its error, so that the others are still listed."""
+    """List plugins with their help; a broken file of the user has its error, so that all others are still listed."""
     from importlib.util import find_spec
 
     from fivetune import plugins
@@ -84,7 +83,7 @@ def _list_plugins(kind: str) -> dict[str, str]:
 
 
 def _wrap_entry(name: str, line: str, *, width: int, columns: int) -> str:
-    """Wrap an entry: the name in a column of `width`, its help beside it, or below it in a narrow terminal.
+    """Wrap an entry: the name in a column of `width`, its help to the right, or below the name in a narrow terminal.
 
     >>> print(_wrap_entry("squad_v2", "SQuAD v2.0 by generation.", width=8, columns=30))
     squad_v2  SQuAD v2.0 by
@@ -107,12 +106,14 @@ def _wrap_entry(name: str, line: str, *, width: int, columns: int) -> str:
 
 
 def _extract_first_sentence(recipe: str) -> str:
-    """The first sentence of a recipe's comment.
+    """Extract the first sentence of a recipe's comment.
 
     >>> _extract_first_sentence("# SQuAD v2.0 by\\n# generation. More.\\nmodel: {}")
     'SQuAD v2.0 by generation.'
     """
-    lines = [
-        line.removeprefix("#").strip() for line in takewhile(lambda line: line.startswith("#"), recipe.split("\n"))
-    ]
+    lines: list[str] = []
+    for line in recipe.split("\n"):
+        if not line.startswith("#"):
+            break
+        lines.append(line.removeprefix("#").strip())
     return re.split(r"(?<=\S)\.\s+(?=[A-Z])", " ".join(lines))[0].rstrip(".") + "."

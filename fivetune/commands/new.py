@@ -55,11 +55,15 @@ def run(args: argparse.Namespace) -> int:
             load_tokenizer=load_local_tokenizer,
         )
     except DataError as error:
-        is_text = isinstance(error, DoubtError) and not any(
-            name.endswith(".*") for _, one in error.choices for name in one.targets
-        )
-        if nested := not args.column and not is_text and describe_nested(Path(args.data)):
-            raise DataError(nested) from error
+        # Records in lists are told, unless the user names columns or can choose among plain ones.
+        is_plain = isinstance(error, DoubtError)
+        if isinstance(error, DoubtError):
+            for _, reading in error.choices:
+                is_plain = is_plain and not any(name.endswith(".*") for name in reading.targets)
+        if not args.column and not is_plain:
+            nested = describe_nested(Path(args.data))
+            if nested:
+                raise DataError(nested) from error
         if args.json and isinstance(error, DoubtError):
             print_json(describe_doubt(error))
         raise

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 TAKES_SETTINGS = True
 STDIN = STDOUT = "-"
 LOCK = "lock"  # marks a folder of answers
-TIMEOUT_MINUTES = 120.0  # that a rank waits for the others, whose share of the questions may be slower
+TIMEOUT_MINUTES = 120.0  # that a rank waits for other ranks: their share of the questions may be slower
 OWN_SOURCE: dict[str, str] = dict.fromkeys(
     ("data.eval", "data.max_eval_examples", "data.cache_dir"), "predict answers all records of --input"
 )
@@ -206,7 +206,7 @@ def _connect(world: World) -> Generator[World]:
 
 @contextmanager
 def _keep_answers(target: Path, *, is_first: bool) -> Generator[Path]:
-    """Create the folder of the answers beside the output; it stays if the block ends early and has answered some.
+    """Create the folder of the answers next to the output; it stays if the block ends early and has answered some.
 
     Args:
         is_first: whether this rank creates and removes the folder.
@@ -240,7 +240,7 @@ def _keep_answers(target: Path, *, is_first: bool) -> Generator[Path]:
 
 @contextmanager
 def _lock_answers(folder: Path) -> Generator[None]:
-    """Create a folder of answers, or take over the one that a stopped command has left; no other process can use it.
+    """Create a folder of answers, or take over what a stopped command has left; no other process can use the folder.
 
     Raises FiveTuneEnvironmentError.
     """
@@ -278,7 +278,11 @@ def _build_record(args: argparse.Namespace) -> dict[str, str]:
     """
     from fivetune.errors import ConfigError
 
-    record = {name: value for name in ("question", "context") if (value := getattr(args, name)) is not None}
+    record: dict[str, str] = {}
+    for name in ("question", "context"):
+        value = getattr(args, name)
+        if value is not None:
+            record[name] = value
     for given in args.column:
         name, equals, value = given.partition("=")
         if not (name and equals):
@@ -380,16 +384,16 @@ def _write(target: Path | None, folder: Path, format: str | None, predicted: Pre
     from fivetune.rundir import replace_file
     from fivetune.training.answers.output import FORMATS, EscapedOutput, choose_format, write_predictions
 
-    if target:
-        try:
-            # What a killed command leaves of the output goes with the folder of its answers.
-            with replace_file(target, staging_folder=folder) as file:
-                write_predictions(file, format or choose_format(target), predicted)
-        except OSError as error:
-            raise FiveTuneEnvironmentError(
-                f"{target}: cannot be written: {error.strerror}. Choose another --output."
-            ) from None
-    else:
+    if target is None:
         name = format or ("json" if as_array else "jsonl")
         is_escaped = name != "kaggle" or sys.stdout.isatty()  # JSON reads the escapes back, CSV does not
         FORMATS[name].write(EscapedOutput(sys.stdout) if is_escaped else sys.stdout, predicted)
+        return
+    try:
+        # What a killed command leaves of the output goes with the folder of its answers.
+        with replace_file(target, staging_folder=folder) as file:
+            write_predictions(file, format or choose_format(target), predicted)
+    except OSError as error:
+        raise FiveTuneEnvironmentError(
+            f"{target}: cannot be written: {error.strerror}. Choose another --output."
+        ) from None

@@ -12,20 +12,15 @@ import argparse
 import re
 import shlex
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Mapping
+from typing import Any
 
 from fivetune.commands import print_json, print_text
-
-if TYPE_CHECKING:
-    from fivetune.types import JsonTable
 
 TAKES_SETTINGS = True
 COUNTS = ("num_read", "num_skipped", "num_examples", "num_input_tokens", "num_target_tokens")
 
 Prepared = dict[str, dict[str, Any]]
-Built: TypeAlias = "tuple[JsonTable, bool, str]"
-"""The summary of a split, whether it was there, and a sentence about the damage for which it was built again."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         place = args.output
         print_text(f"output  {place}")
-        settings: list[str] = []  # by which a run reads the written data
+        settings: list[str] = []  # with which a run reads the written data
         for name, facts in found.items():
             part, _, split = name.rpartition(" ")
             settings += [f"--task.parts.{part}.{split}" if part else f"--data.{split}", facts["location"]]
@@ -93,18 +88,18 @@ def _prepare_splits(config: Any, output: str | None, progress: Any) -> Prepared:
         return _write_splits(config, tokenizer, output, progress)
     found: Prepared = {}
     for split in ("train", "eval"):
-
-        def prepare(split: str = split) -> Built | None:
-            store = prepare_split(config, tokenizer, split, on_progress=progress.update)
-            return None if store is None else (store.summary, not store.is_new, store.rebuilt)
-
-        if facts := _measure_build(split, prepare):
-            found[split] = facts
+        started = time.perf_counter()
+        store = prepare_split(config, tokenizer, split, on_progress=progress.update)
+        if store is not None:
+            seconds = time.perf_counter() - started
+            found[split] = _describe_build(split, store.summary, seconds, was_there=not store.is_new)
+            if store.rebuilt:
+                found[split]["notes"].insert(0, store.rebuilt)
     return found
 
 
 def _write_splits(config: Any, tokenizer: Any, output: str, progress: Any) -> Prepared:
-    """Write each split to a folder of its name below the output, those of a mixture below the name of the part."""
+    """Write each split to a folder of its name below the output, splits of a mixture below the name of the part."""
     from fivetune.data.storage import join_location
     from fivetune.data.store.prepared import is_prepared, write_prepared
     from fivetune.errors import ConfigError
@@ -119,41 +114,39 @@ def _write_splits(config: Any, tokenizer: Any, output: str, progress: Any) -> Pr
             source = describe_split(part, split)
             if source is None:
                 continue
-            if again := next(filter(is_prepared, source.paths), None):
-                raise ConfigError(f"data.{split}: {again} is prepared data already. Name the files it was made of.")
+            for path in source.paths:
+                if is_prepared(path):
+                    raise ConfigError(f"data.{split}: {path} is prepared data already. Name the files it was made of.")
             location = join_location(output, *filter(None, (name, split)))
-
-            def prepare(location: str = location, source: Any = source) -> Built:
-                index, was_there = write_prepared(
-                    location, source, tokenizer, num_processes=config.data.num_processes, on_progress=progress.update
-                )
-                shards = index["shards"]
-                facts = {"num_shards": len(shards), "num_bytes": sum(entry["size"] for entry in shards)}
-                return {**index["summary"], **facts, "location": location}, was_there, ""
-
+            started = time.perf_counter()
+            index, was_there = write_prepared(
+                location, source, tokenizer, num_processes=config.data.num_processes, on_progress=progress.update
+            )
+            seconds = time.perf_counter() - started
             title = f"{name} {split}".strip()
-            if facts := _measure_build(title, prepare, ("num_shards", "num_bytes", "location")):
-                found[title] = facts
+            facts = _describe_build(title, index["summary"], seconds, was_there=was_there)
+            facts["num_shards"] = len(index["shards"])
+            facts["num_bytes"] = sum(entry["size"] for entry in index["shards"])
+            facts["location"] = location
+            found[title] = facts
     return found
 
 
-def _measure_build(name: str, prepare: Callable[[], Built | None], also: tuple[str, ...] = ()) -> dict[str, Any] | None:
-    """Return the counts of a build, its seconds, and whether nothing was tokenised; None without data."""
+def _describe_build(name: str, summary: Mapping[str, Any], seconds: float, *, was_there: bool) -> dict[str, Any]:
+    """Return the counts of a build, what is odd about its data, and its seconds.
+
+    Args:
+        summary: summary of the store, as in data.json.
+        was_there: nothing was tokenised.
+    """
     from fivetune.training.checks.data_checks import iter_record_notes
 
-    started = time.perf_counter()
-    built = prepare()
-    if built is None:
-        return None
-    summary, was_there, rebuilt = built
-    seconds = time.perf_counter() - started
-    notes = [*filter(None, [rebuilt]), *(f"{name}: {note}" for note in iter_record_notes(summary))]
-    facts = {key: summary[key] for key in (*COUNTS, *also)}
-    return {**facts, "notes": notes, "seconds": seconds, "was_there": was_there}
+    notes = [f"{name}: {note}" for note in iter_record_notes(summary)]
+    return {**{key: summary[key] for key in COUNTS}, "notes": notes, "seconds": seconds, "was_there": was_there}
 
 
 def _drop_settings(given: list[str], replaced: list[str]) -> list[str]:
-    """Return the flags given on the command line without those that others replace.
+    """Return the flags given on the command line without the replaced ones.
 
     >>> _drop_settings(["--data.train", "a.json", "--run.seed=1"], ["--data.train", "s3://b/train"])
     ['--run.seed=1']
@@ -173,13 +166,13 @@ def _format_split(split: str, facts: dict[str, Any]) -> str:
     from fivetune.rundir.progress import format_time_span
 
     tokens = facts["num_input_tokens"] + facts["num_target_tokens"]
-    took = f"in {format_time_span(facts['seconds'])}, {facts['num_examples'] / facts['seconds']:,.0f} examples/s"
-    where = ""
+    outcome = f"in {format_time_span(facts['seconds'])}, {facts['num_examples'] / facts['seconds']:,.0f} examples/s"
+    if facts["was_there"]:
+        outcome = "were there" if "location" in facts else "were in the cache"
     if "location" in facts:
         shards = "1 shard" if facts["num_shards"] == 1 else f"{facts['num_shards']:,} shards"
-        where = f"; {shards} of {format_size(facts['num_bytes'])}"
-    there = "were there" if where else "were in the cache"
+        outcome += f"; {shards} of {format_size(facts['num_bytes'])}"
     return (
         f"{split:<6}  {facts['num_read']:,} records read, {facts['num_skipped']:,} skipped; "
-        f"{facts['num_examples']:,} examples of {tokens:,} tokens {there if facts['was_there'] else took}{where}"
+        f"{facts['num_examples']:,} examples of {tokens:,} tokens {outcome}"
     )

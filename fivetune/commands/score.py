@@ -47,7 +47,7 @@ class GoldSet:
         questions: the first example of each question.
         left_out: ids of records that do not belong to the task, such as other question types.
         skipped: records that cannot be used.
-        order: of every record the id of its question, "" for one that cannot be read.
+        order: for every record the id of its question, "" if the record cannot be read.
     """
 
     questions: dict[str, TextExample] = field(default_factory=dict)
@@ -266,7 +266,9 @@ def _build_confusion(
             f"first {quote_value(outside[0])}; labels: {', '.join(labels)}"
         )
     golds = choose_gold_labels(said, [example.references for example in questions.values()])
-    counts = Counter(zip(golds, (text if text in labels else OTHER for text in said), strict=True))
+    counts: Counter[tuple[str, str]] = Counter()
+    for gold, text in zip(golds, said, strict=True):
+        counts[gold, text if text in labels else OTHER] += 1
     return ConfusionMatrix(labels, counts)
 
 
@@ -277,20 +279,26 @@ def build_label_table(found: ConfusionMatrix) -> dict[str, Any]:
     >>> table["labels"]["a"], table["confusion"]["a"]
     ({'precision': 100.0, 'recall': 25.0, 'f1': 40.0, 'gold': 4, 'predicted': 1}, {'a': 1, 'b': 3})
     """
-    each = {}
+    each: dict[str, dict[str, float | None]] = {}
     for label in found.labels:
-        shares = {
-            "precision": found.compute_precision(label),
-            "recall": found.compute_recall(label),
-            "f1": found.compute_f1(label),
+        each[label] = {
+            "precision": _compute_percent(found.compute_precision(label)),
+            "recall": _compute_percent(found.compute_recall(label)),
+            "f1": _compute_percent(found.compute_f1(label)),
+            "gold": found.count_support(label),
+            "predicted": found.count_predicted(label),
         }
-        percents = {name: None if share is None else 100 * share for name, share in shares.items()}
-        each[label] = {**percents, "gold": found.count_support(label), "predicted": found.count_predicted(label)}
-    said = [*found.labels, *([OTHER] if found.count_predicted(OTHER) else [])]
+    said = list(found.labels)
+    if found.count_predicted(OTHER):
+        said.append(OTHER)
     confusion: dict[str, dict[str, int]] = {}
     for gold in found.labels:
         confusion[gold] = {label: found.counts[gold, label] for label in said}
     return {"labels": each, "confusion": confusion}
+
+
+def _compute_percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
 
 
 def _print_labels(found: ConfusionMatrix) -> None:
@@ -310,8 +318,10 @@ def _print_labels(found: ConfusionMatrix) -> None:
 
 
 def _map_to_own_ids(found: Values[T], gold: GoldSet, source: str, part: str | None) -> dict[str, T]:
-    """Map values to the ids of the data: those in order to its records or its questions; runs of a mixture write the
-    part's name and / as a prefix. Raises DataError for another number of values than there are records.
+    """Map values to the ids of the data.
+
+    Values without ids are in the order of the records or of the questions. Runs of a mixture write the part's name and
+    a slash before an id. Raises DataError for another number of values than there are records.
     """
     questions = gold.questions
     if isinstance(found, list):

@@ -93,7 +93,8 @@ def run(args: argparse.Namespace) -> int:
         print_text(f"best evaluation, {describe_weights(record, done.status.best)}, {record.num_examples:,} examples:")
         print_scores(record.scores, record.intervals)
         counts = done.data.eval.label_counts if done.data.eval else {}
-        if words := describe_majority(record.scores, record.rates, counts):
+        words = describe_majority(record.scores, record.rates, counts)
+        if words:
             print_text(words)
     adapter = config.model.adapter
     is_virtual = adapter is not None and adapter.is_virtual
@@ -137,7 +138,7 @@ def _refuse_absent_model(config: RunConfig) -> None:
 
 
 def _find_recipe(args: argparse.Namespace, settings: Mapping[str, Any]) -> str:
-    """Return the recipe of the command; that of a data file is written first."""
+    """Return the recipe of the command; the recipe for a data file is written first."""
     from fivetune.config.recipes import refuse_missing_run
     from fivetune.model.tokenizer import load_hub_tokenizer
     from fivetune.start.files import find_data_recipe
@@ -200,7 +201,7 @@ def _try_report(folder: str, seconds: float | None) -> str:
     from fivetune.distributed.processes.signals import ALL_SIGNALS, handle_signals, raise_interrupt
 
     def stop(signum: int, frame: FrameType | None) -> None:
-        if signum != signal.SIGTERM or not is_rank:  # by which torchrun ends this rank, because another has ended
+        if signum != signal.SIGTERM or not is_rank:  # torchrun ends this rank with it, because another has ended
             raise_interrupt(signum, frame)
 
     is_rank = "LOCAL_RANK" in os.environ
@@ -232,7 +233,8 @@ def _restrict_time(seconds: float | None) -> Iterator[None]:
 
 def _rebuild_words(args: argparse.Namespace) -> list[str]:
     """Rebuild the words of the command, without the program."""
-    flags = [
-        name for name in ("resume", "overwrite", "no_preflight", "quiet", "json", "traceback") if getattr(args, name)
-    ]
-    return ["train", args.recipe, *(f"--{name.replace('_', '-')}" for name in flags), *args.settings]
+    words = ["train", args.recipe]
+    for name in ("resume", "overwrite", "no_preflight", "quiet", "json", "traceback"):
+        if getattr(args, name):
+            words.append(f"--{name.replace('_', '-')}")
+    return [*words, *args.settings]

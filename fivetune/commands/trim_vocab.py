@@ -88,7 +88,7 @@ def _trim(args: argparse.Namespace, staging: Path, on_progress: Callable[..., No
     generation = trim.read_generation_settings(folder)  # before transformers does, which raises errors of its own
     loaded = load_model_and_tokenizer(args.model, tokenizer=args.tokenizer, tokenizer_key="--tokenizer")
     model, tokenizer = loaded.model, loaded.tokenizer
-    # Which pieces are kept: those of the data and of the configuration, and a margin.
+    # The kept pieces: used by the data, named in the configuration, and a margin.
     counts, characters, pairs = _count_ids(reader, args.text, tokenizer, model.config.vocab_size, on_progress)
     settings: Any = model.config
     config_ids = _list_config_ids([settings.to_dict(), generation], settings.vocab_size, args.model)
@@ -135,13 +135,17 @@ def _list_config_ids(tables: Sequence[dict[str, Any]], num_rows: int, model: str
     """List the ids of tokens in config.json and generation_config.json, which are kept."""
     from fivetune.model.trim import list_token_ids
 
-    found = [(name, one) for table in tables for name, ids in list_token_ids(table).items() for one in ids]
-    if wrong := next(((name, one) for name, one in found if one >= num_rows), None):
-        raise ModelError(
-            f"{model}: {wrong[0]} has the id {wrong[1]}, and the table has {num_rows:,} rows. Correct config.json or "
-            "generation_config.json."
-        )
-    return [one for _, one in found]
+    kept: list[int] = []
+    for table in tables:
+        for name, ids in list_token_ids(table).items():
+            for one in ids:
+                if one >= num_rows:
+                    raise ModelError(
+                        f"{model}: {name} has the id {one}, and the table has {num_rows:,} rows. Correct config.json "
+                        "or generation_config.json."
+                    )
+            kept += ids
+    return kept
 
 
 def _build_reader(args: argparse.Namespace) -> TextReader:
@@ -178,6 +182,7 @@ def _count_ids(
 
     def read() -> Iterator[str]:
         for number, texts in enumerate(reader.read()):
+            # A reservoir: each pair read so far is in the sample with the same chance.
             place = number if number < SAMPLE_SIZE else chance.randrange(number + 1)
             if place < SAMPLE_SIZE:
                 pairs[place : place + 1] = [(texts[0], texts[min(1, len(texts) - 1)])]
@@ -242,7 +247,8 @@ def _list_warnings(reader: TextReader, proof: TrimProof, unknown: Sequence[str],
             f"{proof.num_dropped} of {proof.num_pairs} answers of the whole model contain a piece that is dropped, "
             "because the data do not have it: usual before the model is trained. A larger --margin keeps more pieces."
         )
-    if num_ties := proof.num_pairs - proof.num_restricted:
+    num_ties = proof.num_pairs - proof.num_restricted
+    if num_ties:
         found.append(
             f"{num_ties} of {proof.num_pairs} answers differ although the scores are equal: ties of two pieces."
         )

@@ -37,7 +37,11 @@ def run(args: argparse.Namespace) -> int:
     # Each searched setting and value is checked before any trial runs.
     config = load_search(args.recipe, parse_overrides(args.settings))
     folder = args.dir or Path(f"{config.run.dir}-search")
-    say = (lambda text: None) if args.quiet else print_text
+
+    def say(text: str) -> None:
+        if not args.quiet:
+            print_text(text)
+
     say(f"{config.search.num_trials} trials in {folder}; look at them with: fivetune watch {folder}")
     found = tune(config, folder=folder, write_line=say)
     best = found.best
@@ -66,10 +70,12 @@ def _print_table(found: Search) -> None:
     from fivetune.reading.report.search import sort_trials
 
     keys = list(found.best.settings) if found.best else []
-    rows = []
+    rows: list[list[str]] = []
     for one in sort_trials(found)[:NUM_SHOWN]:
-        values = (format_setting(key, one.settings[key]) if key in one.settings else "" for key in keys)
-        rows.append((str(one.number), one.state, format_decimal(one.score), format_duration(one.seconds), *values))
+        row = [str(one.number), one.state, format_decimal(one.score), format_duration(one.seconds)]
+        for key in keys:
+            row.append(format_setting(key, one.settings[key]) if key in one.settings else "")
+        rows.append(row)
     print_table(("trial", "state", found.metric, "time", *keys), rows)
     for one in found.trials:
         if one.state == "failed":
