@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from itertools import chain, count, islice, takewhile
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -36,7 +36,7 @@ from fivetune.tasks import list_names
 from fivetune.types import RawRecord
 
 BOM = b"\xef\xbb\xbf"
-SEPARATORS = "\t;,|"  # where several divide all lines alike: the one that sentences hold least often
+SEPARATORS = "\t;,|"  # of several that divide all lines alike, the first counts: sentences hold it least often
 PROSE_SEPARATORS = ";,"  # sentences hold them, followed by a space or at the end of a line
 COMMENTS = ("#", "//")
 BY_SUFFIX = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
@@ -80,13 +80,14 @@ class TableRow(NamedTuple):
         return sum(map(len, self.cells))
 
     def parse(self) -> RawRecord | BadRecord:
-        where, num = f"{self.path}:{self.number}", len(self.header)
+        where = f"{self.path}:{self.number}"
+        num = len(self.header)
         if len(self.cells) >= num and not any(self.cells[num:]):  # separators at the end of lines alone
             return RawRecord(dict(zip(self.header, self.cells[:num], strict=True)), where)
         first = quote_value(self.cells[0], limit=30)
-        path = shlex.quote(str(self.path))
-        is_longer = self.separator == "\t" and len(self.cells) > num
-        keep = f", or keep the first {num}: cut -f1-{num} {path} > first.tsv" if is_longer else ""
+        keep = ""
+        if self.separator == "\t" and len(self.cells) > num:
+            keep = f", or keep the first {num}: cut -f1-{num} {shlex.quote(str(self.path))} > first.tsv"
         return BadRecord(
             where,
             f"{len(self.cells)} cell{'s' * (len(self.cells) != 1)}, beginning with {first}, but the header has {num}. "
@@ -110,17 +111,29 @@ def find_separator(head: str, path: Path) -> str:
     '|||'
     """
     suffix = get_data_suffix(path)
-    shares = {one: 0.0 if not suffix and _is_prose(head, one) else _measure_alike(head, one) for one in SEPARATORS}
+    shares: dict[str, float] = {}
+    enclosing: list[str] = []  # separators of cells in quotes
+    for one in SEPARATORS:
+        is_prose = not suffix and _is_prose(head, one)  # a suffix says that it is a table
+        shares[one] = 0.0 if is_prose else _measure_alike(head, one)
+        if _are_cells_enclosed(head, one, '"') or _are_cells_enclosed(head, one, "'"):
+            enclosing.append(one)
     by_suffix = BY_SUFFIX.get(suffix, "")
     alike = [one for one in SEPARATORS if shares[one] == 1]
-    enclosing = [one for one in SEPARATORS if any(_are_cells_enclosed(head, one, mark) for mark in "\"'")]
     if enclosing and max(map(shares.__getitem__, enclosing)) >= MIN_SHARE_ALIKE:  # other separators are within quotes
         alike = [one for one in enclosing if shares[one] >= MIN_SHARE_ALIKE]
-    if not {*alike} - {"|"} and (marks := _find_marks(head)):
-        return marks
+    # Nothing or only the bar divides the lines alike: a run of marks, such as `|||`, may be meant.
+    if {*alike} <= {"|"}:
+        marks = _find_marks(head)
+        if marks:
+            return marks
     if alike:
         return by_suffix if by_suffix in alike else alike[0]
-    best = max(SEPARATORS, key=lambda one: (shares[one], one == by_suffix))
+    # Some lines differ: the separator with the most lines alike.
+    best = by_suffix or SEPARATORS[0]
+    for one in SEPARATORS:
+        if shares[one] > shares[best]:
+            best = one
     least = 0 if suffix else MIN_SHARE_ALIKE
     return best if shares[best] > least else by_suffix
 
@@ -132,11 +145,12 @@ def has_columns(head: str, path: Path) -> bool:
     False
     """
     _, separator, rest = _divide_head(head, path)
-    num_lines = sum(map(bool, map(str.strip, rest.split("\n")[:SAMPLE_ROWS])))
+    num_lines = sum(bool(line.strip()) for line in rest.split("\n")[:SAMPLE_ROWS])
     first = split_plain(rest.partition("\n")[0], separator)
     if separator not in PROSE_SEPARATORS or len(first) < 2 or _is_known(first) or num_lines < MIN_PROSE_LINES:
         return True
-    return _measure_alike(rest, separator) >= (MAX_PROSE_ALIKE if _is_prose(rest, separator) else MAX_ALIKE)
+    least = MAX_PROSE_ALIKE if _is_prose(rest, separator) else MAX_ALIKE
+    return _measure_alike(rest, separator) >= least
 
 
 @lru_cache(maxsize=8)  # detecting the format, reading and describing a file ask for the same head
@@ -211,7 +225,7 @@ def _is_text(line: str, separator: str) -> bool:
 
 
 def _count_cells(cells: Sequence[str]) -> int:
-    """Count the cells of a row, empty ones at its end left out."""
+    """Count the cells of a row without empty cells at its end."""
     return max((place for place, cell in enumerate(cells, 1) if cell.strip()), default=0)
 
 
@@ -243,7 +257,7 @@ def _are_cells_enclosed(head: str, separator: str, mark: str) -> bool:
 
 
 def _sample_rows(head: str, separator: str, quoting: Quoting | None = None) -> list[list[str]]:
-    """Return the cells of the first SAMPLE_ROWS rows; a row that the head cuts off is left out.
+    """Return the cells of the first SAMPLE_ROWS rows, without a row that the head cuts off.
 
     Args:
         quoting: as the head alone shows it, if None.
@@ -275,13 +289,15 @@ def _find_marks(head: str) -> str:
 
 
 def split_plain(line: str, separator: str) -> list[str]:
-    """Divide a line without quoting; cells beside several marks lose the spaces around these.
+    """Divide a line without quoting; a separator of several marks takes the spaces around it away.
 
     >>> split_plain('"a" b\\tc\\r\\n', "\\t"), split_plain("a ||| b", "|||")
     (['"a" b', 'c'], ['a', 'b'])
     """
     cells = line.removesuffix("\n").removesuffix("\r").split(separator)
-    return [cell.strip(" ") for cell in cells] if len(separator) > 1 else cells
+    if len(separator) == 1:
+        return cells
+    return [cell.strip(" ") for cell in cells]
 
 
 # --- quotes ---
@@ -300,10 +316,12 @@ def _find_quoting(file: IO[bytes], start: int, separator: str, rest: str) -> Quo
     if len(separator) > 1:
         return Quoting("")
     ways = _list_quotings(rest, separator)
-    for way in ways if separator in PROSE_SEPARATORS else ():
-        _skip_to_line(file, start)
-        if are_quotes_well_formed(file, separator, way):
-            return way._replace(is_trusted=True)
+    if separator in PROSE_SEPARATORS:
+        for way in ways:
+            _skip_to_line(file, start)
+            if are_quotes_well_formed(file, separator, way):
+                return way._replace(is_trusted=True)
+    # Not well-formed: unusual quotes must read more of the beginning, usual ones more of the whole table.
     if _measure_read(rest, separator, ways[0]) > _measure_read(rest, separator, Quoting()) + MIN_GAIN:
         return ways[0]
     _skip_to_line(file, start)
@@ -318,11 +336,12 @@ def describe_quotes(path: Path) -> str:
         quoting = _find_quoting(file, start, separator, rest)
         sample = _sample_rows(rest, separator, quoting)
         others = find_other_values(sample[0], sample) if sample else []
-        _skip_to_line(file, start)
         joined: list[int] = []
-        for record in _iter_records(_decode_lines(file, path, start), start, separator, quoting) if others else ():
-            if len(record.cells) > len(others) == len(join_cells(record.cells, others, separator)):
-                joined.append(record.number)
+        if others:
+            _skip_to_line(file, start)
+            for record in _iter_records(_decode_lines(file, path, start), start, separator, quoting):
+                if len(record.cells) > len(others) == len(join_cells(record.cells, others, separator)):
+                    joined.append(record.number)
     notes: list[str] = []
     if quoting.is_escaped or quoting.mark == "'":
         kind = "single" if quoting.mark == "'" else "double"
@@ -336,14 +355,18 @@ def describe_quotes(path: Path) -> str:
 
 
 def _list_quotings(head: str, separator: str) -> list[Quoting]:
-    """List the ways in which quotes may enclose the cells of a table, those first that read more of its lines."""
+    """List the ways in which quotes may enclose the cells of a table; ways that read more of its lines are first."""
     ways = [Quoting(is_escaped=True)] if '\\"' in head else []
     if re.search(rf"(?:^|{re.escape(separator)})'", head, re.MULTILINE):
         ways += [Quoting("'"), Quoting("'", is_escaped=True)]
     usual = _measure_read(head, separator, Quoting()) if ways else 0
     shares = {way: _measure_read(head, separator, way) for way in ways}
     is_single = _are_cells_enclosed(head, separator, "'")
-    better = [way for way in ways if shares[way] > usual or (shares[way] == usual and is_single and way.mark == "'")]
+    better: list[Quoting] = []
+    for way in ways:
+        is_equal = shares[way] == usual and is_single and way.mark == "'"
+        if shares[way] > usual or is_equal:
+            better.append(way)
     return [*sorted(better, key=shares.__getitem__, reverse=True), Quoting()]
 
 
@@ -382,11 +405,13 @@ def _weigh_quotes(lines: Iterable[str], separator: str) -> Quoting:
         if num_rows >= ROWS_OF_STYLE and 2 * num_styled > num_rows:
             return Quoting(is_trusted=separator in PROSE_SEPARATORS)
     is_styled = 2 * num_styled > num_rows
-    if separator in PROSE_SEPARATORS or is_styled:
-        is_quoted = not num_swallowed or num_plain <= num_quoted
-    else:
-        is_quoted = num_quoted >= num_plain
-    return Quoting(is_trusted=is_styled and separator in PROSE_SEPARATORS) if is_quoted else Quoting("")
+    needs_quotes = separator in PROSE_SEPARATORS
+    is_quoted = num_quoted >= num_plain
+    if needs_quotes or is_styled:
+        is_quoted = is_quoted or not num_swallowed
+    if not is_quoted:
+        return Quoting("")
+    return Quoting(is_trusted=is_styled and needs_quotes)
 
 
 class _Record(NamedTuple):
@@ -456,15 +481,17 @@ def is_swallowed(lines: Sequence[str], cells: Sequence[str], separator: str, wid
         return False
     if width > 1 and any(not row[0] for row in rows[1:]):
         return False
-    return separator not in PROSE_SEPARATORS or all(cell and cell[0] != " " for row in rows for cell in row)
+    # A comma before a space is part of a sentence, and divides no cells.
+    return separator not in PROSE_SEPARATORS or all(cell and cell[0] != " " for cell in chain.from_iterable(rows))
 
 
 # --- header ---
 
 
 def name_columns(cells: Sequence[str]) -> list[str]:
-    """Return the names of columns without the spaces around them; an empty one, as the index of pandas has, gets the
-    name that pandas gives it.
+    """Return the names of columns without the spaces around them.
+
+    An empty name, as of the index of pandas, becomes the name that pandas gives such a column.
 
     >>> name_columns(["", "text "]), name_columns(["", "Unnamed: 0"])
     (['Unnamed: 0', 'text'], ['Unnamed: 0.1', 'Unnamed: 0'])
@@ -472,14 +499,19 @@ def name_columns(cells: Sequence[str]) -> list[str]:
     names = [cell.strip() for cell in cells]
     names[:1] = [name.removeprefix("//").strip() for name in names[:1]]  # a header may be a comment
     for place, name in enumerate(names):
-        own = f"Unnamed: {place}"
-        unused = (one for one in chain([own], map(f"{own}.{{}}".format, count(1))) if one not in names)
-        names[place] = name or next(unused)
+        if name:
+            continue
+        unused = f"Unnamed: {place}"
+        number = 0
+        while unused in names:
+            number += 1
+            unused = f"Unnamed: {place}.{number}"
+        names[place] = unused
     return names
 
 
 def find_data_in_header(rows: Sequence[Sequence[str]]) -> str:
-    """Return why the first row of a table is certainly a record like the others, "" if it can be a header.
+    """Return why the first row of a table is certainly a record, "" if it can be a header.
 
     A number stands above numbers, a value of a few occurs below, or a sentence stands above sentences.
 
@@ -515,7 +547,7 @@ def _is_number(text: str) -> bool:
 
 
 def _are_numbered(cells: Sequence[str]) -> bool:
-    """Return whether the numbers among cells are names: those that pandas gives, from 0 in all cells, or years.
+    """Return whether the numbers among cells are names: from 0 in all cells, as pandas gives them, or years.
 
     >>> _are_numbered(["", "0", "1"]), _are_numbered(["place", "2019", "2020"]), _are_numbered(["0", "Go on", "1"])
     (True, True, False)
@@ -523,8 +555,9 @@ def _are_numbered(cells: Sequence[str]) -> bool:
     numbers = [int(cell) for cell in cells if cell.strip().isdecimal()]
     others = [cell for cell in cells if cell.strip() and not cell.strip().isdecimal()]
     first = next(iter(numbers), -1)
-    is_named = first in YEARS or (first == 0 and not others)
-    return is_named and len(numbers) > 1 and numbers == [*range(first, first + len(numbers))]
+    is_from_zero = first == 0 and not others
+    is_range = len(numbers) > 1 and numbers == [*range(first, first + len(numbers))]
+    return is_range and (is_from_zero or first in YEARS)
 
 
 def describe_missing_header(reason: str, num: int) -> str:
@@ -537,7 +570,10 @@ def describe_missing_header(reason: str, num: int) -> str:
 
 def _list_plain_names(num: int) -> str:
     """List names that say nothing of what a column is."""
-    return ",".join(f"column{number}" for number in range(1, min(num, MAX_NAMED) + 1)) + ",..." * (num > MAX_NAMED)
+    names = [f"column{number}" for number in range(1, min(num, MAX_NAMED) + 1)]
+    if num > MAX_NAMED:
+        names.append("...")
+    return ",".join(names)
 
 
 # --- rows ---
@@ -551,7 +587,7 @@ def read_csv_rows(
     Args:
         header: names of the columns of a table without a header; a first line with the same names is one.
 
-    Raises DataError for a file without a header, or with one that has a name twice or lacks one of `columns`.
+    Raises DataError for a file without a header, or with a header that has a name twice or lacks one of `columns`.
     """
     head = decode_head(file.read(HEAD_BYTES))
     if _has_return_ends(head, path):
@@ -560,6 +596,7 @@ def read_csv_rows(
     csv.field_size_limit(MAX_RECORD_BYTES)  # process-wide, 131,072 by default; csv.reader has no such option
     quoting = _find_quoting(file, start, separator, rest)
     _skip_to_line(file, start)
+    # What is above the table: the names of its columns with another separator, or lines that are no records.
     other = _find_other_names(head, start, _sample_rows(rest, separator))
     header = header or other
     for number, line in enumerate(head.split("\n")[: start - 1 - bool(other)], 1):
@@ -567,7 +604,8 @@ def read_csv_rows(
             yield _describe_above(f"{path}:{number}", line, start, header)
     lines = _decode_lines(file, path, start)
     names: list[str] = []
-    is_padded, num_blank = False, 0
+    is_padded = False
+    num_blank = 0
     others: Sequence[frozenset[str]] = ()
     records = _iter_records(lines, start, separator, quoting)
     max_lines = MAX_TRUSTED_LINES if quoting.is_trusted else 1
@@ -577,12 +615,14 @@ def read_csv_rows(
             yield _classify_csv_error(record.error, where, path)
         if not record.cells:
             continue
+        # The first row with cells: the header, or the first record below names that were given.
         if not names:
             sample = _sample_rows(rest, separator, quoting)
             try:
                 names, is_record = _find_names(record.cells, sample, header, where)
             except DataError as error:
-                if not header and (blocks := _describe_blocks(sample, path, separator)):
+                blocks = "" if header else _describe_blocks(sample, path, separator)
+                if blocks:
                     raise DataError(f"{where}: {blocks}") from error
                 try:  # what would be refused next
                     deque(islice(lines, MAX_CHECKED), maxlen=0)
@@ -593,14 +633,17 @@ def read_csv_rows(
             num_blank = 0 if header else _count_blank_columns([record.cells, *sample])
             names = names[: len(names) - num_blank]
             others = find_other_values(names, sample)
-            if wrong := describe_missing_column(names, columns):
+            wrong = describe_missing_column(names, columns)
+            if wrong:
                 raise DataError(f"{where}: {wrong}")
             if not is_record:
                 continue
         if len(record.lines) > max_lines and is_swallowed(record.lines, record.cells, separator, len(names)):
             yield _describe_swallowed(where, record)
         else:
-            cells = [cell.strip() for cell in record.cells] if is_padded else record.cells
+            cells = record.cells
+            if is_padded:
+                cells = [cell.strip() for cell in cells]
             if len(cells) == len(names) + num_blank and not any(map(str.strip, cells[len(names) :])):
                 cells = cells[: len(names)]
             if others and len(cells) > len(names):
@@ -638,10 +681,14 @@ def _is_padded(rows: Sequence[Sequence[str]]) -> bool:
     >>> _is_padded([["id ", " text"]] + [["1  ", " a hat"]] * 3), _is_padded([["id", "text"]] + [["1", " a hat"]] * 3)
     (True, False)
     """
-    cells = [cell for row in rows for cell in row if cell.strip()]
-    named = [cell for cell in rows[0] if cell.strip()]
-    is_aligned = all(sum(one != one.strip() for one in some) > len(some) / 2 for some in (named, cells))
-    return is_aligned and len(rows) >= MIN_PADDED
+    if len(rows) < MIN_PADDED:
+        return False
+    for cells in (rows[0], [*chain.from_iterable(rows)]):
+        filled = [cell for cell in cells if cell.strip()]
+        num_padded = sum(cell != cell.strip() for cell in filled)
+        if num_padded <= len(filled) / 2:
+            return False
+    return True
 
 
 def _count_blank_columns(rows: Sequence[Sequence[str]]) -> int:
@@ -651,7 +698,7 @@ def _count_blank_columns(rows: Sequence[Sequence[str]]) -> int:
     (1, 0)
     """
     names, *others = rows
-    num = len(list(takewhile(lambda name: not name.strip(), reversed(names))))
+    num = len(names) - _count_cells(names)
     num_filled = sum(any(map(str.strip, row[len(names) - num :])) for row in others)
     return num if num < len(names) and num_filled <= MAX_BLANK_FILLED * len(others) else 0
 
@@ -693,8 +740,9 @@ def _find_repeated(cells: Sequence[str]) -> frozenset[str]:
 
 
 def join_cells(cells: list[str], others: Sequence[frozenset[str]], separator: str) -> list[str]:
-    """Join the cells of a row that a text with separators was divided into, if all others have values as in other rows,
-    and neither end of the text could be one of them, as in 3,5.
+    """Join the cells of a row that a text with separators was divided into.
+
+    All other cells must have values as in other rows, and neither end of the text may be such a value, as in 3,5.
 
     >>> others = [frozenset("0"), frozenset(), frozenset(["neg", "pos"])]
     >>> join_cells(["7", "Well", " yes", "pos"], others, ","), join_cells(["7", "5", " yes", "pos"], others, ",")
@@ -705,13 +753,18 @@ def join_cells(cells: list[str], others: Sequence[frozenset[str]], separator: st
     joined = [*cells[:place], separator.join(cells[place:end]), *cells[end:]]
     if not all(_has_value(cell, own) for cell, own in zip(joined, others, strict=True) if own):
         return cells
-    ends = [*zip(cells[place : place + 1], others[:place][-1:], strict=False)]
-    ends += zip(cells[end - 1 : end], others[place + 1 : place + 2], strict=False)
-    return cells if any(_has_value(cell, own) for cell, own in ends) else joined
+    # The column before or behind the text may begin or end in it: where, nothing shows.
+    if place > 0 and _has_value(cells[place], others[place - 1]):
+        return cells
+    if place + 1 < len(others) and _has_value(cells[end - 1], others[place + 1]):
+        return cells
+    return joined
 
 
 def _has_value(cell: str, values: frozenset[str]) -> bool:
-    return cell.strip() in values or ("0" in values and _is_number(cell))
+    if "0" in values and _is_number(cell):  # a column of numbers
+        return True
+    return cell.strip() in values
 
 
 def read_text_lines(file: IO[bytes], path: Path, header: Sequence[str]) -> Iterator[TableRow]:
@@ -749,22 +802,33 @@ def _find_names(
 
 
 def _describe_blocks(rows: Sequence[Sequence[str]], path: Path, separator: str) -> str:
-    """Return the error for rows that hold several records each, in blocks of columns with the same names, or that begin
-    with a question, and the command that writes a line for each; "" for other rows.
+    """Return the error for rows that hold several records each, with the command that writes a line for each.
+
+    The records are in blocks of columns with the same names, or that begin with a question; "" for other rows.
     """
     if len(rows) < 2 or len(separator) > 1 or path.suffix == ".gz":
         return ""
-    first, times = [*rows[0]], Counter(rows[0])
+    first = [*rows[0]]
+    columns: list[list[str]] = []  # without empty cells
+    for place in range(len(first)):
+        columns.append([row[place] for row in rows if place < len(row) and row[place].strip()])
+
+    # Blocks by the first name that repeats, if all names repeat with it.
+    times = Counter(first)
     named = next((name for name in first if name.strip() and times[name] > 1), "")
-    columns = [[row[place] for row in rows if place < len(row) and row[place].strip()] for place in range(len(first))]
     starts = [place for place, name in enumerate(first) if name == named]
     if not named or first[starts[0] :] != first[starts[0] : starts[1]] * len(starts):
+        # Blocks by columns of questions.
         named = ""
-        asked = [2 * sum(map(bool, map(QUESTION_END.search, column))) > len(column) for column in columns]
-        starts = [place for place, is_asked in enumerate(asked) if is_asked]
+        starts = []
+        for place, column in enumerate(columns):
+            num_asked = sum(QUESTION_END.search(cell) is not None for cell in column)
+            if 2 * num_asked > len(column):
+                starts.append(place)
     if len(starts) < (2 if named else 3):
         return ""
-    before, size = starts[0], starts[1] - starts[0]
+    before = starts[0]
+    size = starts[1] - before
     places = [place for place in range(before, len(first), size) if place in starts or columns[place]]
     is_even = {*starts} <= {*places} and len(starts) >= MIN_SHARE_ALIKE * len(places)
     if size < 2 or not is_even or (len(first) - before) % size:
@@ -784,9 +848,13 @@ def _describe_blocks(rows: Sequence[Sequence[str]], path: Path, separator: str) 
 
 def _refuse_repeated_name(names: Sequence[str], where: str) -> None:
     times = Counter(names)
-    if repeated := next((name for name in names if times[name] > 1), None):
-        places = " and ".join(str(place) for place, name in enumerate(names, 1) if name == repeated)
-        raise DataError(f"{where}: the columns {places} are both named {repeated!r}. Names must be unique. Rename one.")
+    for repeated in names:
+        if times[repeated] > 1:
+            places = [str(place) for place, name in enumerate(names, 1) if name == repeated]
+            raise DataError(
+                f"{where}: the columns {' and '.join(places)} are both named {repeated!r}. Names must be unique. "
+                "Rename one."
+            )
 
 
 def _skip_to_line(file: IO[bytes], number: int) -> None:

@@ -77,7 +77,8 @@ def find_json_error(value: object) -> str | None:
     >>> find_json_error({"question": "Why?", "answers": {"text": ["a\\0b"]}})
     "field 'answers.text[0]': NUL character at position 1. Allowed is text without it. Remove it."
     """
-    if (found := _locate_error(value)) is None:
+    found = _locate_error(value)
+    if found is None:
         return None
     place, wrong = found
     return f"field {place.lstrip('.')!r}: {wrong}" if place else wrong
@@ -149,7 +150,9 @@ class JsonWindow:
     def __init__(self, file: IO[bytes], path: Path) -> None:
         self._file, self._path = file, path
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
-        self._text, self._at, self._ended = "", 0, False
+        self._text = ""
+        self._at = 0
+        self._ended = False
         self._line, self._column = 1, 1  # of the window's first character
 
     def peek(self) -> str:
@@ -165,7 +168,8 @@ class JsonWindow:
 
     def take(self, allowed: str) -> str:
         """Read and return the next character. Raises DataError if it is none of `allowed`."""
-        if not (char := self.peek()) or char not in allowed:
+        char = self.peek()
+        if not char or char not in allowed:
             raise self.make_error(f"Expecting {' or '.join(repr(wanted) for wanted in allowed)}")
         self._at += 1
         return char

@@ -1,4 +1,4 @@
-"""Data files: list those of a source, open and unpack them, and refuse foreign formats before any record is read.
+"""Data files: list the files of a source, open and unpack them, and refuse foreign formats before a record is read.
 
 In: a path. Out: its files, a binary stream (gzip unpacked), lines of bounded length. Errors are DataError or
 FiveTuneEnvironmentError and name the file.
@@ -48,12 +48,12 @@ SIDES = (  # names of the files of pairs
 SPLIT = re.compile(
     r"(?<![a-z])(train|test|valid|val|dev|eval)(ing|ation)?(?![a-z])", re.IGNORECASE
 )  # in a name of a set
-DOCUMENTS = (".md", ".py", ".pdf", ".html", ".rst", ".ipynb", ".zip", ".gz", ".png", ".sh")  # beside files of lines
+DOCUMENTS = (".md", ".py", ".pdf", ".html", ".rst", ".ipynb", ".zip", ".gz", ".png", ".sh")  # are no files of lines
 MAX_LINE_BYTES = 1_000  # mean bytes of a line up to which each is a text of its own
 MAX_COMPARED = 20  # files of a folder whose lines are counted
 MIN_LINES = 5  # of files that have as many
 MIN_RATIO = 3  # of the lengths of texts and of their labels
-MAX_FOLDERS = 2  # levels of folders above those of labels
+MAX_FOLDERS = 2  # levels of folders above the folders of labels
 MAX_CONTROL_SHARE = 0.05  # largest share of control bytes in text; random bytes have 11 %
 MIN_CONTROL_BYTES = 100  # a file with fewer is accepted here; its records are checked one by one
 
@@ -99,8 +99,7 @@ class BadRecord:
 
 
 def quote_value(value: object, *, limit: int = 60) -> str:
-    """Format a value for messages: on one line, truncated to `limit` characters; texts are quoted, others are as JSON
-    has them.
+    """Format a value for messages: on one line, truncated to `limit` characters; a text is quoted, others are JSON.
 
     >>> quote_value("two\\nlines")
     "'two\\\\nlines'"
@@ -110,7 +109,9 @@ def quote_value(value: object, *, limit: int = 60) -> str:
     is_json = value is None or isinstance(value, bool | int | float | list | dict)
     text = json.dumps(value, ensure_ascii=False, default=str) if is_json else str(value)
     shown = text if len(text) <= limit else text[:limit] + "..."
-    return shown.encode(errors="backslashreplace").decode() if is_json else repr(shown)
+    if is_json:
+        return shown.encode(errors="backslashreplace").decode()  # half a surrogate pair cannot be printed
+    return repr(shown)
 
 
 def quote_in_code(text: str) -> str:
@@ -168,8 +169,9 @@ def _list_folder_files(path: Path, source: str) -> list[Path]:
     inside = sorted(path.iterdir())
     files = [file for file in inside if file.is_file() and get_data_suffix(file) and not file.name.startswith(".")]
     if not files:
-        for folder in (file for file in inside if (file / "index.json").is_file()):
-            raise DataError(f"{source}: holds prepared data in folders. Name one of them, such as {folder}.")
+        for folder in inside:
+            if (folder / "index.json").is_file():
+                raise DataError(f"{source}: holds prepared data in folders. Name one of them, such as {folder}.")
         if command := _format_folders_command(path):
             raise DataError(
                 f"{source}: a folder of folders. Allowed is one file of records. Write each text or record on a "
@@ -362,15 +364,24 @@ def _format_unpacked(source: str) -> str:
 
 
 def _format_folders_command(path: Path, depth: int = 0) -> str:
-    """Return the shell command that joins the texts or objects in folders, one folder for each label; "" if there are
-    no such folders, also not within one of them, such as `train`.
+    """Return the shell command that joins the texts or objects in folders, one folder for each label.
+
+    Returns "" if there are no such folders, also not within one of them, such as `train`.
     """
     folders = [one for one in sorted(path.iterdir()) if one.is_dir() and one.name[0] not in "._"]
-    files = {one.name: [file for file in sorted(one.glob("[!.]*")) if file.is_file()] for one in folders}
+    files: dict[str, list[Path]] = {}
+    for folder in folders:
+        files[folder.name] = [file for file in sorted(folder.glob("[!.]*")) if file.is_file()]
     every = [*chain.from_iterable(files.values())]
     if sum(map(bool, files.values())) < 2 or len(every) <= len(folders) or all(map(SPLIT.fullmatch, files)):
-        inner = sorted(folders, key=lambda one: "train" not in one.name.casefold()) if depth < MAX_FOLDERS else []
-        return next(filter(None, (_format_folders_command(one, depth + 1) for one in inner)), "")
+        # Not labels but sets or levels: the folders of labels may be within, of the training set first.
+        if depth == MAX_FOLDERS:
+            return ""
+        for folder in sorted(folders, key=lambda one: "train" not in one.name.casefold()):
+            command = _format_folders_command(folder, depth + 1)
+            if command:
+                return command
+        return ""
     [(suffix, times)] = Counter(file.suffix.lower() for file in every).most_common(1)
     suffix = suffix if times > len(every) / 2 else ""
     first = next(file for file in every if file.name.lower().endswith(suffix)).read_bytes()
@@ -385,14 +396,11 @@ def _format_folders_command(path: Path, depth: int = 0) -> str:
         return ""
     label = "folder" if isinstance(found, dict) and "label" in found else "label"
     paths = f'pathlib.Path({quote_in_code(str(path))}).glob("[!._]*/[!.]*{suffix}")'
+    # A few files of many short lines: each line is a text of its own.
     lines = first.splitlines()
+    is_short = len(lines) >= MIN_LINES and len(first) < MAX_LINE_BYTES * len(lines)
     each = ""
-    if (
-        len(lines) >= MIN_LINES
-        and len(first) < MAX_LINE_BYTES * len(lines)
-        and found is None
-        and len(every) <= MAX_COMPARED
-    ):
+    if is_short and found is None and len(every) <= MAX_COMPARED:
         fields, each = '"text": t', ' for t in p.read_text("utf-8-sig", "replace").splitlines() if t.strip()'
     place = "" if each else '"id": p.parent.name + "/" + p.name, '
     record = f'{{{place}{fields}, "{label}": p.parent.name}}'
@@ -401,21 +409,27 @@ def _format_folders_command(path: Path, depth: int = 0) -> str:
 
 
 def _find_parallel(files: Sequence[Path]) -> Sequence[Path]:
-    """Find files whose lines belong together: neighbours whose names differ in one part, which is not the first one
-    unless it says so. Among other files, those have as many lines; so have texts and their labels.
+    """Find files with lines that belong together: the names of two neighbours differ in one part.
+
+    The part is not the first one, unless it says what a file holds. Among other files, such files have as many lines;
+    so have texts and their labels.
     """
-    pairs = [*zip(files[::2], files[1::2], strict=False)]
     if len(files) > MAX_COMPARED:
         return ()
+    pairs = [*zip(files[::2], files[1::2], strict=False)]
     if len(files) % 2 or not all(map(_find_sides, pairs)):
         sizes = {file: _measure_lines(file) for file in files if file.suffix.lower() not in DOCUMENTS}
         alike = [(a, b) for a, b in combinations(sizes, 2) if sizes[a][0] == sizes[b][0] >= MIN_LINES]
         pairs = [pair for pair in alike if _find_sides(pair)]
-        for first, second in alike if not pairs else ():
-            lengths = sorted((sizes[first][1], sizes[second][1]))
-            if lengths[1] > MIN_RATIO * lengths[0]:
-                return [file for file in sizes if sizes[file][0] == sizes[first][0]]
-    return next((pair for pair in pairs if "train" in pair[0].name), pairs[0]) if pairs else ()
+        if not pairs:  # by the lengths of texts and labels
+            for first, second in alike:
+                shorter, longer = sorted((sizes[first][1], sizes[second][1]))
+                if longer > MIN_RATIO * shorter:
+                    return [file for file in sizes if sizes[file][0] == sizes[first][0]]
+    for pair in pairs:
+        if "train" in pair[0].name:
+            return pair
+    return pairs[0] if pairs else ()
 
 
 def _measure_lines(path: Path) -> tuple[int, int]:
@@ -424,8 +438,12 @@ def _measure_lines(path: Path) -> tuple[int, int]:
     block = last = b""
     with open_bytes(path) as file:
         while block := file.read(2**20):
-            num_lines, num_bytes, last = num_lines + block.count(b"\n"), num_bytes + len(block), block
-    return num_lines + (not last.endswith(b"\n") and num_bytes > 0), num_bytes
+            num_lines += block.count(b"\n")
+            num_bytes += len(block)
+            last = block
+    if num_bytes and not last.endswith(b"\n"):  # a last line without an end
+        num_lines += 1
+    return num_lines, num_bytes
 
 
 def _find_sides(files: Sequence[Path]) -> list[str]:
@@ -439,19 +457,31 @@ def _find_sides(files: Sequence[Path]) -> list[str]:
         return []
     parts = [*zip(*names, strict=True)]
     places = [place for place, part in enumerate(parts) if len({*part}) > 1]
-    sides = [*parts[places[0]]] if len(places) == 1 else []
+    if len(places) != 1:
+        return []
+    sides = [*parts[places[0]]]
     if any(map(SPLIT.fullmatch, sides)):  # two sets
         return []
-    return sides if sides and (places[0] or {*map(str.casefold, sides)} <= {*SIDES.split()}) else []
+    # The first part names a file, unless it says what the file holds.
+    if places[0] == 0 and not {*map(str.casefold, sides)} <= {*SIDES.split()}:
+        return []
+    return sides
 
 
 def find_partner(path: Path) -> Path | None:
-    """Find the file beside another one whose records may belong to its records: its name differs in one part, and it
-    has as many lines, or nearly so."""
-    beside = [one for one in sorted(path.parent.iterdir()) if one.is_file() and one.name[0] not in "._" and one != path]
-    alike = [one for one in beside if one.suffix.lower() not in DOCUMENTS and _find_sides([path, one])][:MAX_COMPARED]
-    num_lines = _measure_lines(path)[0] if alike else 0
-    return min(alike, key=lambda one: abs(_measure_lines(one)[0] - num_lines), default=None)
+    """Find a file of the same folder with records that may belong to this file's records.
+
+    Its name differs in one part, and it has as many lines, or nearly so.
+    """
+    alike: list[Path] = []
+    for one in sorted(path.parent.iterdir()):
+        is_data = one.is_file() and one.name[0] not in "._" and one.suffix.lower() not in DOCUMENTS
+        if is_data and one != path and _find_sides([path, one]):
+            alike.append(one)
+    if not alike:
+        return None
+    num_lines = _measure_lines(path)[0]
+    return min(alike[:MAX_COMPARED], key=lambda one: abs(_measure_lines(one)[0] - num_lines))
 
 
 def describe_label_files(files: Sequence[str]) -> str:

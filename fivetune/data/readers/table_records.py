@@ -155,11 +155,12 @@ def read_hub_records(source: str, *, columns: Mapping[str, str]) -> Iterator[Raw
 
 
 def load_hub_dataset(source: str) -> Any:
-    """Load the data set of a hub name, from the cache if the hub fails; one that was just loaded is returned again.
+    """Load the data set of a hub name, from the cache if the hub fails; a data set just loaded is returned again.
 
     Raises FiveTuneEnvironmentError.
     """
-    if (loaded := DATASETS.find(source)) is not None:
+    loaded = DATASETS.find(source)
+    if loaded is not None:
         return loaded
     name, config, split = (*source.split(":", 2), "", "")[:3]
     datasets = _import_datasets(source)
@@ -204,9 +205,11 @@ def _import_datasets(source: str) -> ModuleType:
 
 
 def _read_dataset_rows(dataset: Any, source: str, columns: Mapping[str, str]) -> Iterator[RawRecord]:
-    if wrong := describe_missing_column(dataset.column_names, columns):
+    wrong = describe_missing_column(dataset.column_names, columns)
+    if wrong:
         raise DataError(f"{source}: {wrong}")
-    number, labels = 0, find_class_labels(dataset.features.to_dict())
+    labels = find_class_labels(dataset.features.to_dict())
+    number = 0
     for batch in dataset.with_format(None).iter(BATCH_ROWS):
         names = list(batch)
         for values in zip(*batch.values(), strict=True):

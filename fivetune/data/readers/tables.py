@@ -27,7 +27,7 @@ from fivetune.rundir.files import replace_file
 from fivetune.tasks import shorten_repr
 from fivetune.types import JsonTable
 
-FOLDER = "tables"  # beside the run directories
+FOLDER = "tables"  # in the folder of the run directories
 ROWS_AT_ONCE = 10_000
 SPLITS = {"train": ("train",), "eval": ("validation", "eval", "dev", "valid")}
 """Names of the splits of a DatasetDict that data.train and data.eval take, the first one that it has."""
@@ -113,21 +113,23 @@ def _iter_raw_rows(table: Any, where: str) -> Iterator[object]:
         yield from table.iter_rows(named=True)
         return
     names = list(table.columns if kind == "frame" else table.column_names)
-    if wrong := [name for name in names if not isinstance(name, str)]:
-        raise DataError(
-            f"{where}: the column {quote_value(str(wrong[0]))} is a {type(wrong[0]).__name__}. Allowed are names. Set "
-            "table.columns."
-        )
-    if twice := [name for name, times in Counter(names).items() if times > 1]:
-        raise DataError(f"{where}: two columns are named {twice[0]!r}. Rename one.")
+    for name in names:
+        if not isinstance(name, str):
+            raise DataError(
+                f"{where}: the column {quote_value(str(name))} is a {type(name).__name__}. Allowed are names. Set "
+                "table.columns."
+            )
+    for name, times in Counter(names).items():
+        if times > 1:
+            raise DataError(f"{where}: two columns are named {name!r}. Rename one.")
     labels = find_class_labels(table.features.to_dict()) if kind == "dataset" else {}
     for first in range(0, len(table), ROWS_AT_ONCE):
         if kind == "frame":
             yield from table.iloc[first : first + ROWS_AT_ONCE].to_dict("records")
         else:
             columns = table.with_format(None)[first : first + ROWS_AT_ONCE]
-            rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
-            yield from (name_row_labels(row, labels) for row in rows)
+            for values in zip(*columns.values(), strict=True):
+                yield name_row_labels(dict(zip(columns, values, strict=True)), labels)
 
 
 def save_table(table: object, folder: Path, where: str) -> Path:
@@ -198,7 +200,8 @@ def name_tables(tables: Mapping[Path, str]) -> Iterator[None]:
     except FiveTuneError as error:
         text = str(error)
         for path, name in tables.items():
-            text = re.sub(rf"{re.escape(str(path))}:(\d+)", lambda row, name=name: f"{name}[{int(row[1]) - 1}]", text)
+            for number in re.findall(rf"{re.escape(str(path))}:(\d+)", text):
+                text = text.replace(f"{path}:{number}", f"{name}[{int(number) - 1}]", 1)
             text = text.replace(str(path), name)
         if tables:
             error.args = (text, *error.args[1:])
@@ -207,8 +210,9 @@ def name_tables(tables: Mapping[Path, str]) -> Iterator[None]:
 
 def replace_empty_cell(value: Any) -> object:
     """Return None for NaN, NaT and NA, any other value unchanged."""
-    is_nan = isinstance(value, NUMBERS) and isnan(value)
-    return None if is_nan or type(value).__name__ in EMPTY_CELLS else value
+    if type(value).__name__ in EMPTY_CELLS or (isinstance(value, NUMBERS) and isnan(value)):
+        return None
+    return value
 
 
 def find_unwritable_column(record: Mapping[str, object], where: str) -> str:
