@@ -93,16 +93,18 @@ def _wrap_entry(name: str, line: str, *, width: int, columns: int) -> str:
       Three labels.
     """
     is_narrow = columns - width - 2 < NARROWEST
-    first, indent = ("", "  ") if is_narrow else (f"{name:<{width}}  ", " " * (width + 2))
+    indent = "  " if is_narrow else " " * (width + 2)
     text = textwrap.fill(
         line,
         columns,
-        initial_indent=indent if is_narrow else first,
+        initial_indent=indent,
         subsequent_indent=indent,
         break_on_hyphens=False,
         break_long_words=False,
     )
-    return f"{name}\n{text}" if is_narrow else text
+    if is_narrow:
+        return f"{name}\n{text}"
+    return f"{name:<{width}}{text[width:]}"  # the name in place of the first line's indent
 
 
 def _extract_first_sentence(recipe: str) -> str:

@@ -65,7 +65,7 @@ class DamagedObjectError(StorageError):
 class FileSystem(Protocol):
     """The methods of fsspec's file systems that are used, which come without types."""
 
-    def cat_file(self, path: str, start: int | None = None, end: int | None = None) -> bytes: ...
+    def cat_file(self, path: str) -> bytes: ...
     def pipe_file(self, path: str, value: bytes) -> None: ...
     def get_file(self, rpath: str, lpath: str) -> None: ...
     def put_file(self, lpath: str, rpath: str) -> None: ...
@@ -121,11 +121,7 @@ def has_object(location: str) -> bool:
     if not is_url(location):
         return Path(location).is_file()
     system, path = open_file_system(location)
-
-    def check() -> bool:
-        return system.exists(path)
-
-    return try_repeatedly(check, location, "read")
+    return try_repeatedly(lambda: system.exists(path), location, "read")
 
 
 def get_object(location: str) -> bytes:

@@ -279,14 +279,23 @@ def refuse_duplicate_ids(
         if earlier == number:
             yield record
             continue
-        bad = BadRecord(
-            record.where,
-            f"the id {quote_value(record.fields['id'])} is already used by record {earlier}. Ids must be "
-            "unique. Rename one.",
-        )
+        bad = describe_duplicate(record, earlier)
         if on_bad is None:
             raise RecordError(bad.where, bad.reason)
         on_bad(bad)
+
+
+def describe_duplicate(record: RawRecord, earlier: int) -> BadRecord:
+    """Describe that a record has the id of an earlier one.
+
+    Args:
+        earlier: number of the earlier record, from 1.
+    """
+    return BadRecord(
+        record.where,
+        f"the id {quote_value(record.fields['id'])} is already used by record {earlier}. Ids must be unique. "
+        "Rename one.",
+    )
 
 
 def ignore_bad_record(bad: BadRecord) -> None:

@@ -26,8 +26,7 @@ from fivetune.data.examples import (
     convert_records,
     describe_bad_record,
 )
-from fivetune.data.readers.records import BadRecord, Item, parse_item, select_required_columns
-from fivetune.data.readers.source_files import quote_value
+from fivetune.data.readers.records import BadRecord, Item, describe_duplicate, parse_item, select_required_columns
 from fivetune.data.split import SplitResult, hash_text
 from fivetune.data.store.encode import encode
 from fivetune.data.store.windows import select_window_targets, split_into_windows
@@ -183,7 +182,7 @@ class Converter:
                 position = len(hashes)
                 hashes.append(hash_text(str(item.fields["id"])))
                 if position in duplicates:
-                    report(_describe_duplicate(item, duplicates[position]))
+                    report(describe_duplicate(item, duplicates[position]))
                 else:
                     yield item
 
@@ -293,11 +292,3 @@ def _dump_text(example: TextExample, target: str) -> bytes:
 
 def _flatten(rows: Sequence[Sequence[int]], dtype: type[np.generic]) -> NDArray[Any]:
     return np.fromiter(chain.from_iterable(rows), dtype, count=sum(map(len, rows)))
-
-
-def _describe_duplicate(record: RawRecord, earlier: int) -> BadRecord:
-    return BadRecord(
-        record.where,
-        f"the id {quote_value(record.fields['id'])} is already used by record {earlier}. Ids must be unique. "
-        "Rename one.",
-    )

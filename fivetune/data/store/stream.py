@@ -158,13 +158,14 @@ class TrainingStream:
         """Assemble this rank's micro-batches of a 0-based optimizer step."""
         if self.plan.shards_together is not None:
             self._keep_shards(step, self.plan.shards_together)
-        return [self._build_batch(rows, step) for rows in self.select_rows(step)]
-
-    def _build_batch(self, rows: Rows, step: int) -> Batch:
-        if len(rows):
-            return collate(self.store, rows.tolist())
-        shortest = self._select_global_rows(step)[:1]
-        return replace(collate(self.store, shortest.tolist()), is_filler=True)
+        batches: list[Batch] = []
+        for rows in self.select_rows(step):
+            if len(rows):
+                batches.append(collate(self.store, rows.tolist()))
+            else:  # another rank has a pass more
+                shortest = self._select_global_rows(step)[:1]
+                batches.append(replace(collate(self.store, shortest.tolist()), is_filler=True))
+        return batches
 
     def _keep_shards(self, step: int, together: int) -> None:
         """Keep the shards of a step's pool on the disk, and have the following ones copied; all others may go."""
