@@ -66,7 +66,7 @@ def print_checks(checks: Iterable[Check], *, json_wanted: bool, facts: Mapping[s
             _print_check(console, check.state, f"{check.name:<{CHECK_CHARS}}", check.detail)
             if check.state == "fail":
                 exit_code = exit_code or check.error_class.exit_code
-    except FiveTuneError as error:
+    except FiveTuneError as error:  # ends the checks, and counts as one that failed
         exit_code, num_errors = error.exit_code, 1
         _print_check(console, "fail", "", str(error))
     states = [check.state for check in made]
@@ -253,6 +253,7 @@ def print_start(started: Started) -> None:
     plan = started.plan
     reading = plan.reading
     _print_columns(started)
+    # What was chosen, each with its reason and the flags that choose otherwise.
     kind = reading.task if reading.kind == reading.task else f"{reading.task} ({reading.kind})"
     fields: list[tuple[str, str]] = [("task", f"{kind}: {reading.reason}")]
     if reading.id_column:
@@ -280,6 +281,7 @@ def print_start(started: Started) -> None:
                 break_on_hyphens=False,
             )
         )
+    # The next commands are last, where the user looks.
     for warning in plan.warnings:
         print_warning(warning)
     print_text(f"recipe  {started.recipe}")

@@ -353,6 +353,7 @@ def _predict(
         return trained.predict_file(
             source, folder=folder, on_progress=progress.update, on_note=progress.log, world=world
         )
+    # Inputs of the command line: there is no file to go on with, so no answers are kept.
     given = list(texts) if texts else [record]
     size = trained.loaded.config.eval.batch_size
     rows: list[PredictedRow] = []

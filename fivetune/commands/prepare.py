@@ -107,6 +107,7 @@ def _write_splits(config: Any, tokenizer: Any, output: str, progress: Any) -> Pr
     from fivetune.training.mixture import build_part_configs
     from fivetune.training.sources import describe_split
 
+    # Each part of a mixture has a folder: a run names it as task.parts.NAME.train.
     parts = build_part_configs(config) if isinstance(config.task, Mixture) else {"": config}
     found: Prepared = {}
     for name, part in parts.items():

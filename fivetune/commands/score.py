@@ -434,7 +434,7 @@ def _compare_ids(gold: GoldSet, found: dict[str, Any], source: str, *, missing_i
     surplus = found.keys() - set(ids) - skipped
     if missing and missing_is_error:
         advice = "Add them, or count them as wrong with --missing wrong."
-        if len(missing) == len(ids):
+        if len(missing) == len(ids):  # a wrong file is likelier than no answer at all
             advice = "No id matches: these are the predictions of another data file."
             if skipped:
                 advice = (

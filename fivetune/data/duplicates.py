@@ -55,7 +55,7 @@ def find_near_duplicates(
     first = len(others or ())
     index: dict[int, list[int]] = defaultdict(list)
     for number, row in enumerate(rows):
-        rarest = row[: len(row) - ceil(threshold * len(row) - 1e-9) + 1].tolist()
+        rarest = row[: len(row) - ceil(threshold * len(row) - 1e-9) + 1].tolist()  # 1e-9: the product is rounded
         if number >= first:
             found = _find_match(row, rarest, rows, index, threshold)
             if found:

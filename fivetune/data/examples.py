@@ -176,11 +176,11 @@ def convert_records(
     scorer = Scorer(task.metrics) if source.labelled else None
     try:
         for record in records:
-            if divided and not divided.is_on_side(record, side):
+            if divided and not divided.is_on_side(record, side):  # the store of its own side counts it
                 continue
             try:
                 converted = apply_task(task, record, labelled=source.labelled)
-            except MissingLabelError as error:
+            except MissingLabelError as error:  # excluded, not bad: on_bad_record fail does not end a run for it
                 counts.leave_out(record.where, error.reason)
                 counts.num_unlabelled += 1
                 continue
@@ -194,6 +194,7 @@ def convert_records(
                 continue
             counts.keep(converted, task, scorer)
             yield from converted
+    # A record that cannot be read ends the generator of records: its error gets the setting that skips such records.
     except RecordError as error:
         if not error.skippable:
             raise

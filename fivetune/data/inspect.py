@@ -272,6 +272,7 @@ KINDS: Kinds = {"topic": _get_topic, "language": _get_language, "part": _get_par
 
 def _count_values(examples: Sequence[TextExample], task: Task, kinds: Kinds) -> dict[str, JsonTable]:
     """Count the values of each kind that has any: distinct values, all values, and the most frequent ones."""
+    # Answers count as labels, as tags, or as whole targets.
     tags: Tags | None = None
     for name in task.metrics:
         metric = load_metric(name)

@@ -43,7 +43,7 @@ def read_label_set(
     Of spellings that differ in case, white space or invisible characters the most frequent one counts. Raises
     ConfigError for fewer than two labels, or for more than MAX_LABELS: such a column is no label.
     """
-    writings: dict[str, Counter[str]] = defaultdict(Counter)
+    writings: dict[str, Counter[str]] = defaultdict(Counter)  # normalised label -> the forms in the data
     num_read = 0
     for source in sources:
         for record in read_records(source, columns=columns, header=header, on_bad=ignore_bad_record):

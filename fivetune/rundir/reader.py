@@ -510,7 +510,7 @@ def read_json(path: Path, damage: Damage | None = None) -> JsonTable:
         place, reason = f"{path}:{error.lineno}:{error.colno}", f"damaged: {error.msg}"
     except UnicodeDecodeError:
         reason = "damaged: it is not UTF-8"
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, lists thousands of levels deep
         reason = f"damaged: {error}"
     except OSError as error:
         reason = f"cannot be read: {error.strerror}"
@@ -537,6 +537,7 @@ def _find_dead_owner(path: Path) -> str | None:
     A copy of a live run has the lock file but not the lock, so it counts as killed.
     """
     try:
+        # A shared lock, which a run that starts now waits out (`writer._take_lock`).
         with open_regular(path / LOCK) as file:
             if not lock_file(file, shared=True):
                 return None

@@ -56,7 +56,7 @@ def are_quotes_well_formed(file: IO[bytes], separator: str, quoting: Quoting) ->
     mark, divider = ord(quoting.mark), ord(separator)
     is_inside = has_cell = False
     while block := file.read(BLOCK_BYTES):
-        block += file.readline(MAX_RECORD_BYTES)
+        block += file.readline(MAX_RECORD_BYTES)  # no quote is divided from the one that doubles it
         data = np.frombuffer(b"\n" + block + b"\n", np.uint8)
         quotes = np.flatnonzero(data == mark)
         if quoting.is_escaped:
@@ -70,6 +70,7 @@ def are_quotes_well_formed(file: IO[bytes], separator: str, quoting: Quoting) ->
         opens[1:] |= is_next
         closes = (after == divider) | (after == LINE_FEED) | (after == CARRIAGE_RETURN)
         closes[:-1] |= is_next
+        # Opening and closing quotes alternate; the first of a block closes a cell that began before it.
         first = int(is_inside)
         if not (opens[first::2].all() and closes[1 - first :: 2].all()):
             return False

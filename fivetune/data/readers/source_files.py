@@ -168,6 +168,7 @@ def _list_folder_files(path: Path, source: str) -> list[Path]:
         return sorted(file for file in path.rglob("*") if file.is_file())
     inside = sorted(path.iterdir())
     files = [file for file in inside if file.is_file() and get_data_suffix(file) and not file.name.startswith(".")]
+    # Without a data file: what else the folder may hold, the most certain first.
     if not files:
         for folder in inside:
             if (folder / "index.json").is_file():

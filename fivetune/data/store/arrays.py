@@ -45,7 +45,7 @@ def write_arrays(path: Path, arrays: Mapping[str, Array]) -> JsonTable:
         header[name] = {**shape, "data_offsets": [end, end + array.nbytes]}
         end += array.nbytes
     text = json.dumps(header).encode()
-    text += b" " * (-(8 + len(text)) % ALIGNMENT)
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)  # the header's length is in the 8 bytes before it
     head = len(text).to_bytes(8, "little") + text
     crc32 = zlib.crc32(head)
     with replace_file(path) as file:

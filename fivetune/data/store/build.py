@@ -322,6 +322,7 @@ def _exclude_duplicates(block: RecordBlock, rows: ConvertedRows, converter: Conv
 
 
 def _write_index(target: str, source: Source, header: JsonTable, state: _State) -> None:
+    # The facts of all rows are one file, which a run has in memory.
     columns: Columns = {}
     for name in state.facts[0]:
         columns[name] = np.concatenate([facts[name] for facts in state.facts])
@@ -344,6 +345,7 @@ def _write_index(target: str, source: Source, header: JsonTable, state: _State) 
         "shards": state.shards,
     }
     index["crc32"] = _compute_index_crc32(index)
+    # The index is last: a folder that has one is complete, and needs no progress.
     put_object(join_location(target, INDEX), json.dumps(index, ensure_ascii=False, indent=1).encode())
     remove_progress(target, len(state.shards))
 

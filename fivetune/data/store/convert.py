@@ -179,7 +179,7 @@ class Converter:
                 if isinstance(item, BadRecord):
                     report(item)
                     continue
-                position = len(hashes)
+                position = len(hashes)  # of all records that can be read, duplicates included
                 hashes.append(hash_text(str(item.fields["id"])))
                 if position in duplicates:
                     report(describe_duplicate(item, duplicates[position]))

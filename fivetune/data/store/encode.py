@@ -184,6 +184,7 @@ def _tokenize_with_offsets(
     for example, (ids, pairs) in zip(examples, encoded, strict=True):
         offsets = np.array(pairs, dtype=np.int32).reshape(-1, 2)
         low, high = example.clippable
+        # A token may begin with the space before the span.
         is_inside = (offsets[:, 0] >= low - 1) & (offsets[:, 1] <= high) & (offsets[:, 1] > low)
         inside = np.flatnonzero(is_inside)
         start = stop = len(ids)

@@ -157,7 +157,7 @@ def merge_summaries(summaries: Mapping[str, JsonTable]) -> JsonTable:
         for key in (f"{name}_p99", f"whole_{name}_p99", f"longest_{name}"):
             joined[key] = max(one.get(key, one[f"longest_{name}"]) for one in every)
         joined[f"{name}_lengths"] = _merge_histograms([one[f"{name}_lengths"] for one in every])
-    digest = blake2b(digest_size=16)
+    digest = blake2b(digest_size=16)  # of the names too, with which ids begin
     for name, one in summaries.items():
         digest.update(f"{name} {one['fingerprint']} ".encode())
     joined |= {

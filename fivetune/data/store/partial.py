@@ -32,6 +32,7 @@ def lock_build_folder(folder: Path) -> IO[bytes] | None:
     except FileNotFoundError:  # the folder has its final name
         return None
     try:
+        # The process that had the lock may have renamed or removed the folder meanwhile.
         if lock_file(file) and os.path.samestat(os.fstat(file.fileno()), (folder / LOCK).stat()):
             return file
     except FileNotFoundError:

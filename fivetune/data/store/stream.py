@@ -148,6 +148,7 @@ class TrainingStream:
         with ThreadPoolExecutor(1, thread_name_prefix="batches") as worker:
             ahead = worker.submit(self.build_micro_batches, first_step)
             for step in range(first_step, end_step):
+                # The first step always waits: its batches are only begun with it.
                 self.num_starved += step > first_step and not ahead.done()
                 batches = ahead.result()
                 if step + 1 < end_step:
