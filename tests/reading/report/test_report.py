@@ -10,6 +10,7 @@ import math
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from html import escape
 from pathlib import Path
@@ -34,6 +35,7 @@ from fake_run import (
     make_step,
     write_run,
 )
+from plotly import graph_objects
 
 from fivetune import plugins
 from fivetune.config import load_config
@@ -879,10 +881,19 @@ def test_the_chart_script_is_packed_and_the_policy_admits_it_alone() -> None:
 
 
 def test_an_axis_of_zeros_goes_from_zero_to_one() -> None:
-    look = charts.build_layout("step", "score (%)")
-    flat, other = ([{"x": [1, 2], "y": ys}] for ys in ([0.0, None], [0.0, 3.0]))
-    assert charts.give_zero_axes_a_range(Chart("c", tuple(flat), look))["yaxis"]["range"] == [0, 1]
-    assert "range" not in charts.give_zero_axes_a_range(Chart("c", tuple(other), look))["yaxis"]
+    flat, other = (
+        charts.build_chart("c", [{"x": [1, 2], "y": ys}], "step", "score (%)") for ys in ([0.0, None], [0.0, 3.0])
+    )
+    assert charts.give_zero_axes_a_range(flat)["yaxis"]["range"] == [0, 1]
+    assert "range" not in charts.give_zero_axes_a_range(other)["yaxis"]
+
+
+@pytest.mark.parametrize("make", [loaded_run, label_run])
+def test_plotly_knows_every_property_of_a_chart(make: Callable[[], Run]) -> None:
+    found = [part for section in build_page(make()).sections for part in section.parts if isinstance(part, Chart)]
+    for chart in found:
+        graph_objects.Figure(chart.data, chart.layout)  # raises ValueError for an unknown property or value
+    assert found
 
 
 def test_a_row_of_key_figures_leaves_no_empty_box() -> None:

@@ -11,6 +11,7 @@ import pytest
 from browser import browser, part, visit
 from fake_comparison import comparison, large
 from fake_run import HOSTILE
+from plotly import graph_objects
 
 from fivetune.reading.compare import MEASURES
 from fivetune.reading.compare.records import Comparison, Measure, Variant
@@ -141,6 +142,14 @@ def test_every_run_has_a_curve_and_its_variant_s_look(page: Page, found: Compari
     looks = {(trace["meta"], trace["line"]["color"], trace["line"]["dash"]) for trace in chart.data}
     assert len(looks) == 4 and chart.group == "step"
     assert part(page, "Curves", Chart, 2).data[0]["x"][-1] == 300
+
+
+def test_plotly_knows_every_property_of_a_chart() -> None:
+    made = build_comparison_page(comparison(6, 1))  # the lowest of six lanes would begin at -5.6e-17
+    found = [part for section in made.sections for part in section.parts if isinstance(part, Chart)]
+    for chart in found:
+        graph_objects.Figure(chart.data, chart.layout)  # raises ValueError for an unknown property or value
+    assert found
 
 
 def test_scaling_is_held_against_the_ideal(page: Page) -> None:

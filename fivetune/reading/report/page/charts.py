@@ -1,4 +1,4 @@
-"""Plotly charts as plain dicts.
+"""Plotly charts as plain dicts; what all of them share is in templates/page.js.
 
 In: series of numbers (None = gap) and captions. Out: Charts whose colours are the page's CSS variables, so that
 light, dark and print share one figure. Text from data passes through `escape_label`.
@@ -26,7 +26,7 @@ from fivetune.values import select_finite
 
 HEIGHT = 280
 COLORS = tuple(f"var(--series-{i})" for i in range(1, 7))
-MUTED, GRID, INK = "var(--muted)", "var(--grid)", "var(--ink)"
+MUTED, INK = "var(--muted)", "var(--ink)"
 DASHES = ("solid", "dash", "dot", "dashdot")
 HIDDEN = {"type": "scatter", "mode": "lines", "hoverinfo": "skip"}  # a line without a label
 FROM_ZERO = {"rangemode": "tozero"}
@@ -43,38 +43,28 @@ def escape_label(text: str) -> str:
     return escape(escape_hidden(text), quote=False)
 
 
-def build_layout(x: str, y: str, *, height: int = HEIGHT, **more: Any) -> dict[str, Any]:
-    """Build the shared layout: no frame, faint horizontal grid, legend above the plot, axis titles with units."""
-    axis = {"gridcolor": GRID, "zeroline": False, "ticks": "", "linecolor": GRID}
-    font = {"size": 12, "color": MUTED}
-    title = {"font": font, "standoff": 8}
-    base: dict[str, Any] = {
-        "height": height,
-        "autosize": True,
-        "margin": {"l": 56, "r": 16, "t": 34, "b": 44},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "font": {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", **font},
-        "hovermode": "x unified",
-        "hoverlabel": {"bgcolor": "var(--card)", "bordercolor": GRID, "font": {"color": INK, "size": 12}},
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"size": 12, "color": INK}},
-        "showlegend": True,
-        # A width that follows the ticks of x changes these ticks: some charts never settle.
-        "xaxis": {**axis, "automargin": "height", "title": {**title, "text": x}, "showgrid": False, "showline": True},
-        "yaxis": {**axis, "automargin": True, "title": {**title, "text": y}, "showline": False},
-    }
-    for axis_name in ("xaxis", "yaxis"):
-        base[axis_name] |= more.pop(axis_name, {})
-    if not more.get("showlegend", True):
-        base["margin"] |= {"t": 12}
-    return base | more
-
-
 def build_chart(
-    caption: str, traces: Sequence[Trace], x: str, y: str, *, wide: bool = True, group: str = "", **layout: Any
+    caption: str,
+    traces: Sequence[Trace],
+    x: str,
+    y: str,
+    *,
+    height: int = HEIGHT,
+    wide: bool = True,
+    group: str = "",
+    **layout: Any,
 ) -> Chart:
-    """Build a chart of traces; x and y are the titles of its axes, and `layout` more options of `build_layout`."""
-    return Chart(caption, tuple(traces), build_layout(x, y, **layout), wide, group)
+    """Build a chart of traces.
+
+    Args:
+        x, y: titles of the axes, with their units.
+        layout: Plotly's options beside the look that all charts of a page share (templates/page.js).
+    """
+    for letter, text in {"x": x, "y": y}.items():
+        layout[f"{letter}axis"] = {"title": {"text": text}, **layout.get(f"{letter}axis", {})}
+    if not layout.get("showlegend", True):
+        layout["margin"] = {"t": 12}
+    return Chart(caption, tuple(traces), {"height": height, **layout}, wide, group)
 
 
 def give_zero_axes_a_range(chart: Chart) -> dict[str, Any]:
@@ -155,15 +145,7 @@ def build_limit_line(axis: str, value: float, dash: str, **more: Any) -> dict[st
 
 
 def _build_label(text: str, **place: Any) -> dict[str, Any]:
-    return {
-        "text": escape_label(text),
-        "showarrow": False,
-        "xanchor": "left",
-        "yanchor": "bottom",
-        "font": {"size": 11, "color": MUTED},
-        "bgcolor": "var(--paper)",
-        **place,
-    }
+    return {"text": escape_label(text), "bgcolor": "var(--paper)", **place}
 
 
 def name_unit(unit: str, axis: Mapping[str, Any]) -> str:
@@ -256,9 +238,8 @@ def build_stacked_bars_chart(
         traces.append({**trace, **places, "hovertemplate": "%{x:.3~g}"})
     yaxis = {**ROW_AXIS, **NAME_AXIS, **more.pop("yaxis", {})}
     stacked = {"barmode": "stack", "hovermode": "y unified", "bargap": 0.35}
-    chart = build_chart(caption, traces, unit, "", xaxis=BAR_AXIS, yaxis=yaxis, **stacked, **more)
-    chart.layout["legend"] |= {"traceorder": "normal"}
-    return chart
+    legend = {"traceorder": "normal"}
+    return build_chart(caption, traces, unit, "", xaxis=BAR_AXIS, yaxis=yaxis, legend=legend, **stacked, **more)
 
 
 def build_lengths_chart(

@@ -54,7 +54,7 @@ def _pack_plotly() -> tuple[str, str]:
 
     script = get_plotlyjs()
     assert "\r" not in script, "a browser would change the line ends, and with them the hash"
-    return _hash_script(script), base64.b64encode(gzip.compress(script.encode(), mtime=0)).decode()
+    return _hash_script(script), base64.b64encode(gzip.compress(script.encode(), compresslevel=6, mtime=0)).decode()
 
 
 @cache

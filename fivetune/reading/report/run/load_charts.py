@@ -123,14 +123,14 @@ def draw_lanes_chart(gauge: Gauge, lanes: Sequence[Lane], caption: str, *, wide:
 
 def _stack_lanes(look: dict[str, Any], lanes: Sequence[Lane], unit: str) -> None:
     """Give a layout an axis per lane, from the top down, each with its run's name in the upper left corner."""
-    axis, share = look["yaxis"], 1 / len(lanes)
+    share = 1 / len(lanes)
     names: list[Trace] = []
     for place, lane in enumerate(lanes):
         top = 1 - place * share
         suffix = str(place + 1) if place else ""
-        title = axis["title"] | {"text": unit if place == len(lanes) // 2 else ""}
-        domain = [top - share, top - NAME * share]
-        look[f"yaxis{suffix}"] = axis | {"domain": domain, "nticks": 3, "title": title}
+        title = {"text": unit if place == len(lanes) // 2 else ""}
+        domain = [max(0.0, top - share), top - NAME * share]  # Plotly refuses a domain below 0, however little
+        look[f"yaxis{suffix}"] = {**look["yaxis"], "domain": domain, "nticks": 3, "title": title}
         look["xaxis"] |= {"anchor": f"y{suffix}"}  # of the last lane in the end
         names.append(
             {
@@ -138,14 +138,11 @@ def _stack_lanes(look: dict[str, Any], lanes: Sequence[Lane], unit: str) -> None
                 "yref": "paper",
                 "x": 0,
                 "y": domain[1],
-                "xanchor": "left",
-                "yanchor": "bottom",
                 "text": escape_label(lane.name[:60]),
-                "showarrow": False,
-                "font": {"size": 11, "color": INK},
+                "font": {"color": INK},
             }
         )
-    look["margin"] |= {"t": 4}
+    look["margin"] = {"t": 4}
     look["annotations"] = names
 
 

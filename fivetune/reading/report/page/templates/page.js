@@ -16,6 +16,32 @@
     showTips: false,
   };
 
+  // What all charts share: no frame, a faint horizontal grid, the legend above the plot.
+  const muted = { size: 12, color: "var(--muted)" };
+  const ink = { size: 12, color: "var(--ink)" };
+  const axis = {
+    gridcolor: "var(--grid)",
+    linecolor: "var(--grid)",
+    zeroline: false,
+    ticks: "",
+    title: { font: muted, standoff: 8 },
+  };
+  const look = {
+    autosize: true,
+    margin: { l: 56, r: 16, t: 34, b: 44 },
+    paper_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
+    font: { family: "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", ...muted },
+    hovermode: "x unified",
+    hoverlabel: { bgcolor: "var(--card)", bordercolor: "var(--grid)", font: ink },
+    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: ink },
+    showlegend: true,
+    // A width that follows the ticks of x changes these ticks: some charts never settle.
+    xaxis: { ...axis, automargin: "height", showgrid: false, showline: true },
+    yaxis: { ...axis, automargin: true, showline: false },
+    annotationdefaults: { showarrow: false, xanchor: "left", yanchor: "bottom", font: { ...muted, size: 11 } },
+  };
+
   // Colours are CSS variables in the figures: one figure serves light, dark and print.
   function colored(value, style) {
     if (typeof value === "string") {
@@ -48,6 +74,7 @@
   function drawOne({ plot, group, source }, style, size) {
     const { data, layout } = colored(source, style);
     for (const trace of data) if (switchedOff.has(trace.meta)) trace.visible = false;
+    layout.template = { layout: colored(look, style) };
     layout.dragmode = finePointer ? "zoom" : false;
     Plotly.react(plot, data, { ...layout, ...size }, config);
     if (group && !plot.dataset.linked) link(plot, group);
