@@ -55,17 +55,14 @@ def run(args: argparse.Namespace) -> int:
             load_tokenizer=load_local_tokenizer,
         )
     except DataError as error:
-        # Records in lists are told, unless the user names columns or can choose among plain ones.
-        is_plain = isinstance(error, DoubtError)
-        if isinstance(error, DoubtError):
-            for _, reading in error.choices:
-                is_plain = is_plain and not any(name.endswith(".*") for name in reading.targets)
-        if not args.column and not is_plain:
-            nested = describe_nested(Path(args.data))
-            if nested:
-                raise DataError(nested) from error
         if args.json and isinstance(error, DoubtError):
             print_json(describe_doubt(error))
+        nested = "" if args.column else describe_nested(Path(args.data))
+        if nested and isinstance(error, DoubtError):  # the records may be meant, or what they hold
+            inner = nested.removeprefix(f"{args.data}: ")
+            raise DataError(f"{error}\nOr {inner}") from error
+        if nested:
+            raise DataError(nested) from error
         raise
     if args.json:
         print_json(describe_start(started))

@@ -9,7 +9,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice, permutations, product, starmap
+from itertools import chain, islice, permutations, product, starmap
 from operator import attrgetter
 
 from fivetune.data.readers.records import as_bad_record, parse_item, read_records
@@ -43,6 +43,7 @@ from fivetune.start.roles import (
 )
 from fivetune.start.survey import ENOUGH, FEW_WORDS, GENERAL_LABELS, MARGIN, TARGET_ROLES, Reading, Survey, make_survey
 from fivetune.start.task_options import TEXT_TASKS
+from fivetune.start.word_labels import WordLabels, find_word_labels, iter_ways
 from fivetune.tasks import list_names, load_task, shorten_repr
 from fivetune.types import RawRecord, Task, TextExample
 
@@ -104,6 +105,10 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
         raise DataError(f"{table.source}: {words}.")
     bad: list[BadRecord] = []
     ranked = _list_readings(survey, task, wanted, bad.append)
+    if marked := find_word_labels(survey):
+        ranked = [one for one in ranked if not marked.is_guess(survey, one)]
+        if not ranked:
+            raise DataError(f"{table.source}: {_explain_word_labels(survey, marked)}")
     if not ranked:
         partner = "" if given else describe_partner(table.source)
         raise DataError(f"{table.source}: {explain_none(survey, task, wanted, bad)}{partner}")
@@ -133,7 +138,16 @@ def _make_doubt(why: str, best: Reading, others: Sequence[Reading], survey: Surv
     for column in left:
         if column.num_distinct == 1 and survey.rate(column.name, "label") == CLEAR:
             why += f"; {column.name} is no label, as it is {shorten_repr(column.example)} in all records"
-    return DoubtError(why, [(survey.table, one) for one in shown], [one.name for one in left if one.num_distinct > 1])
+    left += [survey.table.describe(name) for members in survey.objects.values() for name in members]
+    marked = find_word_labels(survey)
+    taken = {*used, *(marked.lists if marked else ())}
+    # as what is learned, a list of objects or an object is a text with all of it
+    further: dict[str, None] = {}
+    for one in left:
+        is_nested = one.kind in ("list", "object") and not one.is_list_of_texts
+        if one.num_distinct > 1 and one.name not in taken:
+            further[f"{one.name}.*" if is_nested else one.name] = None
+    return DoubtError(why, [(survey.table, one) for one in shown], [*further])
 
 
 def infer_divided(table: RawTable, *, task: str | None = None, given: Given | None = None) -> tuple[RawTable, Reading]:
@@ -359,7 +373,8 @@ def _complete(reading: Reading, others: Sequence[Reading], survey: Survey) -> Re
     # the group, and what is left; tasks of questions relate contexts and questions themselves
     inputs = reading.inputs if reading.task in TEXT_TASKS else []
     group = find_group(survey.table, survey.given, [*taken, identity or ""], inputs)
-    known = (*taken, *(name.partition(".")[0] for name in taken), identity, group, "id")
+    whole = chain.from_iterable(survey.objects.get(name, ()) for name in taken)
+    known = (*taken, *(name.partition(".")[0] for name in taken), *whole, identity, group, "id")
     unread = [name for name in survey.columns if name not in known and reading.task not in SIGNATURES]
     wholes = [f"{name} is made of {', '.join(parts)}, and is not read" for name, parts in survey.wholes.items()]
     return replace(
@@ -422,6 +437,15 @@ def explain_words(survey: Survey) -> str | None:
     if not (has_marks or has_gaps or has_sentences) or not any(one.has_labels for one in columns):
         return None
     return f"each record has one word of a text, in {word.name}: {SEQUENCES}"
+
+
+def _explain_word_labels(survey: Survey, found: WordLabels) -> str:
+    """Explain why a table with a label for each word fits no task, with a command that takes it in another way."""
+    own = make_survey(survey.table, {})
+    ways = _list_working(own, None, iter_ways(own, found))
+    way = "".join(f" What works: {flags}." for flags in islice(ways, 1))
+    verb = "has" if len(found.labels) == 1 else "have"
+    return f"{list_names(found.labels)} {verb} a value for each word of {found.words}. {SEQUENCES}.{way}"
 
 
 def explain_few(table: RawTable, bad: Sequence[BadRecord], given: Given, task: str | None = None) -> str:
@@ -493,13 +517,14 @@ def explain_none(survey: Survey, task: str | None, wanted: Given, bad: Sequence[
             f"--task {task} does not fit {flags}: {first.reason}, as of {first.kind}. Leave out --task, or give "
             f"--task {first.task}, or other columns."
         )
+    for role, name in given:
+        if columns[name].kind in ("list", "object"):
+            kind, whole = columns[name].kind, shlex.join(["--column", f"{role}={name}.*"])
+            return f"--column {role}={name}: {name} holds {kind}s. All of one is a text by {whole}."
     nested = [name for name, column in columns.items() if _is_nested(survey, name, column)]
     reasons = [str(one).rstrip(".") for one in bad[:1] if given]
     for role, name in given:
         column = columns[name]
-        if column.kind in ("list", "object"):
-            reasons.append(f"{name} holds {column.kind}s, of which all is one text by --column '{role}={name}.*'")
-            continue
         values = f"{column.num_distinct:,} different values, such as {shorten_repr(column.example)}"
         reasons.append(f"{name}, given as {role}, has {values}")
     for name, column in columns.items():

@@ -209,8 +209,10 @@ def build_table(
     first, num_read = draw_records(records, MAX_RECORDS)
     values: dict[str, list[object]] = {}
     for record in first:
+        own = str(record.fields.get("id"))
+        is_copy = any(key.lower() == "id" != key and str(value) == own for key, value in record.fields.items())  # of Id
         for key, value in record.fields.items():
-            if key != "id" or record.has_own_id:
+            if key != "id" or (record.has_own_id and not is_copy):
                 values.setdefault(key, []).append(value)
     names = dict.fromkeys(name for key, of_key in values.items() for name in _list_names(key, of_key))
     least = LABELLED if len(first) >= MIN_RECORDS else LABELLED_FEW

@@ -40,7 +40,7 @@ def read_pairs(survey: Survey) -> Iterator[Reading]:
             yield _read_pair(survey, languages[:1], target)
         return
     texts = [name for name in survey.list_unread(()) if columns[name].has_text]
-    targets = survey.given.get("targets") or _list_targets(survey, texts)
+    targets = survey.given.get("targets") or [*survey.objects, *_list_targets(survey, texts)]
     for target in targets:
         for sources in _list_sources(survey, target, texts):
             if sources[-1] in targets and survey.has_questions(target) and not survey.has_questions(sources[-1]):
@@ -133,7 +133,7 @@ def _read_pair(survey: Survey, sources: Sequence[str], target: str) -> Reading:
     is_short = last.mean_chars < 0.4 * first.mean_chars and last.mean_words >= 4
     is_longer = _is_longer_summary(survey, target, source)
     is_unknown = survey.rate(target, "targets") == 0
-    if last.has_code:
+    if last.has_code and target not in survey.objects:
         values, points = f"{target} holds code, a query or a formula", CODE
     elif target in survey.golds and any(map(survey.is_of_system, survey.free)):
         values, points = f"{target} is right, others what systems answered", IN_TEXT
@@ -148,6 +148,8 @@ def _read_pair(survey: Survey, sources: Sequence[str], target: str) -> Reading:
     elif not is_longer and rate_name("summary", target) >= 2:
         kind, prefix = "summarisation", "summarize: "
         reason = f"{target} is {last.mean_chars / max(first.mean_chars, 1):.0%} as long as {join_names(sources)}"
+    elif target in survey.objects:
+        form = "an object that is learned"
     # what speaks against it
     named = survey.rate(target, "targets")
     texts = [name for name in survey.columns if survey.columns[name].has_text]
@@ -181,6 +183,7 @@ def read_instructions(survey: Survey) -> Iterator[Reading]:
         return
     learned = survey.list_columns("targets", "answer", minimum=USUAL)
     targets = [form for name in learned for form in ([name] if name in texts else survey.list_forms(name))]
+    targets = [*survey.objects, *targets]
     further = survey.list_columns("inputs", "context", "question", minimum=USUAL)
     read = [found[0], *(name for name in texts if name in further and name not in (*targets, found[0]))]
     for target in targets:

@@ -340,8 +340,8 @@ def build_plan(
     labels: Counter[str] = Counter()
     ids: list[RawRecord] = []
     renamed: list[str] = []  # ids that an earlier record has
-    id_column = table.columns.get(reading.id_column or "id")
-    few_ids = id_column and id_column.num_distinct < MIN_GROUPS and id_column.share_distinct <= FEW_IDS
+    id_column = table.describe(reading.id_column or "id")
+    few_ids = id_column.num_distinct < MIN_GROUPS and id_column.share_distinct <= FEW_IDS
     relates_ids = reading.group_column is None and "group" not in given and not few_ids
     notes: list[str] = []
     set_columns = find_set_columns(table, reading, notes.append)

@@ -104,6 +104,7 @@ def _list_groups(survey: Survey) -> list[list[str]]:
         return [[*survey.given["choices"]]]
     columns = survey.columns
     groups = [[name] for name, column in columns.items() if _has_choices(survey, column)]
+    has_list = any(survey.rate(name, "choices") >= USUAL for [name] in groups)
     by_stem: dict[str, dict[str, str]] = {}
     for name in columns:
         stem, mark = split_enumerator(name)
@@ -112,7 +113,8 @@ def _list_groups(survey: Survey) -> list[list[str]]:
         ordered = [names[mark] for mark in _list_first(names)]
         is_known = survey.rate(ordered[0], "choices") >= 2 if ordered else False
         is_apart = len(ordered) < len(columns)  # else these are names without a meaning
-        if MIN_COLUMNS <= len(ordered) <= MAX_COLUMNS and is_apart and (is_known or _can_be_choices(survey, ordered)):
+        can_be = is_known or (not has_list and _can_be_choices(survey, ordered))
+        if MIN_COLUMNS <= len(ordered) <= MAX_COLUMNS and is_apart and can_be:
             groups.append(ordered)
     is_nameless = any(len(names) == len(columns) for names in by_stem.values())
     order = [name for name in columns if not survey.is_id(name)]
@@ -121,7 +123,7 @@ def _list_groups(survey: Survey) -> list[list[str]]:
         num = len(values)
         run = order[max(0, place - num) : place]
         is_key = values == {*LETTERS[:num]} or (values == {*map(str, range(1, num + 1))} and is_nameless)
-        is_new = not any({*run} <= {*one} for one in groups)
+        is_new = not has_list and not any({*run} <= {*one} for one in groups)
         if place > num >= MIN_COLUMNS and is_key and is_new and _can_be_choices(survey, run):
             groups.append(run)
     return groups or _list_equal(survey)

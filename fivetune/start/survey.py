@@ -29,16 +29,19 @@ from fivetune.start.roles import (
     CLEAR,
     COPIES,
     GOLD,
+    INNER,
     PAIRED,
     SUBJECTS,
     SYSTEMS,
     USUAL,
     Given,
+    find_language,
     has_word,
     rate_name,
     split_language,
     split_name,
 )
+from fivetune.tasks import list_names
 from fivetune.types import JsonTable
 
 # Points of evidence, beside the 1 to CLEAR of a name (roles.py). Names that leave no doubt on both sides, and values
@@ -90,6 +93,10 @@ PARTS = (
 
 OUTPUTS = "output outputs completion response answer answers reply a chosen gold reference"
 NO_PEARSON = "numbers are learned as text, and exact_match counts equal ones only: there is no correlation yet"
+OBJECTS = "expected extraction extracted annotation annotations json result parsed structured fields"
+"""Words for objects that are learned, beside those of TARGET_ROLES."""
+
+MEASURES = "start end begin stop offset"  # what numbers beside the text of an answer are
 ANNOTATIONS = "entities slots"  # what is marked in texts that have a label, too
 GENERAL_LABELS = "label labels class y gold"  # what is learned, whatever else is known of the texts
 READ = ("text", "inputs", "question", "context", "choices", "instruction")
@@ -166,6 +173,7 @@ class Survey:
 
     Args:
         wholes: text that is made of others, which is not among the columns -> those others.
+        objects: all of an object that is learned, as a column is named -> its members, which are never read.
         overlaps: two columns -> what `measure_overlap` found: each label asks again for the same texts.
     """
 
@@ -173,6 +181,7 @@ class Survey:
     given: Given
     columns: Mapping[str, Column]
     wholes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    objects: Mapping[str, Sequence[str]] = field(default_factory=dict)
     overlaps: dict[frozenset[str], tuple[float, float]] = field(default_factory=dict)
 
     def rate(self, name: str, *roles: str) -> int:
@@ -397,6 +406,8 @@ class Survey:
 
     def _is_read(self, name: str) -> bool:
         """Whether a name says that a column is read, and its other words not that it is learned: replyContent."""
+        if any(name in members for members in self.objects.values()):
+            return False
         roles = ("answer", "label") if rate_name("summary", name) >= 2 else ("targets", "answer", "label")
         read, learned = self.rate(name, *READ), self.rate(name, *roles)  # a title is a text of a label
         if self.columns[name].has_labels:  # a question that is cause or effect, but not the source "web"
@@ -464,7 +475,7 @@ class Survey:
         target, inputs = reading.targets[0], reading.inputs
         roles = next(words for role, words in TARGET_ROLES.items() if role in reading.roles)
         named = self.rate(target, *roles)
-        used = {*reading.targets, *inputs, *read, target.removesuffix(".*")}
+        used = {*reading.targets, *inputs, *read, target.removesuffix(".*"), *self.objects.get(target, ())}
         rated = {name: self.rate(name, *READ) for name in inputs}
         unread = [name for name in inputs if max(rated[name], self.rate(name, "answer")) < 2]
         unknown = [name for name in unread if not self.is_subject(name)]
@@ -509,6 +520,10 @@ class Survey:
         if len(forms) > 1:
             mean = statistics.fmean(map(len, self.read_lists(name)))
             yield f"{name} has {mean:.1f} texts on average, which may be one target together, {forms[0]}, or several"
+        elif target in self.objects:
+            labels = [one for one in self.objects[target] if one in self.columns]
+            alone = f", not {list_names(labels)} alone" if labels else ""
+            yield f"{name} holds objects, which are learned as text, {target}{alone}"
         elif target in forms and target != name and not self.columns[name].is_list_of_texts:
             yield f"{name} holds {self.columns[name].kind}s, which are learned as text, {target}"
 
@@ -640,8 +655,32 @@ def make_survey(table: RawTable, given: Given) -> Survey:
     columns = {name: column for name, column in table.columns.items() if column.num_filled > 0.02 * table.num_records}
     if "ResponseId" in columns:  # Qualtrics: whether the answers are a test
         columns.pop("Status", None)
+    objects = _find_objects(table, columns)
+    for name in chain.from_iterable(objects.values()):
+        if not columns[name].has_labels:
+            columns.pop(name)
     for name in named:
         columns.pop(name.removesuffix(".*"), None)
         columns[name] = table.describe(name)
     wholes = {name: parts for name, parts in find_wholes(table, columns).items() if name not in named}
-    return Survey(table, given, {name: columns[name] for name in columns if name not in wholes}, wholes)
+    return Survey(table, given, {name: columns[name] for name in columns if name not in wholes}, wholes, objects)
+
+
+def _find_objects(table: RawTable, columns: Mapping[str, Column]) -> dict[str, list[str]]:
+    """Find the objects that are learned by their names, such as {"input": text, "output": {...}}: all of one, as a
+    column is named, and its members. No text with its score or place, and none in several languages.
+    """
+    members: dict[str, list[str]] = {}
+    for name in columns:
+        members.setdefault(name.rpartition(".")[0], []).append(name)
+    found: dict[str, list[str]] = {}
+    for stem, names in members.items():
+        is_learned = has_word(stem, OBJECTS) or any(rate_name(role, stem) >= USUAL for role in TARGET_ROLES)
+        is_text = any(has_word(name, MEASURES) or name.split(".")[-1] in INNER.split() for name in names)
+        scores = [name for name in names if columns[name].kind == "number" and rate_name("number", name) >= USUAL]
+        is_text |= len(names) < 2 + len(scores) or any(map(find_language, names))
+        is_object = any(stem in record.fields for record in table.records)  # else a name with a dot
+        has_input = any(one.has_text or one.has_lists for name, one in columns.items() if name not in names)
+        if is_learned and is_object and has_input and not is_text:
+            found[f"{stem}.*"] = names
+    return found

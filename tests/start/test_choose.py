@@ -406,7 +406,7 @@ def test_a_right_choice_that_has_one_place_is_shuffled(names, step, is_shuffled)
 
 def test_a_list_given_as_a_target_is_told_with_its_form_as_text():
     found = table(lambda i: {"text": text(i), "sql": {"sel": i, "from": ["a"]}})
-    with pytest.raises(DataError, match=r"sql holds objects, of which all is one text by --column 'targets=sql\.\*'"):
+    with pytest.raises(DataError, match=r"sql holds objects.*--column 'targets=sql\.\*'"):
         infer_task(found, given={"inputs": ("text",), "targets": ("sql",)})
     reading = infer_task(found, given={"inputs": ("text",), "targets": ("sql.*",)})
     assert (reading.options["targets"], reading.columns) == ("{sql}", {"sql": "sql.*"})
@@ -423,3 +423,93 @@ def test_a_role_of_one_column_is_given_once():
     with pytest.raises(ConfigError, match="targets is a already"):
         parse_columns(["targets=a", "targets=b"])
     assert parse_columns(["inputs=a", "inputs=b"]) == {"inputs": ("a", "b")}
+
+
+THINGS = {"who": lambda i: f"Ann {i}", "what": lambda i: f"a lamp of the year {i}", "price": lambda i: i + 0.5}
+
+
+def make_object(i, *names):
+    return {name: THINGS.get(name, text)(i) for name in names}
+
+
+# fields of record i -> the inputs of the first reading, which learns all of the last field
+OBJECTS = {
+    "output": (lambda i: {"input": text(i), "output": make_object(i, "who", "what")}, ["input"]),
+    "gold beside facts": (
+        lambda i: {"style": LABELS[i % 3], "input": text(i), "gold": {**make_object(i, "who"), "steps": ["a", "b"]}},
+        ["input"],
+    ),
+    "an instruction": (
+        lambda i: {"instruction": "Find it.", "input": text(i), "output": make_object(i, "who", "price")},
+        ["instruction", "input"],
+    ),
+    "two labels": (lambda i: {"text": text(i), "label": {"tone": "ab"[i % 2], "topic": LABELS[i % 3]}}, ["text"]),
+    "a completion": (lambda i: {"prompt": text(i), "completion": make_object(i, "who", "summary")}, ["prompt"]),
+    "an expected output": (lambda i: {"input": text(i), "expected_output": make_object(i, "who", "what")}, ["input"]),
+    "an extraction": (lambda i: {"document": text(i), "extraction": make_object(i, "who", "price")}, ["document"]),
+    "an answer": (lambda i: {"question": text(i), "answer": make_object(i, "who", "what")}, ["question"]),
+    "a response with slots": (
+        lambda i: {"prompt": text(i), "response": {"intent": LABELS[i % 3], "slots": {"who": f"Ann {i}"}}},
+        ["prompt"],
+    ),
+    "annotations": (lambda i: {"text": text(i), "annotations": make_object(i, "who", "where")}, ["text"]),
+}
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_an_object_that_is_learned_is_one_text_and_its_members_are_not_read(name):
+    fields, inputs = OBJECTS[name]
+    with pytest.raises(DoubtError) as caught:
+        infer_task(table(fields))
+    learned = [*fields(0)][-1]
+    first = caught.value.choices[0][1]
+    assert (first.targets, first.inputs) == ([f"{learned}.*"], inputs)
+    assert not any(one.startswith(f"{learned}.") for _, reading in caught.value.choices for one in reading.inputs)
+    assert infer_task(table(fields), given={"targets": [f"{learned}.*"], "inputs": inputs}).targets == first.targets
+
+
+@pytest.mark.parametrize(
+    ("fields", "target"),
+    [
+        (lambda i: {"question": text(i), "answer": {"value": f"Town {i}", "aliases": ["a"]}}, "answer.value"),
+        (lambda i: {"input": text(i), "output": {"text": f"it is {i}", "start": i}}, "output.text"),
+        (lambda i: {"translation": {"en": text(i), "de": f"das Paket {i} fehlt"}}, "translation.de"),
+        (lambda i: {"id": i, "output": {"question": text(i), "answer": f"it is number {i}"}}, "output.answer"),
+        (lambda i: {"text": text(i), "label": {"intent": LABELS[i % 3], "start": i}}, "label.intent"),
+    ],
+)
+def test_an_object_of_one_text_or_of_all_columns_is_no_target(fields, target):
+    assert infer_task(table(fields)).targets == [target]
+
+
+def test_a_doubt_names_other_columns_as_commands_take_them():
+    given = {"who": "Ann", "n": 1}
+    fields = {"subject": text, "queue": lambda i: LABELS[i % 3], "status": lambda i: ("open", "shut")[i % 2]}
+    nested = {"counts": lambda i: [i, 2], "notes": lambda i: [given, {**given, "n": i}], "more": lambda i: {"n": i}}
+    rows = table(lambda i: {name: make(i) for name, make in {**fields, **nested}.items()})
+    with pytest.raises(DoubtError) as caught:
+        infer_task(rows)
+    assert str(caught.value).splitlines()[-1].endswith("in the same way: counts.*, notes.*, more.*.")
+    for name in nested:
+        assert infer_task(rows, given={"inputs": ["subject"], "targets": [f"{name}.*"]}).task == "jsonl"
+
+
+@pytest.mark.parametrize("names", [("type1", "type2", "type3"), ("level_a", "level_b", "level_c")])
+def test_numbered_facts_beside_a_list_of_choices_are_no_choices(names):
+    """The answers are letters, which the numbered columns could be chosen by, too."""
+    facts = dict.fromkeys(names, LABELS)
+    choices = [f"Town {number}" for number in range(4)]
+    rows = table(
+        lambda i: {
+            "question": text(i), "options": [f"{one}, {i}" for one in choices], "answer": "ABC"[i % 3],
+            **{name: values[i % 2] for name, values in facts.items()},
+        }
+    )  # fmt: skip
+    assert infer_task(rows).roles["choices"] == ["options"]
+
+
+@pytest.mark.parametrize(("name", "own", "columns"), [("Id", "5{}", 3), ("ID", "5{}", 3), ("Id", "x{}", 4)])
+def test_an_id_in_capitals_is_one_column(name, own, columns):
+    rows = [{"id": f"5{i}", name: own.format(i), "text": text(i), "label": LABELS[i % 3]} for i in range(30)]
+    found = build_table("a.csv", [RawRecord(row, f"a.csv:{i}", True) for i, row in enumerate(rows)])
+    assert len(found.columns) == columns and ("id" in found.columns) == (columns == 4)

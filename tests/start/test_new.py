@@ -803,3 +803,14 @@ def test_records_within_records_are_told_with_the_command_that_joins_them(folder
     assert code == 3 and "its records are nested: *.qa.*." in err and "no task fits" not in err
     code, _, err = run(capsys, "new", "a.json", "--column", "label=context")
     assert code == 3 and "nested" not in err
+
+
+def test_a_doubt_tells_the_records_within_records_too(folder, capsys):
+    said = [{"body": "Yes, you can ask.", "verdict": "good"}, {"body": "It rains here.", "verdict": "bad"}]
+    rows = [
+        {"subject": f"Visa number {i}", "body": f"May I ask for {i} of them?", "is_open": "yn"[i % 2]}
+        for i in range(12)
+    ]
+    (folder / "a.json").write_text("".join(json.dumps({**row, "comments": said}, indent=1) + "\n" for row in rows))
+    code, _, err = run(capsys, "new", "a.json")
+    assert code == 3 and "label=is_open" in err and "its records are nested: *.comments.*." in err

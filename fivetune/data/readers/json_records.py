@@ -24,10 +24,11 @@ from fivetune.data.readers.json_text import (
     describe_value,
     find_json_error,
 )
-from fivetune.data.readers.nested_records import RECORD_LISTS, Step, describe_nested, format_join
+from fivetune.data.readers.nested_records import RECORD_LISTS, Step, describe_nested, format_join, measure_running_texts
 from fivetune.data.readers.source_files import (
     HEAD_BYTES,
     MAX_RECORD_BYTES,
+    SPLIT,
     BadRecord,
     format_too_long_message,
     make_utf8_error,
@@ -39,6 +40,7 @@ from fivetune.types import JsonTable, RawRecord
 SPLIT_NAMES = ("train", "validation", "val", "valid", "dev", "test")
 NUM_DIALOGUES = 50  # first lists whose lengths show whether they are records or dialogues
 MIN_PAIRS = 10  # texts from which on an object of texts holds pairs, with the columns text and value
+MAX_COMMANDS = 3  # that write one of several lists to a file
 MIN_ROWS = 20  # of columns whose rows have names, not numbers: fewer are records with so many fields
 _Form = Literal["listed", "by id", "columns of rows", "columns of values"]
 _TO_RECORDS = "df.to_json(FILE, orient='records', lines=True)"
@@ -202,12 +204,14 @@ class _Member(NamedTuple):
     Args:
         parts: "records", "lists" or "values" of a list, "rows" of an object with whole numbers as keys, else "".
         keys: hash of an object's keys.
+        num_chars: of the longest texts of several words in the first parts of a list, on average.
     """
 
     kind: str
     parts: str = ""
     num: int = 0
     keys: int = 0
+    num_chars: float = 0
 
 
 def _describe_member(value: object) -> _Member:
@@ -220,7 +224,7 @@ def _describe_member(value: object) -> _Member:
         items = cast("list[object]", value)
         kinds = {type(item) for item in items}
         parts = {frozenset({dict}): "records", frozenset({list}): "lists"}.get(frozenset(kinds), "values")
-        return _Member(kind, parts, len(items))
+        return _Member(kind, parts, len(items), num_chars=measure_running_texts(items))
     return _Member(kind)
 
 
@@ -288,21 +292,26 @@ def _describe_missing_list(path: Path, seen: Mapping[str, _Member]) -> str:
 
 
 def _describe_sets(path: Path, sets: Mapping[str, _Member], *, keeps: bool) -> str:
-    """Return the error for an object with several lists of records, with the command that writes one to a file.
+    """Return the error for an object with several lists of records, with the commands that write those of texts to
+    files, the longest texts first; of sets that of the training set.
 
     Args:
         keeps: whether the records get the texts beside the list.
     """
     longest = sorted(sets, key=lambda name: -sets[name].num)
     told = ", ".join(f"{name!r} ({sets[name].num:,})" for name in longest[:8])
-    chosen = "train" if "train" in sets else longest[0]
-    command = format_join(
-        path, [Step("member", (chosen,), keeps=keeps and sets[chosen].parts == "records"), Step("each")]
-    )
-    names = ", and name the values of its lists: --header text,label" if sets[chosen].parts == "lists" else ""
+    texts = sorted((name for name in longest if sets[name].num_chars), key=lambda name: -sets[name].num_chars)
+    is_divided = "train" in sets or any(map(SPLIT.fullmatch, texts))
+    ways: list[str] = []
+    for name in ["train"] if "train" in sets else (texts or longest[:1])[: 1 if is_divided else MAX_COMMANDS]:
+        own = keeps and sets[name].parts == "records"
+        command = format_join(path, [Step("member", (name,), keeps=own), Step("each")])
+        names = ", and name the values of its lists: --header text,label" if sets[name].parts == "lists" else ""
+        ways.append(f"{command} > {shlex.quote(f'{name}.jsonl')}{names}")
+    several = "the one that is meant" if len(ways) > 1 else "it"
     return (
-        f"{path}: no list of records by the name data; there are {told}. Allowed in a file is one list. Write it to a "
-        f"file of its own: {command} > {shlex.quote(f'{chosen}.jsonl')}{names}."
+        f"{path}: no list of records by the name data; there are {told}. Allowed in a file is one list. Write "
+        f"{several} to a file of its own: {'; or '.join(ways)}."
     )
 
 

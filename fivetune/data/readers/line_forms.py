@@ -1,4 +1,5 @@
-"""Recognise files of lines that are no tables, by their first lines: fastText's, LibSVM's, and one token a line.
+"""Recognise files of lines that are no tables, by their first lines: fastText's, LibSVM's, one token a line, and JSON
+below other lines.
 
 In: the beginning of a file. Out: the name of its form, or the error that says what it is and which way works; for
 fastText, records.
@@ -14,11 +15,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import IO
 
+from fivetune.data.readers.json_text import JsonTooLongError, JsonWindow
 from fivetune.data.readers.source_files import (
     MAX_RECORD_BYTES,
     BadRecord,
     format_too_long_message,
     make_utf8_error,
+    open_bytes,
     quote_value,
     read_lines,
 )
@@ -35,6 +38,8 @@ MIN_SHARE = 0.9  # of the lines that have the form
 MIN_SENTENCES = 3
 FEATURES = re.compile(r"[-+]?[\d.]+(,[-+]?[\d.]+)*(\s+\d+:[-+\d.eE]+)+\s*(#.*)?")
 COMMENT = re.compile(r"-DOCSTART-|# ?[a-z_ ]+=")
+MAX_ABOVE = 20  # lines above JSON: comments, a log
+JSON = re.compile(r'[ \t]*(?:\{\s*["}]|\[\s*[\[{])')
 TAG = re.compile(r"O|[BIESLUM][-_]\S+")
 
 
@@ -107,6 +112,45 @@ def refuse_features_and_tokens(head: str, path: Path) -> None:
         if found := _find_tokens(rows):
             skips = r"/^(-DOCSTART-|# ?[a-z_ ]+=)/ {next} " if any(map(COMMENT.match, lines)) else ""
             raise DataError(f"{path}: {_describe_tokens(rows, found, separator, path, skips)}")
+
+
+def refuse_lines_above(head: str, path: Path) -> None:
+    """Raise DataError for JSON below lines that are none, such as a comment or a log, with the command that leaves
+    these out.
+    """
+    lines = head.split("\n")
+    for number in range(1, min(MAX_ABOVE, len(lines))):
+        if JSON.match("\n".join(lines[number:])) and (rest := _describe_json(path, number)):
+            above = "line 1 is" if number == 1 else f"lines 1 to {number} are"
+            whole = shlex.quote(str(path))
+            tail = f"tail -n +{number + 1}"
+            command = f"gzip -dc {whole} | {tail}" if path.name.endswith(".gz") else f"{tail} {whole}"
+            into = shlex.quote(f"{path.name.removesuffix('.gz').partition('.')[0]}-rest.json")
+            raise DataError(
+                f"{path}: {above} no JSON: {quote_value(lines[0].strip())}; the rest is {rest}. Allowed is JSON alone. "
+                f"Leave out what is above: {command} > {into}, and name that file."
+            )
+
+
+def _describe_json(path: Path, number: int) -> str:
+    """Describe what a file holds below some lines: so many objects, or a list; "" if that is no JSON, either."""
+    with open_bytes(path) as file:
+        for _ in range(number):
+            file.readline()
+        window = JsonWindow(file, path)
+        is_list = window.peek() == "["
+        num = 0
+        try:
+            for _ in window.iter_indices() if is_list else iter(window.peek, ""):
+                window.read_value()
+                num += 1
+            is_json = not window.peek()
+        except JsonTooLongError:  # a document that is read piece by piece
+            return "JSON"
+        except DataError:
+            return ""
+    what = f"a list of {num:,} items" if is_list else f"{num:,} {'object' if num == 1 else 'objects'}"
+    return what if is_json else ""
 
 
 def _split_head(head: str) -> list[str]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
@@ -27,6 +28,9 @@ MAX_DEPTH = 6
 MIN_WIDE = 8  # characters beyond ASCII from which on a text without blanks has several words
 MIN_SHARE = 0.8  # of sampled records that hold a list
 MAX_NAMES = 8  # that a message lists
+SEVERAL = (  # JSON lines, or objects over several lines: within one, a comma stands between objects
+    'd = json.loads("[" + re.sub(r"}}\\s*\\n\\s*{{", "}}, {{", {}.read().decode("utf-8-sig")) + "]"); '
+)
 SCALARS = "s = lambda r: {n: v for n, v in r.items() if not isinstance(v, (dict, list))}; "
 WALK = (  # (keys, object with the scalars above it) of all lists within objects
     "w = lambda v, u={}, *k: [((*k, n), {**u, **s(v), **i}) for n, o in v.items() if isinstance(o, list) "
@@ -39,7 +43,7 @@ PARTS = re.compile(
     r"paragraphs|snippets|evidence"
 )
 LABELS = re.compile(r"choices|options|labels|tags|topics|categories|keywords", re.IGNORECASE)
-WHOLE = re.compile(r"answer|label|output|response|summary|target", re.IGNORECASE)
+WHOLE = re.compile(r"answer|label|(?:expected_)?output|response|completion|summary|target|gold", re.IGNORECASE)
 TEXTS = re.compile(r"patterns|examples|utterances|texts|sentences|queries|samples|phrases", re.IGNORECASE)  # of a label
 
 
@@ -141,7 +145,12 @@ def find_records(value: object, depth: int = 0) -> list[Step] | None:
         (name for name in sets if "train" in name.casefold() and find_records(members[name], depth + 1)), None
     )
     found = {name: steps for name, one in members.items() if (steps := find_records(one, depth + 1))}
-    chosen = chosen or max(found, key=lambda name: len(members[name]), default=None)
+
+    def rank(name: str) -> tuple[bool, int]:
+        one = members[name]
+        return len(found[name]) > 1 or measure_running_texts([*one]) > 0, len(one)
+
+    chosen = chosen or max(found, key=rank, default=None)
     if chosen not in found:
         return None
     left = tuple(name for name, one in members.items() if name != chosen and _is_nested(one))
@@ -162,7 +171,9 @@ def _find_walk(tables: Sequence[JsonTable], parts: str = "") -> list[Step]:
     longest = max(lists.values(), key=len, default=[])
     alike = [items for items in lists.values() if _have_names_in_common([longest[0], items[0]])]
     records = [*chain.from_iterable(alike)]
-    if len(alike) < 2 or (parts and not _are_records(records)):
+    # one list is enough within objects that hold nothing else, as the pages of an answer do
+    is_wrapped = bool(parts) and len(alike) == 1 and min(map(len, lists)) > 1 and not measure_running_texts(tables)
+    if len(alike) < (1 if is_wrapped else 2) or (parts and not _are_records(records)):
         return []
     common = {*longest[0]}.intersection(*records)
     return [Step("walk", tuple(name for name in longest[0] if name in common)), *_find_inner(records)]
@@ -207,7 +218,7 @@ def _have_names_in_common(tables: Sequence[Mapping[str, object]]) -> bool:
 
 def _find_inner(records: Sequence[JsonTable]) -> list[Step]:
     """Find the steps from records to the records that each of them holds; [] if it is one itself."""
-    if any(map(WHOLE.fullmatch, records[0])):
+    if len(records[0]) > 1 and any(map(WHOLE.fullmatch, records[0])):
         return []
     lists = {name: [record[name] for record in records if isinstance(record.get(name), list)] for name in records[0]}
     lists = {name: found for name, found in lists.items() if len(found) >= MIN_SHARE * len(records)}
@@ -246,6 +257,20 @@ def _are_records(items: Sequence[JsonTable]) -> bool:
     return not is_chat and (2 * num_full > len(items) or bool(_find_inner(items)))
 
 
+def measure_running_texts(items: Sequence[object]) -> float:
+    """Measure the mean length of the longest text of several words in each of the first objects or lists.
+
+    >>> measure_running_texts([{"name": "Ann", "says": "It rains."}, ["a"]])
+    4.5
+    """
+    chars: list[int] = []
+    for item in items[:NUM_SAMPLED]:
+        values = cast("JsonTable", item).values() if isinstance(item, dict) else item
+        texts = values if isinstance(values, Iterable) else ()
+        chars.append(max((len(text) for text in texts if isinstance(text, str) and _has_words(text)), default=0))
+    return statistics.fmean(chars or [0])
+
+
 def _has_words(text: str) -> bool:
     """Whether a text has several words; scripts such as Chinese and Japanese have no blanks between them."""
     return " " in text or (len(text) >= MIN_WIDE and not text.isascii())
@@ -260,8 +285,8 @@ def format_join(path: Path, steps: Sequence[Step], *, is_lines: bool = False) ->
     """
     is_packed = path.name.endswith(".gz")
     opened = f"gzip.open({quote_in_code(str(path))})" if is_packed else f'open({quote_in_code(str(path))}, "rb")'
-    code = f"import {'gzip, ' * is_packed}json, sys; "
-    code += f"d = [*map(json.loads, filter(bytes.strip, {opened}))]; " if is_lines else f"d = json.load({opened}); "
+    code = f"import {'gzip, ' * is_packed}json, {'re, ' * is_lines}sys; "
+    code += SEVERAL.format(opened) if is_lines else f"d = json.load({opened}); "
     at = "d"
     fields: list[str] = []
     loops: list[str] = []

@@ -34,7 +34,12 @@ from fivetune.data.readers.delimited import (
 )
 from fivetune.data.readers.json_records import RECORD_LISTS, SPLIT_NAMES, RawLine, read_json_records, read_jsonl_lines
 from fivetune.data.readers.json_text import decode_line, describe_value, find_json_error
-from fivetune.data.readers.line_forms import is_fasttext, read_fasttext_lines, refuse_features_and_tokens
+from fivetune.data.readers.line_forms import (
+    is_fasttext,
+    read_fasttext_lines,
+    refuse_features_and_tokens,
+    refuse_lines_above,
+)
 from fivetune.data.readers.source_files import (
     FORMATS,
     HEAD_BYTES,
@@ -505,6 +510,8 @@ def detect_format(head: bytes, path: Path) -> str:
         )
     if is_fasttext(text):
         return "fasttext"
+    if expected in ("", "json") or (expected == "jsonl" and re.search(r"^\{\s*\n", text, re.MULTILINE)):
+        refuse_lines_above(text, path)
     refuse_features_and_tokens(text, path)
     if expected and not has_columns(text, path):
         return "lines"

@@ -1,7 +1,10 @@
-"""Files of lines that are no tables: fastText's, LibSVM's, one token a line, and texts without labels."""
+"""Files of lines that are no tables: fastText's, LibSVM's, one token a line, JSON below other lines, and texts without
+labels."""
 
 from __future__ import annotations
 
+import gzip
+import json
 import re
 import shutil
 import subprocess
@@ -148,3 +151,34 @@ def test_lines_of_prose_are_no_table(tmp_path, monkeypatch, name):
             *((text, "pos.txt") for text in texts),
             *((text, "neg.txt") for text in texts),
         ]
+
+
+RECORD = {"text": "It rains.", "more": [{"a": 1}]}
+SPREAD = f"{json.dumps(RECORD, indent=1)}\n" * 3
+LINES = f"{json.dumps(RECORD)}\n" * 3
+
+
+@pytest.mark.parametrize("above", ["mainKey:\tQID\n", "# made by me\n\n", "[INFO] start\n", "2024-01-02 wrote {3}\n"])
+@pytest.mark.parametrize(
+    ("name", "below"),
+    [
+        ("a.json", SPREAD), ("a.json", LINES), ("a.txt", LINES), ("a.jsonl", SPREAD), ("a.json.gz", SPREAD),
+        ("a.json", json.dumps([RECORD] * 3, indent=1)), ("a.json", json.dumps({"data": [RECORD] * 3})),
+    ],
+)  # fmt: skip
+def test_json_below_other_lines_is_told_with_the_command_that_takes_it(tmp_path, above, name, below):
+    content = f"{above}{below}".encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    with pytest.raises(DataError, match="no JSON") as caught:
+        list(read_records(str(tmp_path / name)))
+    found = re.search(r"what is above: (.* > (\S+)), and", str(caught.value))
+    assert found
+    subprocess.run(["bash", "-c", found[1]], cwd=tmp_path, check=True)
+    assert [record.fields["text"] for record in read_records(str(tmp_path / found[2]))] == ["It rains."] * 3
+
+
+def test_json_that_is_damaged_has_no_such_command(tmp_path):
+    for content in (f"# x\n{SPREAD}}}", "# x\n{'a': 1}\n" * 3, f"# x\n{SPREAD}done\n"):
+        (tmp_path / "a.json").write_text(content)
+        with pytest.raises(DataError, match="malformed JSON"):
+            list(read_records(str(tmp_path / "a.json")))

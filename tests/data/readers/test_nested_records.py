@@ -63,6 +63,9 @@ def follow(message: str, folder: Path) -> list[dict[str, object]]:
           {"about": "All of it.", "key": "b", "key1": "c", "key2": "d", **PAIR}]),
         ([{"topic": "sleep", "easy": [PAIR]}, {"topic": "rest", "hard": [PAIR]}],
          [{"topic": "sleep", "key1": "easy", **PAIR}, {"topic": "rest", "key1": "hard", **PAIR}]),
+        # pages with their records, and lists beside those of texts
+        ([{"page": {"items": [PAIR]}}, {"page": {"items": [PAIR] * 2}}],
+         [{"key1": "page", "key2": "items", **PAIR}] * 3),
         ({"meta": {"n": 1}, "prompt": "You are kind.", "body": {"examples": [PAIR]}},
          [{"prompt": "You are kind.", **PAIR}]),
     ],
@@ -139,6 +142,38 @@ def test_the_reader_tells_the_command_where_it_finds_no_list(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps({"x": [PAIR], "y": [PAIR, PAIR]}))
     with pytest.raises(DataError, match=r"its records are nested: \*\.\*\."):
         list(read_records(str(tmp_path / "a.json")))
+
+
+@pytest.mark.parametrize(
+    ("lists", "written"),
+    [
+        (("images", "texts"), ["texts"]),
+        (("texts", "images"), ["texts"]),
+        (("people", "texts"), ["texts", "people"]),
+        (("numbers", "train"), ["train"]),
+        (("texts", "pairs", "images"), ["pairs", "texts"]),
+        (("images", "numbers"), ["numbers"]),
+    ],
+)
+def test_of_several_lists_those_that_hold_texts_have_commands(tmp_path, lists, written):
+    values = {
+        "images": [{"path": f"a/{i}.jpg", "label": 1} for i in range(4)],
+        "texts": [{"message": "It rains again.", "tone": "sad"}] * 2,
+        "people": [{"name": "Ann Lee", "town": "Oslo"}] * 6,
+        "numbers": [{"n": i} for i in range(9)],
+        "train": [{"message": "It rains again.", "tone": "sad"}] * 2,
+        "pairs": [["It rains again and again.", "sad"]] * 3,
+    }
+    (tmp_path / "a.json").write_text(json.dumps({name: values[name] for name in lists}, indent=1))
+    with pytest.raises(DataError) as caught:
+        list(read_records(str(tmp_path / "a.json")))
+    assert re.findall(r" > (\w+)\.jsonl", str(caught.value)) == written
+    assert follow(str(caught.value).replace("; or", ", or"), tmp_path) == values[written[0]]
+
+
+def test_objects_over_several_lines_have_their_own_command(tmp_path):
+    (tmp_path / "a.json").write_text(f"{json.dumps(CHAPTER, indent=1)}\n\n{json.dumps(CHAPTER, indent=1)}\n")
+    assert follow(describe_nested(tmp_path / "a.json"), tmp_path) == ASKED * 2
 
 
 @pytest.mark.parametrize("indent", [None, 1])

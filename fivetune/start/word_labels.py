@@ -1,0 +1,102 @@
+"""Labels of words in a table: lists with a value for each word of a text, or of its list of words, such as BIO tags.
+
+In: a Survey. Out: the columns of the words and of their labels, which no reading of whole texts may take for its own.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from operator import eq
+from typing import NamedTuple
+
+from fivetune.start.columns import as_text, read_list
+from fivetune.start.roles import CLEAR, INNER, USUAL
+from fivetune.start.survey import LEARNED, SAMPLE, Reading, Survey
+
+MIN_LENGTH = 4  # mean values of lists that belong to words: fewer may be answers or tags
+ALIKE = 0.9  # share of records whose lists are as long
+PART = re.compile(r"\w+|[^\w\s]")  # words and signs, as tokenizers of word labels divide a text
+
+
+class WordLabels(NamedTuple):
+    """The columns of a table whose texts have a label for each word.
+
+    Args:
+        words: the text, or the list of words, that the labels belong to.
+        lists: all lists with a value for each word; those of the words are among them.
+        labels: those of labels.
+    """
+
+    words: str
+    lists: Sequence[str]
+    labels: Sequence[str]
+
+    def is_guess(self, survey: Survey, reading: Reading) -> bool:
+        """Whether a reading learns a list of these or a part of an annotation, or a column that the user did not name
+        and whose name leaves doubts, such as the source of a text.
+        """
+        learned = [name for name in reading.targets if not survey.is_given(name) or name in self.lists]
+        least = CLEAR if reading.task == "classification" else USUAL
+        known = [name for name in learned if ".0." not in name and survey.rate(name, *LEARNED) >= least]
+        return len(known) < len(learned) or not {*known}.isdisjoint(self.lists)
+
+
+def find_word_labels(survey: Survey) -> WordLabels | None:
+    """Find the lists that have a value for each word; None if there are no labels among them."""
+    lists = {name: values for name in survey.columns if (values := _read_words(survey, name))}
+    if not lists:
+        return None
+    sizes: dict[str, list[list[int]]] = {name: [[*map(len, values)]] for name, values in lists.items()}
+    texts: dict[str, list[str]] = {}
+    for name, column in survey.columns.items():
+        if column.has_text:
+            texts[name] = [as_text(value) for value in survey.table.list_values(name, SAMPLE)]
+            counts = [(len(text.split()), len(PART.findall(text)), len(text)) for text in texts[name]]
+            sizes[name] = [[*numbers] for numbers in zip(*counts, strict=True)]
+    for words in (*texts, *lists):
+        known = [words, *(name for name in lists if _are_alike(sizes[name], sizes[words]))]
+        every = [name for name in lists if any(_are_alike(sizes[name], sizes[one]) for one in known)]
+        items = {name: {*chain.from_iterable(lists[name])} for name in every}
+        # the words themselves are those of the text, or the list of the most different texts
+        text = "\n".join(texts.get(words, ()))
+        said = {*text.split(), *PART.findall(text), *(letter for letter in text if not letter.isascii())}
+        spoken = [name for name in every if len(items[name] & said) > len(items[name]) / 2]
+        if words in lists:
+            of_texts = [name for name in every if all(isinstance(item, str) for item in items[name])]
+            words = max(of_texts, key=lambda name: len(items[name]), default="")
+            spoken = [words]
+        if labels := [name for name in every if name not in spoken and words]:
+            return WordLabels(words, every, labels)
+    return None
+
+
+def _read_words(survey: Survey, name: str) -> list[Sequence[object]]:
+    """Read the lists of a column whose items are single words or numbers; none of others, or of short ones."""
+    if not survey.columns[name].has_lists or name.endswith(".*"):
+        return []
+    values = [read_list(value) or () for value in survey.table.list_values(name, SAMPLE)]
+    items = [*chain.from_iterable(values)]
+    is_plain = all(isinstance(item, str | int) and " " not in str(item).strip() for item in items)
+    return values if is_plain and len(items) >= MIN_LENGTH * len(values) else []
+
+
+def _are_alike(sizes: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> bool:
+    """Whether a list is as long as what is counted of other values in nearly all records."""
+    shares = [statistics.fmean(map(eq, one, two)) for one in sizes for two in others]
+    return max(shares, default=0) >= ALIKE
+
+
+def iter_ways(survey: Survey, found: WordLabels) -> Iterator[Mapping[str, Sequence[str]]]:
+    """Yield the columns by which what is marked in texts may be learned: the marked texts, else all labels."""
+    if found.words not in found.lists:
+        for name in survey.columns:
+            stem = name.partition(".0.")[0]
+            items = [item for value in survey.table.list_values(stem, SAMPLE) for item in read_list(value) or ()]
+            for member in INNER.split():
+                if items and all(isinstance(item, Mapping) and isinstance(item.get(member), str) for item in items):
+                    yield {"text": [found.words], "tags": [f"{stem}.*.{member}"]}
+    words = f"{found.words}.*" if found.words in found.lists else found.words
+    yield {"inputs": [words], "targets": [f"{found.labels[0]}.*"]}
