@@ -43,7 +43,7 @@ from fivetune.start.roles import (
 )
 from fivetune.start.survey import ENOUGH, FEW_WORDS, GENERAL_LABELS, MARGIN, TARGET_ROLES, Reading, Survey, make_survey
 from fivetune.start.task_options import TEXT_TASKS
-from fivetune.start.word_labels import WordLabels, find_word_labels, iter_ways
+from fivetune.start.word_labels import find_word_labels, iter_ways
 from fivetune.tasks import list_names, load_task, shorten_repr
 from fivetune.types import RawRecord, Task, TextExample
 
@@ -107,8 +107,6 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
     ranked = _list_readings(survey, task, wanted, bad.append)
     if marked := find_word_labels(survey):
         ranked = [one for one in ranked if not marked.is_guess(survey, one)]
-        if not ranked:
-            raise DataError(f"{table.source}: {_explain_word_labels(survey, marked)}")
     if not ranked:
         partner = "" if given else describe_partner(table.source)
         raise DataError(f"{table.source}: {explain_none(survey, task, wanted, bad)}{partner}")
@@ -439,15 +437,6 @@ def explain_words(survey: Survey) -> str | None:
     return f"each record has one word of a text, in {word.name}: {SEQUENCES}"
 
 
-def _explain_word_labels(survey: Survey, found: WordLabels) -> str:
-    """Explain why a table with a label for each word fits no task, with a command that takes it in another way."""
-    own = make_survey(survey.table, {})
-    ways = _list_working(own, None, iter_ways(own, found))
-    way = "".join(f" What works: {flags}." for flags in islice(ways, 1))
-    verb = "has" if len(found.labels) == 1 else "have"
-    return f"{list_names(found.labels)} {verb} a value for each word of {found.words}. {SEQUENCES}.{way}"
-
-
 def explain_few(table: RawTable, bad: Sequence[BadRecord], given: Given, task: str | None = None) -> str:
     """Explain that a table has too few records, how these are read, and what is wrong with their form, which more would
     have, too.
@@ -490,13 +479,19 @@ def explain_form(survey: Survey, task: str | None = None) -> str | None:
             f"has one column with values, {list_names(columns)}. Training needs inputs and what is to "
             "be learned for them, such as text,label or question,answer. Add the other column."
         )
-    nested = [name for name, column in columns.items() if _is_nested(survey, name, column)]
-    texts = [name for name, column in columns.items() if column.has_text and name not in nested]
-    if not nested or len(texts) > 1 or survey.given:
-        return None
-    known = [{"inputs": [text], "targets": [f"{name}.*"]} for text in texts for name in nested]
-    way = "".join(f" All of one as text: {flags}." for flags in islice(_list_working(survey, task, known), 1))
-    return f"{list_names(nested)} {'holds' if len(nested) == 1 else 'hold'} lists or objects. {SEQUENCES}.{way}"
+    if found := find_word_labels(survey):
+        verb = "has" if len(found.labels) == 1 else "have"
+        what = f"{list_names(found.labels)} {verb} a value for each word of {found.words}"
+        known = iter_ways(survey, found)
+    else:
+        nested = [name for name, column in columns.items() if _is_nested(survey, name, column)]
+        texts = [name for name, column in columns.items() if column.has_text and name not in nested]
+        if not nested or len(texts) > 1 or survey.given:
+            return None
+        what = f"{list_names(nested)} {'holds' if len(nested) == 1 else 'hold'} lists or objects"
+        known = [{"inputs": [text], "targets": [f"{name}.*"]} for text in texts for name in nested]
+    way = "".join(f" What works: {flags}." for flags in islice(_list_working(survey, task, known), 1))
+    return f"{what}. {SEQUENCES}.{way}"
 
 
 def explain_none(survey: Survey, task: str | None, wanted: Given, bad: Sequence[BadRecord]) -> str:

@@ -9,7 +9,7 @@ import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from operator import eq
+from operator import and_
 from typing import NamedTuple
 
 from fivetune.start.columns import as_text, read_list
@@ -38,10 +38,12 @@ class WordLabels(NamedTuple):
         """Whether a reading learns a list of these or a part of an annotation, or a column that the user did not name
         and whose name leaves doubts, such as the source of a text.
         """
-        learned = [name for name in reading.targets if not survey.is_given(name) or name in self.lists]
         least = CLEAR if reading.task == "classification" else USUAL
-        known = [name for name in learned if ".0." not in name and survey.rate(name, *LEARNED) >= least]
-        return len(known) < len(learned) or not {*known}.isdisjoint(self.lists)
+        for name in reading.targets:
+            is_known = survey.is_given(name) or (".0." not in name and survey.rate(name, *LEARNED) >= least)
+            if name in self.lists or not is_known:
+                return True
+        return False
 
 
 def find_word_labels(survey: Survey) -> WordLabels | None:
@@ -49,13 +51,12 @@ def find_word_labels(survey: Survey) -> WordLabels | None:
     lists = {name: values for name in survey.columns if (values := _read_words(survey, name))}
     if not lists:
         return None
-    sizes: dict[str, list[list[int]]] = {name: [[*map(len, values)]] for name, values in lists.items()}
+    sizes = {name: [{len(value)} for value in values] for name, values in lists.items()}
     texts: dict[str, list[str]] = {}
     for name, column in survey.columns.items():
         if column.has_text:
             texts[name] = [as_text(value) for value in survey.table.list_values(name, SAMPLE)]
-            counts = [(len(text.split()), len(PART.findall(text)), len(text)) for text in texts[name]]
-            sizes[name] = [[*numbers] for numbers in zip(*counts, strict=True)]
+            sizes[name] = [{len(text.split()), len(PART.findall(text)), len(text)} for text in texts[name]]
     for words in (*texts, *lists):
         known = [words, *(name for name in lists if _are_alike(sizes[name], sizes[words]))]
         every = [name for name in lists if any(_are_alike(sizes[name], sizes[one]) for one in known)]
@@ -83,10 +84,9 @@ def _read_words(survey: Survey, name: str) -> list[Sequence[object]]:
     return values if is_plain and len(items) >= MIN_LENGTH * len(values) else []
 
 
-def _are_alike(sizes: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> bool:
-    """Whether a list is as long as what is counted of other values in nearly all records."""
-    shares = [statistics.fmean(map(eq, one, two)) for one in sizes for two in others]
-    return max(shares, default=0) >= ALIKE
+def _are_alike(one: Sequence[set[int]], other: Sequence[set[int]]) -> bool:
+    """Whether two columns have a length in common in nearly all records."""
+    return statistics.fmean(map(bool, map(and_, one, other))) >= ALIKE
 
 
 def iter_ways(survey: Survey, found: WordLabels) -> Iterator[Mapping[str, Sequence[str]]]:
