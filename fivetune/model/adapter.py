@@ -60,8 +60,8 @@ class AttachedAdapter:
     """What `attach_adapter` has put into a model.
 
     Args:
-        config: peft's.
-        names: of the weights that the base does not have, by which checkpoints and adapter/ are written.
+        config: configuration of peft.
+        names: names of the weights that the base does not have; checkpoints and adapter/ hold these.
         base: name and checksum of the model that it was attached to; None where the adapter is only applied.
         note: what the base has become, for the user; "" if it is unchanged.
     """
@@ -87,7 +87,7 @@ def attach_adapter(model: T5Model, options: Adapter, *, base: str, device: str =
 
     Args:
         base: name of the model, for adapter_config.json.
-        device: of the run, on which a base in 4 bits is computed.
+        device: device of the run, on which a base in 4 bits is computed.
 
     Raises FiveTuneEnvironmentError if peft or bitsandbytes is not installed, ConfigError for targets that match
     nothing, a family without virtual tokens, or an adapter of another base.
@@ -117,7 +117,7 @@ def attach_adapter(model: T5Model, options: Adapter, *, base: str, device: str =
     else:
         refuse_high_rank(model, targets, getattr(options, "r", 1))
     config.base_model_name_or_path = base
-    # Before anything is put into the model: the checksum is that of the base alone.
+    # Before anything is put into the model: the checksum belongs to the base alone.
     identity = BaseModel(base, compute_base_checksum(model), bits)
     if hasattr(model, SPAN_HEAD) and config.is_prompt_learning:
         raise ConfigError(
@@ -419,7 +419,7 @@ def attach_exported(model: T5Model, folder: Path) -> None:
     """Put the virtual tokens of adapter/ into the model that was loaded from a run; no-op without them.
 
     Args:
-        folder: model/ of a run, which adapter/ is beside, or a published run, which holds adapter/.
+        folder: model/ of a run with its neighbour adapter/, or a published run, which holds adapter/.
     """
     saved = folder / FOLDER
     if not saved.is_dir():

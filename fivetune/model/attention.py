@@ -200,7 +200,7 @@ def explain_unsupported_device(settings: T5Settings, device: str, autocast: Auto
     """Explain why `attend` cannot run on a device in an autocast context; empty if it can, as on all but CUDA.
 
     Args:
-        settings: of the model, whose heads the kernel must support.
+        settings: config of the model; the kernel must support its heads.
     """
     if not device.startswith("cuda"):
         return ""
@@ -232,9 +232,9 @@ def attend(
         causal: mask the keys after each query's position.
         dropout: rate at which attention weights are dropped.
         cap: bound of the products, cap tanh(q k^T / cap); None: not bounded, the only choice of the kernel.
-        prefixes: the number of keys of every sequence that come before those of its queries, and that all queries see;
-            () for none, the only choice of the kernel.
-        window: with `prefixes`, how many of the other keys a query sees, its own included; 0: all.
+        prefixes: number of keys at the begin of every sequence that have no query of their own, and that all queries
+            see; () for none, the only choice of the kernel.
+        window: with `prefixes`, number of keys behind the prefix that a query sees, its own included; 0: all.
 
     Returns: [Nq, H, D] in the dtype of q.
     """

@@ -32,8 +32,8 @@ class Forward:
         why: reason of the choice, for the log and machine.json.
         recompute: save only the inputs of every block, and recompute the rest in the backward pass.
         parts: implementation of norms, dropout and activations of flat tokens.
-        objective: what the gradient of the losses is that of.
-        teacher: whose predictions the objective contains; None without one.
+        objective: loss of which the gradient is computed; the values of the losses remain -log p.
+        teacher: model of which the objective contains the predictions; None without one.
     """
 
     kind: ForwardKind
@@ -57,10 +57,10 @@ class Forward:
     ) -> tuple[Tensor, int]:
         """Compute -log p of every scored label in nats, 0 at other positions, and the number of computed positions.
 
-        With R-Drop both are means of two passes. The gradient is that of `objective`, the values are not.
+        With R-Drop both are means of two passes. The gradient belongs to `objective`, the values do not.
 
         Args:
-            timer: called with the phase that begins: host, copy, forward.
+            timer: function called with the phase that begins: host, copy, forward.
 
         Returns: losses, [N_tgt] for flat and [B, T] for the other kinds ([B, 2] with a span head; [0] of a pipeline
             stage that is not the last one); positions.

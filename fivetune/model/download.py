@@ -32,7 +32,7 @@ def fetch_snapshot(name: str, revision: str | None, *, hint: str = "") -> Path:
     Args:
         hint: a name that may be meant, for messages.
 
-    Raises ModelError for a name that cannot be one of the hub, FiveTuneEnvironmentError if the hub refuses or fails and
+    Raises ModelError for a name that the hub cannot have, FiveTuneEnvironmentError if the hub refuses or fails and
     the cache does not hold the model, or if a file is not what the hub has.
     """
     from huggingface_hub import HfApi, snapshot_download

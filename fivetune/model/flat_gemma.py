@@ -2,7 +2,7 @@
 
 In: the flat ids of `flat.py` and transformers' modules. Out: token losses. Attention is T5's with another scale
 and, in T5Gemma, a bound of the scores; a window is a table of biases that is -inf beyond it. A query of T5Gemma 2's
-decoder attends at once to the tokens of the input and to those before it.
+decoder attends at once to the tokens of the input and to the decoder's tokens before it.
 """
 
 from __future__ import annotations

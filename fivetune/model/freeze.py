@@ -51,7 +51,7 @@ def _is_part_matched(wanted: str, part: str) -> bool:
 def select_names(names: Iterable[str], pattern: str, *, setting: str, what: str = "weight") -> list[str]:
     """Return the names that a pattern matches.
 
-    Raises ConfigError with the nearest parts of names if there is none, or if a number exceeds those of the model.
+    Raises ConfigError with the nearest parts of names if there is none, or if a number exceeds the model's highest.
     """
     names = list(names)
     _refuse_high_numbers(names, pattern, setting=setting)

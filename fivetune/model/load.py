@@ -68,7 +68,7 @@ def load_model_and_tokenizer(
         any_seq2seq: also load other models of transformers; None: no setting allows that. tokenizer_key: for messages.
 
     Raises RunDirError if a file differs from the checksums that FiveTune wrote beside it; ModelError for a damaged one,
-    another family, another vocabulary than that of `tokenizer`, and loaded weights that differ from the files.
+    another family, another vocabulary than `tokenizer` has, and loaded weights that differ from the files.
     """
     from transformers import AutoModelForSeq2SeqLM
 
@@ -92,7 +92,7 @@ def load_model_and_tokenizer(
             refuse_other_vocabulary(words, tokenizer, source, key=tokenizer_key)
         files = find_weight_files(source)
         refuse_missing_layers(raw, files, source)
-        # The saved model has a span head; one that is asked for is attached to a generative model below.
+        # A saved span head is loaded; a new span head is attached to a generative model below.
         if has_span_head(raw):
             span_head.refuse_other_head(head, source)
             return LoadedModel(span_head.load_span_model(source, settings), words)

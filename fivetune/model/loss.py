@@ -111,7 +111,7 @@ def compute_head_losses(
         hidden: [N, d]. head: [V, d]. labels: [N], every one scored.
         tied_gradient: receives the gradient of a tied head; None for an untied one.
         cap: bound of the logits, cap tanh(logits / cap); None: not bounded.
-        objective: with R-Drop, N counts the tokens of both passes, those of the second after those of the first.
+        objective: with R-Drop, N counts the tokens of both passes, first all of the first pass.
         fused: compute the losses and the gradient of the logits by Triton's kernels where these support them.
     """
     kind = get_matmul_dtype(hidden.device)

@@ -30,9 +30,9 @@ class LowRankPair(NamedTuple):
 
 
 def find_pair(module: nn.Module) -> LowRankPair | None:
-    """The pair of one of peft's modules, if its output is that of the formula above; None if it is not.
+    """The pair of one of peft's modules, if its output follows the formula above; None if it does not.
 
-    It is not with dropout, with DoRA or other variants, with a bias, hooks, and beside a matrix in 4 bits.
+    Dropout, DoRA and other variants, a bias, hooks and a matrix in 4 bits compute something else.
     """
     pairs: Any = getattr(module, "lora_A", None)
     if pairs is None or len(pairs) != 1 or "default" not in pairs:

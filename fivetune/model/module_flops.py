@@ -116,7 +116,7 @@ class _Rows:
 
     Args:
         of: source, the tokens of the encoder, or target.
-        to_own, to_memory: whether the pairs are those with tokens of the same stack, and with those of the encoder.
+        to_own, to_memory: whether a token is paired with tokens of the same stack, and with tokens of the encoder.
         window: most of the same stack that a token attends to; None: all.
         block: number of tokens that have one global token; None: there are none.
         extra: pairs of each token with a prefix.
@@ -208,10 +208,10 @@ class _Stream:
         """Add the operations of a unit.
 
         Args:
-            rows: tokens of the stack. pairs: those of them with what they attend to.
+            rows: tokens of the stack. pairs: pairs of these tokens with the tokens that they attend to.
             memory: tokens of the encoder that are keys and values too, with `is_cross` the only ones.
             needs_memory: whether the gradient of the encoder's output is needed.
-            has_prefix: whether trained keys and values are before those of the tokens.
+            has_prefix: whether trained keys and values precede the tokens' keys and values.
         """
         # The norm before a unit is its owner's part; Bart's feed-forward layers have it themselves.
         needs = self.needs or self.has_trained(_iter_small_weights(unit.owner))

@@ -1,4 +1,4 @@
-"""The objective of a training step: its gradient is that of token losses whose values remain -log p.
+"""The objective of a training step: the gradient of token losses, of which the values remain -log p.
 
 In: logits and labels. Out: losses with the value of the negative log-likelihood and the gradient of the objective, or
 that gradient itself. So the recorded losses of runs with different options can be compared.

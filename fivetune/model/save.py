@@ -74,7 +74,7 @@ def write_folder(folder: Path, what: str, *, run_id: str | None) -> Generator[Pa
         what: the noun for its content, for the message.
         run_id: id of the run that it belongs to, for manifest.json.
 
-    Raises FiveTuneEnvironmentError if a write fails, also one of the block.
+    Raises FiveTuneEnvironmentError if a write fails, also inside the block.
     """
     staging = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(staging, ignore_errors=True)
@@ -100,7 +100,7 @@ def _write_settings(model: T5Model, generation: JsonTable, folder: Path) -> None
     """
     from transformers import GenerationConfig
 
-    # FSDP2 gives a model a class of its own, derived from that of transformers.
+    # FSDP2 gives a model a class of its own, derived from transformers' class.
     kinds = (kind.__name__ for kind in type(model).__mro__ if kind.__module__.startswith("transformers."))
     model.config.architectures = [next(kinds)]
     model.config.save_pretrained(folder)

@@ -34,8 +34,8 @@ class BaseModel:
     """The model that an adapter belongs to.
 
     Args:
-        name: as in model.path. checksum: of its weights, hexadecimal digits.
-        bits: of the adapted matrices while the adapter is trained; 4: NF4.
+        name: name as in model.path. checksum: hexadecimal digits of a hash of the weights.
+        bits: bits per value of the adapted matrices while the adapter is trained; 4: NF4.
     """
 
     name: str

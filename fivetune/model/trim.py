@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 ROW_MULTIPLE = 8  # of the tables: matrix products of other sizes are slower on GPUs
 BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
-ID_SETTINGS = (  # of generation, beside those that end in _token_id
+ID_SETTINGS = (  # settings of generation with ids, besides names that end in _token_id
     "bad_words_ids", "begin_suppress_tokens", "force_words_ids", "forced_decoder_ids", "sequence_bias",
     "suppress_tokens",
 )  # fmt: skip
@@ -97,11 +97,11 @@ def choose_ids(
 
     Kept are the ids that the texts use, special tokens, sentinels, byte pieces, the mark of a space, the single
     characters that occur, the least probable piece, on which the score of an unknown character depends, and, of the
-    others, those with the lowest ids, which are the most probable ones in T5's vocabularies.
+    others, the pieces with the lowest ids, which are the most probable in T5's vocabularies.
 
     Args:
         counts: [rows of the table] how often the texts use each id.
-        config_ids: of config.json: start, end, pad.
+        config_ids: ids in config.json: start, end, pad.
         margin: number of further pieces.
     """
     pipeline = _read_pipeline(tokenizer)

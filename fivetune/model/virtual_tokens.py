@@ -127,8 +127,8 @@ def add_flat_prompt(model: nn.Module, ids: Tensor, lengths: Sequence[int]) -> tu
 def build_prefix_cache(model: T5Model, num_rows: int) -> Any:
     """A cache of transformers that begins with the prefix, one row per example; None without a prefix.
 
-    The layout is peft's, which reads four entries per layer and uses two: of 2 L entries, layer i has those of number
-    4 i and 4 i + 1, modulo 2 L. With an even number of layers, two of them share their prefix.
+    The layout is peft's, which reads four entries per layer and uses two: of 2 L entries, layer i has the entries 4 i
+    and 4 i + 1, modulo 2 L. With an even number of layers, two of them share their prefix.
     """
     from transformers import DynamicCache, EncoderDecoderCache
 

@@ -45,7 +45,7 @@ class KeptWeights:
     """The copies of a model's matrices: those of linear modules that no strategy divides and the table of embeddings.
 
     Args:
-        kind: dtype of matrix products; in that of the parameters, nothing is copied.
+        kind: dtype of matrix products; weights of this dtype are not copied.
     """
 
     def __init__(self, model: T5Model, kind: torch.dtype) -> None:

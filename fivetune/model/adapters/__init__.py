@@ -49,7 +49,7 @@ class AdapterOptions(Options):
     """Base of all adapters, which describes the contract `fivetune.types.Adapter`."""
 
     base_bits: ClassVar[int] = 32  # of the adapted matrices of the base; 4: NF4
-    lr_scale: ClassVar[float] = 10.0  # how much higher learning rates may be than those of a whole model
+    lr_scale: ClassVar[float] = 10.0  # how much higher learning rates may be than for a whole model
     usual: ClassVar[tuple[str, ...]] = ()  # last parts of the names of matrices adapted by default; (): all
 
     @property

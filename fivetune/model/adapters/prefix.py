@@ -1,6 +1,7 @@
 """Prefix tuning (Li and Liang 2021, "Prefix-Tuning: Optimizing Continuous Prompts for Generation").
 
-Trained keys and values precede those of the answer's tokens in each self-attention of the decoder, as in peft.
+Trained keys and values precede the keys and values of the answer's tokens in each self-attention of the decoder, as in
+peft.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The Triton kernels of attention.py: forward, gradients of q, of k and v, and of the bias; called only from there.
 
-Names: rows are positions of queries in their sequence, cols those of keys; a tile is M rows and N cols of one head of
-one sequence. Every kernel recomputes the scores from q, k and bias, so nothing of their size is stored.
+Names: rows are positions of queries in their sequence, cols positions of keys; a tile is M rows and N cols of one head
+of one sequence. Every kernel recomputes the scores from q, k and bias, so nothing of their size is stored.
 A program returns at once if its tile begins after the end of the sequence, so grids need only the longest lengths.
 """
 

@@ -30,7 +30,7 @@ class GraphedAdamW(torch.optim.Optimizer):
     """FlatAdamW with the interface of torch's AdamW: parameter groups, and state by parameter.
 
     Args:
-        optimizer: the optimizer to replace, before its first step; all groups but those of norms have one weight decay.
+        optimizer: the optimizer to replace, before its first step; all groups except norms have one weight decay.
         max_norm: largest gradient norm; infinity disables clipping.
     """
 
@@ -127,7 +127,7 @@ class GraphedUpdate:
         gradients: the buffer of which the parameters' gradients are views.
         training: run the model in training mode, with dropout.
         fused: compute norms, dropout and activations by Triton's kernels, as the launched steps do.
-        objective: of every token; neither R-Drop nor class weights.
+        objective: objective of every token; neither R-Drop nor class weights.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ from torch import Tensor
 from fivetune.errors import format_error, is_out_of_memory
 
 COMMAND = (sys.executable, "-m", "fivetune.model.cuda.kernel_trial")
-LONGEST_SECONDS = 180.0  # of a test that compiles the kernels; one that hangs is one that fails
+LONGEST_SECONDS = 180.0  # of a test that compiles the kernels; a kernel that hangs has failed
 LENGTHS = (1, 63, 64, 65, 130)  # at the edges of tiles
 ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # largest error relative to the largest value or 1
 DROPOUT, NUM_HEADS = 0.1, 2

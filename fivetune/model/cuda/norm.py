@@ -20,7 +20,7 @@ def compute_rms_norm(x: Tensor, weight: Tensor, eps: float, kind: torch.dtype | 
 
     Args:
         x: [..., D] fp32 or bf16, contiguous rows. weight: [D] of the same type.
-        kind: dtype of the result; default: that of x.
+        kind: dtype of the result; default: the dtype of x.
     """
     return compute_branch_norm(x, weight, eps, kind)[1]
 

@@ -142,7 +142,7 @@ class CapturedStep:
         step: adds the gradients of the buffers to fixed addresses; returns the loss [], detached.
         buckets: assign batches to buckets.
         start_id: first token of decoder inputs.
-        device: of the buffers.
+        device: place of the buffers.
 
     Attributes:
         num_replayed, num_launched: number of batches of each kind.
@@ -165,10 +165,10 @@ class CapturedStep:
     def record(self, record: GraphRecorder) -> None:
         """Record the graph of every planned bucket, the largest first, so that the pool is sized once.
 
-        All are launched once before, on filler of weight 0: that compiles kernels, loads those that cuBLAS chooses for
-        their shapes and lets libraries allocate, which a capture must not do. A recording frees the memory of launched
-        kernels, so activations exist once, not beside the pool too. The caller clears the gradients. If a recording
-        fails, nothing was executed, and the batches of this and all further buckets are launched.
+        All are launched once before, on filler of weight 0: this compiles kernels, loads the kernels that cuBLAS
+        chooses for their shapes and lets libraries allocate, which a capture must not do. A recording frees the memory
+        of launched kernels, so activations exist once, not outside of the pool too. The caller clears the gradients. If
+        a recording fails, nothing was executed, and the batches of this and all further buckets are launched.
         """
         nothing = torch.zeros(1, dtype=torch.int64)
         try:
@@ -187,7 +187,7 @@ class CapturedStep:
         """Add a batch's gradients. Returns: its share of the loss, [] on the device, and the positions computed.
 
         Args:
-            weight: of each token loss.
+            weight: factor of each token loss.
         """
         bucket = self.buckets.find_bucket(batch)
         state = self._get_state(bucket)

@@ -69,8 +69,8 @@ def encode_inputs(model: T5Model, ids: Tensor, lengths: list[int], *, max_tokens
     """Compute the encoder's output for flat inputs, in the dtype of matrix products.
 
     Args:
-        model: T5, mT5 or umT5 model; of a pipeline stage, the states are the output of its last block, or those that it
-            receives if it has no block of the encoder.
+        model: T5, mT5 or umT5 model; the states of a pipeline stage are the output of its last block, or the received
+            states if it has no block of the encoder.
         ids: [N], the concatenated inputs.
         lengths: number of tokens of each input; their sum is N.
         max_tokens: tokens per pass of the encoder; None: one pass for all.

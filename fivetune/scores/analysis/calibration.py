@@ -232,7 +232,7 @@ def restore_lines(lines: Sequence[Prediction], temperature: float | None) -> lis
     """Return the predictions of an evaluation with the model's own probabilities.
 
     Args:
-        temperature: of their confidences, from the EvalRecord.
+        temperature: temperature of their confidences, from the EvalRecord.
     """
     if not temperature:
         return list(lines)

@@ -127,7 +127,9 @@ def find_question_word(question: str, language: str = "") -> str:
     asking = next((one for one in reversed(sentences) if one.endswith("?")), question)
     words = _WORD.findall(asking.casefold())
     if language not in QUESTION_WORDS:
-        num_known = {name: sum(word in known for word in words) for name, known in _ALL_WORDS.items()}
+        num_known: dict[str, int] = {}
+        for name, known in _ALL_WORDS.items():
+            num_known[name] = sum(word in known for word in words)
         language = max(num_known, key=num_known.__getitem__)
     for word, following in zip_longest(words, words[1:], fillvalue=""):
         if (word, following) in _PHRASES and {word, following} & _QUESTION_WORDS[language]:

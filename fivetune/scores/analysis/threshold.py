@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from fivetune.rundir.records import Prediction
 from fivetune.scores.analysis.bootstrap import Difference, compare_paired
+from fivetune.scores.metrics import average_scores
 from fivetune.scores.metrics.squad_v2 import find_best_threshold
-from fivetune.types import Scores
 
 
 class TunedThreshold(NamedTuple):
@@ -58,14 +58,14 @@ def tune_threshold(lines: Sequence[Prediction], name: str) -> TunedThreshold | N
         no_answer_scores=[line.no_answer_score or 0.0 for line in chosen],
     )
     # The half that did not choose the threshold shows its worth.
-    without: list[float] = []
-    values: list[float] = []
+    plain: list[dict[str, float]] = []
+    held_out: list[dict[str, float]] = []
     for line in others:  # above the threshold a question is not answered
         is_kept = (line.no_answer_score or 0.0) <= threshold
-        without.append(line.scores[name])
-        values.append(line.scores[name] if is_kept else float(not is_answerable(line)))
-    before = _build_scores(without, name)
-    after = _build_scores(values, name)
+        plain.append({name: line.scores[name]})
+        held_out.append({name: line.scores[name] if is_kept else float(not is_answerable(line))})
+    before = average_scores(plain)
+    after = average_scores(held_out)
     gain = compare_paired(after, before)[name]
     return TunedThreshold(
         name, threshold, len(chosen), tuned, len(others), before.corpus[name], after.corpus[name], gain
@@ -79,7 +79,3 @@ def is_answerable(line: Prediction) -> bool:
 def is_drawn(key: str) -> bool:
     """Draw half of all ids by a hash."""
     return sha256(f"threshold:{key}".encode("utf-8", "surrogatepass")).digest()[0] % 2 == 0
-
-
-def _build_scores(values: Sequence[float], name: str) -> Scores:
-    return Scores({name: 100 * sum(values) / len(values)}, [{name: value} for value in values])

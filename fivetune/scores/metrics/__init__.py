@@ -342,6 +342,11 @@ def average_scores(each: list[dict[str, float]]) -> Scores:
     return Scores({**corpus, "total": len(each)}, each)
 
 
+def add_prefix(prefix: str, scores: Mapping[str, float]) -> dict[str, float]:
+    """Return the scores of a part of the examples under its name: `<prefix>_<score>`."""
+    return {f"{prefix}_{name}": value for name, value in scores.items()}
+
+
 def average_column(each: Sequence[Mapping[str, float]], name: str) -> float:
     """Return the mean of one score over all examples as a percentage."""
     return compute_percent([scores[name] for scores in each], len(each))

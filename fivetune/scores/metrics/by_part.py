@@ -13,7 +13,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from fivetune.plugins import Options
-from fivetune.scores.metrics import Case, Details, Scorer, compute_pooled_size, list_score_names
+from fivetune.scores.metrics import Case, Details, Scorer, add_prefix, compute_pooled_size, list_score_names
 from fivetune.types import DrawnRows, MetricSpec, Scores
 
 
@@ -69,7 +69,7 @@ class ByPart(Options):
             for i, own in zip(rows, found[part].each, strict=True):
                 if self.mains[part] in own:
                     each[i]["mean"] = own[self.mains[part]]
-                each[i] |= _add_prefix(part, own)
+                each[i] |= add_prefix(part, own)
 
         def resample(rows: DrawnRows) -> dict[str, float]:
             every = np.asarray(rows)
@@ -95,12 +95,8 @@ class ByPart(Options):
         if len(mains) == len(self.parts):
             joined["mean"] = sum(mains) / len(mains)
         for part in self.parts:
-            joined |= _add_prefix(part, scores.get(part, {}))
+            joined |= add_prefix(part, scores.get(part, {}))
         return joined
-
-
-def _add_prefix(part: str, scores: dict[str, float]) -> dict[str, float]:
-    return {f"{part}_{name}": value for name, value in scores.items()}
 
 
 CASES = (

@@ -80,7 +80,8 @@ def describe_lenient_gap(scores: Mapping[str, float]) -> str:
     >>> describe_lenient_gap({"accuracy": 0.0, "accuracy_lenient": 56.25})  # doctest: +ELLIPSIS
     'accuracy 0.00 beside accuracy_lenient 56.25: the official rules read a number only after "#### ", ...'
     """
-    official, lenient = scores.get("accuracy"), scores.get("accuracy_lenient")
+    official = scores.get("accuracy")
+    lenient = scores.get("accuracy_lenient")
     if official is None or lenient is None or lenient - official < LENIENT_GAP:
         return ""
     return (

@@ -133,7 +133,7 @@ class ROUGE(PerExample):
         text = self._split_sentences(text)
         if not self.normalize:
             return text
-        # Line by line: the line ends are those of sentences.
+        # Line by line: a line is a sentence.
         return "\n".join(map(normalize_answer, text.split("\n")))
 
 

@@ -17,12 +17,13 @@ from fivetune.scores.metrics import (
     UNANSWERED,
     Case,
     Details,
-    average_array,
-    average_column,
+    add_prefix,
+    average_scores,
+    build_mean_resampler,
     compute_token_f1,
     normalize_answer,
 )
-from fivetune.types import DrawnRows, Resampler, Scores
+from fivetune.types import DrawnRows, Scores
 
 
 class SQuADV2(Options):
@@ -54,6 +55,8 @@ class SQuADV2(Options):
         Reads `no_answer_score`, used if every question has one, and `answer`, the best answer other than abstaining,
         which the threshold search scores in place of the prediction.
         """
+        import numpy as np
+
         assert predictions, "nothing to score"
         details = details or ()
         answerable = [any(golds) for golds in references]
@@ -74,14 +77,28 @@ class SQuADV2(Options):
             for i, leaning in enumerate(leanings):
                 if leaning > self.no_answer_threshold:  # the prediction becomes no answer
                     each[i] = dict.fromkeys(each[i], 0 if costly[i] else 1)
-        corpus = _average_scores(each, "")
+        overall = average_scores(each)
+        corpus = dict(overall.corpus)
         sizes: dict[str, float] = {}
         for kind, wanted in (("HasAns", True), ("NoAns", False)):
             own = [scores for i, scores in enumerate(each) if answerable[i] == wanted]
             if own:
-                corpus |= _average_scores(own, f"{kind}_")
+                corpus |= add_prefix(kind, average_scores(own).corpus)
                 sizes |= {f"{kind}_exact": len(own), f"{kind}_f1": len(own)}
-        return Scores(corpus | best, each, _build_resampler(each, answerable), sizes)
+        resample_means = build_mean_resampler(overall)
+        has_answer = np.array(answerable)
+
+        def resample(rows: DrawnRows) -> dict[str, float]:
+            """Score all questions drawn, the answerable and the unanswerable ones; best_* is left out."""
+            every = np.asarray(rows)
+            scores = resample_means(every)
+            answered = has_answer[every]
+            for kind, drawn in (("HasAns", every[answered]), ("NoAns", every[~answered])):
+                if len(drawn):  # a sample may have drawn none of a kind
+                    scores |= add_prefix(kind, resample_means(drawn))
+            return scores
+
+        return Scores(corpus | best, each, resample, sizes)
 
 
 def find_best_threshold(
@@ -141,37 +158,6 @@ def _compute_f1(predicted: str, gold: str) -> float:
     if not predicted or not gold:
         return float(predicted == gold)
     return compute_token_f1(predicted.split(), gold.split())
-
-
-def _average_scores(each: Sequence[dict[str, float]], prefix: str) -> dict[str, float]:
-    return {
-        f"{prefix}exact": average_column(each, "exact"),
-        f"{prefix}f1": average_column(each, "f1"),
-        f"{prefix}total": len(each),
-    }
-
-
-def _build_resampler(each: Sequence[dict[str, float]], answerable: Sequence[bool]) -> Resampler:
-    """Return a Resampler of all, answerable and unanswerable questions drawn; it leaves out best_*."""
-    import numpy as np
-
-    has_answer = np.array(answerable)
-    columns: dict[str, Any] = {}
-    for name in ("exact", "f1"):
-        columns[name] = np.array([scores[name] for scores in each], dtype=float)
-
-    def resample(rows: DrawnRows) -> dict[str, float]:
-        every = np.asarray(rows)
-        answered = has_answer[every]
-        scores: dict[str, float] = {}
-        for prefix, drawn in (("", every), ("HasAns_", every[answered]), ("NoAns_", every[~answered])):
-            if not len(drawn):  # a sample may have drawn none of a kind
-                continue
-            for name, column in columns.items():
-                scores[f"{prefix}{name}"] = 100 * average_array(column[drawn])
-        return scores
-
-    return resample
 
 
 _MIXED = (("France",), ("10th and 11th centuries", "the 10th century"), ("",), ("",))

@@ -1,8 +1,8 @@
 """Accuracy of yes/no answers.
 
 In: one predicted text and the gold word per question. Out: accuracy over all questions, and yes_accuracy and
-no_accuracy over those with that gold answer: a constant yes scores 100 and 0. Only the first word counts, ignoring case
-and punctuation: "Yes, it is." is yes.
+no_accuracy over the questions with this gold answer: a constant yes scores 100 and 0. Only the first word counts,
+ignoring case and punctuation: "Yes, it is." is yes.
 """
 
 from __future__ import annotations
