@@ -56,8 +56,8 @@ test-release: .venv/.installed-test
 	$(BIN)/python -m pytest -n logical --hypothesis-profile=release tests/test_properties.py tests/training/state/test_resume.py
 
 lint: .venv/.installed-test
-	$(BIN)/ruff format fivetune tests benchmarks reliability release
-	$(BIN)/ruff check --fix fivetune tests benchmarks reliability release
+	$(BIN)/ruff format fivetune recipes tests benchmarks reliability release
+	$(BIN)/ruff check --fix fivetune recipes tests benchmarks reliability release
 	$(BIN)/pyright
 
 bench: .venv/.installed-bench
@@ -99,6 +99,6 @@ release: .venv/.installed-release
 	$(BIN)/python -m release.build dist
 
 nano: .venv/.installed
-	$(BIN)/python -m fivetune.data.corpus runs/nano
+	$(BIN)/python -m recipes.nano runs/nano
 	for stage in pretrain pretrain_2 pretrain_3; do $(BIN)/fivetune train recipes/nano/$$stage.yaml --overwrite || exit; done
-	$(BIN)/python -m fivetune.data.corpus runs/nano publish
+	$(BIN)/python -m recipes.nano runs/nano publish

@@ -21,10 +21,10 @@ from typing import Any
 
 import fivetune
 from benchmarks.harness import facts, make_parser, publish_result, table
-from fivetune.data.corpus.tokenizer import train_tokenizer
 from fivetune.model.tokenizer import load_tokenizer
 from fivetune.rundir import write_json
 from fivetune.rundir.figures import find_exported_eval
+from recipes.nano.tokenizer import train_tokenizer
 
 RECIPE = "stackoverflow_quality_nano"
 FOLDER = Path("runs/so-quality")

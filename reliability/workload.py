@@ -47,7 +47,7 @@ def make_tokenizer(folder: Path) -> Path:
         for c in WORDS[:4]
         for t in WORDS[9:]
     ]
-    from fivetune.data.corpus.tokenizer import train_tokenizer
+    from recipes.nano.tokenizer import train_tokenizer
 
     train_tokenizer(folder, texts, num_pieces=320)
     return folder

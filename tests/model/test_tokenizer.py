@@ -10,10 +10,10 @@ import kit
 import pytest
 from transformers.utils import logging
 
-from fivetune.data.corpus.tokenizer import train_tokenizer
 from fivetune.errors import ModelError
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.model.tokenizer import list_pieces, load_tokenizer, save_tokenizer, suppress_output
+from recipes.nano.tokenizer import train_tokenizer
 
 SHARED_TOKENIZERS = kit.SHARED / "data/tokenizers"
 needs_shared = pytest.mark.skipif(not kit.SHARED.is_dir(), reason=kit.NEEDS_SHARED)

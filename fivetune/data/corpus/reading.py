@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fivetune.data.corpus.names import NameGenerator
-from fivetune.data.corpus.pretraining import draw_absent_pair
 
 QUESTIONS_PER_PARAGRAPH = 4
 PARAGRAPHS_PER_ARTICLE = 10
@@ -364,3 +363,32 @@ def _make_sentence(
 
 def _capitalise(sentence: str) -> str:
     return sentence[0].upper() + sentence[1:]
+
+
+def draw_absent_pair(
+    rng: random.Random,
+    stated_pairs: list[tuple[str, str]],
+    *,
+    new_owner: Callable[[], str],
+    new_relation: Callable[[], str],
+) -> tuple[str, str]:
+    """Draw a plausible (owner, relation) pair that is not stated.
+
+    With probability 1/2, if one exists, it is a crossed pair: owner and relation are both stated, but not together;
+    else one of them is stated and the other is new. With stated_pairs [("Velka", "flag"), ("Torun", "river")] the
+    crossed pairs are ("Velka", "river") and ("Torun", "flag").
+    """
+    owners = list(dict.fromkeys(owner for owner, _ in stated_pairs))
+    relations = list(dict.fromkeys(relation for _, relation in stated_pairs))
+    crossed = [(owner, relation) for owner in owners for relation in relations if (owner, relation) not in stated_pairs]
+    if crossed and rng.random() < 0.5:
+        return rng.choice(crossed)
+    if rng.random() < 0.5:
+        return rng.choice(owners), _draw_other(new_relation, relations)
+    return _draw_other(new_owner, owners), rng.choice(relations)
+
+
+def _draw_other(draw: Callable[[], str], taken: list[str]) -> str:
+    while (drawn := draw()) in taken:
+        pass
+    return drawn

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fivetune.data.corpus.names import NameGenerator
+from fivetune.data.corpus.reading import draw_absent_pair
 
 ABSENT = "absent"
 
@@ -143,35 +144,6 @@ def corrupt_spans(words: list[str], spans: list[tuple[int, int]]) -> tuple[str, 
     inputs += words[position:]
     targets.append(f"<extra_id_{len(spans)}>")
     return " ".join(inputs), " ".join(targets)
-
-
-def draw_absent_pair(
-    rng: random.Random,
-    stated_pairs: list[tuple[str, str]],
-    *,
-    new_owner: Callable[[], str],
-    new_relation: Callable[[], str],
-) -> tuple[str, str]:
-    """Draw a plausible (owner, relation) pair that is not stated.
-
-    With probability 1/2, if one exists, it is a crossed pair: owner and relation are both stated, but not together;
-    else one of them is stated and the other is new. With stated_pairs [("Velka", "flag"), ("Torun", "river")] the
-    crossed pairs are ("Velka", "river") and ("Torun", "flag").
-    """
-    owners = list(dict.fromkeys(owner for owner, _ in stated_pairs))
-    relations = list(dict.fromkeys(relation for _, relation in stated_pairs))
-    crossed = [(owner, relation) for owner in owners for relation in relations if (owner, relation) not in stated_pairs]
-    if crossed and rng.random() < 0.5:
-        return rng.choice(crossed)
-    if rng.random() < 0.5:
-        return rng.choice(owners), _draw_other(new_relation, relations)
-    return _draw_other(new_owner, owners), rng.choice(relations)
-
-
-def _draw_other(draw: Callable[[], str], taken: list[str]) -> str:
-    while (drawn := draw()) in taken:
-        pass
-    return drawn
 
 
 def _draw_value(rng: random.Random, make: NameGenerator) -> str:

@@ -1,8 +1,8 @@
-"""python -m fivetune.data.corpus FOLDER [publish]: write the pre-training data of `t5-nano`; publish the trained model.
+"""python -m recipes.nano FOLDER [publish]: write the pre-training data of `t5-nano`; publish the trained model.
 
 Out: FOLDER/stage-1 .. stage-3/{train,eval}.jsonl (notes of at most 1, 3 and 6 facts) and FOLDER/model/ (tokenizer and
-config.json). The recipes in recipes/nano/ then train stage by stage. `publish` copies the last stage's model beside
-this file, with its card and the curves of the three runs.
+config.json). The recipes beside this file then train stage by stage. `publish` copies the last stage's model into the
+package, with its card and the curves of the three runs.
 """
 
 import json
@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fivetune.data.corpus import CHECKPOINT
-from fivetune.data.corpus.pretraining import generate_pretraining_examples, write_pretraining_corpus
 from fivetune.data.corpus.reading import write_reading_corpus
-from fivetune.data.corpus.tokenizer import train_tokenizer
+from recipes.nano.pretraining import generate_pretraining_examples, write_pretraining_corpus
+from recipes.nano.tokenizer import train_tokenizer
 
 NUM_PIECES = 2048
 NUM_TOKENIZER_TEXTS = 25_000
@@ -34,7 +34,7 @@ A T5 1.0 of 0.9 million parameters (2 + 2 layers, d_model 128, 2,048 pieces), fo
 minutes on a CPU. It was pre-trained by FiveTune on generated English-like notes about invented names: span corruption,
 copying, and looking up who has what. It knows no facts and no language beyond that.
 
-Made by `make nano`: `python -m fivetune.data.corpus runs/nano` writes the text (seed 1), `recipes/nano/pretrain.yaml`,
+Made by `make nano`: `python -m recipes.nano runs/nano` writes the text (seed 1), `recipes/nano/pretrain.yaml`,
 `pretrain_2.yaml` and `pretrain_3.yaml` train it (seed 1), and the same command with `publish` copies it here.
 `curve.csv` holds the three runs' losses (nats per target token; training: mean of the 50 steps before) and the exact
 match on 500 evaluation examples of each stage.
