@@ -223,7 +223,7 @@ def _find_inner(records: Sequence[JsonTable]) -> list[Step]:
     lists = {name: [record[name] for record in records if isinstance(record.get(name), list)] for name in records[0]}
     lists = {name: found for name, found in lists.items() if len(found) >= MIN_SHARE * len(records)}
     items = {name: [*chain.from_iterable(found)] for name, found in lists.items()}
-    inner = {name: _keep_objects(found) for name, found in items.items() if found and not PARTS.fullmatch(name)}
+    inner = {name: _keep_objects(found) for name, found in items.items() if found and not _are_parts(name, found)}
     inner = {name: found for name, found in inner.items() if len(found) == len(items[name]) and _are_records(found)}
     nested = [*dict.fromkeys(name for one in records for name in one if _is_nested(one[name]))]
     if steps := _find_walk(records, PARTS.pattern):
@@ -240,6 +240,18 @@ def _find_inner(records: Sequence[JsonTable]) -> list[Step]:
             return [Step("along", alike, tuple(one for one in nested if one not in alike))]
     named = [name for name in plain if TEXTS.fullmatch(name) and isinstance(items[name][0], str)]
     return [_make_member_step(named[0], nested), Step("texts")] if named else []
+
+
+def _are_parts(name: str, items: Sequence[object]) -> bool:
+    """Whether a list holds parts of one record by its name: no passages that have records, unless a reader takes these,
+    as it does SQuAD's paragraphs.
+    """
+    if not PARTS.fullmatch(name):
+        return False
+    tables = _keep_objects(items)
+    is_squad = name == "paragraphs" and any("qas" in table for table in tables)
+    kinds = [step.kind for step in _find_inner(tables)] if tables and not is_squad else []
+    return kinds[:2] != ["member", "each"]
 
 
 def _make_member_step(name: str, nested: Sequence[str]) -> Step:

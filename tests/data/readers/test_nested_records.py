@@ -66,6 +66,9 @@ def follow(message: str, folder: Path) -> list[dict[str, object]]:
         # pages with their records, and lists beside those of texts
         ([{"page": {"items": [PAIR]}}, {"page": {"items": [PAIR] * 2}}],
          [{"key1": "page", "key2": "items", **PAIR}] * 3),
+        # nests like SQuAD's with other names
+        ({"data": [{"title": "Sleep", "passages": [CHAPTER]}]}, [{"title": "Sleep", **one} for one in ASKED]),
+        ({"articles": [{"paragraphs": [CHAPTER, CHAPTER]}]}, ASKED * 2),
         ({"meta": {"n": 1}, "prompt": "You are kind.", "body": {"examples": [PAIR]}},
          [{"prompt": "You are kind.", **PAIR}]),
     ],
