@@ -67,8 +67,9 @@ class Forward:
         """
         passes = self.objective.num_passes
         losses, num_positions = self._compute_passes(model, self._copy_examples(batch), device=device, timer=timer)
-        if passes > 1:
+        if passes > 1:  # the copies follow each other, one batch after the other
             losses = losses.unflatten(0, (passes, len(losses) // passes)).mean(0)
+        # Of a pipeline, only the last stage has losses.
         if self.objective.class_weights and losses.numel():
             weights = self.objective.weigh_examples(batch)
             sizes = batch.cu_seqlens_tgt.diff()

@@ -48,7 +48,7 @@ def fetch_snapshot(name: str, revision: str | None, *, hint: str = "") -> Path:
             if folder := find_cached_snapshot(name, revision):
                 return folder
             raise FiveTuneEnvironmentError(_describe_failure(name, error, hint)) from None
-        begun = time.time()
+        begun = time.time()  # files that are older were in the cache, and are not hashed again
         try:
             found = snapshot_download(name, revision=revision, allow_patterns=PATTERNS, etag_timeout=seconds)
         except Exception as error:

@@ -232,7 +232,7 @@ def _attend(
     k = k.repeat_interleave(groups, 1)
     v = v.repeat_interleave(groups, 1)
     cap = None if hasattr(module, "q_norm") else module.attn_logit_softcapping
-    q = q * module.scaling
+    q = q * module.scaling  # before the products, which `attend` does not scale
     out = ops.attend(module, q, k, v, queries, keys, module.attention_dropout, cap=cap, **options)
     return ops.project(out.flatten(1), module.o_proj)
 

@@ -91,6 +91,7 @@ def find_nonfinite_module(model: T5Model, batch: PaddedBatch) -> str:
     def watch(name: str):
         def hook(_module: nn.Module, _inputs: object, output: object) -> None:
             tensor = output[0] if isinstance(output, tuple) else output
+            # Later modules only pass on what the first one computed.
             if found or not isinstance(tensor, Tensor) or not tensor.is_floating_point():
                 return
             finite = tensor[tensor.isfinite()].abs()

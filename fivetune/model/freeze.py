@@ -69,6 +69,7 @@ def _refuse_high_numbers(names: Sequence[str], pattern: str, *, setting: str) ->
         numbers = NUMBERS.fullmatch(part)
         if not numbers:
             continue
+        # The same pattern with any number at this place finds the numbers that the model has.
         any_number = ".".join([*wanted[:place], "*", *wanted[place + 1 :]])
         present: set[int] = set()
         for name in names:
@@ -100,6 +101,7 @@ def freeze_weights(
     for pattern in patterns:
         for name in select_names(weights, pattern, setting="model.freeze"):
             weights[name].requires_grad_(False)
+    # The first step needs weights that are frozen neither for good nor until a later step.
     trained = {name for name, weight in weights.items() if weight.requires_grad}
     if not trained:
         raise ConfigError("model.freeze: all weights are frozen, so there is nothing to train. Remove a pattern.")

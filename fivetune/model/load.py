@@ -286,7 +286,7 @@ def _fit_vocabulary(loaded: LoadedModel, source: Path, key: str | None) -> None:
         )
     # Products with a table of whole tiles are faster on a GPU.
     grown = -(-needed // 128) * 128
-    head = loaded.model.lm_head.weight.detach().clone()
+    head = loaded.model.lm_head.weight.detach().clone()  # before it is tied below
     tied = loaded.model.lm_head.weight is loaded.model.get_input_embeddings().weight
     with suppress_output():
         loaded.model.resize_token_embeddings(grown)

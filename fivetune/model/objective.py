@@ -127,6 +127,7 @@ def compute_token_losses(logits: Tensor, labels: Tensor, objective: Objective = 
     nats = F.cross_entropy(rows, targets, ignore_index=IGNORE_INDEX, reduction="none")
     if objective.is_plain:
         return nats.view_as(labels)
+    # The losses of all terms; only their gradient is used.
     smoothing = objective.label_smoothing
     whole = F.cross_entropy(rows, targets, ignore_index=IGNORE_INDEX, reduction="none", label_smoothing=smoothing)
     whole = whole + objective.z_loss * rows.logsumexp(-1).square()
@@ -172,7 +173,7 @@ def compute_logit_gradient(
         norms: [N] fp32, the logits' log Z. labels: [N]. weights: [N].
         start: number of the first row among the tokens of the batch.
     """
-    share = logits.float().sub(norms[:, None])
+    share = logits.float().sub(norms[:, None])  # one buffer of the logits' size for all terms
     # Before `share` is overwritten: it is log p here, the gradient of the label's loss below.
     divergence = _compute_divergence_gradient(share) if objective.r_drop else None
     share = share.exp_()

@@ -92,7 +92,7 @@ class Ops:
 
     def run_block(self, block: nn.Module, run: Callable[..., Tensor], *inputs: object) -> Tensor:
         """Return run(block, *inputs); a strategy that shards the block's weights gathers them meanwhile."""
-        if self.recompute and torch.is_grad_enabled():
+        if self.recompute and torch.is_grad_enabled():  # without a gradient nothing is saved
             run = partial(checkpoint, run, use_reentrant=False)
         return call_gathered(block, run, *inputs)
 

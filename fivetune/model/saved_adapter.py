@@ -106,6 +106,7 @@ def list_saved_targets(model: nn.Module, config: PeftConfig, folder: str, allowe
         return []
     from peft.tuners.tuners_utils import check_target_module_exists
 
+    # peft's own rule: its target_modules may hold names, ends of names, or a pattern.
     found = [name for name, _ in model.named_modules() if check_target_module_exists(config, name)]
     if others := sorted({*found}.difference(allowed)):
         raise ConfigError(

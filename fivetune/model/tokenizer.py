@@ -58,6 +58,7 @@ def load_tokenizer(tokenizer: str | None, source: Path, *, key: str | None = KEY
         folder = find_folder(tokenizer) if tokenizer else find_tokenizer_folder(source)
     except FiveTuneEnvironmentError as error:
         raise type(error)(f"{key}: {error}") from None
+    # A clone without its large files has pointers, which read like damaged JSON.
     for name in (TOKENIZER, SENTENCEPIECE, TOKENIZER_CONFIG):
         if (folder / name).is_file():
             refuse_pointer(folder / name)
@@ -127,6 +128,7 @@ def refuse_other_vocabulary(
     if not has_tokenizer(source):
         return
     own = list_pieces(load_tokenizer(None, source, key=key))
+    # Further pieces of the given tokenizer do not matter: the table grows for them.
     given = tokenizer.get_vocab()
     other = [piece for piece, number in own.items() if given.get(piece) != number]
     if not other:

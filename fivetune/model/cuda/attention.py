@@ -69,7 +69,7 @@ def compute_attention(
     if bias is not None:
         assert bias.shape[1] % 2 and bias.shape[1] > 2 * (max(max_seqlen_q, max_seqlen_k) - 1), bias.shape
     rate = round_dropout_rate(dropout)
-    if head_size < SMALLEST_HEAD:
+    if head_size < SMALLEST_HEAD:  # columns of zeros change no product
         q, k, v = (F.pad(x, (0, SMALLEST_HEAD - head_size)) for x in (q, k, v))
     call = _CallOptions(max_seqlen_q, max_seqlen_k, causal, rate, scale)
     starts = cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous()  # the kernels read them by address
@@ -125,7 +125,7 @@ class _Attention(torch.autograd.Function):
         call: _CallOptions = ctx.call
         grad = grads[0].contiguous()
         grad_q, grad_k, grad_v = _allocate_gradients(q, k, v)
-        delta = torch.empty_like(lse)
+        delta = torch.empty_like(lse)  # written by grad_q, which is launched first
         heads, head_size = q.shape[1:]
         inputs = (q, k, v, bias, seed, cu_q, cu_k, grad, lse, delta)
         numbers = _build_kernel_arguments(inputs, call)

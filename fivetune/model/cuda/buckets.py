@@ -88,6 +88,7 @@ class Buckets:
         held = [bucket for bucket in self.planned if bucket.can_hold(*facts)]
         if held:
             return min(held, key=lambda bucket: bucket.num_positions)
+        # A halved micro-batch may fit none. Its totals are rounded up far, so that few shapes occur.
         fillers = max(
             divide_up(self.input_grain, self.longest_input), divide_up(self.target_grain, self.longest_target)
         )
@@ -150,6 +151,7 @@ def _fit_bucket(facts: Counts, grains: tuple[int, int]) -> Bucket:
     most = facts.max(0).tolist()
     totals = [round_up(total, grain) for total, grain in zip(most[:2], grains, strict=True)]
     bucket = Bucket(totals[0], totals[1], 0, most[2], most[3])
+    # The sequences of a batch, and the sequences of its filler.
     needed = max(row[4] + count_fillers(bucket, row[0], row[1]) for row in np.unique(facts, axis=0).tolist())
     return Bucket(totals[0], totals[1], needed, most[2], most[3])
 

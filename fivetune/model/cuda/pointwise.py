@@ -86,6 +86,7 @@ class _AddDropout(torch.autograd.Function):
     @staticmethod
     def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (seed,) = ctx.saved_tensors
+        # The gradient of the residual is the gradient of the sum.
         residual = grads[0] if ctx.needs_input_grad[1] else None
         return _launch_dropped_sum(grads[0], None, seed, ctx.rate, ctx.kind), residual, None, None
 
@@ -134,6 +135,7 @@ def _dropped(x, residual, seed, out, size, rate, BLOCK: tl.constexpr):
     first = tl.program_id(0).to(tl.int64) * BLOCK
     places = first + tl.arange(0, BLOCK)
     values = tl.load(x + places, mask=places < size, other=0.0).to(tl.float32)
+    # One call of the generator serves 8 elements.
     kept = keep(seed, first // 8 + tl.arange(0, BLOCK // 8), rate)
     values = tl.where(kept, values * gain(rate), 0.0)
     if residual is not None:
@@ -186,7 +188,7 @@ def _activated_backward(
     if seed is not None:
         grads *= _draw_gain(seed, row, cols_from, width, rate, BLOCK)
     kind = grad_x.dtype.element_ty
-    if GATED:
+    if GATED:  # the right half gets f(left), the left half f'(left) times right
         right = tl.load(x + offset + width + cols, mask=cols < width, other=0.0).to(tl.float32)
         tl.store(grad_x + offset + width + cols, (grads * values).to(kind), mask=cols < width)
         slopes *= right

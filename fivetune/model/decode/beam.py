@@ -133,6 +133,7 @@ def _extend_hypotheses(state: _BeamState, log_probs: Tensor, step: int, decoding
     running = sums + ends * NEVER
     best = running.topk(beams).indices
     slots = _gather_rows(state.slots, place.gather(1, best))
+    # From the next step on, each hypothesis writes into its own place again.
     if step + 1 < slots.shape[-1]:
         slots[:, :, step + 1 :] = state.slots[:, :, step + 1 :]
     state.tokens = _gather_rows(tokens, best)

@@ -28,7 +28,7 @@ class LogitsProcessor:
             step: number of tokens generated before this one, the same for all rows or [B].
             written: [..., step + 1], the decoder's inputs so far, with the start token.
         """
-        if self._penalty != 1.0:
+        if self._penalty != 1.0:  # a score falls whether it is negative or not
             there = scores.gather(-1, written)
             scores.scatter_(-1, written, torch.where(there < 0, there * self._penalty, there / self._penalty))
         if self._min_new_tokens:

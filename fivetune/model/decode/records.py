@@ -68,6 +68,7 @@ class Decoding:
             "do_sample": False,
             "num_beams": self.num_beams,
         }
+        # Entries with transformers' default are left out.
         if self.min_new_tokens:
             entries["min_new_tokens"] = self.min_new_tokens
         if self.suppressed_ids:

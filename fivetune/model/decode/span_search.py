@@ -97,6 +97,7 @@ def find_best_spans(logp: Tensor, context: range, num: int) -> tuple[tuple[int, 
     starts = logp[:, 0].numpy()
     ends = logp[:, 1].numpy()
     inside = np.array(context, dtype=np.int64)
+    # All pairs of positions would be too many: the best of each are combined, as in transformers.
     best_starts = inside[np.argsort(-starts[inside])[:NUM_ENDS]]
     best_ends = inside[np.argsort(-ends[inside])[:NUM_ENDS]]
     found: list[tuple[int, int, float]] = []

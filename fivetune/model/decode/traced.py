@@ -82,6 +82,7 @@ class TracedDecoder:
 
         def write_token(state: tuple[Array, ...]) -> tuple[Array, ...]:
             step, written, logprob, alive = state
+            # All positions are decoded; the causal mask hides those that are not written yet.
             hidden = jax.lax.dynamic_slice_in_dim(self.decode(written[:, :-1]), step, 1, 1)
             scores = self.compute_logits(hidden)[:, 0]
             early = step < self.decoding.min_new_tokens

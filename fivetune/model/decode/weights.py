@@ -65,6 +65,7 @@ class BlockWeights:
         dense = block.layer[2].DenseReluDense
         keys, values = _read_heads(cross)
         wide = (dense.wi_0, dense.wi_1) if is_gated(dense) else (dense.wi,)
+        # Matrices of one input are one product.
         return cls(
             qkv=merge_projections(own.q, own.k, own.v),
             own_out=merge_projections(own.o),

@@ -184,6 +184,7 @@ def _get_answer_length(line: Prediction) -> str | None:
 def _get_input_length(line: Prediction) -> str | None:
     if line.num_input_tokens is None or _is_merged(line):
         return None
+    # The length before truncation.
     return format_bucket(line.num_input_tokens + (line.num_clipped_tokens or 0), INPUT_TOKENS, "token")
 
 

@@ -122,6 +122,7 @@ class Scorer:
             sizes |= _rename_scores(found.sizes, names)
             for merged, own in zip(each, found.each, strict=True):
                 merged |= _rename_scores(own, names)
+            # A metric without a resampler has means only.
             resamplers.append((found.resample or build_mean_resampler(found), names))
 
         def resample(rows: DrawnRows) -> dict[str, float]:
@@ -190,7 +191,7 @@ def find_absent(metrics: Sequence[MetricSpec]) -> list[str]:
     >>> find_absent(["squad", {"name": "my_metric"}])
     ['my_metric']
     """
-    known = plugins.list_plugins("metrics")
+    known = plugins.list_plugins("metrics")  # by the names of their files: none is loaded
     return [name for name in map(get_metric_name, metrics) if name not in known]
 
 
@@ -236,7 +237,7 @@ def _resolve_score_names(metrics: Sequence[MetricSpec]) -> list[tuple[Metric, di
     resolved: list[tuple[Metric, dict[str, str]]] = []
     for metric in map(load_metric, metrics):
         prefix = type(metric).__module__.rpartition(".")[2]
-        names: dict[str, str] = {}
+        names: dict[str, str] = {}  # own name -> name in the merged scores
         for own in metric.score_names:
             names[own] = f"{prefix}_{own}" if own in taken else own
         resolved.append((metric, names))

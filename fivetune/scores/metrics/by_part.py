@@ -75,6 +75,7 @@ class ByPart(Options):
             every = np.asarray(rows)
             resampled: dict[str, dict[str, float]] = {}
             for part, scores in found.items():
+                # A part's own resampler numbers the rows within the part.
                 drawn = every[sources[rows] == part]
                 if scores.resample and len(drawn):
                     resampled[part] = scores.resample(place[drawn])

@@ -150,6 +150,7 @@ def describe_majority(scores: Mapping[str, float], rates: Mapping[str, float], l
     """
     accuracy = scores.get("accuracy")
     share = rates.get("majority_label")
+    # 1e-9: rounding must not tell equal percentages apart.
     if accuracy is None or share is None or accuracy > 100 * share + 1e-9 or not label_counts:
         return ""
     label = max(label_counts, key=label_counts.__getitem__)

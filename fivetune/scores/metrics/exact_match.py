@@ -30,7 +30,9 @@ class ExactMatch(PerExample):
 
     def _normalize(self, text: str) -> str:
         squeezed = " ".join(text.split())
-        return squeezed.casefold() if self.ignore_case else squeezed
+        if self.ignore_case:
+            squeezed = squeezed.casefold()
+        return squeezed
 
 
 CASES = (

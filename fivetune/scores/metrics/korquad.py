@@ -35,7 +35,7 @@ class KorQuAD(PerExample):
         {'korquad_exact': 0, 'korquad_f1': 0.8}
         """
         predicted = normalize_korean(prediction)
-        if not any(references):
+        if not any(references):  # unanswerable
             right = int(not predicted)
             return {"korquad_exact": right, "korquad_f1": right}
         golds = [normalize_korean(reference) for reference in references]

@@ -87,7 +87,7 @@ class MLQA(PerExample):
         own = details.get("language")
         language = parse_language_code(str(own)) if own else self.language
         predicted = normalize(prediction, language)
-        if not any(references):
+        if not any(references):  # unanswerable
             right = int(not predicted)
             return {"mlqa_exact": right, "mlqa_f1": right}
         exact, f1 = compute_best_match(predicted, [normalize(reference, language) for reference in references])

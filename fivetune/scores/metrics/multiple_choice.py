@@ -35,6 +35,7 @@ class MultipleChoice(PerExample):
         if prediction == UNANSWERED:  # its similarity to every option is 0, so the first one would be taken
             return {"accuracy": 0, "verbatim": 0}
         written = _normalize_choice(prediction)
+        # Without options the prediction is the only one: it must equal the right text.
         options = list(map(_normalize_choice, details.get("choices") or [prediction]))
         chosen = max(options, key=lambda option: compute_similarity(option, written))
         return {"accuracy": int(chosen in map(_normalize_choice, references)), "verbatim": int(written in options)}

@@ -106,7 +106,9 @@ class Tags(Options):
             "total": len(each),
         }
         shown = Counter(chain.from_iterable(gold for _, gold in pairs))
-        sizes = {"macro_f1": min(compute_pooled_size(shown.values()), len(each))} if shown else {}
+        sizes: dict[str, float] = {}
+        if shown:  # an example may have several tags, but is no more than one example
+            sizes["macro_f1"] = min(compute_pooled_size(shown.values()), len(each))
         return Scores(corpus, each, resample, sizes)
 
     def split(self, text: str, golds: Sequence[str] = ()) -> list[str]:
