@@ -20,6 +20,7 @@ import numpy as np
 from fivetune.data.characters import describe_odd_targets, find_lossy_characters
 from fivetune.data.labels import PLACEHOLDERS, describe_merged_forms, describe_placeholders, describe_rare
 from fivetune.data.limits import TokenLengths, measure_lengths
+from fivetune.data.readers.delimited import NAMES_AGAIN
 from fivetune.data.readers.records import UniqueIds, read_records
 from fivetune.data.readers.source_files import BadRecord
 from fivetune.data.readers.tables import replace_empty_cell
@@ -324,7 +325,9 @@ def build_plan(
     if num_names and not header and not read_first_line(source):  # records with keys have no further lines of names
         num_names = 0
     table = build_table(source, chain(head[num_names:], records), header=header, flags=flags)
-    table = replace(table, num_names=num_names)
+    unread = [one for one in bad if one.reason != NAMES_AGAIN]
+    first_line = table.first_line if len(unread) == len(bad) else ()  # names that stand twice are no record
+    table = replace(table, num_names=num_names, first_line=first_line)
     if table.num_records < MIN_RECORDS:
         raise DataError(explain_few(table, bad, given, task))
     table, reading = infer_divided(table, task=task, given=given)
@@ -332,9 +335,9 @@ def build_plan(
     by_label = loaded.labels is not None
     # the sets, from all records; what else is needed of them is kept on the way
     num_total = table.num_read + len(bad)
-    if len(bad) > max(MAX_UNREAD * num_total, MAX_ABOVE):
-        share = f"{len(bad):,} of {num_total:,} records cannot be read"
-        raise DataError(f"{source}: {share}; the first: {bad[0]} Nothing was written.")
+    if len(unread) > max(MAX_UNREAD * num_total, MAX_ABOVE):
+        share = f"{len(unread):,} of {num_total:,} records cannot be read"
+        raise DataError(f"{source}: {share}; the first: {unread[0]} Nothing was written.")
     bad = []
     blank: dict[str, list[str]] = {}  # names of columns -> places
     labels: Counter[str] = Counter()

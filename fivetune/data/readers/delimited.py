@@ -59,6 +59,7 @@ YEARS = range(1900, 2100)
 NAME = re.compile(r"[^\W\d]\w*")
 SENTENCE_END = re.compile(r"[.!?。！？।؟][\"'”’»)]*\s*$")
 QUESTION_END = re.compile(r"[?？؟][\"'”’»)]*\s*$")
+NAMES_AGAIN = "holds the names of the columns again, as of joined files. Allowed is one header. Delete the line."
 HEADER_WORDS = re.compile(
     r"id|text|labels?|sentence\d?|title|category|class|review|summary|document|article|questions?|answers?|context|"
     r"inputs?|outputs?|targets?|source|prompt|response|instruction|intent",
@@ -648,7 +649,18 @@ def read_csv_rows(
                 cells = cells[: len(names)]
             if others and len(cells) > len(names):
                 cells = join_cells(cells, others, separator)
-            yield TableRow(path, record.number, names, cells, separator)
+            if not header and _are_names(cells, names):
+                yield BadRecord(where, NAMES_AGAIN)
+            else:
+                yield TableRow(path, record.number, names, cells, separator)
+
+
+def _are_names(cells: Sequence[str], names: Sequence[str]) -> bool:
+    """Whether the cells of several columns are their names, as where one of several joined files begins."""
+    if len(names) < 2 or cells[-1].strip(' "').casefold() != names[-1].casefold():
+        return False
+    own = name_columns([cell.strip('\ufeff "') for cell in cells])
+    return [name.casefold() for name in own] == [name.casefold() for name in names]
 
 
 def _has_return_ends(head: str, path: Path) -> bool:

@@ -33,18 +33,17 @@ class Quoting(NamedTuple):
     is_trusted: bool = False
 
     def normalize(self, lines: Iterable[str]) -> Iterator[str]:
-        r"""Yield the lines with the escaped quotes inside cells doubled.
+        r"""Yield the lines with the escaped quotes inside cells doubled, and without blanks behind a quote at the end.
 
-        >>> list(Quoting(is_escaped=True).normalize([r'1,"say \"no\" \n"']))
-        ['1,"say ""no"" \\n"']
+        >>> list(Quoting(is_escaped=True).normalize([r'1,"say \"no\" \n"' + "  \n"]))
+        ['1,"say ""no"" \\n"\n']
         """
-        if not self.is_escaped:
-            yield from lines
-            return
         escaped = re.compile(rf"(?<!\\)((?:\\\\)*)\\{self.mark}")
         doubled = rf"\1{self.mark}{self.mark}"
         for line in lines:
-            yield escaped.sub(doubled, line)
+            text = line.rstrip(" \r\n")
+            ended = text + line[len(text) :].lstrip(" ") if text.endswith(self.mark) else line
+            yield escaped.sub(doubled, ended) if self.is_escaped else ended
 
 
 def are_quotes_well_formed(file: IO[bytes], separator: str, quoting: Quoting) -> bool:

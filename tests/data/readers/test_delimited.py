@@ -374,6 +374,34 @@ def test_separators_at_the_ends_of_lines_are_no_column(tmp_path):
     assert [one.where for one in bad] == [f"{path}:22"] and "3 cells" in bad[0].reason
 
 
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+@pytest.mark.parametrize("again", ["text{}label", "Text{}LABEL ", "\ufefftext{}label", '"text"{}"label"'])
+def test_names_that_stand_again_are_no_record_and_are_told(read, separator, again):
+    rows = [f"Is {row} late?{separator}{'no' if row % 2 else 'yes'}\n" for row in range(9)]
+    rows.insert(4, again.format(separator) + "\n")
+    found, bad = read("a.csv", f"text{separator}label\n{''.join(rows)}")
+    assert len(found) == 9 and {label for _, label in found} == {"no", "yes"}
+    assert bad == [6]
+
+
+def test_names_without_that_of_the_index_stand_again(read):
+    assert read("a.csv", ",text,label\n0,Go.,no\n,text,label\n0,Stay.,yes\n") == (
+        [("0", "Go.", "no"), ("0", "Stay.", "yes")],
+        [3],
+    )
+
+
+def test_a_text_may_be_the_name_of_its_only_column(read):
+    assert read("a.txt", "text\nhello\n", ("text",))[0] == [("text",), ("hello",)]
+
+
+@pytest.mark.parametrize("end", [" \n", "   \r\n"])
+def test_blanks_behind_the_quote_that_ends_a_line_are_no_part_of_it(read, end):
+    rows = [f'"Is house {row} open?","It is, from {row} on."' + (end if row % 4 == 0 else "\n") for row in range(12)]
+    found, bad = read("a.csv", f"question,answer\n{''.join(rows)}")
+    assert not bad and found == [(f"Is house {row} open?", f"It is, from {row} on.") for row in range(12)]
+
+
 LABELS = ("pos", "neg")
 
 
