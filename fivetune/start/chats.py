@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
-from fivetune.start.roles import USUAL, has_word
+from fivetune.start.roles import DIALOGUES, USUAL, has_word
 from fivetune.start.survey import CERTAIN, SAMPLE, Evidence, Reading, Survey, describe_outputs, join_names
 
 CHATS = (
@@ -18,7 +18,6 @@ CHATS = (
     ("from", "value", "system", "human", "gpt"),
 )
 TURN_TEXTS = ("text", "content", "utterance", "value", "message")
-DIALOGUES = "messages chat chats turns dialog dialogs dialogue dialogues conversation conversations utterances"
 
 
 def read_chat(survey: Survey) -> Iterator[Reading]:

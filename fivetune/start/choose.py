@@ -132,7 +132,7 @@ def _make_doubt(why: str, best: Reading, others: Sequence[Reading], survey: Surv
     shown = _list_likely(best, others, why, survey)
     used = [name for one in shown for name in (*one.inputs, *one.targets)]
     used += [name.partition(".")[0] for name in used]  # of a chat
-    left = [survey.columns[name] for name in survey.list_unread(used)]
+    left = [survey.columns[name] for name in (*survey.list_unread(used), *survey.list_counts()) if name not in used]
     for column in left:
         if column.num_distinct == 1 and survey.rate(column.name, "label") == CLEAR:
             why += f"; {column.name} is no label, as it is {shorten_repr(column.example)} in all records"
@@ -307,7 +307,7 @@ def list_without_header(table: RawTable, task: str | None) -> list[tuple[RawTabl
         roles = {role: [names[name] for name in of_role] for role, of_role in reading.roles.items()}
         choices.append((plain, replace(reading, doubts=["the first line is a record"])))
         choices.append((table, replace(reading, roles=roles, doubts=["the first line has the names of the columns"])))
-    return choices[:NUM_SHOWN]
+    return choices[: NUM_SHOWN + 1]  # of two directions all
 
 
 def _list_readings(
@@ -505,12 +505,15 @@ def explain_none(survey: Survey, task: str | None, wanted: Given, bad: Sequence[
         return form
     columns = survey.columns
     given = [(role, name) for role, names in survey.given.items() for name in names]
-    flags = shlex.join(_list_column_flags(given))
+    flags = _join_columns(survey.given)
+    as_text = "".join(
+        f", or learn a text: --task jsonl {way}" for way in _list_working(survey, None, _list_pairs(wanted))
+    )
     if task and given and (others := _list_readings(survey, None, wanted)):
         first = others[0]
         return (
             f"--task {task} does not fit {flags}: {first.reason}, as of {first.kind}. Leave out --task, or give "
-            f"--task {first.task}, or other columns."
+            f"--task {first.task}, or other columns{as_text}."
         )
     for role, name in given:
         if columns[name].kind in ("list", "object"):
@@ -538,17 +541,29 @@ def explain_none(survey: Survey, task: str | None, wanted: Given, bad: Sequence[
     fits = f"--task {task} does not fit" if task else "no task fits"
     fits += f" the columns {list_names(survey.table.columns)}:"
     if given:
-        return f"{fits} {'; '.join(reasons)}. Give other columns than {flags}, or another task with --task."
+        return f"{fits} {'; '.join(reasons)}. Give other columns than {flags}, or another task with --task{as_text}."
     texts = sorted((name for name in columns if columns[name].has_text), key=lambda name: -columns[name].mean_chars)
     texts = [name for name in texts if name not in nested]
     if not texts:
         reasons.append("no column holds text: what the model would read is missing")
         return f"{fits} {'; '.join(reasons)}. Add a column with the text of each record."
     reasons.append(f"text in {list_names(texts)}, and no other column is named as what is to be learned")
+    # lists of what several annotators say, then numbers that one text is given, then another text
+    lists = [name for name, column in columns.items() if column.kind == "text list"]
+    known: list[Given] = [{"text": [one for one in columns if one in texts], "tags": [name]} for name in lists]
+    is_one = all(survey.is_copy(texts[0], name) for name in texts[1:])
+    numbers = (
+        [name for name in columns if columns[name].kind == "number" and not survey.is_aside(name)] if is_one else []
+    )
+    numbers += survey.list_counts() if is_one else []
+    for name in numbers:
+        roles = ("text", "label") if columns[name].has_labels else ("inputs", "targets")
+        known.append(dict(zip(roles, (texts[:1], [name]), strict=True)))
     pairs = permutations(sorted(texts, key=lambda name: survey.rate(name, "targets"))[:4], 2)
-    known = [{"inputs": [read], "targets": [learned]} for read, learned in pairs]
+    known += [{"inputs": [read], "targets": [learned]} for read, learned in pairs]
     example = next(_list_working(survey, task, known), "--column text=NAME --column label=NAME")
-    way = f"Name the columns, such as {example}, or the task with --task."
+    others = f" (so of {list_names(numbers[1:])})" if len(numbers) > 1 else ""
+    way = f"Name the columns, such as {example}{others}, or the task with --task."
     if len(texts) < 2:
         way += " If the file holds the texts of one label, add it as a column, and join the files of all labels."
     return f"{fits} {'; '.join(reasons)}. {way}"
@@ -558,7 +573,19 @@ def _list_working(survey: Survey, task: str | None, known: Iterable[Given]) -> I
     """Yield the flags of those columns that a reading takes."""
     for given in known:
         if _list_readings(make_survey(survey.table, given), task, given):
-            yield shlex.join(_list_column_flags((role, names[0]) for role, names in given.items()))
+            yield _join_columns(given)
+
+
+def _list_pairs(wanted: Given) -> list[Given]:
+    """List the user's columns as inputs and targets, if they have other roles."""
+    read = [name for role in ("text", "context", "question") for name in wanted.get(role, ())]
+    learned = [name for role in ("label", "answer", "tags") for name in wanted.get(role, ())]
+    return [{"inputs": read, "targets": learned[:1]}] if read and learned else []
+
+
+def _join_columns(given: Given) -> str:
+    """Join the flags that give columns their roles."""
+    return shlex.join(_list_column_flags((role, name) for role, names in given.items() for name in names))
 
 
 def _is_nested(survey: Survey, name: str, column: Column) -> bool:

@@ -38,7 +38,7 @@ from fivetune.start.columns import (
     read_list,
 )
 from fivetune.start.marks import MIN_SHARE, SPEAKERS, Marks, find_marks
-from fivetune.start.roles import CLEAR, rate_name
+from fivetune.start.roles import CLEAR, REFERENCES, has_word, rate_name
 from fivetune.start.survey import FEW_WORDS, READ
 from fivetune.tasks import list_names
 from fivetune.tasks._choices import parse_literal
@@ -84,10 +84,13 @@ class Parts:
         return (self.column,)
 
     def is_meant(self, learned: Collection[str], tasks: Collection[str]) -> bool:
-        """Whether the names of the parts leave no doubt that they may be meant, and other readings learn labels."""
+        """Whether the names of the parts leave no doubt that they may be meant, and other readings learn labels, or
+        what may be a document.
+        """
         is_read = any(rate_name(role, self.names[0]) == CLEAR for role in READ)
         is_learned = any(rate_name(role, self.names[-1]) == CLEAR for role in ("targets", "answer"))
-        return is_read and is_learned and {*tasks} <= LABEL_TASKS
+        is_document = all(has_word(name, REFERENCES) for name in learned)
+        return is_read and is_learned and ({*tasks} <= LABEL_TASKS or is_document)
 
     def iter_records(self, records: Iterable[RawRecord], on_bad: Callable[[BadRecord], None]) -> Iterator[RawRecord]:
         """Yield the records with a column for each part; one without the parts goes to `on_bad`."""

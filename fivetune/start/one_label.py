@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from fivetune.data.labels import PLACEHOLDERS
 from fivetune.start.columns import MIN_WORDS, Column, as_text, find_value, is_empty_cell
-from fivetune.start.roles import CLEAR, USUAL, has_word, rate_name, split_name
+from fivetune.start.roles import CLEAR, COMMENTS, SYSTEMS, USUAL, has_word, rate_name, split_name
 from fivetune.start.survey import (
     GENERAL_LABELS,
     LEARNED,
@@ -31,6 +31,7 @@ from fivetune.tasks import list_names
 
 CONFLICTS = 0.2  # share of records whose inputs another record has with another label
 MAX_WORDS = 3  # distinct words of a column that may be a label whatever its name
+PLAIN_TEXTS = "text texts sentence sentences utterance prompt question"  # which need no comment to be read
 MIN_LABEL = 3  # characters of a label that is looked for in texts
 NO_LABEL = "no column is named as a label"
 STANCES = "against favor favour pro con support deny agree disagree"
@@ -60,12 +61,15 @@ def _list_read(survey: Survey, label: str, same: Sequence[str]) -> Iterator[tupl
     leaks = [name for name in texts if _has_gaps(survey, name, label)]
     leaks = [name for name in leaks if survey.rate(name, *READ) < 2] or leaks  # rather than a passage
     told = [name for name in texts if _is_label_told(survey, name, label)]
+    notes = [name for name in texts if has_word(name, COMMENTS)]
+    notes = notes if any(has_word(name, PLAIN_TEXTS) for name in texts if name not in notes) else []
     pairs = itertools.combinations(texts, 2)
     alike = next((pair for pair in pairs if survey.is_copy(*pair) or survey.is_version(*pair)), ())
     doubts: list[str] = []
     for spare, doubt in (
         (leaks, f"is filled for some values of {label} only, as what the giver of it writes"),
         (told, f"holds the {label} itself in nearly all records, as a reasoning about it does"),
+        (notes, f"may be what the giver of {label} writes, or be read"),
     ):
         if 0 < len(spare) < len(texts):
             doubts.append(f"{join_names(spare)} {doubt}")
@@ -161,13 +165,19 @@ def _find_rivals(survey: Survey, label: str, used: Sequence[str]) -> Iterator[st
     unread = survey.list_unread(used)
     least = USUAL if survey.rate(label, "label") >= USUAL else 0
     labels = [name for name in unread if survey.columns[name].has_labels and not survey.is_amount(name)]
-    named = [name for name in labels if survey.rate(name, "label", "flag", "answer") >= least]
+    named = [name for name in labels if survey.rate(name, "label", "flag", "answer") >= least or _is_general(name)]
     values = survey.columns[label].values
     unknown = [name for name in labels if survey.rate(name, *READ, *LEARNED) == 0 and name not in named]
     others = [*named, *(name for name in unknown if _is_judgement(survey.columns[name], values))]
-    if others and not has_word(label, GENERAL_LABELS):
+    if _is_general(label):  # of label_sexist and label_category none is
+        others = [name for name in others if _is_general(name) and len(split_name(label)) > 1]
+    if others:
         yield f"{join_names(others[:2])} may be the label, too"
     yield from describe_outputs(survey.list_outputs(used))
+
+
+def _is_general(name: str) -> bool:
+    return has_word(name, GENERAL_LABELS) and not has_word(name, SYSTEMS)
 
 
 def _is_judgement(column: Column, values: Mapping[str, int]) -> bool:

@@ -9,7 +9,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from fivetune.start.questions import read_golds
-from fivetune.start.roles import CLEAR, USUAL, find_language, rate_name, split_name
+from fivetune.start.roles import (
+    CLEAR,
+    DIALOGUES,
+    REFERENCES,
+    SHARED,
+    USUAL,
+    find_language,
+    has_word,
+    rate_name,
+    split_name,
+)
 from fivetune.start.survey import (
     CODE,
     IN_TEXT,
@@ -69,7 +79,7 @@ def _list_targets(survey: Survey, texts: Sequence[str]) -> list[str]:
     if texts and all(survey.rate(name, "text") >= USUAL for name in targets):  # a title
         lists = [name for name in survey.list_unread(()) if survey.has_several(name) and survey.has_phrases(name)]
         targets += [form for name in lists if name not in (*targets, *apart) for form in survey.list_forms(name)]
-    unknown = [name for name in reversed(texts) if survey.rate(name, "targets", *SOURCES) == 0]
+    unknown = [name for name in reversed(texts) if survey.rate(name, "targets", "context", *SOURCES) == 0]
     if len(texts) <= 3 or len(unknown) == 1:
         targets += unknown
     is_labelled = any(survey.rate(name, "label") == CLEAR for name in columns)
@@ -103,6 +113,9 @@ def _list_sources(survey: Survey, target: str, texts: Sequence[str]) -> list[lis
     questions = [name for name in known if survey.rate(name, "question") >= USUAL and name not in contexts]
     if questions and contexts:  # of a question and the schema of its tables, both
         return [[name for name in survey.columns if name in (questions[0], contexts[0])]]
+    asked = [name for name in known if survey.rate(name, "inputs") >= USUAL and name not in contexts]
+    if asked and contexts and survey.rate(target, "targets") >= USUAL:  # so of a prompt and what it is about
+        return [[name for name in survey.columns if name in (asked[0], contexts[0])], asked[:1], contexts[:1]]
     unknown = [name for name in texts if survey.rate(name, "targets", "answer", *SOURCES) < 2]
     others = [name for name in unknown or texts if name != target]
     long = [name for name in contexts if survey.columns[name].mean_words >= LONG_CONTEXT]
@@ -154,6 +167,9 @@ def _read_pair(survey: Survey, sources: Sequence[str], target: str) -> Reading:
     named = survey.rate(target, "targets")
     texts = [name for name in survey.columns if survey.columns[name].has_text]
     is_text = named <= survey.rate(target, "text") and survey.can_learn_other([*used, *texts])
+    is_of_dialogue = has_word(source, DIALOGUES)
+    is_reference = has_word(target, REFERENCES)
+    is_shared = last.is_running and last.share_distinct <= SHARED < first.share_distinct
     table = [
         (last.has_fractions, NO_PEARSON),
         (survey.rate(source, *READ) < survey.rate(source, "targets"), f"{source} is named as what is learned, too"),
@@ -162,7 +178,8 @@ def _read_pair(survey: Survey, sources: Sequence[str], target: str) -> Reading:
         table += [
             (is_longer, f"{target} is longer than {source}, so it is no summary of it: perhaps the other way round"),
             (is_text and not is_unknown, f"{target} is named as a text, too"),
-            (is_text and is_unknown, f"no name says that {target} is learned"),
+            (is_unknown and (is_text or is_of_dialogue), f"no name says that {target} is learned"),
+            (is_reference and (is_of_dialogue or is_shared), f"{target} may be what {source} is about, or be learned"),
         ]
     doubts = [words for is_so, words in table if is_so]
     if target in survey.golds:

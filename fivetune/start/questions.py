@@ -12,7 +12,7 @@ from fivetune.errors import RecordError
 from fivetune.scores.metrics.gsm8k import extract_final_number
 from fivetune.start.columns import Column, as_text, count_words
 from fivetune.start.quizzes import read_quizzes
-from fivetune.start.roles import USUAL, has_word
+from fivetune.start.roles import COMMENTS, NOTES, USUAL, has_word
 from fivetune.start.survey import IN_TEXT, LONG_WORDS, NUM_ANSWERED, VALUES, Reading, Survey
 from fivetune.start.task_options import SHORT_TARGET_WORDS, count_shared_words
 from fivetune.tasks import find_text
@@ -22,7 +22,6 @@ from fivetune.types import RawRecord
 
 IN_CONTEXT = 0.7  # least share of answers that are parts of their context, if the task is extractive
 LONG_ANSWER_WORDS = 8.0
-NOTES = "note notes notiz remark remarks comment comments"  # are no text that is asked about
 
 
 def read_questions(survey: Survey) -> Iterator[Reading]:
@@ -68,9 +67,10 @@ def _list_asked(
 def _find_context(survey: Survey, question: str) -> str | None:
     """Find the text that questions are about: the one with the clearest name."""
     texts = [name for name in survey.list_columns("context", "text", minimum=2) if survey.columns[name].has_text]
-    texts = [name for name in texts if survey.is_given(name) or not has_word(name, NOTES)]
+    texts = [name for name in texts if survey.is_given(name) or not has_word(name, f"{NOTES} {COMMENTS}")]
     texts = [name for name in texts if survey.rate(name, "question") < 2 or survey.rate(name, "context") >= USUAL]
-    known = [name for name in texts if name != question and survey.rate(name, "answer", "targets", "label") < USUAL]
+    learned = [name for name in texts if survey.rate(name, "answer", "targets", "label") >= USUAL]
+    known = [name for name in texts if name != question and (name not in learned or survey.is_given(name))]
     if known and (survey.rate(known[0], "context") >= 2 or len(known) == 1):
         return known[0]
     return None

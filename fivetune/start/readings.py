@@ -22,7 +22,7 @@ from fivetune.start.one_label import read_labels, read_numbers
 from fivetune.start.pairs import read_instructions, read_pairs
 from fivetune.start.questions import read_questions
 from fivetune.start.several_labels import read_tags
-from fivetune.start.survey import CERTAIN, Evidence, Reading, Survey
+from fivetune.start.survey import CERTAIN, MAX_NUMBERED, Evidence, Reading, Survey
 from fivetune.start.task_options import TEXT_TASKS, fill_options
 from fivetune.types import JsonTable
 
@@ -68,7 +68,8 @@ def read_named(survey: Survey) -> Iterator[Reading]:
         texts = given.get(read) or (survey.list_texts(column.name) if read == "text" else ())
         if not texts:
             continue
-        if task == "classification" and not 2 <= column.num_distinct <= column.num_filled / 2:
+        most = max(column.num_filled / 2, min(MAX_NUMBERED, column.num_filled - 1))
+        if task == "classification" and not 2 <= column.num_distinct <= most:
             continue
         roles = {read: texts, learned: given[learned]}
         many = f"{column.name} has {column.num_distinct:,} different values in {column.num_filled:,} records"

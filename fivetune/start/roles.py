@@ -38,7 +38,8 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "context": (
         "context contexts passage passages excerpt paragraph paragraphs kontext contexto contexte contesto support",
         "document documents text article snippet snippets evidence abstract background story facts numbers table "
-        "schema theory rules history persona search_results supporting_facts quote chunk chunks fragment docs",
+        "schema theory rules history persona knowledge grounding search_results supporting_facts quote chunk chunks "
+        "fragment docs",
     ),
     "answer": (
         "answer answers answer_text answer_key answerkey answer_idx correct_answer exact_answer "
@@ -95,7 +96,7 @@ WORDS: Mapping[str, tuple[str, str]] = {
         "meaning_representation mr",
         "text sentence body content description question query story transcript conversation patient long noisy "
         "incorrect complex normal passage context abstract input_sequence diff rewritten_intent chapter "
-        "user human customer client patient",
+        "user human customer client patient chat chats conversations dialogues dialogs",
     ),
     "targets": (
         "targets target output outputs target_text output_text gold_text corrected_text reference_text summary "
@@ -222,6 +223,26 @@ SYSTEMS = (
 GOLD = "gold truth true reference references ref human"
 """Words for the right answer beside those of systems."""
 
+DIALOGUES = "messages chat chats turns dialog dialogs dialogue dialogues conversation conversations utterances"
+
+REFERENCES = "reference references ref refs"
+"""Words for a right answer, or for the document that a dialogue is about."""
+
+NOTES = (
+    "note notes remark remarks notiz notizen bemerkung bemerkungen anmerkung anmerkungen observaciones observacoes "
+    "备注 備考 비고 примечание примечания"
+)
+"""Words for what annotators write on a text, which is no text itself beside one."""
+
+COMMENTS = "comment comments"
+"""The same, where it may be the text, too."""
+
+THINGS = (
+    "product item recipe dish food menu ingredient company business merchant vendor event movie film book song job "
+    "course paper game app drug medicine disease symptom service project task activity transaction"
+)
+"""Words for what has a name that is a text, unlike those of persons and places."""
+
 SUBJECTS = "target topic entity claim aspect candidate company brand party issue"
 """Words for what a stance or an opinion is about."""
 
@@ -230,9 +251,9 @@ INNER = "text texts value stem content human_readable spans body_text"
 
 _LANGUAGES = (
     "en eng English, de deu ger deutsch German, fr fra French, es spa Spanish, ro Romanian, it ita Italian, "
-    "pt por Portuguese, nl nld Dutch, pl pol Polish, ru rus Russian, zh zho cmn Chinese, ja jpn Japanese, "
-    "ar ara Arabic, cs ces Czech, tr tur Turkish, uk ukr Ukrainian, sv swe Swedish, hi Hindi, vi Vietnamese, "
-    "ko kor Korean, fi Finnish, da Danish, hu hun Hungarian, el ell Greek, bg Bulgarian"
+    "pt por Portuguese, nl nld Dutch, pl pol Polish, ru rus Russian, zh zho cmn cn Chinese, ja jpn jp Japanese, "
+    "ar ara Arabic, cs ces cz Czech, tr tur Turkish, uk ukr ua Ukrainian, sv swe Swedish, hi Hindi, vi vn Vietnamese, "
+    "ko kor kr Korean, fi Finnish, da Danish, hu hun Hungarian, el ell gr Greek, bg Bulgarian"
 )
 LANGUAGES: Mapping[str, str] = {
     word.casefold(): words.split()[-1] for words in _LANGUAGES.split(",") for word in words.split()

@@ -30,9 +30,11 @@ from fivetune.start.roles import (
     COPIES,
     GOLD,
     INNER,
+    NOTES,
     PAIRED,
     SUBJECTS,
     SYSTEMS,
+    THINGS,
     USUAL,
     Given,
     find_language,
@@ -208,11 +210,41 @@ class Survey:
             return True
         if column.num_distinct < 2 and max(learned, self.rate(name, "instruction", "choices")) < USUAL:
             return True
+        if self._is_note(name):
+            return True
         is_flag = column.kind == "number" and {*column.values} == {"0", "1"}
         # what a person says may be named after the person
-        other = {"id": is_flag, "person": column.is_running and has_word(name, SPEAKERS)}
+        is_said = column.is_running and has_word(name, SPEAKERS)
+        other = {"id": is_flag, "person": is_said or self._is_name_of_thing(name)}
         aside = max(rate_name(role, name) for role in ASIDE if not other.get(role))
         return aside >= USUAL and aside > max(learned, self.rate(name, *READ))
+
+    def _is_note(self, name: str) -> bool:
+        """Whether a column holds what annotators write on a text: one with a clear name is there, or a longer one."""
+        column = self.columns[name]
+        if column.has_labels or column.kind != "text" or not has_word(name, NOTES):
+            return False
+        rated = self._rate_texts(NOTES)
+        longer = [one for one in rated if self.columns[one].mean_chars > column.mean_chars]
+        return CLEAR in rated.values() or USUAL in map(rated.__getitem__, longer)
+
+    def _is_name_of_thing(self, name: str) -> bool:
+        """Whether the names in a column are the texts of a table that has no others, such as those of products: by its
+        name, or as most have digits or small words, which those of persons have not.
+        """
+        column = self.columns[name]
+        *before, last = split_name(name) or [""]
+        is_name = last in ("name", "names") and column.has_text and column.mean_words > FEW_WORDS
+        if not is_name or max(self._rate_texts("name names").values(), default=0) >= USUAL:
+            return False
+        small = [re.search(r"\d|\b[a-zß-ÿα-ωа-я]{4,}", text) for text in self.list_examples(name, SAMPLE)]
+        is_text = column.is_running and sum(map(bool, small)) > len(small) / 2
+        return has_word(name, THINGS) or (is_text and not before)
+
+    def _rate_texts(self, others: str) -> dict[str, int]:
+        """Rate how clearly the columns of running text are named so, those with some words in their names left out."""
+        texts = [name for name, one in self.columns.items() if one.has_text and one.is_running]
+        return {name: self.rate(name, "text", "question", "inputs") for name in texts if not has_word(name, others)}
 
     def _is_quantity(self, name: str) -> bool:
         """Whether different whole numbers are no ids: by their name, their few digits, and as they do not ascend."""
@@ -429,6 +461,11 @@ class Survey:
     def list_unread(self, used: Collection[str]) -> list[str]:
         """List the columns that a reading leaves out, those aside not counted."""
         return [name for name in self.free if name not in used]
+
+    def list_counts(self) -> list[str]:
+        """List the columns that count something other than words or letters: few numbers, which may be learned."""
+        counts = [name for name in self.columns if COUNT.match(name) and not has_word(name, STATISTICS)]
+        return [name for name in counts if self.columns[name].kind == "number" and self.columns[name].has_labels]
 
     def list_outputs(self, used: Collection[str]) -> list[str]:
         """List the further columns that are named as what is learned."""

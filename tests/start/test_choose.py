@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import kit
 import pytest
 
@@ -161,6 +163,55 @@ def test_a_doubt_lists_readings_with_their_commands():
     assert [one.targets[0] for _, one in caught.value.choices] == ["queue", "status"]
     assert "  fivetune new a.csv --task classification --column text=Subject --column label=queue" in str(caught.value)
     assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "flags"),
+    [
+        (lambda i: {"TEXT": text(i), "cOPN": i / 7, "cCON": i / 9}, "inputs=TEXT targets=cOPN (so of cCON)"),
+        (lambda i: {"phrase": text(i), "num_statements": i % 3}, "text=phrase label=num_statements"),
+        (
+            lambda i: {"premise": text(i), "hypothesis": text(i + 7), "ratings": str(["CEN"[i % 3], "CE"[i % 2], "N"])},
+            "text=premise text=hypothesis tags=ratings",
+        ),
+    ],
+)
+def test_columns_that_may_be_learned_are_named_where_no_task_fits(fields, flags):
+    with pytest.raises(DataError) as caught:
+        infer_task(table(fields))
+    command = re.sub(r" (?=\w+=)", " --column ", flags)
+    assert f"such as --column {command}" in str(caught.value)
+
+
+@pytest.mark.parametrize("task", ["jsonl", "classification", None])
+def test_a_label_that_no_task_learns_is_learned_as_text_by_other_flags(task):
+    given = {"text": ("TEXT",), "label": ("cOPN",)}
+    with pytest.raises(DataError, match="--task jsonl --column inputs=TEXT --column targets=cOPN"):
+        infer_task(table(lambda i: {"TEXT": text(i), "cOPN": i / 7}), task=task, given=given)
+
+
+def test_named_columns_are_read_whatever_new_would_take_them_for():
+    rare = table(lambda i: {"Exemple": text(i), "Categoria": f"rule {i % 19}"}, 31)
+    assert infer_task(rare, task="classification", given={"text": ("Exemple",), "label": ("Categoria",)}).targets
+    asked = table(
+        lambda i: {"reference": text(i // 2) * 5, "dialogue": text(i), "turn": f"so it is with case {i} and me"}
+    )
+    given = {"context": ("reference",), "question": ("dialogue",), "answer": ("turn",)}
+    assert infer_task(asked, task="unifiedqa", given=given).roles == given
+
+
+def test_labels_of_equal_names_are_a_doubt():
+    fields = {"text": text, "label_sexist": lambda i: "ab"[i % 2], "label_category": lambda i: LABELS[i % 3]}
+    with pytest.raises(DoubtError, match="label_sexist may be the label, too"):
+        infer_task(table(lambda i: {name: make(i) for name, make in fields.items()}))
+
+
+def test_a_doubt_names_the_columns_that_count():
+    fields = {"queue": lambda i: LABELS[i % 3], "status": lambda i: "ab"[i % 2], "num_errors": lambda i: i % 4}
+    with pytest.raises(DoubtError, match="in the same way: num_errors"):
+        infer_task(
+            table(lambda i: {"Subject": text(i), "n_words": 7 + i % 3} | {name: fields[name](i) for name in fields})
+        )
 
 
 def test_equal_texts_with_different_labels_are_a_doubt():

@@ -280,3 +280,28 @@ def test_a_chat_that_is_written_as_text_in_a_cell_is_read(tmp_path, form, said):
 def test_what_a_user_says_is_read_and_what_an_agent_says_is_learned(tmp_path):
     found = plan(write(tmp_path / "a.jsonl", [{"USER": ask(row), "AGENT": reply(row)} for row in range(40)]))
     assert (found.reading.inputs, found.reading.targets) == (["USER"], ["AGENT"])
+
+
+def converse(row: int) -> str:
+    return f"<user> {ask(row)}\n\n<assistant> {reply(row)}"
+
+
+@pytest.mark.parametrize("name", ["context", "document", "knowledge", "passage"])
+def test_the_parts_of_a_dialogue_are_read_beside_what_it_is_about(tmp_path, name):
+    rows = [
+        {name: f"All {THINGS[row % 7]}s of house {row // 2} are old.", "dialogue": converse(row)} for row in range(40)
+    ]
+    found = plan(write(tmp_path / "a.jsonl", rows)).reading
+    assert {*found.inputs} == {"prompt", name} and found.targets == ["response"]
+
+
+@pytest.mark.parametrize("name", ["reference", "references"])
+def test_a_reference_beside_a_dialogue_may_be_its_source(tmp_path, name):
+    rows = [
+        {name: f"All {THINGS[row % 7]}s of house {row // 2} are old.", "dialogue": converse(row)} for row in range(40)
+    ]
+    with pytest.raises(DoubtError) as caught:
+        plan(write(tmp_path / "a.jsonl", rows))
+    first, *_, last = caught.value.choices
+    assert describe_reading(first[1]) == "text to text: response from prompt"
+    assert describe_reading(last[1]) == f"text to text: {name} from dialogue"
