@@ -146,8 +146,9 @@ def _refuse_lost_vocabulary(folder: Path, settings: JsonTable, key: str | None) 
     """Raise ModelError for a folder without a tokenizer, or with a tokenizer config but without a vocabulary."""
     if any((folder / name).is_file() for name in (TOKENIZER, SENTENCEPIECE)) or _is_byte_level(settings):
         return
-    if any(all((folder / name).is_file() for name in names) for names in OTHER_VOCABULARIES):
-        return
+    for names in OTHER_VOCABULARIES:
+        if all((folder / name).is_file() for name in names):
+            return
     if not settings:
         for weights in sorted(folder.glob("*.safetensors")):  # a clone without its large files lacks the tokenizer too
             refuse_pointer(weights)

@@ -56,10 +56,9 @@ class KeptWeights:
         sizes = [round_up(weight.numel(), ALIGNMENT) for weight in self._cast]
         # One buffer in the order of the modules: q, k and v of a layer lie below each other.
         buffer = torch.empty(sum(sizes), dtype=kind, device=self._tables[0].device)
-        self._copies = [
-            part[: weight.numel()].view(weight.shape)
-            for weight, part in zip(self._cast, buffer.split(sizes), strict=True)
-        ]
+        self._copies: list[Tensor] = []
+        for weight, part in zip(self._cast, buffer.split(sizes), strict=True):
+            self._copies.append(part[: weight.numel()].view(weight.shape))
 
     @torch.no_grad()
     def update(self) -> None:
@@ -115,7 +114,7 @@ def _find_joined(parts: Sequence[Tensor]) -> Tensor | None:
         if not (is_next and part.is_contiguous()):
             return None
         end += part.numel()
-    return first.as_strided((sum(len(part) for part in parts), *first.shape[1:]), first.stride())
+    return first.as_strided((sum(map(len, parts)), *first.shape[1:]), first.stride())
 
 
 def add_product_(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -157,4 +156,5 @@ class KeptLinear(torch.autograd.Function):
         for total, part in zip(ctx.totals, grad.split(ctx.sizes, -1), strict=True):
             if total is not None:
                 add_product_(total, part.t(), x)
-        return (grad @ value).to(ctx.kind) if needs_x else None, *[None] * len(needed)
+        of_x = (grad @ value).to(ctx.kind) if needs_x else None
+        return of_x, *[None] * len(needed)
