@@ -254,7 +254,7 @@ def infer_output_scale(raw: JsonTable, *, untied: bool, where: str) -> bool:
     flag = FAMILIES[str(raw["model_type"])].scale_flag
     if flag is None:
         return False
-    # umT5: one flag of transformers ties the head and scales the output.
+    # umT5: the published models have their own head, and are not scaled.
     if flag == "tie_word_embeddings":
         return not untied
     # Files of T5 1.0 lack the entry, and scale where the head is tied.

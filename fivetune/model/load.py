@@ -73,7 +73,7 @@ def load_model_and_tokenizer(
     from transformers import AutoModelForSeq2SeqLM
 
     source = find_source(path, config=config, init=init, revision=revision)
-    # What is small is checked before any weight is read.
+    # Damage is named before anything is built.
     if source.is_dir():
         verify_checksums(source, advice=_advise_restoring(source))
     raw = read_model_config(source)

@@ -152,7 +152,7 @@ def calibrate_prediction(prediction: Prediction, temperature: float) -> Predicti
     scale = (1 - after) / (1 - before) if before < 1 else 0.0
 
     def scale_share(text: str, score: float) -> float:
-        # The prediction itself stands among the candidates, with a score that was rounded on the way.
+        # The prediction itself is one of its candidates.
         is_same = text == prediction.prediction and math.isclose(score, before, rel_tol=1e-3)
         return after if is_same else score * scale
 
