@@ -21,8 +21,7 @@ from kit import release
 from fivetune import cli
 from fivetune.config import load_config
 from fivetune.data.inspect import InspectedDataset, read_dataset
-from fivetune.reading.card.card import CardRequest, build_model_card
-from fivetune.reading.card.usage import Place
+from fivetune.reading.card.card import CardRequest, Place, build_model_card
 from fivetune.reading.report.page.render import render_html
 from fivetune.reading.report.run.build import build_page
 from fivetune.rundir.records import BestEval, Prediction, Run

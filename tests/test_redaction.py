@@ -13,8 +13,7 @@ import yaml
 from fivetune.cli import main
 from fivetune.config import load_config
 from fivetune.errors import DataError
-from fivetune.reading.card.card import CardRequest, build_model_card
-from fivetune.reading.card.usage import Place
+from fivetune.reading.card.card import CardRequest, Place, build_model_card
 from fivetune.reading.report import write_report
 from fivetune.redaction import is_secret_name, name_invisible, redact_json, redact_secrets, redact_settings
 from fivetune.rundir.records import Run

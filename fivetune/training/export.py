@@ -21,8 +21,7 @@ from fivetune.distributed.sharding import get_local, release_gathered
 from fivetune.distributed.world import ProcessGroupError
 from fivetune.errors import InterruptedRunError, describe_failure
 from fivetune.model.adapter import select_own_weights
-from fivetune.reading.card.card import CardRequest, build_model_card
-from fivetune.reading.card.usage import Place
+from fivetune.reading.card.card import CardRequest, Place, build_model_card
 from fivetune.rundir.confidence_file import write_confidence_file
 from fivetune.rundir.figures import build_best_eval, find_chosen_eval, find_own_eval, is_better_eval
 from fivetune.rundir.layout import AVERAGE, CARD

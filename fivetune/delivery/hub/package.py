@@ -15,8 +15,7 @@ from fivetune.config import load_config
 from fivetune.config.paths import resolve_adapter
 from fivetune.delivery.hub.files import ADAPTER, RepoFile, list_adapter_files, list_export_files, list_run_files
 from fivetune.errors import ConfigError, RunDirError
-from fivetune.reading.card.card import CardRequest, Kind, build_model_card, find_base, is_generated
-from fivetune.reading.card.usage import Place
+from fivetune.reading.card.card import CardRequest, Kind, Place, build_model_card, find_base, is_generated
 from fivetune.rundir.export_file import read_export
 from fivetune.rundir.figures import find_exported_eval
 from fivetune.rundir.layout import CARD

@@ -6,6 +6,7 @@ mark of its own content, by which a card that a user has edited is recognised.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -32,12 +33,11 @@ from fivetune.reading.card.facts import (
     name_eval_data,
     read_base_license,
 )
-from fivetune.reading.card.usage import Place, build_fivetune_example, build_peft_example, build_plain_example
 from fivetune.redaction import redact_settings
 from fivetune.rundir.figures import compute_energy_joules, compute_peak_bytes, describe_weights
 from fivetune.rundir.records import BestEval, EvalRecord, Run
 from fivetune.scores.metrics import find_absent, get_metric_name, load_metric
-from fivetune.tasks import head_of
+from fivetune.tasks import find_needed_columns, head_of
 
 if TYPE_CHECKING:
     from fivetune.types import Adapter, JsonTable
@@ -59,6 +59,24 @@ TASK_TYPES = {
 }
 """The hub's name of a task by its first metric; text2text-generation for others."""
 JOULES_PER_WH = 3600
+SAMPLE = "the text as the run's template writes it"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the reader of a card finds the model.
+
+    Args:
+        name: the run directory, or the repository (org/name).
+        is_published: whether `name` is a repository, at whose root the model's files are.
+    """
+
+    name: str
+    is_published: bool = False
+
+    @property
+    def model(self) -> str:
+        return self.name if self.is_published else f"{self.name}/model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +129,15 @@ def build_model_card(
     for spec in (spec for task in config.tasks for spec in task.metrics):
         source = "" if find_absent([spec]) else f" ({load_metric(spec).source})"
         scorers[f"`{get_metric_name(spec)}`{source}"] = None
+    is_virtual = adapter is not None and adapter.is_virtual
+    part = next(iter(getattr(config.task, "parts", ())), None)
     yaml = as_yaml(shown).strip()
     text = _build_template().render(
         metadata=_build_metadata(config, run, evaluation, request, name=name, base=base, adapter=adapter),
         name=name,
         version=fivetune.__version__,
         task=config.task.plugin_name(),
-        base=model["path"] or f"random weights ({model['config']})",
+        base_name=model["path"] or f"random weights ({model['config']})",
         adapter=adapted,
         base_license=read_base_license(given, request.folder) if config.model.init == "pretrained" and given else None,
         evaluation=evaluation,
@@ -127,7 +147,15 @@ def build_model_card(
         export=export,
         export_options=", ".join(f"{name} {value}" for name, value in export.get("options", {}).items()),
         proof=export.get("proof") or {},
-        examples=_iter_examples(config, place, base, adapter, request),
+        kind=request.kind,
+        place=place,
+        base=base,
+        model_type=request.model_type,
+        sample=SAMPLE,
+        record=_build_sample_record(config) or SAMPLE,
+        options=f', {{"task.part": {json.dumps(part)}}}' if part else "",
+        has_peft_example=request.kind == "adapter" or is_virtual,
+        has_plain_example=head_of(config.task) != "extractive" and request.export.get("format", "hf") == "hf",
         limits=list_limits(
             run,
             evaluation,
@@ -154,6 +182,7 @@ def _build_template() -> Template:
         lstrip_blocks=True,
     )
     environment.filters["markdown"] = escape_markdown  # pyright: ignore[reportUnknownMemberType]
+    environment.filters["quoted"] = quote_python  # pyright: ignore[reportUnknownMemberType]
     environment.globals["format_score"] = format_score  # pyright: ignore[reportUnknownMemberType]
     return environment.get_template("card.md")
 
@@ -261,17 +290,21 @@ def _build_metadata(
 # --- sections ---
 
 
-def _iter_examples(
-    config: RunConfig, place: Place, base: str | None, adapter: Adapter | None, request: CardRequest
-) -> Iterator[str]:
-    if request.kind == "adapter":
-        yield build_peft_example(place, base=base or place.model)
-        return
-    yield build_fivetune_example(place, config.task, config.data.columns)
-    if adapter and adapter.is_virtual:
-        yield build_peft_example(place, base=None)
-    elif head_of(config.task) != "extractive" and request.export.get("format", "hf") == "hf":
-        yield build_plain_example(place, model_type=request.model_type)
+def _build_sample_record(config: RunConfig) -> dict[str, str]:
+    """Build a record with the run's columns; {} for a mixture, and for a task with a column that is no text."""
+    needed = {} if hasattr(config.task, "parts") else find_needed_columns(config.task)
+    if not all(isinstance(value, str) for value in needed.values()):
+        return {}
+    return {config.data.columns.get(name, name): f"the {name}" for name in needed}
+
+
+def quote_python(value: object) -> str:
+    """Write a text or a record as Python code, with double quotes.
+
+    >>> quote_python({"Größe": "a"})
+    '{"Größe": "a"}'
+    """
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _list_training(settings: JsonTable, run: Run) -> Iterator[tuple[str, object]]:

@@ -40,8 +40,7 @@ from plotly import graph_objects
 from fivetune import plugins
 from fivetune.config import load_config
 from fivetune.errors import RunDirError
-from fivetune.reading.card.card import CardRequest, build_model_card
-from fivetune.reading.card.usage import Place
+from fivetune.reading.card.card import CardRequest, Place, build_model_card
 from fivetune.reading.diagnosis.rules import diagnose_run
 from fivetune.reading.report import build_page, write_report
 from fivetune.reading.report.page import charts
