@@ -59,7 +59,8 @@ def print_checks(checks: Iterable[Check], *, json_wanted: bool, facts: Mapping[s
 
     console = Console(highlight=False, soft_wrap=True)
     made: list[Check] = []
-    exit_code, num_errors = 0, 0
+    exit_code = 0
+    num_errors = 0
     try:
         for check in checks:
             made.append(check)
@@ -67,7 +68,8 @@ def print_checks(checks: Iterable[Check], *, json_wanted: bool, facts: Mapping[s
             if check.state == "fail":
                 exit_code = exit_code or check.error_class.exit_code
     except FiveTuneError as error:  # ends the checks, and counts as one that failed
-        exit_code, num_errors = error.exit_code, 1
+        exit_code = error.exit_code
+        num_errors = 1
         _print_check(console, "fail", "", str(error))
     states = [check.state for check in made]
     num_failed = states.count("fail") + num_errors
@@ -387,7 +389,8 @@ def assign_nodes(
 
     counts = ("launch.nnodes", "launch.nproc")
     for option, key in zip(("nodes", "gpus"), counts, strict=True):
-        asked, count = getattr(launcher, option), given.get(key)
+        asked = getattr(launcher, option)
+        count = given.get(key)
         if count is not None and (type(count) is not int or count < 1):
             raise ConfigError(f"--{key} {count}: give a whole number, 1 or more.")
         if asked and count and asked != count:

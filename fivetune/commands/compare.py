@@ -83,9 +83,10 @@ def run(args: Namespace) -> int:
         raise ConfigError("--overwrite and --resume exclude each other. Give one of them.")
     # Folders are compared; a file is a sweep, which trains runs.
     folders = [Path(source) for source in args.sources if Path(source).is_dir()]
-    for source in args.sources if folders else ():
-        if not Path(source).exists():
-            refuse_foreign(Path(source))
+    if folders:
+        for source in args.sources:
+            if not Path(source).exists():
+                refuse_foreign(Path(source))
     if folders and (settings or args.dry_run or args.resume or args.overwrite or args.on):
         raise ConfigError(
             f"{folders[0]}: is a directory; only a sweep file trains runs. Give the sweep file, "
@@ -97,7 +98,9 @@ def run(args: Namespace) -> int:
         raise ConfigError(f"{args.sources[1]}: one sweep at a time, or several run directories. Give one of them.")
     if args.vary:
         raise ConfigError("--vary: a sweep file defines what is varied. Omit --vary, or give run directories.")
-    return _compare_sweep_folder(args, folders[0]) if folders else _compare_sweep_file(args, settings)
+    if folders:
+        return _compare_sweep_folder(args, folders[0])
+    return _compare_sweep_file(args, settings)
 
 
 def _compare_sweep_file(args: Namespace, settings: dict[str, Any]) -> int:

@@ -90,9 +90,11 @@ def run(args: argparse.Namespace) -> int:
 def _print_estimates(title: str, estimates: list[Estimate]) -> None:
     """Print the table in the unit that the smallest figures fit: MiB for small models."""
     peaks = [one.memory.peak for one in estimates if one.memory is not None]
-    unit, name = MIB, "MiB"
+    unit = MIB
+    name = "MiB"
     if max(peaks, default=0) >= GIB:
-        unit, name = GIB, "GiB"
+        unit = GIB
+        name = "GiB"
     rows: list[list[str]] = []
     for one in estimates:
         memory = one.memory
@@ -155,7 +157,8 @@ def _build_settings(estimate: Estimate, config: RunConfig) -> dict[str, object]:
 
 
 def _describe_choice(chosen: Estimate, config: RunConfig, machine: Machine) -> str:
-    num, per_node = chosen.layout.world, machine.devices_per_node
+    num = chosen.layout.world
+    per_node = machine.devices_per_node
     launch: dict[str, object] = {}
     if num > per_node:
         launch = {"launch.nnodes": num // per_node, "launch.nproc": per_node}

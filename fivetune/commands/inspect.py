@@ -84,9 +84,11 @@ def _collect_facts(args: argparse.Namespace, settings: dict[str, Any], on_progre
         raise ConfigError("--task: is needed to read data: fivetune new DATA finds it. A recipe has its own.")
     table = {"model": {"path": args.tokenizer or TOKENIZER}, "task": {"name": args.task}}
     config = load_config(args.data[0] if is_recipe else table, settings)
-    task, data = config.task, config.data
+    task = config.task
+    data = config.data
     if is_recipe:
-        args.data, args.against = list(data.train), [*args.against, *data.eval]
+        args.data = list(data.train)
+        args.against = [*args.against, *data.eval]
         path = config.model.path
         if not args.tokenizer and path is not None and load_local_tokenizer(path) is not None:
             args.tokenizer = path

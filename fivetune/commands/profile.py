@@ -82,7 +82,8 @@ def _record_steps(args: argparse.Namespace) -> int:
     # A run directory gains a trace; other contents are not touched.
     if (reason := find_conflict(folder)) and not (folder / CONFIG).is_file():
         raise RunDirError(reason)
-    trace, summary = folder / TRACE_FOLDER / "trace.json.gz", folder / TRACE
+    trace = folder / TRACE_FOLDER / "trace.json.gz"
+    summary = folder / TRACE
     with Progress() as progress:
         window = profile_steps(
             config, trace, num_steps=args.steps or NUM_STEPS, num_warm_up=args.warm_up, on_progress=progress.update

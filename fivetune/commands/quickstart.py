@@ -32,7 +32,8 @@ def run(args: argparse.Namespace) -> int:
         f"corpus: {QUICKSTART_TRAIN:,} questions to train on, {QUICKSTART_EVAL} held out, about half unanswerable; "
         f"in {files[0].parent}"
     )
-    blind_folder, run_folder = folder / "quickstart-blind", folder / "quickstart"
+    blind_folder = folder / "quickstart-blind"
+    run_folder = folder / "quickstart"
     data = {"data.train": str(files[0]), "data.eval": str(files[1])}
     # A model that never sees the contexts: what the score would be without reading.
     print("context-blind baseline: the same model, trained on the questions without their contexts")

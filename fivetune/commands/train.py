@@ -129,7 +129,8 @@ def _refuse_absent_model(config: RunConfig) -> None:
     from fivetune.errors import ModelError
     from fivetune.model.files import find_folder
 
-    name, revision = config.model.path, config.model.revision
+    name = config.model.path
+    revision = config.model.revision
     sources = (*config.data.train, *config.data.eval)
     if not name or any(not is_hub_name(one) and not Path(one).expanduser().exists() for one in sources):
         return
@@ -179,7 +180,8 @@ def _report_bad_ending(folder: str) -> Iterator[None]:
     from fivetune.errors import InterruptedRunError
     from fivetune.rundir import STATUS, STEPS
 
-    status, steps = Path(folder, STATUS), Path(folder, STEPS)
+    status = Path(folder, STATUS)
+    steps = Path(folder, STEPS)
     before = _read_change_time(status)
     try:
         yield

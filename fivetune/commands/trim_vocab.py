@@ -87,7 +87,8 @@ def _trim(args: argparse.Namespace, staging: Path, on_progress: Callable[..., No
     trim.refuse_untrimmable(read_model_config(folder), tokenizer, args.model)
     generation = trim.read_generation_settings(folder)  # before transformers does, which raises errors of its own
     loaded = load_model_and_tokenizer(args.model, tokenizer=args.tokenizer, tokenizer_key="--tokenizer")
-    model, tokenizer = loaded.model, loaded.tokenizer
+    model = loaded.model
+    tokenizer = loaded.tokenizer
     # The kept pieces: used by the data, named in the configuration, and a margin.
     counts, characters, pairs = _count_ids(reader, args.text, tokenizer, model.config.vocab_size, on_progress)
     settings: Any = model.config
@@ -258,7 +259,9 @@ def _list_warnings(reader: TextReader, proof: TrimProof, unknown: Sequence[str],
 def _print_facts(facts: dict[str, Any], output: Path) -> None:
     from fivetune.errors import format_size
 
-    before, after, sample = facts["before"], facts["after"], facts["sample"]
+    before = facts["before"]
+    after = facts["after"]
+    sample = facts["sample"]
     titles = {"pieces": "pieces", "rows": "rows of the tables", "parameters": "parameters"}
     sizes = {"weight_bytes": "weights in fp32", "training_bytes": "weights, gradients, AdamW in fp32"}
     rows = [(title, f"{before[key]:,}", f"{after[key]:,}") for key, title in titles.items()]
@@ -270,7 +273,8 @@ def _print_facts(facts: dict[str, Any], output: Path) -> None:
         f"        the same scores of all kept pieces on {sample['num_pairs']} examples; largest difference "
         f"{sample['logit_error']:.1g} of the largest score"
     )
-    num, dropped = sample["num_pairs"], sample["num_dropped"]
+    num = sample["num_pairs"]
+    dropped = sample["num_dropped"]
     equal = f"{sample['num_restricted']} of {num} greedy answers"
     print(f"        {equal} are those of the whole model without the dropped pieces")
     why = f"; {dropped} of its answers contain a dropped piece" if dropped else ""

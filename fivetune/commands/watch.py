@@ -42,7 +42,8 @@ def run(args: argparse.Namespace) -> int:
         raise RunDirError(f"{args.folder}: no such directory. Give a run directory or a folder of runs.")
     if not args.interval > 0:
         raise ConfigError(f"--interval {args.interval}: must be above 0 seconds.")
-    console, watcher = Console(highlight=False), Watcher(args.folder)
+    console = Console(highlight=False)
+    watcher = Watcher(args.folder)
     # Without a terminal, such as in a log, one frame is all that can be shown.
     if args.once or not (console.is_terminal and sys.stdin.isatty()) or console.is_dumb_terminal:
         if not list_run_folders(args.folder):

@@ -80,7 +80,8 @@ def describe_odd_targets(
     examples = [one for one in examples if one.targets]
     targets = [one.targets for one in examples]
     tokens = list_structural_tokens(tokenizer) if tokenizer else T5_TOKENS
-    end, total = tokens[0], f"of {len(targets):,} {noun}"
+    end = tokens[0]
+    total = f"of {len(targets):,} {noun}"
     notes: list[str] = []
     num = sum(target.rstrip().endswith(end) for target in targets)
     if num:

@@ -116,10 +116,12 @@ def find_wrong_offset(record: RawRecord) -> tuple[int, BadRecord | None]:
     >>> find_wrong_offset(RawRecord({"context": "Ann slept.", "answers": answers}, "a.json:1"))[1].reason
     "answer_start 1 points at 'nn ', the answer is 'Ann'"
     """
-    context, answers = record.fields.get("context"), record.fields.get("answers")
+    context = record.fields.get("context")
+    answers = record.fields.get("answers")
     if not isinstance(context, str) or not isinstance(answers, Mapping):
         return 0, None
-    texts, starts = answers.get("text"), answers.get("answer_start")
+    texts = answers.get("text")
+    starts = answers.get("answer_start")
     if not isinstance(texts, list) or not isinstance(starts, list):
         return 0, None
     pairs = [

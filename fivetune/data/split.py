@@ -153,7 +153,8 @@ def split_in_three(
         smaller = _join_related(relations, kept, wanted)
         drawn = _draw_two(smaller, labels, split)
         if min(map(len, drawn)) >= LEAST_OF_SHARE * wanted:
-            groups, sets = smaller, drawn
+            groups = smaller
+            sets = drawn
             given_up.append(weaker)
     validation = frozenset(ids[row] for row in sets[0])
     test = frozenset(ids[row] for row in sets[1])

@@ -28,7 +28,8 @@ def read_export(folder: Path) -> JsonTable | None:
     damage = RunDirError(f"{path}: damaged. Export the run again with --overwrite.")
     try:
         found: Any = json.loads(path.read_text(encoding="utf-8"))
-        version, options = found["format_version"], found["options"]
+        version = found["format_version"]
+        options = found["options"]
         texts = [found["format"], found["source"]["run"], *(one["sha256"] for one in found["files"].values())]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise damage from None

@@ -91,7 +91,8 @@ def find_eval_changes(evals: Iterable[EvalRecord]) -> list[int]:
         if record.basis != basis or sizes.get(record.split, record.num_examples) != record.num_examples:
             if basis is not None:
                 changes.append(record.step)
-            basis, sizes = record.basis, {}
+            basis = record.basis
+            sizes = {}
         sizes[record.split] = record.num_examples
     return changes
 
@@ -180,7 +181,8 @@ def find_best_eval(
     for record in records:
         one = build_best_eval(record, metric)
         if best is None or is_better_eval(one, best, higher_is_better=higher_is_better):
-            found, best = record, one
+            found = record
+            best = one
     return found
 
 
@@ -232,7 +234,8 @@ def compute_tokens_per_second(steps: Sequence[StepRecord]) -> float | None:
 
 def compute_examples_per_second(steps: Sequence[StepRecord]) -> float | None:
     """Examples of the steady steps divided by their seconds; num_examples_seen grows by a step's examples."""
-    examples, seconds = 0, list[float]()
+    examples = 0
+    seconds = list[float]()
     for before, step in pairwise(steps):
         if not step.warm_up:
             examples += step.num_examples_seen - before.num_examples_seen
@@ -294,13 +297,15 @@ def is_frozen(losses: Sequence[float | None]) -> bool:
 
 def find_longest_freeze(steps: Sequence[StepRecord]) -> tuple[int, int]:
     """Number of steps and first step of the longest stretch of exactly equal losses; (0, 0) where no loss is known."""
-    longest, first = 0, 0
+    longest = 0
+    first = 0
     begin = 0  # of the stretch of the present step
     for number, step in enumerate(steps):
         if step.loss != steps[begin].loss:
             begin = number
         if step.loss is not None and number - begin + 1 > longest:
-            longest, first = number - begin + 1, steps[begin].step
+            longest = number - begin + 1
+            first = steps[begin].step
     return longest, first
 
 
@@ -346,15 +351,19 @@ def find_divergence(
     if len(losses) < MIN_DIVERGED_STEPS:
         return None
     # Medians over a moving window: the losses of single batches vary too much.
-    steps, values = list(losses), list(losses.values())
+    steps = list(losses)
+    values = list(losses.values())
     window = min(DIVERGENCE_WINDOW, len(values) // 2)
     medians = _compute_moving_medians(values, window)
-    last, first = medians[-1], values[0]
+    last = medians[-1]
+    first = values[0]
     guessing = math.log(vocab_size) if vocab_size else None
     # A learning rate far too high ruins the weights at once: only the noisy loss of the first batch is then low.
     is_early = FIRST_LOSS_MARGIN * first < min(medians)
     if is_early:
-        lowest, bound, highest = first, FIRST_LOSS_MARGIN * first, FIRST_LOSS_MARGIN * first
+        lowest = first
+        bound = FIRST_LOSS_MARGIN * first
+        highest = FIRST_LOSS_MARGIN * first
     elif window == DIVERGENCE_WINDOW:
         at = medians.index(min(medians))
         lowest = bound = medians[at]
@@ -381,7 +390,8 @@ def find_divergence(
     if not is_early:
         near = lowest + 0.1 * (last - lowest)
         left = window - 1 + max(i for i, each in enumerate(medians) if each <= near)
-    before, after = list[float](), list[float]()
+    before = list[float]()
+    after = list[float]()
     for step, loss in (eval_losses or {}).items():
         (before if step <= steps[left] else after).append(loss)
     if before and after and after[-1] < min(before):

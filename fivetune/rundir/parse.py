@@ -62,7 +62,8 @@ def parse_record(
         # Each round mends or leaves out what the validator names, then validates again.
         places: set[Keys] = set()
         for flaw in flaws:
-            place, value = flaw["loc"], flaw["input"]
+            place = flaw["loc"]
+            value = flaw["input"]
             if flaw["type"] == "int_type" and isinstance(value, float) and value.is_integer() and abs(value) <= largest:
                 table = _replace(table, place, int(value))  # 3.0, as programs write a column of numbers and nulls
                 continue

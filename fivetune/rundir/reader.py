@@ -410,7 +410,9 @@ class PredictionFiles(Mapping[str, list[Prediction]]):
         # Only what the folder lists is opened: the name of a split in a damaged evals.jsonl may be any text.
         self._paths = {path.stem: path for path in sorted((folder / "predictions").glob("*.jsonl"))}
         self._sizes = {f"{record.split}-{record.step}": record.num_examples for record in evals}
-        self._folder, self._listed, self._damage = folder, listed, damage
+        self._folder = folder
+        self._listed = listed
+        self._damage = damage
         self._records: dict[str, list[Prediction]] = {}
 
     def __getitem__(self, name: str) -> list[Prediction]:
@@ -507,7 +509,8 @@ def read_json(path: Path, damage: Damage | None = None) -> JsonTable:
     try:
         found: JsonValue = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
-        place, reason = f"{path}:{error.lineno}:{error.colno}", f"damaged: {error.msg}"
+        place = f"{path}:{error.lineno}:{error.colno}"
+        reason = f"damaged: {error.msg}"
     except UnicodeDecodeError:
         reason = "damaged: it is not UTF-8"
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, lists thousands of levels deep

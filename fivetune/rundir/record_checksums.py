@@ -58,7 +58,8 @@ def _is_one_of(name: str, patterns: Iterable[str]) -> bool:
 
 def describe_change(folder: Path, name: str, listed: Mapping[str, JsonValue]) -> str:
     """Describe that a record file is missing or differs from its checksum; "" if not, or if it has none."""
-    path, expected = folder / name, listed.get(name)
+    path = folder / name
+    expected = listed.get(name)
     if expected is None:
         return ""
     if not isinstance(expected, dict) or not isinstance(size := expected.get("size"), int):

@@ -151,11 +151,12 @@ class RunDir:
         for file in (path / LOG, *path.glob(TELEMETRY_FILES)):
             if file.is_symlink() or (file.exists() and not file.is_file()):
                 self._set_aside(file.name, ": is not a regular file")
-        for name in (STATUS, MACHINE, DATA) if repair else ():
-            try:
-                read_json(path / name)
-            except RunDirError as error:
-                self._set_aside(name, str(error).removeprefix(f"{path / name}").partition(". ")[0])
+        if repair:
+            for name in (STATUS, MACHINE, DATA):
+                try:
+                    read_json(path / name)
+                except RunDirError as error:
+                    self._set_aside(name, str(error).removeprefix(f"{path / name}").partition(". ")[0])
         self.damage += self.set_aside.values()
 
         # What is damaged in part is used in part, with a warning.
@@ -165,7 +166,8 @@ class RunDir:
         read_data(path, found)
         if status.state in ("preparing", "running"):  # this process has the lock: the run's own is gone
             status = replace(status, state="interrupted", why="killed")
-        self.status, self.warnings = status, list(status.warnings)
+        self.status = status
+        self.warnings = list(status.warnings)
         listed = read_checksums(path, self.damage)
         if changed := find_config_change(path) or describe_change(path, CONFIG, listed):
             found.append(changed)
@@ -329,9 +331,11 @@ class NullRunDir(RunDir):
     """
 
     def __init__(self, path: Path, status: RunStatus) -> None:
-        self.path, self.status = path, status
+        self.path = path
+        self.status = status
         self.warnings = list(status.warnings)
-        self.set_aside, self.damage = {}, Damage()
+        self.set_aside = {}
+        self.damage = Damage()
 
     def write(self, name: str, content: Any) -> None:
         """No-op: only rank 0 writes."""

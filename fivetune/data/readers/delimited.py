@@ -391,7 +391,8 @@ def _weigh_quotes(lines: Iterable[str], separator: str) -> Quoting:
     plain_width = quoted_width = 0
     num_rows = num_plain = num_quoted = num_swallowed = num_styled = 0
     for record in _iter_quoted(lines, 1, separator, Quoting()):
-        own, cells = record.lines, record.cells
+        own = record.lines
+        cells = record.cells
         num_rows += 1
         if plain_width and '"' not in own[0] and not record.error:  # as of a carriage return in a text
             continue
@@ -679,7 +680,8 @@ def _has_return_ends(head: str, path: Path) -> bool:
 
 def _describe_returns(path: Path) -> str:
     """Describe the line ends that are allowed, and the command that writes them."""
-    name, source = Path(path.name.removesuffix(".gz")), shlex.quote(str(path))
+    name = Path(path.name.removesuffix(".gz"))
+    source = shlex.quote(str(path))
     into = shlex.quote(f"{name.stem}-lines{name.suffix}")
     command = f"gzip -dc {source} | tr" if path.suffix == ".gz" else f"tr < {source}"
     return f"Allowed are line feeds, also after carriage returns. Convert it: {command} '\\r' '\\n' > {into}"
@@ -848,7 +850,9 @@ def _describe_blocks(rows: Sequence[Sequence[str]], path: Path, separator: str) 
     file = f'open({quote_in_code(str(path))}, encoding="utf-8-sig")'
     loops = f"for n, r in enumerate(csv.reader({file}, delimiter={quote_in_code(separator)}))"
     block = f"r[i:i + {size}]"
-    loops += f" for i in range({before}, len(r), {size}) if any({block})" + f" and (n or i == {before})" * bool(named)
+    loops += f" for i in range({before}, len(r), {size}) if any({block})"
+    if named:  # of the header one block is enough
+        loops += f" and (n or i == {before})"
     code = f"import csv, sys; w = csv.writer(sys.stdout); [w.writerow(r[:{before}] + {block}) {loops}]"
     into = shlex.quote(f"{path.stem}-records.csv")
     names = "" if named else f", with --header {_list_plain_names(before + size)}"

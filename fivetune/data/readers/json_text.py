@@ -148,7 +148,8 @@ class JsonWindow:
     """Reads a JSON file forwards through a window of text, and keeps line and column for errors."""
 
     def __init__(self, file: IO[bytes], path: Path) -> None:
-        self._file, self._path = file, path
+        self._file = file
+        self._path = path
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
         self._text = ""
         self._at = 0
@@ -185,7 +186,8 @@ class JsonWindow:
                     self._at = end
                     return value
             except json.JSONDecodeError as error:
-                before, failed = failed, (error.msg, error.pos - self._at)
+                before = failed
+                failed = (error.msg, error.pos - self._at)
                 final = before == failed and not error.msg.startswith("Unterminated")
                 if final or self._ended:
                     raise self.make_error(error.msg, at=error.pos) from error

@@ -52,7 +52,8 @@ def are_quotes_well_formed(file: IO[bytes], separator: str, quoting: Quoting) ->
     At least one cell must be opened and closed on the same line: a quote that begins a text and another that ends one,
     lines below, enclose nothing.
     """
-    mark, divider = ord(quoting.mark), ord(separator)
+    mark = ord(quoting.mark)
+    divider = ord(separator)
     is_inside = has_cell = False
     while block := file.read(BLOCK_BYTES):
         block += file.readline(MAX_RECORD_BYTES)  # no quote is divided from the one that doubles it
@@ -63,7 +64,8 @@ def are_quotes_well_formed(file: IO[bytes], separator: str, quoting: Quoting) ->
             quotes = quotes[~is_escaped]
         if not quotes.size:
             continue
-        before, after = data[quotes - 1], data[quotes + 1]
+        before = data[quotes - 1]
+        after = data[quotes + 1]
         is_next = np.diff(quotes) == 1
         opens = (before == divider) | (before == LINE_FEED)
         opens[1:] |= is_next
@@ -74,7 +76,8 @@ def are_quotes_well_formed(file: IO[bytes], separator: str, quoting: Quoting) ->
         if not (opens[first::2].all() and closes[1 - first :: 2].all()):
             return False
         if not has_cell:
-            starts, ends = quotes[first::2], quotes[first + 1 :: 2]
+            starts = quotes[first::2]
+            ends = quotes[first + 1 :: 2]
             line_feeds = np.flatnonzero(data == LINE_FEED)
             lines_of_starts = np.searchsorted(line_feeds, starts[: len(ends)])
             has_cell = bool((lines_of_starts == np.searchsorted(line_feeds, ends)).any())

@@ -296,7 +296,8 @@ def format_iconv_command(encoding: str, path: Path, *, flags: str = "") -> str:
     'gzip -dc data/train.csv.gz | iconv -f cp1252 -t utf-8 > data/utf8-train.csv'
     """
     encoding = IN_ICONV.get(encoding, encoding)
-    source, target = shlex.quote(str(path)), shlex.quote(str(path.with_name(f"utf8-{path.name.removesuffix('.gz')}")))
+    source = shlex.quote(str(path))
+    target = shlex.quote(str(path.with_name(f"utf8-{path.name.removesuffix('.gz')}")))
     if path.name.endswith(".gz"):
         return f"gzip -dc {source} | iconv {flags}-f {encoding} -t utf-8 > {target}"
     return f"iconv {flags}-f {encoding} -t utf-8 {source} > {target}"
@@ -309,7 +310,8 @@ def make_utf8_error(path: Path, error: UnicodeDecodeError, *, line: int) -> Data
         error: raised by decoding; its `object` may span several lines.
         line: number of the line in which `error.object` begins.
     """
-    data, at = bytes(error.object), error.start
+    data = bytes(error.object)
+    at = error.start
     line += data.count(b"\n", 0, at)
     start = data.rfind(b"\n", 0, at) + 1
     excerpt = data[max(start, at - 20) : at + 20]
@@ -402,7 +404,8 @@ def _format_folders_command(path: Path, depth: int = 0) -> str:
     is_short = len(lines) >= MIN_LINES and len(first) < MAX_LINE_BYTES * len(lines)
     each = ""
     if is_short and found is None and len(every) <= MAX_COMPARED:
-        fields, each = '"text": t', ' for t in p.read_text("utf-8-sig", "replace").splitlines() if t.strip()'
+        fields = '"text": t'
+        each = ' for t in p.read_text("utf-8-sig", "replace").splitlines() if t.strip()'
     place = "" if each else '"id": p.parent.name + "/" + p.name, '
     record = f'{{{place}{fields}, "{label}": p.parent.name}}'
     code = f"import json, pathlib; [print(json.dumps({record})) for p in sorted({paths}) if p.is_file(){each}]"

@@ -47,7 +47,8 @@ class ArrowBatch:
     """Rows of a Parquet file as Arrow's columns, converted to Python's values when the first row is asked for."""
 
     def __init__(self, path: Path, batch: Any) -> None:
-        self.path, self._batch = path, batch
+        self.path = path
+        self._batch = batch
         self.num_bytes_per_row = batch.nbytes // max(batch.num_rows, 1)
         self._rows: list[dict[str, Any]] = []
 

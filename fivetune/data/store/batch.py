@@ -71,7 +71,8 @@ def split_batch(batch: Batch) -> tuple[Batch, Batch]:
     ([7, 8, 1], [9, 1], [0, 2], ('b',))
     """
     middle = -(-len(batch.ids) // 2)
-    inputs, labels = int(batch.cu_seqlens_src[middle]), int(batch.cu_seqlens_tgt[middle])
+    inputs = int(batch.cu_seqlens_src[middle])
+    labels = int(batch.cu_seqlens_tgt[middle])
     first = Batch(
         batch.input_ids[:inputs],
         batch.labels[:labels],

@@ -52,7 +52,8 @@ class BlockReader:
         if self._held is None:
             return None
         stem, first, item = self._held
-        items, num_bytes = [item], _count_bytes(item)
+        items = [item]
+        num_bytes = _count_bytes(item)
         while (following := next(self._items, None)) is not None:
             _, number, item = following
             num_bytes += _count_bytes(item)
@@ -155,5 +156,6 @@ class SeenIds:
             hashes = np.concatenate([known, hashes])
             numbers = np.concatenate([known_numbers, numbers])
             order = np.argsort(hashes, kind="stable")
-            hashes, numbers = hashes[order], numbers[order]
+            hashes = hashes[order]
+            numbers = numbers[order]
         self._sorted.append((hashes, numbers))

@@ -124,7 +124,10 @@ class _ShardWriter:
     """
 
     def __init__(self, target: str, header: JsonTable, guard: SourceGuard, state: _State) -> None:
-        self._target, self._header, self._guard, self._state = target, header, guard, state
+        self._target = target
+        self._header = header
+        self._guard = guard
+        self._state = state
         self._waiting: list[ConvertedRows] = []
         self._groups: list[NDArray[np.int32]] = []
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="upload") if is_url(target) else None
@@ -157,7 +160,8 @@ class _ShardWriter:
         facts["label_lengths"] = columns["labels_lengths"]
         facts["groups"] = np.concatenate(self._groups)
         hashes = np.concatenate([one.record_hashes for one in self._waiting])
-        self._waiting, self._groups = [], []
+        self._waiting = []
+        self._groups = []
 
         state = self._state
         number = len(state.shards)

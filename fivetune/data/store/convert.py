@@ -203,7 +203,8 @@ class Converter:
                 yield parse_item(item, columns, required, f"{block.stem}-{number}")
 
     def _encode_chunk(self, chunk: list[TextExample], rows: ConvertedRows) -> None:
-        source, counts = self.source, rows.counts
+        source = self.source
+        counts = rows.counts
         counts.num_kept += len(chunk)
         if source.limits.overlong == "windows":
             chunk = split_into_windows(self.tokenizer, chunk, source.limits)
@@ -219,7 +220,8 @@ class Converter:
                 targets.append(target)
         if not examples:
             return
-        head, extractive = head_of(source.task), source.task.extractive
+        head = head_of(source.task)
+        extractive = source.task.extractive
         encoded = list(
             encode(self.tokenizer, examples, targets, limits=source.limits, head=head, extractive=extractive)
         )

@@ -72,7 +72,8 @@ def find_frame(tokenizer: PreTrainedTokenizerBase) -> Frame:
     at = 0
     while at < len(framed) and framed[at : at + len(plain)] != plain:
         at += 1
-    before, after = tuple(framed[:at]), tuple(framed[at + len(plain) :])
+    before = tuple(framed[:at])
+    after = tuple(framed[at + len(plain) :])
     if before and at < len(framed):
         frame = Frame(before, after, before if after else ())
     else:
@@ -189,7 +190,8 @@ def _tokenize_with_offsets(
         inside = np.flatnonzero(is_inside)
         start = stop = len(ids)
         if len(inside):
-            start, stop = int(inside[0]), int(inside[-1]) + 1
+            start = int(inside[0])
+            stop = int(inside[-1]) + 1
         yield TokenizedInput(list(ids), start, stop, offsets)
 
 
@@ -199,7 +201,8 @@ def _iter_batches(examples: Sequence[TextExample]) -> Iterator[list[TextExample]
     for example in examples:
         if batch and num_characters + len(example.inputs) > MAX_CHARACTERS:
             yield batch
-            batch, num_characters = [], 0
+            batch = []
+            num_characters = 0
         batch.append(example)
         num_characters += len(example.inputs)
     if batch:
@@ -235,7 +238,8 @@ def _encode_generative(
     *,
     extractive: bool = True,
 ) -> TokenExample:
-    frame, limit = find_frame(tokenizer), compute_input_room(tokenizer, limits)
+    frame = find_frame(tokenizer)
+    limit = compute_input_room(tokenizer, limits)
     room = len(pieces.ids) if limit is None else limit
     ids, low, high = _truncate_to_fit(pieces, room, limits.overlong, _find_gap(tokenizer))
     label_room = len(label_ids)
@@ -299,7 +303,7 @@ def _compute_offsets(
     limit = compute_input_room(tokenizer, limits)
     room = len(pieces.ids) if limit is None else limit
     ids, low, high = _truncate_to_fit(pieces, room, limits.overlong, _find_gap(tokenizer))
-    num_put_in = max(len(ids) - len(pieces.ids) + (high - low), 0)
+    num_put_in = max(len(ids) - len(pieces.ids) + (high - low), 0)  # 1 for the gap token, which has no characters
     pairs: list[tuple[int, int]] = list(map(tuple, pieces.offsets.tolist()))
     kept: list[tuple[int, int] | None] = [*pairs[:low], *[None] * num_put_in, *pairs[high:]]
     return [*[None] * len(find_frame(tokenizer).before), *kept[: len(ids)]]

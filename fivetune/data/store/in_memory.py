@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 def convert_source(source: Source, tokenizer: PreTrainedTokenizerBase) -> list[ConvertedRows]:
     """Convert a whole source in this process."""
-    reader, converter = BlockReader(source), Converter(source, tokenizer)
+    reader = BlockReader(source)
+    converter = Converter(source, tokenizer)
     found: list[ConvertedRows] = []
     while block := reader.read(CHUNK):
         found.append(converter.convert(block))

@@ -247,7 +247,10 @@ class ShardCache:
     """
 
     def __init__(self, location: str, folder: Path, index: JsonTable, *, is_window: bool) -> None:
-        self._location, self._folder, self._index, self._is_window = location, folder, index, is_window
+        self._location = location
+        self._folder = folder
+        self._index = index
+        self._is_window = is_window
         self._threads = ThreadPoolExecutor(NUM_FETCHED_AT_ONCE, thread_name_prefix="shards")
         self._fetching: dict[str, Future[None]] = {}  # file -> its copy, under way or done
         self._given_up: set[str] = set()  # files whose copies `keep` wants no more

@@ -31,7 +31,8 @@ class Ragged:
         promised = int(offsets[-1]) if len(offsets) else -1
         if len(values) != promised:
             raise ValueError(f"{len(values)} values, the offsets require {promised}")
-        self.values, self.offsets = values, offsets
+        self.values = values
+        self.offsets = offsets
 
     @classmethod
     def from_rows(cls, rows: Sequence[Sequence[int]], dtype: type[np.generic]) -> Ragged:
@@ -47,7 +48,8 @@ class Ragged:
     def gather(self, rows: Sequence[int] | NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Concatenate the given rows as in `concatenate_rows`."""
         chosen = np.asarray(rows, dtype=np.int64)
-        starts, ends = self.offsets[chosen].tolist(), self.offsets[chosen + 1].tolist()
+        starts = self.offsets[chosen].tolist()
+        ends = self.offsets[chosen + 1].tolist()
         return concatenate_rows([self.values[start:end] for start, end in zip(starts, ends, strict=True)])
 
     @property
@@ -79,7 +81,8 @@ class FileRagged:
         start, stop = OFFSETS.unpack(self._file.read(place, place + OFFSETS.size))
         if not 0 <= start <= stop <= self._num_values:
             raise build_lost_error(self._file.path, "is damaged")
-        size, first = self._values.dtype.itemsize, self._values.start
+        size = self._values.dtype.itemsize
+        first = self._values.start
         return self._file.read(first + size * start, first + size * stop)
 
     def gather(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

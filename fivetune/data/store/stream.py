@@ -135,7 +135,8 @@ class TrainingStream:
     def get_lengths(self, step: int) -> tuple[Rows, Rows]:
         """Return the lengths of inputs and targets of a 0-based optimizer step, over all ranks, in tokens: [B], [B]."""
         rows = self._select_global_rows(step)
-        inputs, labels = self.store.inputs.lengths[rows], self.store.labels.lengths[rows]
+        inputs = self.store.inputs.lengths[rows]
+        labels = self.store.labels.lengths[rows]
         return inputs.astype(np.int64), labels.astype(np.int64)
 
     def count_examples_before(self, step: int) -> int:

@@ -75,7 +75,8 @@ class ShardFolder:
     """The shards in a folder, read in place."""
 
     def __init__(self, folder: Path, index: JsonTable) -> None:
-        self._folder, self._index = folder, index
+        self._folder = folder
+        self._index = index
 
     def locate(self, number: int) -> Path:
         return self._folder / self._index["shards"][number]["file"]

@@ -153,7 +153,8 @@ def _read_exactly(stream: IO[bytes], size: int) -> bytes:
 
 def main() -> None:
     """Convert blocks until the input ends."""
-    source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    source = sys.stdin.buffer
+    sink = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a task prints must not stand between the frames
     task, state = pickle.loads(_read_frame(source))  # noqa: S301  (written by the process that started this one)
     plugins.import_plugin("tasks", task)  # one of FIVETUNE_PLUGINS is found by that
