@@ -12,7 +12,6 @@ import argparse
 import re
 import shlex
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from fivetune.commands import print_json, print_text
@@ -133,7 +132,7 @@ def _write_splits(config: Any, tokenizer: Any, output: str, progress: Any) -> Pr
     return found
 
 
-def _describe_build(name: str, summary: Mapping[str, Any], seconds: float, *, was_there: bool) -> dict[str, Any]:
+def _describe_build(name: str, summary: dict[str, Any], seconds: float, *, was_there: bool) -> dict[str, Any]:
     """Return the counts of a build, what is odd about its data, and its seconds.
 
     Args:
