@@ -82,13 +82,14 @@ def read_jsonl_lines(file: IO[bytes], path: Path, header: Sequence[str] = ()) ->
     first = [*islice(lines, 1)]
     if not header and first and first[0][1].lstrip(b"\xef\xbb\xbf \t")[:1] == b"[":
         first += islice(lines, NUM_DIALOGUES)  # only here: lines may be long
-        header = _name_lists(decode_line(line.decode("utf-8-sig", "replace").strip())[0] for _, line in first)
+        header = _name_lists([decode_line(line.decode("utf-8-sig", "replace").strip())[0] for _, line in first])
     for number, line in chain(first, lines):
         yield RawLine(path, number, line, header)
 
 
 def _parse_line(raw: RawLine) -> RawRecord | BadRecord:
-    line, path, number = raw.content, raw.path, raw.number
+    line = raw.content
+    path, number = raw.path, raw.number
     where = f"{path}:{number}"
     if len(line) > MAX_RECORD_BYTES:
         return BadRecord(where, format_too_long_message("the line"))
@@ -180,7 +181,8 @@ def _read_listed_records(
         if key in seen:
             raise window.make_error(f"the key {key!r} occurs more than once")
         if key in RECORD_LISTS and window.peek() == "[":
-            seen[key], has_list = _Member("a list"), True
+            seen[key] = _Member("a list")
+            has_list = True
             yield from _read_list_items(window, f"{path}: {key}", header)
             continue
         try:
@@ -218,12 +220,16 @@ def _describe_member(value: object) -> _Member:
     kind = describe_kind(value)
     if isinstance(value, dict):
         table = cast("JsonTable", value)
-        parts = "rows" if table and all(key.isdecimal() for key in table) else ""
-        return _Member(kind, parts, len(table), hash(tuple(table)))
+        is_rows = bool(table) and all(key.isdecimal() for key in table)
+        return _Member(kind, "rows" if is_rows else "", len(table), hash(tuple(table)))
     if isinstance(value, list) and value:
         items = cast("list[object]", value)
         kinds = {type(item) for item in items}
-        parts = {frozenset({dict}): "records", frozenset({list}): "lists"}.get(frozenset(kinds), "values")
+        parts = "values"
+        if kinds == {dict}:
+            parts = "records"
+        elif kinds == {list}:
+            parts = "lists"
         return _Member(kind, parts, len(items), num_chars=measure_running_texts(items))
     return _Member(kind)
 
@@ -234,15 +240,21 @@ def _find_form(members: Sequence[_Member]) -> _Form | None:
         return "by id"  # {text: text}
     objects = all(member.kind == describe_kind({}) for member in members)
     lists = [member for member in members if member.kind == describe_kind([])]
-    if 1 < len(lists) < len(members) and lists[0].num > 1 and "values" in {member.parts for member in lists}:
-        return "columns of values" if len({member.num for member in lists}) == 1 else None
-    if not members or len({(member.num, member.keys) for member in members}) > 1:
-        return "by id" if members and objects else None
-    first = members[0]
+    has_values = any(member.parts == "values" for member in lists)
+    # Columns, and values of every record.
+    if 1 < len(lists) < len(members) and lists[0].num > 1 and has_values:
+        is_even = len({member.num for member in lists}) == 1
+        return "columns of values" if is_even else None
+    if not members:
+        return None
+    # Columns are alike: as many rows, by the same names.
+    if len({(member.num, member.keys) for member in members}) > 1:
+        return "by id" if objects else None
     if objects:
+        first = members[0]
         is_columns = first.parts == "rows" or first.num >= max(MIN_ROWS, len(members) + 1)
         return "columns of rows" if is_columns else "by id"
-    return "columns of values" if any(member.parts == "values" for member in members) else None
+    return "columns of values" if has_values else None
 
 
 def _read_records_by_id(window: JsonWindow, path: Path) -> Iterator[RawRecord]:
@@ -256,19 +268,26 @@ def _read_records_by_id(window: JsonWindow, path: Path) -> Iterator[RawRecord]:
 
 
 def _read_columns(window: JsonWindow, path: Path) -> Iterator[RawRecord]:
-    """Yield the records of {column: {row: value}} or {column: [value, ...]}, as data frames write them; all is in
-    memory. A row without a number has its name as id. A value beside lists is one of each record, whose number an id
-    gets.
+    """Yield the records of {column: {row: value}} or {column: [value, ...]}, as data frames write them.
+
+    All is in memory. A row without a number has its name as id. A value among lists belongs to every record; if it is
+    an id, it gets the record's number.
     """
     members = {name: window.read_value() for name in window.iter_keys()}
     has_lists = any(isinstance(value, list) for value in members.values())
-    same = {name: value for name, value in members.items() if has_lists and not isinstance(value, list)}
+    same: JsonTable = {}
     columns: dict[str, JsonTable] = {}
     for name, value in members.items():
-        if name not in same:
-            columns[name] = {str(row): one for row, one in enumerate(value)} if has_lists else value
+        if isinstance(value, list):
+            columns[name] = {str(row): one for row, one in enumerate(cast("list[object]", value))}
+        elif has_lists:
+            same[name] = value
+        else:
+            columns[name] = value
     for row in next(iter(columns.values())):
-        fields = {name: same[name] if name in same else columns[name][row] for name in members}
+        fields: JsonTable = {}
+        for name in members:  # in the order of the document
+            fields[name] = same[name] if name in same else columns[name][row]
         if "id" in same:
             fields["id"] = f"{same['id']}-{row}"
         named = fields if row.isdecimal() else {"id": row, **fields}
@@ -316,18 +335,22 @@ def _describe_sets(path: Path, sets: Mapping[str, _Member], *, keeps: bool) -> s
 
 
 def _name_lists(items: Iterable[object]) -> Sequence[str]:
-    """Return the name of the lists that are the first records: turns of dialogues are texts, of which some have more
-    than others and the second ones differ, or objects. None for other records.
+    """Return the name of the first records' lists if they are dialogues; () for other records.
+
+    Turns of dialogues are objects, or texts: then the dialogues differ in length and in their second turns.
     """
     dialogues: list[Sequence[object]] = []
+    kinds: set[type] = set()
     for item in items:
         if not isinstance(item, list):
             return ()
         dialogues.append(cast("list[object]", item))
-    kinds = {type(turn) for turns in dialogues for turn in turns}
+        kinds.update(map(type, dialogues[-1]))
     seconds = [str(turns[1]) for turns in dialogues if len(turns) > 1]
+    if not seconds:
+        return ()
     are_texts = kinds == {str} and len({*map(len, dialogues)}) > 1 and 2 * len({*seconds}) > len(seconds)
-    return ("turns",) if seconds and (are_texts or kinds == {dict}) else ()
+    return ("turns",) if are_texts or kinds == {dict} else ()
 
 
 def _read_list_items(window: JsonWindow, place: str, header: Sequence[str]) -> Iterator[RawRecord | BadRecord]:
@@ -398,13 +421,13 @@ def flatten_question(question: JsonTable, *, context: str, title: object = "") -
     {'text': ['Ann'], 'answer_start': [4]}
     """
     fields = {name: question[name] for name in ("id", "question") if name in question}
-    fields["title"], fields["context"] = title, context
+    fields["title"] = title
+    fields["context"] = context
     answers = question.get("answers")
     if answers is not None:
-        fields["answers"] = {
-            "text": [answer["text"] for answer in answers],
-            "answer_start": [answer.get("answer_start", -1) for answer in answers],
-        }
+        texts = [answer["text"] for answer in answers]
+        starts = [answer.get("answer_start", -1) for answer in answers]
+        fields["answers"] = {"text": texts, "answer_start": starts}
     if "is_impossible" in question:
         fields["is_impossible"] = question["is_impossible"]
     return fields

@@ -58,9 +58,12 @@ def is_fasttext(head: str) -> bool:
 
 def read_fasttext_lines(file: IO[bytes], path: Path) -> Iterator[RawRecord | BadRecord]:
     """Yield {text, label} of each line that is not blank; {text, labels} if a line of the file has several labels."""
-    has_several = any(
-        line.count(LABEL.encode()) > 1 and len(_split_labels(line)[0]) > 1 for _, line in read_lines(file)
-    )
+    # The columns are the same in all records: one line with several labels decides.
+    has_several = False
+    for _, line in read_lines(file):
+        if line.count(LABEL.encode()) > 1 and len(_split_labels(line)[0]) > 1:
+            has_several = True
+            break
     file.seek(0)
     for number, line in read_lines(file):
         where = f"{path}:{number}"
@@ -159,12 +162,16 @@ def _split_head(head: str) -> list[str]:
 
 
 def _split_rows(lines: Sequence[str], separator: str | None) -> list[list[str]]:
-    """Split lines into cells, none for a blank one; comments of CoNLL-U are left out."""
-    kept = [line for line in lines if not COMMENT.match(line)]
-    if separator == ",":
-        # A carriage return within a line is an error to csv.
-        return [next(csv.reader([line.replace("\r", " ")]), []) for line in kept if line.strip()]
-    return [line.strip("\t ").split(separator) if line.strip() else [] for line in kept]
+    """Split lines into cells, none for a blank line; comments of CoNLL-U are skipped."""
+    rows: list[list[str]] = []
+    for line in lines:
+        if COMMENT.match(line):
+            continue
+        if separator != ",":
+            rows.append(line.strip("\t ").split(separator) if line.strip() else [])
+        elif line.strip():
+            rows += csv.reader([line.replace("\r", " ")])  # a carriage return within a line is an error to csv
+    return rows
 
 
 def _find_tokens(rows: Sequence[Sequence[str]]) -> tuple[int, int] | None:
@@ -177,7 +184,7 @@ def _find_tokens(rows: Sequence[Sequence[str]]) -> tuple[int, int] | None:
     if len(filled) < MIN_LINES or width < 2 or sum(len(row) == width for row in filled) < MIN_SHARE * len(filled):
         return None
     columns = [*zip(*(row for row in filled if len(row) == width), strict=True)]
-    single = [all(" " not in cell for cell in column) for column in columns]
+    single = [" " not in "".join(column) for column in columns]
     tagged = [place for place in range(width) if _is_tagged(columns[place])]
     words = [place for place in range(width) if single[place] and place not in tagged and _are_words(columns[place])]
     if tagged and words:

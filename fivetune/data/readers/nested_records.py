@@ -84,9 +84,14 @@ def describe_nested(path: Path, *, is_read: bool = True) -> str:
     is_told = kinds == ["member", "each"] and not (is_line and steps and steps[0].names[0] not in RECORD_LISTS)
     if not steps or is_told or kinds in (["each"], ["items"]):
         return ""
-    place = ".".join("*.*" if step.kind == "walk" else " with ".join(step.names) or "*" for step in steps)
-    left = [*dict.fromkeys(repr(name) for step in steps for name in step.left)]
-    told = f" It leaves {', '.join(left[:MAX_NAMES])} out." if left else ""
+    places: list[str] = []
+    left: dict[str, None] = {}  # an ordered set
+    for step in steps:
+        names = " with ".join(step.names) or "*"
+        places.append("*.*" if step.kind == "walk" else names)
+        left |= dict.fromkeys(map(repr, step.left))
+    place = ".".join(places)
+    told = f" It leaves {', '.join([*left][:MAX_NAMES])} out." if left else ""
     into = shlex.quote(f"{path.name.removesuffix('.gz').partition('.')[0]}-records.jsonl")
     return (
         f"{path}: its records are nested: {place}. Allowed is a list of records, or one on a line. Write each on a "
@@ -220,12 +225,22 @@ def _find_inner(records: Sequence[JsonTable]) -> list[Step]:
     """Find the steps from records to the records that each of them holds; [] if it is one itself."""
     if len(records[0]) > 1 and any(map(WHOLE.fullmatch, records[0])):
         return []
-    lists = {name: [record[name] for record in records if isinstance(record.get(name), list)] for name in records[0]}
-    lists = {name: found for name, found in lists.items() if len(found) >= MIN_SHARE * len(records)}
+    # The lists that most records have, and the items of all records.
+    lists: dict[str, list[list[object]]] = {}
+    for name in records[0]:
+        found = [record[name] for record in records if isinstance(record.get(name), list)]
+        if len(found) >= MIN_SHARE * len(records):
+            lists[name] = found
     items = {name: [*chain.from_iterable(found)] for name, found in lists.items()}
-    inner = {name: _keep_objects(found) for name, found in items.items() if found and not _are_parts(name, found)}
-    inner = {name: found for name, found in inner.items() if len(found) == len(items[name]) and _are_records(found)}
-    nested = [*dict.fromkeys(name for one in records for name in one if _is_nested(one[name]))]
+    inner: dict[str, list[JsonTable]] = {}
+    for name, found in items.items():
+        objects = _keep_objects(found)
+        is_whole = 0 < len(objects) == len(found)
+        if is_whole and not _are_parts(name, found) and _are_records(objects):
+            inner[name] = objects
+    nested: dict[str, None] = {}  # an ordered set
+    for record in records:
+        nested |= dict.fromkeys(name for name in record if _is_nested(record[name]))
     if steps := _find_walk(records, PARTS.pattern):
         return steps
     if inner:
@@ -238,13 +253,15 @@ def _find_inner(records: Sequence[JsonTable]) -> list[Step]:
         alike = tuple(one for one in plain if sizes[one] == sizes[name])
         if len(alike) > 1 and max(sizes[name]) > 1:
             return [Step("along", alike, tuple(one for one in nested if one not in alike))]
+    # One list of texts.
     named = [name for name in plain if TEXTS.fullmatch(name) and isinstance(items[name][0], str)]
     return [_make_member_step(named[0], nested), Step("texts")] if named else []
 
 
 def _are_parts(name: str, items: Sequence[object]) -> bool:
-    """Whether a list holds parts of one record by its name: no passages that have records, unless a reader takes these,
-    as it does SQuAD's paragraphs.
+    """Return whether a list holds parts of one record by its name.
+
+    Passages that hold records are no parts, unless a reader takes them, as it does SQuAD's paragraphs.
     """
     if not PARTS.fullmatch(name):
         return False
@@ -254,19 +271,20 @@ def _are_parts(name: str, items: Sequence[object]) -> bool:
     return kinds[:2] != ["member", "each"]
 
 
-def _make_member_step(name: str, nested: Sequence[str]) -> Step:
+def _make_member_step(name: str, nested: Iterable[str]) -> Step:
     """Return the step into a member, with what else is nested there."""
     return Step("member", (name,), tuple(one for one in nested if one != name))
 
 
 def _are_records(items: Sequence[JsonTable]) -> bool:
-    """Return whether objects are records: most have a text of several words and another value, or hold records; turns
-    of a chat are parts of one.
-    """
-    texts = [[value for value in item.values() if isinstance(value, str)] for item in items]
-    num_full = sum(len(item) > 1 and any(map(_has_words, own)) for item, own in zip(items, texts, strict=True))
-    is_chat = any({*item} in ({"role", "content"}, {"from", "value"}) for item in items)
-    return not is_chat and (2 * num_full > len(items) or bool(_find_inner(items)))
+    """Return whether objects are records: most have a text of several words and another value, or hold records."""
+    num_full = 0
+    for item in items:
+        if {*item} in ({"role", "content"}, {"from", "value"}):  # a turn of a chat is a part of a record
+            return False
+        texts = [value for value in item.values() if isinstance(value, str)]
+        num_full += len(item) > 1 and any(map(_has_words, texts))
+    return 2 * num_full > len(items) or bool(_find_inner(items))
 
 
 def measure_running_texts(items: Sequence[object]) -> float:
@@ -306,10 +324,9 @@ def format_join(path: Path, steps: Sequence[Step], *, is_lines: bool = False) ->
     for place, step in enumerate(steps):
         follows = steps[place + 1].kind if place + 1 < len(steps) else ""
         item, number = "abcdefgh"[len(loops)], str(len(loops) or "")
-        lists = [
-            f"({at}.get({quote_in_code(name)}) or [])" if loops else f"{at}[{quote_in_code(name)}]"
-            for name in step.names
-        ]
+        # Within a record a list may be missing.
+        form = "({}.get({}) or [])" if loops else "{}[{}]"
+        lists = [form.format(at, quote_in_code(name)) for name in step.names]
         if step.kind == "member":
             if loops:
                 code_of_name = quote_in_code(step.names[0])

@@ -331,12 +331,15 @@ def draw_records(records: Iterable[RawRecord], most: int) -> tuple[list[RawRecor
 
 def _is_blank(record: RawRecord) -> bool:
     """Return whether a record has no value but an id that its source did not give, as the rows below a table."""
-    values = [value for name, value in record.fields.items() if name != "id" or record.has_own_id]
-    return all(value is None or (isinstance(value, str) and not value.strip()) for value in values)
+    for name, value in record.fields.items():
+        is_empty = value is None or (isinstance(value, str) and not value.strip())
+        if not is_empty and (name != "id" or record.has_own_id):
+            return False
+    return True
 
 
 class UniqueIds:
-    """Makes the ids of records unique: a repeated one gets a number. For prediction, which answers each record.
+    """Makes the ids of records unique: a repeated id gets a number. For prediction, which answers each record.
 
     >>> ids = UniqueIds()
     >>> [ids.number(RawRecord({"id": "q1"}, "a.jsonl")).fields["id"] for _ in range(3)]
@@ -404,10 +407,16 @@ def _normalize_record(
 ) -> RawRecord | BadRecord:
     """Return the record with checked values, renamed columns and an id, or a BadRecord with the error."""
     fields, where = record.fields, record.where
-    if wrong := find_json_error(fields):
+    wrong = find_json_error(fields)
+    if wrong:
         return BadRecord(where, wrong)
-    wanted = {name: found[0] for name, old in columns.items() if (found := find_column(fields, old))}
-    if missing := [name for name in required if name not in wanted]:
+    wanted: JsonTable = {}
+    for name, old in columns.items():
+        found = find_column(fields, old)
+        if found:
+            wanted[name] = found[0]
+    missing = [name for name in required if name not in wanted]
+    if missing:
         reason = describe_missing_column(fields, {missing[0]: columns[missing[0]]})
         return BadRecord(where, reason or _describe_missing_part(fields, columns[missing[0]]), skippable=False)
     renamed = set(columns.values())
@@ -424,9 +433,11 @@ def _normalize_record(
 
 
 def find_column(fields: Mapping[str, object], name: str) -> tuple[object] | None:
-    """Return the value of a column in a 1-tuple, None if there is none; a dotted name descends into objects and lists,
-    and `*` stands for all items of a list: their texts are joined by line ends. As the last part it is the whole
-    list or object as one text: texts and numbers joined by " | ", anything else as JSON.
+    """Return the value of a column in a 1-tuple, None if there is none.
+
+    A dotted name descends into objects and lists. A `*` stands for all items of a list: their texts are joined by line
+    ends. As the last part it stands for the whole list or object as one text: texts and numbers joined by " | ",
+    anything else as JSON.
 
     >>> find_column({"info": {"topics": ["rain", "snow"]}}, "info.topics.1")
     ('snow',)
@@ -458,8 +469,9 @@ def _join_items(value: object) -> object:
     """Return a list or object as one text, any other value as it is."""
     if isinstance(value, list) and all(isinstance(item, str | int | float) for item in cast("list[object]", value)):
         return " | ".join(map(str, cast("list[object]", value)))
-    is_nested = isinstance(value, list | Mapping)
-    return json.dumps(value, ensure_ascii=False, default=str) if is_nested else value
+    if isinstance(value, list | Mapping):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return value
 
 
 def _describe_missing_part(fields: Mapping[str, object], name: str) -> str:
@@ -502,8 +514,10 @@ def detect_format(head: bytes, path: Path) -> str:
     if re.match(r"\s*\[\s*[\[{\]]", text):
         return "json"
     if re.match(r'\s*\{\s*["}]', text):
+        if _is_first_line_record(text):
+            return "jsonl"
         is_spread = text.lstrip().partition("\n")[0].strip() == "{"  # over several lines
-        return "jsonl" if (expected == "jsonl" and not is_spread) or _is_first_line_record(text) else "json"
+        return "jsonl" if expected == "jsonl" and not is_spread else "json"
     if expected == "parquet":
         raise DataError(
             f"{path}: not a Parquet file: begins with {quote_value(text, limit=20)}. {FORMATS} Rename or replace it."
