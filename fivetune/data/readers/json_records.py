@@ -311,18 +311,23 @@ def _describe_missing_list(path: Path, seen: Mapping[str, _Member]) -> str:
 
 
 def _describe_sets(path: Path, sets: Mapping[str, _Member], *, keeps: bool) -> str:
-    """Return the error for an object with several lists of records, with the commands that write those of texts to
-    files, the longest texts first; of sets that of the training set.
+    """Return the error for an object with several lists of records, with the commands that write lists to files.
+
+    The commands are for lists with texts, the longest texts first; of sets only for the training set.
 
     Args:
-        keeps: whether the records get the texts beside the list.
+        keeps: whether the records get the object's own texts too.
     """
     longest = sorted(sets, key=lambda name: -sets[name].num)
     told = ", ".join(f"{name!r} ({sets[name].num:,})" for name in longest[:8])
     texts = sorted((name for name in longest if sets[name].num_chars), key=lambda name: -sets[name].num_chars)
-    is_divided = "train" in sets or any(map(SPLIT.fullmatch, texts))
+    chosen = texts[:MAX_COMMANDS] or longest[:1]
+    if "train" in sets:
+        chosen = ["train"]
+    elif any(map(SPLIT.fullmatch, texts)):
+        chosen = texts[:1]
     ways: list[str] = []
-    for name in ["train"] if "train" in sets else (texts or longest[:1])[: 1 if is_divided else MAX_COMMANDS]:
+    for name in chosen:
         own = keeps and sets[name].parts == "records"
         command = format_join(path, [Step("member", (name,), keeps=own), Step("each")])
         names = ", and name the values of its lists: --header text,label" if sets[name].parts == "lists" else ""

@@ -118,9 +118,7 @@ def refuse_features_and_tokens(head: str, path: Path) -> None:
 
 
 def refuse_lines_above(head: str, path: Path) -> None:
-    """Raise DataError for JSON below lines that are none, such as a comment or a log, with the command that leaves
-    these out.
-    """
+    """Raise DataError for JSON below other lines, such as a comment or a log, with the command that skips these."""
     lines = head.split("\n")
     for number in range(1, min(MAX_ABOVE, len(lines))):
         if JSON.match("\n".join(lines[number:])) and (rest := _describe_json(path, number)):
@@ -136,7 +134,7 @@ def refuse_lines_above(head: str, path: Path) -> None:
 
 
 def _describe_json(path: Path, number: int) -> str:
-    """Describe what a file holds below some lines: so many objects, or a list; "" if that is no JSON, either."""
+    """Describe the JSON that a file holds below some lines, its objects or its list; "" if that is no JSON."""
     with open_bytes(path) as file:
         for _ in range(number):
             file.readline()
@@ -144,16 +142,19 @@ def _describe_json(path: Path, number: int) -> str:
         is_list = window.peek() == "["
         num = 0
         try:
-            for _ in window.iter_indices() if is_list else iter(window.peek, ""):
+            items = window.iter_indices() if is_list else iter(window.peek, "")
+            for _ in items:
                 window.read_value()
                 num += 1
-            is_json = not window.peek()
+            if window.peek():  # something is below the list
+                return ""
         except JsonTooLongError:  # a document that is read piece by piece
             return "JSON"
         except DataError:
             return ""
-    what = f"a list of {num:,} items" if is_list else f"{num:,} {'object' if num == 1 else 'objects'}"
-    return what if is_json else ""
+    if is_list:
+        return f"a list of {num:,} items"
+    return "1 object" if num == 1 else f"{num:,} objects"
 
 
 def _split_head(head: str) -> list[str]:

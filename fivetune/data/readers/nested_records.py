@@ -55,7 +55,7 @@ class Step(NamedTuple):
             of a list, along several lists of equal length, or to each record of all lists within objects.
         names: of the member, of the lists, or of the columns that the records of all lists have.
         left: further lists and objects that the step passes by.
-        keeps: whether the records get the texts and numbers beside a member of the document.
+        keeps: whether the records get the document's own texts and numbers too.
     """
 
     kind: Literal["member", "each", "items", "texts", "along", "walk"]
@@ -317,7 +317,8 @@ def format_join(path: Path, steps: Sequence[Step], *, is_lines: bool = False) ->
     opened = f"gzip.open({quote_in_code(str(path))})" if is_packed else f'open({quote_in_code(str(path))}, "rb")'
     code = f"import {'gzip, ' * is_packed}json, {'re, ' * is_lines}sys; "
     code += SEVERAL.format(opened) if is_lines else f"d = json.load({opened}); "
-    at = "d"
+    # The program, step by step: loops down to the records, and the fields that each record gets on the way.
+    at = "d"  # the value that the last step led to
     fields: list[str] = []
     loops: list[str] = []
     told = ["len(r)", '"records"']
@@ -356,6 +357,7 @@ def format_join(path: Path, steps: Sequence[Step], *, is_lines: bool = False) ->
             fields.append(f'**{{f"key{{i + {number or 0} or str()}}": n for i, n in enumerate(k)}}')
         else:
             loops.append(f"for {item} in {at}")
+        # An object on the way gives its texts and numbers, a record itself.
         if step.kind in ("each", "items", "walk") and follows in ("", "member", "along", "walk"):
             fields.append(f"**s({item})" if follows else f"**{item}")
         at = item
