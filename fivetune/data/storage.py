@@ -168,7 +168,7 @@ def fetch_file(
     target: Path,
     *,
     check: Callable[[Path], str | None] | None = None,
-    place: Callable[[Path, Path], object] = Path.replace,
+    place: Callable[[Path, Path], object] | None = None,
 ) -> None:
     """Copy a file to a local path, where it is whole or absent, also after a power cut; by one process at a time.
 
@@ -189,7 +189,10 @@ def fetch_file(
         if fault:
             raise DamagedObjectError(f"{location}: {fault}.")
         fsync_file(staging)
-        place(staging, target)
+        if place:
+            place(staging, target)
+        else:
+            staging.replace(target)
         fsync_folder(target.parent)
     finally:
         with suppress(OSError):
