@@ -506,14 +506,15 @@ def explain_none(survey: Survey, task: str | None, wanted: Given, bad: Sequence[
     columns = survey.columns
     given = [(role, name) for role, names in survey.given.items() for name in names]
     flags = _join_columns(survey.given)
-    as_text = "".join(
-        f", or learn a text: --task jsonl {way}" for way in _list_working(survey, None, _list_pairs(wanted))
+    by_pair = "".join(
+        f", or learn it as text, with inputs and targets: --task jsonl {way}"
+        for way in _list_working(survey, None, _list_pairs(wanted))
     )
     if task and given and (others := _list_readings(survey, None, wanted)):
         first = others[0]
         return (
             f"--task {task} does not fit {flags}: {first.reason}, as of {first.kind}. Leave out --task, or give "
-            f"--task {first.task}, or other columns{as_text}."
+            f"--task {first.task}, or other columns{by_pair}."
         )
     for role, name in given:
         if columns[name].kind in ("list", "object"):
@@ -541,8 +542,8 @@ def explain_none(survey: Survey, task: str | None, wanted: Given, bad: Sequence[
     fits = f"--task {task} does not fit" if task else "no task fits"
     fits += f" the columns {list_names(survey.table.columns)}:"
     if given:
-        return f"{fits} {'; '.join(reasons)}. Give other columns than {flags}, or another task with --task{as_text}."
-    texts = sorted((name for name in columns if columns[name].has_text), key=lambda name: -columns[name].mean_chars)
+        return f"{fits} {'; '.join(reasons)}. Give other columns than {flags}, or another task with --task{by_pair}."
+    texts = sorted((name for name in columns if columns[name].hby_pair), key=lambda name: -columns[name].mean_chars)
     texts = [name for name in texts if name not in nested]
     if not texts:
         reasons.append("no column holds text: what the model would read is missing")
