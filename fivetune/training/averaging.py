@@ -56,7 +56,7 @@ class Averages:
 
     @property
     def num_saved_bytes(self) -> int:
-        """What they add to the checkpoints, all ranks together."""
+        """Bytes that the averages add to a checkpoint, all ranks together."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self._weights.values())
 
     def update(self, step: int) -> None:
@@ -66,8 +66,9 @@ class Averages:
     def swap_in(self) -> Iterator[dict[str, Tensor]]:
         """Put the averages into the model; yields the trained weights, by name, which are put back on exit.
 
-        An optimizer's own averages take memory meanwhile: that of the gradients, which there are none.
+        An optimizer's own averages take memory meanwhile: as much as gradients take, of which there are none.
         """
+        # A moving average is held all the time, an optimizer's own average is computed for the occasion.
         if self._compute:
             self._others = dict(zip(self._weights, self._compute([*self._weights.values()]), strict=True))
         self._swap()
@@ -97,7 +98,7 @@ class Averages:
         for name, weight in self._weights.items():
             here = get_local(weight)
             there = get_local(self._others[name])
-            before = here.clone()
+            before = here.clone()  # one weight at a time: a second copy of the whole model may not fit
             here.copy_(there)
             there.copy_(before)
         release_gathered(self._model)
@@ -106,8 +107,8 @@ class Averages:
 class MovingAverages(Averages):
     """Exponential moving averages: a += (1 - d) (w - a) after each step, with d = min(decay, (1 + t) / (10 + t)).
 
-    The average of iterates is that of Polyak and Juditsky 1992; the smaller d of the first steps, by which the initial
-    weights are soon forgotten, is that of TensorFlow's ExponentialMovingAverage(num_updates=t).
+    Averages of iterates: Polyak and Juditsky 1992. The smaller d of the first steps, by which the initial weights are
+    soon forgotten, comes from TensorFlow's ExponentialMovingAverage(num_updates=t).
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, decay: float) -> None:
@@ -118,7 +119,8 @@ class MovingAverages(Averages):
     @torch.no_grad()
     def update(self, step: int) -> None:
         decay = compute_decay(self._decay, step)
-        averages, weights = ([get_local(t) for t in one.values()] for one in (self._others, self._weights))
+        averages = [get_local(average) for average in self._others.values()]
+        weights = [get_local(weight) for weight in self._weights.values()]
         many._foreach_lerp_(averages, weights, 1 - decay)
 
 

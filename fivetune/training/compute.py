@@ -60,8 +60,12 @@ class ComputeConfig:
     @property
     def reasons(self) -> str:
         """Why the precision and the number of CPU threads are what they are; "" if they need no reason."""
-        precision = f"{self.precision} on {self.name} ({self.precision_why})" if self.precision_why else ""
-        return "; ".join(filter(None, (precision, self.threads_why)))
+        reasons: list[str] = []
+        if self.precision_why:
+            reasons.append(f"{self.precision} on {self.name} ({self.precision_why})")
+        if self.threads_why:
+            reasons.append(self.threads_why)
+        return "; ".join(reasons)
 
     def make_autocast(self) -> AbstractContextManager[object]:
         """Make an autocast context: 16-bit matrix products with fp32 weights; no-op in fp32."""
@@ -79,14 +83,14 @@ def choose_compute(
     """Choose device and precision, and set the number of threads; call it before any computation.
 
     Args:
-        resumed_precision: the one that a resumed run began with, which train.precision auto keeps.
+        resumed_precision: precision that a resumed run began with, which train.precision auto keeps.
 
-    Denormal floats are flushed to 0, because a CPU is many times slower with them; new threads inherit the setting.
-    cuDNN's attention is disabled: it builds a plan for every exact shape, and decoding has thousands of shapes.
-    These settings and that of fp32 products hold for the process. `train` restores them (`restore_process_settings`);
-    `load_run_model` does not, because an open run computes answers until the process ends.
+    The settings of denormal floats, cuDNN and fp32 products hold for the process. `train` restores them by
+    `restore_process_settings`; `load_run_model` does not, because an open run answers until the process ends.
     """
+    # A CPU is many times slower with denormal floats; threads that are started later inherit the setting.
     torch.set_flush_denormal(True)
+    # cuDNN's attention builds a plan for every exact shape, and decoding has thousands of shapes.
     torch.backends.cuda.enable_cudnn_sdp(False)
     device = pick_device(config.device)
     threads = ThreadControl.from_setting(config.train.num_threads)
@@ -97,7 +101,7 @@ def choose_compute(
     if device == "tpu":
         return ComputeConfig("cpu", precision, count_tpu_chips(), precision_why=why)
     if device.startswith("cuda:"):
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(device)  # kernels and collectives of libraries use the current device
     set_fp32_products(precision)
     return ComputeConfig(device, precision, precision_why=why, threads_why=threads_why)
 

@@ -6,7 +6,7 @@ count of early stopping.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from fivetune.errors import ConfigError
@@ -14,7 +14,7 @@ from fivetune.machine.telemetry.devices import translate_oom_errors
 from fivetune.rundir import EVALS
 from fivetune.rundir.figures import build_best_eval
 from fivetune.rundir.layout import OWN_SPLITS
-from fivetune.rundir.records import EvalRecord
+from fivetune.rundir.records import EvalRecord, Prediction
 from fivetune.scores.metrics import is_maximized
 from fivetune.training.state.past_evals import log_whole_evaluation
 from fivetune.training.step_records import write_steps
@@ -36,8 +36,9 @@ def evaluate_model(training: Training) -> None:
     state = training.state
     write_steps(training, wait=True)  # so that the lines of steps stand before the line of the evaluation
     limited = state.step > 0 or setup.config.eval.final == "subset"
+    questions = training.subset if limited else None
     with setup.learner.swap_in_averages():
-        record = run_evaluation(training, step=state.step, questions=training.subset if limited else None)
+        record = run_evaluation(training, step=state.step, questions=questions)
     training.evaluated_steps.add(state.step)
 
     # The untrained model is neither a candidate for the best checkpoint, nor does early stopping count from it.
@@ -59,6 +60,7 @@ def evaluate_model(training: Training) -> None:
         )
     training.run.update_status(step=state.step, best=state.best)
 
+    # Two evaluations of trained weights never agree in every digit, unless the steps between them changed nothing.
     last = training.evals[-1] if training.evals else None
     if last and record.loss is not None and record.loss == last.loss and record.split == last.split:
         training.warn(
@@ -86,10 +88,14 @@ def run_evaluation(
 
     report = watch_threads(training.threads, training.progress.update, training.report_threads)
 
+    # In the loop a signal waits for the end of a step, but not for the end of an evaluation, which may take long.
     def count(done: int, total: int) -> None:
         report("evaluating", done, total)
         if training.stop.is_deferring and training.stop.signum:
             raise EvaluationStoppedError
+
+    def write(made: Iterable[Prediction]) -> None:
+        training.run.write_predictions(split, step, (one.as_dict() for one in made))
 
     with translate_oom_errors():
         record = evaluator.run(
@@ -97,7 +103,7 @@ def run_evaluation(
             step=step,
             split=split,
             questions=questions,
-            write=lambda made: training.run.write_predictions(split, step, (one.as_dict() for one in made)),
+            write=write,
             on_progress=count,
             world=world,
         )

@@ -46,6 +46,7 @@ def export_model(training: Training) -> list[str]:
     """
     missing: list[str] = []
     best = training.state.best
+    # The model holds the last weights: the best ones are read from their checkpoint.
     with training.measure("checkpoint"):
         if best and best.step != training.state.step:
             path = training.run.path / "checkpoints" / str(best.step)
@@ -57,6 +58,8 @@ def export_model(training: Training) -> list[str]:
                 checkpoint.load_weights(path, training.setup.learner.model)
     # Everything below can fail by a text of the data, a plugin or the disk: hours of training end in a model first.
     _save_model(training)
+
+    # Then what the weights are worth: scores on all data, the mean of the best ones, calibrated confidences, a card.
     with _record_failure(training, "the evaluation on all examples", missing):
         _evaluate_whole(training, "eval")
     with _record_failure(training, "the mean of the best checkpoints (checkpoint.average_best)", missing):
@@ -108,9 +111,14 @@ def calibrate_confidence(folder: Path, best: BestEval | None, metric: str) -> Fi
     """
     run = rundir.read_run(folder)
     record = find_chosen_eval(run.evals, best) if best else None
-    lines = restore_lines(run.read_predictions(record), record.temperature) if record else []
+    if record is None:
+        return None
+    # The model's own confidences: the record's may have a temperature already.
+    lines = restore_lines(run.read_predictions(record), record.temperature)
     key = choose_scored_name(lines, metric)
-    found = calibrate_lines(lines, key) if key else None
+    if not key:
+        return None
+    found = calibrate_lines(lines, key)
     if found and found.helps:
         write_confidence_file(folder / "model", found._asdict())
     return found
@@ -142,13 +150,16 @@ def _build_card(training: Training) -> str:
         model_type=setup.learner.model.config.model_type,
     )
     run = rundir.read_run(training.run.path)
-    return build_model_card(setup.config, run, find_chosen_eval(run.evals, best) if best else None, best, request)
+    record = find_chosen_eval(run.evals, best) if best else None
+    return build_model_card(setup.config, run, record, best, request)
 
 
 def _find_damage(training: Training, path: Path) -> str | None:
     """Describe damage of a checkpoint's weights; all ranks get the same answer."""
     world = training.setup.learner.world
-    return world.broadcast_object(checkpoint.find_weights_damage(path) if world.is_first else None)
+    # Rank 0 reads the large files for all, and all ranks go the same way.
+    found = checkpoint.find_weights_damage(path) if world.is_first else None
+    return world.broadcast_object(found)
 
 
 def _evaluate_whole(training: Training, split: str) -> None:
@@ -157,10 +168,13 @@ def _evaluate_whole(training: Training, split: str) -> None:
     basis = training.owner.eval_basis
     if best is None or training.setup.data.evaluator is None or training.setup.config.eval.final == "subset":
         return
-    past = read_past_evals(training.run, training.setup.learner.world)
-    if (best.step, split, basis) not in {(one.step, one.split, one.basis) for one in past if split != AVERAGE}:
-        with training.measure("evaluate"):
-            run_evaluation(training, step=best.step, split=split)
+    # An average is always evaluated: an earlier export may have averaged other checkpoints.
+    if split != AVERAGE:
+        past = read_past_evals(training.run, training.setup.learner.world)
+        if (best.step, split, basis) in {(one.step, one.split, one.basis) for one in past}:
+            return
+    with training.measure("evaluate"):
+        run_evaluation(training, step=best.step, split=split)
 
 
 def average_best(training: Training) -> BestEval | None:
@@ -184,6 +198,7 @@ def average_best(training: Training) -> BestEval | None:
     with training.measure("checkpoint"):
         paths = [folder / str(step) for step in steps]
         training.setup.learner.world.run_on_all(lambda: load_mean_weights(paths, model))
+    # Both on all examples: the mean, and the best checkpoint alone, which was evaluated before.
     _evaluate_whole(training, AVERAGE)
     past = read_past_evals(training.run, training.setup.learner.world)
     single = find_own_eval(past, state.best.step)
@@ -194,17 +209,20 @@ def average_best(training: Training) -> BestEval | None:
     found = build_best_eval(mean, metric)
     before = build_best_eval(single, metric)
     is_better = is_better_eval(found, before, higher_is_better=is_maximized(tasks, metric))
+    listed = ", ".join(f"{step:,}" for step in steps)
+    chosen = "the mean" if is_better else "the latter"
     training.progress.log(
-        f"the mean of the checkpoints of steps {', '.join(f'{step:,}' for step in steps)} has {metric} "
-        f"{found.score:.2f}, that of step {before.step:,} alone {before.score:.2f}: model/ gets "
-        f"{'the mean' if is_better else 'the latter'} (checkpoint.average_best)"
+        f"the mean of the checkpoints of steps {listed} has {metric} {found.score:.2f}, that of step {before.step:,} "
+        f"alone {before.score:.2f}: model/ gets {chosen} (checkpoint.average_best)"
     )
     return replace(found, averaged=tuple(steps)) if is_better else None
 
 
 def _describe_missing(num_wanted: int, steps: Sequence[int], damaged: Mapping[int, str | None]) -> str:
     found = "1 evaluated checkpoint" if len(steps) == 1 else f"{len(steps)} evaluated checkpoints"
-    places = [f"step {step:,}" + (f": {reason}" if reason else "") for step, reason in sorted(damaged.items())]
+    places: list[str] = []
+    for step, reason in sorted(damaged.items()):
+        places.append(f"step {step:,}: {reason}" if reason else f"step {step:,}")
     result = "their mean is taken" if len(steps) > 1 else "nothing is averaged"
     return (
         f"checkpoint.average_best {num_wanted}: no more than {found} found ({'; '.join(places)}), and {result}. "

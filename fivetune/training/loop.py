@@ -71,7 +71,7 @@ def run_training_loop(training: Training) -> None:
 
 def _is_stop_requested(training: Training) -> bool:
     """Whether any rank received a signal; all ranks get the same answer."""
-    signum = training.setup.learner.world.all_reduce_max(training.stop.signum or 0)
+    signum = training.setup.learner.world.all_reduce_max(training.stop.get_signum())
     training.stop.signum = signum or training.stop.signum
     return signum > 0
 
@@ -96,11 +96,14 @@ def run_step(training: Training, batches_of_steps: Iterator[list[Batch]]) -> boo
     meter.enter("host")
     lr = setup.start_step(state.step)
     input_lengths, target_lengths = stream.get_lengths(state.step)
-    num_inputs, num_targets = int(input_lengths.sum()), int(target_lengths.sum())
+    num_inputs = int(input_lengths.sum())
+    num_targets = int(target_lengths.sum())
+    # Weights that are unfrozen have gradients from this step on, which are operations too.
     if training.flops is None or state.step in setup.config.model.unfreeze.values():
         training.flops = StepFlops(learner.model, learner.forward)
     flops = training.flops.count(input_lengths, target_lengths)
 
+    # Compute. If memory runs out the step is repeated with smaller micro-batches, which later steps keep.
     with translate_oom_errors():
         update = train_step(
             learner,
@@ -111,24 +114,34 @@ def run_step(training: Training, batches_of_steps: Iterator[list[Batch]]) -> boo
             num_scored_tokens=num_targets,
             timer=meter.enter,
             nonfinite_flag=training.nonfinite_flag,
-            get_signum=lambda: training.stop.signum or 0,
+            get_signum=training.stop.get_signum,
         )
     state.step += 1
     learner.update_averages(state.step, meter.enter)
     if update.batch_size < training.plan.batch_size:
         _reduce_micro_batch(training, update.batch_size)
-    _warn_of_changes(training)
 
-    # An effective rate is read from the optimizer's state, which a device must wait for: only where a line is due.
+    # Warn of another number of threads, and of steps that could not be captured.
+    if training.threads and (change := training.threads.update()):
+        training.report_threads(change)
+    if failure := learner.engine.failure:
+        training.warn(f"a CUDA graph could not be recorded; steps without one launch each kernel: {failure}")
+
+    # Record. An effective rate is read from the optimizer's state, for which the host must wait: only where a line is
+    # due, and where no schedule gives a rate.
     logged = state.step % setup.config.train.log_every_steps == 0
-    effective_lr = setup.config.optimizer.effective_lr(learner.fetch_rates()) if logged or lr is None else None
+    effective_lr = None
+    if logged or lr is None:
+        effective_lr = setup.config.optimizer.effective_lr(learner.fetch_rates())
+    if lr is None:
+        lr = effective_lr or 0.0
     pending = PendingStep(
         step=state.step,
         batches=batches,
         update=update,
         times=meter.end(),
         flops=flops,
-        lr=lr if lr is not None else effective_lr or 0.0,
+        lr=lr,
         effective_lr=effective_lr if logged else None,
         num_inputs=num_inputs,
         num_targets=num_targets,
@@ -150,19 +163,11 @@ def _reduce_micro_batch(training: Training, batch_size: int) -> None:
     before = training.plan.batch_size
     training.plan = training.plan.with_batch_size(batch_size)
     training.run.write(PLAN, training.plan.as_dict())
-    training.meter.reset_warm_up()
+    training.meter.reset_warm_up()  # other shapes: the next steps are slower once more
     training.warn(
         f"step {training.state.step}: memory ran out with {before} examples in a forward pass. The step was repeated "
         f"with {batch_size}, and later steps use {batch_size} too.",
     )
-
-
-def _warn_of_changes(training: Training) -> None:
-    """Warn of another number of threads, and of steps that could not be captured."""
-    if training.threads and (change := training.threads.update()):
-        training.report_threads(change)
-    if failure := training.setup.learner.engine.failure:
-        training.warn(f"a CUDA graph could not be recorded; steps without one launch each kernel: {failure}")
 
 
 def is_evaluation_due(training: Training) -> bool:
@@ -193,7 +198,7 @@ def _build_stop_error(training: Training) -> InterruptedRunError:
     saved = "saved" if training.state.step else "nothing to save yet"
     return InterruptedRunError(
         f"stopped by {stop.name} after {steps}; {saved}. Resume with: {format_resume_command(training.run.path)}",
-        signum=stop.signum or 0,
+        signum=stop.get_signum(),
         can_resume=True,
         reason=f"stopped by {stop.name}; {saved}",
     )

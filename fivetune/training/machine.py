@@ -89,6 +89,7 @@ def record_machine(outputs: RunOutputs, machine: JsonTable, *, step: int, resume
     run = outputs.run
     before = read_machine(run.path).parts if resume else ()
     parts, changes = add_part(before, machine, step=step)
+    # The facts of this part replace the earlier ones; what differs is in the parts.
     run.write(MACHINE, {"format_version": FORMAT_VERSION, **machine, "parts": [asdict(part) for part in parts]})
     for message in changes:
         outputs.warn(message)

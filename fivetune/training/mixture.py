@@ -19,6 +19,7 @@ def build_part_configs(config: RunConfig) -> dict[str, RunConfig]:
     assert isinstance(config.task, Mixture)
     found: dict[str, RunConfig] = {}
     for name, part in config.task.parts.items():
+        # A part has some settings of the section data, by the same names.
         own = {key: value for key, value in part if key in type(config.data).model_fields and value}
         columns = {**config.data.columns, **part.columns}
         data = config.data.model_copy(update={**own, "columns": columns})
@@ -85,6 +86,7 @@ def build_mixture_sampler(config: RunConfig, store: TokenStore) -> MixtureSample
     else:
         temperature = task.temperature if task.by == "temperature" else 1.0
         rates = compute_mixing_rates(sizes, limit=task.limit, temperature=temperature)
+    # An epoch is as long as all parts together, of which a large one counts up to its limit.
     num_examples = sum(min(size, task.limit or size) for size in sizes)
     draw = MixtureSampler(sizes, rates, num_examples, seed=config.run.seed)
     for name, share in zip(store.parts, draw.shares, strict=True):

@@ -58,6 +58,7 @@ def record_outcome(run: RunDir, progress: Progress, stop: StopRequest, world: Wo
     """Write how the run ended to status.json, then re-raise. A refused resume keeps the previous state."""
     started = time.monotonic()
 
+    # A resume that is refused before it begins leaves the state of the run as it was, such as finished.
     def write_end(state: str, why: str, **facts: object) -> None:
         if run.status.state in ("", "preparing", "running"):
             run.update_status(state=state, why=why, **facts)
@@ -69,6 +70,7 @@ def record_outcome(run: RunDir, progress: Progress, stop: StopRequest, world: Wo
         write_end("interrupted", error.reason)
         raise
     except StopNowError:
+        # torchrun ends the other ranks by a signal when one has failed: the failure is why the run ended.
         if reason := world.find_peer_error():
             write_end("failed", reason)
         stopped = _build_stop_error(stop, run.path)
@@ -79,6 +81,7 @@ def record_outcome(run: RunDir, progress: Progress, stop: StopRequest, world: Wo
         raise
     except BaseException as error:
         stop.ignore_signals()
+        # repr: an error of Python says little without its class.
         why = str(error) if isinstance(error, FiveTuneError) else repr(error)
         if isinstance(error, ProcessGroupError):
             why = world.explain_disconnect(error)
@@ -101,4 +104,4 @@ def _build_stop_error(stop: StopRequest, folder: Path) -> InterruptedRunError:
     rest = "Nothing was trained, nothing is kept."
     if stop.can_resume:
         rest = f"Resume with: {format_resume_command(folder)}"
-    return InterruptedRunError(f"{reason}. {rest}", signum=stop.signum or 0, can_resume=stop.can_resume, reason=reason)
+    return InterruptedRunError(f"{reason}. {rest}", signum=stop.get_signum(), can_resume=stop.can_resume, reason=reason)

@@ -56,6 +56,7 @@ def open_outputs(
         notes: warnings to begin with.
     """
     folder = Path(config.run.dir)
+    # The other ranks wait for the status, which rank 0 sends once the run directory is open.
     if not world.is_first:
         outputs = RunOutputs(NullRunDir(folder, world.broadcast_object(RunStatus())), Progress(silent=True))
     else:
@@ -65,7 +66,11 @@ def open_outputs(
             world.broadcast_object(run.status)
             progress = Progress(folder / LOG, log_every_steps=config.train.log_every_steps, quiet=quiet)
         except BaseException:
-            run.close() if resume else run.discard()
+            # Nothing has used the run yet: a new one leaves no folder behind.
+            if resume:
+                run.close()
+            else:
+                run.discard()
             raise
         outputs = RunOutputs(run, progress)
     try:
@@ -113,9 +118,10 @@ def open_sinks(config: RunConfig, run: RunDir, world: World, *, first_step: int)
     """Open the trackers of report.sinks on rank 0, and close them in any case; other ranks have none."""
     sinks: list[Any] = []
     try:
-        for name in config.report.sinks if world.is_first else ():
-            sink = plugins.load_plugin("sinks", name)()
-            sinks.append(sink.open(run.path, config.as_redacted_dict(), first_step=first_step))
+        if world.is_first:
+            for name in config.report.sinks:
+                sink = plugins.load_plugin("sinks", name)()
+                sinks.append(sink.open(run.path, config.as_redacted_dict(), first_step=first_step))
         yield sinks
     finally:
         for sink in sinks:

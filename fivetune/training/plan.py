@@ -35,6 +35,7 @@ def decide_plan(
     """
     num_epochs = config.train.num_epochs or DEFAULT_NUM_EPOCHS
     num_steps = config.train.num_steps or max(1, round(num_epochs * steps_per_epoch))
+    # A checkpoint with each evaluation, so that the best weights can be exported.
     eval_every_steps = config.eval.every_steps or ceil(num_steps / EVALUATIONS_PER_RUN)
     return Plan(
         batch_size=batch_size,

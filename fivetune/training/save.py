@@ -40,7 +40,7 @@ def _start_save(training: Training, trained: Mapping[str, Tensor]) -> None:
     setup = training.setup
     learner = training.setup.learner
     write_steps(training, wait=True)  # a checkpoint knows all steps before it; one that is not finite refuses it
-    learner.fetch()
+    learner.fetch()  # of an engine whose weights are elsewhere, such as on TPU chips
     sharded = setup.config.strategy.sharded and learner.world.size > 1
     take = take_shards if sharded else take_snapshot
     taken = take(learner.model, learner.optimizer, learner.scaler, learner.world, trained)
@@ -48,6 +48,7 @@ def _start_save(training: Training, trained: Mapping[str, Tensor]) -> None:
     is_copied = not sharded and learner.compute.device != "cpu"
     if training.writer.is_parallel and not is_copied:
         taken = taken.copy()
+    # A run directory that was moved away would be made anew, with this checkpoint alone.
     learner.world.run_on_all(training.run.refuse_moved)
 
     folder = training.run.path / "checkpoints"
@@ -61,6 +62,7 @@ def _start_save(training: Training, trained: Mapping[str, Tensor]) -> None:
         elif learner.world.is_first:
             checkpoint.write_checkpoint(folder, taken, position, owner)
 
+    # Once more: a disk that fails for a moment should not end the run.
     def write_or_retry() -> None:
         try:
             write()
@@ -79,6 +81,7 @@ def finish_save(training: Training) -> None:
 
     Raises RunDirError if it could not be written.
     """
+    # Forgotten before it can fail: a second call would tidy up after a checkpoint that is not there.
     saved = training.saving
     training.saving = None
     training.writer.finish()
@@ -94,6 +97,7 @@ def finish_save(training: Training) -> None:
             checkpoint.update_best_link(training.run.path, best_step)
         except RunDirError as error:  # the link is for people; a resume does not need it
             training.warn(str(error))
+    # Not removed: the best ones, and those whose upload is under way.
     held = {*saved.kept_steps, *training.uploader.get_held_steps()}
     checkpoint.remove_old_checkpoints(folder, keep=setup.config.checkpoint.keep, held=held, on_failure=training.warn)
     training.run.update_status(

@@ -81,7 +81,9 @@ class TrainingData:
     def stores(self) -> list[tuple[str, TokenStore]]:
         """The tokenised sets by name: train, and eval if there is one."""
         stores = [("train", self.stream.store)]
-        return [*stores, ("eval", self.evaluator.store)] if self.evaluator else stores
+        if self.evaluator:
+            stores.append(("eval", self.evaluator.store))
+        return stores
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ class Setup:
     """The parts of a run, built by `set_up`.
 
     Args:
-        config: the recipe's, with the size that was found in place of train.batch_size auto.
+        config: config of the recipe, with the size that was found in place of train.batch_size auto.
         loaded: the tokenizer, and warnings from loading the model.
         plan: the resolved numbers.
         fit: result of the search for train.batch_size auto; None if the recipe gives a number.
@@ -109,7 +111,8 @@ class Setup:
     @property
     def warnings(self) -> list[str]:
         """Sentences from loading the model, and about tokenised data that were damaged."""
-        return [*self.loaded.warnings, *(store.rebuilt for _, store in self.data.stores if store.rebuilt)]
+        rebuilt = [store.rebuilt for _, store in self.data.stores]
+        return [*self.loaded.warnings, *filter(None, rebuilt)]
 
     @property
     def metric(self) -> str:
@@ -120,7 +123,9 @@ class Setup:
     def watched_metric(self) -> str:
         """Name of the score that train.early_stopping watches, or loss."""
         rule = self.config.train.early_stopping
-        return (rule and rule.metric) or self.metric
+        if rule and rule.metric:
+            return rule.metric
+        return self.metric
 
     def start_step(self, step: int) -> float | None:
         """Freeze and unfreeze weights for a 0-based step; returns its learning rate."""
@@ -154,6 +159,7 @@ def set_up(
     if compute.precision == "fp16":  # of a resumed run, with auto
         config = config.replace("train", precision="fp16")
     world = world.split(config.strategy.get_model_size(world.size), compute.device)
+    # Equal on all ranks: random weights and new adapters are drawn alike.
     seed_everything(config.run.seed)
 
     # Files and labels before the model, which may be a download.
@@ -186,13 +192,15 @@ def set_up(
             config, tokenizer, evaluation, compute, target_p99=target_p99, generate=engine.generate
         )
 
-    # The model where it trains, and what trains it. The objective follows from the labels in the data.
+    # The model where it trains, and what trains it. The optimizer comes after the strategy, which replaces parameters.
     block_seconds = chosen.block_seconds or _measure_blocks(config, model, stream, compute, world)
     model = _wrap_model(config, loaded, train, compute, world, block_seconds)
     if find_stage(model):
         engine = PipelineEngine()
     optimizer = build_optimizer(config, model)
+    # Rank 0's choice counts: speeds differ between ranks, and two forwards round differently.
     forward = world.broadcast_object(_choose_forward(config, model, stream, compute, chosen))
+    # The objective follows from the labels in the data.
     objective, class_weights = build_objective(config, model, tokenizer, train.summary)
     forward = replace(forward, objective=objective, teacher=load_teacher(config, compute))
     forward.prepare(model)
@@ -200,7 +208,18 @@ def set_up(
     # The numbers. The micro-batch is found with everything else in memory.
     fit = None
     if config.train.batch_size == "auto":
-        fit = _find_micro_batch(config, model, forward, train, compute, world)
+        found = find_largest_fit(
+            model,
+            forward,
+            train,
+            total=config.train.examples_per_step // world.data_size,
+            device=compute.device,
+            autocast=compute.make_autocast,
+            state_bytes=count_state_bytes(model, config.optimizer, has_average=bool(config.train.ema)),
+            num_processes=world.size,
+        )
+        # The tightest rank decides: all ranks run the same micro-batch.
+        fit = min(world.gather(found), key=lambda one: one.batch_size)
         config = config.replace("train", batch_size=fit.batch_size)
         stream.plan = _build_batch_plan(config)
     plan = decide_plan(
@@ -254,9 +273,8 @@ def load_configured_model(config: RunConfig, device: str, *, on_meta: bool = Fal
         device: where a base in 4 bits computes.
     """
     section = config.model
-    path, model_config, tokenizer = (
-        name and find_typed_path(name, config.run.dir) for name in (section.path, section.config, section.tokenizer)
-    )
+    typed = (section.path, section.config, section.tokenizer)
+    path, model_config, tokenizer = [name and find_typed_path(name, config.run.dir) for name in typed]
     advice = "Set model.path to the base; to continue the adapter, also set model.adapter.path to that folder."
     refuse_lost_tokens(Path(path or ""), "model.path", advice)
     loaded = load_model_and_tokenizer(
@@ -290,7 +308,9 @@ def _refuse_missing_data(config: RunConfig, train: TokenStore | None, evaluation
 
 
 def _build_batch_plan(config: RunConfig) -> BatchPlan:
-    size = config.train.batch_size if config.train.batch_size != "auto" else PROVISIONAL_BATCH_SIZE
+    size = config.train.batch_size
+    if size == "auto":
+        size = PROVISIONAL_BATCH_SIZE
     data = config.data
     return BatchPlan(config.train.examples_per_step, size, data.bucket_pool, config.run.seed, data.window_shards)
 
@@ -305,6 +325,7 @@ def _choose_precision(
 ) -> ComputeConfig:
     """Choose the precision of a CPU on each rank's first batch; the first rank's choice counts."""
     is_resumed = config.train.precision == "auto" and chosen.precision is not None
+    # A sharded model may have no values before the strategy places it: nothing can be measured with it.
     has_weights = not config.strategy.sharded or world.size == 1
     if compute.kind != "cpu" or is_resumed or not has_weights:
         return compute
@@ -330,7 +351,7 @@ def _choose_forward(
 def _measure_blocks(
     config: RunConfig, model: T5Model, stream: TrainingStream, compute: ComputeConfig, world: World
 ) -> tuple[float, ...]:
-    """Measure the blocks on this rank's first micro-batch; () if the strategy needs none, or if that cannot run."""
+    """Measure the blocks on this rank's first micro-batch; () if the strategy needs no costs, or if it cannot run."""
     if not config.strategy.needs_block_seconds or world.size == 1:
         return ()
     if explain_unsupported_flat(model, compute.device, compute.make_autocast):
@@ -348,7 +369,9 @@ def _wrap_model(
 ) -> T5Model:
     """Place the model as the strategy does; a model on torch's meta device gets the values of this rank's shards."""
     strategy = config.strategy
-    settings, costs = loaded.model.config, block_seconds
+    settings = loaded.model.config
+    costs = block_seconds
+    # Without a measurement the stages of a pipeline are divided by operations.
     if not costs and get_family(settings).t5_blocks:
         costs = list_block_flops(settings, train.inputs.lengths, train.labels.lengths)
     with translate_oom_errors():
@@ -356,20 +379,3 @@ def _wrap_model(
         if loaded.files:
             load_shards(model, loaded.files, strategy.get_weight_device(compute.device), where=str(config.model.path))
     return model
-
-
-def _find_micro_batch(
-    config: RunConfig, model: T5Model, forward: Forward, train: TokenStore, compute: ComputeConfig, world: World
-) -> Fit:
-    """Find the largest micro-batch that fits on every rank."""
-    fit = find_largest_fit(
-        model,
-        forward,
-        train,
-        total=config.train.examples_per_step // world.data_size,
-        device=compute.device,
-        autocast=compute.make_autocast,
-        state_bytes=count_state_bytes(model, config.optimizer, has_average=bool(config.train.ema)),
-        num_processes=world.size,
-    )
-    return min(world.gather(fit), key=lambda found: found.batch_size)

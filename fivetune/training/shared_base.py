@@ -45,6 +45,7 @@ class SharedBase:
             self._loaded = self._load_base(folder, config, trained_on)
             self._loaded.model.to(compute.device)
             self._first = (folder, trained_on)
+        # An adapter replaces modules: each run has its own ones, around the same tensors.
         model = copy_modules(self._loaded.model)
         attach_adapter(model, Saved(path=str(folder / FOLDER)), base=trained_on.name, device=str(compute.device))
         return replace(self._loaded, model=model.to(compute.device)), generate
@@ -72,11 +73,12 @@ class SharedBase:
     def _load_base(self, folder: Path, config: RunConfig, trained_on: BaseModel) -> LoadedModel:
         """Load the base from where the training had it. Raises ConfigError if its weights have changed."""
         section = config.model
-        path, tokenizer = (name and find_typed_path(name, folder) for name in (section.path, section.tokenizer))
+        path, tokenizer = [name and find_typed_path(name, folder) for name in (section.path, section.tokenizer)]
         loaded = load_model_and_tokenizer(
             path, tokenizer=tokenizer, revision=section.revision, any_seq2seq=section.any_seq2seq
         )
-        if (checksum := compute_base_checksum(loaded.model)) != trained_on.checksum:
+        checksum = compute_base_checksum(loaded.model)
+        if checksum != trained_on.checksum:
             raise ConfigError(
                 f"--one-base: {folder} was trained on {trained_on.name} with weights {trained_on.checksum}, and "
                 f"{path} has weights {checksum}. Restore the base, or serve the runs without --one-base."
@@ -86,5 +88,6 @@ class SharedBase:
 
 def copy_modules(model: T5Model) -> T5Model:
     """Copy the modules of a model, not its parameters and buffers."""
+    # deepcopy takes what its memo has under an object's id as that object's copy.
     held = [*model.parameters(), *model.buffers()]
     return deepcopy(model, {id(tensor): tensor for tensor in held})

@@ -59,6 +59,10 @@ class StopRequest:
     def name(self) -> str:
         return signal.Signals(self.signum).name if self.signum else ""
 
+    def get_signum(self) -> int:
+        """The signal that was received; 0 if none."""
+        return self.signum or 0
+
     @contextmanager
     def defer_signals(self) -> Iterator[None]:
         """Inside this block the first signal only sets `signum`."""
@@ -74,7 +78,8 @@ class StopRequest:
 
     def _handle_signal(self, signum: int, frame: FrameType | None) -> None:
         first = self.signum is None
-        if signum == signal.SIGXCPU:  # at the soft limit, and each second after it: the hard one alone counts now
+        # SIGXCPU comes at the soft limit, and each second after it: from now on the hard limit alone counts.
+        if signum == signal.SIGXCPU:
             with suppress(OSError, ValueError):
                 _, hard = resource.getrlimit(resource.RLIMIT_CPU)
                 resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))
@@ -84,7 +89,11 @@ class StopRequest:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             if signum == signal.SIGTERM and "LOCAL_RANK" in os.environ:
                 if self._terminated is not None:
-                    return self._end_unless_duplicate(self._terminated)
+                    # The scheduler's and torchrun's SIGTERM count once; a later one ends the process.
+                    if time.monotonic() - self._terminated > DUPLICATE_SECONDS:
+                        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                        os.kill(os.getpid(), signal.SIGTERM)
+                    return
                 self._terminated = time.monotonic()
             else:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -98,13 +107,9 @@ class StopRequest:
             return
         if self._silent:
             return
-        with suppress(OSError):  # not print: a handler may interrupt another write of the same stream
+        # Not print: a handler may interrupt another write of the same stream.
+        with suppress(OSError):
             os.write(2, f"{self.name} received: stopping soon; a second Ctrl-C stops at once.\n".encode())
 
     def _forget_signal(self) -> None:
         self.signum = self._terminated = None
-
-    def _end_unless_duplicate(self, first: float) -> None:
-        if time.monotonic() - first > DUPLICATE_SECONDS:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGTERM)

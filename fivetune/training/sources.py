@@ -42,7 +42,9 @@ def check_sources(config: RunConfig) -> None:
     A missing corpus of the quickstart is written, so that its recipe works in a fresh clone. Hub names are not
     looked up.
     """
-    parts = build_part_configs(config).values() if isinstance(config.task, Mixture) else [config]
+    parts = [config]
+    if isinstance(config.task, Mixture):
+        parts = [*build_part_configs(config).values()]
     for part in parts:
         for source in (*find_sources(part, "train"), *find_sources(part, "eval")):
             write_missing_corpus(source)
@@ -68,10 +70,10 @@ def with_data_labels(config: RunConfig) -> RunConfig:
     sources = find_sources(config, "train") or find_sources(config, "eval")
     if not isinstance(task, Classification) or task.labels or not sources:
         return config
-    if is_prepared(sources[0]):
+    if is_prepared(sources[0]):  # its targets were tokenised with these labels
         labels = read_prepared_index(sources[0])["settings"]["task"][2]["labels"]
-        return config.model_copy(update={"task": task.model_copy(update={"labels": labels})})
-    labels = read_label_set(task, sources, data.columns, header=data.header, max_records=data.max_train_examples)
+    else:
+        labels = read_label_set(task, sources, data.columns, header=data.header, max_records=data.max_train_examples)
     return config.model_copy(update={"task": task.model_copy(update={"labels": labels})})
 
 
@@ -85,14 +87,10 @@ def prepare_split(
 ) -> TokenStore | None:
     """Load or build the store of the "train" or "eval" data; None if the config has no such data."""
     if isinstance(config.task, Mixture):
-        parts = build_part_configs(config)
-        return join_stores(
-            {
-                name: prepare_split(part, tokenizer, split, on_progress=on_progress, labelled=labelled)
-                for name, part in parts.items()
-            },
-            split,
-        )
+        stores: dict[str, TokenStore | None] = {}
+        for name, part in build_part_configs(config).items():
+            stores[name] = prepare_split(part, tokenizer, split, on_progress=on_progress, labelled=labelled)
+        return join_stores(stores, split)
     source = describe_split(config, split, labelled=labelled)
     if source is None:
         return None
@@ -124,6 +122,7 @@ def describe_split(config: RunConfig, split: str, *, labelled: bool = True) -> S
     """Describe the "train" or "eval" data of a task that is no mixture; None if the config has no such data."""
     data = config.data
     training = split == "train"
+    # Data to predict have no evaluation part, and files of data.eval are used as they are.
     share = data.eval_share if labelled and not data.eval else None
     paths = find_sources(config, "train" if training or share is not None else "eval")
     if not paths:

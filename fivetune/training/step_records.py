@@ -42,7 +42,18 @@ def _write_step(training: Training, pending: PendingStep) -> None:
     training.losses[pending.step] = loss
     if math.isfinite(grad_norm):
         training.grad_norms[pending.step] = grad_norm
-    _warn_of_losses(training)
+
+    # A loss that diverges, explodes or does not move is told once.
+    found = iter_loss_warnings(
+        training.losses,
+        training.grad_norms,
+        list_eval_losses(training.evals),
+        num_steps=training.plan.num_steps,
+        vocab_size=learner.model.config.vocab_size,
+        has_diverged=any(warning.kind == "diverged" for warning in training.run.warnings),
+    )
+    for message, kind in found:
+        training.warn(message, kind)
 
 
 def build_step_record(
@@ -62,6 +73,9 @@ def build_step_record(
     update = pending.update
     flops = pending.flops
     num_tokens = pending.num_inputs + pending.num_targets
+    mfu = None
+    if peak_flops:
+        mfu = flops.total / seconds / peak_flops / world_size
     return StepRecord(
         step=pending.step,
         loss=update.loss,
@@ -74,7 +88,7 @@ def build_step_record(
         step_seconds=seconds,
         data_seconds=pending.data_seconds,
         peak_bytes=pending.peak_bytes,
-        mfu=flops.total / seconds / peak_flops / world_size if peak_flops else None,
+        mfu=mfu,
         world_size=world_size,
         num_examples_seen=pending.num_examples_seen,
         phase_seconds=phase_seconds,
@@ -83,17 +97,3 @@ def build_step_record(
         encoder_flops=flops.encoder,
         decoder_flops=flops.decoder,
     )
-
-
-def _warn_of_losses(training: Training) -> None:
-    """Warn of a loss that diverges, explodes or does not move, each once."""
-    found = iter_loss_warnings(
-        training.losses,
-        training.grad_norms,
-        list_eval_losses(training.evals),
-        num_steps=training.plan.num_steps,
-        vocab_size=training.setup.learner.model.config.vocab_size,
-        has_diverged=any(warning.kind == "diverged" for warning in training.run.warnings),
-    )
-    for message, kind in found:
-        training.warn(message, kind)

@@ -19,9 +19,19 @@ def count_evaluation(
     """Count an evaluation, which either improves on the last one that did, or brings no improvement.
 
     Args:
-        metric: a score, or loss. min_delta: an improvement is larger than this.
+        metric: name of a score, or loss. min_delta: an improvement is larger than this.
+
+    Raises ConfigError for a metric that the evaluation does not have.
     """
-    found = _build_watched(record, metric)
+    values = dict(record.scores)
+    if record.loss is not None:
+        values["loss"] = record.loss
+    if metric not in values:
+        known = ", ".join(values)
+        raise ConfigError(f"train.early_stopping.metric: the evaluation has no score {metric!r}. It has: {known}.")
+    found = BestEval(record.step, metric, values[metric], record.loss)
+
+    # Compared with the last improvement, not with the last evaluation: gains below min_delta add up.
     before = state.improved
     if before is None or is_improvement(found, before, min_delta=min_delta, higher_is_better=higher_is_better):
         state.improved = found
@@ -32,8 +42,10 @@ def count_evaluation(
 
 def rank_evaluation(state: TrainingState, found: BestEval, *, num_kept: int, higher_is_better: bool) -> None:
     """Rank an evaluation among the best ones so far, of which `num_kept` are kept."""
+    # An evaluation of the same step, which a resume repeats, replaces the earlier one.
     others = [one for one in (state.best, *state.runners_up) if one and one.step != found.step]
-    place = 0  # before the first that it is better than; they are in order
+    # They are in order: its place is before the first one that it is better than.
+    place = 0
     while place < len(others) and not is_better_eval(found, others[place], higher_is_better=higher_is_better):
         place += 1
     ranked = [*others[:place], found, *others[place:]]
@@ -58,7 +70,8 @@ def describe_stop(state: TrainingState, rule: EarlyStopping | None, num_steps: i
     last = state.improved
     if rule is None or last is None or state.step == num_steps or not is_exhausted(state, rule):
         return ""
-    score = f"{last.score:.4f}" if last.metric == "loss" else f"{last.score:.2f}"
+    digits = 4 if last.metric == "loss" else 2
+    score = f"{last.score:.{digits}f}"
     margin = f" by more than {rule.min_delta:g}" if rule.min_delta else ""
     return (
         f"stopped early after step {state.step:,} of {num_steps:,}: no evaluation was better than that of step "
@@ -70,13 +83,3 @@ def describe_stop(state: TrainingState, rule: EarlyStopping | None, num_steps: i
 def is_exhausted(state: TrainingState, rule: EarlyStopping | None) -> bool:
     """Whether as many evaluations in a row as the rule's patience brought no improvement."""
     return rule is not None and state.num_evals_without_improvement >= rule.patience
-
-
-def _build_watched(record: EvalRecord, metric: str) -> BestEval:
-    values = dict(record.scores)
-    if record.loss is not None:
-        values["loss"] = record.loss
-    if metric not in values:
-        known = ", ".join(values)
-        raise ConfigError(f"train.early_stopping.metric: the evaluation has no score {metric!r}. It has: {known}.")
-    return BestEval(record.step, metric, values[metric], record.loss)

@@ -33,13 +33,16 @@ def load_config_of_tables(
         given.append(name)
         return PLACEHOLDER
 
+    # Checked with names in place of the tables: a wrong setting leaves no file behind, and run.dir says where to write.
     settings = replace_tables(recipe, note) if isinstance(recipe, Mapping) else recipe
     config = load_config(settings, replace_tables(overrides or {}, note))
     if not given:
         return config, {}
-    settings, own = write_tables(recipe, config.run.dir) if isinstance(recipe, Mapping) else (recipe, {})
+    files: TableFiles = {}
+    if isinstance(recipe, Mapping):
+        settings, files = write_tables(recipe, config.run.dir)
     changes, others = write_tables(overrides or {}, config.run.dir)
-    return load_config(settings, changes), own | others
+    return load_config(settings, changes), files | others
 
 
 def write_tables(settings: Mapping[str, Any], run: str | Path) -> tuple[JsonTable, TableFiles]:

@@ -67,7 +67,9 @@ class ThreadControl:
             return ""
         seconds = measure_threads(self.most, now)
         best = min(seconds, key=lambda number: seconds[number])
-        best = best if seconds[now] >= MIN_GAIN * seconds[best] else now
+        if seconds[now] < MIN_GAIN * seconds[best]:
+            best = now
+        # The measurement has left another number.
         torch.set_num_threads(best)
         if best == now:
             return ""
@@ -110,5 +112,6 @@ def measure_threads(most: int, now: int) -> dict[int, float]:
             started = time.perf_counter()
             for _ in range(NUM_REPEATS):
                 (x @ weight).relu_().softmax(-1)
-            seconds[number] += time.perf_counter() - started if turn else 0.0  # the first round starts the threads
+            if turn:  # the first round starts the threads
+                seconds[number] += time.perf_counter() - started
     return seconds

@@ -113,6 +113,7 @@ class Training:
 
     def report_threads(self, change: str) -> None:
         """Warn of another number of CPU threads from the next step on, and record it."""
+        # Sums over another number of threads are added in another order.
         step = self.state.step + 1
         self.warn(f"from step {step:,} on {change}. Losses may differ in the last bits.")
         record_threads(self.run, step)
@@ -121,7 +122,7 @@ class Training:
     def measure(self, phase: str) -> Iterator[None]:
         """Count the time of this block as `phase`, in the run's seconds and in its telemetry. Blocks do not nest."""
         self.sampler.phase = phase
-        if phase != "train":
+        if phase != "train":  # a step after a pause is not a steady one
             self.meter.pause()
         seconds = self.state.seconds
         started = time.perf_counter()

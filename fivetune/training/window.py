@@ -80,20 +80,19 @@ def profile_steps(
         )
     if config.device == "tpu":
         raise ConfigError("device: tpu runs a step as one program, of which torch's profiler sees nothing. Use cpu.")
-    setup = set_up(
-        config.replace("data", eval=(), **NO_SPLIT),
-        on_progress=on_progress,
-    )
+    setup = set_up(config.replace("data", eval=(), **NO_SPLIT), on_progress=on_progress)
     flag = make_nonfinite_flag(setup.learner)
     _run_steps(setup, range(num_warm_up), flag)
     steps = range(num_warm_up - 1, num_warm_up + num_steps)  # the first one is not measured
     stamps: list[float] = []
 
-    def stamp() -> None:
-        synchronize(setup.learner.compute.device)
-        stamps.append(time.perf_counter())
+    # Between the first and the last step the host does not wait for the device, as in a run.
+    def stamp(step: int) -> None:
+        if step in (steps[0], steps[-1]):
+            synchronize(setup.learner.compute.device)
+            stamps.append(time.perf_counter())
 
-    _run_steps(setup, steps, flag, on_step_end=lambda step: stamp() if step in (steps[0], steps[-1]) else None)
+    _run_steps(setup, steps, flag, on_step_end=stamp)
     recorded = _record_profile(setup, steps, flag)
     _write_trace(recorded, path)
     state = chain.from_iterable(values.values() for values in setup.learner.optimizer.state.values())
@@ -164,6 +163,7 @@ def _write_trace(recorded: profile, path: Path) -> None:
 
 
 def _count_bytes(tensors: Iterable[Tensor]) -> int:
+    # Tied weights count once.
     held = {id(one): one for one in tensors if not one.is_meta}
     return sum(tensor.numel() * tensor.element_size() for tensor in held.values())
 

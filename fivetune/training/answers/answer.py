@@ -69,7 +69,8 @@ def answer_passages(
     answer = _answer_with_spans if head_of(settings.task) == "extractive" else _answer_with_text
     for row, prediction in answer(settings, model, rows, loss, world):
         found = {"loss": loss.total, "confidence": prediction.confidence, "log-probability": prediction.logprob}
-        if bad := [f"{name} {value}" for name, value in found.items() if value is not None and not isfinite(value)]:
+        bad = [f"{name} {value}" for name, value in found.items() if value is not None and not isfinite(value)]
+        if bad:
             raise NumericError(
                 f"evaluation of {prediction.id}: {', '.join(bad)}. The weights are not finite or the forward pass "
                 "overflows. Use train.precision bf16 or fp32 (T5 overflows in fp16), or earlier weights."
@@ -89,6 +90,7 @@ def _answer_with_text(
 
 def _start_prediction(settings: AnswerSettings, row: int, example: TextExample, prediction: str) -> Prediction:
     """Build a Prediction with the fields that all kinds of answers share."""
+    # Known only for a task whose answers are parts of a context that the example has.
     in_context = None
     if settings.task.extractive and prediction and example.clippable[0] < example.clippable[1]:
         in_context = is_in_context(prediction, example)
@@ -114,14 +116,22 @@ def _build_text_prediction(settings: AnswerSettings, one: GeneratedAnswer, loss:
     prediction = task.from_text(text)
     confidence = compute_probability(one.logprob)
     candidates = ()
+    left_label_set = None
     if one.label_logprobs is not None:
         candidates = _rank_labels(task, one.label_logprobs)
         # The label itself, because the tokenizer may not return its words unchanged.
         prediction = candidates[0].text
         confidence = candidates[0].score
+        left_label_set = one.left_label_set
     elif one.candidates:
         candidates = _decode_candidates(settings, one)
+    no_answer_score = None
+    if one.phrase_loss is not None:
+        no_answer_score = compute_probability(-one.phrase_loss)
     started = _start_prediction(settings, one.row, example, prediction)
+
+    # With the gold answer: its loss, and whether the model writes it after the gold tokens and after its own. Labels
+    # are not written but chosen.
     teacher_forced = free_running = None
     if example.references:
         target = settings.store.labels[one.row].tolist()
@@ -137,9 +147,9 @@ def _build_text_prediction(settings: AnswerSettings, one: GeneratedAnswer, loss:
         hit_cap=one.hit_cap,
         sentinel=SENTINEL in text,
         unknown_chars=sum(token_id == tokenizer.unk_token_id for token_id in one.token_ids),
-        no_answer_score=None if one.phrase_loss is None else compute_probability(-one.phrase_loss),
+        no_answer_score=no_answer_score,
         candidates=candidates,
-        left_label_set=None if one.label_logprobs is None else one.left_label_set,
+        left_label_set=left_label_set,
         teacher_forced_exact=teacher_forced,
         free_running_exact=free_running,
     )
@@ -148,6 +158,7 @@ def _build_text_prediction(settings: AnswerSettings, one: GeneratedAnswer, loss:
 def _rank_labels(task: Task, logprobs: Sequence[float]) -> tuple[Candidate, ...]:
     """Rank the labels by probability, normalized over the label set, best first."""
     assert task.labels is not None
+    # The largest is subtracted first: exp of all of them may be 0.
     shares = np.exp(np.array(logprobs) - np.max(logprobs))
     shares /= shares.sum()
     ranked = sorted(zip(shares.tolist(), task.labels, strict=True), key=lambda pair: -pair[0])
@@ -157,15 +168,12 @@ def _rank_labels(task: Task, logprobs: Sequence[float]) -> tuple[Candidate, ...]
 def _decode_candidates(settings: AnswerSettings, one: GeneratedAnswer) -> tuple[Candidate, ...]:
     """Decode the hypotheses of a beam search to texts, each with its probability, and no answer if they lack it.
 
-    Their order is that of the search, by log p / length^length_penalty.
+    They are in the order of the search: by log p / length^length_penalty.
     """
-    found = [
-        Candidate(
-            settings.task.from_text(to_text(settings.tokenizer, ids, keep_special=settings.keep_special)),
-            compute_probability(logprob),
-        )
-        for ids, logprob in one.candidates
-    ]
+    found: list[Candidate] = []
+    for ids, logprob in one.candidates:
+        text = to_text(settings.tokenizer, ids, keep_special=settings.keep_special)
+        found.append(Candidate(settings.task.from_text(text), compute_probability(logprob)))
     if one.phrase_loss is not None and all(candidate.text for candidate in found):
         found.append(Candidate("", compute_probability(-one.phrase_loss)))
     return tuple(found)
@@ -174,6 +182,7 @@ def _decode_candidates(settings: AnswerSettings, one: GeneratedAnswer) -> tuple[
 def _answer_with_spans(
     settings: AnswerSettings, model: T5Model, rows: Sequence[int], loss: TargetLoss, world: World
 ) -> Iterator[tuple[int, Prediction]]:
+    # Offsets are computed once: when the search asks for the context, and used again for the text of the span.
     waiting: dict[int, tuple[TextExample, Offsets]] = {}
 
     def context_of(row: int) -> range:
@@ -204,17 +213,21 @@ def _build_span_prediction(
         for first, last, logprob in one.spans
     )
     best = candidates[0] if candidates else Candidate("", 0.0)
-    can_abstain = settings.task.no_answer_text is not None
-    no_answer = compute_probability(one.null_logprob)
-    abstains = can_abstain and best.score < no_answer
+    chosen = best
+    answer = no_answer_score = None
+    if settings.task.no_answer_text is not None:
+        answer = best.text
+        no_answer_score = compute_probability(one.null_logprob)
+        if best.score < no_answer_score:
+            chosen = Candidate("", no_answer_score)
     if example.references:
-        loss.add(one.target_loss, 2)
+        loss.add(one.target_loss, 2)  # the first and the last token of the span
     return replace(
-        _start_prediction(settings, one.row, example, "" if abstains else best.text),
-        confidence=no_answer if abstains else best.score,
+        _start_prediction(settings, one.row, example, chosen.text),
+        confidence=chosen.score,
         candidates=candidates,
-        no_answer_score=no_answer if can_abstain else None,
-        answer=best.text if can_abstain else None,
+        no_answer_score=no_answer_score,
+        answer=answer,
     )
 
 

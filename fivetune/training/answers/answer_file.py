@@ -61,7 +61,7 @@ def answer_file(
 
     Args:
         run: the run directory of the model.
-        folder: of the answers; each rank needs the same one.
+        folder: folder of the answers; each rank needs the same one.
         on_note: called with a sentence about answers that an earlier call has left in the folder.
         world: the ranks that share the questions.
 
@@ -72,6 +72,7 @@ def answer_file(
     described = describe_questions(config, source, task, columns)
     _, guard = describe_data(described, loaded.tokenizer)
     found = PredictedFile(source, task, dict(columns), folder, guard, header=config.data.header)
+    # Nothing to answer: building a store would refuse a file without a usable record.
     if all(row.skipped for row in found.iter_records()):
         return found
 
@@ -94,7 +95,8 @@ def answer_file(
         with AnswerLog(folder) as answers:
             missing = np.setdiff1d(np.arange(store.num_groups), answers.questions)
         world.barrier()  # no rank reads what another already writes
-        before, total = store.num_groups - len(missing), store.num_groups
+        total = store.num_groups
+        before = total - len(missing)
         if before and world.is_first:
             on_note(f"{before:,} of {total:,} records are answered already in {folder}.")
 
@@ -112,6 +114,7 @@ def _discard_other_answers(
     run: Path, loaded: RunModel, folder: Path, store: TokenStore, on_note: Callable[[str], object]
 ) -> None:
     """Remove the answers of other weights, settings or data; write down what the next ones belong to."""
+    # A list of checksums stands for the weights, which are large.
     listed = run / EXPORT
     if not listed.is_file():
         listed = rundir.find_model_folder(run) / MANIFEST
@@ -131,6 +134,7 @@ def _discard_other_answers(
     if path.is_file() and path.read_text(encoding="utf-8") == new:
         return
 
+    # The old ones go before answers.json says otherwise: a kill in between leaves no answer under a wrong name.
     stale = sorted(folder.glob(ANSWERS))
     for answers in stale:
         answers.unlink()

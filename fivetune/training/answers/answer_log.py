@@ -69,9 +69,11 @@ class AnswerLog:
         self._folder = folder
         self._files: list[IO[bytes]] = []
         self._opened = ExitStack()
+        # One entry per answer, in the order of the hashes of ids: which file, and where its line begins.
         self._hashes = self._files_of = self._offsets = self.questions = np.empty(0, np.int64)
 
     def __enter__(self) -> AnswerLog:
+        # Arrays of machine integers: a list would take several times the memory.
         hashes = array("Q")
         files = array("q")
         offsets = array("q")
@@ -99,6 +101,7 @@ class AnswerLog:
     def find(self, own_id: str) -> Prediction:
         """Return the answer to a question. Raises DataError if there is none."""
         wanted = np.uint64(_hash(own_id))
+        # Two ids may have one hash: the line says whose answer it is.
         for place in range(int(np.searchsorted(self._hashes, wanted)), len(self._hashes)):
             if self._hashes[place] != wanted:
                 break
@@ -113,13 +116,12 @@ class AnswerLog:
         """Yield offset of the line, number and id of each answered question; the rest of the line is not parsed."""
         offset = 0
         for line in file:
-            if not line.endswith(b"\n"):
+            if not line.endswith(b"\n"):  # of a process that was killed while it wrote
                 return
             start = START.match(self._check(line, file))
             if start is None:
                 raise DataError(f"{file.name}: {DAMAGED.format(folder=self._folder)}")
-            question, own_id = (json.loads(part) for part in start.groups())
-            yield offset, question, own_id
+            yield offset, int(start[1]), json.loads(start[2])
             offset += len(line)
 
     def _check(self, line: bytes, file: IO[bytes]) -> bytes:

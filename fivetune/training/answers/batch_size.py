@@ -43,7 +43,8 @@ class AutoBatchSize:
         )
         most = MOST.get(kind, MOST_ELSEWHERE)
         fitting = int(FREE_SHARE * measure_free_bytes(kind) / needed)
-        return 1 << (max(1, min(most, self.limit or most, fitting)).bit_length() - 1)
+        largest = max(1, min(most, self.limit or most, fitting))
+        return 1 << (largest.bit_length() - 1)  # a power of two: halves of it are sizes too
 
 
 def estimate_example_bytes(config: object, *, num_input_tokens: int, max_new_tokens: int, num_beams: int) -> float:
@@ -59,7 +60,9 @@ def estimate_example_bytes(config: object, *, num_input_tokens: int, max_new_tok
     layers = int(getattr(config, "num_decoder_layers", None) or sizes["num_layers"])
     inner = sizes["num_heads"] * sizes["d_kv"]
     length = num_input_tokens
+    # Keys and values of the inputs are shared by all beams, the answers' own are not.
     cache = 2 * layers * inner * (length + num_beams * max_new_tokens)
+    # One layer at a time: hidden states, queries, keys, values and the feed-forward's activations, and the scores.
     layer = length * (4 * sizes["d_model"] + 4 * inner + 2 * sizes["d_ff"]) + 2 * sizes["num_heads"] * length**2
     return 4.0 * (cache + layer)
 
@@ -81,13 +84,15 @@ def predict_in_batches(
     """Yield number and Prediction of each question as soon as it is answered.
 
     Args:
-        batch_size: None: that of the evaluator. An AutoBatchSize halves the size where memory runs out, down to 1; for
-            the others the error of the device is raised.
+        batch_size: None: the evaluator's batch size. An AutoBatchSize halves the size where memory runs out, down to 1;
+            with a number the error of the device is raised.
     """
-    auto, fixed = (batch_size, None) if isinstance(batch_size, AutoBatchSize) else (None, batch_size)
     missing = np.asarray(questions)
     while len(missing):
-        size = auto.choose(evaluator, model) if auto else fixed or evaluator.decoding.batch_size
+        if isinstance(batch_size, AutoBatchSize):
+            size = batch_size.choose(evaluator, model)
+        else:
+            size = batch_size or evaluator.decoding.batch_size
         answered: list[int] = []
         try:
             for question, prediction in replace_batch_size(evaluator, size).predict(model, questions=missing):
@@ -95,11 +100,12 @@ def predict_in_batches(
                 yield question, prediction
             return
         except (RuntimeError, MemoryError) as error:
-            if auto is None or not is_out_of_memory(error) or size == 1:
+            if not isinstance(batch_size, AutoBatchSize) or not is_out_of_memory(error) or size == 1:
                 raise
-            auto.limit = size // 2
+            batch_size.limit = size // 2
+        # Outside the handler, whose traceback keeps the tensors of the failed batch.
         if torch.cuda.is_available():
-            torch.cuda.empty_cache()  # outside the handler, whose traceback keeps the tensors of the failed batch
+            torch.cuda.empty_cache()
         missing = np.setdiff1d(missing, answered)
 
 

@@ -66,15 +66,23 @@ def build_decoding(config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, tar
 
     Raises ConfigError for labels that are no distinct answers.
     """
-    section, phrase = config.eval, config.task.no_answer_text
-    phrase_ids = encode_labels(tokenizer, [phrase])[0] if phrase else []
-    labels = config.task.labels if section.score_labels else None
+    section = config.eval
+    suppressed: list[int] = []
+    if section.suppress_sentinels:
+        suppressed = list_sentinel_ids(tokenizer)
+    # The probability of the text that means no answer is computed for each question.
+    phrase_ids: list[int] = []
+    if phrase := config.task.no_answer_text:
+        phrase_ids = encode_labels(tokenizer, [phrase])[0]
+    label_ids: tuple[tuple[int, ...], ...] = ()
+    if section.score_labels and config.task.labels:
+        label_ids = _encode_labels(tokenizer, [*config.task.labels.values()], config.data.max_target_tokens)
     return Decoding(
         max_new_tokens=section.max_new_tokens or estimate_max_new_tokens(target_p99),
-        suppressed_ids=tuple(list_sentinel_ids(tokenizer)) if section.suppress_sentinels else (),
+        suppressed_ids=tuple(suppressed),
         batch_size=section.batch_size,
         phrase_ids=tuple(phrase_ids),
-        label_ids=_encode_labels(tokenizer, list(labels.values()), config.data.max_target_tokens) if labels else (),
+        label_ids=label_ids,
         min_new_tokens=section.min_new_tokens,
         num_beams=section.num_beams,
         num_candidates=section.num_candidates,
@@ -102,6 +110,7 @@ def _encode_labels(
         # Special tokens are letters in a text: an answer would lose them, or be taken for another.
         inside = special.intersection(row[num_before:-1])
         tokens = [str(tokenizer.convert_ids_to_tokens(one)) for one in inside]
+        # No id shows the end token and its like: in a text they are encoded as letters.
         tokens += [token for token in list_structural_tokens(tokenizer) if token in texts[number]]
         if tokens:
             raise ConfigError(
@@ -109,6 +118,7 @@ def _encode_labels(
                 "labels."
             )
 
+        # Compared without the end token, which a cut target may lack.
         other = seen.setdefault(row[:-1][:room], number)
         if other == number:
             continue

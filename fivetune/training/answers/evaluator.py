@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,6 +43,10 @@ Answered = tuple[int, Prediction]
 """A question's number in the store, and its Prediction."""
 
 
+def ignore_count(done: int, total: int) -> None:
+    """A PhaseCallback that shows nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Evaluator:
     """Options and data of an evaluation, without the model.
@@ -54,7 +59,7 @@ class Evaluator:
         autocast: returns a new autocast context.
         generate: searches for answers: `fivetune.model.decode.generate`, or the same on another device.
         parts: evaluators of the parts of a mixture, in the order of the store; empty for other tasks.
-        temperature: of the confidences; scores are computed before it.
+        temperature: temperature of the confidences; scores are computed before it.
     """
 
     task: Task
@@ -81,7 +86,7 @@ class Evaluator:
         write: Callable[[Iterator[Prediction]], object],
         split: str = "eval",
         questions: Sequence[int] | NDArray[np.int64] | None = None,
-        on_progress: PhaseCallback = lambda done, total: None,
+        on_progress: PhaseCallback = ignore_count,
         world: World = SINGLE_PROCESS,
     ) -> EvalRecord:
         """Evaluate the model; returns the record.
@@ -97,9 +102,15 @@ class Evaluator:
         answered = self._answer(model, questions, loss, on_progress, world)
         gathered = _gather_on_rank_zero(answered, loss, world)
 
+        # One pass over the answers: each is scored, counted and written while the next one is computed.
         def score() -> EvalRecord:
             write(calibrate_prediction(one, self.temperature) for one in tally.score_each(gathered))
             scores = tally.compute_scores()
+            corpus: dict[str, float] = {}
+            intervals: dict[str, tuple[float, float]] = {}
+            if scores:
+                corpus = scores.corpus
+                intervals = compute_intervals(scores)
             return EvalRecord(
                 step=step,
                 task=self.task.plugin_name(),
@@ -107,12 +118,12 @@ class Evaluator:
                 split=split,
                 num_examples=tally.num_examples,
                 num_clipped=tally.num_clipped,
-                scores=scores.corpus if scores else {},
+                scores=corpus,
                 loss=loss.mean,
                 rates=tally.compute_rates(),
                 max_new_tokens=self.decoding.max_new_tokens,
                 seconds=time.perf_counter() - started,
-                intervals=compute_intervals(scores) if scores else {},
+                intervals=intervals,
                 temperature=None if self.temperature == 1 else self.temperature,
             )
 
@@ -123,16 +134,11 @@ class Evaluator:
         model: T5Model,
         *,
         questions: Sequence[int] | NDArray[np.int64] | None = None,
-        loss: TargetLoss | None = None,
-        on_progress: PhaseCallback = lambda done, total: None,
+        on_progress: PhaseCallback = ignore_count,
         world: World = SINGLE_PROCESS,
     ) -> Iterator[Answered]:
-        """Yield number and Prediction of each question as soon as all its passages are answered.
-
-        Args:
-            loss: accumulates the loss of the targets.
-        """
-        for question, prediction in self._answer(model, questions, loss or TargetLoss(), on_progress, world):
+        """Yield number and Prediction of each question as soon as all its passages are answered."""
+        for question, prediction in self._answer(model, questions, TargetLoss(), on_progress, world):
             yield question, calibrate_prediction(prediction, self.temperature)
 
     def _answer(
@@ -147,6 +153,7 @@ class Evaluator:
         if self.parts:
             yield from self._predict_parts(model, questions, loss, on_progress, world)
             return
+        # Of a store with a window of shards on the disk, rows are answered window after window.
         rows = select_rows(self.store, questions, world)
         passages = chain.from_iterable(
             answer_passages(self, model, near.tolist(), loss, world) for near in self.store.iter_windows(rows)
@@ -169,13 +176,19 @@ class Evaluator:
 
         With a subset of questions, every part answers at least one.
         """
-        ends = np.cumsum([0, *(part.num_questions for part in self.parts.values())]).tolist()
+        # The questions of the parts follow one another in the mixture's store.
+        numbers = [part.num_questions for part in self.parts.values()]
+        ends = np.cumsum([0, *numbers]).tolist()
         selected: list[list[int] | None] = []
         sizes: list[int] = []  # rows of each part that this rank answers
         for first, end, part in zip(ends, ends[1:], self.parts.values(), strict=False):
-            selected.append(None if questions is None else [q - first for q in questions if first <= q < end] or [0])
-            sizes.append(len(select_rows(part.store, selected[-1], world)))
-        total, before = sum(sizes), 0
+            own = None
+            if questions is not None:
+                own = [number - first for number in questions if first <= number < end] or [0]
+            selected.append(own)
+            sizes.append(len(select_rows(part.store, own, world)))
+        total = sum(sizes)
+        before = 0
         for first, chosen, size, (name, part) in zip(ends, selected, sizes, self.parts.items(), strict=False):
 
             def report(done: int, _: int, before: int = before) -> None:
@@ -193,20 +206,29 @@ def _gather_on_rank_zero(answered: Iterator[Answered], loss: TargetLoss, world: 
     """
     if world.size == 1:
         return answered
-    found = world.run_on_all(lambda: (list(answered), loss.total, loss.num_tokens))
-    shares = found[:: world.model_size]  # the ranks of one copy of the model have the same answers
-    loss.total = sum(total for _, total, _ in shares)
-    loss.num_tokens = sum(num for _, _, num in shares)
-    everything = [one for share, _, _ in shares for one in share]
-    return iter(sorted(everything, key=lambda one: one[0]) if world.is_first else ())
+
+    def answer_own() -> tuple[list[Answered], TargetLoss]:
+        return list(answered), loss
+
+    # The ranks of one copy of the model have the same answers: the first of them counts.
+    shares = world.run_on_all(answer_own)[:: world.model_size]
+    loss.total = sum(own.total for _, own in shares)
+    loss.num_tokens = sum(own.num_tokens for _, own in shares)
+    if not world.is_first:
+        return iter(())
+    everything = chain.from_iterable(share for share, _ in shares)
+    return iter(sorted(everything, key=itemgetter(0)))
 
 
 def select_rows(
     store: TokenStore, questions: Sequence[int] | NDArray[np.int64] | None, world: World = SINGLE_PROCESS
 ) -> NDArray[np.intp]:
     """Select this rank's share of the rows of some questions (None: all), [n] int64 in the store's order."""
-    selected = np.ones(len(store), bool) if questions is None else np.isin(store.groups, np.asarray(questions))
-    return np.flatnonzero(selected & (store.groups % world.data_size == world.data_rank))
+    # By the number of the question: all passages of a question are answered on one rank.
+    selected = store.groups % world.data_size == world.data_rank
+    if questions is not None:
+        selected &= np.isin(store.groups, np.asarray(questions))
+    return np.flatnonzero(selected)
 
 
 def select_subset(store: TokenStore, limit: int | None) -> list[int] | None:

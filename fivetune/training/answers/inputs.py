@@ -35,12 +35,12 @@ class InputRow:
 
     Args:
         where: file and line, for messages.
-        id: id of its question and of its prediction; "" for a record that cannot be read.
-        fields: its columns, with the names of the source.
-        skipped: the reason why it has no prediction; "" if it has one.
-        is_incomplete: whether it lacks a column.
+        id: id of the record's question and prediction; "" for a record that cannot be read.
+        fields: the record's columns, with the names of the source.
+        skipped: the reason why the record has no prediction; "" if it has one.
+        is_incomplete: whether the record lacks a column.
         is_foreign: whether the record is valid, but not for this task, such as another question type.
-        key: id of its question among the examples; differs from `id` for a repeated one.
+        key: id of the record's question among the examples; differs from `id` where an id is repeated.
     """
 
     where: str
@@ -58,18 +58,24 @@ def iter_input_rows(
     """Yield one row per record of `source`, in order. Raises DataError for an unreadable file."""
     ids = UniqueIds()
     header = choose_header(source, task, columns, header)
+    # Read twice at once: with the columns renamed for the task, and as the file has them, for the output.
     for record, original in zip(_iter_all(source, columns, header), _iter_all(source, {}, header), strict=True):
         fields: Mapping[str, object] = {}
         if isinstance(original, RawRecord):
             fields = {key: value for key, value in original.fields.items() if key != "id" or original.has_own_id}
         row = _build_row(record, fields, task)
-        unique = ids.number(record) if isinstance(record, RawRecord) else record
-        yield replace(row, key=row.id if unique is record else _build_row(unique, fields, task).id)
+        key = row.id
+        if isinstance(record, RawRecord):
+            # Examples with a repeated id get a number after it, and their answers are found by that.
+            unique = ids.number(record)
+            if unique is not record:
+                key = _build_row(unique, fields, task).id
+        yield replace(row, key=key)
 
 
 def choose_header(source: str, task: Task, columns: Mapping[str, str], header: Sequence[str]) -> tuple[str, ...]:
-    """Choose the names of an input's columns: none if its first line has those that the task reads, else `header` if
-    it fits, and for lines of text the only column that the task reads.
+    """Choose the names of an input's columns: none if its first line has the names that the task reads, else `header`
+    if it fits, and for lines of text the only column that the task reads.
 
     Raises DataError for lines of text and a task of several columns.
     """
@@ -96,6 +102,7 @@ def choose_header(source: str, task: Task, columns: Mapping[str, str], header: S
 
 def _iter_all(source: str, columns: Mapping[str, str], header: Sequence[str]) -> Iterator[RawRecord | BadRecord]:
     """Yield every record of a source in order, bad ones included."""
+    # Bad records come by a callback, before the next good one: in between they are in order.
     bad: list[BadRecord] = []
     for record in read_records(source, columns=columns, header=header, require_columns=False, on_bad=bad.append):
         yield from bad
@@ -124,19 +131,25 @@ def write_records(
     """Write records as a JSONL file for `read_records`; a column may have the source's name or the task's.
 
     A record without id, or with an empty one, gets its number, or a larger one if another record has that id. Numbers,
-    texts and arrays of NumPy are written as those of Python; a NaN, as a DataFrame has for an empty cell, as null. Any
+    texts and arrays of NumPy are written as Python's are; a NaN, as a DataFrame has for an empty cell, as null. Any
     other number that is not finite, and half a surrogate pair, are written as they are, so that reading refuses this
     record alone. Returns id and "" of each record; for one that JSON cannot represent the reason in place of "".
     """
     id_column = columns.get("id", "id")
-    records = [{str(key): replace_empty_cell(value) for key, value in one.items()} for one in records]
-    given = {_get_id(one, name) for one in records for name in ("id", id_column)}
-    free = (str(number) for number in count(len(records)) if str(number) not in given)
+    clean: list[dict[str, object]] = []
+    given: set[str] = set()
+    for one in records:
+        clean.append({str(key): replace_empty_cell(value) for key, value in one.items()})
+        given |= {_get_id(clean[-1], "id"), _get_id(clean[-1], id_column)}
+    free = (str(number) for number in count(len(clean)) if str(number) not in given)
     written: list[tuple[str, str]] = []
     lines: list[str] = []
-    for number, record in enumerate(records):
-        own_id = str(number) if str(number) not in given else next(free)
+    for number, record in enumerate(clean):
+        own_id = str(number)
+        if own_id in given:
+            own_id = next(free)
         named = {"id": own_id} | record
+        # A column that has the task's name here gets the name that the run's source has for it.
         for wanted, name in columns.items():
             if wanted in named and find_column(named, name) is None:
                 named[name] = named.pop(wanted)

@@ -74,7 +74,7 @@ class RunModel:
         model: on torch's meta device if the engine of an export holds the weights.
         generate: searches for answers: torch, TPU chips, or the engine of an export.
         threads: chooses the number of CPU threads again while answers are computed; None on other devices.
-        temperature: of the confidences.
+        temperature: temperature of the confidences.
     """
 
     config: RunConfig
@@ -137,7 +137,7 @@ def load_run_model(
 
     Args:
         overrides: settings that differ from the run's, by dotted name: {"eval.batch_size": 8, "device": "cpu"}.
-        unsupported: settings without effect for the caller, each with the reason; those of training never have one.
+        unsupported: settings without effect for the caller, each with the reason; settings of training never have one.
         on_damage: called with a sentence for each damaged file that prediction does not need.
         on_note: called with the reasons of the precision, of the number of CPU threads, and of slower answers, where
             they need one.
@@ -159,22 +159,28 @@ def load_run_model(
     for text in damage:
         on_damage(text)
 
-    # The files of an export are verified by its own list, those of model/ belong to the run by its manifest.
-    if (exporter := load_exporter_of(folder)) is None:
+    # The files of an export are verified by its own list; the manifest of model/ says to which run it belongs.
+    exporter = load_exporter_of(folder)
+    if exporter is None:
         refuse_missing_model(folder, status)
         refuse_foreign_model(folder, machine.run_id)
     config = resolve_config(folder, overrides or {}, unsupported)
     compute = choose_compute(config, world)
 
     # An export may have an engine of its own, which holds the weights, the precision and the threads.
+    threads = None
     if exporter and exporter.has_own_engine:
         refuse_fixed_settings(overrides or (), exporter.plugin_name())
-        loaded, answer = load_without_weights(folder / "model"), open_engine(exporter, folder, compute)
-        compute, threads = replace(compute, precision="fp32", precision_why=""), None
+        loaded = load_without_weights(folder / "model")
+        answer = open_engine(exporter, folder, compute)
+        compute = replace(compute, precision="fp32", precision_why="")
     else:
+        # The precision of the training, unless one is given: in another one answers and scores differ.
         compute = adopt_trained_precision(compute, config.train.precision, machine.precision)
-        loaded, answer = (load_model or _load_model)(folder, config, compute)
-        threads = ThreadControl.from_setting(config.train.num_threads) if compute.kind == "cpu" else None
+        load = load_model or _load_model
+        loaded, answer = load(folder, config, compute)
+        if compute.kind == "cpu":
+            threads = ThreadControl.from_setting(config.train.num_threads)
     if compute.reasons:
         on_note(compute.reasons)
     if answer is generate and (fault := explain_slow_decoding(loaded.model, compute.device, compute.make_autocast)):
@@ -225,26 +231,24 @@ def _load_model(folder: Path, config: RunConfig, compute: ComputeConfig) -> tupl
     model = rundir.find_model_folder(folder)
     loaded = load_model_and_tokenizer(str(model), head=head_of(config.task), any_seq2seq=config.model.any_seq2seq)
     attach_exported(loaded.model, model)
-    _refuse_missing_adapter(folder, config, loaded.model)
-    loaded.model = loaded.model.to(compute.device)
-    return loaded, build_engine(config, loaded.model, compute).generate
-
-
-def _refuse_missing_adapter(folder: Path, config: RunConfig, model: T5Model) -> None:
-    """Raise RunDirError if the run trained virtual tokens and they are lost: model/ alone is the base."""
+    # If virtual tokens are lost, model/ alone is the base, whose answers are not the run's.
     options = resolve_adapter(config.model.adapter, folder)
-    if options and options.is_virtual and not find_adapter(model):
+    if options and options.is_virtual and not find_adapter(loaded.model):
         raise RunDirError(
             f"{folder / FOLDER}: missing or damaged; it holds the virtual tokens that the run trained, and model/ is "
             f"the unchanged base. Copy {FOLDER}/ beside model/, or export again from the checkpoint with --resume."
         )
+    loaded.model = loaded.model.to(compute.device)
+    return loaded, build_engine(config, loaded.model, compute).generate
 
 
 def _replace_share(overrides: Mapping[str, object]) -> Mapping[str, object]:
     """Remove the run's data.eval_share where this call gives a data.eval, unless it gives both."""
     keys = set(map(find_setting, overrides))
     no_split = {f"data.{name}": value for name, value in NO_SPLIT.items()}
-    return overrides if "data.eval" not in keys or keys & no_split.keys() else {**overrides, **no_split}
+    if "data.eval" not in keys or keys & no_split.keys():
+        return overrides
+    return {**overrides, **no_split}
 
 
 def _refuse_unused_overrides(overrides: Iterable[str], unsupported: Mapping[str, str]) -> None:

@@ -23,10 +23,10 @@ def merge_questions(
 
     Args:
         groups: [n] number of the question of each row.
-        rows: of all passages.
+        rows: rows of all passages.
         ranked: whether several answers to a question are ranked (`merge_passages`).
     """
-    missing = np.bincount(groups[rows])
+    missing = np.bincount(groups[rows])  # passages of each question that are not answered yet
     waiting: dict[int, list[Prediction]] = {}
     for row, passage in passages:
         question = int(groups[row])
@@ -59,6 +59,7 @@ def merge_passages(passages: Sequence[Prediction], *, question: str, ranked: boo
     >>> merged.id, merged.prediction, merged.no_answer_score, merged.num_passages
     ('q', 'Rollo', 0.1, 3)
     """
+    # Any answer before none, then the confidence.
     chosen = max(passages, key=lambda one: (bool(one.prediction), one.confidence or 0.0))
     merged = replace(chosen, id=question, num_passages=len(passages))
     # One passage with the answer is enough: the question's score is the lowest of its passages.
@@ -82,14 +83,13 @@ def rank_answers(passages: Sequence[Prediction]) -> tuple[Candidate, ...]:
     Scores are shares of one whole: probabilities of different passages that add up to more than 1 are divided by their
     sum, over all different answers.
     """
-    given = [
-        candidate
-        for one in passages
-        for candidate in one.candidates or (Candidate(one.prediction, one.confidence or 0.0),)
-    ]
+    given: list[Candidate] = []
+    for one in passages:
+        given.extend(one.candidates or [Candidate(one.prediction, one.confidence or 0.0)])
     best: dict[str, Candidate] = {}
     for candidate in sorted(given, key=lambda one: -one.score):
         if candidate.text:
+            # An answer of articles and punctuation alone, such as "?", is nothing after normalisation.
             best.setdefault(normalize_answer(candidate.text) or candidate.text, candidate)
     whole = max(1.0, sum(one.score for one in best.values()))
     return tuple(replace(one, score=one.score / whole) for one in list(best.values())[:NUM_RANKS])

@@ -34,11 +34,16 @@ def find_exported_step(folder: Path, status: RunStatus) -> int:
     """The step of the weights in model/; of the best checkpoint, else of the last one, if status.json is damaged; 0
     without checkpoints.
     """
-    if status.best or status.step:
-        return status.best.step if status.best else status.step
+    if status.best:
+        return status.best.step
+    if status.step:
+        return status.step
     steps = checkpoint.list_steps(folder / "checkpoints")
     best = (folder / "best").resolve().name
-    return next((step for step in steps if str(step) == best), max(steps, default=0))
+    for step in steps:
+        if str(step) == best:
+            return step
+    return max(steps, default=0)
 
 
 def refuse_foreign_model(folder: Path, own: str | None) -> None:

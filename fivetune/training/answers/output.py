@@ -44,8 +44,8 @@ class Predicted:
     """The predictions of a source, as a format writes them.
 
     Args:
-        rows: of all records in order; iterated once or more.
-        counts: of these rows.
+        rows: rows of all records in order; iterated once or more.
+        counts: counts of these rows.
         parts: rows by the name of the task; for a mixture, an entry per part.
         columns: data.columns of the run.
     """
@@ -59,7 +59,9 @@ class Predicted:
 def build_line(prediction: Prediction) -> dict[str, object]:
     """Build the output line of a prediction; `prediction` is null if the record was skipped."""
     line = {key: value for key, value in prediction.as_dict().items() if key in PREDICTED}
-    return {**line, "prediction": None} if prediction.skipped else line
+    if prediction.skipped:
+        line["prediction"] = None
+    return line
 
 
 def write_lines(file: TextFile, predicted: Predicted) -> None:
@@ -97,7 +99,9 @@ def write_table(file: TextFile, predicted: Predicted, *, delimiter: str = ",") -
 
 
 def _list_table_columns(counts: PredictionCounts) -> list[str]:
-    added = ("prediction", "confidence", "skipped") if counts.num_skipped else ("prediction", "confidence")
+    added = ["prediction", "confidence"]
+    if counts.num_skipped:
+        added.append("skipped")
     return [*counts.columns, *(_choose_free_name(name, counts.columns) for name in added)]
 
 
@@ -124,7 +128,9 @@ def _format_cell(value: object) -> str:
     """
     if value is None:
         return ""
-    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, AS_JSON) else str(value)
+    if isinstance(value, AS_JSON):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return str(value)
 
 
 def write_parquet(file: IO[bytes], predicted: Predicted) -> None:
@@ -132,6 +138,7 @@ def write_parquet(file: IO[bytes], predicted: Predicted) -> None:
     pyarrow = import_module("pyarrow")
     parquet = import_module("pyarrow.parquet")
     names = _list_table_columns(predicted.counts)
+    # Two passes over the rows: types are needed before the first row is written, and the rows may not fit into memory.
     kinds = _infer_types(predicted, names)
     schema = pyarrow.schema([(name, kind or pyarrow.string()) for name, kind in zip(names, kinds, strict=True)])
     with parquet.ParquetWriter(file, schema) as writer:
@@ -167,7 +174,8 @@ def _infer_types(predicted: Predicted, names: Sequence[str]) -> list[Any]:
             except (pyarrow.ArrowException, OverflowError):  # values without a common type
                 kind = None
             if kind == pyarrow.int64():
-                largest[place] = max([largest[place], *(abs(value) for value in values if isinstance(value, int))])
+                sizes = [abs(value) for value in values if isinstance(value, int)]
+                largest[place] = max([largest[place], *sizes])
             if "struct<>" in str(kind):  # Parquet has no objects without fields
                 kind = None
             if kind is None or not pyarrow.types.is_null(kind):
@@ -191,7 +199,9 @@ def write_squad(file: TextFile, predicted: Predicted) -> None:
 
 def write_kaggle(file: TextFile, predicted: Predicted) -> None:
     """Write a submission of two columns, id and answer, named as in the run's data; empty for a skipped record."""
-    of_id = predicted.columns.get("id") or next((name for name in ID_NAMES if name in predicted.counts.columns), "id")
+    # The names that the run's data have: for the id also as the input spells it.
+    spelt = next((name for name in ID_NAMES if name in predicted.counts.columns), "id")
+    of_id = predicted.columns.get("id") or spelt
     target = next((predicted.columns[name] for name in TARGET_NAMES if name in predicted.columns), "prediction")
     table = csv.writer(file, lineterminator="\n")
     table.writerow([of_id, target])
@@ -244,16 +254,17 @@ def refuse_format(name: str | None, tasks: Iterable[str], rows: Iterable[InputRo
     """Raise ConfigError for a run whose tasks a format cannot express, DataError for records that it cannot.
 
     Args:
-        rows: of the input, read before any is answered.
+        rows: rows of the input, read before any is answered.
     """
     for task in tasks:
         if name == "bioasq" and task not in BIOASQ_TYPES:
             raise ConfigError(
                 f"--format bioasq: the run's task is {task}. Allowed: {', '.join(BIOASQ_TYPES)}. Leave --format out."
             )
-    for row in rows if name in ("squad", "bioasq") else ():
-        if row.key != row.id:
-            raise DataError(f"{row.where}: the id {row.id!r} is used twice; --format {name} has one answer per id.")
+    if name in ("squad", "bioasq"):
+        for row in rows:
+            if row.key != row.id:
+                raise DataError(f"{row.where}: the id {row.id!r} is used twice; --format {name} has one answer per id.")
 
 
 def choose_format(path: Path | None) -> str:
@@ -275,7 +286,7 @@ def write_predictions(file: IO[bytes], name: str, predicted: Predicted) -> None:
     try:
         chosen.write(text, predicted)
     finally:
-        text.detach()
+        text.detach()  # else the wrapper closes the caller's file when it is deleted
 
 
 class EscapedOutput:

@@ -36,7 +36,7 @@ class PredictedFile:
 
     Args:
         folder: holds the answers (`AnswerLog`).
-        guard: of the source when it was answered.
+        guard: guard of the source, made when it was answered.
         temporary: delete the folder with this object.
     """
 
@@ -58,6 +58,7 @@ class PredictedFile:
         while True:
             with self.guard.explain_errors(ANSWERED):
                 block = list(islice(rows, ROWS_AT_ONCE))
+            # Before they are yielded: rows of another content would get answers to other questions.
             self.guard.refuse_change(ANSWERED, whole=not block)
             if not block:
                 return
@@ -90,7 +91,9 @@ class MergedParts:
 
 def iter_records(rows: Iterable[PredictedRow]) -> Iterator[InputRow]:
     """Yield the records of predicted rows, of a file without parsing its answers."""
-    return rows.iter_records() if isinstance(rows, (PredictedFile, MergedParts)) else (one.row for one in rows)
+    if isinstance(rows, (PredictedFile, MergedParts)):
+        return rows.iter_records()
+    return (one.row for one in rows)
 
 
 @dataclass(slots=True)

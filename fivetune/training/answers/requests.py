@@ -1,6 +1,6 @@
 """Lists of records or texts that are answered together, without files that outlive them.
 
-In: requests, each a list of records or of texts. Out: for each its Predictions, those that it gets alone: ids, and the
+In: requests, each a list of records or of texts. Out: for each its Predictions, as if it were alone: ids, and the
 reasons of records that cannot be used, never depend on the other requests.
 """
 
@@ -27,7 +27,7 @@ from fivetune.rundir.records import Prediction
 from fivetune.tasks import find_needed_columns, parse_template
 from fivetune.tasks.jsonl import JSONL
 from fivetune.training.answers.batch_size import AutoBatchSize, predict_in_batches
-from fivetune.training.answers.evaluator import Evaluator
+from fivetune.training.answers.evaluator import Evaluator, ignore_count
 from fivetune.training.answers.inputs import InputRow, iter_input_rows, write_records, write_texts
 from fivetune.types import RawRecord, Task, TextExample
 
@@ -56,7 +56,7 @@ class ReadRequest:
 
 
 class WholeInputs(JSONL):
-    """Texts as the model reads them; the first of their special tokens are those of the template."""
+    """Texts as the model reads them; their first special tokens are special if the template has them."""
 
     template: str = ""
 
@@ -99,16 +99,21 @@ def list_inputs(inputs: object) -> list[Given]:
 
 
 def name_texts(given: Sequence[Given], task: Task, columns: Mapping[str, str]) -> list[Given]:
-    """Put texts into records of the only column that a task reads; those for a task of several columns stay.
+    """Put texts into records of the only column that a task reads; texts for a task of several columns stay.
 
     >>> name_texts(["late"], JSONL(inputs="ticket: {text}"), {"text": "body"})
     [{'body': 'late'}]
     """
-    needed = list(find_needed_columns(task)) if any(isinstance(one, str) for one in given) else []
+    if not any(isinstance(one, str) for one in given):
+        return list(given)
+    needed = list(find_needed_columns(task))
     if len(needed) != 1:
         return list(given)
     column = columns.get(needed[0], needed[0])
-    return [{column: one} if isinstance(one, str) else one for one in given]
+    named: list[Given] = []
+    for one in given:
+        named.append({column: one} if isinstance(one, str) else one)
+    return named
 
 
 def read_requests(
@@ -122,7 +127,7 @@ def read_requests(
     """Read and tokenise requests, each as `list_inputs` returns it.
 
     Args:
-        task, columns: of records.
+        task, columns: task and columns of records.
         describe: describes the source of a path, a task and columns.
     """
     found: list[ReadRequest] = []
@@ -131,15 +136,24 @@ def read_requests(
         for given in requests:
             texts = [one for one in given if isinstance(one, str)]
             records = [one for one in given if not isinstance(one, str)]
-            written = write_texts(path, texts) if texts else write_records(path, records, columns)
-            whole = WholeInputs(template=str(getattr(task, "template", None) or getattr(task, "inputs", "")))
-            kind: tuple[Task, Mapping[str, str]] = (whole, {}) if texts else (task, columns)
+            own_task, own_columns = task, columns
+            if texts:
+                template = getattr(task, "template", None) or getattr(task, "inputs", "")
+                own_task, own_columns = WholeInputs(template=str(template)), {}
+                written = write_texts(path, texts)
+            else:
+                written = write_records(path, records, columns)
+
+            # Errors name the inputs, not the temporary file. A request without a usable record has nothing to tokenise.
+            rows: list[InputRow] = []
+            converted: list[ConvertedRows] = []
             with name_tables({path: "inputs"}):
-                rows = list(iter_input_rows(str(path), *kind)) if given else []
+                if given:
+                    rows = list(iter_input_rows(str(path), own_task, own_columns))
                 if records:
                     rows = _name_missing_fields(rows, records, task, columns)
-                is_usable = not all(row.skipped for row in rows)
-                converted = convert_source(describe(str(path), *kind), tokenizer) if is_usable else []
+                if not all(row.skipped for row in rows):
+                    converted = convert_source(describe(str(path), own_task, own_columns), tokenizer)
             found.append(ReadRequest(rows, written, converted))
     return found
 
@@ -172,12 +186,12 @@ def answer_requests(
     build_evaluator: Callable[[MemoryStore], Evaluator],
     batch_size: AutoBatchSize | int | None = None,
     max_input_tokens: int | None = None,
-    on_progress: Callable[[int, int], object] = lambda done, total: None,
+    on_progress: Callable[[int, int], object] = ignore_count,
 ) -> list[list[Prediction]]:
     """Answer requests in common batches; returns the Predictions of each, in its order.
 
     Args:
-        batch_size: examples per generation batch; default: that of the evaluator.
+        batch_size: examples per generation batch; default: the evaluator's.
         max_input_tokens: most tokens of a record before clipping; one with more has a reason in `skipped`.
     """
     usable = [one for one in requests if one.converted]
@@ -191,19 +205,24 @@ def answer_requests(
     for number, (question, prediction) in enumerate(answered, start=1):
         found[question] = _add_clipped_spans(prediction, evaluator, store, question)
         on_progress(number, len(questions))
-    # Ids repeat among requests: each is joined with its own answers only.
+    # Ids repeat among requests: each is joined with its own answers only, whose numbers follow one another.
     ends = [*store.first_groups[1:], store.num_groups]
-    own = {
-        id(one): {found[question].id: found[question] for question in range(first, end)}
-        for one, first, end in zip(usable, store.first_groups, ends, strict=True)
-    }
-    return [_join_rows(one, own.get(id(one), {})) for one in requests]
+    ranges = iter(zip(store.first_groups, ends, strict=True))
+    joined: list[list[Prediction]] = []
+    for one in requests:
+        own: dict[str, Prediction] = {}
+        if one.converted:
+            for question in range(*next(ranges)):
+                own[found[question].id] = found[question]
+        joined.append(_join_rows(one, own))
+    return joined
 
 
 def _add_clipped_spans(prediction: Prediction, evaluator: Evaluator, store: MemoryStore, question: int) -> Prediction:
     """Add the part of the inputs that was not read."""
     if not prediction.num_clipped_tokens:
         return prediction
+    # Of several passages of the question, the one that was answered.
     examples = (store.read_example(row) for row in np.flatnonzero(store.groups == question).tolist())
     read = next(one for one in examples if one.inputs == prediction.inputs)
     return replace(prediction, clipped_spans=find_clipped_spans(evaluator.tokenizer, read, evaluator.limits))
@@ -212,7 +231,9 @@ def _add_clipped_spans(prediction: Prediction, evaluator: Evaluator, store: Memo
 def _refuse_long_inputs(store: MemoryStore, limit: int | None) -> dict[int, Prediction]:
     """Return a Prediction with the reason for each question that has a passage of more than `limit` tokens."""
     found: dict[int, Prediction] = {}
-    for row in np.flatnonzero(store.whole_lengths > limit).tolist() if limit else ():
+    if not limit:
+        return found
+    for row in np.flatnonzero(store.whole_lengths > limit).tolist():
         example = store.read_example(row)
         reason = (
             f"the input has {store.whole_lengths[row]:,} tokens. Allowed are {limit:,}. Shorten it, or split it into "
@@ -226,7 +247,7 @@ def _join_rows(request: ReadRequest, answers: Mapping[str, Prediction]) -> list[
     """Return a Prediction per record of a request.
 
     Args:
-        answers: by the key of `InputRow`.
+        answers: answers by the key of `InputRow`.
     """
     found: list[Prediction] = []
     for row, (own_id, wrong) in zip(request.rows, request.written, strict=True):

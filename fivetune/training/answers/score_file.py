@@ -65,7 +65,7 @@ def _parse_ranking(value: JsonValue) -> list[str]:
         for item in value:
             if item == []:
                 continue
-            first = _get_first(item)
+            first = item[0] if isinstance(item, list) else item  # of several synonyms
             if type(first) is not str:
                 raise ValueError("A ranking is a list of texts, the best first.")
             texts.append(first)
@@ -73,11 +73,6 @@ def _parse_ranking(value: JsonValue) -> list[str]:
     if type(value) is not str:  # the reader returns JSON's NaN as a subclass of str
         raise ValueError('It must be text; no answer is the empty text "".')
     return [value]
-
-
-def _get_first(item: JsonValue) -> JsonValue:
-    """The first of several synonyms, or the text itself."""
-    return item[0] if isinstance(item, list) else item
 
 
 def _parse_number(value: JsonValue) -> float:
@@ -145,14 +140,15 @@ def _read_table(path: Path, keys: Sequence[str]) -> Iterator[tuple[str | None, J
     from fivetune.data.readers.records import read_records  # readers of many formats, not for --help
 
     for record in read_records(str(path)):
-        yield _parse_row(
-            {name: record.fields[name] for name in record.fields if name != "id" or record.has_own_id}, path, keys
-        )
+        fields = dict(record.fields)
+        if not record.has_own_id:  # the reader numbers records without an id
+            del fields["id"]
+        yield _parse_row(fields, path, keys)
 
 
 def _find_value_column(fields: Mapping[str, object], keys: Sequence[str]) -> str | None:
     """Return the name of the value: one of the keys, with _2 after it where `predict` found that name in the record; or
-    the only name beside the id and the index of pandas.
+    the only name, without the id and the index of pandas.
 
     >>> _find_value_column({"id": "1", "text": "a", "prediction": "x", "prediction_2": "y"}, PREDICTION_KEYS)
     'prediction_2'
@@ -160,8 +156,9 @@ def _find_value_column(fields: Mapping[str, object], keys: Sequence[str]) -> str
     'label'
     """
     for key in keys:
-        if named := [name for name in fields if re.sub("(_2)+$", "", name) == key]:
-            return named[-1]
+        named = [name for name in fields if re.sub("(_2)+$", "", name) == key]
+        if named:
+            return named[-1]  # `predict` adds its columns after the record's own
     others = [name for name in fields if name.lower() != "id" and not name.startswith(INDEX_NAMES)]
     return others[0] if len(others) == 1 else None
 
@@ -198,7 +195,9 @@ def _parse_row(row: JsonValue, path: Path, keys: Sequence[str]) -> tuple[str | N
     if isinstance(row, str):
         return None, row
     table = row if isinstance(row, dict) else {}
-    own_id = None if table.get("id") is None else str(table["id"])
+    own_id = None
+    if table.get("id") is not None:
+        own_id = str(table["id"])
     if table.get("skipped"):
         return own_id, SKIPPED
     column = _find_value_column(table, keys)

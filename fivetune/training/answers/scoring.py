@@ -7,7 +7,7 @@ the predictions.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from fivetune import rundir
 from fivetune.config import load_config
 from fivetune.machine.telemetry.devices import translate_oom_errors
 from fivetune.rundir.progress import ProgressCallback
-from fivetune.rundir.records import EvalRecord
+from fivetune.rundir.records import EvalRecord, Prediction
 from fivetune.training.answers.loading import RunModel
 from fivetune.training.state import checkpoint
 from fivetune.training.state.resume import with_evaluation
@@ -55,18 +55,19 @@ def record_evaluation(
         rundir.read_evals(folder, is_growing=False, damage=damage)  # the new evaluation is appended to them
         for message in damage:
             on_damage(message)
+        report = watch_threads(loaded.threads, on_progress, on_note)
+
+        def write(predictions: Iterable[Prediction]) -> None:
+            run.write_predictions(name, step, (one.as_dict() for one in predictions))
+
         with translate_oom_errors():
             record = evaluator.run(
-                loaded.model,
-                step=step,
-                split=name,
-                write=lambda predictions: run.write_predictions(name, step, (one.as_dict() for one in predictions)),
-                on_progress=partial(watch_threads(loaded.threads, on_progress, on_note), "evaluating"),
+                loaded.model, step=step, split=name, write=write, on_progress=partial(report, "evaluating")
             )
-        if name == "eval":  # of the run's own data and settings, those of config.yaml without the exported cap
-            basis = with_evaluation(
-                checkpoint.NO_OWNER, load_config(folder / rundir.CONFIG, trained=True), evaluator
-            ).eval_basis
+        # Of the run's own data, by the settings of config.yaml: those that answer have the exported cap too.
+        if name == "eval":
+            config = load_config(folder / rundir.CONFIG, trained=True)
+            basis = with_evaluation(checkpoint.NO_OWNER, config, evaluator).eval_basis
             record = replace(record, basis=basis)
         run.append(rundir.EVALS, record.as_dict())
     finally:
@@ -84,4 +85,7 @@ def choose_split_name(given: str | None, source: str, *, is_own: bool) -> str:
     ('eval', 'other-subset')
     """
     name = re.sub(r"[^\w.-]+", "-", given or Path(source).name.partition(".")[0]).strip(".-") or "other"
-    return f"other-{name}" if name in rundir.OWN_SPLITS and not (is_own and name == "eval") else name
+    # The names of a run's own evaluations: a report would take one of other data for the run's.
+    if name in rundir.OWN_SPLITS and not (is_own and name == "eval"):
+        return f"other-{name}"
+    return name

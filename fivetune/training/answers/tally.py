@@ -64,28 +64,29 @@ class Tally:
         """Yield the predictions with their own scores, and add each to the tally."""
         for question, prediction in answered:
             details = collect_details(prediction)
-            self._add(question, prediction, details)
-            if prediction.references:
-                scores = self._scorer.score([prediction.prediction], [prediction.references], details=[details]).each[0]
-                prediction = replace(prediction, scores=scores)
-            yield prediction
+            self._answered.append((question, prediction.prediction, prediction.references, details))
+            self.num_clipped += bool(prediction.num_clipped_tokens)
 
-    def _add(self, question: int, prediction: Prediction, details: JsonTable) -> None:
-        self._answered.append((question, prediction.prediction, prediction.references, details))
-        self.num_clipped += bool(prediction.num_clipped_tokens)
-        flags: dict[str, bool | None] = {rate: getattr(prediction, flag) for rate, flag in RATES.items()}
-        flags["empty"] = not prediction.prediction
-        if prediction.unknown_chars is not None:
-            flags["unknown_characters"] = prediction.unknown_chars > 0
-        if prediction.in_context is not None:
-            flags["not_in_context"] = not prediction.in_context
-        for name, flag in flags.items():
-            if flag is not None:
-                self._num_known[name] += 1
-                self._num_set[name] += flag
+            # Flags, None where a flag is not known: a rate is a share of the predictions for which it is.
+            flags: dict[str, bool | None] = {rate: getattr(prediction, flag) for rate, flag in RATES.items()}
+            flags["empty"] = not prediction.prediction
+            if prediction.unknown_chars is not None:
+                flags["unknown_characters"] = prediction.unknown_chars > 0
+            if prediction.in_context is not None:
+                flags["not_in_context"] = not prediction.in_context
+            for name, flag in flags.items():
+                if flag is not None:
+                    self._num_known[name] += 1
+                    self._num_set[name] += flag
+
+            if prediction.references:
+                scored = self._scorer.score([prediction.prediction], [prediction.references], details=[details])
+                prediction = replace(prediction, scores=scored.each[0])
+            yield prediction
 
     def compute_rates(self) -> dict[str, float]:
         rates = {name: self._num_set[name] / total for name, total in self._num_known.items()}
+        # A label task: whether a few labels get all answers, which no share of flags shows.
         if self._answered and all("labels" in details for *_, details in self._answered):
             _, predictions, references, _ = zip(*self._answered, strict=True)
             rates |= compute_label_rates(predictions, references)

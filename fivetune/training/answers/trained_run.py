@@ -113,7 +113,8 @@ class TrainedRun:
     ) -> None:
         self.folder = folder
         self.overrides = dict(overrides or {})
-        self._records, self._loaded = records, loaded
+        self._records = records
+        self._loaded = loaded
         self._auto_batch_size = AutoBatchSize()
 
     # --- what the run directory holds ---
@@ -241,7 +242,8 @@ class TrainedRun:
     def __repr__(self) -> str:
         shown = [repr(str(self.folder)), str(get_nested(self.config, "task", "name")), self._describe_state()]
         if best := self.status.best:
-            shown.append(f"{best.metric} {self.scores.get(best.metric, Score(best.score))!r}")
+            score = self.scores.get(best.metric, Score(best.score))
+            shown.append(f"{best.metric} {score!r}")
         return f"TrainedRun({', '.join(shown)})"
 
     def _describe_state(self) -> str:
@@ -254,6 +256,7 @@ class TrainedRun:
         if self.status.seconds:
             facts.append(format_time_span(self.status.seconds))
         head = f"<b>{escape(str(self.folder))}</b> &nbsp; {escape(', '.join(facts))}"
+        # The main scores have intervals; where none has one, all are shown.
         scores = self.scores
         with_interval = {name: score for name, score in scores.items() if score.low is not None}
         rows: list[str] = []
@@ -327,7 +330,8 @@ class TrainedRun:
         >>> answer.prediction, answer.confidence > 0.5
         ('delivery', True)
         """
-        if batch_size != "auto" and (not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1):
+        is_size = isinstance(batch_size, int) and not isinstance(batch_size, bool) and batch_size >= 1
+        if batch_size != "auto" and not is_size:
             raise ConfigError(f"batch_size: {batch_size!r} is no size. Allowed are whole numbers from 1 and 'auto'.")
         config = self.loaded.config
         require_single_part(config)
@@ -402,7 +406,7 @@ class TrainedRun:
         """
         loaded = self.loaded
         require_single_part(loaded.config)
-        place = Path(tempfile.mkdtemp(prefix="fivetune-predict-")) if folder is None else folder
+        place = folder or Path(tempfile.mkdtemp(prefix="fivetune-predict-"))
         try:
             with _show_progress(on_progress) as report:
                 report = watch_threads(loaded.threads, report, on_note)
@@ -440,7 +444,8 @@ class TrainedRun:
         >>> run.evaluate([{"text": "give me my money back", "label": "refund"}], split="one").scores["accuracy"]
         100.0
         """
-        loaded = self.loaded  # before a table is written beside the run: the folder is usable
+        # The model first: a table is written beside the run only when the folder has proved usable.
+        loaded = self.loaded
         given = self.overrides if data is None else {**self.overrides, "data.eval": data}
         changes, files = write_tables(given, self.folder)
         with name_tables(files), _show_progress(on_progress) as report:
@@ -495,7 +500,7 @@ def open_run(folder: str | Path, overrides: Mapping[str, object] | None = None) 
 def predict(folder: str | Path, inputs: Inputs, overrides: Mapping[str, object] | None = None) -> list[Prediction]:
     """Answer once with a run: `open_run(folder, overrides).predict(inputs)`. For more calls, keep the open run.
 
-    Args, returns and errors: those of `open_run` and `TrainedRun.predict`.
+    Args, returns and errors: as for `open_run` and `TrainedRun.predict`.
 
     >>> fivetune.predict("runs/tickets", ["the courier never came"])[0].prediction
     'delivery'

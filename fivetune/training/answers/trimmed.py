@@ -43,7 +43,7 @@ class SampleResult:
     Args:
         logits: [T, V] of the target, teacher-forced.
         answers: ids of the greedy answer to the input.
-        restricted: those of the answer without the pieces that are dropped.
+        restricted: ids of the answer without the pieces that are dropped.
     """
 
     logits: list[Tensor]
@@ -58,7 +58,7 @@ class TrimProof:
     Args:
         logit_error: largest difference, relative to the largest logit.
         num_equal: answers that are equal.
-        num_restricted: answers that equal those of the whole model without the dropped pieces; others are ties.
+        num_restricted: answers that equal the whole model's answers without the dropped pieces; others are ties.
         num_dropped: answers of the whole model that contain a dropped piece, which no trimmed model can generate.
     """
 
@@ -79,7 +79,7 @@ def compute_sample(
     """Compute logits and greedy answers on the CPU.
 
     Args:
-        kept: ids that are kept, of a model that is not trimmed yet; the logits are theirs.
+        kept: ids that are kept, of a model that is not trimmed yet; the logits are of these ids.
     """
     with tempfile.TemporaryDirectory(prefix="fivetune-sample-") as folder:
         path = Path(folder) / "pairs.jsonl"
@@ -96,22 +96,22 @@ def compute_sample(
 
 def _answer(model: T5Model, store: TokenStore, decoding: Decoding) -> list[list[int]]:
     rows = range(len(store))
-    found = {
-        one.row: one.token_ids for one in generate(model, store, rows, decoding, device="cpu", autocast=nullcontext)
-    }
+    answers = generate(model, store, rows, decoding, device="cpu", autocast=nullcontext)
+    found = {one.row: one.token_ids for one in answers}
     return [found[row] for row in rows]
 
 
 @torch.no_grad()
 def _compute_logits(model: T5Model, store: TokenStore, row: int, columns: NDArray[np.int64] | None) -> Tensor:
     model.eval()
-    input_ids, labels = (
-        torch.tensor(np.asarray(ids[row], dtype=np.int64))[None] for ids in (store.inputs, store.labels)
-    )
+    input_ids = torch.tensor(np.asarray(store.inputs[row], dtype=np.int64))
+    labels = torch.tensor(np.asarray(store.labels[row], dtype=np.int64))
     config = model.config
-    decoder_ids = shift_right(labels, start_id=config.decoder_start_token_id, pad_id=config.pad_token_id)
-    logits = model(input_ids=input_ids, decoder_input_ids=decoder_ids, use_cache=False).logits[0]
-    return logits if columns is None else logits[:, torch.tensor(columns)]
+    decoder_ids = shift_right(labels[None], start_id=config.decoder_start_token_id, pad_id=config.pad_token_id)
+    logits = model(input_ids=input_ids[None], decoder_input_ids=decoder_ids, use_cache=False).logits[0]
+    if columns is None:
+        return logits
+    return logits[:, torch.tensor(columns)]
 
 
 def compare_samples(whole: SampleResult, trimmed: SampleResult, kept: NDArray[np.int64]) -> TrimProof:
@@ -121,11 +121,11 @@ def compare_samples(whole: SampleResult, trimmed: SampleResult, kept: NDArray[np
         whole: with the logits of `kept`.
         kept: old id of each new id.
     """
-    errors = [
-        ((before - after).abs().max() / before.abs().max().clamp_min(1e-12)).item()
-        for before, after in zip(whole.logits, trimmed.logits, strict=True)
-    ]
-    if not max(errors) <= TOLERANCE:
+    errors: list[float] = []
+    for before, after in zip(whole.logits, trimmed.logits, strict=True):
+        difference = (before - after).abs().max() / before.abs().max().clamp_min(1e-12)
+        errors.append(difference.item())
+    if not max(errors) <= TOLERANCE:  # true for NaN
         raise ModelError(
             f"trim-vocab: the trimmed model's logits differ by {max(errors):.2g} (relative), allowed is {TOLERANCE:g}. "
             "Nothing is written; report it with the model's name."

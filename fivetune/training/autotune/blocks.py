@@ -40,9 +40,11 @@ def measure_block_seconds(model: T5Model, batch: Batch, compute: ComputeConfig, 
             if not is_out_of_memory(error):
                 raise
     found = world.gather(mine)
-    if None in found:
+    measured = [one for one in found if one is not None]
+    if len(measured) < len(found):
         return ()
-    encoder, decoder, head = (sum(part) / len(found) for part in zip(*filter(None, found), strict=True))
+    # Every rank computes the same mean: another one would divide the model at another block.
+    encoder, decoder, head = [sum(part) / len(measured) for part in zip(*measured, strict=True)]
     costs = [encoder] * model.config.num_layers + [decoder] * model.config.num_decoder_layers
     costs[-1] += head
     return tuple(costs)
@@ -55,12 +57,10 @@ def _measure_parts(model: T5Model, batch: Batch, compute: ComputeConfig) -> tupl
     config.num_layers = config.num_decoder_layers = 1
     with device:
         single = type(model)(config).train()  # type: ignore[call-arg]
-    source, target = (
-        SequenceBounds.from_cu_seqlens(ends, device) for ends in (batch.cu_seqlens_src, batch.cu_seqlens_tgt)
-    )
-    x, y = (
-        torch.randn(bounds.ends[-1], config.d_model, device=device, requires_grad=True) for bounds in (source, target)
-    )
+    source = SequenceBounds.from_cu_seqlens(batch.cu_seqlens_src, device)
+    target = SequenceBounds.from_cu_seqlens(batch.cu_seqlens_tgt, device)
+    x = torch.randn(source.ends[-1], config.d_model, device=device, requires_grad=True)
+    y = torch.randn(target.ends[-1], config.d_model, device=device, requires_grad=True)
     labels = batch.labels.to(device)
 
     def measure(run: Callable[[], Tensor]) -> float:

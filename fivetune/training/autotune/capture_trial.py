@@ -69,6 +69,7 @@ def run_request(request: Mapping[str, Any], recorder: GraphRecorder) -> None:
     graphs.record(recorder)
     if graphs.steps.failure:
         raise RuntimeError(graphs.steps.failure)
+    # A recording can succeed whose replay fails, or whose random numbers are gone.
     for state in graphs.steps.states.values():
         assert state.replay is not None
         state.replay()

@@ -6,7 +6,7 @@ The rate grows by a constant factor per step. The loss is smoothed (bias-correct
 takes the range from the rate where the loss begins to fall to the rate where it stops falling. Within it, `steepest`
 is the rate where the smoothed loss falls most per factor of the rate, and `tenth` a tenth of the rate at its minimum,
 one order of magnitude below the onset of divergence. The choice is `tenth`: in fine-tuning, the steepest fall is often
-that of the first steps, which every rate causes.
+the fall of the first steps, which every rate causes.
 
 Leslie N. Smith, Cyclical Learning Rates for Training Neural Networks, WACV 2017, section 3.3.
 """
@@ -14,7 +14,6 @@ Leslie N. Smith, Cyclical Learning Rates for Training Neural Networks, WACV 2017
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 from fivetune import plugins
 from fivetune.config import RunConfig
@@ -58,8 +57,10 @@ def find_lr(
             "Set optimizer.relative_step false."
         )
     usual = config.optimizer.lr_range
-    low = usual[0] / 10 if low is None else low
-    high = usual[1] * 100 if high is None else high
+    if low is None:
+        low = usual[0] / 10
+    if high is None:
+        high = usual[1] * 100
     if not 0 < low < high or num_steps < 2 * NUM_SETTLING:
         raise ConfigError(
             f"find-lr: from {low:g} to {high:g} in {num_steps} steps is not a range. Give --low below "
@@ -72,8 +73,8 @@ def find_lr(
             "there is none to find. Choose another one."
         )
     rates = [low * (high / low) ** (i / (num_steps - 1)) for i in range(num_steps)]
-    rebuild = partial(build_optimizer, setup.config, setup.learner.model)
-    with restore_learner(setup.learner, rebuild) as learner, translate_oom_errors():
+    optimizer = build_optimizer(setup.config, setup.learner.model)
+    with restore_learner(setup.learner, optimizer) as learner, translate_oom_errors():
         losses, stopped = _run_range_test(learner, setup.data.stream, rates, on_progress)
     return choose_lr(rates[: len(losses)], losses, stopped)
 
@@ -117,12 +118,13 @@ def choose_lr(lrs: Sequence[float], losses: Sequence[float], stopped: str) -> Ra
     """
     means = smooth_losses(losses)
     lowest = min(range(len(means)), key=means.__getitem__, default=0)
-    steepest = tenth = None
+    # A lowest point among the first steps is noise: every rate was too large.
+    steepest = tenth = choice = None
     if lowest > NUM_SETTLING:
         falls = {i: means[i - 1] - means[i + 1] for i in range(NUM_SETTLING, lowest)}
         steepest = lrs[max(falls, key=falls.__getitem__)]
         tenth = lrs[lowest] / 10
-    choice = None if tenth is None else float(f"{tenth:.1e}")
+        choice = float(f"{tenth:.1e}")  # two digits: the test knows no more
     return RangeTest(tuple(lrs), tuple(losses), tuple(means), steepest, tenth, choice, stopped, RULE)
 
 

@@ -1,4 +1,4 @@
-"""Choice of the forward: the requested one, that of the resumed run, or the fastest in a measurement.
+"""Choice of the forward: the requested one, the resumed run's, or the fastest in a measurement.
 
 In: a model on its device, sample batches. Out: a Forward, with the reason for the log and machine.json.
 """
@@ -64,10 +64,13 @@ def choose_forward(
         return Forward("flat", "the only one that pipeline stages compute", recompute)
     wanted = resumed_forward.kind if resumed_forward else requested
     kind = device.partition(":")[0]
+
+    # A run that began with flat tokens by itself goes on with padding where they cannot run, such as on another device.
     if wanted == "flat" and obstacle and requested == "flat":
         raise ConfigError(f"train.forward: flat cannot run this model: {obstacle}. Use auto or padded.")
     if wanted == "flat" and obstacle:
         return Forward("padded", f"the run began with flat tokens, which cannot run now: {obstacle}", recompute)
+    # On CUDA kernels are compiled for the device, so that only a trial shows whether they run, and how fast.
     if kind == "cuda" and not obstacle and wanted in ("auto", "flat"):
         parts = (resumed_forward.parts,) if resumed_forward else ("triton", "torch")
         candidates = [Forward("flat", "", recompute, part) for part in parts]
@@ -111,7 +114,7 @@ def choose_fastest(
         forward: _benchmark(forward, reference, model, device, sample, autocast) for forward in (*candidates, reference)
     }
     listed = "; ".join(f"{forward} {_format_result(result)}" for forward, result in results.items())
-    usable = [f for f in candidates if isinstance(results[f], float)]
+    usable = [forward for forward in candidates if isinstance(results[forward], float)]
     if wanted != "flat" and isinstance(results[reference], float):
         usable.append(reference)
     best = min(usable, key=lambda forward: float(results[forward]), default=reference)
@@ -134,7 +137,8 @@ def _benchmark(
             batch = sample[0]
             while len(batch.ids) > NUM_COMPARED:
                 batch = split_batch(batch)[0]
-            found, expected = (_measure_norms(each, model, device, batch, autocast) for each in (forward, reference))
+            found = _measure_norms(forward, model, device, batch, autocast)
+            expected = _measure_norms(reference, model, device, batch, autocast)
             with autocast():
                 tolerance = TOLERANCES[get_matmul_dtype(torch.device(device))]
             floor = tolerance * 1e-3 * expected["all gradients"]  # for weights with a negligible gradient

@@ -91,7 +91,10 @@ def find_graph_obstacle(setup: Setup) -> str:
         (forward.teacher is not None, "distill.kind logits computes a teacher"),
         (forward.recompute, "train.recompute keeps random states on the host"),
     )
-    return next((reason for holds, reason in facts if holds), "")
+    for holds, reason in facts:
+        if holds:
+            return reason
+    return ""
 
 
 def decide_graphs(
@@ -112,8 +115,10 @@ def decide_graphs(
     device = setup.learner.compute.device
     if requested == "auto" and not supports_graphs(device):
         return learner, None
-    if requested == "off" or (requested == "auto" and resumed_decision is False):
-        return learner, GraphDecision(False, "requested" if requested == "off" else "as the run began")
+    if requested == "off":
+        return learner, GraphDecision(False, "requested")
+    if requested == "auto" and resumed_decision is False:
+        return learner, GraphDecision(False, "as the run began")
     found = None
     why = find_graph_obstacle(setup)
     if not why:
@@ -132,6 +137,7 @@ def _try_graphs(setup: Setup, *, timed: bool) -> tuple[Learner | None, str]:
         if why := _try_elsewhere(setup):
             return None, why
         stream = torch.cuda.current_stream()
+    # The trial: a few graphs, with steps that change the weights.
     saved = save_weights(learner.model)
     found = None
     recorder = None
@@ -144,6 +150,8 @@ def _try_graphs(setup: Setup, *, timed: bool) -> tuple[Learner | None, str]:
             why = format_error(error)
         restore_weights(saved, reallocate=True)
     gc.collect()  # captures do not, since torch 2.9: the trial's graphs and states would stay
+
+    # All graphs of the run, with the run's own optimizer.
     with restore_state(learner.model, keep_gradients=True):  # graphs write to the gradients' addresses
         if recorder is not None:
             try:
@@ -155,6 +163,7 @@ def _try_graphs(setup: Setup, *, timed: bool) -> tuple[Learner | None, str]:
                 restore_weights(saved, reallocate=True)
         if found is None:
             clear_gradients(learner.model)
+            # A capture that failed may leave its own stream as the current one.
             if stream is not None:
                 torch.cuda.set_stream(stream)
                 refuse_broken_generator(compute.device)
@@ -200,8 +209,10 @@ def count_micro_batches(setup: Setup) -> NDArray[np.int64]:
     found: list[tuple[int, ...]] = []
     for step in range(0, num_steps, -(-num_steps // MAX_STEPS_READ)):
         for rows in stream.select_rows(step):
-            own = inputs[rows], labels[rows]
-            found.append((*(int(each.sum()) for each in own), *(int(each.max()) for each in own), len(rows)))
+            sources = inputs[rows]
+            targets = labels[rows]
+            totals = int(sources.sum()), int(targets.sum())
+            found.append((*totals, int(sources.max()), int(targets.max()), len(rows)))
     return np.array(found, np.int64)
 
 
@@ -224,7 +235,9 @@ def _benchmark_graphs(setup: Setup, saved: SavedWeights, *, timed: bool) -> tupl
         return None, f"a graph could not be recorded: {failure}"
     replayed = _measure_batch_seconds(learner, batches)
     times = f"measured: {1000 * replayed:.1f} ms a batch with graphs, {1000 * launched:.1f} ms a batch without"
-    return (recorder, times) if replayed < launched else (None, times)
+    if replayed >= launched:
+        return None, times
+    return recorder, times
 
 
 def _measure_batch_seconds(learner: Learner, batches: Sequence[Batch]) -> float:
@@ -265,10 +278,14 @@ def _check_agreement(setup: Setup, recorder: GraphRecorder, batch: Batch, saved:
     found = dict(zip(launched, replayed.tolist(), strict=False))
     if reason := find_disagreement(found, launched, tolerance=TOLERANCES[learner.compute.precision]):
         return f"with graphs, {reason}"
-    pairs = [
-        (parameter.detach().cpu(), there, before) for (parameter, before), there in zip(saved, reached, strict=True)
-    ]
-    away, way = (math.hypot(*[(pair[i] - pair[1]).norm().item() for pair in pairs]) for i in (0, 2))
+    # The distance between the two ends, and between the beginning and one end, over all weights.
+    apart: list[float] = []
+    moved: list[float] = []
+    for (parameter, before), there in zip(saved, reached, strict=True):
+        apart.append((parameter.detach().cpu() - there).norm().item())
+        moved.append((before - there).norm().item())
+    away = math.hypot(*apart)
+    way = math.hypot(*moved)
     if not away <= WEIGHT_TOLERANCE * way:
         return f"after {NUM_COMPARED} steps the weights differ by {away / way:.0%} of the distance that they moved"
     return ""
@@ -306,7 +323,9 @@ def _build_learner(
     learner = setup.learner
     stream = setup.data.stream
     config = setup.config
-    longest = [int(lengths.max()) for lengths in (stream.store.inputs.lengths, stream.store.labels.lengths)]
+    longest_input = int(stream.store.inputs.lengths.max())
+    longest_target = int(stream.store.labels.lengths.max())
+    # One launch updates all weights, which therefore have one rate and one decay.
     if config.optimizer.supports_graphs and not (config.train.param_groups or config.train.layer_decay):
         optimizer = GraphedAdamW(optimizer, max_norm=learner.max_grad_norm or math.inf)
         gradients = optimizer.flat.grads
@@ -315,7 +334,7 @@ def _build_learner(
     graphs = GraphedUpdate(
         learner.model,
         gradients,
-        Buckets(stream.plan.batch_size, longest[0], longest[1], planned),
+        Buckets(stream.plan.batch_size, longest_input, longest_target, planned),
         device=learner.compute.device,
         autocast=learner.compute.make_autocast,
         training=training,

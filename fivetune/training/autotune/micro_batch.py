@@ -66,7 +66,7 @@ def find_largest_fit(
 
     Args:
         total: this process's share of the global batch.
-        state_bytes: of the optimizer.
+        state_bytes: size of the optimizer's state.
         num_processes: number of processes that share the memory of a CPU.
 
     Raises FiveTuneEnvironmentError if not even one example fits.
@@ -77,16 +77,18 @@ def find_largest_fit(
 
     def trial(size: int) -> int:
         batch = collate(store, longest[:size])
-        return measure_peak_bytes(
-            lambda: forward_backward(model, forward, batch, device=device, autocast=autocast), device
-        )
+
+        def run() -> None:
+            forward_backward(model, forward, batch, device=device, autocast=autocast)
+
+        return measure_peak_bytes(run, device)
 
     on_gpu = device.startswith("cuda")
     with restore_state(model), translate_oom_errors():
         model.train()
         for parameter in trainable:  # as in every micro-batch of a step but the first
             parameter.grad = torch.zeros_like(parameter)
-        # The optimizer's state comes with the first step, and must fit beside the activations.
+        # The optimizer's state comes with the first step, and must fit together with the activations.
         state = torch.empty(state_bytes if on_gpu else 0, dtype=torch.uint8, device=device)
         room = None  # on a GPU the trials decide
         if not on_gpu:
@@ -108,8 +110,9 @@ def _search_batch_size(
     measured = trial(1)
     forecast = measured
     why = "that is the whole global batch"
-    slope = 0.0
-    for larger in (n for n in range(2, total + 1) if total % n == 0):
+    slope = 0.0  # bytes per example
+    divisors = [size for size in range(2, total + 1) if total % size == 0]
+    for larger in divisors:
         slope = max(slope, (measured - base) / size)
         expected = int(measured + slope * (larger - size))
         if room is not None and max(expected, measured) > room:
@@ -125,7 +128,8 @@ def _search_batch_size(
         if room is not None and found > room:
             why = f"{larger} took {format_size(found)} of {format_size(room)}"
             break
-        slope = (found - measured) / (larger - size)  # steeper than from `base` where early trials reused freed memory
+        # Steeper than from `base` where early trials reused freed memory.
+        slope = (found - measured) / (larger - size)
         size = larger
         measured = found
         forecast = expected

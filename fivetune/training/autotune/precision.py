@@ -34,12 +34,12 @@ def choose_precision(
     batch: Batch,
     forward: Forward,
 ) -> ComputeConfig:
-    """Choose the precision of a CPU; on other devices that of `compute` stays.
+    """Choose the precision of a CPU; on other devices the precision of `compute` stays.
 
     Args:
         requested: auto, fp32, tf32, bf16 or fp16.
-        model: with gradients, not yet placed by a strategy.
-        forward: that of the run.
+        model: model with gradients, not yet placed by a strategy.
+        forward: the run's forward.
 
     Raises ConfigError if bf16 is requested and does not agree with fp32.
     """
@@ -51,17 +51,20 @@ def choose_precision(
     if requested == "auto" and (width := model.get_input_embeddings().weight.shape[1]) < MIN_WIDTH:
         return replace(compute, precision_why=f"d_model {width} is too small to gain from bf16")
 
+    # Agreement before speed: a wrong gradient is not worth any time.
     candidates = {name: replace(compute, precision=name) for name in ("fp32", "bf16")}
     if reason := _explain_disagreement(model, batch, candidates, forward):
         if requested == "bf16":
             raise ConfigError(f"train.precision: bf16 does not agree with fp32 here: {reason}. Use fp32.")
         return replace(compute, precision_why=f"bf16 does not agree: {reason}")
     if requested == "bf16":
-        return replace(candidates["bf16"], precision_why=REQUESTED if units else f"{REQUESTED}; {NO_UNITS}")
-    seconds = {name: _measure_seconds(model, batch, one, forward) for name, one in candidates.items()}
-    gain = seconds["fp32"] / seconds["bf16"]
-    why = f"measured: bf16 takes {1000 * seconds['bf16']:.0f} ms, fp32 {1000 * seconds['fp32']:.0f} ms, by {units}"
-    return replace(candidates["bf16" if gain >= MIN_GAIN else "fp32"], precision_why=why)
+        why = REQUESTED if units else f"{REQUESTED}; {NO_UNITS}"
+        return replace(candidates["bf16"], precision_why=why)
+    exact = _measure_seconds(model, batch, candidates["fp32"], forward)
+    rounded = _measure_seconds(model, batch, candidates["bf16"], forward)
+    why = f"measured: bf16 takes {1000 * rounded:.0f} ms, fp32 {1000 * exact:.0f} ms, by {units}"
+    chosen = "bf16" if exact / rounded >= MIN_GAIN else "fp32"
+    return replace(candidates[chosen], precision_why=why)
 
 
 def adopt_trained_precision(compute: ComputeConfig, requested: str, trained: str | None) -> ComputeConfig:
@@ -90,9 +93,12 @@ def _explain_disagreement(model: T5Model, batch: Batch, candidates: dict[str, Co
             gradients[name] = [p.grad for p in model.parameters() if p.grad is not None]
     exact = losses["fp32"]
     rounded = losses["bf16"]
-    pairs = list(zip(gradients["fp32"], gradients["bf16"], strict=True))
-    length = math.hypot(*(one.norm().item() for one, _ in pairs))
-    change = math.hypot(*((other - one).norm().item() for one, other in pairs)) / max(length, 1e-30)
+    # Of all gradients together: a weight whose gradient is almost nothing may differ by any factor.
+    lengths = [gradient.norm().item() for gradient in gradients["fp32"]]
+    differences: list[float] = []
+    for gradient, other in zip(gradients["fp32"], gradients["bf16"], strict=True):
+        differences.append((other - gradient).norm().item())
+    change = math.hypot(*differences) / max(math.hypot(*lengths), 1e-30)
     if abs(rounded - exact) <= MAX_LOSS_CHANGE * abs(exact) and change <= MAX_GRADIENT_CHANGE:
         return ""
     return (

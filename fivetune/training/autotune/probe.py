@@ -65,7 +65,7 @@ def find_disagreement(
     ''
     """
     for name, value in reference.items():
-        if not abs(found[name] - value) <= tolerance * abs(value) + floor:
+        if not abs(found[name] - value) <= tolerance * abs(value) + floor:  # true for NaN
             return f"{name}: {found[name]:.6g} instead of {value:.6g}"
     return ""
 
@@ -115,14 +115,17 @@ def restore_state(model: T5Model, *, keep_gradients: bool = False) -> Iterator[N
 
 
 @contextmanager
-def restore_learner(learner: Learner, build_optimizer: Callable[[], torch.optim.Optimizer]) -> Iterator[Learner]:
-    """Yield the learner with a new optimizer and scaler; on exit restore weights, training mode and random states.
+def restore_learner(learner: Learner, optimizer: torch.optim.Optimizer) -> Iterator[Learner]:
+    """Yield the learner with another optimizer and a new scaler; on exit restore weights, mode and random states.
 
     The learner's own optimizer takes no step meanwhile, so its state needs no restoring.
+
+    Args:
+        optimizer: a new one over the learner's weights.
     """
     saved = save_weights(learner.model)
     with restore_state(learner.model):
         try:
-            yield replace(learner, optimizer=build_optimizer(), scaler=learner.compute.make_scaler())
+            yield replace(learner, optimizer=optimizer, scaler=learner.compute.make_scaler())
         finally:
             restore_weights(saved)

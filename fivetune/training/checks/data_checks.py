@@ -58,6 +58,7 @@ def check_data(setup: Setup) -> Outcome:
 
 def check_records(setup: Setup) -> Outcome:
     """Report what distorts scores: records that cannot be used, odd labels and gold answers, no evaluation data."""
+    # A note of both sets is given once. Their shares differ a little: the first set's imbalance stands for both.
     found: dict[str, list[str]] = {}
     uneven = ""
     for name, store in setup.data.stores:
@@ -68,7 +69,9 @@ def check_records(setup: Setup) -> Outcome:
     notes = [f"{' and '.join(names)}: {note}" for note, names in found.items()]
     if setup.data.evaluator is None:
         notes.append("no data.eval: nothing is scored, model/ will hold the last weights")
-    return ("warn", "; ".join(notes)) if notes else ("pass", "all can be used; labels and answers look sound")
+    if notes:
+        return "warn", "; ".join(notes)
+    return "pass", "all can be used; labels and answers look sound"
 
 
 def iter_record_notes(facts: JsonTable) -> Iterator[str]:
@@ -78,7 +81,9 @@ def iter_record_notes(facts: JsonTable) -> Iterator[str]:
         yield f"{facts['num_skipped_bad']:,} of {facts['num_read']:,} records cannot be used, the first: {where}"
     if "parts" in facts:
         for part, one in facts["parts"].items():
-            yield from (f"{part}: {note}" for note in iter_record_notes({**one, "first_bad": None}))
+            # The first bad record of all parts is named above.
+            for note in iter_record_notes({**one, "first_bad": None}):
+                yield f"{part}: {note}"
         return
     if note := _describe_missed_share(facts.get("split")):
         yield note
@@ -121,15 +126,16 @@ def check_leakage(setup: Setup) -> Outcome:
     (_, train), (_, evaluation) = setup.data.stores
     learnt = train.summary["source"]
     scored = evaluation.summary["source"]
-    copies = (
-        b for b in _list_local_files(scored) if any(filecmp.cmp(a, b, shallow=False) for a in _list_local_files(learnt))
-    )
-    same = [*sorted({*learnt} & {*scored}), *map(str, copies)]
+    same = sorted({*learnt} & {*scored})
+    files = _list_local_files(learnt)
+    for file in _list_local_files(scored):
+        if any(filecmp.cmp(other, file, shallow=False) for other in files):
+            same.append(str(file))
     if same:
         return "warn", (
             f"{same[0]} is in data.train and in data.eval: scores will measure memorisation, not generalisation"
         )
-    # Translations share ids with their originals, and no text.
+    # Translations share ids with their originals, and no text. They are hashes of ids; 0 is none.
     ids, rows = np.unique(evaluation.given_ids, return_index=True)
     is_shared = np.isin(ids, train.given_ids) & (ids != 0)
     if num := int(is_shared.sum()):
@@ -159,12 +165,11 @@ def _name_question(store: TokenStore, row: int) -> str:
 
 
 def _list_local_files(sources: Sequence[str]) -> list[Path]:
-    return [
-        file
-        for source in sources
-        if not is_prepared(source) and not is_hub_name(source)
-        for file in list_source_files(source)
-    ]
+    files: list[Path] = []
+    for source in sources:
+        if not is_prepared(source) and not is_hub_name(source):
+            files.extend(list_source_files(source))
+    return files
 
 
 def check_characters(setup: Setup) -> Outcome:
@@ -178,6 +183,7 @@ def check_characters(setup: Setup) -> Outcome:
     num_probed = 0
     spaces = ""
     for name, store in setup.data.stores:
+        # Evenly over the set, as far as it is on the disk: files are often sorted.
         num = store.count_near_rows()
         step = max(1, num // NUM_PROBED)
         probed = [store.read_example(row) for row in range(0, num, step)]
@@ -185,14 +191,15 @@ def check_characters(setup: Setup) -> Outcome:
         odd = describe_odd_targets(setup.loaded.tokenizer, probed)
         notes += [f"{name}: {note}" for note in odd]
         num_probed += len(texts)
-        found = find_lossy_characters(setup.loaded.tokenizer, "".join(texts))
+        whole = "".join(texts)
+        found = find_lossy_characters(setup.loaded.tokenizer, whole)
         lossy = {character for character, becomes in found.items() if not character.isspace() or becomes != " "}
         if len(lossy) < len(found):
             spaces = "; line ends and other white space become spaces"
         hit = [text for text in texts if lossy & set(text)]
         if not hit:
             continue
-        counts = Counter(character for text in texts for character in text if not character.isspace())
+        counts = Counter("".join(whole.split()))  # white space says nothing about a vocabulary
         lossy_share = sum(counts[character] for character in lossy) / max(counts.total(), 1)
         if lossy_share > MAX_LOSSY_SHARE:
             raise ModelError(
@@ -201,10 +208,13 @@ def check_characters(setup: Setup) -> Outcome:
                 "these characters (ByT5 has all)."
             )
         share = len(hit) / len(texts)
-        top = Counter(c for text in hit for c in set(text) if c in lossy).most_common(8)
-        shown = ", ".join(f"{c!r} ({n})" for c, n in top)
+        examples_with = Counter[str]()
+        for text in hit:
+            examples_with.update(lossy & set(text))
+        shown = ", ".join(f"{character!r} ({num})" for character, num in examples_with.most_common(8))
         parts.append(f"{name}: {share:.1%} of examples hold characters that the tokenizer does not keep: {shown}")
-        state = "warn" if share > UNKNOWN_SHARE else state
+        if share > UNKNOWN_SHARE:
+            state = "warn"
     if parts:
         advice = ". Replace them, or use a model whose vocabulary has them (ByT5 has all)" if state == "warn" else ""
         notes.append(f"{'; '.join(parts)}{advice}")

@@ -1,4 +1,4 @@
-"""Warnings about training losses: constant ones, and those of a training that diverges.
+"""Warnings about training losses: constant ones, and a loss that diverges.
 
 In: the losses and gradient norms of a run so far. Out: messages with their kind.
 """
@@ -26,10 +26,11 @@ def iter_loss_warnings(
     """Yield warnings about the last step, each with its kind.
 
     Args:
-        losses, grad_norms: by step, in order; eval_losses: of the evaluations so far.
-        has_diverged: whether that was reported already.
+        losses, grad_norms: values by step, in order; eval_losses: losses of the evaluations so far, by step.
+        has_diverged: whether the divergence was reported already.
     """
     step = next(reversed(losses))
+    # The last ones alone: a long run has 100,000 losses, and this is asked after each step.
     if is_frozen([*islice(reversed(losses.values()), FROZEN_STEPS)]):
         yield (
             f"the training loss is exactly {losses[step]} in {FROZEN_STEPS} steps in a row: "

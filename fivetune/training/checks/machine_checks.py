@@ -1,6 +1,6 @@
 """Checks of a machine before any run: packages, devices, memory, disk, hub, and the speed of a real training step.
 
-In: the folder of runs, a device. Out: Checks as those of `preflight`.
+In: the folder of runs, a device. Out: Checks, as `preflight` has them.
 """
 
 from __future__ import annotations
@@ -95,7 +95,9 @@ def _check_extras() -> Outcome:
     there = [extra for extra, names in packages.items() if all(map(_is_installed, names))]
     missing = [extra for extra in packages if extra not in there]
     text = f"installed: {', '.join(there) or 'none'}"
-    return "pass", f"{text}; not: {', '.join(missing)} (such as: {name_install(missing[0])})" if missing else text
+    if missing:
+        text += f"; not: {', '.join(missing)} (such as: {name_install(missing[0])})"
+    return "pass", text
 
 
 def _is_installed(requirement: str) -> bool:
@@ -107,17 +109,20 @@ def _is_installed(requirement: str) -> bool:
 
 
 def _check_processor() -> Outcome:
-    info = collect_machine_info("cpu")["host"]
-    flags = CPU_INFO.read_text().partition("\nflags")[2].partition("\n")[0].split() if CPU_INFO.is_file() else []
-    sets = [name for flag, name in VECTOR_FLAGS.items() if flag in flags]
+    facts = [collect_machine_info("cpu")["host"]["cpu"] or "unknown processor", f"{count_cores()} cores for computing"]
+    # The first processor's flags: all have the same. Other systems than Linux have no such file.
+    if CPU_INFO.is_file():
+        flags = CPU_INFO.read_text().partition("\nflags")[2].partition("\n")[0].split()
+        facts += [name for flag, name in VECTOR_FLAGS.items() if flag in flags]
     units = find_bf16_units()
-    facts = [info["cpu"] or "unknown processor", f"{count_cores()} cores for computing", *sets]
-    return "pass", ", ".join([*facts, f"bf16 units ({units})" if units else "no bf16 units"])
+    facts.append(f"bf16 units ({units})" if units else "no bf16 units")
+    return "pass", ", ".join(facts)
 
 
 def _check_device(requested: str) -> Outcome:
     """Name the device that is taken, and the GPUs that torch does not see."""
     chosen = pick_device(requested)
+    # NVML is the driver's: it finds GPUs that a torch without CUDA, or for another driver, does not.
     nvml = Nvml()
     found = [device.name for device in nvml.sample() if device.name]
     nvml.close()
@@ -126,12 +131,14 @@ def _check_device(requested: str) -> Outcome:
             f"{chosen}: the driver finds {', '.join(found)}, and torch {torch.__version__} cannot use it. Install a "
             "build of torch with CUDA for this driver: https://pytorch.org/get-started"
         )
+    if not torch.cuda.is_available():
+        return "pass", f"{chosen}; torch sees no GPU"
     if not chosen.startswith("cuda"):
-        return "pass", f"{chosen}{'' if torch.cuda.is_available() else '; torch sees no GPU'}"
-    names = [
-        f"{torch.cuda.get_device_name(number)} ({format_size(torch.cuda.get_device_properties(number).total_memory)})"
-        for number in range(torch.cuda.device_count())
-    ]
+        return "pass", chosen
+    names: list[str] = []
+    for number in range(torch.cuda.device_count()):
+        device = torch.cuda.get_device_properties(number)
+        names.append(f"{device.name} ({format_size(device.total_memory)})")
     return "pass", f"{chosen}: {', '.join(names)}, CUDA {torch.version.cuda}"
 
 
@@ -149,7 +156,7 @@ def _check_disk(folder: Path) -> Outcome:
         folder = find_existing_parent(folder)
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".fivetune-doctor-") as file:
             started = time.perf_counter()
-            file.write(os.urandom(2**20) * (WRITTEN_BYTES // 2**20))
+            file.write(os.urandom(2**20) * (WRITTEN_BYTES // 2**20))  # a file system may compress other bytes
             file.flush()
             os.fsync(file.fileno())
             speed = WRITTEN_BYTES / (time.perf_counter() - started)
@@ -178,8 +185,9 @@ def _check_hub() -> Outcome:
     try:
         with urllib.request.urlopen(request, timeout=HUB_SECONDS):
             return "pass", f"{shown} answers; {token}"
-    except urllib.error.HTTPError as error:  # a mirror may have no page at its root
-        return "pass" if error.code < 500 else "warn", f"{shown} answers with {error.code} {error.reason}; {token}"
+    except urllib.error.HTTPError as error:
+        state = "pass" if error.code < 500 else "warn"  # a mirror may have no page at its root
+        return state, f"{shown} answers with {error.code} {error.reason}; {token}"
     except (urllib.error.URLError, OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         return "warn", (
@@ -195,8 +203,9 @@ def _check_speed(device: str, seconds: float) -> Outcome:
         with translate_oom_errors():
             num_examples, elapsed = _time_steps(setup, seconds)
     rate = num_examples / elapsed
-    lengths = ([INPUT_TOKENS], [setup.data.stream.store.labels.lengths[0]])
-    small, large = (count_train_flops(KNOWN_SHAPES[name], *lengths).total for name in (PROBED, LARGER))
+    targets = [setup.data.stream.store.labels.lengths[0]]
+    small = count_train_flops(KNOWN_SHAPES[PROBED], [INPUT_TOKENS], targets).total
+    large = count_train_flops(KNOWN_SHAPES[LARGER], [INPUT_TOKENS], targets).total
     compute = setup.learner.compute
     threads = f", {torch.get_num_threads()} threads" if compute.kind == "cpu" else ""
     return "pass", (
@@ -208,6 +217,7 @@ def _check_speed(device: str, seconds: float) -> Outcome:
 
 
 def _set_up_probe(folder: Path, device: str) -> Setup:
+    # Without a download: the shape with random weights, and the tokenizer of the quickstart's model.
     (folder / "config.json").write_text(json.dumps({**build_model_config(KNOWN_SHAPES[PROBED], "t5"), **TOKENS}))
     line = json.dumps({"inputs": "the red hat of Ann is on the table. " * INPUT_TOKENS, "targets": "the red hat"})
     (folder / "lines.jsonl").write_text(f"{line}\n" * BATCH_SIZE)

@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -21,7 +20,7 @@ from typing import Literal
 import psutil
 import torch
 
-from fivetune.data.store.batch import PaddedBatch, collate, pad
+from fivetune.data.store.batch import collate, pad
 from fivetune.distributed.sharding import gather_tensor, iter_gathered
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError, FiveTuneError, format_size
 from fivetune.machine.telemetry.devices import get_peak_memory_bytes, reset_peak_memory, translate_oom_errors
@@ -70,10 +69,10 @@ class Check:
     batch_size: int | None = None
 
     @classmethod
-    def run(cls, name: str, check: Callable[[], Outcome]) -> Check:
+    def run(cls, name: str, check: Callable[..., Outcome], *args: object) -> Check:
         """Run a check; a FiveTuneError becomes a failed one."""
         try:
-            state, detail, *smaller = check()
+            state, detail, *smaller = check(*args)
         except FiveTuneError as error:
             return cls(name, "fail", str(error), type(error))
         return cls(name, state, detail, batch_size=smaller[0] if smaller else None)
@@ -120,11 +119,12 @@ def run_checks(setup: Setup) -> Iterator[Check]:
         "disk": _check_disk,
         "cores": _check_cores,
     }
-    rebuild = partial(build_optimizer, setup.config, setup.learner.model)
-    with restore_learner(setup.learner, rebuild) as learner:
+    # With an optimizer of its own the trial leaves no state in the run's.
+    optimizer = build_optimizer(setup.config, setup.learner.model)
+    with restore_learner(setup.learner, optimizer) as learner:
         trial = replace(setup, learner=learner)
         for name, check in checks.items():
-            yield Check.run(name, partial(check, trial))
+            yield Check.run(name, check, trial)
 
 
 def _check_model(setup: Setup) -> Outcome:
@@ -139,11 +139,14 @@ def _check_model(setup: Setup) -> Outcome:
 
 def _check_learning_rate(setup: Setup) -> Outcome:
     lr = setup.plan.lr
+    if lr is None:
+        return "pass", "the optimizer computes its own"
     low, high = setup.config.optimizer.lr_range
-    high *= setup.config.model.adapter.lr_scale if setup.config.model.adapter else 1
-    if lr is not None and not low <= lr <= high:
+    if setup.config.model.adapter:  # higher rates than for a whole model
+        high *= setup.config.model.adapter.lr_scale
+    if not low <= lr <= high:
         return "warn", f"optimizer.lr {lr:g} is outside {low:g} to {high:g}, where T5 fine-tuning is known to work"
-    return "pass", "the optimizer computes its own" if lr is None else f"optimizer.lr {lr:g}"
+    return "pass", f"optimizer.lr {lr:g}"
 
 
 def _check_train_step(setup: Setup) -> Outcome:
@@ -159,11 +162,11 @@ def _check_train_step(setup: Setup) -> Outcome:
     before = [gather_tensor(probe.detach()).clone() for probe in probes]
     reset_peak_memory(learner.compute.device)
     started = time.perf_counter()
-    lr = setup.compute_lr(plan.num_steps // 2)
+    lr = setup.compute_lr(plan.num_steps // 2)  # of the middle of the run: a warm-up begins near 0
     with translate_oom_errors():
         update = train_step(learner, [collate(store, rows)], lr=lr, step=0, batch_size=plan.batch_size)
     seconds = time.perf_counter() - started
-    learner.fetch()
+    learner.fetch()  # the weights of chips, to compare them
     if not math.isfinite(update.grad_norm):
         return "warn", "the first step overflowed in fp16 and was skipped; the loss scale is lowered until steps fit"
     if update.batch_size < len(rows):
@@ -211,17 +214,17 @@ def _check_reload(setup: Setup) -> Outcome:
     if learner.strategy.sharded:
         what = "weights"
         loaded = dict(reloaded.named_parameters()) if reloaded is not None else {}
-        errors = [
-            (loaded[name] - weight.cpu()).abs().max().item() if loaded else 0.0
-            for name, weight in iter_gathered(learner.model)
-        ]
-        error = max(errors)
+        errors: list[float] = []
+        for name, weight in iter_gathered(learner.model):  # all ranks gather, rank 0 compares
+            if loaded:
+                errors.append((loaded[name] - weight.cpu()).abs().max().item())
+        error = max(errors, default=0.0)
     else:
         what = "token losses"
         error = _measure_reload_error(setup, reloaded) if reloaded is not None else 0.0
     error = learner.world.broadcast_object(error)
-    is_merged = find_adapter(learner.model) is not None
-    if not error <= (MERGED_ERROR if is_merged else RELOADED_ERROR):  # NaN fails too
+    allowed = MERGED_ERROR if find_adapter(learner.model) else RELOADED_ERROR
+    if not error <= allowed:  # NaN fails too
         return (
             "fail",
             f"a saved and reloaded model differs by {error:.3g} in its {what}. Report this with your versions",
@@ -230,17 +233,14 @@ def _check_reload(setup: Setup) -> Outcome:
 
 
 def _measure_reload_error(setup: Setup, reloaded: T5Model) -> float:
+    # Both on the CPU in fp32: kernels of a device would add their own rounding.
     model = setup.learner.model
     batch = pad(collate(setup.data.stream.store, [0]), pad_id=model.config.pad_token_id)
-    error = (_compute_probe_losses(reloaded, batch) - _compute_probe_losses(model.to("cpu"), batch)).abs().max().item()
+    with torch.no_grad():
+        expected = compute_padded_losses(model.to("cpu").eval(), batch)
+        found = compute_padded_losses(reloaded.eval(), batch)
     model.to(setup.learner.compute.device)
-    return error
-
-
-@torch.no_grad()
-def _compute_probe_losses(model: T5Model, batch: PaddedBatch) -> torch.Tensor:
-    model.eval()
-    return compute_padded_losses(model, batch)
+    return (found - expected).abs().max().item()
 
 
 def _check_memory(setup: Setup) -> Outcome:
@@ -258,7 +258,9 @@ def _check_memory(setup: Setup) -> Outcome:
     state = count_state_bytes(model, setup.config.optimizer, has_average=averages > 0)
     teacher = setup.learner.forward.teacher
     frozen = count_bytes(teacher.model) if teacher else 0
-    rest = max((get_peak_memory_bytes(device) or 0) - weights - gradients - averages - frozen, 0)
+    # Activations, buffers of the libraries, Python: what the peak has beyond all that is known.
+    peak = get_peak_memory_bytes(device) or 0
+    rest = max(peak - weights - gradients - averages - frozen, 0)
     if device == "cpu":
         rest += int(find_kept_share(model.config) * max(rest - PROCESS_BYTES, 0))
     forecast = weights + gradients + state + frozen + rest
@@ -266,10 +268,11 @@ def _check_memory(setup: Setup) -> Outcome:
         there = torch.cuda.get_device_properties(device).total_memory
     else:
         there = psutil.virtual_memory().total
+    of_teacher = f"teacher {format_size(frozen)}, " if frozen else ""
     text = (
         f"forecast: up to {format_size(forecast)} of {format_size(there)}: weights {format_size(weights)}, gradients "
-        f"{format_size(gradients)}, optimizer {format_size(state)}, "
-        f"{f'teacher {format_size(frozen)}, ' if frozen else ''}activations and the rest {format_size(rest)}"
+        f"{format_size(gradients)}, optimizer {format_size(state)}, {of_teacher}activations and the rest "
+        f"{format_size(rest)}"
     )
     if forecast > 0.9 * there:
         return "warn", f"{text}. Lower train.batch_size (keep train.global_batch_size) or data.max_input_tokens"
@@ -284,9 +287,10 @@ PROCESS_BYTES = 540 * 2**20  # of Python and its libraries, the peak of a run wi
 
 def find_kept_share(config: object) -> float:
     """The share of activations that a CPU's allocator keeps after they are freed; 0 for models without long inputs."""
-    is_bounded = "MALLOC_MMAP_THRESHOLD_" in os.environ
+    if platform.libc_ver()[0] != "glibc" or "MALLOC_MMAP_THRESHOLD_" in os.environ:
+        return 0.0
     kind = getattr(config, "encoder_attention_type", None)
-    return KEPT_SHARES.get(str(kind), 0.0) if platform.libc_ver()[0] == "glibc" and not is_bounded else 0.0
+    return KEPT_SHARES.get(str(kind), 0.0)
 
 
 def _check_cores(setup: Setup) -> Outcome:
@@ -328,7 +332,8 @@ def _check_disk(setup: Setup) -> Outcome:
     config = setup.config
     own = sum(weight.numel() for _, weight in select_own_weights(setup.learner.model))
     each = own * 4 + count_state_bytes(setup.learner.model, config.optimizer)
-    each += setup.learner.averages.num_saved_bytes if setup.learner.averages else 0
+    if setup.learner.averages:
+        each += setup.learner.averages.num_saved_bytes
     num_checkpoints = config.checkpoint.keep + (config.checkpoint.average_best or 1) + 1
     needed = each * num_checkpoints + count_parameters(setup.learner.model) * 8
     free = shutil.disk_usage(find_existing_parent(Path(config.run.dir))).free

@@ -18,9 +18,12 @@ if TYPE_CHECKING:
 
     from fivetune.types import TorchState
 
-__all__ = ["AdamWOptions", "Beta", "OptimizerOptions"]
+__all__ = ["AdamWOptions", "Beta", "Decay", "OptimizerOptions", "Rate"]
 
+Rate = Annotated[float, Field(gt=0, le=10)]
+Decay = Annotated[float, Field(ge=0)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
+"""Types of options that most optimizers have: learning rate, weight decay, share of an average that a step keeps."""
 
 
 class OptimizerOptions(Options):
@@ -77,8 +80,8 @@ class OptimizerOptions(Options):
 class AdamWOptions(OptimizerOptions):
     """Base of AdamW and its variants: their common options."""
 
-    lr: Annotated[float, Field(gt=0, le=10)] = Field(3e-4, description="peak learning rate")
-    weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="decoupled; not applied to norms")
+    lr: Rate = Field(3e-4, description="peak learning rate")
+    weight_decay: Decay = Field(0.0, description="decoupled; not applied to norms")
     beta1: Beta = 0.9
     beta2: Beta = 0.999
     eps: Annotated[float, Field(gt=0)] = 1e-8

@@ -23,7 +23,7 @@ _logger.setLevel(_level)
 
 
 class BlockwiseAdamW(AdamW8bit):
-    """AdamW with 8-bit moments, those of tables with `table_bits`."""
+    """AdamW with 8-bit moments; the moments of tables have `table_bits`."""
 
     def __init__(self, groups: list[TorchState], *, table_bits: int, **arguments: Any) -> None:
         super().__init__(groups, **arguments)
@@ -32,7 +32,9 @@ class BlockwiseAdamW(AdamW8bit):
     def get_config(self, gindex: int, pindex: int, group: TorchState) -> dict[str, Any]:
         """Settings of a weight; bitsandbytes' own exceptions go by the id of a tensor, which another may get later."""
         config = super().get_config(gindex, pindex, group)
-        return {**config, "optim_bits": self._table_bits} if group.get("kind") == "table" else config
+        if group.get("kind") == "table":
+            config = {**config, "optim_bits": self._table_bits}
+        return config
 
     def state_dict(self) -> TorchState:
         """As torch's: bitsandbytes nests the quantised tensors, which sharded checkpoints store by name."""

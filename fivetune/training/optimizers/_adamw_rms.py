@@ -37,15 +37,21 @@ class ScaledAdamW(Optimizer):
         means = [state["exp_avg"] for state in states]
         squares = [state["exp_avg_sq"] for state in states]
         beta1, beta2 = group["betas"]
+
+        # AdamW's moments m and v, and its denominator sqrt(v / (1 - beta2^t)) + eps.
         many._foreach_lerp_(means, grads, 1 - beta1)
         many._foreach_mul_(squares, beta2)
         many._foreach_addcmul_(squares, grads, grads, 1 - beta2)
         denominators = many._foreach_sqrt(squares)
         many._foreach_div_(denominators, [math.sqrt(1 - beta2 ** state["step"]) for state in states])
         many._foreach_add_(denominators, group["eps"])
+
+        # The root mean square of each whole tensor, before the step.
         scales = compute_norms(weights)
         many._foreach_div_(scales, [math.sqrt(weight.numel()) for weight in weights])
         many._foreach_clamp_min_(scales, group["min_rms"])
+
+        # The step: a scale is one number, which multiplies this rank's part of a divided tensor.
         many._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
         updates = many._foreach_div(means, denominators)
         many._foreach_mul_([get_local(update) for update in updates], scales)
@@ -56,8 +62,11 @@ class ScaledAdamW(Optimizer):
 
     def compute_mean_rate(self) -> float | None:
         """Learning rate of the last step, averaged over all parameters; None before the first step."""
-        stepped = [
-            (group, weight) for group in self.param_groups for weight in group["params"] if self.state.get(weight)
-        ]
-        total = sum(group["lr"] * self.state[weight]["RMS"] * weight.numel() for group, weight in stepped)
-        return float(total) / sum(weight.numel() for _, weight in stepped) if stepped else None
+        total: Tensor | float = 0.0
+        count = 0
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if state := self.state.get(weight):
+                    total = total + group["lr"] * state["RMS"] * weight.numel()
+                    count += weight.numel()
+        return float(total) / count if count else None

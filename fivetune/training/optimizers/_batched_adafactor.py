@@ -48,6 +48,7 @@ class BatchedAdafactor(Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for stack in self._iter_stacks(group):
+                # Rows and columns are averaged over whole matrices: shards are gathered, and written back as shards.
                 parts = stack.parameters
                 stack.parameters = [_gather_parameter(part) for part in parts]
                 stack.update()
@@ -78,6 +79,7 @@ class BatchedAdafactor(Optimizer):
                     state.update(create_adafactor_state(parameter, group["beta1"]))
                 state["step"] += 1
                 alike[parameter.shape, parameter.device, parameter.dtype, state["step"]].append(parameter)
+        # Small tensors are stacked, as many as fit into a block: one launch for each operation.
         for (shape, device, _, _), parameters in alike.items():
             block = BLOCK.get(device.type, BLOCK_ELSEWHERE)
             size = max(1, block // max(shape.numel(), 1))
@@ -99,7 +101,8 @@ def compute_base_rate(group: TorchState, step: int) -> float:
     """Learning rate of a 1-based step before scaling: the group's, or with relative_step min(1/sqrt(step), cap)."""
     if not group["relative_step"]:
         return group["lr"]
-    return min(1e-6 * step if group["warmup_init"] else 1e-2, 1 / math.sqrt(step))
+    cap = 1e-6 * step if group["warmup_init"] else 1e-2
+    return min(cap, 1 / math.sqrt(step))
 
 
 def create_adafactor_state(parameter: Tensor, beta1: float | None) -> TorchState:
@@ -148,12 +151,15 @@ class _Stack:
         return rms.clamp(min=self.group["eps"][1]) * rate
 
     def _update_vectors(self, grads: Tensor, rates: Tensor) -> None:
-        update = self._update_averages("exp_avg_sq", grads.square() + self.group["eps"][0]).rsqrt_().mul_(grads)
+        squares = grads.square() + self.group["eps"][0]
+        update = self._update_averages("exp_avg_sq", squares).rsqrt_().mul_(grads)
         scale = self._clip_rates(rates, update.square())
-        self._subtract(self.parameters, self._list_averages("exp_avg"), update.mul_(_align_dims(scale, update)), rates)
+        update.mul_(_align_dims(scale, update))
+        self._subtract(self.parameters, self._list_averages("exp_avg"), update, rates)
 
     def _update_matrices(self, grads: Tensor, rates: Tensor) -> None:
         """Apply update = grad * row * col; its squared norm is sum over rows of row^2 * sum((grad * col)^2)."""
+        # First pass over the blocks: the means of squares by row and by column.
         blocks = self._split_rows(grads)
         rows = []
         cols = torch.zeros_like(grads[..., 0, :])
@@ -166,6 +172,8 @@ class _Stack:
         col = self._update_averages("exp_avg_sq_col", cols / grads.shape[-2] + eps).rsqrt_().unsqueeze(-2)
         # The factored second moment is row col / mean(row) (Shazeer and Stern 2018, algorithm 4).
         row = (row / row.mean(-1, keepdim=True)).rsqrt_()
+
+        # Second pass: the size of the update, which bounds the rate. Third pass: the update itself.
         squares = torch.cat([(grads[..., block, :] * col).square_().sum(-1) for block in blocks], -1)
         scale = self._clip_rates(rates, squares * row.square())
         row = row.mul_(_align_dims(scale, row)).unsqueeze(-1)
@@ -187,6 +195,7 @@ class _Stack:
         averages = self._list_averages(name)
         before = _stack_tensors(averages)
         moved = before * (1 - weight) + value * weight
+        # The host does not know yet whether the step is finite: the device chooses.
         if self.found_inf is not None:
             moved = torch.where(self.found_inf > 0, before, moved)
         many._foreach_copy_(averages, list(moved.unbind()))
@@ -226,7 +235,9 @@ class _Stack:
 
 def _stack_tensors(tensors: list[Tensor]) -> Tensor:
     """Stack tensors to [n, ...] in fp32; a single fp32 tensor is not copied."""
-    return (tensors[0].unsqueeze(0) if len(tensors) == 1 else torch.stack(tensors)).float()
+    if len(tensors) == 1:
+        return tensors[0].unsqueeze(0).float()
+    return torch.stack(tensors).float()
 
 
 def _align_dims(scale: Tensor, tensor: Tensor) -> Tensor:

@@ -42,12 +42,17 @@ class MuonWithAdamW(Optimizer):
             self._parts.append(muon)
         if others:
             self._parts.append(torch.optim.AdamW(others, lr=lr, weight_decay=weight_decay, betas=betas, eps=eps))
-        super().__init__([group for part in self._parts for group in part.param_groups], {})
+        # In the order of the parts, each with the defaults of its optimizer.
+        torch_groups: list[TorchState] = []
+        for part in self._parts:
+            torch_groups += part.param_groups
+        super().__init__(torch_groups, {})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         at = 0
-        for part in self._parts:  # load_state_dict replaces groups and state
+        for part in self._parts:
+            # Handed over in each step, because load_state_dict replaces groups and state.
             part.param_groups = self.param_groups[at : at + len(part.param_groups)]
             part.state = self.state
             if isinstance(part, torch.optim.Muon):
@@ -71,10 +76,9 @@ class MuonWithAdamW(Optimizer):
                 step = torch.zeros_like(direction)
                 step.grad = direction
                 weight.grad = None
-                alone = torch.optim.Muon(
-                    [step], **{key: group[key] for key in MUON_OPTIONS}, momentum=0, weight_decay=0
-                )
-                alone.step()
+                options = {key: group[key] for key in MUON_OPTIONS}
+                orthogonalizer = torch.optim.Muon([step], **options, momentum=0, weight_decay=0)
+                orthogonalizer.step()
                 weight.mul_(1 - group["lr"] * group["weight_decay"]).add_(shard_like(step, weight))
 
 

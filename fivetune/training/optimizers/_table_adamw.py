@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
+from fivetune.training.state.snapshot import list_weights
+
 if TYPE_CHECKING:
     from fivetune.types import TorchState
 
@@ -41,7 +43,8 @@ class TableGrad:
     def add_rows(self, ids: Tensor, rows: Tensor) -> None:
         """Add rows [N, d] at ids [N], which may repeat."""
         if self.rows:
-            ids, rows = (torch.cat(pair) for pair in zip(self.rows, (ids, rows), strict=True))
+            ids = torch.cat([self.rows[0], ids])
+            rows = torch.cat([self.rows[1], rows])
         distinct, place = ids.unique(return_inverse=True)
         self.rows = distinct, rows.new_zeros(len(distinct), rows.shape[1]).index_add_(0, place, rows)
 
@@ -49,8 +52,10 @@ class TableGrad:
         """Add the product share^T hidden of share [n, V] and hidden [n, d]."""
         share = share.detach()
         hidden = hidden.detach()
+        # More tokens, not another product: the sum over tokens is in the product itself.
         if self.product:
-            share, hidden = (torch.cat(pair) for pair in zip(self.product, (share, hidden), strict=True))
+            share = torch.cat([self.product[0], share])
+            hidden = torch.cat([self.product[1], hidden])
         self.product = share, hidden
 
     def clear(self) -> None:
@@ -58,8 +63,10 @@ class TableGrad:
 
     def mul_(self, factor: Tensor | float) -> None:
         """Scale the gradient: the second factor of each part."""
-        self.rows = self.rows and (self.rows[0], self.rows[1] * factor)
-        self.product = self.product and (self.product[0], self.product[1] * factor)
+        if self.rows:
+            self.rows = self.rows[0], self.rows[1] * factor
+        if self.product:
+            self.product = self.product[0], self.product[1] * factor
 
     def compute_norm(self) -> Tensor:
         """Euclidean norm: |R + S^T H|^2 = |R|^2 + 2 <R, S^T H> + <S S^T, H H^T>, with long sums in fp64."""
@@ -85,7 +92,8 @@ class TableGrad:
             if self.rows:
                 ids, rows = self.rows
                 low, high = torch.searchsorted(ids, torch.tensor([start, end])).tolist()
-                grad = rows.new_zeros(end - start, rows.shape[1]) if grad is None else grad
+                if grad is None:
+                    grad = rows.new_zeros(end - start, rows.shape[1])
                 grad.index_add_(0, ids[low:high] - start, rows[low:high])
             assert grad is not None
             yield start, end, grad
@@ -100,7 +108,9 @@ def compute_total_norm(parameters: list[nn.Parameter]) -> Tensor:
     for parameter in parameters:
         _merge_parts(parameter)
     norms = [torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])]
-    norms += [parts.compute_norm() for p in parameters if (parts := getattr(p, "table_grad", None))]
+    for parameter in parameters:
+        if parts := getattr(parameter, "table_grad", None):
+            norms.append(parts.compute_norm())
     return torch.linalg.vector_norm(torch.stack(norms))
 
 
@@ -128,26 +138,23 @@ class TableAdamW(torch.optim.AdamW):
     def __init__(self, groups: list[TorchState], *, smallest: int, **arguments: Any) -> None:
         """`smallest`: least number of elements of a table with a factored gradient."""
         super().__init__(groups, fused=True, **arguments)
-        self._seen: dict[Tensor, Tensor] = {}
-        for parameter in self._list_parameters():
+        self._seen: dict[Tensor, Tensor] = {}  # rows [V] of each table that have or had a gradient
+        for parameter in list_weights(self):
             if parameter.dim() == 2 and parameter.numel() >= smallest and parameter.device.type == "cpu":
                 vars(parameter)["table_grad"] = TableGrad()
         self.register_step_pre_hook(self._merge_tables)  # overriding `step` would call other hooks twice
         self.register_step_post_hook(self._step_tables)
 
-    def _list_parameters(self) -> list[nn.Parameter]:
-        return [parameter for group in self.param_groups for parameter in group["params"]]
-
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
-        for parameter in self._list_parameters():
+        for parameter in list_weights(self):
             if parts := getattr(parameter, "table_grad", None):
                 parts.clear()
 
     @torch.no_grad()
     def _merge_tables(self, *called: object) -> None:
         """Before torch's step: add factored to dense gradients. A dense step gives every row moments."""
-        for parameter in self._list_parameters():
+        for parameter in list_weights(self):
             _merge_parts(parameter)
             if parameter.grad is not None:
                 self._seen.pop(parameter, None)
@@ -161,12 +168,18 @@ class TableAdamW(torch.optim.AdamW):
                     self._step_table(parameter, parts, group)
 
     def _step_table(self, table: Tensor, parts: TableGrad, group: TorchState) -> None:
-        state = self._ensure_state(table)
-        if parts.rows is None or parts.product or bool(self._find_seen_rows(table).all()):
+        state = self.state[table]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            state["exp_avg"] = _allocate_zeros(table)
+            state["exp_avg_sq"] = _allocate_zeros(table)
+        seen = self._find_seen_rows(table)
+        # A product, from the head, is the gradient of every row. With rows alone only those that have moments change.
+        if parts.rows is None or parts.product or bool(seen.all()):
             for start, end, grad in parts.iter_slices(len(table)):
                 rows = slice(start, end)
                 _apply_adamw(table[rows], grad, state["exp_avg"][rows], state["exp_avg_sq"][rows], state["step"], group)
-            self._seen[table].fill_(True)
+            seen.fill_(True)
         else:
             self._update_seen_rows(table, *parts.rows, state, group)
         state["step"] += 1
@@ -183,22 +196,16 @@ class TableAdamW(torch.optim.AdamW):
         grad = rows.new_zeros(len(due), rows.shape[1])
         grad[torch.searchsorted(due, ids)] = rows
         # Rows without moments and gradient would not change: their memory is never touched.
-        held = [whole[due] for whole in (table, state["exp_avg"], state["exp_avg_sq"])]
-        _apply_adamw(held[0], grad, held[1], held[2], state["step"], {**group, "weight_decay": 0.0})
-        for whole, part in zip((table, state["exp_avg"], state["exp_avg_sq"]), held, strict=True):
-            whole[due] = part
-
-    def _ensure_state(self, table: Tensor) -> dict[str, Tensor]:
-        state = self.state[table]
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32)
-            state["exp_avg"] = _allocate_zeros(table)
-            state["exp_avg_sq"] = _allocate_zeros(table)
-        self._find_seen_rows(table)
-        return state
+        means = state["exp_avg"]
+        squares = state["exp_avg_sq"]
+        weight, mean, square = table[due], means[due], squares[due]
+        _apply_adamw(weight, grad, mean, square, state["step"], {**group, "weight_decay": 0.0})
+        table[due] = weight
+        means[due] = mean
+        squares[due] = square
 
     def _find_seen_rows(self, table: Tensor) -> Tensor:
-        """Mask [V] of the rows that have or had a gradient; after loading, of those with a nonzero second moment."""
+        """Mask [V] of the rows that have or had a gradient; after loading, of rows with a nonzero second moment."""
         if table not in self._seen:
             moments = self.state[table]["exp_avg_sq"]
             self._seen[table] = torch.cat([part.any(1) for part in moments.split(SLICE)])
@@ -207,8 +214,9 @@ class TableAdamW(torch.optim.AdamW):
     def load_state_dict(self, state_dict: TorchState) -> None:
         super().load_state_dict(state_dict)
         self._seen = {}
-        for parameter in self._list_parameters():
+        for parameter in list_weights(self):
             state = self.state[parameter]
+            # Loaded moments are in ordinary memory: those of rows without a gradient are given back.
             if hasattr(parameter, "table_grad") and state:
                 seen = self._find_seen_rows(parameter)
                 if not seen.all():

@@ -93,7 +93,9 @@ def _apply_adafactor(
         update = grad / np.sqrt(row)[..., None] / np.sqrt(col)[..., None, :]
     else:
         update = grad / np.sqrt(average("exp_avg_sq", squares))
-    update = update / np.maximum(1.0, np.sqrt(np.mean(np.square(update))) / group["clip_threshold"]) * lr
+    rms = np.sqrt(np.mean(np.square(update)))
+    update = update / np.maximum(1.0, rms / group["clip_threshold"]) * lr
     if group["beta1"] is not None:
-        update = after["exp_avg"] = group["beta1"] * state["exp_avg"] + (1 - group["beta1"]) * update
+        update = group["beta1"] * state["exp_avg"] + (1 - group["beta1"]) * update
+        after["exp_avg"] = update
     return weight - update - group["weight_decay"] * lr * weight, after

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from fivetune.training.optimizers import OptimizerOptions
+from fivetune.training.optimizers import Beta, Decay, OptimizerOptions, Rate
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -35,9 +35,7 @@ class Adafactor(OptimizerOptions):
     preset: Literal["t5-paper", "hf"] = Field(
         "t5-paper", description="t5-paper: steps scaled by each tensor's RMS; hf: plain steps"
     )
-    lr: Annotated[float, Field(gt=0, le=10)] | None = Field(
-        None, description="peak learning rate; default 1e-3, none with relative_step"
-    )
+    lr: Rate | None = Field(None, description="peak learning rate; default 1e-3, none with relative_step")
     scale_parameter: bool | None = Field(
         None, description="the preset's value (t5-paper: true, hf: false); another value is refused"
     )
@@ -45,8 +43,8 @@ class Adafactor(OptimizerOptions):
     warmup_init: bool = Field(False, description="linear warm-up of relative_step: 1e-6 * step")
     clip_threshold: Annotated[float, Field(gt=0)] = Field(1.0, description="RMS above which an update is scaled down")
     decay_rate: Annotated[float, Field(ge=-1, lt=0)] = Field(-0.8, description="exponent of the second moment's decay")
-    beta1: Annotated[float, Field(ge=0, lt=1)] | None = Field(None, description="momentum; null: none")
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    beta1: Beta | None = Field(None, description="momentum; null: none")
+    weight_decay: Decay = 0.0
 
     @model_validator(mode="after")
     def _check_options(self) -> Adafactor:

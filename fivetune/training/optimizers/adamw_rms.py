@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from fivetune.training.optimizers import AdamWOptions
+from fivetune.training.optimizers import AdamWOptions, Decay, Rate
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -25,8 +25,8 @@ class AdamWRMS(AdamWOptions):
     lr_range: ClassVar[tuple[float, float]] = (1e-4, 2e-2)
     supports_shards: ClassVar[bool] = True
 
-    lr: Annotated[float, Field(gt=0, le=10)] = Field(1e-3, description="peak learning rate, before the scaling")
-    weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="decoupled, not scaled; not applied to norms")
+    lr: Rate = Field(1e-3, description="peak learning rate, before the scaling")
+    weight_decay: Decay = Field(0.0, description="decoupled, not scaled; not applied to norms")
     min_rms: Annotated[float, Field(gt=0)] = Field(1e-3, description="lower bound of the root mean square")
 
     def build(self, groups: list[TorchState]) -> Optimizer:

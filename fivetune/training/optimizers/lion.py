@@ -7,11 +7,11 @@ one without shards, and is not installed everywhere.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from fivetune.training.optimizers import OptimizerOptions
+from fivetune.training.optimizers import Beta, Decay, OptimizerOptions, Rate
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -26,10 +26,10 @@ class Lion(OptimizerOptions):
     lr_range: ClassVar[tuple[float, float]] = (3e-6, 2e-3)
     supports_shards: ClassVar[bool] = True
 
-    lr: Annotated[float, Field(gt=0, le=10)] = Field(1e-4, description="peak learning rate")
-    weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="decoupled; not applied to norms")
-    beta1: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="share of the momentum in a step's direction")
-    beta2: Annotated[float, Field(ge=0, lt=1)] = Field(0.99, description="decay of the momentum")
+    lr: Rate = Field(1e-4, description="peak learning rate")
+    weight_decay: Decay = Field(0.0, description="decoupled; not applied to norms")
+    beta1: Beta = Field(0.9, description="share of the momentum in a step's direction")
+    beta2: Beta = Field(0.99, description="decay of the momentum")
 
     def build(self, groups: list[TorchState]) -> Optimizer:
         defaults = {"lr": self.lr, "betas": (self.beta1, self.beta2), "weight_decay": self.weight_decay}
@@ -57,6 +57,7 @@ def _make_torch_lion() -> type[Optimizer]:
                     if not self.state[weight]:
                         self.state[weight]["exp_avg"] = torch.zeros_like(weight)
                 means = [self.state[weight]["exp_avg"] for weight in weights]
+                # Two averages of one momentum: the step's direction has a larger share of the new gradient.
                 beta1, beta2 = group["betas"]
                 signs = many._foreach_lerp(means, grads, 1 - beta1)
                 many._foreach_sign_(signs)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from fivetune.training.optimizers import Beta, OptimizerOptions
+from fivetune.training.optimizers import Beta, Decay, OptimizerOptions, Rate
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -25,8 +25,8 @@ class Muon(OptimizerOptions):
     lr_range: ClassVar[tuple[float, float]] = (1e-5, 2e-2)
     supports_shards: ClassVar[bool] = True
 
-    lr: Annotated[float, Field(gt=0, le=10)] = Field(3e-4, description="peak learning rate")
-    weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="decoupled; not applied to norms")
+    lr: Rate = Field(3e-4, description="peak learning rate")
+    weight_decay: Decay = Field(0.0, description="decoupled; not applied to norms")
     momentum: Beta = Field(0.95, description="of Muon")
     beta1: Beta = Field(0.9, description="of AdamW")
     beta2: Beta = Field(0.999, description="of AdamW")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from fivetune.training.optimizers import AdamWOptions
+from fivetune.training.optimizers import AdamWOptions, Decay, Rate
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -27,10 +27,8 @@ class ScheduleFree(AdamWOptions):
     supports_shards: ClassVar[bool] = True
     replaces_decay: ClassVar[bool] = True
 
-    lr: Annotated[float, Field(gt=0, le=10)] = Field(1e-3, description="learning rate after the warm-up")
-    weight_decay: Annotated[float, Field(ge=0)] = Field(
-        0.0, description="decoupled, of the weights that are trained; not applied to norms"
-    )
+    lr: Rate = Field(1e-3, description="learning rate after the warm-up")
+    weight_decay: Decay = Field(0.0, description="decoupled, of the weights that are trained; not applied to norms")
     beta1: Annotated[float, Field(gt=0, lt=1)] = Field(
         0.9, description="share of the average in the weights that are trained; 0.95 or 0.98 for long runs"
     )

@@ -6,11 +6,11 @@ for all of them learns slowly: a baseline for comparisons.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from fivetune.training.optimizers import OptimizerOptions
+from fivetune.training.optimizers import Beta, Decay, OptimizerOptions, Rate
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -25,10 +25,10 @@ class SGD(OptimizerOptions):
     lr_range: ClassVar[tuple[float, float]] = (1e-3, 0.5)
     supports_shards: ClassVar[bool] = True
 
-    lr: Annotated[float, Field(gt=0, le=10)] = Field(0.05, description="peak learning rate")
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    lr: Rate = Field(0.05, description="peak learning rate")
+    momentum: Beta = 0.9
     nesterov: bool = Field(False, description="Nesterov's momentum")
-    weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="added to the gradient; not applied to norms")
+    weight_decay: Decay = Field(0.0, description="added to the gradient; not applied to norms")
 
     def build(self, groups: list[TorchState]) -> Optimizer:
         import torch

@@ -13,6 +13,8 @@ from pydantic import Field, model_validator
 
 from fivetune.plugins import Options
 
+Share = Annotated[float, Field(ge=0, le=1)]
+
 
 class Warmup(Options):
     """Base class of all schedules: linear warm-up from 1/n to 1 over the first n steps."""
@@ -37,7 +39,7 @@ class Warmup(Options):
         """Factor of the learning rate at a 0-based step: the warm-up, then `compute_decay`."""
         warmup = self.count_warmup_steps(num_steps)
         if step < warmup:
-            return (step + 1) / warmup
+            return (step + 1) / warmup  # not from 0: the first step moves the weights too
         return self.compute_decay((step - warmup) / max(num_steps - warmup, 1))
 
     def compute_decay(self, progress: float) -> float:

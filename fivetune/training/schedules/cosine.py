@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from math import cos, pi
-from typing import Annotated
 
 from pydantic import Field
 
-from fivetune.training.schedules import Warmup
+from fivetune.training.schedules import Share, Warmup
 
 
 class Cosine(Warmup):
@@ -17,7 +16,7 @@ class Cosine(Warmup):
     [1.0, 0.854, 0.5, 0.146]
     """
 
-    final_fraction: Annotated[float, Field(ge=0, le=1)] = Field(0.0, description="share of lr at the end")
+    final_fraction: Share = Field(0.0, description="share of lr at the end")
 
     def compute_decay(self, progress: float) -> float:
         return self.final_fraction + (1.0 - self.final_fraction) * (1.0 + cos(pi * progress)) / 2.0

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from pydantic import Field
 
-from fivetune.training.schedules import Warmup
+from fivetune.training.schedules import Share, Warmup
 
 
 class Linear(Warmup):
@@ -16,7 +14,7 @@ class Linear(Warmup):
     [1.0, 0.75, 0.5, 0.25]
     """
 
-    final_fraction: Annotated[float, Field(ge=0, le=1)] = Field(0.0, description="share of lr at the end")
+    final_fraction: Share = Field(0.0, description="share of lr at the end")
 
     def compute_decay(self, progress: float) -> float:
         return 1.0 + (self.final_fraction - 1.0) * progress

@@ -70,4 +70,6 @@ def build_step_values(record: StepRecord) -> dict[str, float]:
 def build_eval_values(record: EvalRecord) -> dict[str, float]:
     """The values logged for an evaluation."""
     values = {f"{record.split}/{name}": value for name, value in record.scores.items()}
-    return values if record.loss is None else {**values, f"{record.split}/loss": record.loss}
+    if record.loss is not None:
+        values[f"{record.split}/loss"] = record.loss
+    return values

@@ -18,7 +18,11 @@ class MLflow(Sink):
     def open(self, folder: Path, config: JsonTable, *, first_step: int = 1) -> MLflowWriter:
         client = import_module(self.package)
         client.start_run(run_name=folder.resolve().name)
-        client.log_params({f"{s}.{k}": v for s, t in config.items() if isinstance(t, dict) for k, v in t.items()})
+        settings: dict[str, object] = {}
+        for section, table in config.items():
+            if isinstance(table, dict):
+                settings |= {f"{section}.{key}": value for key, value in table.items()}
+        client.log_params(settings)
         return MLflowWriter(client)
 
 

@@ -85,10 +85,10 @@ def open_copy(setting: str | None, folder: Path, world: World, *, resume: bool) 
         probe_location(url, f"{WRITE_TEST}-{world.rank}")
         if world.is_first and resume:
             notes = fetch_run(url, folder)
-        elif world.is_first and (steps := sorted(list_copied_steps(url))):
+        elif world.is_first and (steps := list_copied_steps(url)):
             raise RunDirError(
-                f"{url}: holds the checkpoint of step {steps[-1]} of a run already. Add --resume to continue that run, "
-                "or choose another checkpoint.url; {run} in it stands for the name of run.dir."
+                f"{url}: holds the checkpoint of step {max(steps)} of a run already. Add --resume to continue that "
+                "run, or choose another checkpoint.url; {run} in it stands for the name of run.dir."
             )
     return url, notes
 
@@ -117,14 +117,19 @@ def fetch_run(url: str, folder: Path) -> list[str]:
             # A killed run may have left a checkpoint under another name: it counts as the newest, too.
             checkpoints = folder / CHECKPOINTS
             restore_replaced_checkpoints(checkpoints)
-            newest = find_newest_checkpoint(checkpoints, on_damage=notes.append) if checkpoints.is_dir() else None
-            own = int(newest.name) if newest else 0
+            own = 0
+            if checkpoints.is_dir() and (newest := find_newest_checkpoint(checkpoints, on_damage=notes.append)):
+                own = int(newest.name)
+
+            # Records first: they are at least as new as the checkpoint, and a resume drops the lines after its step.
             copied = list_copied_steps(url)
-            newer = sorted((step for step in copied if step > own), reverse=True)
+            newer = [step for step in copied if step > own]
             if any(MANIFEST in copied[step] for step in newer):
                 _refuse_other_run(url, folder)
                 _fetch_records(url, folder)
-            for step in newer:
+
+            # The newest one that is whole.
+            for step in sorted(newer, reverse=True):
                 place = join_location(url, CHECKPOINTS, str(step))
                 try:
                     _fetch_checkpoint(place, checkpoints / str(step))
@@ -160,7 +165,8 @@ def _fetch_records(url: str, folder: Path) -> None:
     if outside := [name for name in names if not is_file_name(name)]:
         raise RunDirError(f"{join_location(url, PREDICTIONS)}: {outside[0]!r} is not the name of a file. Delete it.")
     (folder / CHECKSUMS).unlink(missing_ok=True)  # of the older records here
-    for name in (*RECORDS, *(f"{PREDICTIONS}/{name}" for name in names)):
+    predictions = [f"{PREDICTIONS}/{name}" for name in names]
+    for name in (*RECORDS, *predictions):
         with suppress(MissingObjectError):
             fetch_file(join_location(url, name), folder / name)
 
@@ -211,7 +217,7 @@ class Uploader:
     Rank 0 decides, and writes the manifest when all ranks have uploaded the files that they wrote.
 
     Args:
-        url: of the run's copy; None: nothing is copied.
+        url: URL of the run's copy; None: nothing is copied.
         keep: number of newest checkpoints kept at the URL, in addition to the best ones.
         start_step: where this part of the run begins.
     """
@@ -321,7 +327,9 @@ class Uploader:
             put_file(path, join_location(place, path.name))
         for path in (self._folder / ADAPTER).glob("*"):
             put_file(path, join_location(self.url, ADAPTER, path.name))
-        self._upload_records([LOG, *(path.name for path in self._folder.glob(TELEMETRY_FILES))])
+        # Only at the end: these files grow with every second, and a resume does not need them.
+        telemetry = [path.name for path in self._folder.glob(TELEMETRY_FILES)]
+        self._upload_records([LOG, *telemetry])
 
     def upload_status(self, warn: Callable[[str], None]) -> None:
         """Upload status.json of a run that has ended; without it, the copy is of a run that has not."""
@@ -339,6 +347,7 @@ class Uploader:
                     self._changed.wait()
                 if self._stopped.is_set():
                     return
+                # Taken and marked as running under one lock: the loop must not remove the checkpoint in between.
                 ((newest, best),) = self._wanted.items()
                 self._wanted = {}
                 self._running = best | {newest}
@@ -356,6 +365,7 @@ class Uploader:
 
     def _upload_newest(self, newest: int, best: frozenset[int]) -> None:
         assert self.url is not None
+        # What an earlier part of the run has copied is there still; later steps there are repeated by this part.
         if self._copied is None:
             copied = list_copied_steps(self.url)
             self._copied = {step for step in copied if step <= self._start_step and MANIFEST in copied[step]}
@@ -371,7 +381,10 @@ class Uploader:
         place = join_location(self.url, CHECKPOINTS, str(step))
         source = self._folder / CHECKPOINTS / str(step)
         names = read_file_names(source)
-        delete_object(join_location(place, MANIFEST))  # of an upload before a resume: the files are replaced one by one
+        # Of an upload before a resume: the files are replaced one by one, and must not look whole meanwhile.
+        delete_object(join_location(place, MANIFEST))
+
+        # Each rank uploads the files that it wrote: on another machine rank 0 may not have them.
         others = {_find_rank(name, self._world) for name in names} - {0}
         job = self._num_jobs
         self._num_jobs += 1
@@ -380,6 +393,8 @@ class Uploader:
         self._upload_own(step)
         for rank in sorted(others):
             self._wait_for_rank(job, rank)
+
+        # Records before the manifest, which makes the checkpoint whole: they are at least as new.
         self._upload_records([])
         put_file(source / MANIFEST, join_location(place, MANIFEST))
 
@@ -431,7 +446,7 @@ class Uploader:
                 self._sent[name] = size
 
     def _remove_old(self, newest: int, best: frozenset[int]) -> None:
-        """Remove all checkpoints at the URL but the newest ones and the best ones, and those of uploads that were torn.
+        """Remove all checkpoints at the URL but the newest ones and the best ones, and the files of torn uploads.
 
         Steps after `newest` are of a time that a resume from an earlier checkpoint repeats.
         """
@@ -440,6 +455,7 @@ class Uploader:
         # A torn upload has no manifest, and its files are removed with the outdated ones.
         whole = [step for step in sorted(copied) if step <= newest and MANIFEST in copied[step]]
         for step in sorted(copied.keys() - {*whole[-self._keep :], *best}):
+            # The manifest first: what is half removed is not a checkpoint.
             for name in sorted(copied[step], key=lambda name: name != MANIFEST):
                 delete_object(join_location(self.url, CHECKPOINTS, str(step), name))
 
@@ -451,5 +467,8 @@ def read_file_names(checkpoint: Path) -> list[str]:
 
 def _find_rank(name: str, world: World) -> int:
     """Return the rank that uploads a file: the one that wrote it, else rank 0."""
+    # A checkpoint of a resumed run may be of more ranks than there are now.
     found = re.fullmatch(r"__([0-9]+)_[0-9]+\.distcp", name, re.ASCII)
-    return int(found[1]) if found and int(found[1]) < world.size else 0
+    if found and int(found[1]) < world.size:
+        return int(found[1])
+    return 0

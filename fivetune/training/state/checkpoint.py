@@ -103,7 +103,7 @@ class CheckpointOwner:
 
     @property
     def eval_basis(self) -> str:
-        """What EvalRecord.basis identifies. The size of a subset is not part of it: each record has it."""
+        """Hash of evaluation data and settings, for EvalRecord.basis. The size of a subset has its own field there."""
         settings = {key: value for key, value in self.eval_settings.items() if key != "eval.max_examples"}
         return blake2b(json.dumps([self.eval_data, settings], sort_keys=True).encode(), digest_size=6).hexdigest()
 
@@ -137,22 +137,31 @@ def write_shards(
     """
     from fivetune.distributed.shards import write_tensors
 
-    def run_first(work: Callable[[], object]) -> None:
-        world.run_on_all(work if world.is_first else lambda: None)
+    def write_facts() -> None:
+        if world.is_first:
+            _write_facts(staging, taken.state, position, owner)
 
     def write_own() -> dict[str, Checksum]:
         written = write_tensors(staging, taken.tensors, world)
         return {path.name: compute_checksum(path) for path in written}
 
+    def finish() -> None:
+        if world.is_first:
+            _finish_folder(staging, target, checksums)
+
     target = folder / str(position.step)
     staging = folder / f".staging-{position.step}"
+    checksums: dict[str, Checksum] = {}
+    # Each stage runs on all ranks before the next begins, and an error of one rank stops all of them.
     try:
-        run_first(lambda: _write_facts(staging, taken.state, position, owner))
+        world.run_on_all(write_facts)
         # Each rank reads back its own files alone: rank 0 would take as many times longer.
-        checksums = {name: one for each in world.run_on_all(write_own) for name, one in each.items()}
-        run_first(lambda: _finish_folder(staging, target, checksums))
+        for own in world.run_on_all(write_own):
+            checksums |= own
+        world.run_on_all(finish)
     except WRITE_ERRORS as error:
-        needed = sum(world.gather(_count_bytes([get_local(tensor) for tensor in taken.tensors.values()])))
+        own_bytes = _count_bytes([get_local(tensor) for tensor in taken.tensors.values()])
+        needed = sum(world.gather(own_bytes))
         raise world.broadcast_object(_build_write_error(target, error, needed)) from None
     finally:
         if world.is_first:
@@ -248,6 +257,7 @@ def read_state(path: Path) -> tuple[TrainingState, CheckpointOwner]:
         raise ValueError(f"{type(error).__name__}: {_get_first_line(error)}") from None
     if position is None or owner is None or wrong:
         raise ValueError(f"{', '.join(wrong) or 'owner'}: not a value that a checkpoint has")
+    # Values of the right types that no checkpoint has: the folder was renamed, or the file edited.
     if str(position.step) != path.name.removesuffix(".damaged"):
         raise ValueError(f"step is {position.step!r}")
     if position.num_evals_without_improvement < 0:
@@ -269,11 +279,13 @@ def find_state_damage(path: Path) -> str | None:
 
 def find_weights_damage(path: Path) -> str | None:
     """Describe damage of the files from which `load_weights` reads; None if they are whole."""
-    return find_damage(path, names=None if is_sharded_checkpoint(path) else [WEIGHTS])
+    if is_sharded_checkpoint(path):
+        return find_damage(path)
+    return find_damage(path, names=[WEIGHTS])
 
 
 def is_sharded_checkpoint(path: Path) -> bool:
-    """Whether a checkpoint has one file per rank, as those of sharded models."""
+    """Whether a checkpoint has one file per rank, as checkpoints of sharded models have."""
     return (path / ".metadata").exists()
 
 
@@ -324,7 +336,7 @@ def _read_shards(path: Path, into: dict[str, Tensor]) -> None:
 
 
 def _read_optimizer_shards(path: Path, model: nn.Module, *, whole: bool) -> dict[str, dict[str, Tensor]]:
-    """Read the tensors of the optimizer by weight and field, those of the model's shape sharded as the weight is.
+    """Read the tensors of the optimizer by weight and field; tensors of the weight's shape are sharded as the weight.
 
     Args:
         whole: whether every rank needs the full tensors.
@@ -337,13 +349,20 @@ def _read_optimizer_shards(path: Path, model: nn.Module, *, whole: bool) -> dict
         shapes = read_shapes(path)
     except pickle.UnpicklingError:
         raise _build_foreign_error(path / ".metadata") from None
+    # torch's reader fills tensors in place: for each field of a weight that this rank holds, one is made.
+    places: dict[str, Tensor] = {}
     for key, (shape, dtype) in shapes.items():
         kind, name, *rest = key.split("/")
-        if kind == "optimizer" and (parameter := own.get(name)) is not None:
-            is_like = shape == parameter.shape and not whole
-            place = torch.empty_like(parameter.detach(), dtype=dtype) if is_like else torch.empty(shape, dtype=dtype)
-            found[name]["/".join(rest)] = place
-    _read_shards(path, {f"optimizer/{name}/{key}": t for name, state in found.items() for key, t in state.items()})
+        parameter = own.get(name)
+        if kind != "optimizer" or parameter is None:
+            continue
+        if shape == parameter.shape and not whole:
+            place = torch.empty_like(parameter.detach(), dtype=dtype)
+        else:  # a factored moment, or a number
+            place = torch.empty(shape, dtype=dtype)
+        places[key] = place
+        found[name]["/".join(rest)] = place
+    _read_shards(path, places)
     return found
 
 
@@ -374,8 +393,8 @@ def restore_checkpoint(
 ) -> TrainingState:
     """Restore weights, optimizer, scaler and random states. Raises RunDirError if the checkpoint is of another model.
 
-    With averages, its weights are these, and the trained ones are beside them. A rank without a saved random state,
-    because the run had fewer ranks, keeps its own.
+    With averages, the weights of the checkpoint are averages, and it has the trained weights too. A rank without a
+    saved random state, because the run had fewer ranks, keeps its own.
     """
     try:
         position, _ = read_state(path)
@@ -391,13 +410,16 @@ def restore_checkpoint(
         raise RunDirError(f"{path}/state.pt: cannot be loaded: {_get_first_line(error)}. Free memory.") from None
     except RuntimeError as error:
         raise _build_mismatch_error(path, error) from None
-    whole = getattr(optimizer, "keeps_whole_state", False)
-    shards = _read_optimizer_shards(path, model, whole=whole) if is_sharded_checkpoint(path) else None
+    shards = None
+    if is_sharded_checkpoint(path):
+        whole = getattr(optimizer, "keeps_whole_state", False)
+        shards = _read_optimizer_shards(path, model, whole=whole)
     try:
         load_optimizer(model, optimizer, state["optimizer"], shards, world)
         scaler.load_state_dict(state["scaler"])
         if averages is not None:
             averages.restore(partial(_read_trained, path, state))
+        # Last, so that nothing of the above draws from them.
         states = [state["random"], *state.get("random_of_others", ())]
         if world.rank < len(states):
             set_random_states(states[world.rank])

@@ -45,8 +45,9 @@ def restore_plan(setup: Setup, outputs: RunOutputs, owner: CheckpointOwner) -> P
     batch_size = world.broadcast_object(read_batch_size(run.path))
     if before is None:
         return setup.plan.with_batch_size(batch_size) if batch_size else setup.plan
+    # The checkpoint counts: plan.json was edited, or the size was halved after the checkpoint and will be halved again.
     batch_size = batch_size or before.batch_size
-    if batch_size != before.batch_size:  # edited, or halved after the checkpoint: then it will be halved again
+    if batch_size != before.batch_size:
         log(f"batch_size is {batch_size}, as at the checkpoint ({PLAN} has {before.batch_size})")
     if before.num_steps != setup.plan.num_steps:
         log(f"the number of steps changes from {before.num_steps:,} to {setup.plan.num_steps:,}")
@@ -72,6 +73,7 @@ def restore_newest_checkpoint(setup: Setup, outputs: RunOutputs, owner: Checkpoi
         )
         _, before = checkpoint.read_state(path)
         _forget_other_scores(setup, outputs, state, before, owner)
+    # Steps after the checkpoint are repeated: their lines would stand twice.
     for message in run.truncate_after(state.step):
         outputs.warn(message)
     run.update_status(
@@ -91,18 +93,22 @@ def _forget_other_scores(
     Args:
         before, owner: the owner that the checkpoint records, and the resumed run's.
     """
+    # Without a best evaluation there may be scores all the same: of the untrained model, or before a change of data.
     past = select_evals_by_step(read_past_evals(outputs.run, setup.learner.world))
     bases = {one.basis for one in past if one.step <= state.step}
     is_lost = before.eval_basis != owner.eval_basis and before.eval_basis in bases
     if state.best and setup.data.evaluator is None:
         outputs.warn(describe_last_evaluation(state.best))
-    elif (state.best or is_lost) and (message := describe_other_evaluation(state.best, setup.metric, before, owner)):
-        outputs.warn(message)
-        state.best = None
-        state.improved = None
-        state.num_evals_without_improvement = 0
-        state.runners_up = []
-    if state.improved and state.improved.metric != setup.watched_metric:  # early stopping counts from here
+    elif state.best or is_lost:
+        message = describe_other_evaluation(state.best, setup.metric, before, owner)
+        if message:
+            outputs.warn(message)
+            state.best = None
+            state.improved = None
+            state.num_evals_without_improvement = 0
+            state.runners_up = []
+    # With another watched score early stopping counts from here.
+    if state.improved and state.improved.metric != setup.watched_metric:
         state.improved = None
         state.num_evals_without_improvement = 0
 
@@ -113,5 +119,6 @@ def find_evaluated_steps(run: RunDir, world: World, state: TrainingState, basis:
     Args:
         basis: identifies the evaluation data and settings; the steps of another basis are evaluated again.
     """
-    records = [record for record in select_evals_by_step(read_past_evals(run, world)) if record.basis == basis]
-    return {record.step for record in records if state.best or record.step == 0}
+    past = select_evals_by_step(read_past_evals(run, world))
+    own = [record.step for record in past if record.basis == basis]
+    return {step for step in own if state.best or step == 0}

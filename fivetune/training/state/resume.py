@@ -94,23 +94,27 @@ def describe_owner(folder: Path, setup: Setup) -> CheckpointOwner:
     """Build the owner record of the checkpoints that the run of a set-up writes in `folder`."""
     flat = _flatten_sections(setup.config.as_redacted_dict())
     adapter = find_adapter(setup.learner.model)
+    base = ""
+    if adapter and adapter.base:
+        base = adapter.base.checksum
     owner = CheckpointOwner(
         run_id=read_run_id(folder),
         settings={key: value for key, value in flat.items() if not _is_changeable(key)},
         data=f"{setup.data.stream.store.fingerprint}, order {ORDER_VERSION}",
         forward=setup.learner.forward.as_facts(),
-        base=adapter.base.checksum if adapter and adapter.base else "",
+        base=base,
     )
-    evaluator = setup.data.evaluator
-    if evaluator is None:  # the best evaluation so far remains that of the earlier data and settings
-        owners = [found for _, found in _iter_owners(folder)]
-        before = owners[-1] if owners else owner
-        return replace(owner, eval_data=before.eval_data, eval_settings=before.eval_settings)
-    return with_evaluation(owner, setup.config, evaluator)
+    if setup.data.evaluator:
+        return with_evaluation(owner, setup.config, setup.data.evaluator)
+    # Without evaluation data the best evaluation so far remains: of the earlier data and settings.
+    owners = [found for _, found in _iter_owners(folder)]
+    before = owners[-1] if owners else owner
+    return replace(owner, eval_data=before.eval_data, eval_settings=before.eval_settings)
 
 
 def with_evaluation(owner: CheckpointOwner, config: RunConfig, evaluator: Evaluator) -> CheckpointOwner:
     """Replace the evaluation data and settings of an owner record, which decide its eval_basis."""
+    # A limit that limits nothing is the same as none.
     settings = select_scored_settings(config)
     limit = config.eval.max_examples
     if limit is None or limit >= evaluator.num_questions:
@@ -143,7 +147,8 @@ def refuse_foreign_checkpoints(folder: Path, owner: CheckpointOwner) -> None:
                 "(machine.json): another one may tokenise or order them differently."
             )
         own = owner.settings
-        if changed := {key: (old, own.get(key)) for key, old in found.settings.items() if old != own.get(key)}:
+        changed = {key: (old, own.get(key)) for key, old in found.settings.items() if old != own.get(key)}
+        if changed:
             raise ConfigError(
                 f"{folder}: the checkpoint of step {path.name} was trained with other settings: "
                 f"{_list_changes(changed)}. Put them back into {CONFIG}, or start a new run in another run.dir."
@@ -190,24 +195,24 @@ def describe_lost_files(folder: Path, *, set_aside: Container[str] = ()) -> list
     Args:
         set_aside: names of damaged files that were renamed and reported already.
     """
-    steps = list_saved_steps(folder / "checkpoints")
-    names = (MACHINE, DATA, STEPS, EVALS) if (folder / "best").is_symlink() else (MACHINE, DATA, STEPS)
-    return [
-        f"{name} is missing: a new one is written, without the run's earlier records."
-        for name in names
-        if steps and name not in set_aside and not (folder / name).is_file()
-    ]
+    if not list_saved_steps(folder / "checkpoints"):
+        return []
+    names = [MACHINE, DATA, STEPS]
+    if (folder / "best").is_symlink():  # the run has evaluated
+        names.append(EVALS)
+    lost = [name for name in names if name not in set_aside and not (folder / name).is_file()]
+    return [f"{name} is missing: a new one is written, without the run's earlier records." for name in lost]
 
 
 def add_part(parts: Sequence[RunPart], machine: JsonTable, *, step: int) -> tuple[list[RunPart], list[str]]:
     """Append the part that begins now to the parts of a run.
 
     Args:
-        parts: of machine.json, as the previous part wrote them.
+        parts: parts in machine.json, as the previous part wrote them.
         machine: the facts of this part, as in machine.json.
         step: first step of this part.
 
-    Returns: the parts, and a warning if the environment differs from that of the previous part.
+    Returns: the parts, and a warning if the environment differs from the previous part's.
     """
     part = RunPart(
         step=step,
@@ -220,7 +225,8 @@ def add_part(parts: Sequence[RunPart], machine: JsonTable, *, step: int) -> tupl
     )
     if not parts:
         return [part], []
-    old, new = (flatten_table({name: getattr(each, name) for name in COMPARED}) for each in (parts[-1], part))
+    old = flatten_table({name: getattr(parts[-1], name) for name in COMPARED})
+    new = flatten_table({name: getattr(part, name) for name in COMPARED})
     changed: dict[str, str] = {}
     for key in sorted({*old, *new}):
         was = old.get(key)
@@ -268,12 +274,16 @@ def describe_other_evaluation(best: BestEval | None, metric: str, before: Checkp
     Args:
         best: the best evaluation of the checkpoint that `before` owns; None if no evaluation counts as the best.
     """
-    changes = [f"eval.metric was {best.metric}, is {metric}"] if best and best.metric != metric else []
+    changes: list[str] = []
+    if best and best.metric != metric:
+        changes.append(f"eval.metric was {best.metric}, is {metric}")
     if before.eval_data and before.eval_data != now.eval_data:
         changes.append("the evaluation data differ")
+    # A setting that one of two versions of FiveTune does not have is no change.
     old = before.eval_settings
     new = now.eval_settings
-    if changed := {key: (old[key], new[key]) for key in old if key in new and old[key] != new[key]}:
+    changed = {key: (old[key], new[key]) for key in old if key in new and old[key] != new[key]}
+    if changed:
         changes.append(_list_changes(changed))
     if not changes:
         return ""

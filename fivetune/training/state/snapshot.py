@@ -78,7 +78,9 @@ def take_shards(
     for name, state in optimizer_state["state"].items():
         tensors |= {f"optimizer/{name}/{key}": value for key, value in state.items() if isinstance(value, Tensor)}
         values[name] = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
-    values = {name: state for of_rank in world.gather(values) for name, state in of_rank.items()}
+    # A pipeline's rank has the weights of its stage only, and rank 0 writes the values of all.
+    for of_rank in world.gather(values):
+        values |= of_rank
     return ShardedSnapshot(tensors, _build_state({**optimizer_state, "state": values}, scaler, world))
 
 
@@ -156,19 +158,20 @@ def load_optimizer(
     parameters = list_weights(optimizer)
     name_of = map_names(model)
     names = [name_of[parameter] for parameter in parameters]
-    if saved["state"].keys() - {name for own in world.gather(names) for name in own}:
+    if saved["state"].keys() - set().union(*world.gather(names)):
         raise ValueError("its optimizer has other weights")
+    # Shards were read as this rank holds them; whole tensors are divided here, unless the optimizer keeps them whole.
     is_placed = shards is not None or getattr(optimizer, "keeps_whole_state", False)
-
-    def get_state(name: str, parameter: Tensor) -> TorchState:
+    states: dict[int, TorchState] = {}
+    for number, parameter in enumerate(parameters):
+        name = names[number]
+        if name not in saved["state"]:
+            continue
         state = {**saved["state"][name], **(shards or {}).get(name, {})}
-        return state if is_placed else map_tensors(state, partial(shard_like, other=parameter))
-
-    states = {
-        number: get_state(name, parameter)
-        for number, (name, parameter) in enumerate(zip(names, parameters, strict=True))
-        if name in saved["state"]
-    }
+        if not is_placed:
+            state = map_tensors(state, partial(shard_like, other=parameter))
+        states[number] = state
+    # The groups are the optimizer's own: settings of the recipe, and numbers of weights under this strategy.
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({**saved, "state": states, "param_groups": groups})
 
@@ -182,6 +185,7 @@ def seed_everything(seed: int) -> None:
 def get_random_states() -> TorchState:
     """States of all random generators, in types that torch loads with weights_only."""
     kind, keys, position, has_gauss, gauss = np.random.get_state()
+    # Of the run's device alone: the other devices are other ranks'.
     return {
         "python": random.getstate(),
         "numpy": [kind, torch.from_numpy(np.asarray(keys, dtype=np.int64)), position, has_gauss, gauss],

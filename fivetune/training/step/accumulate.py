@@ -43,12 +43,13 @@ def accumulate_over_ranks(engine: GradientEngine, learner: Learner, inputs: Step
     """
     batches = inputs.batches
     batch_size = inputs.batch_size
-    before = get_random_states()
+    before = get_random_states()  # a retry draws the dropout masks of a first attempt
     while True:
         batches = _split_batches(batches, batch_size)
-        if learner.strategy.sharded and learner.world.data_size > 1:  # all ranks run the same number of passes
+        # Each pass of a sharded model gathers weights from all ranks, which therefore run the same number of passes.
+        if learner.strategy.sharded and learner.world.data_size > 1:
             missing = learner.world.all_reduce_max(len(batches)) - len(batches)
-            batches = [*batches, *[build_minimal_batch(batches[0])] * missing]
+            batches = batches + [build_minimal_batch(batches[0])] * missing
 
         sums = None
         failed = None
@@ -62,11 +63,14 @@ def accumulate_over_ranks(engine: GradientEngine, learner: Learner, inputs: Step
             too_many = max(len(batch.ids) for batch in batches)
             engine.clear_gradients(learner)  # makes room for sending zeros
 
+        # A rank that failed takes part in the sums, for which the others wait; then all of them know that it failed.
         sums, too_many, signum = _sum_over_ranks(learner, inputs, sums, too_many)
         if not too_many:
             return StepSums(sums[0], sums[1], batch_size, signum)
         if too_many == 1:
             raise failed or MemoryError("another rank ran out of memory with one example.")
+
+        # Half of the size that failed, rounded up.
         batch_size = -(-too_many // 2)
         engine.clear_gradients(learner)
         set_random_states(before)
@@ -96,15 +100,18 @@ def _sum_over_ranks(
     world = learner.world
     device = learner.compute.device
     signum = inputs.get_signum()
-    sums = torch.zeros(2, device=device) if sums is None else sums
+    if sums is None:
+        sums = torch.zeros(2, device=device)
     if world.size == 1:
         return sums, too_many, signum
     if not learner.strategy.sharded:  # sharded gradients are reduced in the backward pass
         inputs.timer("exchange")
     learner.strategy.reduce_gradients(learner.model, world)
-    if world.model_rank:  # the first rank of each copy of the model has computed the same
+    # The ranks that share a copy of the model have computed the same loss: only the first of them counts it.
+    if world.model_rank:
         sums = torch.zeros_like(sums)
-    if device != "cpu":  # the flags take the way over the hosts, which do not wait for the device
+    # On accelerators the flags take the way over the hosts, which do not wait for the device.
+    if device != "cpu":
         world.all_reduce_sum(sums)
         too_many, signum = world.all_reduce_maxima([too_many, signum])
         return sums, too_many, signum

@@ -95,7 +95,7 @@ def compute_depth_factor(names: Sequence[str], name: str, decay: float, *, is_em
     blocks 1.
 
     Args:
-        names: of all weights. is_embedding: whether it is an embedding outside of the blocks.
+        names: names of all weights. is_embedding: whether the weight is an embedding outside of the blocks.
 
     >>> names = [f"encoder.block.{i}.layer.0.layer_norm.weight" for i in range(3)]
     >>> [compute_depth_factor(names, name, 0.5, is_embedding=False) for name in names]
@@ -115,9 +115,10 @@ def compute_depth_factor(names: Sequence[str], name: str, decay: float, *, is_em
 def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
     """Build the optimizer over all trainable weights."""
     groups = group_weights(model, config.train.param_groups, layer_decay=config.train.layer_decay)
+    # An earlier optimizer with factored gradients left an attribute, into which the backward pass would go on writing.
     for group in groups:
         for parameter in group["params"]:
-            vars(parameter).pop("table_grad", None)  # left by an earlier optimizer with factored gradients
+            vars(parameter).pop("table_grad", None)
     build = config.optimizer.build
     # Factored gradients can be neither all-reduced, nor unscaled by a GradScaler, nor computed by TPU chips.
     if not config.strategy.supports_multiple and config.train.precision != "fp16" and config.device != "tpu":
@@ -127,6 +128,7 @@ def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimize
     optimizer.register_step_post_hook(lambda stepped, *_: increment_version(list_weights(stepped)))
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
+    # From the beginning each group has its own rate.
     set_lr(optimizer, get_peak_lr(optimizer))
     return optimizer
 

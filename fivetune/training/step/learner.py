@@ -63,7 +63,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """What one optimizer step is given, beside the Learner.
+    """The arguments of one optimizer step, except the Learner.
 
     Args:
         batches: the micro-batches of this rank.
@@ -87,7 +87,7 @@ class StepInputs:
 
 
 class StepEngine:
-    """Runs the steps of a Learner. The defaults are those of torch on one device, where nothing has to be fetched."""
+    """Runs the steps of a Learner. By default the host has model and optimizer, so that nothing has to be fetched."""
 
     @property
     def num_graphs(self) -> int:
@@ -160,7 +160,9 @@ class Learner:
 
     def swap_in_averages(self) -> AbstractContextManager[dict[str, Tensor]]:
         """Put the averages into the model for a while, where there are any; yields the trained weights, by name."""
-        return self.averages.swap_in() if self.averages else nullcontext({})
+        if self.averages:
+            return self.averages.swap_in()
+        return nullcontext({})
 
     def update_averages(self, step: int, timer: PhaseTimer) -> None:
         """Take the weights after a step (1-based) into the averages, if there are any."""
@@ -194,6 +196,7 @@ class Learner:
                 save_model(self.model, tokenizer, folder, weights=weights, **options)
                 if find_adapter(self.model):
                     save_adapter(self.model, folder.with_name(FOLDER), run_id=options.get("run_id"))
-        finally:  # after a full disk too: the other ranks wait for this one's part of each weight
+        finally:
+            # Take what is left, after a full disk too: the other ranks wait for this one's part of each weight.
             for _ in weights:
                 pass

@@ -31,9 +31,11 @@ def make_nonfinite_flag(learner: Learner) -> Tensor | None:
     by which torch's fused optimizers skip a step; and with sharded models, for which they do not support it either.
     """
     device = learner.compute.device  # cpu with TPU chips, whose steps check themselves
-    able = getattr(learner.optimizer, "_step_supports_amp_scaling", False) and not learner.strategy.sharded
-    waits = not device.startswith("cuda") or learner.scaler.is_enabled()
-    return torch.zeros((), device=device) if able and not waits else None
+    if not device.startswith("cuda") or learner.scaler.is_enabled() or learner.strategy.sharded:
+        return None
+    if not getattr(learner.optimizer, "_step_supports_amp_scaling", False):
+        return None
+    return torch.zeros((), device=device)
 
 
 def check_values(learner: Learner, inputs: StepInputs, values: Tensor) -> Tensor:
@@ -59,16 +61,19 @@ def refuse_nonfinite(learner: Learner, batches: list[Batch], step: int, loss: fl
     With loss scaling an overflow of the norm is no error, as long as a smaller scale can help: one at MIN_LOSS_SCALE
     would be skipped for ever.
     """
-    fp16_overflow = learner.scaler.is_enabled() and math.isfinite(loss) and not math.isfinite(norm)
-    fp16_overflow = fp16_overflow and learner.scaler.get_scale() > MIN_LOSS_SCALE
-    if not (math.isfinite(loss) and (math.isfinite(norm) or fp16_overflow)):
-        learner.fetch()
-        raise NumericError(_explain_nonfinite(learner, batches, step, loss, norm), step=step)
+    if math.isfinite(loss):
+        if math.isfinite(norm):
+            return
+        if learner.scaler.is_enabled() and learner.scaler.get_scale() > MIN_LOSS_SCALE:
+            return
+    learner.fetch()  # the explanation runs the model of the host
+    raise NumericError(_explain_nonfinite(learner, batches, step, loss, norm), step=step)
 
 
 def _explain_nonfinite(learner: Learner, batches: list[Batch], step: int, loss: float, norm: float) -> str:
     """Name the micro-batch and the module of the first non-finite value."""
-    what = f"loss {loss}" if not math.isfinite(loss) else f"gradient norm {norm}"
+    what = f"gradient norm {norm}" if math.isfinite(loss) else f"loss {loss}"
+    # All forward passes are finite: then a gradient is not.
     ids, place = _find_first_nonfinite(learner, batches) or (batches[0].ids, "the backward pass")
     listed = ", ".join(ids[:MAX_LISTED])
     if len(ids) > MAX_LISTED:

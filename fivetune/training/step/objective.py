@@ -32,7 +32,7 @@ def compute_class_weights(
     Args:
         labels: label -> target word. counts: examples of each label in the training set.
 
-    `balanced` is that of scikit-learn: n / (k * count) over the k labels that occur; a label without examples has 1.
+    `balanced` has scikit-learn's weights: n / (k * count) over the k labels that occur; a label without examples has 1.
     Raises ConfigError for a name that is no label.
 
     >>> compute_class_weights("balanced", {"no": "no", "yes": "yes"}, {"no": 3, "yes": 1})
@@ -42,18 +42,22 @@ def compute_class_weights(
     >>> compute_class_weights({"Yes": 3.0}, {"no": "no", "yes": "yes"}, {})
     {'no': 1.0, 'yes': 3.0}
     """
+    weights = dict.fromkeys(labels, 1.0)
     if given == "balanced":
         seen = {label: counts[label] for label in labels if counts.get(label)}
         total = sum(seen.values())
-        return {label: total / (len(seen) * seen[label]) if label in seen else 1.0 for label in labels}
+        for label, count in seen.items():
+            weights[label] = total / (len(seen) * count)
+        return weights
+    if not given:
+        return {}
     known = {normalize_label(label): label for label in labels}
-    weights = {}
     for name, weight in given.items():
         label = known.get(normalize_label(name))
         if label is None:
             raise ConfigError(f"loss.class_weights: {name!r} is not a label of the task. {suggest_names(name, labels)}")
         weights[label] = weight
-    return {label: weights.get(label, 1.0) for label in labels} if weights else {}
+    return weights
 
 
 def describe_loss(section: LossSection, label_weights: Mapping[str, float]) -> str:
@@ -63,10 +67,15 @@ def describe_loss(section: LossSection, label_weights: Mapping[str, float]) -> s
     'z_loss 0.0001, class_weights (no 0.667, yes 2)'
     """
     listed = [f"{label} {weight:.3g}" for label, weight in label_weights.items()]
-    more = ", ..." if len(listed) > MAX_LISTED else ""
-    weights = f"({', '.join(listed[:MAX_LISTED])}{more})"
-    values = {name: weights if name == "class_weights" else f"{getattr(section, name):g}" for name in section.used}
-    return ", ".join(f"{name} {value}" for name, value in values.items())
+    if len(listed) > MAX_LISTED:
+        listed = [*listed[:MAX_LISTED], "..."]
+    options: list[str] = []
+    for name in section.used:
+        if name == "class_weights":
+            options.append(f"{name} ({', '.join(listed)})")
+        else:
+            options.append(f"{name} {getattr(section, name):g}")
+    return ", ".join(options)
 
 
 def weigh_labels(config: RunConfig, counts: Mapping[str, int]) -> dict[str, float]:
@@ -80,11 +89,13 @@ def weigh_labels(config: RunConfig, counts: Mapping[str, int]) -> dict[str, floa
 
 def has_dropout(model: nn.Module) -> bool:
     """Whether a model drops values in training: by a module, or with a rate that is an attribute, as Bart's."""
-    return any(
-        (isinstance(module, nn.Dropout) and module.p > 0)
-        or any(name.endswith("dropout") and isinstance(rate, float) and rate > 0 for name, rate in vars(module).items())
-        for module in model.modules()
-    )
+    for module in model.modules():
+        if isinstance(module, nn.Dropout) and module.p > 0:
+            return True
+        for name, rate in vars(module).items():
+            if name.endswith("dropout") and isinstance(rate, float) and rate > 0:
+                return True
+    return False
 
 
 def build_objective(
@@ -105,11 +116,13 @@ def build_objective(
             f"loss.r_drop {section.r_drop:g}: it compares two passes with different dropout, and this model has none "
             "(model.dropout null keeps the checkpoint's). Set model.dropout: 0.1, or remove loss.r_drop."
         )
+    # The loss knows a label by the token ids of its target word, encoded as the training targets are.
     words = [labels[label] for label in label_weights]
-    examples = [TextExample("", "", word, ()) for word in words]
-    limits = LengthLimits(max_target_tokens=config.data.max_target_tokens)
-    rows = encode(tokenizer, examples, words, limits=limits) if words else ()  # some tokenizers refuse no texts
-    targets = [tuple(row.labels) for row in rows]
+    targets: list[tuple[int, ...]] = []
+    if words:  # some tokenizers refuse an empty list
+        examples = [TextExample("", "", word, ()) for word in words]
+        limits = LengthLimits(max_target_tokens=config.data.max_target_tokens)
+        targets = [tuple(row.labels) for row in encode(tokenizer, examples, words, limits=limits)]
     # Two labels with one target could not be weighted differently.
     for number, target in enumerate(targets):
         if target in targets[:number]:

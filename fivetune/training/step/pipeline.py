@@ -30,13 +30,14 @@ class PipelineEngine(GradientEngine):
         assert stage is not None
         passes = LearnerPasses.begin(learner, inputs)
         total = torch.zeros((), device=stage.device)
-        losses = deque[Any]()
+        losses = deque[Any]()  # of forward passes whose backward pass is to come, oldest first
         failed = None
         waiting = {"F": iter(batches), "B": iter(batches)}
         stage.timer = inputs.timer
         for kind in order_passes(stage.schedule, stage.number, len(stage.ranks), len(batches)):
             batch = next(waiting[kind])
             stage.begin_pass()
+            # After a failure the order of passes goes on without computing, so that no neighbour waits for ever.
             try:
                 if failed is None and kind == "F":
                     losses.append(passes.compute_loss(batch))
@@ -55,7 +56,9 @@ class PipelineEngine(GradientEngine):
         stage.timer = ignore_phase  # generation passes through the stages too
         inputs.timer("exchange")
         stage.finish_sends()
+        # A weight of two stages, such as the embedding, has a part of its gradient on each.
         stage.sum_shared_gradients(learner.model)
+        # The last stage alone computes the loss.
         total = stage.broadcast_last(total)
         if failed is not None:
             raise failed

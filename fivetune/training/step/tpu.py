@@ -28,7 +28,7 @@ from fivetune.model.decode import Decoding, GenerateAnswers, GeneratedAnswer, gr
 from fivetune.model.decode.traced import TracedDecoder, build_traced_answer
 from fivetune.model.modules import T5Model
 from fivetune.training.optimizers._traced import apply_update, compute_rates, create_state, make_counter
-from fivetune.training.state.snapshot import map_names
+from fivetune.training.state.snapshot import list_weights, map_names
 from fivetune.training.step.groups import set_lr
 from fivetune.training.step.learner import Learner, StepEngine, StepInputs, Update
 from fivetune.training.step.nonfinite import refuse_nonfinite
@@ -68,8 +68,8 @@ class Chips(StepEngine):
         sharded: every chip holds a share of weights, gradients and optimizer state; else all of them.
         precision: bf16 rounds the operands of matrix products; weights and activations are fp32.
         max_norm: largest gradient norm; None disables clipping.
-        seed: of the dropout masks, which depend on it and on the number of the step alone.
-        devices: default: all.
+        seed: seed of the dropout masks, which depend on it and on the number of the step alone.
+        devices: chips to use; default: all.
     """
 
     def __init__(
@@ -133,15 +133,19 @@ class Chips(StepEngine):
         if not (same and self._is_ahead):  # else only the host's weights were changed
             self.optimizer = optimizer
             self.num_steps = 0
-            trained = {p for group in (optimizer.param_groups if optimizer else ()) for p in group["params"]}
-            self.states = {name: self._send_state(p) for name, p in parameters.items() if p in trained}
+            self.states = {}
+            if optimizer is not None:
+                trained = set(list_weights(optimizer))
+                self.states = {name: self._send_state(p) for name, p in parameters.items() if p in trained}
         self._versions = self._read_versions()
         self._is_ahead = False
 
     def fetch_rates(self) -> None:
         """Copy single numbers of the optimizer state to the host, from which Adafactor's effective rate follows."""
-        named = self.states.items()
-        small = jax.device_get({name: {k: v for k, v in state.items() if v.ndim == 0} for name, state in named})
+        small: dict[str, Arrays] = {}
+        for name, state in self.states.items():
+            small[name] = {key: value for key, value in state.items() if value.ndim == 0}
+        small = jax.device_get(small)  # one transfer: the host waits for the chips once
         for name, parameter in self.model.named_parameters():
             if self.optimizer is not None and (found := small.get(name)):
                 numbers = {key: torch.tensor(float(value)) for key, value in found.items()}
@@ -158,9 +162,13 @@ class Chips(StepEngine):
 
     def get_sharding(self, shape: Sequence[int]) -> NamedSharding:
         """The sharding of a weight or a state: by its first dimension that the chips divide, or replicated."""
-        divided = [size % self.num_chips == 0 and size > 1 for size in shape] if self.sharded else []
-        spec = [None] * divided.index(True) + ["data"] if True in divided else []
-        return NamedSharding(self.mesh, PartitionSpec(*spec))
+        spec = PartitionSpec()
+        if self.sharded:
+            for place, size in enumerate(shape):
+                if size > 1 and size % self.num_chips == 0:
+                    spec = PartitionSpec(*[None] * place, "data")
+                    break
+        return NamedSharding(self.mesh, spec)
 
     def _send_array(self, value: Any) -> Any:
         return jax.device_put(np.array(value), self.get_sharding(value.shape))  # a copy: the host's buffer may change
@@ -187,12 +195,14 @@ class Chips(StepEngine):
         Returns: `Update.values` [3]. The host waits for the step.
         """
         self.send(optimizer)
+        # A program is compiled once for all optimizers with these options: the rate and the weights are its arguments.
         described = repr([{**group, "params": len(group["params"]), "lr": 0} for group in optimizer.param_groups])
         if described not in self._programs:
-            self._programs[described] = self.build_step()  # the next optimizer may be alike
+            self._programs[described] = self.build_step()
         batch = self.send_batch(join_batches(batches), batch_size)
-        rates = compute_rates(optimizer, self.num_steps + 1)
-        scalars = {"num_tokens": np.float32(num_scored_tokens), **{k: np.float32(v) for k, v in rates.items()}}
+        scalars = {"num_tokens": np.float32(num_scored_tokens)}
+        for name, value in compute_rates(optimizer, self.num_steps + 1).items():
+            scalars[name] = np.float32(value)
         key = jax.random.fold_in(self.key, self.num_steps)
         self.weights, self.states, values = self._programs[described](self.weights, self.states, batch, scalars, key)
         self._is_ahead = True
@@ -204,8 +214,9 @@ class Chips(StepEngine):
         """Pad a batch and divide its rows among the chips: inputs, mask, labels [micro-batches, rows, length] each.
 
         Args:
-            num_rows: of a micro-batch; rounded up to a multiple of the chips. Rows that are added have no label.
+            num_rows: rows of a micro-batch, rounded up to a multiple of the chips. Rows that are added have no label.
         """
+        # -(-a // b) rounds up.
         num_rows = -(-num_rows // self.num_chips) * self.num_chips
         pad_id = self.model.config.pad_token_id
         count = -(-len(batch.ids) // num_rows)
@@ -221,7 +232,10 @@ class Chips(StepEngine):
         optimizer = self.optimizer
         assert optimizer is not None
         name_of = map_names(self.model)
-        options = {name_of[p]: group for group in optimizer.param_groups for p in group["params"]}
+        options: dict[str, Any] = {}
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                options[name_of[parameter]] = group
 
         def compute_loss(trained: Arrays, frozen: Arrays, batch: list[Any], num_tokens: Any, key: Any) -> Any:
             nats = self._call(functional.compute_losses, {**frozen, **trained}, *batch, key=key, training=True)
@@ -238,10 +252,15 @@ class Chips(StepEngine):
                 )
                 return jax.tree.map(jnp.add, sums, found), None
 
+            # Gradients: with a scan the program has the passes of one micro-batch, not of each.
             zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, trained))
             (loss, grads), _ = jax.lax.scan(accumulate, zeros, (jnp.arange(len(batch[0])), batch))
             norm = jnp.sqrt(sum(jnp.sum(jnp.square(grad)) for grad in grads.values()))
-            scale = 1.0 if self.max_norm is None else jnp.minimum(1.0, self.max_norm / (norm + 1e-6))
+            scale = 1.0
+            if self.max_norm is not None:
+                scale = jnp.minimum(1.0, self.max_norm / (norm + 1e-6))
+
+            # The update, which is dropped on the chips if the step is not finite: the host would have to wait for it.
             finite = jnp.isfinite(loss) & jnp.isfinite(norm)
             before = {name: (trained[name], states[name]) for name in options}
             after = {
@@ -249,10 +268,14 @@ class Chips(StepEngine):
                 for name in options
             }
             kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, before)
-            moved = {**frozen, **{name: weight for name, (weight, _) in kept.items()}}
-            return moved, {name: state for name, (_, state) in kept.items()}, jnp.stack([loss, norm])
+            new_weights, new_states = frozen, {}
+            for name, (weight, state) in kept.items():
+                new_weights[name] = weight
+                new_states[name] = state
+            return new_weights, new_states, jnp.stack([loss, norm])
 
-        shardings = [jax.tree.map(lambda value: value.sharding, tree) for tree in (self.weights, self.states)]
+        # New weights and states take the memory of the old ones, divided among the chips in the same way.
+        shardings = jax.tree.map(lambda value: value.sharding, (self.weights, self.states))
         return jax.jit(step, donate_argnums=(0, 1), out_shardings=(*shardings, None))
 
     def _call(
@@ -298,8 +321,9 @@ class Chips(StepEngine):
         for positions in group_by_length(store.inputs.lengths[chosen], decoding.batch_size):
             batch_rows = chosen[positions].tolist()
             placed = [one[0] for one in self.send_batch(collate(store, batch_rows), decoding.batch_size)]
-            found = {k: v.tolist() for k, v in jax.device_get(self._programs[decoding](self.weights, *placed)).items()}
-            for i, row in enumerate(batch_rows):
+            answers = jax.device_get(self._programs[decoding](self.weights, *placed))
+            found = {name: values.tolist() for name, values in answers.items()}
+            for i, row in enumerate(batch_rows):  # the rows after these are filler
                 one = {name: values[i] for name, values in found.items()}
                 yield build_traced_answer(row, one, decoding, self.model.config.eos_token_id)
 

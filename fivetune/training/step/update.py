@@ -32,19 +32,22 @@ def train_step(
     the same gradient (a mean of means does not). If memory runs out, micro-batches are halved and the step is retried.
 
     Args:
-        batch_size: most examples per forward pass; default: those of the largest one.
-        num_scored_tokens: on all ranks; default: world.data_size times the target tokens of these.
+        batch_size: most examples per forward pass; default: examples of the largest micro-batch.
+        num_scored_tokens: target tokens on all ranks; default: world.data_size times the tokens of these micro-batches.
         nonfinite_flag: lets the host run ahead of the device; the reader of the values must call `refuse_nonfinite`.
             Without it a NumericError is raised before the weights change.
         get_signum: returns the signal that this rank has received, 0 if none.
     """
+    if batch_size is None:
+        batch_size = max(len(batch.ids) for batch in batches)
+    if num_scored_tokens is None:
+        num_scored_tokens = learner.world.data_size * sum(batch.num_target_tokens for batch in batches)
     inputs = StepInputs(
         batches=batches,
         number=step,
         lr=lr,
-        batch_size=batch_size or max(len(batch.ids) for batch in batches),
-        num_scored_tokens=num_scored_tokens
-        or learner.world.data_size * sum(batch.num_target_tokens for batch in batches),
+        batch_size=batch_size,
+        num_scored_tokens=num_scored_tokens,
         timer=timer,
         nonfinite_flag=nonfinite_flag,
         get_signum=get_signum,

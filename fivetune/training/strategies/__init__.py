@@ -52,14 +52,13 @@ def build_minimal_batch(batch: Batch) -> Batch:
     """
     import torch
 
-    inputs, labels = (torch.zeros(length, dtype=torch.int64) for length in MINIMAL_LENGTHS)
-    ends = [torch.tensor([0, length]) for length in MINIMAL_LENGTHS]
+    num_inputs, num_targets = MINIMAL_LENGTHS
     return replace(
         batch,
-        input_ids=inputs,
-        labels=labels,
-        cu_seqlens_src=ends[0],
-        cu_seqlens_tgt=ends[1],
+        input_ids=torch.zeros(num_inputs, dtype=torch.int64),
+        labels=torch.zeros(num_targets, dtype=torch.int64),
+        cu_seqlens_src=torch.tensor([0, num_inputs]),
+        cu_seqlens_tgt=torch.tensor([0, num_targets]),
         ids=batch.ids[:1],
         is_filler=True,
     )
@@ -125,8 +124,8 @@ class StrategyOptions(Options):
         A model on torch's meta device is sharded there; `fivetune.model.shards.load_shards` gives it values.
 
         Args:
-            precision: of the matrix products; gathered weights need no more.
-            costs: of computing every block, the encoder's first, in any unit; () if unknown.
+            precision: precision of the matrix products; gathered weights need no more.
+            costs: cost of computing every block, the encoder's first, in any unit; () if unknown.
         """
         model = model.to(device)
         world.broadcast(list(model.parameters()))
@@ -181,6 +180,7 @@ class StrategyOptions(Options):
 
         parameters = list(model.parameters())
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        # Sharded gradients: squares are summed over the ranks, each shard once.
         if any(is_sharded(gradient) for gradient in gradients):
             norm = compute_sharded_norm(gradients)
             scale_gradients(gradients, norm, max_norm)
@@ -231,7 +231,9 @@ class ShardedOptions(StrategyOptions):
         return model
 
     def accumulate_gradients(self, model: nn.Module, world: World, batches: Sequence[Batch], passes: Passes) -> Tensor:
-        log, total, failed = find_collective_log(model), None, None
+        log = find_collective_log(model)
+        total = None
+        failed = None
         for number, batch in enumerate(batches, start=1):
             is_last = number == len(batches)
             log.begin()
@@ -245,7 +247,9 @@ class ShardedOptions(StrategyOptions):
                     if not is_out_of_memory(error) or not self.can_forget_passes(model):
                         raise
                     failed = error.with_traceback(None)  # whose frames hold activations
-                loss = None
+                loss = None  # frees its activations before a minimal batch or the next one
+            # In place of what failed, and of all that follows, a minimal batch takes part in the collectives: the log
+            # says which of them this rank has not run yet.
             if failed is not None:
                 self.forget_passes(model)
                 minimal = build_minimal_batch(batch)

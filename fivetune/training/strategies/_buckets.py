@@ -31,9 +31,12 @@ class GradientReducer:
 
     def __init__(self, model: nn.Module, world: World) -> None:
         self._world = world
+        # Reversed: the last layers have their gradients first.
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._buckets = list(iter_buckets(parameters[::-1]))
-        self._bucket_of = {parameter: i for i, bucket in enumerate(self._buckets) for parameter in bucket}
+        self._bucket_of: dict[Tensor, int] = {}
+        for number, bucket in enumerate(self._buckets):
+            self._bucket_of |= dict.fromkeys(bucket, number)
         self._missing: list[int] = []  # gradients of each bucket that are not complete
         self._sent: list[Work] = []  # all-reduces of the first buckets
         for parameter in parameters:
@@ -52,12 +55,14 @@ class GradientReducer:
             self._send()
         for work in self._sent:
             work.wait()
-        self._sent, self._missing = [], []
+        self._sent = []
+        self._missing = []
 
     def _count_gradient(self, parameter: Tensor) -> None:
         if not self._missing:  # not the last micro-batch of a step
             return
         self._missing[self._bucket_of[parameter]] -= 1
+        # In the order of the buckets on every rank: one that is complete waits for those before it.
         while len(self._sent) < len(self._buckets) and not self._missing[len(self._sent)]:
             self._send()
 
@@ -88,7 +93,9 @@ def iter_buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         if bucket and (size > room or tensor.dtype != bucket[0].dtype):
             yield bucket
             bucket = []
-        room = (room if bucket else BUCKET_BYTES) - size
+        if not bucket:
+            room = BUCKET_BYTES
+        room -= size
         bucket.append(tensor)
     if bucket:
         yield bucket

@@ -62,6 +62,7 @@ class FullyShardedOptions(ShardedOptions):
         sharded: Any = model
         if sharded._get_fsdp_state()._is_root:  # else no pass has begun
             sharded.reset_iter_state()
+        # The gradients of a module that were summed over the copies must not be summed again by the minimal batch.
         reduced = find_collective_log(model).reduced
         for module in filter(is_gathered_by_call, model.modules()):
             module.set_requires_all_reduce(module not in reduced, recurse=False)  # type: ignore[operator]  # of FSDP2
@@ -88,6 +89,7 @@ def shard_fully(model: nn.Module, mesh: DeviceMesh, *, precision: str, offload: 
     placement = CPUOffloadPolicy() if offload else OffloadPolicy()
     for module in iter_groups(model):
         sharded: Any = fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=placement)
+        # FSDP2 averages by default.
         sharded.set_force_sum_reduction_for_comms(True)
         sharded.set_gradient_divide_factor(1.0)
         _log_collectives(sharded, find_collective_log(model))
@@ -98,6 +100,7 @@ def iter_groups(model: Any) -> Iterator[nn.Module]:
     """Yield the modules whose weights are gathered together, inner ones first."""
     for stack in (model.encoder, model.decoder):
         for block in stack.block:
+            # The first block has the table that all blocks of its stack use.
             if block.layer[0].SelfAttention.has_relative_attention_bias:
                 yield block.layer[0].SelfAttention.relative_attention_bias
             yield block
@@ -133,6 +136,7 @@ def _add_gather_method(module: Any) -> None:
     def call(own: nn.Module, run: Callable[..., object], *inputs: object) -> object:
         return run(own, *inputs)
 
+    # FSDP2 gathers around methods that it knows: forward, and this one, within which any function can run.
     setattr(module, GATHER, MethodType(call, module))
     register_fsdp_forward_method(module, GATHER)
     gather = getattr(module, GATHER)

@@ -22,7 +22,7 @@ def assign_stage(model: Any, device: str, world: World, costs: Sequence[float], 
     """Place this rank's stage on its device and free the other weights, in place. Collective: all ranks call it.
 
     Args:
-        costs: of every block, the encoder's first; () if all cost the same.
+        costs: cost of every block, the encoder's first; () if all cost the same.
         schedule: order of passes, "gpipe" or "1f1b".
 
     Raises ConfigError if there are fewer blocks than stages, or the model has no language model head.
@@ -31,7 +31,8 @@ def assign_stage(model: Any, device: str, world: World, costs: Sequence[float], 
 
     if not hasattr(model, "lm_head"):
         raise ConfigError("strategy.name: pipeline has no stages for a model with a span head. Use ddp or fsdp.")
-    num_encoder, num_decoder = len(model.encoder.block), len(model.decoder.block)
+    num_encoder = len(model.encoder.block)
+    num_decoder = len(model.decoder.block)
     costs = costs or [1.0] * (num_encoder + num_decoder)
     if len(costs) < world.model_size:
         raise ConfigError(
@@ -39,16 +40,24 @@ def assign_stage(model: Any, device: str, world: World, costs: Sequence[float], 
             f"most {len(costs)}."
         )
     parts = divide_costs(costs, world.model_size)
+
+    # Which stages hold a weight: an embedding, or a table of biases, may be on several of them.
     used = [set(_iter_weights(model, part, num_encoder)) for part in parts]
-    holders = {
-        name: tuple(number for number, weights in enumerate(used) if parameter in weights)
-        for name, parameter in model.named_parameters()
-    }
+    holders: dict[str, tuple[int, ...]] = {}
+    for name, parameter in model.named_parameters():
+        holders[name] = tuple(number for number, weights in enumerate(used) if parameter in weights)
     frozen = frozenset(name for name, parameter in model.named_parameters() if not parameter.requires_grad)
-    mine = parts[world.model_rank]
+
+    # torch requires that every rank creates every group, of other copies of the model too.
     copies = [range(first, first + world.model_size) for first in range(0, world.size, world.model_size)]
-    connected = [_connect_stages(ranks, holders, world) for ranks in copies]  # every rank creates every group
-    (whole, downstream, upstream), shared = connected[world.data_rank]
+    connected = [_connect_stages(ranks, holders, world) for ranks in copies]
+    (whole, downstream, upstream), groups = connected[world.data_rank]
+    shared: dict[str, Any] = {}
+    for name, numbers in holders.items():
+        if numbers in groups and world.model_rank in numbers:
+            shared[name] = groups[numbers]
+
+    mine = parts[world.model_rank]
     _release_weights(model, used[world.model_rank], device)
     model.__dict__[STAGE] = Stage(
         number=world.model_rank,
@@ -63,24 +72,23 @@ def assign_stage(model: Any, device: str, world: World, costs: Sequence[float], 
         holders=holders,
         frozen=frozen,
         timer=ignore_phase,
-        shared={
-            name: shared[numbers]
-            for name, numbers in holders.items()
-            if numbers in shared and world.model_rank in numbers
-        },
+        shared=shared,
     )
 
 
 def count_block_weights(model: Any) -> list[float]:
     """Numbers of weights of every block, the encoder's first; embeddings and head are not counted."""
-    blocks = [*model.encoder.block, *model.decoder.block]
-    return [float(sum(parameter.numel() for parameter in block.parameters())) for block in blocks]
+    counts: list[float] = []
+    for block in (*model.encoder.block, *model.decoder.block):
+        counts.append(sum(parameter.numel() for parameter in block.parameters()))
+    return counts
 
 
 def _connect_stages(
     ranks: range, holders: dict[str, tuple[int, ...]], world: World
 ) -> tuple[list[Any], dict[tuple[int, ...], Any]]:
     """Create the groups of a copy's stages: three of all stages, and one of each set of stages that shares weights."""
+    # Three groups of the same ranks: activations, gradients and sums do not wait for one another.
     create = import_collectives().new_group
     whole = [create(list(ranks), timeout=world.timeout) for _ in range(3)]
     shared: dict[tuple[int, ...], Any] = {}
@@ -94,7 +102,9 @@ def _iter_weights(model: Any, part: range, num_encoder: int) -> Iterator[nn.Para
     """Yield the weights that the blocks of `part` need, some of them twice."""
     last = num_encoder + len(model.decoder.block) - 1
     for number in part:
-        stack, own = (model.encoder, number) if number < num_encoder else (model.decoder, number - num_encoder)
+        stack, own = model.encoder, number
+        if number >= num_encoder:
+            stack, own = model.decoder, number - num_encoder
         yield from stack.block[own].parameters()
         yield from stack.block[find_bias_block(stack, own)].layer[0].SelfAttention.relative_attention_bias.parameters()
         if own == 0:

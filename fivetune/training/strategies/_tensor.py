@@ -30,7 +30,8 @@ def split_heads(model: Any, mesh: DeviceMesh) -> None:
     """
     size = mesh.size()
     for name in ("num_heads", "d_ff"):
-        if (value := getattr(model.config, name)) % size:
+        value = getattr(model.config, name)
+        if value % size:
             raise ConfigError(
                 f"strategy.size: {size} ranks cannot share the model's {name} {value}. Use a divisor of it as "
                 "strategy.size (default: launch.nproc)."
@@ -50,6 +51,7 @@ def _split_attention(attention: Any, group: TensorGroup) -> None:
     if attention.has_relative_attention_bias:
         shard_module(attention.relative_attention_bias, ColumnEmbedding, group)
     separate_masks(attention, group)
+    # By these numbers transformers' attention splits and joins its heads.
     attention.n_heads //= group.mesh.size()
     attention.inner_dim //= group.mesh.size()
 

@@ -68,7 +68,7 @@ def test_weights_and_optimizer_are_restored(tmp_path, model_folder):
     setup = kit.ready(tmp_path, model_folder)
     before = {name: value.clone() for name, value in setup.learner.model.state_dict().items()}
     random = torch.get_rng_state()
-    with restore_learner(setup.learner, lambda: build_optimizer(setup.config, setup.learner.model)) as learner:
+    with restore_learner(setup.learner, build_optimizer(setup.config, setup.learner.model)) as learner:
         train_step(learner, setup.data.stream.build_micro_batches(0), lr=1.0, step=1)
         assert any(not torch.equal(value, before[name]) for name, value in setup.learner.model.state_dict().items())
     assert all(torch.equal(value, before[name]) for name, value in setup.learner.model.state_dict().items())
