@@ -1,7 +1,7 @@
 """Averages of weights that are evaluated, saved and exported in place of the weights that are trained.
 
 In: the weights of an optimizer, after each step. Out: a model that holds the averages as long as `Averages.swap_in`
-lasts, and then the trained weights again, bit for bit. The averages are a moving average (train.ema) or those of an
+lasts, and then the trained weights again, bit for bit. The averages are a moving average (train.ema), or computed by an
 optimizer that replaces the decay of the rate by averaging (schedule_free).
 """
 

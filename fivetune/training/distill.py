@@ -130,7 +130,7 @@ def replace_targets(
     it, and share the examples.
 
     Args:
-        decoding: of the run's evaluation; the teacher searches with distill.num_beams.
+        decoding: decoding of the run's evaluation; the teacher searches with distill.num_beams.
     """
     folder = find_teacher(config)
     if folder is None or config.distill.kind != "sequence":

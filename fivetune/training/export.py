@@ -105,7 +105,8 @@ def calibrate_confidence(folder: Path, best: BestEval | None, metric: str) -> Fi
     and judged on halves that it was not fitted on (`FittedTemperature.helps`).
 
     Args:
-        best: the evaluation of the exported weights. metric: of a right answer, if each prediction has it.
+        best: the evaluation of the exported weights. metric: name of the score of a right answer, if each prediction
+            has it.
 
     Returns: what was fitted; None without enough right and wrong predictions.
     """

@@ -101,7 +101,7 @@ def record_threads(run: RunDir, step: int) -> None:
     A resume is compared with the number that the part ended with.
     """
     parts = read_machine(run.path, Damage()).parts
-    if not parts:
+    if not parts:  # a lost or damaged file, which a resume reports
         return
     now = torch.get_num_threads()
     change = f"num_threads from step {step:,} on: {parts[-1].num_threads} -> {now}"

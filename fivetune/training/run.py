@@ -76,7 +76,7 @@ def train(
             a data file, whose recipe is written first, as by `fivetune new`: fivetune.train("tickets.csv").
         overrides: dotted settings that override the recipe: {"optimizer.lr": 1e-3}. data.train and data.eval may be
             pandas DataFrames, data sets of `datasets` or lists of records, here and in a nested dict; each is written
-            to a file beside the run directory, tables/train-<hash of its content>.jsonl, which the run names.
+            to a file next to the run directory, tables/train-<hash of its content>.jsonl, which the run names.
         resume: continue the run in `run.dir` exactly where it stopped.
         overwrite: move an existing run aside instead of refusing.
         preflight: check files, model, tokenizer, one step, one evaluation and one save before starting.
@@ -213,7 +213,7 @@ def run_recipe(
                     if why:
                         progress.log(why)
 
-                    # Export. What fails beside the model is named in status.json, and ends no run.
+                    # Export. What fails once the model is written is named in status.json, and ends no run.
                     with setup.learner.swap_in_averages():
                         missing = export_model(training)
                     with training.measure("checkpoint"):

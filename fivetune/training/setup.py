@@ -177,7 +177,7 @@ def set_up(
         evaluation = prepare_split(config, tokenizer, "eval", on_progress=on_progress)
     _refuse_missing_data(config, train, evaluation)
     assert train is not None
-    # The generation cap follows from the training targets, a teacher's too: those of data.eval are to be predicted.
+    # The generation cap, a teacher's too, follows from the training targets: the targets of data.eval are to be found.
     target_p99 = train.summary["target_p99"]
     if config.distill.teacher:
         decoding = build_decoding(config, tokenizer, target_p99=target_p99)

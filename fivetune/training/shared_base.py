@@ -1,7 +1,7 @@
-"""Several runs on one base: its weights are in memory once, and each run has its adapter beside them.
+"""Several runs on one base: its weights are in memory once, and each run adds its adapter.
 
 In: runs that trained an adapter of the same base. Out: their models, which share its tensors. The matrices of adapters
-are not merged, so that answers agree with those of model/ up to rounding.
+are not merged, so that answers agree with the answers of model/ up to rounding.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ def write_steps(training: Training, *, wait: bool) -> None:
     Several ranks write only with `wait`, so that all of them find an error at the same step.
     Raises NumericError for a non-finite step.
     """
+    # Oldest first: a device finishes its steps in order.
     pending = training.pending_steps
     single_process = training.setup.learner.world.size == 1
     while pending and (wait or (single_process and pending[0].times.is_done())):
@@ -74,7 +75,7 @@ def build_step_record(
     flops = pending.flops
     num_tokens = pending.num_inputs + pending.num_targets
     mfu = None
-    if peak_flops:
+    if peak_flops:  # operations of all ranks, over what all devices could do in the time
         mfu = flops.total / seconds / peak_flops / world_size
     return StepRecord(
         step=pending.step,

@@ -1,4 +1,4 @@
-"""Tables in memory as the data of a run: files beside the run directory, named by their content.
+"""Tables in memory as the data of a run: files next to the run directory, named by their content.
 
 In: settings with DataFrames, data sets of `datasets` or lists of records. Out: settings with the files' paths, so that
 resuming, fingerprints and evaluations work as with any other file.
@@ -46,7 +46,7 @@ def load_config_of_tables(
 
 
 def write_tables(settings: Mapping[str, Any], run: str | Path) -> tuple[JsonTable, TableFiles]:
-    """Write the tables among settings into the folder that all runs beside `run` share; returns the settings with
+    """Write the tables among settings into the folder that all runs next to `run` share; returns the settings with
     their paths, and the files. Raises the errors of `save_table`.
     """
     files: TableFiles = {}

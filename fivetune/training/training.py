@@ -108,6 +108,7 @@ class Training:
 
     def warn(self, message: str, kind: str = "") -> None:
         """Print and record a warning, once per run. Rules and pages select by its `kind`."""
+        # A resumed run has the warnings of its earlier parts.
         if self.run.add_warning(message, kind):
             self.progress.warn(message)
 

@@ -38,6 +38,7 @@ def find_exported_step(folder: Path, status: RunStatus) -> int:
         return status.best.step
     if status.step:
         return status.step
+    # Without status.json the link says which checkpoint is the best.
     steps = checkpoint.list_steps(folder / "checkpoints")
     best = (folder / "best").resolve().name
     for step in steps:

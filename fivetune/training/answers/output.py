@@ -73,6 +73,7 @@ def write_lines(file: TextFile, predicted: Predicted) -> None:
 def write_array(file: TextFile, predicted: Predicted) -> None:
     """Write predictions as one JSON array, an element per line."""
     file.write("[")
+    # Written element by element: the predictions of a large file do not fit into memory.
     for number, one in enumerate(predicted.rows):
         file.write((",\n" if number else "\n") + json.dumps(build_line(one.prediction), ensure_ascii=False))
     file.write("\n]\n")
@@ -182,6 +183,7 @@ def _infer_types(predicted: Predicted, names: Sequence[str]) -> list[Any]:
                 found[place].add(kind)
     chosen: list[Any] = []
     for kinds, most in zip(found, largest, strict=True):
+        # A larger whole number would change its last digits.
         if kinds == mixed and most <= EXACT_INTEGERS:
             kinds = {pyarrow.float64()}
         chosen.append(kinds.pop() if len(kinds) == 1 else None)
@@ -217,7 +219,7 @@ def write_bioasq(file: TextFile, predicted: Predicted) -> None:
     questions: dict[str, dict[str, object]] = {}
     for task, rows in predicted.parts.items():
         for _, prediction in rows:
-            if prediction.skipped:
+            if prediction.skipped:  # such as a question of the other part's type
                 continue
             texts = [candidate.text for candidate in prediction.candidates] or [prediction.prediction]
             ranked = [[text] for text in texts[:NUM_RANKS] if text]

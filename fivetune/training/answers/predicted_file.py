@@ -49,6 +49,7 @@ class PredictedFile:
     header: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        # Who has the predictions may read them long after the call that made them.
         if self.temporary:
             weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
 
@@ -116,6 +117,7 @@ class PredictionCounts:
     def count(cls, rows: Iterable[PredictedRow]) -> PredictionCounts:
         """Count the records of a source and collect their columns, in order of first appearance."""
         found = cls()
+        # Columns of all records, not of the first: JSON lines may differ.
         for row in iter_records(rows):
             found.num_records += 1
             found.first = found.first or row

@@ -74,6 +74,7 @@ def list_inputs(inputs: object) -> list[Given]:
     or letter, for a table of another library, for anything else, and for records and texts mixed.
     """
     kind = type(inputs).__name__
+    # A DataFrame or a data set; a list of records is a table too, but its errors name the record.
     if is_table(inputs) and not isinstance(inputs, Sequence):
         return list(iter_rows(inputs, "inputs"))
     if isinstance(inputs, Mapping | str):

@@ -93,6 +93,7 @@ def _read_values(source: str, *, keys: Sequence[str], parse: Callable[[JsonValue
 
     Raises DataError with the file, and the id or the row.
     """
+    # An answer without an id is known by its place, so that one without a value keeps its place as None.
     by_id: dict[str, T] = {}
     in_order: list[T | None] = []
     for path in list_local_files(source):
@@ -117,6 +118,7 @@ def _read_values(source: str, *, keys: Sequence[str], parse: Callable[[JsonValue
 
 def _read_file(path: Path, keys: Sequence[str]) -> Iterator[tuple[str | None, JsonValue]]:
     """Yield (id or None, value) of each entry of a file; SKIPPED for a record without a value that has its place."""
+    # By the content first: files of predictions come from many programs, and their names say little.
     with open_bytes(path) as file:
         head = file.read(HEAD_BYTES)
     if head.startswith(b"PAR1"):
@@ -127,6 +129,7 @@ def _read_file(path: Path, keys: Sequence[str]) -> Iterator[tuple[str | None, Js
         if start in (b"{", b"[") or get_data_suffix(path) in JSON_SUFFIXES:
             yield from _read_pairs(JsonWindow(file, path), path, keys)
             return
+        # A table without a suffix is known by its first line; anything else is lines of text.
         cells = read_first_cells(head, path)
         names_columns = any(cell in keys for cell in cells) or (len(cells) > 1 and "id" in cells)
         if get_data_suffix(path) or names_columns:
@@ -170,6 +173,7 @@ def _read_pairs(window: JsonWindow, path: Path, keys: Sequence[str]) -> Iterator
             for _ in window.iter_indices():
                 yield _parse_row(window.read_value(), path, keys)
         elif start == "{":
+            # Pairs, not a table: an id that stands twice must be seen.
             members: list[tuple[str, JsonValue]] = [(name, window.read_value()) for name in window.iter_keys()]
             table = dict(members)
             rows = table.get("questions")

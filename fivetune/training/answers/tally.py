@@ -97,6 +97,7 @@ class Tally:
 
         Questions are scored in their order, so that bootstrap intervals do not depend on the order of decoding.
         """
+        # A score over some of the questions would be taken for a score of all.
         if not self._answered or not all(references for _, _, references, _ in self._answered):
             return None
         ordered = sorted(self._answered, key=itemgetter(0))

@@ -192,7 +192,7 @@ class TrainedRun:
 
     @property
     def range_test(self) -> JsonTable:
-        """The result of `fivetune find-lr` beside the run; {} without one."""
+        """The result of `fivetune find-lr` in the folder next to the run; {} without one."""
         return self.records.range_test
 
     @property
@@ -292,6 +292,7 @@ class TrainedRun:
         config = self.loaded.config
         if not isinstance(config.task, Mixture):
             return {config.task.plugin_name(): self}
+        # One model for all parts: they differ by task and data only.
         parts: dict[str, TrainedRun] = {}
         for part in build_part_configs(config).values():
             loaded = replace(self.loaded, config=part)
@@ -414,6 +415,7 @@ class TrainedRun:
                     self.folder, loaded, str(source), place, on_progress=report, on_note=on_note, world=world
                 )
         except BaseException:
+            # A folder of the caller stays: the next call goes on with its answers.
             if folder is None:
                 shutil.rmtree(place, ignore_errors=True)
             raise
@@ -444,7 +446,7 @@ class TrainedRun:
         >>> run.evaluate([{"text": "give me my money back", "label": "refund"}], split="one").scores["accuracy"]
         100.0
         """
-        # The model first: a table is written beside the run only when the folder has proved usable.
+        # The model first: a table is written next to the run only when the folder has proved usable.
         loaded = self.loaded
         given = self.overrides if data is None else {**self.overrides, "data.eval": data}
         changes, files = write_tables(given, self.folder)

@@ -86,6 +86,8 @@ def compute_sample(
         write_records(path, [{"inputs": inputs, "targets": targets} for inputs, targets in pairs], {})
         source = Source(paths=(str(path),), task=JSONL(), limits=LIMITS)
         store = load_or_build_store(source, tokenizer, cache=Path(folder))
+        # The trimmed model cannot write what was dropped: its answers are compared with what the whole one writes
+        # without these pieces, too.
         answers = restricted = _answer(model, store, DECODING)
         if kept is not None:
             dropped = np.setdiff1d(np.arange(model.config.vocab_size), kept)
@@ -118,7 +120,7 @@ def compare_samples(whole: SampleResult, trimmed: SampleResult, kept: NDArray[np
     """Compare the results of a whole and a trimmed model. Raises ModelError if logits differ by more than TOLERANCE.
 
     Args:
-        whole: with the logits of `kept`.
+        whole: result of the whole model, with the logits of `kept`.
         kept: old id of each new id.
     """
     errors: list[float] = []
@@ -130,6 +132,7 @@ def compare_samples(whole: SampleResult, trimmed: SampleResult, kept: NDArray[np
             f"trim-vocab: the trimmed model's logits differ by {max(errors):.2g} (relative), allowed is {TOLERANCE:g}. "
             "Nothing is written; report it with the model's name."
         )
+    # The ids of a trimmed model are places in `kept`.
     known = set(kept.tolist())
     answers: list[list[int]] = [kept[ids].tolist() for ids in trimmed.answers]
     return TrimProof(

@@ -72,6 +72,7 @@ def find_lr(
             f"optimizer.name {config.optimizer.plugin_name()}: the optimizer computes its own rate, so "
             "there is none to find. Choose another one."
         )
+    # Equal factors from step to step: rates differ by orders of magnitude.
     rates = [low * (high / low) ** (i / (num_steps - 1)) for i in range(num_steps)]
     optimizer = build_optimizer(setup.config, setup.learner.model)
     with restore_learner(setup.learner, optimizer) as learner, translate_oom_errors():
@@ -101,6 +102,7 @@ def _run_range_test(
         losses.append(update.loss)
         batch_size = update.batch_size
         means = smooth_losses(losses)
+        # Higher rates would only diverge faster.
         if means[-1] > DIVERGENCE_FACTOR * min(means):
             return losses, f"at a rate of {rate:.2g} the loss was {DIVERGENCE_FACTOR:g} times its lowest value"
     return losses, "all rates were tried"

@@ -314,7 +314,7 @@ def _build_learner(
 ) -> Learner:
     """Build a learner whose gradients come from graphs; without a recorder each kernel is launched.
 
-    Its optimizer is the given one, or for AdamW with one rate and decay GraphedAdamW, which moves the parameters into
+    The optimizer is the given one, or for AdamW with one rate and decay GraphedAdamW, which moves the parameters into
     one buffer.
     """
     from fivetune.model.cuda.graphed import GraphedAdamW, GraphedUpdate, attach_flat_gradients

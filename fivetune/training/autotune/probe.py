@@ -51,6 +51,7 @@ def measure_best_seconds(run: Callable[[], object], device: str, *, num_trials: 
     """Seconds of the fastest of `num_trials` calls, after `num_warm_up` calls that are not timed."""
     for _ in range(num_warm_up):
         run()
+    # The least, not the mean: disturbances by others only add time.
     return min(measure_seconds(run, device) for _ in range(num_trials))
 
 
@@ -80,6 +81,7 @@ def clear_gradients(model: T5Model) -> None:
 
 def save_weights(model: T5Model) -> SavedWeights:
     """Copy all weights of this rank to the host."""
+    # A stage of a pipeline has the weights of other stages as meta tensors.
     held = (parameter for parameter in model.parameters() if not parameter.is_meta)
     return [(parameter, parameter.detach().to("cpu", copy=True)) for parameter in held]
 

@@ -63,7 +63,7 @@ def run_machine_checks(folder: Path, *, device: str, seconds: float) -> Iterator
 
     Args:
         folder: where runs will be written.
-        device: as in a recipe.
+        device: device as in a recipe.
         seconds: length of the speed test; 0 leaves it out.
     """
     checks: dict[str, Callable[[], Outcome]] = {

@@ -330,6 +330,7 @@ def find_existing_parent(path: Path) -> Path:
 def _check_disk(setup: Setup) -> Outcome:
     """Check the disk space for the kept checkpoints, the best ones, one more during a save, and model/."""
     config = setup.config
+    # Each checkpoint has weights in fp32, of an adapter alone if there is one, and the optimizer's state.
     own = sum(weight.numel() for _, weight in select_own_weights(setup.learner.model))
     each = own * 4 + count_state_bytes(setup.learner.model, config.optimizer)
     if setup.learner.averages:

@@ -70,6 +70,7 @@ class TableGrad:
 
     def compute_norm(self) -> Tensor:
         """Euclidean norm: |R + S^T H|^2 = |R|^2 + 2 <R, S^T H> + <S S^T, H H^T>, with long sums in fp64."""
+        # Without the dense gradient: the product's norm follows from two matrices [n, n].
         total = torch.zeros((), dtype=torch.float64)
         if self.rows:
             total += self.rows[1].double().square().sum()
@@ -216,7 +217,7 @@ class TableAdamW(torch.optim.AdamW):
         self._seen = {}
         for parameter in list_weights(self):
             state = self.state[parameter]
-            # Loaded moments are in ordinary memory: those of rows without a gradient are given back.
+            # Loaded moments are in ordinary memory: the memory of rows without a gradient is given back.
             if hasattr(parameter, "table_grad") and state:
                 seen = self._find_seen_rows(parameter)
                 if not seen.all():

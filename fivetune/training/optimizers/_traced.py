@@ -75,6 +75,7 @@ def _apply_adafactor(
     np: Any, group: TorchState, weight: Array, state: TorchState, grad: Array, rates: TorchState
 ) -> tuple[Array, TorchState]:
     """Apply the update of `BatchedAdafactor`, whose text has the reasons."""
+    # The steps of BatchedAdafactor.update, without blocks: a compiler divides the work itself.
     lr = rates["lr"]
     after = dict(state)
     if group["scale_parameter"]:

@@ -78,6 +78,7 @@ class Adafactor(OptimizerOptions):
     def build(self, groups: list[TorchState]) -> Optimizer:
         from fivetune.training.optimizers._batched_adafactor import BatchedAdafactor
 
+        # Matrices of an adapter begin at 0, where steps in proportion to their size hardly move them.
         for group in groups:
             group["scale_parameter"] = self.scales_by_size and group.get("scales_by_size", True)
         defaults = self.model_dump(exclude={"preset"})

@@ -3,7 +3,8 @@
     checkpoints/<step>/  model.safetensors  state.pt (optimizer, scaler, random states)  state.json  manifest.json
     of a sharded model:  __<rank>_0.distcp  .metadata  state.pt (without tensors of the optimizer)  and the same two
 
-Where averages are evaluated (train.ema, schedule_free), they are its weights; the trained ones are beside them.
+Where averages are evaluated (train.ema, schedule_free), the weights of a checkpoint are averages, and it has the
+trained weights too.
 
 A checkpoint is written to a staging folder, every file fsynced, the manifest (sizes, CRC-32) last, then renamed; only
 then are older ones removed. Reading takes the newest whole checkpoint; a damaged one is renamed and never used.
@@ -175,6 +176,7 @@ def _write_facts(staging: Path, state: TorchState, position: TrainingState, owne
     _remove(staging)
     staging.mkdir(parents=True)
     torch.save(state, staging / "state.pt")
+    # With the owner, so that a checkpoint of another run in this folder is recognised.
     write_json(staging / "state.json", {**asdict(position), "owner": asdict(owner)})
 
 
@@ -303,6 +305,7 @@ def load_weights(path: Path, model: nn.Module) -> None:
         weights = load_file(file)
     except (OSError, MemoryError, RuntimeError, SafetensorError) as error:
         raise _build_load_error(file, error) from None
+    # In place: the optimizer, captured graphs and tied weights refer to these parameters.
     try:
         with torch.no_grad():
             for name, parameter in select_own_weights(model):
@@ -401,6 +404,7 @@ def restore_checkpoint(
     except ValueError as error:
         raise RunDirError(f"{path}: state.json is damaged ({_get_first_line(error)}). Remove the folder.") from None
     load_weights(path, model)
+    # weights_only: a pickle can run any code, and a checkpoint may come from a bucket.
     try:
         with warnings.catch_warnings(action="ignore"):  # about pickles of others, which are refused
             state = torch.load(path / "state.pt", weights_only=True, map_location="cpu")
@@ -435,7 +439,7 @@ def remove_old_checkpoints(
     held: Collection[int],
     on_failure: Callable[[str], object] | None = None,
 ) -> None:
-    """Remove all checkpoints but the newest `keep` and those of `held`, and the partial folders of killed processes.
+    """Remove all checkpoints but the newest `keep` and the steps in `held`, and partial folders of killed processes.
 
     A folder that cannot be removed is reported and kept: the run does not need its space.
 

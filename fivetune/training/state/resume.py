@@ -60,6 +60,7 @@ def read_forward(folder: Path) -> Forward | None:
 
     Another forward rounds differently, so a resumed run would end with other weights.
     """
+    # The checkpoint first: machine.json may be lost, or of a part that has saved nothing.
     newest = _find_newest(folder, "forward")
     found = parse_record(ForwardFacts, newest) if newest else rundir.read_machine(folder).forward
     if found is None or found.kind not in get_args(ForwardKind):
@@ -131,7 +132,7 @@ def select_scored_settings(config: RunConfig) -> JsonTable:
 def refuse_foreign_checkpoints(folder: Path, owner: CheckpointOwner) -> None:
     """Raise unless all whole checkpoints in `folder` belong to the run: its id, data, settings, base of an adapter.
 
-    config.yaml may have been edited since they were written; the settings that count are those of the checkpoint.
+    config.yaml may have been edited since they were written: the settings of the checkpoint count.
     """
     for path, found in reversed(list(_iter_owners(folder))):  # of several, the newest is named
         if found.run_id and found.run_id != owner.run_id:
@@ -139,6 +140,7 @@ def refuse_foreign_checkpoints(folder: Path, owner: CheckpointOwner) -> None:
                 f"{path}: belongs to another run (id {found.run_id}; {MACHINE} of this run has {owner.run_id}). "
                 f"Put back the run's own checkpoint, or the run's own {MACHINE}."
             )
+        # The order of examples is part of it: the position in the data is a number of steps.
         if found.data and found.data != owner.data:
             file = path.relative_to(folder) / "state.json"
             raise RunDirError(
@@ -146,6 +148,7 @@ def refuse_foreign_checkpoints(folder: Path, owner: CheckpointOwner) -> None:
                 "data, put back the files of data.train, or go on with the version of FiveTune that began it "
                 "(machine.json): another one may tokenise or order them differently."
             )
+        # Settings that a resume may change are not among them.
         own = owner.settings
         changed = {key: (old, own.get(key)) for key, old in found.settings.items() if old != own.get(key)}
         if changed:
@@ -154,6 +157,7 @@ def refuse_foreign_checkpoints(folder: Path, owner: CheckpointOwner) -> None:
                 f"{_list_changes(changed)}. Put them back into {CONFIG}, or start a new run in another run.dir."
             )
 
+        # An adapter's checkpoint has no weights of the base, which is read anew.
         if found.base and found.base != owner.base:
             raise RunDirError(
                 f"{path}: its adapter was trained on {owner.settings['model.path']} with weights {found.base}, and "
@@ -258,6 +262,7 @@ def refuse_fewer_steps(folder: Path, done: int, num_steps: int) -> None:
 
 def describe_schedule_change(schedule: Schedule, before: int, after: int) -> list[str]:
     """Describe that `after` steps instead of `before` change the learning rate of their common steps; [] if not."""
+    # Tried, not known by name: a constant rate, or one without a length, is the same.
     if all(schedule.factor(step, before) == schedule.factor(step, after) for step in range(min(before, after))):
         return []
     return [

@@ -44,7 +44,7 @@ class ShardedSnapshot:
     """What this rank holds of the state: tensors by name, on their devices, and on rank 0 the content of state.pt.
 
     The names: weights/<name>, optimizer/<name of the weight>/<field>, and trained/<name> if the weights are averages. A
-    pipeline's rank has those of its stage only.
+    pipeline's rank has the tensors of its stage only.
     """
 
     tensors: dict[str, Tensor]
@@ -93,6 +93,7 @@ def take_snapshot(
 ) -> Snapshot:
     """Gather the current state on the host, as `take_shards`; the snapshot is complete on rank 0."""
 
+    # All ranks gather, one tensor at a time; only rank 0 keeps what it writes.
     def taken(tensor: Tensor) -> Tensor:
         full = gather_tensor(tensor.detach())
         return full.cpu().contiguous() if world.is_first else full.new_empty(0)

@@ -26,7 +26,8 @@ def build_engine(config: RunConfig, model: T5Model, compute: ComputeConfig) -> S
         return PlainEngine()
     if reason := explain_unsupported_parts(get_family(model.config), strategy="single", sharded=False, device="tpu"):
         raise ConfigError(reason)
-    if find_adapter(model):  # refused for training: of a trained run, whose weights are not merged
+    # Training refuses adapters before; those that a trained run still has are virtual tokens, which are not merged.
+    if find_adapter(model):
         raise ConfigError("device: tpu has no virtual tokens, which the run was trained with. Use device cpu or cuda.")
     if head_of(config.task) == "extractive":
         raise ConfigError("device: tpu has no extractive answers. Set task.head generate, or use device cpu or cuda.")

@@ -100,7 +100,7 @@ class StepEngine:
         return ""
 
     def step(self, learner: Learner, inputs: StepInputs) -> Update:
-        """Run one optimizer step. Raises NumericError for a non-finite one, of which no weight changes."""
+        """Run one optimizer step. Raises NumericError for a non-finite step, before any weight changes."""
         raise NotImplementedError
 
     @property
@@ -167,7 +167,7 @@ class Learner:
     def update_averages(self, step: int, timer: PhaseTimer) -> None:
         """Take the weights after a step (1-based) into the averages, if there are any."""
         if self.averages is not None:
-            timer("optimizer")
+            timer("optimizer")  # the phase that changes weights
             self.averages.update(step)
             timer("host")
 
@@ -185,7 +185,7 @@ class Learner:
         return self.engine.get_peak_memory_bytes(self.compute.device)
 
     def save_model(self, tokenizer: PreTrainedTokenizerBase, folder: Path, **options: Any) -> None:
-        """Save the model as `fivetune.model.save.save_model` does, and an adapter in adapter/ beside it.
+        """Save the model as `fivetune.model.save.save_model` does, and an adapter in adapter/ next to its folder.
 
         Collective: all ranks call it, rank 0 writes.
         """

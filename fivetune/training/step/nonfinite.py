@@ -19,7 +19,7 @@ from fivetune.model.forward import compute_padded_losses, find_nonfinite_module
 from fivetune.training.step.learner import Learner, StepInputs
 from fivetune.types import Batch
 
-MIN_LOSS_SCALE = 1.0  # at which the gradients in fp16 are those of the loss; torch begins with 65,536 and halves it
+MIN_LOSS_SCALE = 1.0  # at which fp16 gradients are the loss's own; torch begins with 65,536 and halves it
 MAX_LISTED = 8  # examples that a message names
 
 

@@ -51,6 +51,7 @@ def compute_class_weights(
         return weights
     if not given:
         return {}
+    # Names as people write them in a recipe: case and white space do not count.
     known = {normalize_label(label): label for label in labels}
     for name, weight in given.items():
         label = known.get(normalize_label(name))
@@ -104,7 +105,7 @@ def build_objective(
     """Build the objective of a run; returns it and the weights of the labels.
 
     Args:
-        summary: of the training set, as in data.json.
+        summary: facts of the training set, as in data.json.
 
     Raises ConfigError for R-Drop without dropout, and for labels whose targets are equal within data.max_target_tokens.
     """

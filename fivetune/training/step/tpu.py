@@ -2,7 +2,7 @@
 
 In: a model and an optimizer on the host, micro-batches, rows of a store. Out: an Update; answers.
 Weights and optimizer state are on the chips, and the host's model and optimizer receive them by `fetch`, so that
-checkpoints and exports are those of any device. Shapes are static: lengths are those of `SIZES`, a batch has always the
+checkpoints and exports are as on any device. Shapes are static: lengths are taken from `SIZES`, a batch has always the
 same number of rows. Losses, greedy search and the choice of labels run on the chips; ids and scores are copied.
 """
 
@@ -94,7 +94,7 @@ class Chips(StepEngine):
         self._stateless = functional.StatelessModel(model)
         self.mesh = Mesh(np.array(devices or jax.devices()), ("data",))
         self._matmul = "highest" if precision == "fp32" else "bfloat16"
-        self._versions: list[int] = []  # of the host's weights when they were equal to those of the chips
+        self._versions: list[int] = []  # of the host's weights when they were equal to the chips'
         self._is_ahead = False  # whether a step has changed the chips' weights since
         self._programs: dict[object, Callable[..., Any]] = {}
 
@@ -110,6 +110,7 @@ class Chips(StepEngine):
 
     def fetch(self) -> None:
         """Copy weights and optimizer state to the host, unless the host's are newer or equal."""
+        # torch counts the changes of each tensor: another count means that somebody loaded or averaged weights.
         if not self._is_ahead or self._versions != self._read_versions():
             return
         with torch.no_grad():

@@ -225,6 +225,7 @@ class ShardedOptions(StrategyOptions):
     ) -> ModelT:
         if world.size == 1:
             return model.to(device)
+        # A model with values: all ranks begin with rank 0's. One without them reads its shards from the files.
         if not is_on_meta(model):
             world.broadcast(list(model.parameters()))
         self.shard(model, device, world, precision=precision, costs=costs)

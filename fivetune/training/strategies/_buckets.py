@@ -49,7 +49,7 @@ class GradientReducer:
     def finish(self) -> None:
         """Send the rest and wait for all sums. A weight without a gradient, unused on this rank, counts as 0.
 
-        Gradients that no backward pass of autograd has accumulated, as those of a replayed CUDA graph, are sent here.
+        Gradients that no backward pass of autograd has accumulated, such as a replayed CUDA graph's, are sent here.
         """
         while len(self._sent) < len(self._buckets):
             self._send()
