@@ -70,7 +70,8 @@ class Averages:
         """
         # A moving average is held all the time, an optimizer's own average is computed for the occasion.
         if self._compute:
-            self._others = dict(zip(self._weights, self._compute([*self._weights.values()]), strict=True))
+            averages = self._compute([*self._weights.values()])
+            self._others = dict(zip(self._weights, averages, strict=True))
         self._swap()
         try:
             yield self._others

@@ -33,7 +33,10 @@ def run_training_loop(training: Training) -> None:
 
     Raises InterruptedRunError after a signal (the state is saved), NumericError for a loss that is not finite.
     """
-    setup, plan, state, stop = training.setup, training.plan, training.state, training.stop
+    setup = training.setup
+    plan = training.plan
+    state = training.state
+    stop = training.stop
     reset_peak_memory(setup.learner.compute.device)
     batches_of_steps = setup.data.stream.iter_micro_batches(state.step, plan.num_steps)
     saved = state.step
@@ -81,8 +84,11 @@ def run_step(training: Training, batches_of_steps: Iterator[list[Batch]]) -> boo
 
     Returns: whether any rank received a signal before its gradients were summed; all ranks get the same answer.
     """
-    setup, learner, stream = training.setup, training.setup.learner, training.setup.data.stream
-    state, meter = training.state, training.meter
+    setup = training.setup
+    learner = setup.learner
+    stream = setup.data.stream
+    state = training.state
+    meter = training.meter
 
     # Wait for the batches: the time is the phase "data".
     training.sampler.step = state.step + 1
@@ -153,7 +159,7 @@ def run_step(training: Training, batches_of_steps: Iterator[list[Batch]]) -> boo
     training.pending_steps.append(pending)
     write_steps(training, wait=logged or is_evaluation_due(training) or is_checkpoint_due(training))
 
-    # Several ranks have agreed on the signal in the step; one reads its own.
+    # Several ranks have agreed on the signal in the step; one reads its own, which may have come after the gradients.
     signum = update.signum if learner.world.size > 1 else training.stop.signum
     training.stop.signum = signum or training.stop.signum
     return bool(signum)
@@ -172,7 +178,9 @@ def _reduce_micro_batch(training: Training, batch_size: int) -> None:
 
 def is_evaluation_due(training: Training) -> bool:
     """Whether to evaluate now: at step 0 if eval.at_start, every `eval_every_steps`, at the end; once per step."""
-    setup, plan, step = training.setup, training.plan, training.state.step
+    setup = training.setup
+    plan = training.plan
+    step = training.state.step
     if setup.data.evaluator is None or step in training.evaluated_steps:
         return False
     if step == 0:
@@ -187,14 +195,16 @@ def is_stopped_early(training: Training) -> bool:
 
 def is_checkpoint_due(training: Training) -> bool:
     """Whether to save now: every `checkpoint_every_steps`, at the end, and after one of the best evaluations so far."""
-    plan, state = training.plan, training.state
+    plan = training.plan
+    state = training.state
     if is_stopped_early(training) or state.step in state.kept_steps:
         return True
     return state.step == plan.num_steps or state.step % plan.checkpoint_every_steps == 0
 
 
 def _build_stop_error(training: Training) -> InterruptedRunError:
-    stop, steps = training.stop, f"step {training.state.step} of {training.plan.num_steps}"
+    stop = training.stop
+    steps = f"step {training.state.step} of {training.plan.num_steps}"
     saved = "saved" if training.state.step else "nothing to save yet"
     return InterruptedRunError(
         f"stopped by {stop.name} after {steps}; {saved}. Resume with: {format_resume_command(training.run.path)}",

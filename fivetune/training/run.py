@@ -103,7 +103,8 @@ def run_recipe(
     config: RunConfig, *, resume: bool, overwrite: bool, preflight: bool, quiet: bool, command: str | None
 ) -> TrainedRun:
     """Run a complete recipe, as `train` describes it: connect, open, set up, train, export."""
-    folder, world = Path(config.run.dir), World.from_environment()
+    folder = Path(config.run.dir)
+    world = World.from_environment()
 
     # Connect. What one rank can refuse alone is refused before it waits for the others.
     cuda = config.device != "cpu" and torch.cuda.is_available()
@@ -127,7 +128,8 @@ def run_recipe(
         # A run that was killed before it wrote a whole file has no state to resume from: it starts at step 0.
         resume = stop.can_resume = resume and world.broadcast_object(rundir.find_conflict(folder) is not None)
         with open_outputs(config, world, stop, notes, resume=resume, overwrite=overwrite, quiet=quiet) as outputs:
-            run, progress = outputs.run, outputs.progress
+            run = outputs.run
+            progress = outputs.progress
             refuse_separate_folders(folder, world, nnodes=config.launch.nnodes)
             if resume:
                 config = with_saved_batch_size(folder, config)
@@ -145,7 +147,8 @@ def run_recipe(
                 progress.start()
                 chosen = read_choices(run.path) if resume else NOTHING_CHOSEN
                 setup = set_up(config, on_progress=progress.update, chosen=chosen, world=world)
-                plan, compute = setup.plan, setup.learner.compute
+                plan = setup.plan
+                compute = setup.learner.compute
                 owner = describe_owner(run.path, setup)  # by which a later resume knows the run's checkpoints
                 if setup.fit:  # config.yaml has the size that was found, so that a resume does not search again
                     found = config.replace("train", batch_size=setup.fit.batch_size)
@@ -179,7 +182,13 @@ def run_recipe(
                 state.seconds["prepare"] = seconds + time.perf_counter() - started
 
                 # Train. The trackers and the uploads end with the run, whatever ends it.
-                evaluator, keep = setup.data.evaluator, config.checkpoint.keep
+                keep = config.checkpoint.keep
+                subset = None
+                if evaluator := setup.data.evaluator:
+                    subset = select_subset(evaluator.store, config.eval.max_examples)
+                threads = None
+                if compute.kind == "cpu":
+                    threads = ThreadControl.from_setting(config.train.num_threads)
                 training = Training(
                     setup=setup,
                     plan=plan,
@@ -191,8 +200,8 @@ def run_recipe(
                     sampler=sampler,
                     nonfinite_flag=make_nonfinite_flag(learner),
                     peak_flops=get_device_peak_flops(compute.device, compute.precision),
-                    subset=select_subset(evaluator.store, config.eval.max_examples) if evaluator else None,
-                    threads=ThreadControl.from_setting(config.train.num_threads) if compute.kind == "cpu" else None,
+                    subset=subset,
+                    threads=threads,
                     evaluated_steps=find_evaluated_steps(run, world, state, owner.eval_basis),
                     owner=owner,
                     writer=BackgroundWriter(world, is_parallel=config.checkpoint.background),

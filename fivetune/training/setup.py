@@ -168,7 +168,8 @@ def set_up(
         config = with_data_labels(config)
         weigh_labels(config, {})  # refuses unknown labels
     loaded = _load_supported_model(config, compute, world)
-    model, tokenizer = loaded.model, loaded.tokenizer
+    model = loaded.model
+    tokenizer = loaded.tokenizer
     engine = build_engine(config, model, compute)
 
     # The data, which rank 0 tokenises first.
@@ -260,7 +261,8 @@ def _load_supported_model(config: RunConfig, compute: ComputeConfig, world: Worl
     is_sharded = config.strategy.sharded and world.size > 1
     loaded = load_configured_model(config, compute.device, on_meta=is_sharded)
     refuse_other_teacher(config, loaded.tokenizer)
-    family, strategy = get_family(loaded.model.config), config.strategy.plugin_name()
+    family = get_family(loaded.model.config)
+    strategy = config.strategy.plugin_name()
     if reason := explain_unsupported_parts(family, strategy=strategy, sharded=is_sharded, device=compute.kind):
         raise ConfigError(reason)
     return loaded

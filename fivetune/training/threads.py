@@ -105,7 +105,9 @@ def measure_threads(most: int, now: int) -> dict[int, float]:
     numbers = {now} | {most >> halves for halves in range(most.bit_length())}
     seconds = dict.fromkeys(sorted(numbers), 0.0)
     rows, inputs, outputs = PROBE_SHAPE
-    x, weight = torch.ones(rows, inputs), torch.ones(inputs, outputs)  # no random numbers of the run are drawn
+    # Ones: a measurement draws no random number of the run.
+    x = torch.ones(rows, inputs)
+    weight = torch.ones(inputs, outputs)
     for turn in range(NUM_ROUNDS + 1):
         for number in seconds:
             torch.set_num_threads(number)

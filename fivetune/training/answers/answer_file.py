@@ -68,7 +68,8 @@ def answer_file(
     Raises DataError for a source that cannot be read, or that changes meanwhile.
     """
     config = loaded.config
-    task, columns = config.task, config.data.columns
+    task = config.task
+    columns = config.data.columns
     described = describe_questions(config, source, task, columns)
     _, guard = describe_data(described, loaded.tokenizer)
     found = PredictedFile(source, task, dict(columns), folder, guard, header=config.data.header)

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from hashlib import blake2b
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 import numpy as np
@@ -43,7 +42,7 @@ class AnswerWriter:
     def __enter__(self) -> AnswerWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+    def __exit__(self, *error: object) -> None:
         self._file.close()
 
     def append(self, question: int, prediction: Prediction) -> None:
@@ -95,7 +94,7 @@ class AnswerLog:
         self._offsets = np.asarray(offsets)[order]
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+    def __exit__(self, *error: object) -> None:
         self._opened.close()
 
     def find(self, own_id: str) -> Prediction:

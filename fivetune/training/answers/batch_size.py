@@ -63,8 +63,9 @@ def estimate_example_bytes(config: object, *, num_input_tokens: int, max_new_tok
     # Keys and values of the inputs are shared by all beams, the answers' own are not.
     cache = 2 * layers * inner * (length + num_beams * max_new_tokens)
     # One layer at a time: hidden states, queries, keys, values and the feed-forward's activations, and the scores.
-    layer = length * (4 * sizes["d_model"] + 4 * inner + 2 * sizes["d_ff"]) + 2 * sizes["num_heads"] * length**2
-    return 4.0 * (cache + layer)
+    activations = length * (4 * sizes["d_model"] + 4 * inner + 2 * sizes["d_ff"])
+    scores = 2 * sizes["num_heads"] * length**2
+    return 4.0 * (cache + activations + scores)
 
 
 def measure_free_bytes(kind: str) -> float:

@@ -172,7 +172,8 @@ def _get_id(fields: Mapping[str, object], name: str) -> str:
 def write_texts(path: Path, texts: Sequence[str]) -> list[tuple[str, str]]:
     """Write texts as a JSONL file of the task `jsonl`, which refuses a blank one; returns what `write_records` does."""
     ids = [str(number) for number in range(len(texts))]
-    _write_lines(path, [json.dumps({"id": own, "inputs": text}) for own, text in zip(ids, texts, strict=True)])
+    lines = [json.dumps({"id": own, "inputs": text}) for own, text in zip(ids, texts, strict=True)]
+    _write_lines(path, lines)
     return [(own, "") for own in ids]
 
 

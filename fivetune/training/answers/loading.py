@@ -183,8 +183,10 @@ def load_run_model(
             threads = ThreadControl.from_setting(config.train.num_threads)
     if compute.reasons:
         on_note(compute.reasons)
-    if answer is generate and (fault := explain_slow_decoding(loaded.model, compute.device, compute.make_autocast)):
-        on_note(f"answers are computed by transformers' modules, which are slower: {fault}")
+    if answer is generate:
+        fault = explain_slow_decoding(loaded.model, compute.device, compute.make_autocast)
+        if fault:
+            on_note(f"answers are computed by transformers' modules, which are slower: {fault}")
     return RunModel(
         config=config,
         model=loaded.model.eval(),
@@ -213,17 +215,12 @@ def resolve_config(
     config = config.replace("run", dir=str(folder))
     if "data.eval" in overrides:
         check_sources(config.replace("data", train=()))
-    if "data.cache_dir" not in map(find_setting, overrides):
-        config = _leave_foreign_cache(config)
-    return with_exported_cap(config, rundir.find_model_folder(folder))
-
-
-def _leave_foreign_cache(config: RunConfig) -> RunConfig:
-    """Replace a data.cache_dir that holds no tokenised data: a run of somebody else does not choose where to write."""
+    # A run of somebody else does not choose where to write: only where there are tokenised data already.
+    is_own = "data.cache_dir" in map(find_setting, overrides)
     cache = config.data.cache_dir
-    if cache is None or any(Path(cache).glob(f"*/{INDEX}")):
-        return config
-    return config.replace("data", cache_dir=None)
+    if cache is not None and not is_own and not any(Path(cache).glob(f"*/{INDEX}")):
+        config = config.replace("data", cache_dir=None)
+    return with_exported_cap(config, rundir.find_model_folder(folder))
 
 
 def _load_model(folder: Path, config: RunConfig, compute: ComputeConfig) -> tuple[LoadedModel, GenerateAnswers]:

@@ -84,7 +84,8 @@ def choose_split_name(given: str | None, source: str, *, is_own: bool) -> str:
     ...  choose_split_name("subset", "data/dev.json", is_own=True))
     ('eval', 'other-subset')
     """
-    name = re.sub(r"[^\w.-]+", "-", given or Path(source).name.partition(".")[0]).strip(".-") or "other"
+    name = given or Path(source).name.partition(".")[0]
+    name = re.sub(r"[^\w.-]+", "-", name).strip(".-") or "other"
     # The names of a run's own evaluations: a report would take one of other data for the run's.
     if name in rundir.OWN_SPLITS and not (is_own and name == "eval"):
         return f"other-{name}"

@@ -156,7 +156,10 @@ def _measure_norms(forward: Forward, model: T5Model, device: str, batch: Batch, 
         forward.prepare(model)
         model.eval()
         loss = forward_backward(model, forward, batch, device=device, autocast=autocast)
-        norms = {n: p.grad.float().norm().item() for n, p in model.named_parameters() if p.grad is not None}
+        norms: dict[str, float] = {}
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                norms[name] = parameter.grad.float().norm().item()
     return {"the loss": loss.item(), **norms, "all gradients": math.hypot(*norms.values())}
 
 

@@ -73,7 +73,8 @@ def find_largest_fit(
     """
     trainable = [p for p in model.parameters() if p.requires_grad]
     # The longest examples of the set: no batch of the run takes more.
-    longest = (store.inputs.lengths + store.labels.lengths).argsort()[::-1].tolist()
+    lengths = store.inputs.lengths + store.labels.lengths
+    longest = lengths.argsort()[::-1].tolist()
 
     def trial(size: int) -> int:
         batch = collate(store, longest[:size])

@@ -48,7 +48,8 @@ def choose_precision(
     units = find_bf16_units()
     if requested == "auto" and not units:
         return replace(compute, precision_why="the CPU has no units for bf16")
-    if requested == "auto" and (width := model.get_input_embeddings().weight.shape[1]) < MIN_WIDTH:
+    width = model.get_input_embeddings().weight.shape[1]
+    if requested == "auto" and width < MIN_WIDTH:
         return replace(compute, precision_why=f"d_model {width} is too small to gain from bf16")
 
     # Agreement before speed: a wrong gradient is not worth any time.

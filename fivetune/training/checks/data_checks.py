@@ -231,8 +231,9 @@ def check_truncation(setup: Setup) -> Outcome:
     splits = {name: parse_record(SplitSummary, store.summary) or SplitSummary() for name, store in setup.data.stores}
     doubts = [f"{cut.message} {cut.advice}" for cut in find_cuts(splits, extractive=all(extractive))]
     family = get_family(setup.learner.model.config)
+    longest = family.longest_input or math.inf
     for name, store in setup.data.stores:
-        if num := int((store.inputs.lengths > (family.longest_input or math.inf)).sum()):
+        if num := int((store.inputs.lengths > longest).sum()):
             doubts.append(
                 f"{name}: {num:,} inputs ({num / len(store):.1%}) over {family.longest_input:,} tokens, the longest "
                 f"that {family.model_type} has published results for. Set data.max_input_tokens to "

@@ -218,7 +218,8 @@ def _check_speed(device: str, seconds: float) -> Outcome:
 
 def _set_up_probe(folder: Path, device: str) -> Setup:
     # Without a download: the shape with random weights, and the tokenizer of the quickstart's model.
-    (folder / "config.json").write_text(json.dumps({**build_model_config(KNOWN_SHAPES[PROBED], "t5"), **TOKENS}))
+    model = {**build_model_config(KNOWN_SHAPES[PROBED], "t5"), **TOKENS}
+    (folder / "config.json").write_text(json.dumps(model))
     line = json.dumps({"inputs": "the red hat of Ann is on the table. " * INPUT_TOKENS, "targets": "the red hat"})
     (folder / "lines.jsonl").write_text(f"{line}\n" * BATCH_SIZE)
     config = load_config(

@@ -172,7 +172,8 @@ def _check_train_step(setup: Setup) -> Outcome:
     if update.batch_size < len(rows):
         detail = f"memory ran out with {len(rows)} examples in a forward pass; the run uses {update.batch_size}"
         return "warn", detail, update.batch_size
-    if all(torch.equal(old, gather_tensor(probe.detach())) for old, probe in zip(before, probes, strict=True)):
+    after = [gather_tensor(probe.detach()) for probe in probes]
+    if all(map(torch.equal, before, after)):
         return "fail", "one optimizer step did not change the weights. Check optimizer.lr and train.precision"
     return (
         "pass",
@@ -217,7 +218,8 @@ def _check_reload(setup: Setup) -> Outcome:
         errors: list[float] = []
         for name, weight in iter_gathered(learner.model):  # all ranks gather, rank 0 compares
             if loaded:
-                errors.append((loaded[name] - weight.cpu()).abs().max().item())
+                difference = (loaded[name] - weight.cpu()).abs()
+                errors.append(difference.max().item())
         error = max(errors, default=0.0)
     else:
         what = "token losses"

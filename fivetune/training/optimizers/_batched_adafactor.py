@@ -169,13 +169,14 @@ class _Stack:
             cols += squares.sum(-2)
         eps = self.group["eps"][0]
         row = self._update_averages("exp_avg_sq_row", torch.cat(rows, -1) + eps)
-        col = self._update_averages("exp_avg_sq_col", cols / grads.shape[-2] + eps).rsqrt_().unsqueeze(-2)
+        col = self._update_averages("exp_avg_sq_col", cols / grads.shape[-2] + eps)
+        col = col.rsqrt_().unsqueeze(-2)
         # The factored second moment is row col / mean(row) (Shazeer and Stern 2018, algorithm 4).
         row = (row / row.mean(-1, keepdim=True)).rsqrt_()
 
         # Second pass: the size of the update, which bounds the rate. Third pass: the update itself.
-        squares = torch.cat([(grads[..., block, :] * col).square_().sum(-1) for block in blocks], -1)
-        scale = self._clip_rates(rates, squares * row.square())
+        sums = [(grads[..., block, :] * col).square_().sum(-1) for block in blocks]
+        scale = self._clip_rates(rates, torch.cat(sums, -1) * row.square())
         row = row.mul_(_align_dims(scale, row)).unsqueeze(-1)
         momenta = self._list_averages("exp_avg")
         for block in blocks:
@@ -210,7 +211,8 @@ class _Stack:
         Args:
             squares: [n, ...]; its sum per parameter is the squared norm of the update.
         """
-        rms = (squares.reshape(len(rates), -1).sum(1) / self.parameters[0].numel()).sqrt()
+        totals = squares.reshape(len(rates), -1).sum(1)
+        rms = (totals / self.parameters[0].numel()).sqrt()
         return rates / (rms / self.group["clip_threshold"]).clamp(min=1)
 
     def _subtract(self, parameters: list[Tensor], momenta: list[Tensor], update: Tensor, rates: Tensor) -> None:

@@ -76,10 +76,13 @@ class TableGrad:
             total += self.rows[1].double().square().sum()
         if self.product:
             share, hidden = self.product
-            total += ((share @ share.t()).double() * (hidden @ hidden.t()).double()).sum()
+            by_share = (share @ share.t()).double()
+            by_hidden = (hidden @ hidden.t()).double()
+            total += (by_share * by_hidden).sum()
             if self.rows:
                 ids, rows = self.rows
-                total += 2 * (rows.double() * (share[:, ids].t() @ hidden).double()).sum()
+                there = share[:, ids].t() @ hidden
+                total += 2 * (rows.double() * there.double()).sum()
         return total.clamp_min(0).sqrt().float()
 
     def iter_slices(self, num_rows: int) -> Iterator[tuple[int, int, Tensor]]:
@@ -108,7 +111,8 @@ def compute_total_norm(parameters: list[nn.Parameter]) -> Tensor:
     """Euclidean norm of all gradients, factored ones included."""
     for parameter in parameters:
         _merge_parts(parameter)
-    norms = [torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])]
+    dense = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norms = [torch.nn.utils.get_total_norm(dense)]
     for parameter in parameters:
         if parts := getattr(parameter, "table_grad", None):
             norms.append(parts.compute_norm())

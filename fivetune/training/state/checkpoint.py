@@ -106,7 +106,8 @@ class CheckpointOwner:
     def eval_basis(self) -> str:
         """Hash of evaluation data and settings, for EvalRecord.basis. The size of a subset has its own field there."""
         settings = {key: value for key, value in self.eval_settings.items() if key != "eval.max_examples"}
-        return blake2b(json.dumps([self.eval_data, settings], sort_keys=True).encode(), digest_size=6).hexdigest()
+        content = json.dumps([self.eval_data, settings], sort_keys=True)
+        return blake2b(content.encode(), digest_size=6).hexdigest()
 
 
 NO_OWNER = CheckpointOwner()

@@ -35,13 +35,14 @@ def log_whole_evaluation(
         usual_limit: eval.max_examples.
         log: called with the sentence, if there is one.
     """
-    is_exception = usual_limit is not None and usual_limit < num_questions
     about = ""
     seconds = 0.0
-    if own := [one for one in read_past_evals(run, world) if one.split in OWN_SPLITS and one.num_examples]:
+    own = [one for one in read_past_evals(run, world) if one.split in OWN_SPLITS and one.num_examples]
+    if own:
         seconds = own[-1].seconds * num_questions / own[-1].num_examples
         about = f", about {format_time_span(seconds)}"
-    if is_exception:
+    # An exception in a run that evaluates a subset, or long like the others.
+    if usual_limit is not None and usual_limit < num_questions:
         log(f"evaluating all {num_questions:,} examples{about} (eval.final: subset leaves it out)")
     elif seconds >= SECONDS_ANNOUNCED:
         log(f"evaluating {num_questions:,} examples{about} (eval.max_examples limits it)")

@@ -239,6 +239,10 @@ def add_part(parts: Sequence[RunPart], machine: JsonTable, *, step: int) -> tupl
             continue
         if was != now:
             changed[key] = f"{key}: {'none' if was is None else was} -> {'none' if now is None else now}"
+    if not changed:
+        return [*parts, part], []
+
+    # What the change does to losses and weights.
     effects: list[str] = []
     if "precision" in changed:
         effects.append(f"Losses differ by the rounding of {part.precision} instead of {parts[-1].precision}.")
@@ -248,7 +252,7 @@ def add_part(parts: Sequence[RunPart], machine: JsonTable, *, step: int) -> tupl
         source = "the checkpoint" if step else "the new files"
         effects.append(f"The weights at model.path have changed: the run continues with those of {source}.")
     warning = f"from step {step:,} on the environment differs: {'; '.join(changed.values())}. {' '.join(effects)}"
-    return [*parts, replace(part, changed=tuple(changed.values()))], [warning] if changed else []
+    return [*parts, replace(part, changed=tuple(changed.values()))], [warning]
 
 
 def refuse_fewer_steps(folder: Path, done: int, num_steps: int) -> None:
@@ -263,7 +267,8 @@ def refuse_fewer_steps(folder: Path, done: int, num_steps: int) -> None:
 def describe_schedule_change(schedule: Schedule, before: int, after: int) -> list[str]:
     """Describe that `after` steps instead of `before` change the learning rate of their common steps; [] if not."""
     # Tried, not known by name: a constant rate, or one without a length, is the same.
-    if all(schedule.factor(step, before) == schedule.factor(step, after) for step in range(min(before, after))):
+    common = range(min(before, after))
+    if all(schedule.factor(step, before) == schedule.factor(step, after) for step in common):
         return []
     return [
         f"the run was started for {before:,} steps and now has {after:,}: schedule.name {schedule.plugin_name()} "

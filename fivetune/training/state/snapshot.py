@@ -122,7 +122,8 @@ def _collect_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> Torch
     taken = optimizer.state_dict()
     # Groups list weights by number, which differ from strategy to strategy.
     del taken["param_groups"]
-    return {**taken, "state": {name_of[parameters[number]]: state for number, state in taken["state"].items()}}
+    taken["state"] = {name_of[parameters[number]]: state for number, state in taken["state"].items()}
+    return taken
 
 
 def map_names(model: nn.Module) -> dict[Tensor, str]:

@@ -106,7 +106,8 @@ def compute_depth_factor(names: Sequence[str], name: str, decay: float, *, is_em
     last: dict[str, int] = {}  # the number of the last block of each stack
     for one in names:
         if found := BLOCK_NAME.search(one):
-            last[found[1]] = max(last.get(found[1], 0), int(found[2]))
+            stack = found[1]
+            last[stack] = max(last.get(stack, 0), int(found[2]))
     if own := BLOCK_NAME.search(name):
         return decay ** (last[own[1]] - int(own[2]))
     return decay ** (1 + max(last.values())) if is_embedding else 1.0

@@ -148,7 +148,8 @@ class Chips(StepEngine):
             small[name] = {key: value for key, value in state.items() if value.ndim == 0}
         small = jax.device_get(small)  # one transfer: the host waits for the chips once
         for name, parameter in self.model.named_parameters():
-            if self.optimizer is not None and (found := small.get(name)):
+            found = small.get(name)
+            if self.optimizer is not None and found:
                 numbers = {key: torch.tensor(float(value)) for key, value in found.items()}
                 self.optimizer.state[parameter].update(make_counter(self.optimizer, self.num_steps), **numbers)
 
@@ -255,7 +256,8 @@ class Chips(StepEngine):
 
             # Gradients: with a scan the program has the passes of one micro-batch, not of each.
             zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, trained))
-            (loss, grads), _ = jax.lax.scan(accumulate, zeros, (jnp.arange(len(batch[0])), batch))
+            numbers = jnp.arange(len(batch[0]))
+            (loss, grads), _ = jax.lax.scan(accumulate, zeros, (numbers, batch))
             norm = jnp.sqrt(sum(jnp.sum(jnp.square(grad)) for grad in grads.values()))
             scale = 1.0
             if self.max_norm is not None:

@@ -254,7 +254,8 @@ class ShardedOptions(StrategyOptions):
             if failed is not None:
                 self.forget_passes(model)
                 minimal = build_minimal_batch(batch)
-                log.replay(dict(zip(passes.count_rows(minimal), passes.count_rows(batch), strict=True)))
+                rows = zip(passes.count_rows(minimal), passes.count_rows(batch), strict=True)
+                log.replay(dict(rows))
                 self.prepare_backward(model, world, is_last=is_last)
                 passes.backward(passes.compute_loss(minimal))
         log.begin()

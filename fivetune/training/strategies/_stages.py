@@ -102,9 +102,11 @@ def _iter_weights(model: Any, part: range, num_encoder: int) -> Iterator[nn.Para
     """Yield the weights that the blocks of `part` need, some of them twice."""
     last = num_encoder + len(model.decoder.block) - 1
     for number in part:
-        stack, own = model.encoder, number
+        stack = model.encoder
+        own = number
         if number >= num_encoder:
-            stack, own = model.decoder, number - num_encoder
+            stack = model.decoder
+            own = number - num_encoder
         yield from stack.block[own].parameters()
         yield from stack.block[find_bias_block(stack, own)].layer[0].SelfAttention.relative_attention_bias.parameters()
         if own == 0:

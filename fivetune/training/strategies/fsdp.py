@@ -53,8 +53,10 @@ class FSDP(FullyShardedOptions):
     def shard(self, model: nn.Module, device: str, world: World, *, precision: str, costs: Sequence[float]) -> None:
         from torch.distributed.device_mesh import init_device_mesh
 
-        shape, names = (world.size,), ("shard",)
+        shape = (world.size,)
+        names = ("shard",)
         if self.replicas > 1:
-            shape, names = (self.replicas, world.size // self.replicas), ("replica", "shard")
+            shape = (self.replicas, world.size // self.replicas)
+            names = ("replica", "shard")
         mesh = init_device_mesh(device.partition(":")[0], shape, mesh_dim_names=names)
         shard_fully(model, mesh, precision=precision, offload=self.offload)

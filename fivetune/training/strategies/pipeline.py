@@ -90,6 +90,7 @@ class Pipeline(ShardedOptions):
         # A weight of several stages counts once: on the stage that owns it.
         gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
         own = [gradient for name, gradient in gradients.items() if stage.is_owner(name)]
-        norm = stage.sum_over_stages(torch.nn.utils.get_total_norm(own).float().square()).sqrt()
+        square = torch.nn.utils.get_total_norm(own).float().square()
+        norm = stage.sum_over_stages(square).sqrt()
         scale_gradients(list(gradients.values()), norm, max_norm)
         return norm
