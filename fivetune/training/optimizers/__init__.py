@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from fivetune.plugins import Options
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["AdamWOptions", "Beta", "Decay", "OptimizerOptions", "Rate"]
 
 Rate = Annotated[float, Field(gt=0, le=10)]
-Decay = Annotated[float, Field(ge=0)]
+Decay = NonNegativeFloat
 Beta = Annotated[float, Field(ge=0, lt=1)]
 """Types of options that most optimizers have: learning rate, weight decay, share of an average that a step keeps."""
 
@@ -84,7 +84,7 @@ class AdamWOptions(OptimizerOptions):
     weight_decay: Decay = Field(0.0, description="decoupled; not applied to norms")
     beta1: Beta = 0.9
     beta2: Beta = 0.999
-    eps: Annotated[float, Field(gt=0)] = 1e-8
+    eps: PositiveFloat = 1e-8
 
     def build_arguments(self) -> TorchState:
         """Build the arguments of torch's AdamW, which the variants share."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
 from fivetune.training.optimizers import Beta, Decay, OptimizerOptions, Rate
 
@@ -41,7 +41,7 @@ class Adafactor(OptimizerOptions):
     )
     relative_step: bool = Field(False, description="learning rate 1/sqrt(step), as in the paper; excludes lr")
     warmup_init: bool = Field(False, description="linear warm-up of relative_step: 1e-6 * step")
-    clip_threshold: Annotated[float, Field(gt=0)] = Field(1.0, description="RMS above which an update is scaled down")
+    clip_threshold: PositiveFloat = Field(1.0, description="RMS above which an update is scaled down")
     decay_rate: Annotated[float, Field(ge=-1, lt=0)] = Field(-0.8, description="exponent of the second moment's decay")
     beta1: Beta | None = Field(None, description="momentum; null: none")
     weight_decay: Decay = 0.0

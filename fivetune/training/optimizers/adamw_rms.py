@@ -6,9 +6,9 @@ about 1 % a step.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
 from fivetune.training.optimizers import AdamWOptions, Decay, Rate
 
@@ -27,7 +27,7 @@ class AdamWRMS(AdamWOptions):
 
     lr: Rate = Field(1e-3, description="peak learning rate, before the scaling")
     weight_decay: Decay = Field(0.0, description="decoupled, not scaled; not applied to norms")
-    min_rms: Annotated[float, Field(gt=0)] = Field(1e-3, description="lower bound of the root mean square")
+    min_rms: PositiveFloat = Field(1e-3, description="lower bound of the root mean square")
 
     def build(self, groups: list[TorchState]) -> Optimizer:
         from fivetune.training.optimizers._adamw_rms import ScaledAdamW

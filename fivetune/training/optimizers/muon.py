@@ -6,9 +6,9 @@ size of AdamW's (Liu et al. 2025, "Muon is Scalable for LLM Training"), so that 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
 from fivetune.training.optimizers import Beta, Decay, OptimizerOptions, Rate
 
@@ -30,7 +30,7 @@ class Muon(OptimizerOptions):
     momentum: Beta = Field(0.95, description="of Muon")
     beta1: Beta = Field(0.9, description="of AdamW")
     beta2: Beta = Field(0.999, description="of AdamW")
-    eps: Annotated[float, Field(gt=0)] = Field(1e-8, description="of AdamW")
+    eps: PositiveFloat = Field(1e-8, description="of AdamW")
 
     def get_state_bytes(self, kind: str) -> float:
         return self.state_bytes_per_parameter if kind == "matrix" else 8.0
