@@ -95,6 +95,7 @@ def choose_compute(
     device = pick_device(config.device)
     threads = ThreadControl.from_setting(config.train.num_threads)
     threads_why = threads.start(measure=device == "cpu")
+    # Each rank has a GPU of its machine for itself.
     if world.size > 1 and device == "cuda":
         device = pick_device(f"cuda:{world.local_rank}")
     precision, why = decide_precision(config.train.precision, device, resumed_precision)

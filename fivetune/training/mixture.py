@@ -63,6 +63,7 @@ def require_single_part(config: RunConfig) -> None:
 
 def join_stores(stores: Mapping[str, TokenStore | None], split: str) -> ConcatStore | None:
     """Join the stores of all parts; None if no part has a store. Raises ConfigError if only some have one."""
+    # All parts or none: an evaluation of some parts would be compared with evaluations of all.
     there = {name: store for name, store in stores.items() if store is not None}
     lacking = [name for name in stores if name not in there]
     if there and lacking:

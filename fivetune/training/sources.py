@@ -124,6 +124,7 @@ def describe_split(config: RunConfig, split: str, *, labelled: bool = True) -> S
     training = split == "train"
     # Data to predict have no evaluation part, and files of data.eval are used as they are.
     share = data.eval_share if labelled and not data.eval else None
+    # With a share both sets are parts of data.train.
     paths = find_sources(config, "train" if training or share is not None else "eval")
     if not paths:
         return None

@@ -69,7 +69,7 @@ class ThreadControl:
         best = min(seconds, key=lambda number: seconds[number])
         if seconds[now] < MIN_GAIN * seconds[best]:
             best = now
-        # The measurement has left another number.
+        # The measurement has left the last number that it tried.
         torch.set_num_threads(best)
         if best == now:
             return ""

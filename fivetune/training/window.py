@@ -93,6 +93,8 @@ def profile_steps(
             stamps.append(time.perf_counter())
 
     _run_steps(setup, steps, flag, on_step_end=stamp)
+
+    # The same steps once more: the profiler slows them down, so that their times are shares only.
     recorded = _record_profile(setup, steps, flag)
     _write_trace(recorded, path)
     state = chain.from_iterable(values.values() for values in setup.learner.optimizer.state.values())

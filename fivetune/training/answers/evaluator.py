@@ -254,6 +254,7 @@ def _order_by_target(store: TokenStore, least: float) -> NDArray[np.intp]:
     """
     if store.window_shards is not None:
         return np.arange(store.num_groups)
+    # The first passage of each question stands for it.
     _, rows = np.unique(store.groups, return_index=True)
     targets = [store.labels[row].tobytes() for row in rows.tolist()]
     frequent = [target for target, num in Counter(targets).items() if num >= least]

@@ -82,6 +82,7 @@ def choose_header(source: str, task: Task, columns: Mapping[str, str], header: S
     path = Path(source).expanduser()
     if is_hub_name(source) or not path.is_file():
         return tuple(header)
+    # A file to predict often has no header although the training data have one, or the other way round.
     with open_bytes(path) as file:
         head = file.read(HEAD_BYTES)
     if detect_format(head, path) not in ("csv", "lines"):

@@ -220,6 +220,7 @@ def _benchmark_graphs(setup: Setup, saved: SavedWeights, *, timed: bool) -> tupl
     """Compare graphs with launched kernels. Returns: the recorder if graphs are to be used, else None; the reason."""
     batches = setup.data.stream.build_micro_batches(0)[:NUM_BATCHES]
     launched = 0.0
+    # Launched kernels first, with the weights where they are: graphs may move them into one buffer.
     if timed:
         learner = replace(setup.learner, optimizer=build_optimizer(setup.config, setup.learner.model))
         launched = _measure_batch_seconds(learner, batches)
@@ -262,6 +263,7 @@ def _check_agreement(setup: Setup, recorder: GraphRecorder, batch: Batch, saved:
     learner = setup.learner
     # At the peak rate, where a wrong gradient moves the weights most.
     lr = get_peak_lr(learner.optimizer) or 0.0
+    # Both ways begin at the same weights, each with an optimizer of its own.
     restore_weights(saved, reallocate=True)
     eager = replace(learner, optimizer=build_optimizer(setup.config, learner.model))
     launched = [_run_eager_step(eager, batch, lr) for _ in range(NUM_COMPARED)][-1]

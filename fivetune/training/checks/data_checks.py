@@ -218,6 +218,7 @@ def check_characters(setup: Setup) -> Outcome:
     if parts:
         advice = ". Replace them, or use a model whose vocabulary has them (ByT5 has all)" if state == "warn" else ""
         notes.append(f"{'; '.join(parts)}{advice}")
+    # Odd targets are a warning in any case, lost characters only from a share on.
     if len(notes) > bool(parts):
         state = "warn"
     if notes:

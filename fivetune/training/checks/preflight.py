@@ -104,6 +104,7 @@ def check_before_training(setup: Setup, progress: Progress, run: RunDir) -> Plan
 
 def run_checks(setup: Setup) -> Iterator[Check]:
     """Run the checks in order and yield their outcomes."""
+    # The order matters: the memory is forecast from the peak of the train step.
     checks: dict[str, Callable[[Setup], Outcome]] = {
         "data": check_data,
         "records": check_records,
@@ -186,6 +187,7 @@ def _check_generation(setup: Setup) -> Outcome:
     evaluator = setup.data.evaluator
     if evaluator is None:
         return "warn", "no data.eval, nothing to generate for"
+    # All that an evaluation calls, from decoding to metrics, runs once on a few questions.
     predictions: list[Prediction] = []
     questions = select_subset(evaluator.store, NUM_GENERATED)
     with translate_oom_errors():
@@ -211,7 +213,7 @@ def _check_reload(setup: Setup) -> Outcome:
         if learner.world.is_first:
             foreign = setup.config.model.any_seq2seq
             reloaded = load_model_and_tokenizer(str(folder), head=head_of(setup.config.task), any_seq2seq=foreign).model
-            attach_exported(reloaded, folder)
+            attach_exported(reloaded, folder)  # virtual tokens are next to the model
     if learner.strategy.sharded:
         what = "weights"
         loaded = dict(reloaded.named_parameters()) if reloaded is not None else {}

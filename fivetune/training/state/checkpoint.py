@@ -236,6 +236,7 @@ def find_newest_checkpoint(folder: Path, *, on_damage: Callable[[str], object]) 
         reason = find_damage(path) or find_state_damage(path)
         if reason is None:
             return path
+        # Renamed, not removed: somebody may want to look at it, or to save its weights.
         aside = path.with_name(f"{path.name}.damaged")
         try:
             _remove(aside)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -49,6 +49,7 @@ CHANGEABLE = (  # settings that a resume may change; the number of steps too, so
 
 def with_saved_batch_size(folder: Path, config: RunConfig) -> RunConfig:
     """Replace train.batch_size auto by the size that the run found when it began."""
+    # Not searched again: with another size losses would round differently.
     before = get_nested(rundir.read_run_config(folder), "train", "batch_size")
     if config.train.batch_size != "auto" or type(before) is not int or before < 1:
         return config
@@ -149,8 +150,7 @@ def refuse_foreign_checkpoints(folder: Path, owner: CheckpointOwner) -> None:
                 "(machine.json): another one may tokenise or order them differently."
             )
         # Settings that a resume may change are not among them.
-        own = owner.settings
-        changed = {key: (old, own.get(key)) for key, old in found.settings.items() if old != own.get(key)}
+        changed = _compare_settings(found.settings, owner.settings, found.settings)
         if changed:
             raise ConfigError(
                 f"{folder}: the checkpoint of step {path.name} was trained with other settings: "
@@ -290,9 +290,8 @@ def describe_other_evaluation(best: BestEval | None, metric: str, before: Checkp
     if before.eval_data and before.eval_data != now.eval_data:
         changes.append("the evaluation data differ")
     # A setting that one of two versions of FiveTune does not have is no change.
-    old = before.eval_settings
-    new = now.eval_settings
-    changed = {key: (old[key], new[key]) for key in old if key in new and old[key] != new[key]}
+    common = [key for key in before.eval_settings if key in now.eval_settings]
+    changed = _compare_settings(before.eval_settings, now.eval_settings, common)
     if changed:
         changes.append(_list_changes(changed))
     if not changes:
@@ -321,9 +320,15 @@ def find_changed_settings(before: JsonTable, after: JsonTable) -> dict[str, tupl
     """
     old = _flatten_sections(before)
     new = _flatten_sections(after)
+    fixed = [key for key in sorted({*old, *new}) if not _is_changeable(key)]
+    return _compare_settings(old, new, fixed)
+
+
+def _compare_settings(old: JsonTable, new: JsonTable, keys: Iterable[str]) -> dict[str, tuple[object, object]]:
+    """Compare two tables of settings: (old, new) by each of the keys whose values differ."""
     changed: dict[str, tuple[object, object]] = {}
-    for key in sorted({*old, *new}):
-        if old.get(key) != new.get(key) and not _is_changeable(key):
+    for key in keys:
+        if old.get(key) != new.get(key):
             changed[key] = old.get(key), new.get(key)
     return changed
 

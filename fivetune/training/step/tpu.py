@@ -127,6 +127,7 @@ class Chips(StepEngine):
         same = optimizer is self.optimizer
         if same and self._versions == self._read_versions():
             return
+        # What the chips have computed for the other optimizer comes back first.
         if not same:
             self.fetch()
         parameters = dict(self.model.named_parameters())
