@@ -363,7 +363,7 @@ def _read_optimizer_shards(path: Path, model: nn.Module, *, whole: bool) -> dict
             continue
         if shape == parameter.shape and not whole:
             place = torch.empty_like(parameter.detach(), dtype=dtype)
-        else:  # a factored moment, or a number
+        else:  # all of it, a factored moment, or a number
             place = torch.empty(shape, dtype=dtype)
         places[key] = place
         found[name]["/".join(rest)] = place
