@@ -68,18 +68,22 @@ LEARNING = [
            "        engine.clear_gradients(learner)\n", STEP_TESTS, "runs_out_later"),
     Mutant("a step that is repeated after memory ran out keeps half a gradient", ACCUMULATE,
            "            engine.clear_gradients(learner)  # makes room for sending zeros\n"
-           "\n        sums, too_many, signum = _sum_over_ranks(learner, inputs, sums, too_many)\n"
+           "\n        # A rank that failed takes part too: the others wait for it, and learn that it failed.\n"
+           "        sums, too_many, signum = _sum_over_ranks(learner, inputs, sums, too_many)\n"
            "        if not too_many:\n"
            "            return StepSums(sums[0], sums[1], batch_size, signum)\n"
            "        if too_many == 1:\n"
            '            raise failed or MemoryError("another rank ran out of memory with one example.")\n'
+           "\n        # Half of the size that failed, rounded up.\n"
            "        batch_size = -(-too_many // 2)\n"
            "        engine.clear_gradients(learner)\n",
-           "\n        sums, too_many, signum = _sum_over_ranks(learner, inputs, sums, too_many)\n"
+           "\n        # A rank that failed takes part too: the others wait for it, and learn that it failed.\n"
+           "        sums, too_many, signum = _sum_over_ranks(learner, inputs, sums, too_many)\n"
            "        if not too_many:\n"
            "            return StepSums(sums[0], sums[1], batch_size, signum)\n"
            "        if too_many == 1:\n"
            '            raise failed or MemoryError("another rank ran out of memory with one example.")\n'
+           "\n        # Half of the size that failed, rounded up.\n"
            "        batch_size = -(-too_many // 2)\n", STEP_TESTS, "runs_out_later"),
     Mutant("targets of a split batch are those of other examples", "data/store/batch.py",
            "batch.cu_seqlens_tgt[middle:] - labels", "batch.cu_seqlens_tgt[middle:] - inputs",
@@ -105,10 +109,11 @@ LEARNING = [
 
 NOT_FINITE = [
     Mutant("an infinite gradient is applied", FINITE,
-           "if not (math.isfinite(loss) and (math.isfinite(norm) or fp16_overflow)):", "if not math.isfinite(loss):",
+           "        if math.isfinite(norm):\n            return\n", "        return\n",
            TRAINING_TESTS, "not_finite"),
     Mutant("a NaN loss is applied", FINITE,
-           "if not (math.isfinite(loss) and (math.isfinite(norm) or fp16_overflow)):", "if math.isinf(norm):",
+           "    if math.isfinite(loss):\n        if math.isfinite(norm):",
+           "    if True:\n        if not math.isinf(norm):",
            TRAINING_TESTS, "not_finite"),
     Mutant("a step is checked after it is applied", STEP,
            "    values = check_values(learner, inputs,",

@@ -63,7 +63,7 @@ def accumulate_over_ranks(engine: GradientEngine, learner: Learner, inputs: Step
             too_many = max(len(batch.ids) for batch in batches)
             engine.clear_gradients(learner)  # makes room for sending zeros
 
-        # A rank that failed takes part in the sums, for which the others wait; then all of them know that it failed.
+        # A rank that failed takes part too: the others wait for it, and learn that it failed.
         sums, too_many, signum = _sum_over_ranks(learner, inputs, sums, too_many)
         if not too_many:
             return StepSums(sums[0], sums[1], batch_size, signum)
