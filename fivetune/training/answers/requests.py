@@ -137,10 +137,12 @@ def read_requests(
         for given in requests:
             texts = [one for one in given if isinstance(one, str)]
             records = [one for one in given if not isinstance(one, str)]
-            own_task, own_columns = task, columns
+            own_task = task
+            own_columns: Mapping[str, str] = columns
             if texts:
                 template = getattr(task, "template", None) or getattr(task, "inputs", "")
-                own_task, own_columns = WholeInputs(template=str(template)), {}
+                own_task = WholeInputs(template=str(template))
+                own_columns = {}
                 written = write_texts(path, texts)
             else:
                 written = write_records(path, records, columns)

@@ -65,7 +65,7 @@ def _parse_ranking(value: JsonValue) -> list[str]:
         for item in value:
             if item == []:
                 continue
-            first = item[0] if isinstance(item, list) else item  # of several synonyms
+            first: JsonValue = item[0] if isinstance(item, list) else item  # of several synonyms
             if type(first) is not str:
                 raise ValueError("A ranking is a list of texts, the best first.")
             texts.append(first)
