@@ -543,7 +543,7 @@ def explain_none(survey: Survey, task: str | None, wanted: Given, bad: Sequence[
     fits += f" the columns {list_names(survey.table.columns)}:"
     if given:
         return f"{fits} {'; '.join(reasons)}. Give other columns than {flags}, or another task with --task{by_pair}."
-    texts = sorted((name for name in columns if columns[name].hby_pair), key=lambda name: -columns[name].mean_chars)
+    texts = sorted((name for name in columns if columns[name].has_text), key=lambda name: -columns[name].mean_chars)
     texts = [name for name in texts if name not in nested]
     if not texts:
         reasons.append("no column holds text: what the model would read is missing")
