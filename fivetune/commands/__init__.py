@@ -260,8 +260,11 @@ def print_start(started: Started) -> None:
     fields: list[tuple[str, str]] = [("task", f"{kind}: {reading.reason}")]
     if reading.id_column:
         fields.append(("", f"id: {reading.id_column}"))
-    if reading.unread:
-        fields.append(("", f"not read: {', '.join(reading.unread[:MAX_COLUMNS])}"))
+    texts = [name for name in reading.unread if plan.table.describe(name).has_text]
+    rest = [name for name in reading.unread if name not in texts]
+    for what, names in (("text that is not read", texts), ("not read", rest)):
+        if names:
+            fields.append(("", f"{what}: {', '.join(names[:MAX_COLUMNS])}"))
     for other in reading.others:
         fields.append(("", f"or {describe_reading(other)}: {shlex.join(list_flags(other))}"))
     flags = shlex.join(list_flags(reading))

@@ -403,7 +403,8 @@ def _find_leakage(train: Sequence[TextExample], evaluation: Sequence[TextExample
     for kind in asked:
         if any(asked[kind]) and any(known[kind]):
             # All pairs with one context are near: only equal ones are counted.
-            facts[kind] = _compare_texts(known[kind], asked[kind], None if kind == PAIR else near)
+            noun = kind if any(asked["question"]) else "input"
+            facts[noun] = _compare_texts(known[kind], asked[kind], None if kind == PAIR else near)
     return facts
 
 
@@ -497,9 +498,9 @@ def _find_missing_answers(examples: Sequence[TextExample]) -> JsonTable:
     holding: dict[str, bool] = {}  # question -> whether one of its contexts contains an answer
     missing: list[TextExample] = []
     num_other_case = num_answered = 0
-    for example in examples:
+    for example, known in zip(examples, _extract_texts(examples)["context"], strict=True):
         golds = [reference for reference in example.references if reference.strip()]
-        if not golds:
+        if not golds or not known:  # a question alone has no context
             continue
         num_answered += 1
         context = example.inputs[slice(*example.clippable)]

@@ -50,6 +50,8 @@ from fivetune.types import RawRecord, Task, TextExample
 NUM_TRIED = 20  # first records, one of which a reading's task must convert
 LONG_NAME = 4  # words from which on a name may be a text
 NUM_SHOWN = 3  # readings that a doubt lists
+UNKNOWN_NAMES = "its names say too little of it"
+SEVERAL_LIKELY = "several readings are about as likely"
 SEQUENCES = (
     "FiveTune learns texts, not labels of words or of spans. Write a record for each text, and what is to be found in "
     "it as text, such as `Ann: person; Oslo: place` in a column `targets`. A part of a list can be named: NAME.0.PART, "
@@ -117,8 +119,7 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
     rivals = [one for one in others if one.targets != best.targets or not {*one.inputs} <= {*best.inputs}]
     if best.doubts or best.points < ENOUGH or any(one.points > best.points - MARGIN for one in rivals):
         is_one = not rivals or rivals[0].points <= best.points - 2 * MARGIN
-        unclear = "its names say too little of it" if is_one else "several readings are about as likely"
-        raise _make_doubt([*best.doubts, unclear][0], best, others, survey)
+        raise _make_doubt([*best.doubts, UNKNOWN_NAMES if is_one else SEVERAL_LIKELY][0], best, others, survey)
     # near ones are told, as they may be meant
     least = max(ENOUGH, best.points - 2 * MARGIN)
     near = [one for one in rivals if one.points >= least and not one.doubts]
@@ -130,6 +131,8 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
 def _make_doubt(why: str, best: Reading, others: Sequence[Reading], survey: Survey) -> DoubtError:
     """Make the error that shows the likely readings, and the columns that none of these has."""
     shown = _list_likely(best, others, why, survey)
+    if why == SEVERAL_LIKELY and len(shown) == 1:  # the others learn a text from its copy
+        why = UNKNOWN_NAMES
     used = [name for one in shown for name in (*one.inputs, *one.targets)]
     used += [name.partition(".")[0] for name in used]  # of a chat
     left = [survey.columns[name] for name in (*survey.list_unread(used), *survey.list_counts()) if name not in used]
@@ -467,8 +470,11 @@ def _describe_few(table: RawTable, given: Given, task: str | None) -> str:
         readings = [reading for _, reading in doubt.choices]
     except DataError:
         pass  # more records may show what these do not
-    shown = "; or ".join(map(describe_reading, readings))
-    return f"would be read as {shown}. It " if readings else ""
+    if readings:
+        return f"would be read as {'; or '.join(map(describe_reading, readings))}. It "
+    has_lists = any(one.is_list_of_texts for one in table.columns.values())  # which are no labels, as more may show
+    example = _find_example(make_survey(table, {}), task) if has_lists and table.num_records > 1 else ""
+    return f"can be read with names of columns, such as {example}. It " if example else ""
 
 
 def explain_form(survey: Survey, task: str | None = None) -> str | None:
@@ -479,6 +485,7 @@ def explain_form(survey: Survey, task: str | None = None) -> str | None:
             f"has one column with values, {list_names(columns)}. Training needs inputs and what is to "
             "be learned for them, such as text,label or question,answer. Add the other column."
         )
+    texts: list[str] = []
     if found := find_word_labels(survey):
         verb = "has" if len(found.labels) == 1 else "have"
         what = f"{list_names(found.labels)} {verb} a value for each word of {found.words}"
@@ -490,7 +497,10 @@ def explain_form(survey: Survey, task: str | None = None) -> str | None:
             return None
         what = f"{list_names(nested)} {'holds' if len(nested) == 1 else 'hold'} lists or objects"
         known = [{"inputs": [text], "targets": [f"{name}.*"]} for text in texts for name in nested]
-    way = "".join(f" What works: {flags}." for flags in islice(_list_working(survey, task, known), 1))
+    labels = [name for name, column in columns.items() if column.has_labels and column.num_distinct > 1]
+    labelled = [{"text": [text], "label": [name]} for text in texts for name in labels]
+    working = [flags for one in (known, labelled) for flags in islice(_list_working(survey, task, one), 1)]
+    way = f" What works: {'; or '.join(working)}." if working else ""
     return f"{what}. {SEQUENCES}.{way}"
 
 
@@ -545,14 +555,19 @@ def explain_none(survey: Survey, task: str | None, wanted: Given, bad: Sequence[
         return f"{fits} {'; '.join(reasons)}. Give other columns than {flags}, or another task with --task{by_pair}."
     texts = sorted((name for name in columns if columns[name].has_text), key=lambda name: -columns[name].mean_chars)
     texts = [name for name in texts if name not in nested]
-    if not texts:
+    lists = [name for name in columns if columns[name].is_list_of_texts and name not in nested]
+    if len(texts) + len(lists) < 1 + (not texts):
         reasons.append("no column holds text: what the model would read is missing")
         return f"{fits} {'; '.join(reasons)}. Add a column with the text of each record."
-    reasons.append(f"text in {list_names(texts)}, and no other column is named as what is to be learned")
+    held = {"text": texts, "lists of texts": lists}
+    told = " and ".join(f"{what} in {list_names(names)}" for what, names in held.items() if names)
+    reasons.append(f"{told}, and no other column is named as what is to be learned")
     # lists of what several annotators say, then numbers that one text is given, then another text
-    lists = [name for name, column in columns.items() if column.kind == "text list"]
-    known: list[Given] = [{"text": [one for one in columns if one in texts], "tags": [name]} for name in lists]
-    is_one = all(survey.is_copy(texts[0], name) for name in texts[1:])
+    labels = [name for name, column in columns.items() if column.kind == "text list"]
+    known: list[Given] = [
+        {"text": [one for one in columns if one in texts], "tags": [name]} for name in labels if texts
+    ]
+    is_one = bool(texts) and all(survey.is_copy(texts[0], name) for name in texts[1:])
     numbers = (
         [name for name in columns if columns[name].kind == "number" and not survey.is_aside(name)] if is_one else []
     )
@@ -560,14 +575,25 @@ def explain_none(survey: Survey, task: str | None, wanted: Given, bad: Sequence[
     for name in numbers:
         roles = ("text", "label") if columns[name].has_labels else ("inputs", "targets")
         known.append(dict(zip(roles, (texts[:1], [name]), strict=True)))
-    pairs = permutations(sorted(texts, key=lambda name: survey.rate(name, "targets"))[:4], 2)
-    known += [{"inputs": [read], "targets": [learned]} for read, learned in pairs]
-    example = next(_list_working(survey, task, known), "--column text=NAME --column label=NAME")
+    example = next(_list_working(survey, task, known), "") or _find_example(survey, task)
+    example = example or "--column text=NAME --column label=NAME"
     others = f" (so of {list_names(numbers[1:])})" if len(numbers) > 1 else ""
     way = f"Name the columns, such as {example}{others}, or the task with --task."
-    if len(texts) < 2:
+    if len(texts) + len(lists) < 2:
         way += " If the file holds the texts of one label, add it as a column, and join the files of all labels."
     return f"{fits} {'; '.join(reasons)}. {way}"
+
+
+def _find_example(survey: Survey, task: str | None) -> str:
+    """Find the flags by which one text or list of texts is learned from another; "" if no two are there."""
+    columns = {name: column for name, column in survey.columns.items() if not _is_nested(survey, name, column)}
+    texts = [name for name, column in columns.items() if column.has_text]
+    texts.sort(key=lambda name: (survey.rate(name, "targets"), -columns[name].mean_chars))
+    lists = [name for name, column in columns.items() if column.is_list_of_texts]
+    names = sorted([*texts[:4], *lists[:4]], key=survey.is_aside)
+    pairs = permutations([f"{name}.*" if name in lists else name for name in names], 2)
+    known = ({"inputs": [read], "targets": [learned]} for read, learned in pairs)
+    return next(_list_working(survey, task, known), "")
 
 
 def _list_working(survey: Survey, task: str | None, known: Iterable[Given]) -> Iterator[str]:

@@ -57,6 +57,7 @@ PLACE = re.compile(  # the name of a column of places
 )
 ENDS = {"start": ("end", "stop"), "begin": ("end",), "from": ("to",)}
 PAIR = ("prompt", "response")
+ANSWERED = re.compile(r"(?s:(.+?[?？؟])\s*?\n\s*(\S.*))")  # a question and what follows it on further lines
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,18 @@ class TextParts(Parts):
             else ""
         )
         return f"{self.column} is divided at {marks} into {list_names(self.names)}{longer}"
+
+
+@dataclass(frozen=True)
+class QuestionParts(Parts):
+    """Divides a text at the first line end behind a question mark."""
+
+    def find_parts(self, fields: Mapping[str, object]) -> Sequence[object] | None:
+        match = ANSWERED.fullmatch(as_text(find_value(fields, self.column)))
+        return match.groups() if match else None
+
+    def describe(self) -> str:
+        return f"{self.column} is divided at the first line end behind a question mark into {list_names(self.names)}"
 
 
 @dataclass(frozen=True)
@@ -240,7 +253,7 @@ def find_lines_header(source: str) -> Sequence[str]:
 
 def find_division(table: RawTable) -> Division | None:
     """Find what divides the records of a table, or joins its rows; None if nothing does."""
-    finders = (_find_written, _find_excerpt, _find_turns, _find_text_parts, _find_list_parts)
+    finders = (_find_written, _find_excerpt, _find_turns, _find_text_parts, _find_question_parts, _find_list_parts)
     return next(filter(None, (find(table) for find in finders)), None)
 
 
@@ -257,6 +270,15 @@ def _find_text_parts(table: RawTable) -> TextParts | None:
             longer = sum(found[1] for text in filled if (found := marks.split(text)))
             names = [_find_free_name(table, column.name, name) for name in marks.names if name]
             return TextParts(column.name, names, marks, longer)
+    return None
+
+
+def _find_question_parts(table: RawTable) -> QuestionParts | None:
+    for column, filled in _iter_texts(table):
+        num_answered = sum(ANSWERED.fullmatch(text) is not None for text in filled)
+        if num_answered >= MIN_SHARE * min(SAMPLE, table.num_records):
+            names = [_find_free_name(table, column.name, name) for name in ("question", "answer")]
+            return QuestionParts(column.name, names)
     return None
 
 

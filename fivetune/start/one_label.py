@@ -64,10 +64,10 @@ def _list_read(survey: Survey, label: str, same: Sequence[str]) -> Iterator[tupl
     notes = [name for name in texts if has_word(name, COMMENTS)]
     notes = notes if any(has_word(name, PLAIN_TEXTS) for name in texts if name not in notes) else []
     pairs = itertools.combinations(texts, 2)
-    alike = next((pair for pair in pairs if survey.is_copy(*pair) or survey.is_version(*pair)), ())
+    alike = next((pair for pair in pairs if survey.is_form(*pair)), ())
     doubts: list[str] = []
     for spare, doubt in (
-        (leaks, f"is filled for some values of {label} only, as what the giver of it writes"),
+        (leaks, f"has text for some values of {label} only, as a comment of who chose {label} has"),
         (told, f"holds the {label} itself in nearly all records, as a reasoning about it does"),
         (notes, f"may be what the giver of {label} writes, or be read"),
     ):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import combinations
 
 from fivetune.start.questions import read_golds
 from fivetune.start.roles import (
@@ -22,7 +23,9 @@ from fivetune.start.roles import (
 )
 from fivetune.start.survey import (
     CODE,
+    FORM,
     IN_TEXT,
+    LEARNED,
     NO_PEARSON,
     READ,
     SHORTER,
@@ -34,8 +37,11 @@ from fivetune.start.survey import (
     is_named_output,
     join_names,
 )
+from fivetune.tasks import list_names
 
 SOURCES = ("inputs", "text", "question")  # roles of what a pair is learned from
+MAINS = (*SOURCES, "instruction")  # roles of the text beside its contexts
+MAX_VERSIONS = 5  # of a text, in languages and writings
 LESS_DETAIL = 0.5  # length of a text, as a share of a longer one, up to which it tells the same in less detail
 LONG_CONTEXT = 20  # mean words from which on a text may be asked about
 
@@ -50,6 +56,10 @@ def read_pairs(survey: Survey) -> Iterator[Reading]:
             yield _read_pair(survey, languages[:1], target)
         return
     texts = [name for name in survey.list_unread(()) if columns[name].has_text]
+    if len(languages) == 1 and len(versions := _list_versions(survey, languages[0], texts)) > 1:
+        for source, target in combinations(versions, 2):  # the first is the source
+            yield _read_pair(survey, [source], target, versions)
+        return
     targets = survey.given.get("targets") or [*survey.objects, *_list_targets(survey, texts)]
     for target in targets:
         for sources in _list_sources(survey, target, texts):
@@ -65,6 +75,17 @@ def read_pairs(survey: Survey) -> Iterator[Reading]:
         if not found.doubts and survey.rate(short, "targets") < 2:
             found = replace(found, doubts=[f"{short} may be a short form of {long}, or another text"])
         yield found
+
+
+def _list_versions(survey: Survey, language: str, texts: Sequence[str]) -> list[str]:
+    """List the texts whose names are those of a language or say nothing, if no name says what is learned: the same in
+    a few languages or writings.
+    """
+    is_other = len(split_name(language)) > 1 or survey.given.keys() & {"inputs", "targets"}
+    if is_other or survey.list_columns("targets", "label", minimum=USUAL):
+        return []
+    found = [name for name in texts if survey.rate(name, *READ, *LEARNED) == 0 or name == language]
+    return found if len(found) <= MAX_VERSIONS else []
 
 
 def _list_targets(survey: Survey, texts: Sequence[str]) -> list[str]:
@@ -110,9 +131,13 @@ def _list_sources(survey: Survey, target: str, texts: Sequence[str]) -> list[lis
     contexts = [name for name in survey.list_columns("context", minimum=USUAL) if name in known]
     # nothing is answered from a query
     known = [name for name in known if name in contexts or not survey.columns[name].has_code] or known
+    together = survey.list_named_inputs(target)
     questions = [name for name in known if survey.rate(name, "question") >= USUAL and name not in contexts]
     if questions and contexts:  # of a question and the schema of its tables, both
-        return [[name for name in survey.columns if name in (questions[0], contexts[0])]]
+        both = [name for name in survey.columns if name in (questions[0], contexts[0])]
+        return [together, both] if {*both} < {*together} else [both]
+    if len(together) > 1:
+        return [together, *([name] for name in known[:2])]
     asked = [name for name in known if survey.rate(name, "inputs") >= USUAL and name not in contexts]
     if asked and contexts and survey.rate(target, "targets") >= USUAL:  # so of a prompt and what it is about
         return [[name for name in survey.columns if name in (asked[0], contexts[0])], asked[:1], contexts[:1]]
@@ -135,13 +160,14 @@ def _is_longer_summary(survey: Survey, name: str, other: str) -> bool:
     return rate_name("summary", name) >= 2 and survey.table.describe(name).mean_chars > survey.columns[other].mean_chars
 
 
-def _read_pair(survey: Survey, sources: Sequence[str], target: str) -> Reading:
+def _read_pair(survey: Survey, sources: Sequence[str], target: str, versions: Sequence[str] = ()) -> Reading:
+    """Read a target from its sources; with `versions` both are among these, the others of which are left out."""
     source = sources[-1]
     first, last = survey.columns[source], survey.table.describe(target)
     kind, prefix, form, values, points = "text to text", "", "", "", 0
     reason = f"{describe_columns(sources)} what is read, {target} what is learned"
     used = [*sources, target, target.removesuffix(".*")]
-    others: list[str] = []
+    others = [name for name in versions if name not in used]
     # what the values of the target say
     is_short = last.mean_chars < 0.4 * first.mean_chars and last.mean_words >= 4
     is_longer = _is_longer_summary(survey, target, source)
@@ -152,6 +178,8 @@ def _read_pair(survey: Survey, sources: Sequence[str], target: str) -> Reading:
         values, points = f"{target} is right, others what systems answered", IN_TEXT
     elif is_short or is_longer:
         values, points = f"length of {target}", SHORTER if is_short else UNKNOWN
+    if versions:
+        values, points = "one text is named after a language, as those of a translation are", FORM + CLEAR
     # the kind of the pair
     languages = find_language(source), find_language(target)
     if all(languages) and languages[0] != languages[1]:
@@ -182,6 +210,9 @@ def _read_pair(survey: Survey, sources: Sequence[str], target: str) -> Reading:
             (is_reference and (is_of_dialogue or is_shared), f"{target} may be what {source} is about, or be learned"),
         ]
     doubts = [words for is_so, words in table if is_so]
+    mains = [name for name in sources if survey.rate(name, *MAINS) >= survey.rate(name, "context")]
+    if len(mains) != 1 < len(sources) and "inputs" not in survey.given and all(map(survey.is_named_input, sources)):
+        doubts.append(f"{list_names(sources)} are named as texts to be read, together or one of them")
     if target in survey.golds:
         doubts += describe_outputs(
             [name for name in texts if survey.rate(name, "targets") == CLEAR and name not in used]

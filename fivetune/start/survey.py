@@ -27,6 +27,7 @@ from fivetune.start.columns import (
 )
 from fivetune.start.roles import (
     CLEAR,
+    COMMENTS,
     COPIES,
     GOLD,
     INNER,
@@ -407,6 +408,10 @@ class Survey:
         more, less = sorted(({*split_name(name)}, {*split_name(other)}), key=len, reverse=True)
         return less < more and len(more) == len(less) + 1 and self.measure_overlap(name, other)[0] >= VERSION
 
+    def is_form(self, name: str, other: str) -> bool:
+        """Whether a text is a copy or a version of a second one."""
+        return self.is_copy(name, other) or self.is_version(name, other)
+
     def list_columns(self, *roles: str, minimum: int) -> list[str]:
         """List the columns with a role, the clearest name first; those that the user gave the first role, if any."""
         if roles[0] in self.given:
@@ -445,6 +450,29 @@ class Survey:
         if self.columns[name].has_labels:  # a question that is cause or effect, but not the source "web"
             return self.rate(name, "text", "question") >= USUAL and read >= learned
         return read >= max(2, learned) and (learned == 0 or learned >= USUAL or read >= CLEAR)
+
+    def is_named_input(self, name: str) -> bool:
+        """Whether a column holds running text, or lists of texts, and its name says that it is read; a title or a note
+        may be left out."""
+        column = self.columns[name]
+        is_spare = (
+            rate_name("summary", name) >= 2
+            or has_word(name, f"{NOTES} {COMMENTS}")
+            or self.rate(name, "choices") >= USUAL
+        )
+        is_known = self._is_read(name) and self.rate(name, *READ) >= USUAL
+        return is_known and not is_spare and (column.is_list_of_texts or (column.has_text and column.is_running))
+
+    def list_named_inputs(self, target: str) -> list[str]:
+        """List the texts that are read by their names, in the order of the file; of forms of one text, such as
+        seniorDescription and juniorDescription, the first.
+        """
+        found: dict[str, str] = {}  # last word -> name
+        for name in self.list_texts(target, only_known=True):
+            words = [word for word in split_name(name) if word not in INNER.split()] or [name]
+            if self.is_named_input(name) and not any(self.is_copy(name, one) for one in found.values()):
+                found.setdefault(words[-1], name)
+        return [*found.values()]
 
     def _can_be_read(self, name: str) -> bool:
         """Whether a column holds running text, and its name says nothing."""
@@ -531,13 +559,14 @@ class Survey:
         is_general = has_word(target, GENERAL_LABELS)
         is_labelled = not reading.roles.keys().isdisjoint(("label", "tags"))
         for name in self.list_unread(used):
-            if target in self.golds and self.is_of_system(name):
+            is_told = self.is_named_input(name) and any(self.is_form(name, one) for one in inputs)
+            if is_told or (target in self.golds and self.is_of_system(name)):
                 continue
             weight, doubt = self._weigh_unread(name, is_certain=is_certain, named=0 if form else named)
             is_output = self._is_output(name) and (
                 self.rate(name, "targets", "answer") >= named or (has_word(name, GOLD) and not is_general)
             )
-            if is_output and is_labelled and not is_certain:
+            if is_output and not is_certain:
                 doubt = f"{name} holds text that is named as what is learned, and is not read"
             table.append((weight, f"{name} is not read"))
             told.append(doubt)
@@ -597,7 +626,7 @@ class Survey:
         learned = self.rate(name, "targets", "answer", "label", "tags")
         if learned <= self.rate(name, "text") and not column.has_labels:  # a title is a text, too
             learned = 0
-        read = self.rate(name, "context", "choices", "instruction")
+        read = self.rate(name, *READ if self.is_named_input(name) else ("context", "choices", "instruction"))
         is_readable = is_nested or column.is_running or self.rate(name, "choices") >= USUAL
         if read >= USUAL > learned and is_readable:
             doubt = f"{name} is named as a text to be read and is not read" if is_nested or not is_certain else ""

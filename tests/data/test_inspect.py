@@ -60,6 +60,21 @@ def test_limits_cut_what_training_cuts(tokenizer, tmp_path, limit):
     assert row["num_answers_lost"] == sum(one.answer_clipped for one in tokens)
 
 
+def test_texts_without_a_question_are_inputs_and_questions_alone_lack_no_context(tmp_path, tokenizer_folder, capsys):
+    pair = json.dumps({"id": "p1", "inputs": "Ann has a red hat.", "targets": "yes"}) + "\n"
+    asked = json.dumps({"id": "q1", "question": "What has Ann?", "answers": ["a hat"]}) + "\n"
+    tasks = {"jsonl": (pair, ()), "squad": (asked, ("--task.template", "question: {question}"))}
+    found = {}
+    for task, (record, options) in tasks.items():
+        path = tmp_path / f"{task}.jsonl"
+        path.write_text(record)
+        words = ("inspect", str(path), "--task", task, "--tokenizer", str(tokenizer_folder), "--against", str(path))
+        assert main([*words, *options, "--json"]) == 0
+        found[task] = json.loads(capsys.readouterr().out)
+    assert found["jsonl"]["leakage"].keys() - {"id"} == {"input"}
+    assert found["squad"]["sets"]["train"]["answers"]["num_questions"] == 0
+
+
 def test_lost_characters_are_named(tokenizer):
     found = measure_coverage(tokenizer, ["a 中 b", "中中", "red\n", "red"])
     assert [(one.character, one.num_times, one.num_texts) for one in found.lossy] == [("中", 3, 2), ("\n", 1, 1)]

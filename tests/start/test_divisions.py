@@ -67,6 +67,8 @@ FORMS = {
     "<extra_id_0>System\n\n<extra_id_1>User\n{}\n<extra_id_1>Assistant\n{}": "response from prompt",
     "en: {} de: {}": "de from en",
     "{{{{user}}}}: {}\n{{{{char}}}}: {}": "char from prompt",
+    "{}\n{}": "answer from question",
+    "{} \r\n\r\n{}": "answer from question",
 }
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 from fivetune.errors import DataError
 from fivetune.start.choose import DoubtError, infer_task
 from fivetune.start.columns import RawTable, build_table
-from fivetune.start.roles import find_language
+from fivetune.start.roles import find_language, parse_columns
 from fivetune.start.survey import TARGET_ROLES, Reading
 from fivetune.types import RawRecord
 from tests.start.layouts import LAYOUTS, make_rows
@@ -195,11 +197,47 @@ def test_the_separator_of_labels_is_one_that_divides_them_and_that_none_holds(na
         ("positions beside a query", ["jsonl: sql.* < question"]),
         ("steps", ["jsonl: output.* < instruction", "jsonl: output < instruction"]),
         ("pairs with licences", ["jsonl: column2 < column1", "jsonl: column1 < column2"]),
+        ("two main texts", ["jsonl: response < prompt input", "jsonl: response < input"]),
     ],
 )  # fmt: skip
 def test_a_doubt_lists_these_readings(name: str, readings: list[str]) -> None:
     found = find_doubt(name)
     assert [describe(one) for _, one in found.choices] == readings
+
+
+def test_a_doubt_lists_one_language_from_one_other_before_where_the_texts_are_from() -> None:
+    found = find_doubt("a language with its writings")
+    assert [describe(one) for _, one in found.choices[:2]] == [
+        "jsonl: phonetic < english",
+        "jsonl: syllabary < english",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        ("a recipe in lists", "--column 'inputs=ingredients.*' --column 'targets=steps.*'"),
+        ("two lists of texts", "--column 'inputs=symptoms.*' --column 'targets=actions.*'"),
+        ("objects beside who wrote a text", "--column inputs=text --column 'targets=meta.*'"),
+        ("objects beside who wrote a text", "--column text=text --column label=author_id"),
+    ],
+)
+def test_a_refusal_of_lists_of_texts_names_columns_that_work(name: str, flags: str) -> None:
+    table = make_table(LAYOUTS[name][0])
+    assert flags in str(find(table))
+    given = parse_columns([word for word in shlex.split(flags) if word != "--column"])
+    assert describe(infer_task(table, given=given)).endswith(f"< {next(iter(given.values()))[0]}")
+
+
+def test_one_reading_is_not_said_to_be_one_of_several() -> None:
+    found = find_doubt("a plain text and its marked copy")
+    assert len(found.choices) == 1 and "several" not in str(found)
+
+
+def test_a_refusal_of_a_label_of_many_texts_names_the_same_columns_as_text() -> None:
+    table = make_table("name=title | ingredients=steps | steps=steps")
+    with pytest.raises(DataError, match=r"inputs=ingredients\.\*' --column targets=name"):
+        infer_task(table, given={"text": ["ingredients.*"], "label": ["name"]})
 
 
 def test_a_few_outputs_that_repeat_are_labels_in_the_next_reading() -> None:
