@@ -40,7 +40,6 @@ from fivetune.start.survey import (
 from fivetune.tasks import list_names
 
 SOURCES = ("inputs", "text", "question")  # roles of what a pair is learned from
-MAINS = (*SOURCES, "instruction")  # roles of the text beside its contexts
 MAX_VERSIONS = 5  # of a text, in languages and writings
 LESS_DETAIL = 0.5  # length of a text, as a share of a longer one, up to which it tells the same in less detail
 LONG_CONTEXT = 20  # mean words from which on a text may be asked about
@@ -210,7 +209,7 @@ def _read_pair(survey: Survey, sources: Sequence[str], target: str, versions: Se
             (is_reference and (is_of_dialogue or is_shared), f"{target} may be what {source} is about, or be learned"),
         ]
     doubts = [words for is_so, words in table if is_so]
-    mains = [name for name in sources if survey.rate(name, *MAINS) >= survey.rate(name, "context")]
+    mains = [one for one in sources if survey.rate(one, "context") < USUAL or survey.rate(one, "text") >= CLEAR]
     if len(mains) != 1 < len(sources) and "inputs" not in survey.given and all(map(survey.is_named_input, sources)):
         doubts.append(f"{list_names(sources)} are named as texts to be read, together or one of them")
     if target in survey.golds:

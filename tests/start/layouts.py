@@ -656,7 +656,7 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "an input beside its form": ("input=talk | raw_input=talk cleaned | output=reply", "?"),
     "lists of questions and of answers": ("topic=title | questions=texts | answers=texts", "?"),
     # lists of texts with names that say nothing
-    "a recipe in lists": ("name=title | ingredients=steps | steps=steps", "!"),
+    "a recipe in lists": ("name=title | ingredients=steps | steps=steps", "?"),
     "objects beside who wrote a text": ("author_id=ten | text=sentence | meta=object", "!"),
     "a plain text and its marked copy": ("plain=talk | marked=talk", "?"),
     "two lists of texts": ("symptoms=steps | actions=steps", "!"),

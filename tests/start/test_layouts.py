@@ -216,7 +216,6 @@ def test_a_doubt_lists_one_language_from_one_other_before_where_the_texts_are_fr
 @pytest.mark.parametrize(
     ("name", "flags"),
     [
-        ("a recipe in lists", "--column 'inputs=ingredients.*' --column 'targets=steps.*'"),
         ("two lists of texts", "--column 'inputs=symptoms.*' --column 'targets=actions.*'"),
         ("objects beside who wrote a text", "--column inputs=text --column 'targets=meta.*'"),
         ("objects beside who wrote a text", "--column text=text --column label=author_id"),
