@@ -65,7 +65,7 @@ def _parse_ranking(value: JsonValue) -> list[str]:
         for item in value:
             if item == []:
                 continue
-            first: JsonValue = item[0] if isinstance(item, list) else item  # of several synonyms
+            first = _get_first(item)
             if type(first) is not str:
                 raise ValueError("A ranking is a list of texts, the best first.")
             texts.append(first)
@@ -73,6 +73,11 @@ def _parse_ranking(value: JsonValue) -> list[str]:
     if type(value) is not str:  # the reader returns JSON's NaN as a subclass of str
         raise ValueError('It must be text; no answer is the empty text "".')
     return [value]
+
+
+def _get_first(item: JsonValue) -> JsonValue:
+    """The first of several synonyms, or the text itself."""
+    return item[0] if isinstance(item, list) else item
 
 
 def _parse_number(value: JsonValue) -> float:
