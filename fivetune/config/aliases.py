@@ -134,7 +134,7 @@ UNCHANGED: dict[str, tuple[tuple[object, ...], str]] = {  # accepted with these 
     "eval_strategy": (("steps",), EVALUATIONS),
     "evaluation_strategy": (("steps",), EVALUATIONS),
     "save_strategy": (("steps",), "By default a checkpoint is written at each evaluation: checkpoint.every_steps."),
-    "fp16": ((False,), "Set train.precision: fp16 (T5 overflows in fp16; prefer bf16 or fp32)."),
+    "fp16": ((False,), "train.precision: auto takes bf16, or fp16 on GPUs without bf16."),
     "bf16_full_eval": ((False,), "Evaluation computes in train.precision."),
     "fp16_full_eval": ((False,), "Evaluation computes in train.precision."),
     "pad_to_max_length": ((False,), "Batches are not padded; train.forward: buckets computes fixed sizes."),

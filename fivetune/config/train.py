@@ -95,7 +95,8 @@ class TrainSection(BaseModel):
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = Field(
         default="auto",
         description="auto: bf16 products with fp32 weights if the device has units for them, on a CPU after a trial "
-        "at the start, else fp32; tf32: fp32 whose products round their factors to 10 bits (NVIDIA GPUs from A100 on)",
+        "at the start; fp16 on a GPU without bf16, after a trial; else fp32. tf32: fp32 whose products round their "
+        "factors to 10 bits (NVIDIA GPUs from A100 on)",
     )
     forward: Literal["auto", "flat", "padded", "buckets"] = Field(
         default="auto",

@@ -10,17 +10,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fivetune.model.cuda.dispatch import needs_attention_kernel
+from fivetune.model.cuda.dispatch import explain_missing_triton, needs_attention_kernel
 from fivetune.model.cuda.kernel_trial import find_kernel_fault
 from fivetune.model.cuda.tiles import LARGEST_HEAD
 from fivetune.model.dropout import compute_keep_scale, draw_dropout, split_dropout, zero_dropped_
+from fivetune.model.half import multiply_wide
 from fivetune.model.modules import AutogradContext, T5Settings
 from fivetune.model.precision import get_matmul_dtype, suppress_autocast
 from fivetune.types import Autocast
@@ -187,12 +187,12 @@ def explain_unsupported_kernel(head_size: int, kind: torch.dtype, device: str) -
 
     Kernels that could run are tested on the device, by `find_kernel_fault`.
     """
-    if find_spec("triton") is None:
-        return "Triton is not installed"
+    if kind == torch.float16:
+        return ""  # plain torch computes it, on every GPU
+    if reason := explain_missing_triton():
+        return reason
     if head_size & (head_size - 1) or head_size > LARGEST_HEAD:
         return f"its heads have {head_size} columns, Triton's kernel has powers of two up to {LARGEST_HEAD}"
-    if kind not in (torch.float32, torch.bfloat16):
-        return "Triton's kernel computes in fp32 and bf16 only"
     return find_kernel_fault(head_size, kind, device)
 
 
@@ -325,8 +325,20 @@ class RelativeBias:
         return self.grad + diagonals.sum(1)
 
 
+def _get_score_dtype(q: Tensor) -> torch.dtype:
+    return torch.float32 if q.dtype == torch.float16 else q.dtype
+
+
+def _multiply_scores(a: Tensor, b: Tensor) -> Tensor:
+    """A product of batches whose result the softmax reads: in fp32 where the factors are in fp16."""
+    return multiply_wide(a, b) if a.dtype == torch.float16 else torch.bmm(a, b)
+
+
 class BlockAttention(torch.autograd.Function):
-    """`attend` in fp32, one block at a time, so that the data of a block stays in the CPU's cache."""
+    """`attend` one block at a time, so that the data of a block stays in the CPU's cache.
+
+    Scores and weights are in the dtype of q, in fp32 if q is in fp16.
+    """
 
     @staticmethod
     def forward(
@@ -341,7 +353,8 @@ class BlockAttention(torch.autograd.Function):
     ) -> Tensor:
         queries, keys, causal, prefixes, window = where
         blocks = build_blocks(queries.ends, keys.ends, causal, prefixes, window)
-        bias = RelativeBias(table, keys.longest, causal, q.device, q.dtype)
+        kind = _get_score_dtype(q)
+        bias = RelativeBias(table, keys.longest, causal, q.device, kind)
         sizes = [q.shape[1] * math.prod(block.shape) for block in blocks]
         # All blocks draw at once: one call of the generator, whatever the division into blocks is.
         drawn = draw_dropout(sum(sizes), rate, q.device)
@@ -352,19 +365,20 @@ class BlockAttention(torch.autograd.Function):
             added = bias.build_block_bias(block)
             key = key.transpose(1, 2)
             if cap is not None:
-                scores = torch.bmm(query, key).div_(cap).tanh_().mul_(cap)
-                if added is not None:
-                    scores.add_(added)
-            elif added is not None:
+                scores = _multiply_scores(query, key).div_(cap).tanh_().mul_(cap)
+            elif added is not None and kind == q.dtype:
                 scores = torch.baddbmm(added, query, key)
+                added = None
             else:
-                scores = torch.bmm(query, key)
+                scores = _multiply_scores(query, key)
+            if added is not None:
+                scores.add_(added)
             # The weights before dropout are saved; the positions of the zeros are few and saved once.
             weight = torch.softmax(scores, -1)
             kept = weight
             if dropped is not None:  # the scores are not needed any more: their memory takes the copy
                 kept = zero_dropped_(scores.copy_(weight), dropped)
-            out[block.queries] = torch.bmm(kept, value).transpose(0, 1)
+            out[block.queries] = torch.bmm(kept.to(value.dtype), value).transpose(0, 1)
             weights.append(weight)
         ctx.save_for_backward(q, k, v, table, drawn, *weights)
         ctx.where = where
@@ -379,7 +393,7 @@ class BlockAttention(torch.autograd.Function):
         queries, keys, causal, prefixes, window = ctx.where
         blocks = build_blocks(queries.ends, keys.ends, causal, prefixes, window)
         trained = table if ctx.needs_input_grad[3] else None
-        bias = RelativeBias(trained, keys.longest, causal, q.device, q.dtype)
+        bias = RelativeBias(trained, keys.longest, causal, q.device, _get_score_dtype(q))
         if drawn is not None:
             grad = grad * ctx.scale
         of_q, of_k, of_v = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v))
@@ -388,13 +402,14 @@ class BlockAttention(torch.autograd.Function):
             query, key, value = _slice_heads(block, q, k, v)
             out = grad[block.queries].transpose(0, 1)
             kept = weight if dropped is None else zero_dropped_(weight.clone(), dropped)
-            of_v[block.keys] = torch.bmm(kept.transpose(1, 2), out).transpose(0, 1)
-            of_weight = zero_dropped_(torch.bmm(out, value.transpose(1, 2)), dropped)
+            of_v[block.keys] = torch.bmm(kept.transpose(1, 2).to(out.dtype), out).transpose(0, 1)
+            of_weight = zero_dropped_(_multiply_scores(out, value.transpose(1, 2)), dropped)
             scores = torch.ops.aten._softmax_backward_data(of_weight, weight, -1, weight.dtype)
             bias.add_grad(block, scores)
             if ctx.cap is not None:  # the slope of the cap, 1 - tanh^2, from the products again
-                share = torch.bmm(query, key.transpose(1, 2)).div_(ctx.cap).tanh_()
+                share = _multiply_scores(query, key.transpose(1, 2)).div_(ctx.cap).tanh_()
                 scores = scores.addcmul(scores, share.square_(), value=-1)
+            scores = scores.to(q.dtype)
             of_q[block.queries] = torch.bmm(scores, key).transpose(0, 1)
             of_k[block.keys] = torch.bmm(scores.transpose(1, 2), query).transpose(0, 1)
         return of_q, of_k, of_v, bias.compute_table_grad(), None, None, None

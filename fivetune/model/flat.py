@@ -299,7 +299,7 @@ def apply_self_attention(
     x, normed = ops.begin_branch(x, layer.layer_norm)
     q, k, v = ops.project_heads(normed, module.key_value_proj_dim, module.q, module.k, module.v)
     out = ops.attend(module, q, k, v, bounds, bounds, module.dropout, table=table, causal=causal)
-    return ops.end_branch(x, ops.project(out.flatten(1), module.o), layer.dropout)
+    return ops.end_branch(x, ops.project_last(out.flatten(1), module.o), layer.dropout)
 
 
 def apply_cross_attention(layer: T5Layer, x: Tensor, bounds: SequenceBounds, memory: EncoderOutput, ops: Ops) -> Tensor:
@@ -308,7 +308,7 @@ def apply_cross_attention(layer: T5Layer, x: Tensor, bounds: SequenceBounds, mem
     x, normed = ops.begin_branch(x, layer.layer_norm)
     (q,) = ops.project_heads(normed, module.key_value_proj_dim, module.q)
     out = ops.attend_memory(module, q, bounds, memory)
-    return ops.end_branch(x, ops.project(out.flatten(1), module.o), layer.dropout)
+    return ops.end_branch(x, ops.project_last(out.flatten(1), module.o), layer.dropout)
 
 
 def apply_feed_forward(layer: T5Layer, x: Tensor, act: str, ops: Ops) -> Tensor:
@@ -318,4 +318,4 @@ def apply_feed_forward(layer: T5Layer, x: Tensor, act: str, ops: Ops) -> Tensor:
     gated = is_gated(dense)
     inner = ops.project(normed, dense.wi_0, dense.wi_1) if gated else ops.project(normed, dense.wi)
     inner = ops.apply_activation(dense, inner, act, gated=gated)
-    return ops.end_branch(x, ops.project(inner, dense.wo), layer.dropout)
+    return ops.end_branch(x, ops.project_last(inner, dense.wo), layer.dropout)

@@ -200,7 +200,7 @@ def _apply_feed_forward(layer: Any, x: Tensor, ops: Ops) -> Tensor:
     normed = _normalize(layer.pre_feedforward_layernorm, x, ops)
     inner = ops.project(normed, dense.gate_proj, dense.up_proj)
     inner = ops.apply_activation(dense, inner, dense.config.hidden_activation, gated=True)
-    return _add_branch(layer, x, layer.post_feedforward_layernorm, ops.project(inner, dense.down_proj), ops)
+    return _add_branch(layer, x, layer.post_feedforward_layernorm, ops.project_last(inner, dense.down_proj), ops)
 
 
 def _compute_heads(module: Any, x: Tensor, linears: tuple[nn.Linear, ...], ops: Ops) -> list[Tensor]:
@@ -234,7 +234,7 @@ def _attend(
     cap = None if hasattr(module, "q_norm") else module.attn_logit_softcapping
     q = q * module.scaling  # before the products, which `attend` does not scale
     out = ops.attend(module, q, k, v, queries, keys, module.attention_dropout, cap=cap, **options)
-    return ops.project(out.flatten(1), module.o_proj)
+    return ops.project_last(out.flatten(1), module.o_proj)
 
 
 def _apply_rotation(x: Tensor, rotation: Rotation) -> Tensor:

@@ -18,9 +18,10 @@ from fivetune.distributed.sharding import get_local, is_gathered_by_call
 from fivetune.distributed.tensor_parallel import ColumnLinear, copy_to_group
 from fivetune.model.cuda.dispatch import supports_fused
 from fivetune.model.dropout import compute_keep_scale, draw_dropout, zero_dropped_
+from fivetune.model.half import apply_half_product
 from fivetune.model.low_rank import LowRankPair, apply_low_rank, find_pair
 from fivetune.model.modules import AutogradContext
-from fivetune.model.precision import cast_weights, get_matmul_dtype
+from fivetune.model.precision import cast_weights, get_matmul_dtype, suppress_autocast
 from fivetune.model.weight_cache import KeptLinear, find_kept
 
 
@@ -56,6 +57,19 @@ def apply_projections(x: Tensor, modules: Sequence[nn.Linear]) -> Tensor:
     if all(find_kept(weight) for weight in weights):
         return KeptLinear.apply(x, *weights)
     return F.linear(x, cast_weights(*weights))
+
+
+def apply_last_projection(x: Tensor, module: nn.Linear) -> Tensor:
+    """The output of the linear module that ends a branch, [N, f] -> [N, d]: in fp16 in fp32, see `half.py`."""
+    if get_matmul_dtype(x.device) != torch.float16:
+        return apply_projections(x, (module,))
+    if is_plain_linear(module):
+        return apply_half_product(x, get_local(module.weight))
+    if pair := find_pair(module):
+        inner = apply_half_product(x, pair.a)
+        return apply_half_product(x, pair.weight) + pair.scale * apply_half_product(inner, pair.b)
+    with suppress_autocast(x.device):  # an adapter with a formula of its own
+        return module(x.float())
 
 
 def _build_empty_pair(module: nn.Module) -> LowRankPair | None:
@@ -218,7 +232,7 @@ class ReluDropout(torch.autograd.Function):
 
 
 def apply_gated_dropout(x: Tensor, act: str, rate: float, *, fused: bool = False) -> Tensor:
-    """dropout(act(a) * b) of x = [a, b]: [N, 2 f] -> [N, f]."""
+    """dropout(act(a) * b) of x = [a, b]: [N, 2 f] -> [N, f]; in fp32 if x is in fp16."""
     if fused and act in FUSED_ACTIVATIONS and rate < 1 and supports_fused(x):
         from fivetune.model.cuda import pointwise
 
@@ -234,13 +248,13 @@ class GatedDropout(torch.autograd.Function):
         ctx.save_for_backward(x, dropped)
         ctx.act = act
         ctx.scale = scale
-        gate, value = x.chunk(2, -1)
-        return zero_dropped_(compute_activation(gate, act).mul_(value), dropped).mul_(scale)
+        return zero_dropped_(_multiply_gate(x, act), dropped).mul_(scale)
 
     @staticmethod
     def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         x, dropped = ctx.saved_tensors
         gate, value = x.chunk(2, -1)
+        gate = _widen(gate)
         grad = zero_dropped_(grad * ctx.scale, dropped)
         of_x = torch.empty_like(x)
         of_gate, of_value = of_x.chunk(2, -1)  # views, which the two products fill
@@ -256,8 +270,17 @@ def compute_gated(x: Tensor, act: str) -> Tensor:
 
         rows = x.reshape(-1, x.shape[-1])
         return pointwise.compute_activation_dropout(rows, FUSED_ACTIVATIONS[act], gated=True).view(*x.shape[:-1], -1)
+    return _multiply_gate(x, act)
+
+
+def _multiply_gate(x: Tensor, act: str) -> Tensor:
+    """act(a) * b of x = [a, b] as a new tensor; in fp32 if x is in fp16, which the product may pass."""
     gate, value = x.chunk(2, -1)
-    return compute_activation(gate, act).mul_(value)
+    return compute_activation(_widen(gate), act).mul_(value)
+
+
+def _widen(x: Tensor) -> Tensor:
+    return x.float() if x.dtype == torch.float16 else x
 
 
 FUSED_ACTIVATIONS = {"relu": "relu", "gelu_new": "gelu_new", "gelu_pytorch_tanh": "gelu_new"}  # names in the kernels

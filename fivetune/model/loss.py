@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fivetune.model.cuda.dispatch import needs_attention_kernel, supports_fused
+from fivetune.model.cuda.dispatch import supports_fused
 from fivetune.model.modules import AutogradContext
 from fivetune.model.objective import MAX_CHUNK_LOGITS, PLAIN, Objective, apply_cap, compute_logit_gradient
 from fivetune.model.precision import copy_weights, get_matmul_dtype, suppress_autocast
@@ -79,7 +79,7 @@ class Embed(torch.autograd.Function):
             return None, None, None
         if total is None:
             total = grad.new_zeros(ctx.parameter.shape)
-        if needs_attention_kernel(grad):
+        if supports_fused(grad):
             from fivetune.model.cuda.rows import add_rows_
 
             add_rows_(total, ids, grad)

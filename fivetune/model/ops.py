@@ -23,6 +23,7 @@ from fivetune.model.layers import (
     add_dropout_residual,
     apply_dropout_,
     apply_gated_dropout,
+    apply_last_projection,
     apply_projections,
     apply_relu_dropout_,
     is_plain_linear,
@@ -115,6 +116,10 @@ class Ops:
     def project(self, x: Tensor, *linears: nn.Linear) -> Tensor:
         """The outputs of linear modules side by side, [N, sum of widths]: one product if all are plain or low-rank."""
         return apply_projections(x, linears)
+
+    def project_last(self, x: Tensor, linear: nn.Linear) -> Tensor:
+        """The output of the linear module that ends a branch, [N, d]; in fp32 with products in fp16."""
+        return apply_last_projection(x, linear)
 
     def project_heads(self, x: Tensor, size: int, *linears: nn.Linear) -> tuple[Tensor, ...]:
         """The outputs of linear modules of one width by head, [N, H, size] each."""

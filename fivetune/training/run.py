@@ -54,8 +54,8 @@ from fivetune.training.threads import ThreadControl
 from fivetune.training.training import Training
 
 FP16_WARNING = (
-    "train.precision is fp16. T5's feed-forward outputs exceed fp16's 65,504 in all but the smallest models; the "
-    "authors trained in bf16. Overflowing steps are skipped."
+    "train.precision is fp16 with transformers' modules, in which the feed-forward outputs of most T5 models pass "
+    "fp16's 65,504. Flat tokens keep these sums in fp32 (train.forward); else use bf16 or fp32."
 )
 
 
@@ -159,7 +159,7 @@ def run_recipe(
                 if resume:
                     plan = restore_plan(setup, outputs, owner)
                     _write_initial_status(config, run)  # not before: what restore_plan refuses stays as it was
-                if compute.precision == "fp16":
+                if compute.precision == "fp16" and setup.learner.forward.kind != "flat":
                     outputs.warn(FP16_WARNING)
                 run.write(DATA, {name: store.summary for name, store in setup.data.stores})
                 run.write(PLAN, plan.as_dict())

@@ -156,8 +156,6 @@ def set_up(
     # The machine first: device, precision and ranks decide how everything else is built.
     config = select_part(config)
     compute = choose_compute(config, world, chosen.precision)
-    if compute.precision == "fp16":  # of a resumed run, with auto
-        config = config.replace("train", precision="fp16")
     world = world.split(config.strategy.get_model_size(world.size), compute.device)
     # Equal on all ranks: random weights and new adapters are drawn alike.
     seed_everything(config.run.seed)
@@ -185,8 +183,10 @@ def set_up(
         train = replace_targets(config, train, decoding, compute, world, on_progress)
     stream = TrainingStream(train, _build_batch_plan(config), build_mixture_sampler(config, train), world)
 
-    # The precision of a CPU is measured with the data; evaluations compute in it.
+    # The precision of a CPU or an older GPU is measured with the data; evaluations compute in it.
     compute = _choose_precision(config, model, stream, compute, world, chosen)
+    if compute.precision == "fp16":  # chosen, or of a resumed run with auto
+        config = config.replace("train", precision="fp16")
     evaluator = None
     if evaluation is not None:
         evaluator = make_evaluator(
@@ -325,12 +325,14 @@ def _choose_precision(
     world: World,
     chosen: MeasuredChoices,
 ) -> ComputeConfig:
-    """Choose the precision of a CPU on each rank's first batch; the first rank's choice counts."""
+    """Choose the precision of a CPU or an older GPU on each rank's first batch; the first rank's choice counts."""
     is_resumed = config.train.precision == "auto" and chosen.precision is not None
     # A sharded model may have no values before the strategy places it: nothing can be measured with it.
     has_weights = not config.strategy.sharded or world.size == 1
-    if compute.kind != "cpu" or is_resumed or not has_weights:
+    is_measured = compute.kind == "cpu" or (compute.kind == "cuda" and config.train.precision == "auto")
+    if not is_measured or is_resumed or not has_weights:
         return compute
+    model.to(compute.device)
     forward = _choose_forward(config, model, stream, compute, chosen)
     batch = stream.build_micro_batches(0)[0]
     return world.broadcast_object(choose_precision(config.train.precision, model, compute, batch, forward))

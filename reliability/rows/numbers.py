@@ -41,7 +41,8 @@ OVERFLOWING_FAMILIES: dict[str, dict[str, Any]] = {
         "encoder_attention_type": "local", "local_radius": 8, "global_block_size": 4,
     },
 }  # fmt: skip
-OVERFLOWING = 3e5  # times the feed-forward weights of a tiny model: its outputs pass 65,504
+OVERFLOWING = 2.0**18  # times the feed-forward outputs of a tiny model: they pass 65,504, its weights do not
+UNSUPPORTED = ("longt5",)  # families that transformers' modules compute
 NUM_SCALES = 16  # that a GradScaler tries, from 65,536 to 2
 LARGEST_HALF = 65_504  # of fp16
 
@@ -202,8 +203,8 @@ def spoil_trainer(fired: str, place: str, value: float, first: int, last: int, s
 
 
 def overflow_fp16(workload: Workload, random: random.Random) -> Iterator[Trial]:
-    """Models whose feed-forward outputs pass the largest number of fp16, trained in fp16, as large T5s do; and now and
-    then gradients that overflow at every loss scale."""
+    """Models whose feed-forward outputs pass the largest number of fp16, trained in fp16, as those of large T5s do; and
+    now and then gradients that overflow at every loss scale."""
     families = cycle(random.sample(sorted(OVERFLOWING_FAMILIES), len(OVERFLOWING_FAMILIES)))
     for number in count():
         if number % 4 == 1:
@@ -220,19 +221,23 @@ def overflow_fp16(workload: Workload, random: random.Random) -> Iterator[Trial]:
             yield Trial(f"{number} gradients from step {step}", run_out_of_scales)
             continue
         family, seed = next(families), random.randrange(1000)
-        scale = OVERFLOWING * random.choice((1, 3, 10))
+        scale = OVERFLOWING * random.choice((1, 2, 4))
 
         def run(folder: Path, family: str = family, seed: int = seed, scale: float = scale) -> None:
             places = (str(folder / "model"), str(workload.folder / "tokenizer"))
             check_success(WarmProcess(make_overflowing_model, *places, family, seed, scale).finish())
             options: dict[str, Any] = {"model__path": str(folder / "model"), "train__precision": "fp16"}
             done = WarmProcess(train, str(workload.write_recipe(folder, **options))).finish()
-            assert done.returncode in (2, 5), f"exit code {done.returncode}: {done.stderr[-600:]}"
-            assert "bf16 or fp32" in done.stderr, f"no advice: {done.stderr[-600:]}"
             steps = folder / "run" / "steps.jsonl"
             num_steps = len(steps.read_text().splitlines()) if steps.exists() else 0
-            assert num_steps < 10, f"found after {num_steps} steps"
             check_finite(folder / "run")
+            if family not in UNSUPPORTED:
+                check_success(done)
+                assert num_steps == NUM_STEPS, f"{num_steps} steps"
+                return
+            assert done.returncode in (2, 5), f"exit code {done.returncode}: {done.stderr[-600:]}"
+            assert "bf16 or fp32" in done.stderr, f"no advice: {done.stderr[-600:]}"
+            assert num_steps < 10, f"found after {num_steps} steps"
 
         yield Trial(f"{number} {family} of seed {seed} times {scale:.0e}", run)
 
@@ -243,10 +248,11 @@ def make_overflowing_model(folder: str, tokenizer: str, family: str, seed: int, 
 
     made = make_model(Path(folder), Path(tokenizer), seed=seed, **OVERFLOWING_FAMILIES[family])
     weights = load_file(made / "model.safetensors")
-    outputs = [weight for name, weight in weights.items() if name.endswith("DenseReluDense.wo.weight")]
-    assert outputs, f"no feed-forward layer in {list(weights)}"
-    for weight in outputs:
-        weight.mul_(scale)
+    for name, weight in weights.items():
+        if name.endswith(("DenseReluDense.wi.weight", "DenseReluDense.wi_1.weight")):
+            weight.mul_(16)
+        elif name.endswith("DenseReluDense.wo.weight"):
+            weight.mul_(scale / 16)
     save_file(weights, made / "model.safetensors", metadata={"format": "pt"})
     largest = measure_feed_forward(made)
     assert LARGEST_HALF < largest < math.inf, f"the largest feed-forward output is {largest:g}"
@@ -274,5 +280,6 @@ ROWS = [
         put_bad_values, 6, 60, put_bad_values_in_peer),
     Row("R13", "feed-forward outputs beyond fp16's 65,504 in T5, T5 v1.1, mT5, umT5, LongT5; "
         "gradients that overflow at every loss scale",
-        "refused, or found within 10 steps with the advice to use bf16 or fp32", overflow_fp16, 2, 20),
+        "trains in fp16 with finite values; LongT5 and gradients: found within 10 steps, with the advice to use bf16 "
+        "or fp32", overflow_fp16, 2, 20),
 ]  # fmt: skip

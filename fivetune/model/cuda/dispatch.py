@@ -14,20 +14,29 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from fivetune.model.precision import get_matmul_dtype
+
 DEVICES = ("cuda",)
-KINDS = (torch.float32, torch.bfloat16)  # dtypes that the kernels support
+KINDS = (torch.float32, torch.bfloat16)  # dtypes that the kernels support; products in fp16 are plain torch's
+OLDEST = (8, 0)  # compute capability of the first GPUs that Triton compiles for: A100, not T4 or V100
 
 
 @cache
-def has_triton() -> bool:
-    return find_spec("triton") is not None
+def explain_missing_triton() -> str:
+    """Explain why Triton's kernels cannot run in this process; empty if they can."""
+    if find_spec("triton") is None:
+        return "Triton is not installed"
+    if torch.cuda.is_available() and (capability := torch.cuda.get_device_capability()) < OLDEST:
+        return "Triton does not compile for a GPU of compute capability {}.{}".format(*capability)
+    return ""
 
 
 def needs_attention_kernel(x: Tensor) -> bool:
     """Whether Triton's kernels compute the attention of x."""
-    return x.device.type in DEVICES
+    return x.device.type in DEVICES and get_matmul_dtype(x.device) in KINDS
 
 
 def supports_fused(*tensors: Tensor) -> bool:
     """Whether Triton's kernels support norms, dropout, activations and losses of these tensors."""
-    return all(x.device.type in DEVICES and x.dtype in KINDS for x in tensors) and has_triton()
+    on_device = all(x.device.type in DEVICES and x.dtype in KINDS for x in tensors)
+    return on_device and get_matmul_dtype(tensors[0].device) in KINDS and not explain_missing_triton()

@@ -16,7 +16,7 @@ from fivetune.distributed.pipeline import find_bias_block, find_stage
 from fivetune.distributed.sharding import call_gathered, get_local, is_gathered_by_call
 from fivetune.model.decode.cache import KVCache, RowCompactor
 from fivetune.model.decode.encoder import EncodedInputs, encode_inputs
-from fivetune.model.decode.weights import BlockWeights, Projection, apply_projection, merge_projections
+from fivetune.model.decode.weights import BlockWeights, Projection, apply_last, apply_projection, merge_projections
 from fivetune.model.family import compute_output_scale, is_gated
 from fivetune.model.layers import compute_activation, compute_gated, is_plain_linear, rms_norm
 from fivetune.model.modules import T5Block, T5Model, T5Norm
@@ -202,11 +202,11 @@ class Decoder:
         if cache is not None:
             key, value = cache.append(number, key, value)
         found = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=1.0)
-        hidden = hidden + apply_projection(found.transpose(1, 2).flatten(2), weights.own_out)
+        hidden = hidden + apply_last(found.transpose(1, 2).flatten(2), weights.own_out)
         # Cross-attention.
         query = apply_projection(_normalize(cross.layer_norm, hidden), weights.queries)
         found = _attend_memory(query.unflatten(-1, (heads, size)), weights, memory, mask)
-        hidden = hidden + apply_projection(found, weights.cross_out)
+        hidden = hidden + apply_last(found, weights.cross_out)
         # Feed-forward; nothing else reads `inner`, which may change in place.
         inner = apply_projection(_normalize(feed_forward.layer_norm, hidden), weights.wide)
         act = self.config.dense_act_fn
@@ -216,7 +216,7 @@ class Decoder:
             inner = inner.relu_()
         else:
             inner = compute_activation(inner, act)
-        return hidden + apply_projection(inner, weights.narrow)
+        return hidden + apply_last(inner, weights.narrow)
 
 
 def _attend_memory(query: Tensor, weights: BlockWeights, memory: Tensor, mask: Tensor | None) -> Tensor:

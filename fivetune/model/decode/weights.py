@@ -20,7 +20,8 @@ from fivetune.distributed.sharding import get_local, is_gathered_by_call
 from fivetune.distributed.tensor_parallel import ColumnLinear
 from fivetune.model.cuda.dispatch import needs_attention_kernel
 from fivetune.model.family import is_gated
-from fivetune.model.layers import apply_projections, is_plain_linear
+from fivetune.model.half import multiply_half
+from fivetune.model.layers import apply_last_projection, apply_projections, is_plain_linear
 from fivetune.model.modules import T5Attention, T5Block, T5Model
 from fivetune.model.precision import copy_weights, get_matmul_dtype, suppress_autocast
 from fivetune.model.weight_cache import KeptWeights
@@ -92,6 +93,14 @@ def apply_projection(x: Tensor, projection: Projection) -> Tensor:
         return F.linear(x, projection)
     flat = apply_projections(x.flatten(0, -2), projection)
     return flat.view(*x.shape[:-1], -1)
+
+
+def apply_last(x: Tensor, projection: Projection) -> Tensor:
+    """The output of the projection that ends a branch, [..., d]; in fp16 in fp32, see `half.py`."""
+    if isinstance(projection, Tensor):
+        return multiply_half(x, projection) if projection.dtype == torch.float16 else F.linear(x, projection)
+    (module,) = projection
+    return apply_last_projection(x.flatten(0, -2), module).view(*x.shape[:-1], -1)
 
 
 def _read_heads(attention: T5Attention) -> tuple[Tensor, Tensor]:

@@ -63,7 +63,7 @@ def check_not_finite(stats: RunStats) -> Verdict | None:
         threshold=None,
         confidence=1.0,
         change={"train.precision": _choose_wide_precision(stats)} if in_fp16 else suggest_lower_lr(stats),
-        advice="T5's feed-forward outputs exceed fp16: train in bf16 or fp32."
+        advice="Train in bf16 or fp32, which hold larger numbers."
         if in_fp16
         else "Lower the learning rate or add warm-up steps, and inspect the examples that the error names.",
     )

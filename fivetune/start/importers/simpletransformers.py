@@ -77,7 +77,7 @@ VALUES: dict[str, dict[str | float, JsonValue]] = {
 UNCHANGED: dict[str, tuple[tuple[JsonValue, ...], str]] = {
     "warmup_steps": ((0,), ""),
     "max_steps": ((-1,), ""),
-    "fp16": ((False,), "T5 overflows in fp16; train.precision: auto takes bf16 where it can"),
+    "fp16": ((False,), "train.precision: auto takes bf16, or fp16 on GPUs without bf16"),
     "adafactor_relative_step": ((False,), ""),
     "adafactor_warmup_init": ((False,), ""),
     "adafactor_eps": (([1e-30, 1e-3], (1e-30, 1e-3)), "Adafactor's two epsilons are fixed"),

@@ -73,7 +73,7 @@ def answer_passages(
         if bad:
             raise NumericError(
                 f"evaluation of {prediction.id}: {', '.join(bad)}. The weights are not finite or the forward pass "
-                "overflows. Use train.precision bf16 or fp32 (T5 overflows in fp16), or earlier weights."
+                "overflows. Use train.precision bf16 or fp32, or earlier weights."
             )
         yield row, prediction
 

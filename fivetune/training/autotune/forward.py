@@ -70,6 +70,10 @@ def choose_forward(
         raise ConfigError(f"train.forward: flat cannot run this model: {obstacle}. Use auto or padded.")
     if wanted == "flat" and obstacle:
         return Forward("padded", f"the run began with flat tokens, which cannot run now: {obstacle}", recompute)
+    with autocast():
+        in_fp16 = get_matmul_dtype(torch.device(kind)) == torch.float16
+    if kind == "cuda" and in_fp16 and not obstacle and wanted in ("auto", "flat"):
+        return Forward("flat", "transformers' modules overflow in fp16", recompute)
     # On CUDA kernels are compiled for the device, so that only a trial shows whether they run, and how fast.
     if kind == "cuda" and not obstacle and wanted in ("auto", "flat"):
         parts = (resumed_forward.parts,) if resumed_forward else ("triton", "torch")

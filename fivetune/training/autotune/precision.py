@@ -1,7 +1,9 @@
-"""Choice of the precision of a CPU: the requested one, else bf16 if it agrees with fp32 and is faster.
+"""Choice of the precision where it must be measured: on a CPU bf16, on a GPU without bf16 fp16, if it agrees with fp32
+and is faster.
 
 In: a model, a batch. Out: a ComputeConfig with the reason for the log and machine.json.
-Processors with units for bf16 (AMX, AVX512-BF16, ARM's BF16) multiply matrices two to ten times as fast with them.
+Processors with units for bf16 (AMX, AVX512-BF16, ARM's BF16) multiply matrices two to ten times as fast with them, GPUs
+before A100 (T4, V100, RTX 20) fp16 up to eight times as fast as fp32.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from fivetune.data.store.batch import split_batch
 from fivetune.errors import ConfigError
 from fivetune.machine.telemetry.devices import find_bf16_units
 from fivetune.model.backend import Forward
+from fivetune.model.flat import explain_unsupported_model
 from fivetune.model.modules import T5Model
 from fivetune.training.autotune.probe import forward_backward, measure_best_seconds, restore_state
 from fivetune.training.compute import ComputeConfig
@@ -34,76 +37,101 @@ def choose_precision(
     batch: Batch,
     forward: Forward,
 ) -> ComputeConfig:
-    """Choose the precision of a CPU; on other devices the precision of `compute` stays.
+    """Choose the precision of a CPU, or of a GPU without bf16; on other devices the precision of `compute` stays.
 
     Args:
         requested: auto, fp32, tf32, bf16 or fp16.
-        model: model with gradients, not yet placed by a strategy.
-        forward: the run's forward.
+        model: model with gradients, on its device, not yet placed by a strategy.
+        forward: the run's forward in fp32.
 
-    Raises ConfigError if bf16 is requested and does not agree with fp32.
+    Raises ConfigError if bf16 is requested on a CPU and does not agree with fp32.
     """
-    if compute.kind != "cpu" or requested in ("fp32", "tf32", "fp16"):
+    if compute.kind == "cuda" and requested == "auto" and compute.precision == "fp32":
+        if reason := explain_unsupported_model(model, compute.device):
+            return replace(compute, precision_why=f"fp16 needs flat tokens, which cannot run: {reason}")
+        return choose_faster("fp16", model, compute, batch, (forward, Forward("flat", "")), "its units for fp16")
+    if compute.kind != "cpu" or requested not in ("auto", "bf16"):
         return compute
     units = find_bf16_units()
-    if requested == "auto" and not units:
+    if requested == "bf16":
+        if reason := _explain_disagreement("bf16", model, compute, batch, (forward, forward)):
+            raise ConfigError(f"train.precision: bf16 does not agree with fp32 here: {reason}. Use fp32.")
+        why = REQUESTED if units else f"{REQUESTED}; {NO_UNITS}"
+        return replace(compute, precision="bf16", precision_why=why)
+    if not units:
         return replace(compute, precision_why="the CPU has no units for bf16")
     width = model.get_input_embeddings().weight.shape[1]
-    if requested == "auto" and width < MIN_WIDTH:
+    if width < MIN_WIDTH:
         return replace(compute, precision_why=f"d_model {width} is too small to gain from bf16")
+    return choose_faster("bf16", model, compute, batch, (forward, forward), units)
 
+
+def choose_faster(
+    name: str, model: T5Model, compute: ComputeConfig, batch: Batch, forwards: tuple[Forward, Forward], units: str
+) -> ComputeConfig:
+    """Choose a precision of 16 bits if it agrees with fp32 and is clearly faster.
+
+    Args:
+        name: bf16 or fp16.
+        forwards: the forwards in fp32 and in 16 bits.
+        units: what computes in 16 bits, for the reason.
+    """
     # Agreement before speed: a wrong gradient is not worth any time.
-    candidates = {name: replace(compute, precision=name) for name in ("fp32", "bf16")}
-    if reason := _explain_disagreement(model, batch, candidates, forward):
-        if requested == "bf16":
-            raise ConfigError(f"train.precision: bf16 does not agree with fp32 here: {reason}. Use fp32.")
-        return replace(compute, precision_why=f"bf16 does not agree: {reason}")
-    if requested == "bf16":
-        why = REQUESTED if units else f"{REQUESTED}; {NO_UNITS}"
-        return replace(candidates["bf16"], precision_why=why)
-    exact = _measure_seconds(model, batch, candidates["fp32"], forward)
-    rounded = _measure_seconds(model, batch, candidates["bf16"], forward)
-    why = f"measured: bf16 takes {1000 * rounded:.0f} ms, fp32 {1000 * exact:.0f} ms, by {units}"
-    chosen = "bf16" if exact / rounded >= MIN_GAIN else "fp32"
-    return replace(candidates[chosen], precision_why=why)
+    if reason := _explain_disagreement(name, model, compute, batch, forwards):
+        return replace(compute, precision="fp32", precision_why=f"{name} does not agree: {reason}")
+    exact = _measure_seconds(model, batch, replace(compute, precision="fp32"), forwards[0])
+    rounded = _measure_seconds(model, batch, replace(compute, precision=name), forwards[1])
+    why = f"measured: {name} takes {1000 * rounded:.0f} ms, fp32 {1000 * exact:.0f} ms, by {units}"
+    chosen = name if exact / rounded >= MIN_GAIN else "fp32"
+    return replace(compute, precision=chosen, precision_why=why)
 
 
 def adopt_trained_precision(compute: ComputeConfig, requested: str, trained: str | None) -> ComputeConfig:
-    """The precision of answers on a CPU: with auto, bf16 if the run was trained in it and the CPU has units for it."""
+    """The precision of answers with auto: 16 bits if the run was trained in them and the device has units for them."""
     if compute.kind == "cpu" and requested == "bf16" and not find_bf16_units():
         return replace(compute, precision_why=f"{REQUESTED}; {NO_UNITS}")
-    if compute.kind != "cpu" or requested != "auto" or trained != "bf16":
+    if requested != "auto":
+        return compute
+    if compute.kind == "cuda" and compute.precision == "fp32" and trained == "fp16":
+        return replace(compute, precision=trained, precision_why="as the run was trained")
+    if compute.kind != "cpu" or trained != "bf16":
         return compute
     if not find_bf16_units():
         return replace(compute, precision_why="the run was trained in bf16, for which this CPU has no units")
     return replace(compute, precision=trained, precision_why="as the run was trained")
 
 
-def _explain_disagreement(model: T5Model, batch: Batch, candidates: dict[str, ComputeConfig], forward: Forward) -> str:
-    """Describe how losses and gradients of some examples without dropout differ in bf16; empty if by rounding."""
+def _explain_disagreement(
+    name: str, model: T5Model, compute: ComputeConfig, batch: Batch, forwards: tuple[Forward, Forward]
+) -> str:
+    """Describe how losses and gradients of some examples without dropout differ in 16 bits; empty if by rounding."""
     while len(batch.ids) > NUM_COMPARED:
         batch = split_batch(batch)[0]
-    losses: dict[str, float] = {}
-    gradients: dict[str, list[Tensor]] = {}
-    for name, compute in candidates.items():
+    losses: list[float] = []
+    gradients: list[list[Tensor]] = []
+    for precision, forward in zip(("fp32", name), forwards, strict=True):
+        one = replace(compute, precision=precision)
+        # Small gradients vanish in fp16, unless the loss is scaled as in a run.
+        scale = one.make_scaler().get_scale()
         with restore_state(model):
             forward.prepare(model)
             model.eval()
-            loss = forward_backward(model, forward, batch, device="cpu", autocast=compute.make_autocast)
-            losses[name] = loss.item()
-            gradients[name] = [p.grad for p in model.parameters() if p.grad is not None]
-    exact = losses["fp32"]
-    rounded = losses["bf16"]
+            loss = forward_backward(
+                model, forward, batch, device=compute.device, autocast=one.make_autocast, loss_scale=scale
+            )
+            losses.append(loss.item())
+            gradients.append([p.grad / scale for p in model.parameters() if p.grad is not None])
+    exact, rounded = losses
     # Of all gradients together: a weight whose gradient is almost nothing may differ by any factor.
-    lengths = [gradient.norm().item() for gradient in gradients["fp32"]]
+    lengths = [gradient.norm().item() for gradient in gradients[0]]
     differences: list[float] = []
-    for gradient, other in zip(gradients["fp32"], gradients["bf16"], strict=True):
+    for gradient, other in zip(*gradients, strict=True):
         differences.append((other - gradient).norm().item())
     change = math.hypot(*differences) / max(math.hypot(*lengths), 1e-30)
     if abs(rounded - exact) <= MAX_LOSS_CHANGE * abs(exact) and change <= MAX_GRADIENT_CHANGE:
         return ""
     return (
-        f"the loss of {len(batch.ids)} examples is {exact:.4g} in fp32 and {rounded:.4g} in bf16 (allowed: "
+        f"the loss of {len(batch.ids)} examples is {exact:.4g} in fp32 and {rounded:.4g} in {name} (allowed: "
         f"{MAX_LOSS_CHANGE:.0%}), their gradients differ by {change:.1%} (allowed: {MAX_GRADIENT_CHANGE:.0%})"
     )
 
@@ -117,6 +145,6 @@ def _measure_seconds(model: T5Model, batch: Batch, compute: ComputeConfig, forwa
         model.train()
 
         def run() -> None:
-            forward_backward(model, forward, batch, device="cpu", autocast=compute.make_autocast)
+            forward_backward(model, forward, batch, device=compute.device, autocast=compute.make_autocast)
 
-        return measure_best_seconds(run, "cpu", num_trials=NUM_TRIALS, num_warm_up=1)
+        return measure_best_seconds(run, compute.device, num_trials=NUM_TRIALS, num_warm_up=1)

@@ -24,11 +24,13 @@ SavedWeights = list[tuple[nn.Parameter, Tensor]]
 """Each parameter with a copy of its value, on the host."""
 
 
-def forward_backward(model: T5Model, forward: Forward, batch: Batch, *, device: str, autocast: Autocast) -> Tensor:
-    """Add the gradient of a batch's mean token loss to the parameters. Returns: that loss, []."""
+def forward_backward(
+    model: T5Model, forward: Forward, batch: Batch, *, device: str, autocast: Autocast, loss_scale: float = 1.0
+) -> Tensor:
+    """Add the gradient of a batch's mean token loss, times `loss_scale`, to the parameters. Returns: that loss, []."""
     with autocast():
         loss = forward.compute_losses(model, batch, device=device)[0].sum() / batch.num_target_tokens
-    loss.backward()
+    (loss * loss_scale).backward()
     return loss.detach()
 
 

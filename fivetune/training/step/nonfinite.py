@@ -80,7 +80,7 @@ def _explain_nonfinite(learner: Learner, batches: list[Batch], step: int, loss: 
         listed += f" and {len(ids) - MAX_LISTED} more"
     change = "a lower optimizer.lr or with schedule.warmup_steps"
     if learner.compute.precision == "fp16":
-        change = "train.precision bf16 or fp32 (T5 overflows in fp16)"
+        change = "train.precision bf16 or fp32"
     return (
         f"step {step}: {what}, first in {place}; examples {listed}. The weights were not changed. Look at "
         f"these examples, and start a new run (another run.dir) with {change}: --resume would repeat this step."

@@ -167,7 +167,7 @@ def test_fp16_overflow_ends_the_run(trained, tmp_path, tokenizer_folder):
     model = kit.make_model(tmp_path / "large", tokenizer_folder)
     changed_weights(model, encoder__block__0__layer__1__DenseReluDense__wo__weight=torch.full((32, 48), 3e4))
     with pytest.raises(NumericError):
-        trained(model, train__precision="fp16", data__eval=[])
+        trained(model, train__precision="fp16", train__forward="padded", data__eval=[])
     first = diagnose_run(rundir.read_run(tmp_path / "run"))[0]
     assert (first.rule, first.change) == ("not_finite", {"train.precision": "fp32"})
 

@@ -502,7 +502,7 @@ def test_the_command_prints_yaml_and_json(capsys, tmp_path):
     text = capsys.readouterr().out
     (tmp_path / "a.yaml").write_text(text)
     assert load_config(tmp_path / "a.yaml").run.seed == 42
-    assert "#   --fp16 true: Set train.precision" in text and "hf_abc" not in text
+    assert "#   --fp16 true: train.precision: auto" in text and "hf_abc" not in text
     assert main([*words, "--json", "--train.num_epochs", "7"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["settings"]["train"]["num_epochs"] == 7 and "hf_abc" not in str(found)
