@@ -35,7 +35,10 @@ def find_device(name: str, memory_mib: int | None = None) -> Accelerator | None:
 
 
 def resolve_precision(requested: str, device: Accelerator | None) -> str:
-    """The precision that train.precision auto chooses on a device. Raises ConfigError if the device has it not."""
+    """The precision that train.precision auto chooses on a device. Raises ConfigError if the device has it not.
+
+    On a device without bf16 the upper bound is taken, fp32: a run that is not sharded tries fp16 at its start.
+    """
     if device is None:
         return "fp32"
     if requested == "auto":

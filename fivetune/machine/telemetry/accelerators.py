@@ -11,10 +11,13 @@ from dataclasses import dataclass, replace
 TF32_SHARE = 0.5  # of the operations in bf16: A100 to B200 and the GeForce cards (NVIDIA's data sheets above)
 PEAK_TERAFLOPS: dict[str, tuple[float, float | None, float | None]] = {
     # device: (fp32, fp16, bf16)                                        source
+    "P100 SXM2": (10.6, 21.2, None),  # NVIDIA Tesla P100 data sheet; without tensor cores
+    "P100 PCIE": (9.3, 18.7, None),
     "V100 SXM2": (15.7, 125, None),  # NVIDIA V100 data sheet (2020)
     "V100 PCIE": (14.0, 112, None),
     "V100S PCIE": (16.4, 130, None),
     "T4": (8.1, 65, None),  # NVIDIA T4 data sheet
+    "RTX 2080 TI": (13.4, 53.8, None),  # NVIDIA Turing architecture white paper, table 4, with fp32 accumulation
     "QUADRO RTX 6000": (16.3, 130.5, None),  # NVIDIA Turing architecture white paper, table 5
     "QUADRO RTX 8000": (16.3, 130.5, None),
     "A100 SXM4": (19.5, 312, 312),  # NVIDIA A100 data sheet
@@ -30,6 +33,7 @@ PEAK_TERAFLOPS: dict[str, tuple[float, float | None, float | None]] = {
     "L40S": (91.6, 362, 362),  # NVIDIA L40S data sheet
     "RTX 6000 ADA GENERATION": (91.1, 364.2, 364.2),  # NVIDIA AD102 white paper
     "RTX 4090": (82.6, 165.2, 165.2),  # NVIDIA AD102 white paper, with fp32 accumulation
+    "RTX 5090": (104.8, 209.5, 209.5),  # NVIDIA RTX Blackwell architecture white paper, with fp32 accumulation
     "H100": (66.9, 989.4, 989.4),  # NVIDIA H100 white paper: the SXM5 board; its name gives no form
     "H100 PCIE": (51.2, 756, 756),
     "H100 NVL": (60, 835, 835),  # NVIDIA H100 data sheet
@@ -66,9 +70,11 @@ class Accelerator:
 
 ACCELERATORS = {
     # peak, MiB, devices of the usual node, which the comment names
+    "p100": Accelerator("P100 PCIE", 16280, 4),
     "v100": Accelerator("V100 SXM2", 32768, 8),  # NVIDIA DGX-1
     "v100-16gb": Accelerator("V100 SXM2", 16384, 8),  # NVIDIA DGX-1 with 16 GB
     "t4": Accelerator("T4", 15360, 4),  # AWS g4dn.12xlarge
+    "rtx8000": Accelerator("QUADRO RTX 8000", 48601, 4),  # workstation
     "a10": Accelerator("A10", 23028, 8),  # as AWS g5.48xlarge
     "a10g": Accelerator("A10G", 23028, 8),  # AWS g5.48xlarge
     "a40": Accelerator("A40", 46068, 8),
@@ -79,6 +85,7 @@ ACCELERATORS = {
     "a6000": Accelerator("RTX A6000", 49140, 4),  # workstation
     "rtx3090": Accelerator("RTX 3090", 24576, 4),  # workstation
     "rtx4090": Accelerator("RTX 4090", 24564, 4),  # workstation
+    "rtx5090": Accelerator("RTX 5090", 32607, 4),  # workstation
     "h100": Accelerator("H100", 81559, 8),  # NVIDIA DGX H100
     "h200": Accelerator("H200", 143771, 8),  # NVIDIA DGX H200
     "b200": Accelerator("B200", 183359, 8),  # NVIDIA DGX B200
