@@ -163,6 +163,19 @@ def test_answers_in_fp16_are_those_of_fp32(family: str, family_folders: Any, tmp
         assert one.target_loss == pytest.approx(other.target_loss, rel=5e-3)
 
 
+def test_what_transformers_modules_answer_is_computed_in_fp32(tmp_path: Path) -> None:
+    """A T5Gemma has no flat decoder; its sums beyond 65,504 would be infinite under autocast."""
+    folder = family_kit.make_family_model(tmp_path / "model", "t5gemma")
+    store = decoding_kit.question_store(tmp_path, folder, num_questions=3)
+    model = enlarge(load_model_and_tokenizer(str(folder)).model.eval(), 2.0**18)
+    decoding = Decoding(max_new_tokens=4, batch_size=3, score_targets=True)
+    wide, half = (
+        list(generate(model, store, range(3), decoding, device="cpu", autocast=one))
+        for one in (nullcontext, partial(autocast, torch.float16))
+    )
+    assert wide == half and all(math.isfinite(one.target_loss) for one in half)
+
+
 @pytest.mark.release
 @pytest.mark.parametrize("family", kit.FAMILIES)
 def test_200_steps_skip_none_and_follow_fp32(family: str, family_folders: Any, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from fivetune.model.decode.records import Decoding, GeneratedAnswer, Hypothesis
 from fivetune.model.decode.steps import Decoder
 from fivetune.model.decode.weights import keep_weights
 from fivetune.model.family import ACTIVATIONS, get_family
+from fivetune.model.precision import get_matmul_dtype
 from fivetune.model.virtual_tokens import add_flat_prompt, find_prefix
 
 if TYPE_CHECKING:
@@ -118,6 +119,10 @@ def generate(
             max_steps = max(max_steps, int(store.labels.lengths[scored].max()))
         is_flat = _has_flat_forward(model) and not explain_slow_decoding(model, device, autocast)
         attach = keep_weights(model, device, autocast) if is_flat else nullcontext
+        with autocast():
+            in_fp16 = get_matmul_dtype(torch.device(device)) == torch.float16
+        if in_fp16 and not is_flat:  # transformers' modules overflow in fp16
+            autocast = nullcontext
         with autocast(), attach():
             if is_flat:
                 # Ranks that gather weights together must run the same number of passes.
