@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice, permutations, product, starmap
 from operator import attrgetter
@@ -25,6 +25,7 @@ from fivetune.start.columns import (
     as_text,
     build_table,
     count_words,
+    is_empty_cell,
 )
 from fivetune.start.divisions import LABEL_TASKS, Excerpt, TextParts, find_division, split_place
 from fivetune.start.marks import MIN_SHARE
@@ -49,6 +50,8 @@ from fivetune.types import RawRecord, Task, TextExample
 
 NUM_TRIED = 20  # first records, one of which a reading's task must convert
 LONG_NAME = 4  # words from which on a name may be a text
+SHORT_NAME = 2  # words of a name that is no sentence
+MAX_SHORT = 0.02  # share of texts of up to LONG_NAME words in a column of sentences
 NUM_SHOWN = 3  # readings that a doubt lists
 UNKNOWN_NAMES = "its names say too little of it"
 SEVERAL_LIKELY = "several readings are about as likely"
@@ -276,6 +279,8 @@ def can_lack_header(table: RawTable) -> bool:
         return False
     labels = [name for name in columns if columns[name].has_labels]
     is_told = any(name in columns[name].values for name in labels)
+    if not is_told and _are_above_sentences(table, columns):
+        return False
     return is_told or not labels or any(_is_long(name) and columns[name].is_running for name in columns)
 
 
@@ -285,6 +290,17 @@ def _can_stand(name: str, column: Column) -> bool:
     if form is not None:
         return form.fullmatch(name) is not None
     return column.kind == "text" and (not column.has_codes or re.search(r"\d", name) is not None)
+
+
+def _are_above_sentences(table: RawTable, columns: Mapping[str, Column]) -> bool:
+    """Whether names of a word or two stand above columns of sentences, among which such a short text is rare."""
+    running = [name for name, column in columns.items() if column.is_running]
+    for name in running:
+        words = [count_words(as_text(value)) for value in table.list_values(name) if not is_empty_cell(value)]
+        num_short = sum(number <= LONG_NAME for number in words)
+        if count_words(name) > SHORT_NAME or num_short > MAX_SHORT * len(words):
+            return False
+    return len(running) > 1
 
 
 def _is_numbered_alike(name: str, value: str) -> bool:
@@ -299,18 +315,18 @@ def _is_long(name: str) -> bool:
 
 
 def list_without_header(table: RawTable, task: str | None) -> list[tuple[RawTable, Reading]]:
-    """List the best readings of a table whose first line may be a record, by names of columns that say nothing; after
-    the best one, the same by the names that may be there.
+    """List the best two readings of a table whose first line may be a record: by names of columns that say nothing, and
+    by the names that may be there.
     """
     names = {f"column{number}": name for number, name in enumerate(table.first_line, 1)}
     records = read_records(table.source, header=[*names], on_bad=lambda bad: None)
     plain = build_table(table.source, records, header=[*names], flags=table.flags)
     choices: list[tuple[RawTable, Reading]] = []
-    for reading in _list_readings(make_survey(plain, {}), task, {}):
+    for reading in _list_readings(make_survey(plain, {}), task, {})[:2]:
         roles = {role: [names[name] for name in of_role] for role, of_role in reading.roles.items()}
         choices.append((plain, replace(reading, doubts=["the first line is a record"])))
         choices.append((table, replace(reading, roles=roles, doubts=["the first line has the names of the columns"])))
-    return choices[: NUM_SHOWN + 1]  # of two directions all
+    return choices
 
 
 def _list_readings(
@@ -448,16 +464,18 @@ def explain_few(table: RawTable, bad: Sequence[BadRecord], given: Given, task: s
         bad: records that cannot be read.
     """
     noun = "record" if table.num_records == 1 else "records"
-    unread = f", and {len(bad):,} that cannot be read; the first: {bad[0]}" if bad else "."
     read = _describe_few(table, given, task)
+    head = f"{table.source}: {read}holds {table.num_records} {noun}"
+    unread = f", and {len(bad):,} that cannot be read; the first: {bad[0]}" if bad else "."
+    if table.num_records + len(bad) >= MIN_RECORDS:
+        return f"{head}{unread}"
     is_unread = table.records and not (read or given or find_division(table))
     form = explain_form(make_survey(table, {})) if is_unread else None
     more = f"Collect more, in another form: {form}" if form else "Collect more."
     remedy = "Correct the file." if bad else more
     return (
-        f"{table.source}: {read}holds {table.num_records} {noun}{unread} "
-        f"At least {MIN_RECORDS} are needed to train on some and score on others; some hundred give a useful model. "
-        f"{remedy}"
+        f"{head}{unread} At least {MIN_RECORDS} are needed to train on some and score on others; some hundred give a "
+        f"useful model. {remedy}"
     )
 
 

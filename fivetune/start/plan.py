@@ -20,7 +20,7 @@ import numpy as np
 from fivetune.data.characters import describe_odd_targets, find_lossy_characters
 from fivetune.data.labels import PLACEHOLDERS, describe_merged_forms, describe_placeholders, describe_rare
 from fivetune.data.limits import TokenLengths, measure_lengths
-from fivetune.data.readers.delimited import NAMES_AGAIN
+from fivetune.data.readers.delimited import NAMES_AGAIN, HeaderError
 from fivetune.data.readers.records import UniqueIds, read_records
 from fivetune.data.readers.source_files import BadRecord
 from fivetune.data.readers.tables import replace_empty_cell
@@ -39,6 +39,8 @@ from fivetune.start.columns import (
     read_first_line,
 )
 from fivetune.start.divisions import find_lines_header
+from fivetune.start.headers import explain_missing_header
+from fivetune.start.leaks import describe_held, describe_marked
 from fivetune.start.roles import MIN_GROUPS, Given, count_names, split_name
 from fivetune.start.survey import Reading
 from fivetune.start.task_options import TEXT_TASKS
@@ -56,7 +58,6 @@ from fivetune.types import JsonTable, RawRecord, Task, TextExample
 
 SEED = 0
 SET_SHARE, MIN_SET, MAX_SET = 0.1, 50, 2_000  # of validation and test set each; a fifth of the records at most
-LONG_TARGET, HELD = 20, 0.8  # characters of a target, and share of inputs that hold theirs, that are no chance
 SAMPLE = 2_000  # examples whose tokens and characters are counted
 MAX_EMPTY = 0.1  # share of records without one of several inputs up to which that is told: more are meant so
 REPEATED = 0.1  # different inputs per record below which it is told that they repeat
@@ -108,6 +109,14 @@ class StartPlan:
     @property
     def source(self) -> str:
         return self.table.source
+
+    @property
+    def loses_middle(self) -> bool:
+        """Whether an input that is too long loses its middle, not its end: a text that has labels, or that may end with
+        what is asked of it, as an instruction or a chat does.
+        """
+        is_plain = self.reading.kind in ("translation", "summarisation")
+        return self.task.labels is not None or (self.reading.task in TEXT_TASKS and not is_plain)
 
     def describe_given_sets(self) -> str:
         """Describe the sets that the file has itself, and which is drawn beside them; "" without any."""
@@ -320,7 +329,12 @@ def build_plan(
     bad: list[BadRecord] = []
     header = header or find_lines_header(source)
     records = read_records(source, header=header, on_bad=bad.append)
-    head = [*islice(records, NUM_HEAD)]
+    try:
+        head = [*islice(records, NUM_HEAD)]
+    except HeaderError as error:
+        why = f"{error.reason} (if that line has the names, give those)"
+        named = explain_missing_header(source, error.num, why, task=task, flags=flags) if not given else None
+        raise named or error from error
     num_names = count_names(head, has_header=bool(header))
     if num_names and not header and not read_first_line(source):  # records with keys have no further lines of names
         num_names = 0
@@ -329,8 +343,14 @@ def build_plan(
     first_line = table.first_line if len(unread) == len(bad) else ()  # names that stand twice are no record
     table = replace(table, num_names=num_names, first_line=first_line)
     if table.num_records < MIN_RECORDS:
-        raise DataError(explain_few(table, bad, given, task))
+        why = bad[0].reason.partition(". Allowed")[0] if bad and not given else ""
+        num = bad[0].num_unnamed if why else 0
+        named = explain_missing_header(source, num, why, task=task, flags=flags) if num else None
+        raise named or DataError(explain_few(table, bad, given, task))
     table, reading = infer_divided(table, task=task, given=given)
+    if table.num_records < table.num_read:
+        told = [_add_sample(one, table.num_records) for one in (reading.reason, *reading.warnings)]
+        reading = replace(reading, reason=told[0], warnings=told[1:])
     loaded = load_task(reading.task, reading.options)
     by_label = loaded.labels is not None
     # the sets, from all records; what else is needed of them is kept on the way
@@ -453,13 +473,21 @@ def build_plan(
     drawn_from = "sampled " * (len(examples) < len(ids))
     warnings += describe_odd_targets(tokenizer, examples, lost, f"{drawn_from}targets")
     warnings += _describe_lost_characters(name, lost, examples, drawn_from)
-    told = [one for one in examples if len(one.targets) >= LONG_TARGET and one.targets in one.inputs]
-    if len(told) > HELD * len(examples) and not loaded.extractive and not by_label:
-        warnings.append(
-            f"{len(told):,} of {len(examples):,} {drawn_from}inputs hold what is to be learned, as a prompt with its "
-            "answer does: the model would learn to copy it. Name other columns"
-        )
+    inputs = f"{drawn_from}inputs"
+    if not by_label and not (loaded.extractive and "context" in reading.roles):
+        is_usual = reading.task == "tags" or not {"context", "choices"}.isdisjoint(reading.roles)
+        warnings += describe_held(examples, inputs, is_usual=is_usual)
+    warnings += describe_marked(examples, inputs)
     return replace(plan, warnings=warnings)
+
+
+def _add_sample(text: str, num: int) -> str:
+    """Add to a text that holds a count that this is of a sample.
+
+    >>> _add_sample("y has 2 values", 20_000), _add_sample("text2 is read", 20_000)
+    ('y has 2 values (of a sample of 20,000 records)', 'text2 is read')
+    """
+    return f"{text} (of a sample of {num:,} records)" if re.search(r"(?<!\S)[\d,]*\d(?!\w)", text) else text
 
 
 def _count_records(num: int, verb: str, of_several: str) -> str:
@@ -510,10 +538,11 @@ def _list_warnings(plan: StartPlan, bad: Sequence[BadRecord]) -> Iterator[str]:
     yield from filter(None, found)
     inputs = plan.lengths.inputs
     if (inputs > LONGEST).mean() > CUT and not plan.task.extractive:
+        part = "middle" if plan.loses_middle else "end"
         yield (
             f"{100 * (inputs > LONGEST).mean():.0f} % of the inputs have more than {LONGEST} tokens, the longest "
-            f"{inputs.max():,}, and are cut. A higher data.max_input_tokens in the recipe keeps more, at the price of "
-            "memory"
+            f"{inputs.max():,}, and lose their {part}. A higher data.max_input_tokens in the recipe keeps more, at the "
+            "price of memory"
         )
 
 

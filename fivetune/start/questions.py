@@ -91,7 +91,8 @@ def _read_answers(survey: Survey, roles: Mapping[str, str]) -> Reading | None:
     elif texts and num_marked >= 0.9 * len(texts):
         kind, task, points = "reasoning with a final number", "gsm8k", IN_TEXT
         options, columns = {}, {"question": roles["question"], "answer": answer}
-        reason = f"{num_marked:,} of {len(texts):,} answers in {answer} end in #### and a number"
+        first = "of the first " if len(texts) < column.num_filled else "of "
+        reason = f"{num_marked:,} {first}{len(texts):,} answers in {answer} end in #### and a number"
     elif column.kind == "number" or column.has_code or _has_mark(survey, column):
         what = "code" if column.has_code else "words behind a mark"
         what = "numbers" if column.kind == "number" else what
@@ -115,7 +116,8 @@ def _read_answers(survey: Survey, roles: Mapping[str, str]) -> Reading | None:
         reason = f"the answers in {answer} have {mean_words:.0f} words on average and {where}"
         if num_answered and num_found >= IN_CONTEXT * num_answered:
             kind, task, options, points = "extractive question answering", "squad", {}, IN_TEXT
-            reason = f"{num_found:,} of {num_answered:,} answers in {answer} are parts of their {context}, and "
+            first = "the first " if len(golds) > NUM_ANSWERED else ""
+            reason = f"{num_found:,} of {first}{num_answered:,} answers in {answer} are parts of their {context}, and "
             reason += f"{num_open:,} questions have no answer" if num_open else "every question has an answer"
             if num_open:
                 task = "squad_v2"

@@ -125,7 +125,7 @@ def _list_data_lines(plan: StartPlan, files: Mapping[str, str]) -> Iterator[Line
     if find_percentile(inputs, 1 - MANY_CUT) > limit:
         if plan.task.extractive:
             yield Line("data", "overlong", "windows", "contexts are read in several parts, so that no answer is lost")
-        elif plan.task.labels is not None:
+        elif plan.loses_middle:
             reason = "the middle of a longer text is cut, as beginning and end say most"
             yield Line("data", "overlong", "head_tail", reason)
     longest = find_percentile(targets, 1)

@@ -43,13 +43,15 @@ def _read_columns_of_tags(survey: Survey) -> Iterator[Reading]:
     named, texts = survey.given.get("tags", ()), survey.list_texts("")
     if not texts:
         return
-    are_flags = all({*survey.columns[name].values} <= FLAGS.keys() for name in named)
+    are_flags = all({*map(str.casefold, survey.columns[name].values)} <= FLAGS.keys() for name in named)
     stems = Counter(" ".join(split_name(name)) for name in survey.columns)
     flags = named if are_flags else []
     flags = flags or [name for name in survey.list_unread(()) if not named and _is_flag(survey, name, stems)]
-    if len(flags) >= 3:
+    ticked = [name for name in flags if survey.is_ticked(name)]
+    if len(flags) >= (2 if ticked == flags else 3):
         shown = ", ".join([*flags[:4], *(["..."] if len(flags) > 4 else [])])
-        reason = f"{len(flags)} columns hold 0 or 1 ({shown}), and {describe_columns(texts)} text"
+        what = "are ticked" if ticked else "hold 0 or 1"
+        reason = f"{len(flags)} columns {what} ({shown}), and {describe_columns(texts)} text"
         own = {"separator": _choose_separator(flags)}
         reading = Reading("several labels", "tags", {"text": texts, "tags": flags}, reason, own)
         # facts that are yes or no stand beside a label of words, too
@@ -89,7 +91,9 @@ def _is_flag(survey: Survey, name: str, stems: Mapping[str, int]) -> bool:
     values = {*survey.columns[name].values}
     is_one_of_several = stems[" ".join(split_name(name))] > 2  # category_a, _b, _c
     is_label = survey.rate(name, "label") >= CLEAR and not survey.rate(name, "flag") and not is_one_of_several
-    return not is_label and values in ({"0", "1"}, {"true", "false"}, {"0.0", "1.0"})
+    return survey.is_ticked(name) or (
+        not is_label and {FLAGS.get(value.casefold()) for value in values} == {True, False}
+    )
 
 
 def _find_separator(survey: Survey, name: str) -> str:

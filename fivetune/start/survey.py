@@ -45,6 +45,7 @@ from fivetune.start.roles import (
     split_name,
 )
 from fivetune.tasks import list_names
+from fivetune.tasks.tags import FLAGS
 from fivetune.types import JsonTable
 
 # Points of evidence, beside the 1 to CLEAR of a name (roles.py). Names that leave no doubt on both sides, and values
@@ -63,6 +64,7 @@ MAX_NUMBERED = 20  # distinct whole numbers up to which they may be labels witho
 MAX_TEXTS = 30  # columns of text up to which all of them may be read
 SAMPLE = 300  # records whose texts are compared
 NUM_ANSWERED = 2_000  # records whose answers are looked for in contexts and choices
+MOSTLY_TICKED = 0.8  # share of records that tick a box up to which the others have meant no
 MOSTLY_BLANK = 0.5  # share of records with a value up to which a blank cell is the usual one
 BLANK = ("", "None")  # an empty cell as text
 ENOUGH = 5
@@ -209,7 +211,11 @@ class Survey:
         is_code = column.has_codes and (learned < USUAL or is_long) and not self._is_quantity(name)
         if column.kind in ("date", "link") or is_code or (column.kind == "number" and is_statistic(name)):
             return True
-        if column.num_distinct < 2 and max(learned, self.rate(name, "instruction", "choices")) < USUAL:
+        if (
+            column.num_distinct < 2
+            and not self.is_ticked(name)
+            and max(learned, self.rate(name, "instruction", "choices")) < USUAL
+        ):
             return True
         if self._is_note(name):
             return True
@@ -246,6 +252,10 @@ class Survey:
         """Rate how clearly the columns of running text are named so, those with some words in their names left out."""
         texts = [name for name, one in self.columns.items() if one.has_text and one.is_running]
         return {name: self.rate(name, "text", "question", "inputs") for name in texts if not has_word(name, others)}
+
+    def is_ticked(self, name: str) -> bool:
+        """Whether a column says yes, ticks a box, or repeats its name for some records, and is blank for the others."""
+        return _is_ticked(self.columns[name], self.table.num_records)
 
     def _is_quantity(self, name: str) -> bool:
         """Whether different whole numbers are no ids: by their name, their few digits, and as they do not ascend."""
@@ -715,10 +725,17 @@ def _list_triples(value: object) -> set[str]:
     return {letters[place : place + 3] for place in range(max(1, len(letters) - 2))}
 
 
+def _is_ticked(column: Column, num_records: int) -> bool:
+    ticks = {name for name, is_set in FLAGS.items() if is_set} | {column.name.casefold()}
+    values = {value.casefold() for value in column.values}  # none of long or many ones
+    return column.num_filled <= MOSTLY_TICKED * num_records and bool(values) and values <= ticks
+
+
 def make_survey(table: RawTable, given: Given) -> Survey:
     """Make the survey of a table; parts of lists that the user named are described too."""
     named = [name for names in given.values() for name in names]
-    columns = {name: column for name, column in table.columns.items() if column.num_filled > 0.02 * table.num_records}
+    num = table.num_records
+    columns = {name: one for name, one in table.columns.items() if one.num_filled > 0.02 * num or _is_ticked(one, num)}
     if "ResponseId" in columns:  # Qualtrics: whether the answers are a test
         columns.pop("Status", None)
     objects = _find_objects(table, columns)

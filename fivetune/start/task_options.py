@@ -17,6 +17,11 @@ from fivetune.start.survey import Reading, Survey
 from fivetune.types import JsonTable
 
 SHORT_TARGET_WORDS = 2.0  # mean words up to which a target is right or wrong as a whole
+MIN_PROSE = 0.3  # share of targets in sentences from which on formulas among them are parts of prose
+PLAIN_WORDS = 0.5  # share of words of letters alone in a sentence
+PLAIN_WORD = re.compile(r"[^\W\d_]{2,}")
+CODE_LINE = re.compile(r"(?m)^(?:\s{2,}\S|#|//)|[;{}]\s*$")  # indented, a comment or a statement
+SENTENCE_END = re.compile(r"[^\W\d_]{3,}[.!?。！？](?=\s|$)")
 TEXT_TASKS = ("jsonl", "classification", "tags")
 
 
@@ -67,11 +72,13 @@ def _build_template(survey: Survey, columns: Sequence[str], slots: Sequence[str]
 def choose_metrics(survey: Survey, column: Column, kind: str) -> JsonTable:
     """Choose the metrics of a target, and the score that selects the best weights: one that sees its text.
 
-    Code and answers of a word or two are right or wrong as a whole; of longer texts parts count.
+    Code and answers of a word or two are right or wrong as a whole; of longer texts parts count, also of sentences with
+    formulas.
     """
-    is_ascii = "".join(survey.list_examples(column.name, 200)).isascii()
+    texts = survey.list_examples(column.name, 200)
+    is_ascii = "".join(texts).isascii()
     rouge: object = "rouge" if is_ascii else {"name": "rouge", "words": "unicode"}
-    if column.has_code:
+    if column.has_code and sum(map(_is_prose, texts)) < MIN_PROSE * len(texts):
         return {"metrics": ["exact_match", rouge], "main_metric": "exact_match"}
     own_words = column.mean_words - count_shared_words(survey, column)
     if column.kind == "number" or (own_words <= SHORT_TARGET_WORDS and column.kind == "text"):
@@ -79,6 +86,18 @@ def choose_metrics(survey: Survey, column: Column, kind: str) -> JsonTable:
     if kind == "translation" and find_spec("sacrebleu"):
         return {"metrics": ["bleu"], "main_metric": "chrf"}
     return {"metrics": [rouge], "main_metric": "rougeL_f1"}
+
+
+def _is_prose(text: str) -> bool:
+    """Whether a text is in sentences, with formulas perhaps.
+
+    >>> _is_prose("As F = ma here, 2 kg * 3 m/s^2 is the force of both."), _is_prose("SELECT name FROM head")
+    (True, False)
+    """
+    words = [word.strip(".,;:!?()\"'“”«»") for word in text.split()]
+    num_plain = sum(PLAIN_WORD.fullmatch(word) is not None for word in words)
+    is_sentence = num_plain >= PLAIN_WORDS * len(words) and SENTENCE_END.search(text) is not None
+    return is_sentence and not CODE_LINE.search(text)
 
 
 def count_shared_words(survey: Survey, column: Column) -> int:

@@ -6,10 +6,10 @@ Source: the user's own table. Licence: the file's. A record:
 
 With other columns: task: {name: tags, inputs: "{title} {body}", tags: [topics], separator: "|"}. Line ends separate
 labels, too. A list may be written as text, as CSV has it: ['login', 'billing']. A record with a column for each label,
-as in Jigsaw's comments: tags: [toxic, threat, insult]; the names of those that are 1 or true are its labels. Other
-columns, such as tags: [tag1, tag2, tag3], hold the labels themselves, and blank cells none. The target is the labels in
-the order of the data, written as one text; a record without any has the target `none`, which the metric counts as no
-label.
+as in Jigsaw's comments: tags: [toxic, threat, insult]; the names of those that are 1, true, yes or x are its labels,
+and blank cells are 0. Other columns, such as tags: [tag1, tag2, tag3], hold the labels themselves, and blank cells
+none. The target is the labels in the order of the data, written as one text; a record without any has the target
+`none`, which the metric counts as no label.
 """
 
 from __future__ import annotations
@@ -36,8 +36,11 @@ from fivetune.tasks._choices import parse_literal
 from fivetune.types import MetricSpec, RawRecord, TextExample
 
 FLAGS: Mapping[str, bool] = {
-    **dict.fromkeys(("1", "1.0", "true", "yes"), True),
-    **dict.fromkeys(("0", "0.0", "false", "no", ""), False),
+    **dict.fromkeys(
+        ("1", "1.0", "true", "t", "yes", "y", "ja", "oui", "si", "sí", "sì", "sim", "да", "是", "はい"), True
+    ),
+    **dict.fromkeys(("x", "✓", "✔", "☑"), True),
+    **dict.fromkeys(("0", "0.0", "false", "f", "no", "n", "nein", "non", "não", "нет", "否", "いいえ", ""), False),
 }
 """Values of a column that stands for one label -> whether a record has it."""
 

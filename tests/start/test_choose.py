@@ -252,6 +252,16 @@ def test_of_two_labels_that_say_the_same_the_words_are_learned():
     ("target", "metrics", "main"),
     [
         (lambda i: f"SELECT a FROM t WHERE b < {i}", ["exact_match", "rouge"], "exact_match"),
+        (
+            lambda i: f"The force on the block is found by the law of motion, so F = m * a = {i} newtons here.",
+            ["rouge"],
+            "rougeL_f1",
+        ),
+        (
+            lambda i: f"def get_{i}(x):\n    # Return the sum.\n    return x + {i}",
+            ["exact_match", "rouge"],
+            "exact_match",
+        ),
         (lambda i: f"Town {i}", ["exact_match"], "exact_match"),
         (lambda i: f"they live in the town of {i} now", ["rouge"], "rougeL_f1"),
         (lambda i: f"они живут в городе {i} сейчас", [{"name": "rouge", "words": "unicode"}], "rougeL_f1"),

@@ -196,14 +196,26 @@ def test_a_doubt_writes_nothing_and_its_commands_do(folder, capsys):
         assert f"label: {one['roles']['label'][0]}" in (folder / "t.yaml").read_text()
 
 
-def test_a_table_without_a_header_has_its_names_from_the_command_line(folder, capsys):
-    name = write_rows(
-        folder / "t.tsv", "Ann has a hat.\tAnna hat Hut 0.", [f"Bob is {i}.\tBob ist {i}." for i in range(30)]
-    )
-    assert run(capsys, "new", name, "--model", "t5-nano")[0] == 3
-    code, out, _ = run(capsys, "new", name, "--header", "en,de", "--model", "t5-nano")
+@pytest.mark.parametrize("name", ["t.tsv", "t.json"])
+def test_a_table_without_a_header_has_its_names_from_the_command_line(folder, capsys, name):
+    rows = [["Ann has a hat.", "Anna hat Hut 0."], *([f"Bob is {i}.", f"Bob ist {i}."] for i in range(30))]
+    table = json.dumps(rows) if name.endswith("json") else "".join("\t".join(row) + "\n" for row in rows)
+    (folder / name).write_text(table)
+    code, out, err = run(capsys, "new", name, "--model", "t5-nano", "--json")
+    assert code == 3 and "no header" in err
+    for one in json.loads(out.splitlines()[-1])["readings"]:
+        assert run(capsys, *shlex.split(one["command"])[1:], "--overwrite")[0] == 0
+        assert sum(len(rows) for rows in read_sets("t", folder).values()) == 31
+    code, out, _ = run(capsys, "new", name, "--header", "en,de", "--model", "t5-nano", "--overwrite")
     assert code == 0 and "translation" in out
-    assert sum(len(rows) for rows in read_sets("t", folder).values()) == 31
+
+
+def test_where_hardly_a_record_can_be_read_its_fault_is_told_last(folder, capsys):
+    name = write_rows(
+        folder / "t.csv", "text,label", [f"the parcel, as {i}, is late,{'ab'[i % 2]},x" for i in range(40)]
+    )
+    code, _, err = run(capsys, "new", name)
+    assert code == 3 and err.rstrip().endswith("Correct the row.") and "40 that cannot be read" in err
 
 
 WORDS = ("hi", "hello", "fine", "thanks", "what", "are", "you", "see", "later", "well", "now")
@@ -230,6 +242,36 @@ def test_names_are_no_doubt(folder, capsys, first):
     draw = random.Random(1)
     rows = [" ".join(draw.choices(WORDS, k=4)) + "\t" + " ".join(draw.choices(WORDS, k=3)) for _ in range(60)]
     assert "may be a record" not in run(capsys, "new", write_rows(folder / "t.tsv", first, rows))[2]
+
+
+@pytest.mark.parametrize(
+    ("first", "is_sure"),
+    [
+        ("human\tai", True),
+        ("Source Text\tCommentary", True),
+        ("Klausimas\tAtsakymas", False),
+        ("Nr\tVerse\tTeaching", False),
+        ("意味\t教え", False),
+    ],
+)
+def test_words_above_sentences_are_names_and_both_directions_are_shown(folder, capsys, first, is_sure):
+    draw = random.Random(1)
+    texts = [" ".join(draw.choices(WORDS, k=9)) + "\t" + " ".join(draw.choices(WORDS, k=9)) for _ in range(60)]
+    rows = [f"{i}\t{row}" for i, row in enumerate(texts)] if first.count("\t") > 1 else texts
+    _, out, err = run(capsys, "new", write_rows(folder / "t.tsv", first, rows), "--json", "--model", "t5-nano")
+    assert "may be a record" not in err
+    if not is_sure:
+        readings = json.loads(out.splitlines()[-1])["readings"]
+        names = first.split("\t")[-2:]
+        assert [one["roles"]["targets"][0] for one in readings] == [*reversed(names)]
+
+
+def test_of_a_doubtful_header_both_directions_are_shown_with_it(folder, capsys):
+    draw = random.Random(1)
+    rows = [" ".join(draw.choices(WORDS, k=3)) + "\t" + " ".join(draw.choices(WORDS, k=3)) for _ in range(60)]
+    _, out, _ = run(capsys, "new", write_rows(folder / "t.tsv", "Klausimas\tAtsakymas", rows), "--json")
+    learned = [one["roles"]["targets"][0] for one in json.loads(out.splitlines()[-1])["readings"]]
+    assert {"Klausimas", "Atsakymas", "column1", "column2"} == {*learned}
 
 
 @pytest.mark.parametrize("first", ["we all see you later\tbanana", "T-100\twe all see you later\tbanana"])
@@ -598,16 +640,28 @@ def test_separators_of_questions_and_other_forms_of_letters_are_no_lost_inputs(f
     assert (code, "hold characters" in err) == (0, False)
 
 
-@pytest.mark.parametrize(("fields", "way"), [({"answers": ["red"]}, "windows"), ({"label": "a"}, "head_tail")])
-def test_long_inputs_are_read_in_windows_or_keep_their_ends(folder, capsys, fields, way):
+@pytest.mark.parametrize(
+    ("fields", "way", "part"),
+    [
+        ({"context": "", "question": "", "answers": ["red"]}, "windows", ""),
+        ({"text": "", "label": "ab"}, "head_tail", "middle"),
+        ({"instruction": "", "output": "It is what they have."}, "head_tail", "middle"),
+        ({"prompt": "", "completion": "It is what they have."}, "head_tail", "middle"),
+        ({"article": "", "summary": "It is what they have."}, "truncate", "end"),
+    ],
+)
+def test_long_inputs_are_read_in_windows_or_keep_their_ends(folder, capsys, fields, way, part):
     words = " ".join(["Ann has a red hat."] * 100)
-    rows = [{"question": f"What has person {i}?", "context": f"{i} {words} {i}", **fields} for i in range(40)]
-    if way == "head_tail":
-        rows = [{"text": row["context"], "label": "ab"[i % 2]} for i, row in enumerate(rows)]
+    read = [name for name, value in fields.items() if not value]
+    rows = [{**fields, **dict.fromkeys(read, f"{i} {words} What has {i}?")} for i in range(40)]
+    for i, row in enumerate(rows):
+        row |= {"label": "ab"[i % 2]} if "label" in row else {}
+        row |= {name: f"{row[name]} {i}" for name in ("output", "completion", "summary") if name in row}
     (folder / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert run(capsys, "new", "t.jsonl", "--model", "t5-nano")[0] == 0
+    code, _, err = run(capsys, "new", "t.jsonl", "--model", "t5-nano")
     data = load_config(folder / "t.yaml").data
-    assert (data.overlong, data.max_input_tokens) == (way, 512)
+    assert (code, data.overlong, data.max_input_tokens) == (0, way, 512)
+    assert (f"lose their {part}" in err) == bool(part)
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,21 @@ HEADER_WORDS = re.compile(
 )
 
 
+class HeaderError(DataError):
+    """A table has no names of columns.
+
+    Args:
+        reason: why its first line is a record.
+        num: number of columns.
+    """
+
+    def __init__(self, where: str, reason: str, num: int) -> None:
+        self.reason = f"no header: {reason}"
+        self.num = num
+        what = describe_missing_header(reason, num)
+        super().__init__(f"{where}: {what}. If that line is the header, give --header its names.")
+
+
 class TableRow(NamedTuple):
     """A row of a table that is not a record yet; `number` is its first line, from 1; `separator` of its cells."""
 
@@ -536,7 +551,8 @@ def find_data_in_header(rows: Sequence[Sequence[str]]) -> str:
         if _is_number(cell) and all(map(_is_number, column)):
             return f"{shown} is a number, as those below"
         times = Counter(column)
-        if times[cell] >= max(2, len(column) / 50) and len(times) <= len(column) / 2 + 1:
+        is_ticked = {*times} == {cell} and len(column) < len(below)  # a box with its own name, or blank
+        if times[cell] >= max(2, len(column) / 50) and len(times) <= len(column) / 2 + 1 and not is_ticked:
             return f"{shown} occurs again below"
         ending = QUESTION_END if QUESTION_END.search(cell) else SENTENCE_END
         if ending.search(cell) and sum(map(bool, map(ending.search, column))) >= 0.8 * len(column):
@@ -565,14 +581,18 @@ def _are_numbered(cells: Sequence[str]) -> bool:
 def describe_missing_header(reason: str, num: int) -> str:
     """Return the error for records whose columns have no names, with the flag and the setting that name them."""
     return (
-        f"no header: {reason}. Allowed are records with names of columns. Name the {num:,}: --header "
-        f"{_list_plain_names(num)} (in a recipe data.header)"
+        f"no header: {reason}. Allowed are records with names of columns. Name the {num:,}, in any words: --header "
+        f"{_join_plain_names(num)} (in a recipe data.header)"
     )
 
 
-def _list_plain_names(num: int) -> str:
-    """List names that say nothing of what a column is."""
-    names = [f"column{number}" for number in range(1, min(num, MAX_NAMED) + 1)]
+def list_plain_names(num: int) -> list[str]:
+    """Return names that say nothing of what a column is."""
+    return [f"column{number}" for number in range(1, num + 1)]
+
+
+def _join_plain_names(num: int) -> str:
+    names = list_plain_names(min(num, MAX_NAMED))
     if num > MAX_NAMED:
         names.append("...")
     return ",".join(names)
@@ -801,8 +821,7 @@ def _find_names(
     """Return the names of the columns, and whether the first row is a record, not the header."""
     if not header:
         if reason := find_data_in_header(sample or [cells]):
-            what = describe_missing_header(reason, len(cells))
-            raise DataError(f"{where}: {what}. If it is the header, give its names there.")
+            raise HeaderError(where, reason, len(cells))
         names = name_columns(cells)
         _refuse_repeated_name(names, where)
         return names, False
@@ -855,7 +874,7 @@ def _describe_blocks(rows: Sequence[Sequence[str]], path: Path, separator: str) 
         loops += f" and (n or i == {before})"
     code = f"import csv, sys; w = csv.writer(sys.stdout); [w.writerow(r[:{before}] + {block}) {loops}]"
     into = shlex.quote(f"{path.stem}-records.csv")
-    names = "" if named else f", with --header {_list_plain_names(before + size)}"
+    names = "" if named else f", with --header {_join_plain_names(before + size)}"
     return (
         f"{len(places):,} records in each line, in blocks of {size} columns. Allowed is one record a line. Write each "
         f"on a line: python -c {shlex.quote(code)} > {into}, and name that file{names}."

@@ -71,6 +71,7 @@ PRIOR_WEIGHT = 2  # characters
 MARGIN = 0.15  # points below the best encoding up to which another one may be right
 # largest share of whole UTF-8 characters in texts of other encodings: 0.23 was seen of 8 bits, 0.31 of wide ones
 MAX_UTF8, MAX_UTF8_WIDE = 0.25, 0.4
+CUT = b"\xc2\xc3"  # first bytes of most letters that UTF-8 adds to ASCII
 TYPOGRAPHY = "‘’“”„–—…«»•°§€£´·¿¡\u00a0，。！？、：；（）「」『』《》・ー～【】％＋"
 FREQUENT, PLAUSIBLE, RARE, DOUBTFUL, WRONG = 1.0, 0.7, 0.3, -0.5, -3.0  # points of a character
 
@@ -109,6 +110,18 @@ def is_damaged_utf8(lines: Sequence[bytes], encodings: Sequence[str]) -> bool:
     num_bytes = sum("\udc80" <= character <= "\udcff" for character in text)
     most = MAX_UTF8_WIDE if any(name in WIDE for name in encodings) else MAX_UTF8
     return num_beyond - num_bytes > most * num_beyond
+
+
+def are_damaged_bytes_of(encoding: str, lines: Sequence[bytes]) -> bool:
+    """Whether each damaged byte of lines of UTF-8 stands alone, and is a character of an encoding rather than what is
+    left of one of UTF-8.
+
+    >>> are_damaged_bytes_of("cp1252", [b"to\\xa0get"]), are_damaged_bytes_of("cp1252", [b"f\\xc3r"])
+    (True, False)
+    """
+    text = b"\n".join(lines).decode(errors="surrogateescape")
+    runs = [run.encode(errors="surrogateescape") for run in re.findall("[\udc80-\udcff]+", text)]
+    return all(len(run) == 1 and run not in CUT and run.decode(encoding, "ignore") for run in runs)
 
 
 def can_read_all(file: IO[bytes], encoding: str) -> bool:

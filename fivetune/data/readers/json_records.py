@@ -125,7 +125,7 @@ def _make_record(value: object, where: str, header: Sequence[str]) -> RawRecord 
             where, f"a list of {len(values)} values, but data.header names {len(header)}. Repair or remove it."
         )
     reason = f"the record is {describe_value(values)}, without names for its values"
-    return BadRecord(where, f"{describe_missing_header(reason, len(values))}.")
+    return BadRecord(where, f"{describe_missing_header(reason, len(values))}.", num_unnamed=len(values))
 
 
 def read_json_records(file: IO[bytes], path: Path, header: Sequence[str] = ()) -> Iterator[RawRecord | BadRecord]:

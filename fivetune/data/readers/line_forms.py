@@ -1,5 +1,5 @@
-"""Recognise files of lines that are no tables, by their first lines: fastText's, LibSVM's, one token a line, and JSON
-below other lines.
+"""Recognise files of lines that are no tables, by their first lines: fastText's, LibSVM's, one token a line, lines of
+as many cells as a text has tokens, and JSON below other lines.
 
 In: the beginning of a file. Out: the name of its form, or the error that says what it is and which way works; for
 fastText, records.
@@ -10,16 +10,19 @@ from __future__ import annotations
 import csv
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import IO
 
+from fivetune.data.readers.delimited import HEADER_WORDS, SEPARATORS
 from fivetune.data.readers.json_text import JsonTooLongError, JsonWindow
 from fivetune.data.readers.source_files import (
     MAX_RECORD_BYTES,
     BadRecord,
     format_too_long_message,
+    format_unpacked,
     make_utf8_error,
     open_bytes,
     quote_value,
@@ -36,6 +39,8 @@ SAMPLE_LINES = 1_000
 MIN_LINES = 5
 MIN_SHARE = 0.9  # of the lines that have the form
 MIN_SENTENCES = 3
+MIN_WIDTHS = 3  # different numbers of cells of lines that end in the tokens of a text
+MAX_SHARED = 0.2  # share of the values of a column, such as labels, that are tokens of the texts behind it, too
 FEATURES = re.compile(r"[-+]?[\d.]+(,[-+]?[\d.]+)*(\s+\d+:[-+\d.eE]+)+\s*(#.*)?")
 COMMENT = re.compile(r"-DOCSTART-|# ?[a-z_ ]+=")
 MAX_ABOVE = 20  # lines above JSON: comments, a log
@@ -115,6 +120,52 @@ def refuse_features_and_tokens(head: str, path: Path) -> None:
         if found := _find_tokens(rows):
             skips = r"/^(-DOCSTART-|# ?[a-z_ ]+=)/ {next} " if any(map(COMMENT.match, lines)) else ""
             raise DataError(f"{path}: {_describe_tokens(rows, found, separator, path, skips)}")
+    for separator in SEPARATORS:
+        rows = [line.split(separator) for line in filled]
+        names = [*rows.pop(0)] if any(map(HEADER_WORDS.fullmatch, rows[0])) else []
+        if '"' not in head and (num := _count_leading(rows)):
+            raise DataError(f"{path}: {_describe_ragged(rows, num, separator, path, names)}")
+
+
+def _count_leading(rows: Sequence[Sequence[str]]) -> int:
+    """Count the cells of an id and labels that stand before the tokens of a text, one in each further cell; 0 for rows
+    of another form.
+    """
+    widths = Counter(map(len, rows))
+    if len(rows) < MIN_LINES or len(widths) < MIN_WIDTHS or min(widths) < 2 or 2 * max(widths.values()) > len(rows):
+        return 0
+    least = min(widths) - 1
+    columns = [*islice(zip(*rows, strict=False), least)]
+    is_id = len({*columns[0]}) == len(rows) and all(re.search(r"\d", cell) for cell in columns[0])
+    num = 2 * is_id if least > 1 else 0
+    while num < least and 1 < len({*columns[num]}) <= len(rows) / 3:
+        values = {*columns[num]}
+        behind = {cell for row in rows for cell in row[num + 1 :]}
+        if len(values & behind) > MAX_SHARED * len(values):
+            break
+        num += 1
+    tokens = [cell for row in rows for cell in row[num:]]
+    num_single = sum(len(cell.split()) == 1 for cell in tokens)
+    return num if num_single >= MIN_SHARE * len(tokens) and _are_words(tokens) else 0
+
+
+def _describe_ragged(rows: Sequence[Sequence[str]], num: int, separator: str, path: Path, given: Sequence[str]) -> str:
+    least, most = (size(map(len, rows)) - num for size in (min, max))
+    cells = "1 cell" if num == 1 else f"{num} cells"
+    label = "labels" if any("," in row[num - 1] for row in rows) else "label"
+    names = given[:num] or ["id", *(f"column{place}" for place in range(2, num)), label][-num:]
+    code = "NR > 1 " if given else ""
+    code += rf'{{sub(/\r$/, ""); t = ${num + 1}; for (i = {num + 2}; i <= NF; i++) t = t " " $i; print '
+    code += " ".join(rf'${place} "\t"' for place in range(1, num + 1)) + " t}"
+    form = shlex.quote(separator.replace("\t", "\\t"))
+    into = shlex.quote(f"{path.name.removesuffix('.gz').partition('.')[0]}-joined.tsv")
+    header = shlex.quote(",".join([*names, "text"]))
+    shown = quote_value(" and ".join(rows[0][:num]), limit=30)
+    return (
+        f"each line begins with {cells} ({shown}), then {least:,} to {most:,} in the first {len(rows):,} lines, of a "
+        f"word each. Allowed is one cell per column. Join the words of each line: awk -F {form} {shlex.quote(code)} "
+        f"{format_unpacked(str(path))} > {into}, and name that file, with --header {header}."
+    )
 
 
 def refuse_lines_above(head: str, path: Path) -> None:

@@ -88,11 +88,13 @@ class BadRecord:
         where: file and line (or record number): `train.jsonl:17`.
         reason: what is wrong, with which value, and what is allowed.
         skippable: false if the cause affects all records, so that skipping would leave none.
+        num_unnamed: number of its values, if it has no names for them.
     """
 
     where: str
     reason: str
     skippable: bool = True
+    num_unnamed: int = 0
 
     def __str__(self) -> str:
         return f"{self.where}: {self.reason}"
@@ -286,21 +288,30 @@ def format_too_long_message(unit: str) -> str:
     return f"{unit} is longer than {MAX_RECORD_BYTES // 2**20} MiB, the limit for one record. Split it or leave it out."
 
 
-def format_iconv_command(encoding: str, path: Path, *, flags: str = "") -> str:
+def format_iconv_command(encoding: str, path: Path) -> str:
     """Return the shell command that converts a file to UTF-8; a gzipped file is unpacked first.
-
-    Args:
-        flags: of iconv, each with a blank behind it.
 
     >>> format_iconv_command("cp1252", Path("data/train.csv.gz"))
     'gzip -dc data/train.csv.gz | iconv -f cp1252 -t utf-8 > data/utf8-train.csv'
     """
-    encoding = IN_ICONV.get(encoding, encoding)
+    return _format_conversion(f"iconv -f {IN_ICONV.get(encoding, encoding)} -t utf-8", path)
+
+
+def _format_repair_command(encoding: str, path: Path) -> str:
+    """Return the shell command that reads the damaged bytes of a file of UTF-8 in another encoding."""
+    handle = f'lambda e: (e.object[e.start : e.end].decode("{encoding}", "replace"), e.end)'
+    code = f'import codecs, sys; codecs.register_error("damaged", {handle}); '
+    code += 'sys.stdout.buffer.writelines(line.decode("utf-8", "damaged").encode() for line in sys.stdin.buffer)'
+    return _format_conversion(f"python -c {shlex.quote(code)}", path, reads_name=False)
+
+
+def _format_conversion(command: str, path: Path, *, reads_name: bool = True) -> str:
+    """Return a shell command with its source and its target, utf8-NAME; without `reads_name` it reads its input."""
     source = shlex.quote(str(path))
     target = shlex.quote(str(path.with_name(f"utf8-{path.name.removesuffix('.gz')}")))
     if path.name.endswith(".gz"):
-        return f"gzip -dc {source} | iconv {flags}-f {encoding} -t utf-8 > {target}"
-    return f"iconv {flags}-f {encoding} -t utf-8 {source} > {target}"
+        return f"gzip -dc {source} | {command} > {target}"
+    return f"{command} {'' if reads_name else '< '}{source} > {target}"
 
 
 def make_utf8_error(path: Path, error: UnicodeDecodeError, *, line: int) -> DataError:
@@ -318,18 +329,17 @@ def make_utf8_error(path: Path, error: UnicodeDecodeError, *, line: int) -> Data
     if _count_control_bytes(excerpt) > MAX_CONTROL_SHARE * len(excerpt):
         return DataError(f"{path}:{line}: this is no text: byte 0x{data[at]:02x}. {FORMATS} Download the file again.")
     end = data.find(b"\n", at) + 1 or len(data)
-    is_damaged, ranked = _rank_encodings(path, data)
-    if is_damaged:
-        command = format_iconv_command("utf-8", path, flags="-c ")
-        advice = (
-            f"Other letters of the file are UTF-8: this one is damaged. Correct it, or leave such bytes out: {command}"
-        )
+    damaged_as, ranked = _rank_encodings(path, data)
+    if damaged_as:
+        way = f"read such bytes as {damaged_as}" if damaged_as != "utf-8" else "write the sign U+FFFD for such bytes"
+        command = _format_repair_command(damaged_as, path)
+        advice = f"Other letters of the file are UTF-8: this one is damaged. Correct it, or {way}: {command}"
     elif not ranked:
         advice = "No known encoding reads the whole file. Export it again."
     else:
         advice = f"{ranked[0]} reads it: {format_iconv_command(ranked[0], path)}"
     place = f"{path}:{line}: not UTF-8: byte 0x{data[at]:02x} in"
-    readers = ["utf-8"] if is_damaged else ranked or ["latin-1"]
+    readers = ["utf-8"] if damaged_as else ranked or ["latin-1"]
     shown, *others = [_quote_around(data[start:end], at - start, name) for name in readers]
     if others and others[0] != shown:
         advice += f". If that is no text: {ranked[1]}, which reads {others[0]}"
@@ -343,10 +353,17 @@ def _quote_around(line: bytes, at: int, encoding: str) -> str:
     return quote_value(text[max(0, place - 20) : place + 20])
 
 
-def _rank_encodings(path: Path, data: bytes) -> tuple[bool, list[str]]:
-    """Return whether the file is damaged UTF-8, and the likeliest encoding that reads the whole file; two if a second
-    is close."""
-    from fivetune.data.readers.encodings import MARGIN, can_read_all, is_damaged_utf8, rank_encodings, sample_lines
+def _rank_encodings(path: Path, data: bytes) -> tuple[str, list[str]]:
+    """Return the encoding of the damaged bytes of a file of UTF-8, that itself if they have none, "" for other files;
+    and the likeliest encoding that reads the whole file, two if a second is close."""
+    from fivetune.data.readers.encodings import (
+        MARGIN,
+        are_damaged_bytes_of,
+        can_read_all,
+        is_damaged_utf8,
+        rank_encodings,
+        sample_lines,
+    )
 
     with open_bytes(path) if path.is_file() else nullcontext(BytesIO(data)) as file:
         lines, present = sample_lines(file)
@@ -358,10 +375,11 @@ def _rank_encodings(path: Path, data: bytes) -> tuple[bool, list[str]]:
             if len(ranked) == 2:
                 break
     names = [name for name, _ in ranked]
-    return is_damaged_utf8(lines, names), names
+    damaged_as = "cp1252" if are_damaged_bytes_of("cp1252", lines) else "utf-8"
+    return damaged_as if is_damaged_utf8(lines, names) else "", names
 
 
-def _format_unpacked(source: str) -> str:
+def format_unpacked(source: str) -> str:
     """Format a file as an argument of a shell command that reads text."""
     return f"<(gzip -dc {shlex.quote(source)})" if source.endswith(".gz") else shlex.quote(source)
 
@@ -508,7 +526,7 @@ def describe_paste(parts: Sequence[str]) -> str:
     if len({*stems}) < len(parts):
         stems = [f"column{number}" for number in range(1, len(parts) + 1)]
     names = ",".join(_find_sides([*map(Path, parts)]) or stems)
-    joined = " ".join(map(_format_unpacked, parts))
+    joined = " ".join(map(format_unpacked, parts))
     table = f"{Path(parts[0]).stem}.tsv"
     return f"Files of lines that belong together become one table: paste {joined} > {table}, with --header {names}."
 

@@ -164,6 +164,11 @@ HEADERLESS = {
 }
 
 
+def test_a_box_that_is_ticked_with_its_own_name_is_no_record(read):
+    rows, bad = read("a.csv", "comment,late,rude\n" + "Well then,late,\nSo it is,,rude\nYes,late,rude\n" * 9)
+    assert (len(rows), bad) == (27, [])
+
+
 @pytest.mark.parametrize("kind", HEADERLESS)
 def test_a_table_without_header_is_refused_until_its_columns_are_named(read, kind):
     content, num = HEADERLESS[kind]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -73,14 +75,27 @@ def test_the_whole_file_is_tried(tmp_path):
     assert "cp1252 reads it" not in complain(path)
 
 
-def test_a_damaged_line_of_utf8_is_said_to_be_damaged(tmp_path):
-    path = tmp_path / "a.csv"
-    path.write_bytes("id,text\n1,schön\n2,größer\n".encode() + b"3,sch\xf6n\n" + "4,für\n".encode())
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize(
+    ("damaged", "repaired"),
+    [
+        (b"sch\xf6n", "schön"),
+        (b"to\xa0get", "to\u00a0get"),
+        (b"it\x92s 80\x9390 %", "it’s 80“90 %"),
+        (b"f\xc3r two\x9d muscles", "f\ufffdr two\ufffd muscles"),  # what is left of a letter; a sign that cp1252 lacks
+        (b"so\xe2\x80 it is", "so\ufffd it is"),
+    ],
+)
+def test_the_damaged_bytes_of_a_file_of_utf8_are_replaced_by_the_command(tmp_path, damaged, repaired, suffix):
+    path = tmp_path / f"a b.csv{suffix}"
+    content = "id,text\n1,schön\n2,größer\n".encode() + b"3," + damaged + "\n4,für\n".encode()
+    path.write_bytes(gzip.compress(content) if suffix else content)
     message = complain(path)
-    assert message.startswith(f"{path}:4: not UTF-8: byte 0xf6") and "damaged" in message
-    assert message.endswith(f"leave such bytes out: iconv -c -f utf-8 -t utf-8 {path} > {tmp_path / 'utf8-a.csv'}")
-    path.write_bytes("id,text\n1,38 °C\n".encode() + b"2,two\x9d muscles\n3,80\x9390 %\n")  # more are damaged
-    assert "damaged" in complain(path)
+    assert message.startswith(f"{path}:4: not UTF-8: byte 0x") and "damaged" in message
+    command = re.search(r"(gzip .*)?python -c .*", message)[0]
+    subprocess.run(command.replace("python -c", f"{sys.executable} -c"), shell=True, check=True)
+    found = [record.fields["text"] for record in read_records(str(tmp_path / "utf8-a b.csv"))]
+    assert found == ["schön", "größer", repaired, "für"]
 
 
 def test_bytes_of_cp932_that_iconv_lacks(tmp_path):

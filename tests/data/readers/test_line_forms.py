@@ -182,3 +182,50 @@ def test_json_that_is_damaged_has_no_such_command(tmp_path):
         (tmp_path / "a.json").write_text(content)
         with pytest.raises(DataError, match="malformed JSON"):
             list(read_records(str(tmp_path / "a.json")))
+
+
+@pytest.mark.parametrize(
+    ("name", "separator", "first", "header"),
+    [
+        ("a.txt", "\t", "", "id,labels,text"),
+        ("a.tsv", "\t", "", "id,labels,text"),
+        ("a.csv", "|", "", "id,labels,text"),
+        ("a b.tsv", "\t", "id\tlabel\ttokens\n", "id,label,text"),
+    ],
+)
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_lines_that_end_in_the_words_of_a_text_are_joined_by_the_command(tmp_path, name, separator, first, header, end):
+    words = ["bank", "oil", "rate", "wheat", "trade", "coffee", "ship"]
+    rows = [[f"r{i}", "acq,gas" if i % 3 else "earn", *words[i % 4 : 7 - i % 3]] for i in range(12)]
+    path = tmp_path / name
+    path.write_text(first + "".join(separator.join(row) + end for row in rows), newline="")
+    message = complain(path)
+    command, named = re.findall(r"each line: (awk .+), and name that file, with --header (\S+)\.$", message)[0]
+    assert "begins with 2 cells" in message and named == header
+    subprocess.run(command, shell=True, check=True, cwd=tmp_path)
+    [joined] = tmp_path.glob("*-joined.tsv")
+    found = [[*record.fields.values()] for record in read_records(str(joined), header=header.split(","))]
+    assert found == [[*row[:2], " ".join(row[2:])] for row in rows]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        lambda i, words: [
+            f"r{i}",
+            "ham",
+            *(f"well {one}" for one in words),
+        ],  # sentences: their place may mean something
+        lambda i, words: words,  # baskets without a label
+        lambda i, words: [*words, "ham"],
+        lambda i, words: [f"r{i}", "ham", *words[:4]],
+    ],
+)
+def test_other_lines_of_many_cells_are_not_joined(tmp_path, row):
+    words = ["bank", "oil", "rate", "wheat", "trade", "coffee", "ship"]
+    path = tmp_path / "a.txt"
+    path.write_text("".join("\t".join(row(i, words[i % 4 : 7 - i % 3])) + "\n" for i in range(12)))
+    try:
+        list(read_records(str(path), on_bad=lambda bad: None))
+    except DataError as error:
+        assert "-joined" not in str(error)
