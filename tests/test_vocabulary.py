@@ -22,8 +22,8 @@ VERBS = set(
     drop dump embed encode end ensure enter escape estimate evaluate exclude expand explain export extend extract
     fail fetch fill filter find finish fit flatten flush forget format freeze fsync gather generate get give group
     guard handle hash hide identify ignore import index infer initialize insert inspect install interrupt iter join
-    keep kill launch leave list load locate lock log make map mark mask measure merge multiply monitor move name normalize
-    number open order pack pad pair parse patch pause peek pick plan predict prepare prevent print probe profile
+    keep kill launch leave list load locate lock log make map mark mask measure merge monitor move multiply name
+    normalize number open order pack pad pair parse patch pause peek pick plan predict prepare prevent print probe profile
     project prune publish put query quote raise rank rate read rebuild receive recompute record redact reduce refuse
     register reject release remove rename render replace replay report represent require resample reset resolve restore
     restrict resume retry return round run sample save scale scatter score search seed select send separate set

@@ -82,8 +82,6 @@ def test_fp16_gradients_that_overflow_at_every_loss_scale_end_the_run(tmp_path, 
     before = [weight.detach().clone() for weight in learner.model.parameters()]
     for step in range(1, 17):
         assert train_step(learner, group, lr=1e-3, step=step).grad_norm == torch.inf
-    with pytest.raises(
-        NumericError, match=r"^step 17: gradient norm inf, .* with train.precision bf16 or fp32: "
-    ):
+    with pytest.raises(NumericError, match=r"^step 17: gradient norm inf, .* with train.precision bf16 or fp32: "):
         train_step(learner, group, lr=1e-3, step=17)
     assert all(torch.equal(a, b) for a, b in zip(before, learner.model.parameters(), strict=True))
