@@ -142,9 +142,7 @@ MISTAKES = (
         ("8 is not a multiple of train.batch_size 6", "Take 6 or 12"),
     ),
     Mistake("Part of a step", f"{TRAIN} --schedule.warmup_steps 0.1", ("valid integer", "not 0.1")),
-    Mistake(
-        "fp16, as the Trainer names it", f"{TRAIN} --fp16 true", ("no setting", "train.precision: auto takes bf16")
-    ),
+    Mistake("fp16, as the Trainer names it", f"{TRAIN} --fp16 true", ("no setting", "auto takes bf16")),
     Mistake("DeepSpeed", f"{TRAIN} --deepspeed ds.json", ("DeepSpeed is not offered", "strategy.name: fsdp")),
     Mistake(
         "Labels as a list",

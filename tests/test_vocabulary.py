@@ -17,20 +17,20 @@ VERBS = set(
         """
     accumulate add adopt advise align all_reduce allocate answer append apply assign attach attend average begin
     benchmark bind broadcast build calibrate call capitalise cast catch check choose classify clean clear clip close
-    collate collect compare complete compute concatenate connect construct continue convert copy corrupt count
-    create cut decide decode defer delete derive describe detect diagnose discard dispatch divide downsample draw
-    drop dump embed encode end ensure enter escape estimate evaluate exclude expand explain export extend extract
-    fail fetch fill filter find finish fit flatten flush forget format freeze fsync gather generate get give group
-    guard handle hash hide identify ignore import index infer initialize insert inspect install interrupt iter join
-    keep kill launch leave list load locate lock log make map mark mask measure merge monitor move multiply name
-    normalize number open order pack pad pair parse patch pause peek pick plan predict prepare prevent print probe profile
+    collate collect compare complete compute concatenate connect construct continue convert copy corrupt count create
+    cut decide decode defer delete derive describe detect diagnose discard dispatch divide downsample draw drop dump
+    embed encode end ensure enter escape estimate evaluate exclude expand explain export extend extract fail fetch
+    fill filter find finish fit flatten flush forget format freeze fsync gather generate get give group guard handle
+    hash hide identify ignore import index infer initialize insert inspect install interrupt iter join keep kill
+    launch leave list load locate lock log make map mark mask measure merge monitor move multiply name normalize
+    number open order pack pad pair parse patch pause peek pick plan predict prepare prevent print probe profile
     project prune publish put query quote raise rank rate read rebuild receive recompute record redact reduce refuse
-    register reject release remove rename render replace replay report represent require resample reset resolve restore
-    restrict resume retry return round run sample save scale scatter score search seed select send separate set
-    shard shift shorten show shrink shuffle skip slice smooth sort split stack stamp start step stop store stratify
-    stream strip submit subtract suggest sum summarise suppress swap sync synchronize take test thin time tokenize
-    track train translate trim truncate try tune unescape unlock unpack update upload validate verify visit wait
-    walk warn watch weigh widen wrap write yield zero
+    register reject release remove rename render replace replay report represent require resample reset resolve
+    restore restrict resume retry return round run sample save scale scatter score search seed select send separate
+    set shard shift shorten show shrink shuffle skip slice smooth sort split stack stamp start step stop store
+    stratify stream strip submit subtract suggest sum summarise suppress swap sync synchronize take test thin time
+    tokenize track train translate trim truncate try tune unescape unlock unpack update upload validate verify visit
+    wait walk warn watch weigh widen wrap write yield zero
     """,
     )
 )
