@@ -123,20 +123,33 @@ def _check_accumulation(findings: Findings, plan: Plan, precision: str) -> None:
     findings.check("gradient norm of four micro-batches", abs(norms[1] / norms[0] - 1), 2e-2)
 
 
+LARGE_SUMS = 2.0**15  # times the sums at the end of each branch, which pass fp16's 65,504 by it
+
+
 def check_fp16(findings: Findings, device: str) -> None:
-    """Steps in fp16, as on GPUs without bf16 (T4, V100), beside those in fp32: losses, and steps that were skipped."""
-    with prepare_plan(device, num_steps=30) as plan:
-        num_steps = len(plan.examples) // plan.batch_size
-        losses = {}
-        for precision in ("fp32", "fp16"):
-            with Steps(own_setup(plan, dropout=0.0, capture="off", precision=precision)) as steps:
-                updates = steps.finish(num_steps)
-                losses[precision] = [update.loss for update in updates]
-                skipped = sum(not math.isfinite(update.grad_norm) for update in updates)
-                findings.note(f"{precision}, forward", str(steps.setup.learner.forward))
-        findings.note("skipped steps", skipped)
-        pairs = zip(losses["fp16"], losses["fp32"], strict=True)
-        findings.check("losses, relative to fp32", max(abs(a / b - 1) for a, b in pairs), 2e-2)
+    """Losses and skipped steps in fp16, as on GPUs without bf16 (T4, V100), beside fp32: of a random model, and of one
+    with sums beyond the range of fp16."""
+    for name, factor in (("losses", 1.0), ("losses of large sums", LARGE_SUMS)):
+        with prepare_plan(device, num_steps=30) as plan:
+            num_steps = len(plan.examples) // plan.batch_size
+            losses = {}
+            for precision in ("fp32", "fp16"):
+                with Steps(own_setup(plan, dropout=0.0, capture="off", precision=precision)) as steps:
+                    _multiply_sums(steps.setup, factor)
+                    updates = steps.finish(num_steps)
+                    losses[precision] = [update.loss for update in updates]
+                    skipped = sum(not math.isfinite(update.grad_norm) for update in updates)
+                    findings.note(f"{name}, {precision}, forward", str(steps.setup.learner.forward))
+            findings.note(f"{name}, skipped steps", skipped)
+            pairs = zip(losses["fp16"], losses["fp32"], strict=True)
+            findings.check(f"{name}, relative to fp32", max(abs(a / b - 1) for a, b in pairs), 2e-2)
+
+
+@torch.no_grad()
+def _multiply_sums(setup: Setup, factor: float) -> None:
+    for name, weight in setup.learner.model.named_parameters():
+        if name.endswith((".o.weight", ".wo.weight")):
+            weight.mul_(factor)
 
 
 # --- failures ---
