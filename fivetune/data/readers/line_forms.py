@@ -16,11 +16,13 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import IO
 
-from fivetune.data.readers.delimited import HEADER_WORDS, SEPARATORS
+from fivetune.data.readers.delimited import HEADER_WORDS, SEPARATORS, list_plain_names
 from fivetune.data.readers.json_text import JsonTooLongError, JsonWindow
 from fivetune.data.readers.source_files import (
     MAX_RECORD_BYTES,
     BadRecord,
+    format_filter,
+    format_output,
     format_too_long_message,
     format_unpacked,
     make_utf8_error,
@@ -153,12 +155,12 @@ def _describe_ragged(rows: Sequence[Sequence[str]], num: int, separator: str, pa
     least, most = (size(map(len, rows)) - num for size in (min, max))
     cells = "1 cell" if num == 1 else f"{num} cells"
     label = "labels" if any("," in row[num - 1] for row in rows) else "label"
-    names = given[:num] or ["id", *(f"column{place}" for place in range(2, num)), label][-num:]
+    names = given[:num] or ["id", *list_plain_names(num - 1)[1:], label][-num:]
     code = "NR > 1 " if given else ""
     code += rf'{{sub(/\r$/, ""); t = ${num + 1}; for (i = {num + 2}; i <= NF; i++) t = t " " $i; print '
     code += " ".join(rf'${place} "\t"' for place in range(1, num + 1)) + " t}"
     form = shlex.quote(separator.replace("\t", "\\t"))
-    into = shlex.quote(f"{path.name.removesuffix('.gz').partition('.')[0]}-joined.tsv")
+    into = format_output(path, "-joined.tsv")
     header = shlex.quote(",".join([*names, "text"]))
     shown = quote_value(" and ".join(rows[0][:num]), limit=30)
     return (
@@ -174,10 +176,8 @@ def refuse_lines_above(head: str, path: Path) -> None:
     for number in range(1, min(MAX_ABOVE, len(lines))):
         if JSON.match("\n".join(lines[number:])) and (rest := _describe_json(path, number)):
             above = "line 1 is" if number == 1 else f"lines 1 to {number} are"
-            whole = shlex.quote(str(path))
-            tail = f"tail -n +{number + 1}"
-            command = f"gzip -dc {whole} | {tail}" if path.name.endswith(".gz") else f"{tail} {whole}"
-            into = shlex.quote(f"{path.name.removesuffix('.gz').partition('.')[0]}-rest.json")
+            command = format_filter(f"tail -n +{number + 1}", path)
+            into = format_output(path, "-rest.json")
             raise DataError(
                 f"{path}: {above} no JSON: {quote_value(lines[0].strip())}; the rest is {rest}. Allowed is JSON alone. "
                 f"Leave out what is above: {command} > {into}, and name that file."
@@ -277,7 +277,7 @@ def _describe_tokens(
         r'!NF && w {print substr(w, 2) "\t" substr(t, 2); w = t = ""} '
         r'END {if (w) print substr(w, 2) "\t" substr(t, 2)}'
     )
-    into = shlex.quote(f"{path.name.removesuffix('.gz').partition('.')[0]}-lines.tsv")
+    into = format_output(path, "-lines.tsv")
     form = " -F '\\t'" if separator else ""
     return (
         f"{what}. {way}. Join the lines of each sentence: awk{form} {shlex.quote(code)} {shlex.quote(str(path))} > "

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, cast
 
 from fivetune.data.readers.delimited import HEADER_WORDS
 from fivetune.data.readers.json_text import JsonWindow
-from fivetune.data.readers.source_files import HEAD_BYTES, SPLIT, open_bytes, quote_in_code
+from fivetune.data.readers.source_files import HEAD_BYTES, SPLIT, format_output, open_bytes, quote_in_code
 from fivetune.errors import DataError, FiveTuneEnvironmentError
 from fivetune.types import JsonTable
 
@@ -92,7 +92,7 @@ def describe_nested(path: Path, *, is_read: bool = True) -> str:
         left |= dict.fromkeys(map(repr, step.left))
     place = ".".join(places)
     told = f" It leaves {', '.join([*left][:MAX_NAMES])} out." if left else ""
-    into = shlex.quote(f"{path.name.removesuffix('.gz').partition('.')[0]}-records.jsonl")
+    into = format_output(path, "-records.jsonl")
     return (
         f"{path}: its records are nested: {place}. Allowed is a list of records, or one on a line. Write each on a "
         f"line, with the values of what it is in: {format_join(path, steps, is_lines=is_lines)} > {into}, and name "

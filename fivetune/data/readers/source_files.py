@@ -294,7 +294,8 @@ def format_iconv_command(encoding: str, path: Path) -> str:
     >>> format_iconv_command("cp1252", Path("data/train.csv.gz"))
     'gzip -dc data/train.csv.gz | iconv -f cp1252 -t utf-8 > data/utf8-train.csv'
     """
-    return _format_conversion(f"iconv -f {IN_ICONV.get(encoding, encoding)} -t utf-8", path)
+    command = f"iconv -f {IN_ICONV.get(encoding, encoding)} -t utf-8"
+    return f"{format_filter(command, path)} > {_format_converted(path)}"
 
 
 def _format_repair_command(encoding: str, path: Path) -> str:
@@ -302,16 +303,37 @@ def _format_repair_command(encoding: str, path: Path) -> str:
     handle = f'lambda e: (e.object[e.start : e.end].decode("{encoding}", "replace"), e.end)'
     code = f'import codecs, sys; codecs.register_error("damaged", {handle}); '
     code += 'sys.stdout.buffer.writelines(line.decode("utf-8", "damaged").encode() for line in sys.stdin.buffer)'
-    return _format_conversion(f"python -c {shlex.quote(code)}", path, reads_name=False)
+    command = f"python -c {shlex.quote(code)}"
+    return f"{format_filter(command, path, reads_name=False)} > {_format_converted(path)}"
 
 
-def _format_conversion(command: str, path: Path, *, reads_name: bool = True) -> str:
-    """Return a shell command with its source and its target, utf8-NAME; without `reads_name` it reads its input."""
+def _format_converted(path: Path) -> str:
+    """Format the name of a file's copy in UTF-8 as an argument of a shell command."""
+    return shlex.quote(str(path.with_name(f"utf8-{path.name.removesuffix('.gz')}")))
+
+
+def format_filter(command: str, path: Path, *, reads_name: bool = True) -> str:
+    """Return a shell command with the file that it reads; a gzipped file is unpacked first.
+
+    Args:
+        reads_name: whether the command takes the name of a file, not its standard input alone.
+
+    >>> format_filter("tail -n +2", Path("a.csv")), format_filter("tail -n +2", Path("a.csv.gz"))
+    ('tail -n +2 a.csv', 'gzip -dc a.csv.gz | tail -n +2')
+    """
     source = shlex.quote(str(path))
-    target = shlex.quote(str(path.with_name(f"utf8-{path.name.removesuffix('.gz')}")))
     if path.name.endswith(".gz"):
-        return f"gzip -dc {source} | {command} > {target}"
-    return f"{command} {'' if reads_name else '< '}{source} > {target}"
+        return f"gzip -dc {source} | {command}"
+    return f"{command} {source}" if reads_name else f"{command} < {source}"
+
+
+def format_output(path: Path, ending: str) -> str:
+    """Format the name of a file that a shell command makes of another file.
+
+    >>> format_output(Path("data/train.json.gz"), "-records.jsonl")
+    'train-records.jsonl'
+    """
+    return shlex.quote(path.name.removesuffix(".gz").partition(".")[0] + ending)
 
 
 def make_utf8_error(path: Path, error: UnicodeDecodeError, *, line: int) -> DataError:
