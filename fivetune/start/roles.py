@@ -291,9 +291,10 @@ def has_word(name: str, words: str) -> bool:
     return not set(words.split()).isdisjoint(split_name(name))
 
 
-def _split_words(name: str) -> list[str]:
+@lru_cache(100_000)  # as of rate_name
+def _split_words(name: str) -> tuple[str, ...]:
     words = re.findall(r"[^\W_]+", _strip_accents(re.sub(r"(?<=[^\W\d_A-Z])(?=[A-Z])", "_", name)))
-    return [word.removeprefix("ال") or word for word in words]  # the article of Arabic
+    return tuple(word.removeprefix("ال") or word for word in words)  # the article of Arabic
 
 
 def _strip_accents(text: str) -> str:
