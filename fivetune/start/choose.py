@@ -12,7 +12,8 @@ from dataclasses import replace
 from itertools import chain, islice, permutations, product, starmap
 from operator import attrgetter
 
-from fivetune.data.readers.records import as_bad_record, parse_item, read_records
+from fivetune.data.readers.delimited import list_plain_names
+from fivetune.data.readers.records import apply_task, as_bad_record, ignore_bad_record, parse_item, read_records
 from fivetune.data.readers.source_files import BadRecord, quote_value
 from fivetune.errors import ConfigError, DataError, FiveTuneError
 from fivetune.start.columns import (
@@ -26,6 +27,7 @@ from fivetune.start.columns import (
     build_table,
     count_words,
     is_empty_cell,
+    read_table,
 )
 from fivetune.start.divisions import LABEL_TASKS, Excerpt, TextParts, find_division, split_place
 from fivetune.start.marks import MIN_SHARE
@@ -44,7 +46,7 @@ from fivetune.start.roles import (
 )
 from fivetune.start.survey import ENOUGH, FEW_WORDS, GENERAL_LABELS, MARGIN, TARGET_ROLES, Reading, Survey, make_survey
 from fivetune.start.task_options import TEXT_TASKS
-from fivetune.start.word_labels import find_word_labels, iter_ways
+from fivetune.start.word_labels import WordLabels, find_word_labels, iter_ways
 from fivetune.tasks import list_names, load_task, shorten_repr
 from fivetune.types import RawRecord, Task, TextExample
 
@@ -110,11 +112,12 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
         raise DataError(f"{table.source}: {words}.")
     bad: list[BadRecord] = []
     ranked = _list_readings(survey, task, wanted, bad.append)
-    if marked := find_word_labels(survey):
+    marked = find_word_labels(survey)
+    if marked:
         ranked = [one for one in ranked if not marked.is_guess(survey, one)]
     if not ranked:
         partner = "" if given else describe_partner(table.source)
-        raise DataError(f"{table.source}: {explain_none(survey, task, wanted, bad)}{partner}")
+        raise DataError(f"{table.source}: {explain_none(survey, task, wanted, bad, marked)}{partner}")
     best, *others = ranked
     if given.keys() & TARGET_ROLES.keys():  # the user has said what is learned
         return _complete(replace(best, warnings=[*best.warnings, *best.doubts]), [], survey)
@@ -122,7 +125,8 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
     rivals = [one for one in others if one.targets != best.targets or not {*one.inputs} <= {*best.inputs}]
     if best.doubts or best.points < ENOUGH or any(one.points > best.points - MARGIN for one in rivals):
         is_one = not rivals or rivals[0].points <= best.points - 2 * MARGIN
-        raise _make_doubt([*best.doubts, UNKNOWN_NAMES if is_one else SEVERAL_LIKELY][0], best, others, survey)
+        why = [*best.doubts, UNKNOWN_NAMES if is_one else SEVERAL_LIKELY][0]
+        raise _make_doubt(why, best, others, survey, marked)
     # near ones are told, as they may be meant
     least = max(ENOUGH, best.points - 2 * MARGIN)
     near = [one for one in rivals if one.points >= least and not one.doubts]
@@ -131,8 +135,14 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
     return _complete(best, near, survey)
 
 
-def _make_doubt(why: str, best: Reading, others: Sequence[Reading], survey: Survey) -> DoubtError:
-    """Make the error that shows the likely readings, and the columns that none of these has."""
+def _make_doubt(
+    why: str, best: Reading, others: Sequence[Reading], survey: Survey, marked: WordLabels | None
+) -> DoubtError:
+    """Make the error that shows the likely readings, and the columns that none of these has.
+
+    Args:
+        marked: lists with a value for each word, which are not shown.
+    """
     shown = _list_likely(best, others, why, survey)
     if why == SEVERAL_LIKELY and len(shown) == 1:  # the others learn a text from its copy
         why = UNKNOWN_NAMES
@@ -143,7 +153,6 @@ def _make_doubt(why: str, best: Reading, others: Sequence[Reading], survey: Surv
         if column.num_distinct == 1 and survey.rate(column.name, "label") == CLEAR:
             why += f"; {column.name} is no label, as it is {shorten_repr(column.example)} in all records"
     left += [survey.table.describe(name) for members in survey.objects.values() for name in members]
-    marked = find_word_labels(survey)
     taken = {*used, *(marked.lists if marked else ())}
     # as what is learned, a list of objects or an object is a text with all of it
     further: dict[str, None] = {}
@@ -318,9 +327,8 @@ def list_without_header(table: RawTable, task: str | None) -> list[tuple[RawTabl
     """List the best two readings of a table whose first line may be a record: by names of columns that say nothing, and
     by the names that may be there.
     """
-    names = {f"column{number}": name for number, name in enumerate(table.first_line, 1)}
-    records = read_records(table.source, header=[*names], on_bad=lambda bad: None)
-    plain = build_table(table.source, records, header=[*names], flags=table.flags)
+    names = dict(zip(list_plain_names(len(table.first_line)), table.first_line, strict=True))
+    plain = read_table(table.source, [*names], table.flags)
     choices: list[tuple[RawTable, Reading]] = []
     for reading in _list_readings(make_survey(plain, {}), task, {})[:2]:
         roles = {role: [names[name] for name in of_role] for role, of_role in reading.roles.items()}
@@ -330,7 +338,7 @@ def list_without_header(table: RawTable, task: str | None) -> list[tuple[RawTabl
 
 
 def _list_readings(
-    survey: Survey, task: str | None, wanted: Given, on_bad: Callable[[BadRecord], None] = lambda bad: None
+    survey: Survey, task: str | None, wanted: Given, on_bad: Callable[[BadRecord], None] = ignore_bad_record
 ) -> list[Reading]:
     """List the readings of all forms that fit the user's words and whose task converts one of the first records, the
     best first.
@@ -369,11 +377,10 @@ def convert_record(
         on_bad(named)
         return ()
     try:
-        converted = task.to_text(named)
+        return apply_task(task, named)
     except DataError as error:
         on_bad(as_bad_record(error, record))
         return ()
-    return converted if isinstance(converted, tuple) else tuple(filter(None, [converted]))
 
 
 def _complete(reading: Reading, others: Sequence[Reading], survey: Survey) -> Reading:
@@ -469,8 +476,10 @@ def explain_few(table: RawTable, bad: Sequence[BadRecord], given: Given, task: s
     unread = f", and {len(bad):,} that cannot be read; the first: {bad[0]}" if bad else "."
     if table.num_records + len(bad) >= MIN_RECORDS:
         return f"{head}{unread}"
-    is_unread = table.records and not (read or given or find_division(table))
-    form = explain_form(make_survey(table, {})) if is_unread else None
+    form = None
+    if table.records and not (read or given or find_division(table)):
+        survey = make_survey(table, {})
+        form = explain_form(survey, find_word_labels(survey))
     more = f"Collect more, in another form: {form}" if form else "Collect more."
     remedy = "Correct the file." if bad else more
     return (
@@ -495,41 +504,49 @@ def _describe_few(table: RawTable, given: Given, task: str | None) -> str:
     return f"can be read with names of columns, such as {example}. It " if example else ""
 
 
-def explain_form(survey: Survey, task: str | None = None) -> str | None:
-    """Explain why the columns of a table fit no task, whatever their names: there is one, or no text but lists."""
+def explain_form(survey: Survey, marked: WordLabels | None, task: str | None = None) -> str | None:
+    """Explain why the columns of a table fit no task, whatever their names: there is one, or no text but lists.
+
+    Args:
+        marked: lists with a value for each word.
+    """
     columns = survey.columns
     if len(columns) < 2:
         return (
             f"has one column with values, {list_names(columns)}. Training needs inputs and what is to "
             "be learned for them, such as text,label or question,answer. Add the other column."
         )
-    texts: list[str] = []
-    if found := find_word_labels(survey):
-        verb = "has" if len(found.labels) == 1 else "have"
-        what = f"{list_names(found.labels)} {verb} a value for each word of {found.words}"
-        known = iter_ways(survey, found)
+    if marked:
+        verb = "has" if len(marked.labels) == 1 else "have"
+        what = f"{list_names(marked.labels)} {verb} a value for each word of {marked.words}"
+        ways = [iter_ways(survey, marked)]
     else:
         nested = [name for name, column in columns.items() if _is_nested(survey, name, column)]
         texts = [name for name, column in columns.items() if column.has_text and name not in nested]
         if not nested or len(texts) > 1 or survey.given:
             return None
         what = f"{list_names(nested)} {'holds' if len(nested) == 1 else 'hold'} lists or objects"
-        known = [{"inputs": [text], "targets": [f"{name}.*"]} for text in texts for name in nested]
-    labels = [name for name, column in columns.items() if column.has_labels and column.num_distinct > 1]
-    labelled = [{"text": [text], "label": [name]} for text in texts for name in labels]
-    working = [flags for one in (known, labelled) for flags in islice(_list_working(survey, task, one), 1)]
+        labels = [name for name, column in columns.items() if column.has_labels and column.num_distinct > 1]
+        ways = [
+            [{"inputs": [text], "targets": [f"{name}.*"]} for text in texts for name in nested],
+            [{"text": [text], "label": [name]} for text in texts for name in labels],
+        ]
+    working = [flags for known in ways for flags in islice(_list_working(survey, task, known), 1)]
     way = f" What works: {'; or '.join(working)}." if working else ""
     return f"{what}. {SEQUENCES}.{way}"
 
 
-def explain_none(survey: Survey, task: str | None, wanted: Given, bad: Sequence[BadRecord]) -> str:
+def explain_none(
+    survey: Survey, task: str | None, wanted: Given, bad: Sequence[BadRecord], marked: WordLabels | None
+) -> str:
     """Explain why no reading fits, and what to do.
 
     Args:
         wanted: the user's columns, without the id and the group.
         bad: records that the task of a reading does not convert.
+        marked: lists with a value for each word.
     """
-    if form := explain_form(survey, task):
+    if form := explain_form(survey, marked, task):
         return form
     columns = survey.columns
     given = [(role, name) for role, names in survey.given.items() for name in names]
@@ -574,7 +591,7 @@ def explain_none(survey: Survey, task: str | None, wanted: Given, bad: Sequence[
     texts = sorted((name for name in columns if columns[name].has_text), key=lambda name: -columns[name].mean_chars)
     texts = [name for name in texts if name not in nested]
     lists = [name for name in columns if columns[name].is_list_of_texts and name not in nested]
-    if len(texts) + len(lists) < 1 + (not texts):
+    if not texts and len(lists) < 2:
         reasons.append("no column holds text: what the model would read is missing")
         return f"{fits} {'; '.join(reasons)}. Add a column with the text of each record."
     held = {"text": texts, "lists of texts": lists}
@@ -582,14 +599,13 @@ def explain_none(survey: Survey, task: str | None, wanted: Given, bad: Sequence[
     reasons.append(f"{told}, and no other column is named as what is to be learned")
     # lists of what several annotators say, then numbers that one text is given, then another text
     labels = [name for name, column in columns.items() if column.kind == "text list"]
-    known: list[Given] = [
-        {"text": [one for one in columns if one in texts], "tags": [name]} for name in labels if texts
-    ]
-    is_one = bool(texts) and all(survey.is_copy(texts[0], name) for name in texts[1:])
-    numbers = (
-        [name for name in columns if columns[name].kind == "number" and not survey.is_aside(name)] if is_one else []
-    )
-    numbers += survey.list_counts() if is_one else []
+    known: list[Given] = []
+    if texts:
+        read = [name for name in columns if name in texts]
+        known = [{"text": read, "tags": [name]} for name in labels]
+    numbers: list[str] = []
+    if texts and all(survey.is_copy(texts[0], name) for name in texts[1:]):
+        numbers = [name for name in survey.free if columns[name].kind == "number"] + survey.list_counts()
     for name in numbers:
         roles = ("text", "label") if columns[name].has_labels else ("inputs", "targets")
         known.append(dict(zip(roles, (texts[:1], [name]), strict=True)))

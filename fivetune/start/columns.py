@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Literal, Protocol, cast
 
 from fivetune.data.readers.delimited import NUMBER, describe_quotes, read_first_cells
-from fivetune.data.readers.records import detect_format, draw_records, find_column, is_hub_name, list_source_files
+from fivetune.data.readers.records import (
+    detect_format,
+    draw_records,
+    find_column,
+    ignore_bad_record,
+    is_hub_name,
+    list_source_files,
+    read_records,
+)
 from fivetune.data.readers.source_files import HEAD_BYTES, BadRecord, is_saved_dataset, open_bytes
 from fivetune.data.readers.tables import replace_empty_cell
 from fivetune.tasks import is_missing_label
@@ -220,6 +228,12 @@ def build_table(
     for name in names:
         columns[name] = describe_column(name, [find_value(record.fields, name) for record in first], least=least)
     return RawTable(source, first, columns, header, flags, num_read, () if header else read_first_line(source))
+
+
+def read_table(source: str, header: Sequence[str], flags: Sequence[str]) -> RawTable:
+    """Read a source with names for its columns; bad records, which another reading reports, are passed over."""
+    records = read_records(source, header=header, on_bad=ignore_bad_record)
+    return build_table(source, records, header=header, flags=flags)
 
 
 def describe_form(source: str) -> list[str]:

@@ -10,10 +10,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from fivetune.data.readers.delimited import QUESTION_END, list_plain_names
-from fivetune.data.readers.records import read_records
 from fivetune.errors import DataError
 from fivetune.start.choose import DoubtError, infer_divided
-from fivetune.start.columns import MIN_RECORDS, Column, RawTable, as_text, build_table
+from fivetune.start.columns import MIN_RECORDS, Column, RawTable, as_text, read_table
 from fivetune.start.several_labels import read_tags
 from fivetune.start.survey import make_survey
 
@@ -37,15 +36,11 @@ def explain_missing_header(
 
     Returns: the error; None if the values say nothing of the columns, as of fewer than MIN_RECORDS records.
     """
-    names = list_plain_names(num)
-    for find_names in (_name_columns, None):  # named by their kinds, the columns are read
-        try:
-            records = read_records(source, header=names, on_bad=lambda bad: None)
-            table = build_table(source, records, header=names, flags=flags)
-        except DataError:  # of another file of a folder
-            return None
-        if find_names:
-            names = find_names(table)
+    try:
+        names = _name_columns(read_table(source, list_plain_names(num), flags))
+        table = read_table(source, names, flags)
+    except DataError:  # of another file of a folder
+        return None
     if table.num_records < MIN_RECORDS:
         return None
     invented = f"{why}; the names in --header are invented, and may be others"
@@ -76,7 +71,10 @@ def _name_columns(table: RawTable) -> list[str]:
             **{name: chr(ord("A") + i) for i, name in enumerate(others)},
         }
     elif not labels and len(texts) == 2:
-        kinds |= {asked[0]: "question", others[0]: "answer"} if asked else {name: name for name in texts}
+        if asked:
+            kinds |= {asked[0]: "question", others[0]: "answer"}
+        else:
+            kinds |= {name: name for name in texts}
     times = Counter(kinds.values())
     numbers: Counter[str] = Counter()
     names: list[str] = []
@@ -97,7 +95,7 @@ def _find_kind(table: RawTable, column: Column) -> str:
         return "number" if is_whole and column.num_distinct > MAX_SCORES else "score"
     if column.kind == "text":
         return "key" if column.mean_words < LONG_KEY and _has_form(table, column.name, CODE) else "text"
-    return {"date": "date", "link": "link"}.get(column.kind, column.name)
+    return column.kind if column.kind in ("date", "link") else column.name
 
 
 def _has_form(table: RawTable, name: str, form: re.Pattern[str]) -> bool:

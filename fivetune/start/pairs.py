@@ -138,7 +138,8 @@ def _list_sources(survey: Survey, target: str, texts: Sequence[str]) -> list[lis
     if len(together) > 1:
         return [together, *([name] for name in known[:2])]
     asked = [name for name in known if survey.rate(name, "inputs") >= USUAL and name not in contexts]
-    if asked and contexts and survey.rate(target, "targets") >= USUAL:  # so of a prompt and what it is about
+    # so of a prompt of a word or two, which is no running text, and what it is about
+    if asked and contexts and survey.rate(target, "targets") >= USUAL:
         return [[name for name in survey.columns if name in (asked[0], contexts[0])], asked[:1], contexts[:1]]
     unknown = [name for name in texts if survey.rate(name, "targets", "answer", *SOURCES) < 2]
     others = [name for name in unknown or texts if name != target]

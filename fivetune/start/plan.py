@@ -21,7 +21,7 @@ from fivetune.data.characters import describe_odd_targets, find_lossy_characters
 from fivetune.data.labels import PLACEHOLDERS, describe_merged_forms, describe_placeholders, describe_rare
 from fivetune.data.limits import TokenLengths, measure_lengths
 from fivetune.data.readers.delimited import NAMES_AGAIN, HeaderError
-from fivetune.data.readers.records import UniqueIds, read_records
+from fivetune.data.readers.records import UniqueIds, ignore_bad_record, read_records
 from fivetune.data.readers.source_files import BadRecord
 from fivetune.data.readers.tables import replace_empty_cell
 from fivetune.data.split import EvalSplit, Relation, ThreeWaySplit, hash_text, split_in_three
@@ -343,9 +343,10 @@ def build_plan(
     first_line = table.first_line if len(unread) == len(bad) else ()  # names that stand twice are no record
     table = replace(table, num_names=num_names, first_line=first_line)
     if table.num_records < MIN_RECORDS:
-        why = bad[0].reason.partition(". Allowed")[0] if bad and not given else ""
-        num = bad[0].num_unnamed if why else 0
-        named = explain_missing_header(source, num, why, task=task, flags=flags) if num else None
+        named = None
+        if bad and bad[0].num_unnamed and not given:
+            why = bad[0].reason.partition(". Allowed")[0]
+            named = explain_missing_header(source, bad[0].num_unnamed, why, task=task, flags=flags)
         raise named or DataError(explain_few(table, bad, given, task))
     table, reading = infer_divided(table, task=task, given=given)
     if table.num_records < table.num_read:
@@ -578,5 +579,5 @@ def _describe_lost_characters(
 
 def read_sets(plan: StartPlan) -> Iterator[tuple[str, JsonTable]]:
     """Yield (set, record) of all usable records, in the order of the source."""
-    for _, record, _ in read_examples(plan.table, plan.reading, plan.task, lambda bad: None):
+    for _, record, _ in read_examples(plan.table, plan.reading, plan.task, ignore_bad_record):
         yield plan.split.find_set(record), {name: replace_empty_cell(value) for name, value in record.fields.items()}

@@ -755,7 +755,9 @@ def _find_objects(table: RawTable, columns: Mapping[str, Column]) -> dict[str, l
     """
     members: dict[str, list[str]] = {}
     for name in columns:
-        members.setdefault(name.rpartition(".")[0], []).append(name)
+        stem, dot, _ = name.rpartition(".")
+        if dot:
+            members.setdefault(stem, []).append(name)
     found: dict[str, list[str]] = {}
     for stem, names in members.items():
         is_learned = has_word(stem, OBJECTS) or any(rate_name(role, stem) >= USUAL for role in TARGET_ROLES)

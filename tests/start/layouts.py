@@ -388,6 +388,7 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "a prompt, its context and the response": ("prompt=question | context=paragraph | response=reply", "jsonl: response < prompt context"),
     "a user, a document and the assistant": ("document=long | user=sentence | assistant=reply", "jsonl: assistant < document user"),
     "a dialogue, what is known and the response": ("dialogue=long | knowledge=paragraph | response=reply", "jsonl: response < dialogue knowledge"),
+    "a word, its context and the target": ("input=word | context=long | target=reply", "jsonl: target < input context"),
     "a source, its context and the target": ("source=sentence | context=long | target=reply", "jsonl: target < source context"),
     "a dialogue and a reference": ("dialogue=paragraph | reference=long", "?"),
     "a conversation and its references": ("conversation=long | references=paragraph", "?"),

@@ -9,9 +9,10 @@ import pytest
 
 from fivetune.data.readers.records import read_records
 from fivetune.errors import ConfigError, DataError
-from fivetune.start.choose import DoubtError, explain_few, infer_task
+from fivetune.start.choose import DoubtError, convert_record, explain_few, infer_task
 from fivetune.start.columns import build_table, describe_column
 from fivetune.start.roles import parse_columns
+from fivetune.start.survey import Reading
 from fivetune.tasks import load_task
 from fivetune.types import RawRecord
 
@@ -478,6 +479,18 @@ def test_it_is_told_that_the_first_of_several_right_texts_is_learned():
     assert infer_task(found).warnings == [
         "of the texts in each list of references the first is learned, and all count as right"
     ]
+
+
+def test_a_record_on_which_a_task_fails_is_a_bad_one(monkeypatch):
+    def fail(self, record, *, labelled=True):
+        raise KeyError("colour")
+
+    task = load_task("jsonl", {"inputs": "{a}", "targets": "{b}"})
+    monkeypatch.setattr(type(task), "to_text", fail)
+    reading = Reading("text to text", "jsonl", {"inputs": ["a"], "targets": ["b"]}, "")
+    bad = []
+    assert not convert_record(RawRecord({"id": "1", "a": "x", "b": "y"}, "a.csv:2"), reading, task, bad.append)
+    assert bad[0].where == "a.csv:2" and "KeyError: 'colour'" in bad[0].reason
 
 
 def test_a_role_of_one_column_is_given_once():
