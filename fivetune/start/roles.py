@@ -9,6 +9,7 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 
 from fivetune.data.readers.delimited import NUMBER
 from fivetune.errors import ConfigError, suggest_names
@@ -33,7 +34,7 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "question": (
         "question questions question_text question_stem stem problem frage fragen pregunta domanda pergunta vraag "
         "问题 質問 질문 вопрос pytanie soru pertanyaan soal otázka fråga kysymys سؤال प्रश्न",
-        "query q goal math_problem word_problem ctx",
+        "query queries q goal math_problem word_problem ctx",
     ),
     "context": (
         "context contexts passage passages excerpt paragraph paragraphs kontext contexto contexte contesto support",
@@ -47,7 +48,8 @@ WORDS: Mapping[str, tuple[str, str]] = {
         "antwort antworten respuesta respuestas reponse risposta resposta antwoord 答案 回答 답변 "
         "odpowiedź cevap jawaban odpověď svar vastaus جواب उत्तर",
         "correcta correcto correta corretta correcte richtig goed верный ответ "
-        "solution solutions response reply a long_answer short_answer ideal_answer best_answer spans doctor",
+        "solution solutions response responses reply replies a "
+        "long_answer short_answer ideal_answer best_answer spans doctor",
     ),
     "choices": ("choices options candidates alternatives endings", "option choice ending distractor"),
     "label": (
@@ -56,7 +58,7 @@ WORDS: Mapping[str, tuple[str, str]] = {
         "intencion spam toxic ground_truth clase kelas kategori kategoria kategorija etiket sınıf nhãn "
         "类别 分类 标签 意图 "
         "カテゴリ ラベル 카테고리 라벨 레이블 категория метка класс تصنيف",
-        "target targets target_names label_name class_name topic thema tema rating stars star score tag type "
+        "target targets topic thema tema rating stars star score tag type "
         "typ tipo status priority "
         "priorität prioridad queue genre polarity stance judgment judgement quality overall severity department "
         "nota note motivo assunto "
@@ -91,8 +93,8 @@ WORDS: Mapping[str, tuple[str, str]] = {
         "comments dialogue feedback opinion",
     ),
     "inputs": (
-        "inputs input source src input_text source_text prompt article artigo articulo noticia "
-        "document documents dialogue dialog original "
+        "inputs input source src sources input_text source_text prompt prompts article articles artigo "
+        "articulo noticia document documents dialogue dialog original "
         "meaning_representation mr",
         "text sentence body content description question query story transcript conversation patient long noisy "
         "incorrect complex normal passage context abstract input_sequence diff rewritten_intent chapter "
@@ -100,8 +102,8 @@ WORDS: Mapping[str, tuple[str, str]] = {
     ),
     "targets": (
         "targets target output outputs target_text output_text gold_text corrected_text reference_text summary "
-        "highlights translation tgt trg completion "
-        "response tldr zusammenfassung resumen riassunto übersetzung traducción",
+        "highlights summaries translation translations tgt trg completion completions "
+        "response responses tldr zusammenfassung resumen riassunto übersetzung traducción",
         "abstract headline headlines title titel titre titulo subtitle subtitulo "
         "reply answer answers reference references ref human_reference queries "
         "short corrected correction corrections correct simple simplification simplifications simplified paraphrase "
@@ -325,12 +327,16 @@ def rate_name(role: str, name: str) -> int:
 
     >>> rate_name("label", "Category"), rate_name("label", "ticket_type"), rate_name("label", "is_duplicate")
     (4, 2, 2)
+    >>> rate_name("label", "class_names"), rate_name("person", "class_names"), rate_name("person", "user_name")
+    (4, 0, 4)
     >>> rate_name("text", "sentence2"), rate_name("text", "comment_text"), rate_name("text", "price")
     (4, 3, 0)
     """
     words = split_name(name)
     if not words:
         return 0
+    if words[-1] in ("name", "names") and any(words[-2:-1] == [word] for word in chain(*_list_words("label"))):
+        words.pop()  # label_name says label, and no name of a person
     whole = "_".join(words)
     for points, listed in zip((CLEAR, USUAL), _list_words(role), strict=True):
         if whole in listed or "".join(words) in listed:

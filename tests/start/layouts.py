@@ -678,4 +678,12 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "a language with comments": ("english=sentence | igbo=german | comments=sentence", "jsonl: igbo < english"),
     "a language with its writings": ("english=sentence | notes=maybe | phonetic=reply | source=ten | speaker=who | syllabary=german", "?"),
     "a language beside a label": ("english=sentence | category=three | igbo=german", "?"),
+    # names of labels, and plurals
+    "the name of a label beside a source": ("text=sentence | label_name=three | source=two", "classification: label_name < text"),
+    "a label beside its name": ("text=sentence | label=twin | label_name=twin in words", "classification: label_name < text"),
+    "the name of a class beside a domain": ("sentence=sentence | className=three | domain=two", "classification: className < sentence"),
+    "names of categories": ("text=sentence | category_names=three | source=two", "classification: category_names < text"),
+    "queries and responses": ("queries=sentence | responses=reply", "unifiedqa abstractive: responses < queries"),
+    "prompts and completions": ("completions=reply | prompts=sentence", "jsonl: completions < prompts"),
+    "articles and summaries": ("articles=long | summaries=sentence", "jsonl: summaries < articles"),
 }  # fmt: skip
