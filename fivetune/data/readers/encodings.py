@@ -73,6 +73,8 @@ MARGIN = 0.15  # points below the best encoding up to which another one may be r
 MAX_UTF8, MAX_UTF8_WIDE = 0.25, 0.4
 CUT = b"\xc2\xc3"  # first bytes of most letters that UTF-8 adds to ASCII
 TYPOGRAPHY = "‘’“”„–—…«»•°§€£´·¿¡\u00a0，。！？、：；（）「」『』《》・ー～【】％＋"
+SINGLE = "àáâéèêìíòóôùúýåäöøæõã"  # letters of Latin script that are words
+SENTENCE_ENDS = "?!.:)"  # a letter never follows them without a blank; commas and semicolons separate cells
 FREQUENT, PLAUSIBLE, RARE, DOUBTFUL, WRONG = 1.0, 0.7, 0.3, -0.5, -3.0  # points of a character
 
 
@@ -168,7 +170,7 @@ def _measure(text: str, letters: str, encoding: str) -> float:
 
 def _rate(before: str, character: str, after: str, letters: str, encoding: str) -> float:
     if character in TYPOGRAPHY:
-        return PLAUSIBLE
+        return FREQUENT if _is_in_place(before, character, after) else PLAUSIBLE
     category = unicodedata.category(character)
     if category in ("Cc", "Co", "Cn"):
         return WRONG
@@ -177,13 +179,34 @@ def _rate(before: str, character: str, after: str, letters: str, encoding: str) 
     if category[0] not in "LM" or before.isdigit() or (before.islower() and character.isupper()):
         return DOUBTFUL
     if unicodedata.name(letters[0]).startswith("LATIN"):
+        if before in SENTENCE_ENDS:
+            return DOUBTFUL
         if character.lower() not in letters:
             return 0.0
+        if not before.isalpha() and not after.isalpha() and character not in SINGLE:
+            return RARE
         return FREQUENT if before.isascii() or not before.isalpha() else RARE  # rarely are two accents in a row
     neighbours = [one for one in (before, after) if one.isalpha() or not one.isascii()]
     if not neighbours or any(map(str.isascii, neighbours)):
         return DOUBTFUL
     return FREQUENT if character.lower() in letters else RARE
+
+
+def _is_in_place(before: str, character: str, after: str) -> bool:
+    """Whether a sign stands as in texts of word processors: `don’t`, `“so”`, ` – `, `£5`, `20°`."""
+    if character == "’":
+        return before.isalpha() and before.isascii() and (after.isalpha() or not after.isalnum())
+    if character in "“‘«¿¡":
+        return not before.isalnum() and not after.isspace()
+    if character in "”…»":
+        return not before.isspace() and not after.isalnum()
+    if character in "–—":
+        return (before.isspace() and after.isspace()) or (before.isalnum() and after.isalnum())
+    if character in "£€§":
+        return not before.isalnum() and (after.isdigit() or after.isspace())
+    if character == "°":
+        return before.isdigit() or before.isspace()
+    return character == "\u00a0" and not (before.isalpha() and after.isalpha())
 
 
 def _rate_wide(character: str, letters: str, encoding: str) -> float:

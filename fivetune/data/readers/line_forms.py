@@ -45,6 +45,9 @@ MIN_WIDTHS = 3  # different numbers of cells of lines that end in the tokens of 
 MAX_SHARED = 0.2  # share of the values of a column, such as labels, that are tokens of the texts behind it, too
 FEATURES = re.compile(r"[-+]?[\d.]+(,[-+]?[\d.]+)*(\s+\d+:[-+\d.eE]+)+\s*(#.*)?")
 COMMENT = re.compile(r"-DOCSTART-|# ?[a-z_ ]+=")
+MAX_LABELS = 3  # first words of a line that are labels
+MIN_LABELLED = 20  # lines
+MAX_FIRST_WORDS, MIN_REPEATS = 20, 5  # different first words, and their mean number of lines
 MAX_ABOVE = 20  # lines above JSON: comments, a log
 JSON = re.compile(r'[ \t]*(?:\{\s*["}]|\[\s*[\[{])')
 TAG = re.compile(r"O|[BIESLUM][-_]\S+")
@@ -167,6 +170,37 @@ def _describe_ragged(rows: Sequence[Sequence[str]], num: int, separator: str, pa
         f"each line begins with {cells} ({shown}), then {least:,} to {most:,} in the first {len(rows):,} lines, of a "
         f"word each. Allowed is one cell per column. Join the words of each line: awk -F {form} {shlex.quote(code)} "
         f"{format_unpacked(str(path))} > {into}, and name that file, with --header {header}."
+    )
+
+
+def describe_first_words(head: str, path: Path) -> str:
+    """Describe lines whose first words repeat as labels do, with the command that makes cells of them; "" for others.
+
+    >>> print(describe_first_words("pos a good film\\nneg a bad one\\n" * 10, Path("a.txt")))  # doctest: +ELLIPSIS
+    Its lines begin with one of 2 words, such as 'pos': sed -E 's/...' a.txt > a.tsv, with --header label,text.
+    """
+    rows = [line.split(maxsplit=MAX_LABELS + 2) for line in _split_head(head) if line.strip()]
+    if len(rows) < MIN_LABELLED or min(map(len, rows)) < 2:
+        return ""
+    num = 0  # words that are labels, and one behind them that is an id
+    columns = list(zip(*rows, strict=False))
+    for values in columns[:MAX_LABELS]:
+        if not 1 < len({*values}) <= min(MAX_FIRST_WORDS, len(rows) / MIN_REPEATS):
+            break
+        num += 1
+    if num == 0:
+        return ""
+    names = ["label", "label_2", "label_3"][:num]
+    behind = columns[num] if len(columns) > num else ()
+    if len({*behind}) > MIN_SHARE * len(rows) and all(re.search(r"\d", value) for value in behind):
+        names.append("id")
+    pattern = "([^[:blank:]]+)[[:blank:]]+" * len(names)
+    cells = "".join(rf"\{number}\t" for number in range(1, len(names) + 1))
+    command = f"sed -E 's/^{pattern}/{cells}/' {shlex.quote(str(path))} > {shlex.quote(str(path.with_suffix('.tsv')))}"
+    kinds = len({*columns[0]})
+    return (
+        f"Its lines begin with one of {kinds} words, such as {quote_value(columns[0][0])}: {command}, "
+        f"with --header {','.join([*names, 'text'])}."
     )
 
 

@@ -35,6 +35,7 @@ from fivetune.data.readers.delimited import (
 from fivetune.data.readers.json_records import RECORD_LISTS, SPLIT_NAMES, RawLine, read_json_records, read_jsonl_lines
 from fivetune.data.readers.json_text import decode_line, describe_value, find_json_error
 from fivetune.data.readers.line_forms import (
+    describe_first_words,
     is_fasttext,
     read_fasttext_lines,
     refuse_features_and_tokens,
@@ -543,6 +544,8 @@ def _make_lines_error(head: bytes, path: Path) -> DataError:
         f"{path}: lines of text without labels, which nothing divides alike; the first begins with "
         f"{quote_value(text.partition(chr(10))[0], limit=30)}."
     )
+    if way := describe_first_words(text, path):
+        return DataError(f"{what} {way}")
     if partner := find_partner(path):
         return DataError(f"{what} {describe_paste([str(path), str(partner)])}")
     return DataError(

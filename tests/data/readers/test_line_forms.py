@@ -229,3 +229,39 @@ def test_other_lines_of_many_cells_are_not_joined(tmp_path, row):
         list(read_records(str(path), on_bad=lambda bad: None))
     except DataError as error:
         assert "-joined" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("before", "names"),
+    [
+        (["pos", "neg"], "label,text"),
+        (["health pos {i}.txt", "music neg {i}.txt", "dvd pos {i}.txt"], "label,label_2,id,text"),
+        (["LOC:city", "NUM:count", "HUM:ind"], "label,text"),
+        (["1", "5", "3"], "label,text"),
+        (["+1", "-1"], "label,text"),
+    ],
+)
+def test_labels_that_are_the_first_words_of_a_line_come_with_the_command(tmp_path, before, names):
+    path = tmp_path / "reviews.txt"
+    texts = [
+        f"{word} film, all in all" for word in ["a", "the", "no", "one", "some", "what", "why", "good", "bad", "dull"]
+    ]
+    lines = [f"{before[i % len(before)].format(i=i)} {texts[i % 10]} {i}" for i in range(40)]
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(DataError) as error:
+        list(read_records(str(path)))
+    command, _, header = re.search(r"(sed .*), (with) --header ([\w,]+)\.", str(error.value)).groups()
+    assert header == names
+    subprocess.run(command, shell=True, check=True)
+    records = list(read_records(str(path.with_suffix(".tsv")), header=tuple(names.split(","))))
+    assert [record.fields["text"] for record in records] == [f"{texts[i % 10]} {i}" for i in range(40)]
+    assert records[1].fields["label"] == before[1].split()[0]
+
+
+def test_first_words_of_sentences_are_no_labels(tmp_path):
+    path = tmp_path / "lines.txt"
+    starts = ["the", "a", "it", "we", "she", "he", "they", "one", "some", "all", "most", "few"]
+    path.write_text("".join(f"{starts[i % len(starts)]} line number {i} of a poem\n" for i in range(40)))
+    with pytest.raises(DataError, match="nothing divides alike") as error:
+        list(read_records(str(path)))
+    assert "sed " not in str(error.value)
