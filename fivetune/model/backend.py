@@ -11,6 +11,7 @@ from typing import Literal
 from torch import Tensor
 
 from fivetune.data.store.batch import join_batches, pad
+from fivetune.model.cuda.dispatch import needs_attention_kernel
 from fivetune.model.flat import compute_flat_losses
 from fivetune.model.forward import compute_padded_losses
 from fivetune.model.modules import T5Model
@@ -121,10 +122,10 @@ class Forward:
         renamed = getattr(model, f"activation_checkpointing_{switch}", None)  # the name since transformers 5.2x
         (renamed or getattr(model, f"gradient_checkpointing_{switch}"))()
 
-    def describe_attention(self, model: T5Model, device: str) -> str | None:
-        """The implementation of attention: triton (kernel), blocks (torch), or the name of one in transformers."""
+    def describe_attention(self, model: T5Model) -> str | None:
+        """The implementation of attention in this autocast: triton (kernel), blocks (torch), or one of transformers."""
         if self.kind == "flat":
-            return "triton" if device.startswith("cuda") else "blocks"
+            return "triton" if needs_attention_kernel(model.get_output_embeddings().weight) else "blocks"
         return getattr(model.config, "_attn_implementation", None)
 
 

@@ -10,6 +10,8 @@ The divisors come from the rows themselves: nothing is measured before a run or 
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -24,8 +26,8 @@ class _Context(AutogradContext):
     total: Tensor | None
 
 
-ROW_EXPONENT = 15  # the largest value of a divided row lies in [2^14, 2^15), within what fp16 holds
-EXPONENTS = (-100, 100)  # of divisors, within what fp32 holds
+LARGEST = 2.0**15  # of a divided row, not reached: within what fp16 holds
+RANGE = (2.0**-46, 2.0**74)  # of a row's largest value: fp32 holds the product of two divisors, 2^-60 to 2^60
 DEVICES_WITH_WIDE_SUMS = ("cuda",)  # where torch multiplies 16-bit matrices into fp32
 
 
@@ -47,9 +49,10 @@ def divide_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     >>> rows.tolist(), divisors.flatten().tolist()
     ([[24576.0, -8192.0], [23440.0, 7812.0]], [0.0001220703125, 128.0])
     """
-    exponents = torch.frexp(x.abs().amax(-1, keepdim=True)).exponent - ROW_EXPONENT
-    divisors = torch.ldexp(torch.ones_like(exponents, dtype=x.dtype), exponents.clamp_(*EXPONENTS))
-    return (x / divisors).half(), divisors
+    largest = torch.linalg.vector_norm(x, math.inf, -1, keepdim=True).clamp_(*RANGE)
+    # What is left of m 2^e, with m in [0.5, 1), is a power of two on every device; `ldexp` computes it by pow.
+    divisors = (largest / torch.frexp(largest).mantissa).div_(LARGEST)
+    return torch.div(x, divisors, out=torch.empty_like(x, dtype=torch.float16)), divisors
 
 
 def multiply_half(x: Tensor, value: Tensor) -> Tensor:

@@ -12,16 +12,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fivetune.model.cuda.dispatch import supports_fused
+from fivetune.model.cuda.dispatch import needs_attention_kernel, supports_fused
 from fivetune.model.modules import AutogradContext
 from fivetune.model.objective import MAX_CHUNK_LOGITS, PLAIN, Objective, apply_cap, compute_logit_gradient
 from fivetune.model.precision import copy_weights, get_matmul_dtype, suppress_autocast
-from fivetune.model.weight_cache import add_product_, get_kept_grad
+from fivetune.model.weight_cache import add_product_, add_rows_, get_kept_grad
 
 
 class _EmbedContext(AutogradContext):
     tied_gradient: TiedGradient
     parameter: Tensor
+    by_kernel: bool
 
 
 class _HeadContext(AutogradContext):
@@ -65,6 +66,7 @@ class Embed(torch.autograd.Function):
         ctx.save_for_backward(ids)
         ctx.tied_gradient = tied_gradient
         ctx.parameter = table
+        ctx.by_kernel = needs_attention_kernel(table)  # the backward pass is outside of autocast
         return table[ids]
 
     @staticmethod
@@ -79,12 +81,12 @@ class Embed(torch.autograd.Function):
             return None, None, None
         if total is None:
             total = grad.new_zeros(ctx.parameter.shape)
-        if supports_fused(grad):
-            from fivetune.model.cuda.rows import add_rows_
+        if ctx.by_kernel:
+            from fivetune.model.cuda import rows
 
-            add_rows_(total, ids, grad)
+            rows.add_rows_(total, ids, grad)
         else:
-            total.index_add_(0, ids, grad)
+            add_rows_(total, ids, grad)
         if place is not None:  # the gradient is where the optimizer reads it
             total = None
         return total, None, None

@@ -36,6 +36,11 @@ def suppress_autocast(device: torch.device) -> AbstractContextManager[object]:
     return torch.autocast(device.type, enabled=False)
 
 
+def suppress_half(device: torch.device) -> AbstractContextManager[object]:
+    """Disable autocast in fp16 inside the block: for transformers' modules, whose sums overflow in it."""
+    return suppress_autocast(device) if get_matmul_dtype(device) == torch.float16 else nullcontext()
+
+
 def cast_weights(*weights: Tensor) -> Tensor:
     """Weights below each other in the dtype of matrix products: [n_1, ...], [n_2, ...] -> [n_1 + n_2, ...].
 

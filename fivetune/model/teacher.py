@@ -13,7 +13,7 @@ from fivetune.model.flat import compute_flat_states
 from fivetune.model.forward import compute_padded_states
 from fivetune.model.modules import T5Model
 from fivetune.model.objective import SoftTargets
-from fivetune.model.precision import get_matmul_dtype
+from fivetune.model.precision import get_matmul_dtype, suppress_half
 from fivetune.types import Batch
 
 
@@ -43,7 +43,8 @@ class Teacher:
             hidden = compute_flat_states(self.model, batch, fused=fused)
         else:
             padded = pad(batch, pad_id=self.model.config.pad_token_id).to(str(head.device))
-            hidden = compute_padded_states(self.model, padded)
+            with suppress_half(head.device):
+                hidden = compute_padded_states(self.model, padded)
         kind = get_matmul_dtype(head.device)
         cap = get_logit_cap(self.model.config)
         return SoftTargets(hidden.to(kind), head.to(kind), cap, self.alpha, self.temperature)

@@ -126,6 +126,14 @@ def add_product_(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return total.add_(a @ b)
 
 
+def add_rows_(total: Tensor, places: Tensor, rows: Tensor) -> None:
+    """total[places] += rows, of which several may have one place, in a fixed order: [P, n], [N], [N, n]."""
+    if total.device.type == "cuda":  # where `index_add_` uses atomics; this one sorts the places
+        total.index_put_((places,), rows, accumulate=True)
+    else:
+        total.index_add_(0, places, rows)
+
+
 def has_mixed_products(x: Tensor) -> bool:
     """Whether torch adds a product of 16-bit factors to fp32 in one kernel."""
     return x.device.type == "cuda"

@@ -92,6 +92,8 @@ def choose_compute(
     torch.set_flush_denormal(True)
     # cuDNN's attention builds a plan for every exact shape, and decoding has thousands of shapes.
     torch.backends.cuda.enable_cudnn_sdp(False)
+    # A product in fp16 may be a sum of partial products, which must not be rounded to fp16 before it.
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     device = pick_device(config.device)
     threads = ThreadControl.from_setting(config.train.num_threads)
     threads_why = threads.start(measure=device == "cpu")
@@ -112,9 +114,11 @@ def restore_process_settings() -> Iterator[None]:
     """Restore after the block what `choose_compute` sets for the whole process, except the number of threads."""
     flushes = bool(torch.tensor(1e-40).mul(0.5) == 0)  # torch has no function that reads the setting
     has_cudnn = torch.backends.cuda.cudnn_sdp_enabled()
+    rounds_parts = torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
     try:
         with restore_fp32_products():
             yield
     finally:
         torch.set_flush_denormal(flushes)
         torch.backends.cuda.enable_cudnn_sdp(has_cudnn)
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = rounds_parts

@@ -36,13 +36,15 @@ def describe_machine(setup: Setup, command: str | None) -> JsonTable:
     product_flops = None  # measured on a GPU only
     if compute.kind == "cuda":
         product_flops = measure_product_flops(compute.device, compute.precision)
+    with compute.make_autocast():
+        attention = learner.forward.describe_attention(learner.model)
     return {
         **collect_machine_info(compute.step_device),
         "precision": compute.precision,
         "precision_why": compute.precision_why,
         "forward": learner.forward.as_facts(),
         "batch_size_auto": asdict(setup.fit) if setup.fit else None,
-        "attention": learner.forward.describe_attention(learner.model, compute.device),
+        "attention": attention,
         "num_threads": torch.get_num_threads(),
         "num_threads_why": compute.threads_why,
         "peak_flops": get_device_peak_flops(compute.device, compute.precision),

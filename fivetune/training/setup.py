@@ -33,7 +33,7 @@ from fivetune.training.answers.evaluator import Evaluator
 from fivetune.training.autotune.blocks import measure_block_seconds
 from fivetune.training.autotune.forward import choose_forward, explain_unsupported_flat
 from fivetune.training.autotune.micro_batch import Fit, find_largest_fit
-from fivetune.training.autotune.precision import choose_precision
+from fivetune.training.autotune.precision import choose_half, choose_precision
 from fivetune.training.averaging import build_averages
 from fivetune.training.compute import ComputeConfig, choose_compute
 from fivetune.training.distill import load_teacher, refuse_other_teacher, replace_targets
@@ -329,13 +329,18 @@ def _choose_precision(
     is_resumed = config.train.precision == "auto" and chosen.precision is not None
     # A sharded model may have no values before the strategy places it: nothing can be measured with it.
     has_weights = not config.strategy.sharded or world.size == 1
-    is_measured = compute.kind == "cpu" or (compute.kind == "cuda" and config.train.precision == "auto")
-    if not is_measured or is_resumed or not has_weights:
+    lacks_bf16 = compute.kind == "cuda" and config.train.precision == "auto" and compute.precision == "fp32"
+    if is_resumed or not has_weights or not (compute.kind == "cpu" or lacks_bf16):
         return compute
-    model.to(compute.device)
-    forward = _choose_forward(config, model, stream, compute, chosen)
     batch = stream.build_micro_batches(0)[0]
-    return world.broadcast_object(choose_precision(config.train.precision, model, compute, batch, forward))
+    if lacks_bf16:
+        with translate_oom_errors():
+            model.to(compute.device)
+        found = choose_half(model, compute, batch, config.train.forward, recompute=config.train.recompute)
+    else:
+        forward = _choose_forward(config, model, stream, compute, chosen)
+        found = choose_precision(config.train.precision, model, compute, batch, forward)
+    return world.broadcast_object(found)
 
 
 def _choose_forward(

@@ -32,7 +32,7 @@ def explain_missing_triton() -> str:
 
 
 def needs_attention_kernel(x: Tensor) -> bool:
-    """Whether Triton's kernels compute the attention of x."""
+    """Whether Triton's kernels compute the attention of x: in a forward pass, whose autocast says the dtype."""
     return x.device.type in DEVICES and get_matmul_dtype(x.device) in KINDS
 
 

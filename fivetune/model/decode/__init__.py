@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -29,7 +29,7 @@ from fivetune.model.decode.records import Decoding, GeneratedAnswer, Hypothesis
 from fivetune.model.decode.steps import Decoder
 from fivetune.model.decode.weights import keep_weights
 from fivetune.model.family import ACTIVATIONS, get_family
-from fivetune.model.precision import get_matmul_dtype
+from fivetune.model.precision import suppress_half
 from fivetune.model.virtual_tokens import add_flat_prompt, find_prefix
 
 if TYPE_CHECKING:
@@ -118,11 +118,8 @@ def generate(
             scored = chosen if len(chosen) else [0]  # a rank without rows repeats the store's first one
             max_steps = max(max_steps, int(store.labels.lengths[scored].max()))
         is_flat = _has_flat_forward(model) and not explain_slow_decoding(model, device, autocast)
-        attach = keep_weights(model, device, autocast) if is_flat else nullcontext
-        with autocast():
-            in_fp16 = get_matmul_dtype(torch.device(device)) == torch.float16
-        if in_fp16 and not is_flat:  # transformers' modules overflow in fp16
-            autocast = nullcontext
+        where = torch.device(device)
+        attach = keep_weights(model, device, autocast) if is_flat else partial(suppress_half, where)
         with autocast(), attach():
             if is_flat:
                 # Ranks that gather weights together must run the same number of passes.

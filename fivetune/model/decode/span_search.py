@@ -18,6 +18,7 @@ from fivetune.distributed.sharding import is_gathered_by_call
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.model.decode import Decoding, group_by_length
 from fivetune.model.modules import T5Model
+from fivetune.model.precision import suppress_half
 from fivetune.model.span_head import compute_span_logits
 from fivetune.types import Autocast
 
@@ -70,7 +71,7 @@ def extract_spans(
             if positions is not None:
                 chosen = [rows[position] for position in positions]
             batch = pad(collate(store, chosen), pad_id=model.config.pad_token_id).to(device)
-            with autocast():
+            with autocast(), suppress_half(torch.device(device)):
                 logits = compute_span_logits(model, batch.input_ids, batch.attention_mask)
             if positions is None:
                 continue

@@ -148,7 +148,7 @@ def _benchmark(
             floor = tolerance * 1e-3 * expected["all gradients"]  # for weights with a negligible gradient
             if reason := find_disagreement(found, expected, tolerance=tolerance, floor=floor):
                 return reason
-        return _measure_batch_seconds(forward, model, device, sample, autocast)
+        return measure_batch_seconds(forward, model, device, sample, autocast)
     except Exception as error:  # a kernel that does not compile or does not run on this device
         refuse_broken_context(error, "--train.forward padded")
         return format_error(error)
@@ -167,7 +167,7 @@ def _measure_norms(forward: Forward, model: T5Model, device: str, batch: Batch, 
     return {"the loss": loss.item(), **norms, "all gradients": math.hypot(*norms.values())}
 
 
-def _measure_batch_seconds(
+def measure_batch_seconds(
     forward: Forward, model: T5Model, device: str, sample: Sequence[Batch], autocast: Autocast
 ) -> float:
     """Seconds of forward and backward per batch, the least of NUM_TRIALS; infinity if memory runs out."""

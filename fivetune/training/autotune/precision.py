@@ -14,19 +14,20 @@ from dataclasses import replace
 from torch import Tensor
 
 from fivetune.data.store.batch import split_batch
-from fivetune.errors import ConfigError
+from fivetune.errors import ConfigError, format_error, refuse_broken_context
 from fivetune.machine.telemetry.devices import find_bf16_units
 from fivetune.model.backend import Forward
 from fivetune.model.flat import explain_unsupported_model
 from fivetune.model.modules import T5Model
-from fivetune.training.autotune.probe import forward_backward, measure_best_seconds, restore_state
+from fivetune.training.autotune.forward import measure_batch_seconds
+from fivetune.training.autotune.probe import forward_backward, restore_state
 from fivetune.training.compute import ComputeConfig
 from fivetune.types import Batch
 
 MIN_WIDTH = 128  # d_model; the products of narrower models are too small to gain
 MIN_GAIN = 1.15  # times as fast as fp32; below, the choice would change from start to start
 MAX_LOSS_CHANGE, MAX_GRADIENT_CHANGE = 0.01, 0.1  # relative; bf16 rounds by up to 0.004, a few percent after all layers
-NUM_TRIALS, MAX_TOKENS, NUM_COMPARED = 3, 1024, 4
+MAX_TOKENS, NUM_COMPARED = 1024, 4  # of a CPU's trial of speed; examples
 REQUESTED, NO_UNITS = "requested", "this CPU has no units for it and computes it slower"
 
 
@@ -37,7 +38,7 @@ def choose_precision(
     batch: Batch,
     forward: Forward,
 ) -> ComputeConfig:
-    """Choose the precision of a CPU, or of a GPU without bf16; on other devices the precision of `compute` stays.
+    """Choose the precision of a CPU, unless it is requested: then the precision of `compute` stays.
 
     Args:
         requested: auto, fp32, tf32, bf16 or fp16.
@@ -46,11 +47,7 @@ def choose_precision(
 
     Raises ConfigError if bf16 is requested on a CPU and does not agree with fp32.
     """
-    if compute.kind == "cuda" and requested == "auto" and compute.precision == "fp32":
-        if reason := explain_unsupported_model(model, compute.device):
-            return replace(compute, precision_why=f"fp16 needs flat tokens, which cannot run: {reason}")
-        return choose_faster("fp16", model, compute, batch, (forward, Forward("flat", "")), "its units for fp16")
-    if compute.kind != "cpu" or requested not in ("auto", "bf16"):
+    if requested not in ("auto", "bf16"):
         return compute
     units = find_bf16_units()
     if requested == "bf16":
@@ -64,6 +61,31 @@ def choose_precision(
     if width < MIN_WIDTH:
         return replace(compute, precision_why=f"d_model {width} is too small to gain from bf16")
     return choose_faster("bf16", model, compute, batch, (forward, forward), units)
+
+
+def choose_half(
+    model: T5Model, compute: ComputeConfig, batch: Batch, wanted: str, *, recompute: bool = False
+) -> ComputeConfig:
+    """Choose fp16 on a GPU without bf16, if flat tokens in it agree with fp32 and are clearly faster.
+
+    Whatever fails in the trial is the reason to stay with fp32.
+
+    Args:
+        model: as in `choose_precision`.
+        wanted: train.forward.
+    """
+    reason = explain_unsupported_model(model, compute.device)
+    if wanted not in ("auto", "flat"):
+        reason = f"train.forward is {wanted}"
+    if reason:
+        return replace(compute, precision_why=f"fp16 needs flat tokens: {reason}")
+    # In fp32 flat tokens need Triton's kernel, which has no such GPU.
+    forwards = Forward("padded", "", recompute), Forward("flat", "", recompute)
+    try:
+        return choose_faster("fp16", model, compute, batch, forwards, "its units for fp16")
+    except Exception as error:
+        refuse_broken_context(error, "--train.precision fp32")
+        return replace(compute, precision_why=f"the trial of fp16 failed: {format_error(error)}")
 
 
 def choose_faster(
@@ -81,8 +103,8 @@ def choose_faster(
         return replace(compute, precision="fp32", precision_why=f"{name} does not agree: {reason}")
     exact = _measure_seconds(model, batch, replace(compute, precision="fp32"), forwards[0])
     rounded = _measure_seconds(model, batch, replace(compute, precision=name), forwards[1])
-    why = f"measured: {name} takes {1000 * rounded:.0f} ms, fp32 {1000 * exact:.0f} ms, by {units}"
-    chosen = name if exact / rounded >= MIN_GAIN else "fp32"
+    why = f"measured: {name} takes {_describe_cost(rounded)}, fp32 {_describe_cost(exact)}, by {units}"
+    chosen = name if rounded < math.inf and exact >= MIN_GAIN * rounded else "fp32"
     return replace(compute, precision=chosen, precision_why=why)
 
 
@@ -110,17 +132,9 @@ def _explain_disagreement(
     losses: list[float] = []
     gradients: list[list[Tensor]] = []
     for precision, forward in zip(("fp32", name), forwards, strict=True):
-        one = replace(compute, precision=precision)
-        # Small gradients vanish in fp16, unless the loss is scaled as in a run.
-        scale = one.make_scaler().get_scale()
-        with restore_state(model):
-            forward.prepare(model)
-            model.eval()
-            loss = forward_backward(
-                model, forward, batch, device=compute.device, autocast=one.make_autocast, loss_scale=scale
-            )
-            losses.append(loss.item())
-            gradients.append([p.grad / scale for p in model.parameters() if p.grad is not None])
+        loss, found = _compute_gradients(model, replace(compute, precision=precision), batch, forward)
+        losses.append(loss)
+        gradients.append(found)
     exact, rounded = losses
     # Of all gradients together: a weight whose gradient is almost nothing may differ by any factor.
     lengths = [gradient.norm().item() for gradient in gradients[0]]
@@ -136,15 +150,31 @@ def _explain_disagreement(
     )
 
 
+def _compute_gradients(
+    model: T5Model, compute: ComputeConfig, batch: Batch, forward: Forward
+) -> tuple[float, list[Tensor]]:
+    """The loss without dropout and the gradients, on the host: a GPU may not hold those of two precisions."""
+    # Small gradients vanish in fp16 and large ones overflow, unless the loss is scaled as in a run.
+    scale = compute.make_scaler().get_scale()
+    while True:
+        with restore_state(model):
+            forward.prepare(model)
+            model.eval()
+            loss = forward_backward(
+                model, forward, batch, device=compute.device, autocast=compute.make_autocast, loss_scale=scale
+            ).item()
+            gradients = [p.grad.cpu() / scale for p in model.parameters() if p.grad is not None]
+        if scale <= 1 or not math.isfinite(loss) or all(gradient.isfinite().all() for gradient in gradients):
+            return loss, gradients
+        scale /= 2
+
+
+def _describe_cost(seconds: float) -> str:
+    return "too much memory" if seconds == math.inf else f"{1000 * seconds:.0f} ms"
+
+
 def _measure_seconds(model: T5Model, batch: Batch, compute: ComputeConfig, forward: Forward) -> float:
-    """Seconds of forward and backward of a batch, the least of some trials."""
-    while len(batch.ids) > 1 and batch.num_input_tokens > MAX_TOKENS:
+    """Seconds of forward and backward of a batch: on a GPU the whole one, as small ones do not fill it."""
+    while compute.kind == "cpu" and len(batch.ids) > 1 and batch.num_input_tokens > MAX_TOKENS:
         batch = split_batch(batch)[0]
-    with restore_state(model):
-        forward.prepare(model)
-        model.train()
-
-        def run() -> None:
-            forward_backward(model, forward, batch, device=compute.device, autocast=compute.make_autocast)
-
-        return measure_best_seconds(run, compute.device, num_trials=NUM_TRIALS, num_warm_up=1)
+    return measure_batch_seconds(forward, model, compute.device, [batch], compute.make_autocast)

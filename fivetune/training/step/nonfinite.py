@@ -14,6 +14,7 @@ from torch import Tensor
 from fivetune.data.store.batch import pad
 from fivetune.distributed.pipeline import find_stage
 from fivetune.errors import NumericError
+from fivetune.model.family import get_family
 from fivetune.model.flat import compute_flat_losses, find_nonfinite_block
 from fivetune.model.forward import compute_padded_losses, find_nonfinite_module
 from fivetune.training.step.learner import Learner, StepInputs
@@ -95,7 +96,9 @@ def _find_first_nonfinite(learner: Learner, batches: list[Batch]) -> tuple[tuple
     model = learner.model.eval()
     for batch in batches:
         with torch.no_grad(), learner.compute.make_autocast():
-            if find_stage(model):
+            # In fp16 transformers' modules overflow where flat tokens do not.
+            in_fp16 = learner.compute.precision == "fp16" and learner.forward.kind == "flat"
+            if find_stage(model) or (in_fp16 and get_family(model.config).t5_blocks):
                 place = find_nonfinite_block(model, partial(compute_flat_losses, model, batch))
             else:
                 place = _find_in_model(learner, batch)

@@ -113,10 +113,10 @@ def test_forwards_are_timed_as_they_train_and_leave_no_trace(setup, monkeypatch)
     model, sample = setup.learner.model.eval(), [collate(setup.data.stream.store, [0])]
     state = torch.get_rng_state()
     again = Forward("padded", "", recompute=True)
-    assert 0 < autotune._measure_batch_seconds(again, model, "cpu", sample, nullcontext) < 60
+    assert 0 < autotune.measure_batch_seconds(again, model, "cpu", sample, nullcontext) < 60
     assert seen == [(True, True)] * 3 and not model.training and torch.equal(state, torch.get_rng_state())
     assert all(p.grad is None for p in model.parameters())
-    assert autotune._measure_batch_seconds(
+    assert autotune.measure_batch_seconds(
         again, model, "cpu", [collate(setup.data.stream.store, [0, 1])], nullcontext
     ) == float("inf")
 
