@@ -761,11 +761,13 @@ def _find_objects(table: RawTable, columns: Mapping[str, Column]) -> dict[str, l
     found: dict[str, list[str]] = {}
     for stem, names in members.items():
         is_learned = has_word(stem, OBJECTS) or any(rate_name(role, stem) >= USUAL for role in TARGET_ROLES)
-        is_text = any(has_word(name, MEASURES) or name.split(".")[-1] in INNER.split() for name in names)
-        scores = [name for name in names if columns[name].kind == "number" and rate_name("number", name) >= USUAL]
-        is_text |= len(names) < 2 + len(scores) or any(map(find_language, names))
         is_object = any(stem in record.fields for record in table.records)  # else a name with a dot
         has_input = any(one.has_text or one.has_lists for name, one in columns.items() if name not in names)
-        if is_learned and is_object and has_input and not is_text:
+        if not (is_learned and is_object and has_input):
+            continue
+        scores = [name for name in names if columns[name].kind == "number" and rate_name("number", name) >= USUAL]
+        is_text = any(has_word(name, MEASURES) or name.split(".")[-1] in INNER.split() for name in names)
+        is_translation = any(map(find_language, names))
+        if len(names) - len(scores) > 1 and not is_text and not is_translation:
             found[f"{stem}.*"] = names
     return found

@@ -284,26 +284,24 @@ def test_what_a_user_says_is_read_and_what_an_agent_says_is_learned(tmp_path):
     assert (found.reading.inputs, found.reading.targets) == (["USER"], ["AGENT"])
 
 
-def converse(row: int) -> str:
-    return f"<user> {ask(row)}\n\n<assistant> {reply(row)}"
+def write_dialogues(path: Path, name: str) -> str:
+    rows: list[object] = []
+    for row in range(40):
+        dialogue = f"<user> {ask(row)}\n\n<assistant> {reply(row)}"
+        rows.append({name: f"All {THINGS[row % 7]}s of house {row // 2} are old.", "dialogue": dialogue})
+    return write(path, rows)
 
 
 @pytest.mark.parametrize("name", ["context", "document", "knowledge", "passage"])
 def test_the_parts_of_a_dialogue_are_read_beside_what_it_is_about(tmp_path, name):
-    rows = [
-        {name: f"All {THINGS[row % 7]}s of house {row // 2} are old.", "dialogue": converse(row)} for row in range(40)
-    ]
-    found = plan(write(tmp_path / "a.jsonl", rows)).reading
+    found = plan(write_dialogues(tmp_path / "a.jsonl", name)).reading
     assert {*found.inputs} == {"prompt", name} and found.targets == ["response"]
 
 
 @pytest.mark.parametrize("name", ["reference", "references"])
 def test_a_reference_beside_a_dialogue_may_be_its_source(tmp_path, name):
-    rows = [
-        {name: f"All {THINGS[row % 7]}s of house {row // 2} are old.", "dialogue": converse(row)} for row in range(40)
-    ]
     with pytest.raises(DoubtError) as caught:
-        plan(write(tmp_path / "a.jsonl", rows))
+        plan(write_dialogues(tmp_path / "a.jsonl", name))
     first, *_, last = caught.value.choices
     assert describe_reading(first[1]) == "text to text: response from prompt"
     assert describe_reading(last[1]) == f"text to text: {name} from dialogue"

@@ -125,10 +125,12 @@ def refuse_features_and_tokens(head: str, path: Path) -> None:
         if found := _find_tokens(rows):
             skips = r"/^(-DOCSTART-|# ?[a-z_ ]+=)/ {next} " if any(map(COMMENT.match, lines)) else ""
             raise DataError(f"{path}: {_describe_tokens(rows, found, separator, path, skips)}")
+    if '"' in head:  # a text in quotes may hold the separator
+        return
     for separator in SEPARATORS:
         rows = [line.split(separator) for line in filled]
-        names = [*rows.pop(0)] if any(map(HEADER_WORDS.fullmatch, rows[0])) else []
-        if '"' not in head and (num := _count_leading(rows)):
+        names = rows.pop(0) if any(map(HEADER_WORDS.fullmatch, rows[0])) else []
+        if num := _count_leading(rows):
             raise DataError(f"{path}: {_describe_ragged(rows, num, separator, path, names)}")
 
 

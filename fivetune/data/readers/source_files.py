@@ -397,8 +397,9 @@ def _rank_encodings(path: Path, data: bytes) -> tuple[str, list[str]]:
             if len(ranked) == 2:
                 break
     names = [name for name, _ in ranked]
-    damaged_as = "cp1252" if are_damaged_bytes_of("cp1252", lines) else "utf-8"
-    return damaged_as if is_damaged_utf8(lines, names) else "", names
+    if not is_damaged_utf8(lines, names):
+        return "", names
+    return "cp1252" if are_damaged_bytes_of("cp1252", lines) else "utf-8", names
 
 
 def format_unpacked(source: str) -> str:
