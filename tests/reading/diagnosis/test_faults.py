@@ -97,7 +97,17 @@ def test_healthy_runs_get_no_verdict(trained, settings, cpu_clock):
 
 
 def test_a_slow_loader(trained, monkeypatch):
-    monkeypatch.setattr(stream, "collate", slowed(stream.collate, time.sleep))  # in a thread of its own
+    """The loader, in a thread of its own, takes several times as long as a step, however busy the machine is."""
+    work, last = loop.train_step, [0.0]
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        started = time.perf_counter()
+        update = work(*args, **kwargs)
+        last[0] = time.perf_counter() - started
+        return update
+
+    monkeypatch.setattr(loop, "train_step", timed)
+    monkeypatch.setattr(stream, "collate", slowed(stream.collate, lambda least: time.sleep(max(least, 4 * last[0]))))
     assert rules(trained(train__num_steps=16, data__eval=[]))[0] == "input_bound"
 
 
