@@ -662,7 +662,10 @@ def test_fuzzed_tables_are_kept_or_rejected(put, rows, name):
     except FiveTuneError:
         return
     assert kept or bad
-    assert all(set(record.fields) == {"id", "a", "b"} for record in kept)
+    names = {frozenset(record.fields) for record in kept}
+    assert len(names) <= 1
+    if not {*"\t;|"} & {*text}:  # else most lines may be a table with another separator, below a title
+        assert names <= {frozenset({"id", "a", "b"})}
 
 
 @quick
