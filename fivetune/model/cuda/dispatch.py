@@ -31,12 +31,17 @@ def explain_missing_triton() -> str:
     return ""
 
 
+def has_kernels(device: torch.device) -> bool:
+    """Whether Triton's kernels are written for a device, and weights change there without torch's knowledge."""
+    return device.type in DEVICES
+
+
 def needs_attention_kernel(x: Tensor) -> bool:
     """Whether Triton's kernels compute the attention of x: in a forward pass, whose autocast says the dtype."""
-    return x.device.type in DEVICES and get_matmul_dtype(x.device) in KINDS
+    return has_kernels(x.device) and get_matmul_dtype(x.device) in KINDS
 
 
 def supports_fused(*tensors: Tensor) -> bool:
     """Whether Triton's kernels support norms, dropout, activations and losses of these tensors."""
-    on_device = all(x.device.type in DEVICES and x.dtype in KINDS for x in tensors)
+    on_device = all(has_kernels(x.device) and x.dtype in KINDS for x in tensors)
     return on_device and get_matmul_dtype(tensors[0].device) in KINDS and not explain_missing_triton()

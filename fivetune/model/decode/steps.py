@@ -179,7 +179,8 @@ class Decoder:
             stage.send(hidden)
             return hidden
         with suppress_autocast(self.device):
-            return _normalize(self._stack.final_layer_norm, hidden) * self._scale
+            fused = kind != torch.float16  # whose runs use no kernel: they may be broken
+            return _normalize(self._stack.final_layer_norm, hidden, fused=fused) * self._scale
 
     def _run_block(
         self,
@@ -236,5 +237,5 @@ def _attend_memory(query: Tensor, weights: BlockWeights, memory: Tensor, mask: T
     return out.permute(1, 2, 0, 3).reshape(rows, nodes, heads * size)
 
 
-def _normalize(norm: T5Norm, hidden: Tensor) -> Tensor:
-    return rms_norm(hidden, norm.weight, norm.variance_epsilon, fused=True)
+def _normalize(norm: T5Norm, hidden: Tensor, *, fused: bool = True) -> Tensor:
+    return rms_norm(hidden, norm.weight, norm.variance_epsilon, fused=fused)

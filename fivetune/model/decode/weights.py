@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fivetune.distributed.pipeline import find_stage
 from fivetune.distributed.sharding import get_local, is_gathered_by_call
 from fivetune.distributed.tensor_parallel import ColumnLinear
-from fivetune.model.cuda.dispatch import DEVICES
+from fivetune.model.cuda.dispatch import has_kernels
 from fivetune.model.family import is_gated
 from fivetune.model.half import multiply_half
 from fivetune.model.layers import apply_last_projection, apply_projections, is_plain_linear
@@ -39,7 +39,7 @@ def keep_weights(model: T5Model, device: str, autocast: Autocast) -> Callable[[]
     with autocast():
         kind = get_matmul_dtype(torch.device(device))
     divided = is_gathered_by_call(model) or find_stage(model)
-    if divided or kind == torch.float32 or torch.device(device).type not in DEVICES:
+    if divided or kind == torch.float32 or not has_kernels(torch.device(device)):
         return nullcontext
     kept = KeptWeights(model, kind)
     kept.update()
