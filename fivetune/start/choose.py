@@ -44,7 +44,17 @@ from fivetune.start.roles import (
     is_column_name,
     split_name,
 )
-from fivetune.start.survey import ENOUGH, FEW_WORDS, GENERAL_LABELS, MARGIN, TARGET_ROLES, Reading, Survey, make_survey
+from fivetune.start.survey import (
+    ENOUGH,
+    FEW_WORDS,
+    GENERAL_LABELS,
+    MARGIN,
+    SPEAKERS,
+    TARGET_ROLES,
+    Reading,
+    Survey,
+    make_survey,
+)
 from fivetune.start.task_options import TEXT_TASKS
 from fivetune.start.word_labels import WordLabels, find_word_labels, iter_ways
 from fivetune.tasks import list_names, load_task, shorten_repr
@@ -526,9 +536,10 @@ def explain_form(survey: Survey, marked: WordLabels | None, task: str | None = N
         if not nested or len(texts) > 1 or survey.given:
             return None
         what = f"{list_names(nested)} {'holds' if len(nested) == 1 else 'hold'} lists or objects"
+        learned = [f"{name}.*" for name in nested if not _has_ids(survey, name)]
         labels = [name for name, column in columns.items() if column.has_labels and column.num_distinct > 1]
         ways = [
-            [{"inputs": [text], "targets": [f"{name}.*"]} for text in texts for name in nested],
+            [{"inputs": [text], "targets": [name]} for text in texts for name in learned],
             [{"text": [text], "label": [name]} for text in texts for name in labels],
         ]
     working = [flags for known in ways for flags in islice(_list_working(survey, task, known), 1)]
@@ -622,9 +633,10 @@ def _find_example(survey: Survey, task: str | None) -> str:
     """Find the flags by which one text or list of texts is learned from another; "" if no two are there."""
     columns = {name: column for name, column in survey.columns.items() if not _is_nested(survey, name, column)}
     texts = [name for name, column in columns.items() if column.has_text]
-    texts.sort(key=lambda name: (survey.rate(name, "targets"), -columns[name].mean_chars))
-    lists = [name for name, column in columns.items() if column.is_list_of_texts]
-    names = sorted([*texts[:4], *lists[:4]], key=survey.is_aside)
+    texts.sort(key=lambda name: (survey.rate(name, "targets") - survey.rate(name, "inputs"), -columns[name].mean_chars))
+    lists = [name for name, column in columns.items() if column.is_list_of_texts and not _has_ids(survey, name)]
+    aside = [name for name in columns if survey.is_aside(name) and not has_word(name, SPEAKERS)]
+    names = sorted([*texts[:4], *lists[:4]], key=aside.__contains__)
     pairs = permutations([f"{name}.*" if name in lists else name for name in names], 2)
     known = ({"inputs": [read], "targets": [learned]} for read, learned in pairs)
     return next(_list_working(survey, task, known), "")
@@ -654,3 +666,9 @@ def _is_nested(survey: Survey, name: str, column: Column) -> bool:
     if column.kind == "object" or ".0." in name:
         return True
     return column.has_objects or (column.kind == "list" and survey.is_sequence(name))
+
+
+def _has_ids(survey: Survey, name: str) -> bool:
+    """Whether the lists of a column hold texts of one word with digits, as the ids of documents are."""
+    words = [word for value in survey.read_lists(name)[:NUM_TRIED] for word in str(value).split()]
+    return bool(words) and all("'" in word and re.search(r"\d", word) for word in words)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, permutations
 
 from fivetune.start.questions import read_golds
 from fivetune.start.roles import (
     CLEAR,
     DIALOGUES,
     REFERENCES,
+    RETRIEVED,
     SHARED,
     USUAL,
     find_language,
@@ -59,6 +60,13 @@ def read_pairs(survey: Survey) -> Iterator[Reading]:
         for source, target in combinations(versions, 2):  # the first is the source
             yield _read_pair(survey, [source], target, versions)
         return
+    if not survey.given.keys() & {"inputs", "targets"} and (asked := _find_asked(survey)):
+        for source, target in permutations(asked):
+            whole = f"{source}.*" if survey.columns[source].is_list_of_texts else source
+            for form in survey.list_forms(target):
+                found = _read_pair(survey, [whole], form)
+                yield replace(found, doubts=[f"{join_names(asked)} are there, and no answer", *found.doubts])
+        return
     targets = survey.given.get("targets") or [*survey.objects, *_list_targets(survey, texts)]
     for target in targets:
         for sources in _list_sources(survey, target, texts):
@@ -74,6 +82,23 @@ def read_pairs(survey: Survey) -> Iterator[Reading]:
         if not found.doubts and survey.rate(short, "targets") < 2:
             found = replace(found, doubts=[f"{short} may be a short form of {long}, or another text"])
         yield found
+
+
+def _find_asked(survey: Survey) -> tuple[str, ...]:
+    """Find a question and the passage that it is about, as retrieval has them, if no column is left for an answer: the
+    question may be written for the passage, or the passage for the question.
+    """
+    texts = [name for name in survey.free if survey.columns[name].has_text or survey.columns[name].is_list_of_texts]
+    asked = [name for name in survey.list_columns("question", minimum=2) if name in texts]
+    told = survey.list_columns("context", "text", minimum=2) or [name for name in texts if has_word(name, RETRIEVED)]
+    told = [name for name in told if name in texts and name not in asked and rate_name("summary", name) < 2]  # no title
+    if not (asked and told) or survey.columns[asked[0]].has_code:
+        return ()
+    others = [name for name in survey.list_unread([asked[0], told[0]]) if rate_name("summary", name) < 2]
+    others = [name for name in others if not has_word(name, RETRIEVED)]
+    if any(name in texts or survey.rate(name, *LEARNED) >= 2 for name in others):
+        return ()
+    return told[0], asked[0]
 
 
 def _list_versions(survey: Survey, language: str, texts: Sequence[str]) -> list[str]:
@@ -163,10 +188,10 @@ def _is_longer_summary(survey: Survey, name: str, other: str) -> bool:
 def _read_pair(survey: Survey, sources: Sequence[str], target: str, versions: Sequence[str] = ()) -> Reading:
     """Read a target from its sources; with `versions` both are among these, the others of which are left out."""
     source = sources[-1]
-    first, last = survey.columns[source], survey.table.describe(target)
+    first, last = map(survey.table.describe, (source, target))
     kind, prefix, form, values, points = "text to text", "", "", "", 0
     reason = f"{describe_columns(sources)} what is read, {target} what is learned"
-    used = [*sources, target, target.removesuffix(".*")]
+    used = [*sources, source.removesuffix(".*"), target, target.removesuffix(".*")]
     others = [name for name in versions if name not in used]
     # what the values of the target say
     is_short = last.mean_chars < 0.4 * first.mean_chars and last.mean_words >= 4
@@ -211,7 +236,11 @@ def _read_pair(survey: Survey, sources: Sequence[str], target: str, versions: Se
         ]
     doubts = [words for is_so, words in table if is_so]
     mains = [one for one in sources if survey.rate(one, "context") < USUAL or survey.rate(one, "text") >= CLEAR]
-    if len(mains) != 1 < len(sources) and "inputs" not in survey.given and all(map(survey.is_named_input, sources)):
+    if (
+        len(mains) != 1 < len(sources)
+        and "inputs" not in survey.given
+        and all(survey.is_named_input(one, target) for one in sources)
+    ):
         doubts.append(f"{list_names(sources)} are named as texts to be read, together or one of them")
     if target in survey.golds:
         doubts += describe_outputs(

@@ -475,8 +475,9 @@ def build_plan(
     warnings += describe_odd_targets(tokenizer, examples, lost, f"{drawn_from}targets")
     warnings += _describe_lost_characters(name, lost, examples, drawn_from)
     inputs = f"{drawn_from}inputs"
-    if not by_label and not (loaded.extractive and "context" in reading.roles):
-        is_usual = reading.task == "tags" or not {"context", "choices"}.isdisjoint(reading.roles)
+    is_part = loaded.extractive and "context" in reading.roles
+    if not (by_label or is_part or reading.options.get("format") == "multiple_choice"):
+        is_usual = reading.task == "tags" or "context" in reading.roles
         warnings += describe_held(examples, inputs, is_usual=is_usual)
     warnings += describe_marked(examples, inputs)
     return replace(plan, warnings=warnings)

@@ -40,11 +40,11 @@ WORDS: Mapping[str, tuple[str, str]] = {
         "context contexts passage passages excerpt paragraph paragraphs kontext contexto contexte contesto support",
         "document documents text article snippet snippets evidence abstract background story facts numbers table "
         "schema theory rules history persona knowledge grounding search_results supporting_facts quote chunk chunks "
-        "fragment docs",
+        "fragment doc docs",
     ),
     "answer": (
         "answer answers answer_text answer_key answerkey answer_idx correct_answer exact_answer "
-        "gold_answer final_answer correct ground_truth "
+        "gold_answer final_answer correct ground_truth ground_truths generation_gt expected_answer golden_answers "
         "antwort antworten respuesta respuestas reponse risposta resposta antwoord 答案 回答 답변 "
         "odpowiedź cevap jawaban odpověď svar vastaus جواب उत्तर",
         "correcta correcto correta corretta correcte richtig goed верный ответ "
@@ -168,7 +168,7 @@ WORLD: Mapping[str, tuple[str, str]] = {
     "context": (
         "kontekst bağlam контекст ngữ_cảnh konteks 上下文 语境 文脈 コンテキスト 문맥 지문 سياق",
         "textstelle extrait trecho brano fragmento pasaje párrafo paragraf абзац отрывок đoạn_văn 段落 材料 문단 فقرة "
-        "زمینه",
+        "زمینه dokument dokumente documento documentos 文档 文書 문서 документ tài_liệu dokumen",
     ),
     "answer": (
         "lösung lösungen loesung loesungen musterlösung réponses risposte respostas antwoorden odpowiedzi cevaplar "
@@ -224,6 +224,9 @@ SYSTEMS = (
 
 GOLD = "gold truth true reference references ref human"
 """Words for the right answer beside those of systems."""
+
+RETRIEVED = "positive pos positives negative negatives neg hard_negatives"
+"""Words for passages that answer a question, and for others that do not."""
 
 DIALOGUES = "messages chat chats turns dialog dialogs dialogue dialogues conversation conversations utterances"
 

@@ -108,6 +108,7 @@ READ = ("text", "inputs", "question", "context", "choices", "instruction")
 LEARNED = ("targets", "answer", "label", "tags", "number")
 ASIDE = ("id", "date", "link", "person", "place", "fact")
 SPEAKERS = "user customer client speaker"  # whose name a column of what they say may have
+REPLIERS = "assistant bot chatbot agent ai gpt doctor operator support"  # who answers them
 
 TARGET_ROLES: Mapping[str, tuple[str, ...]] = {
     "label": ("label",),
@@ -221,10 +222,15 @@ class Survey:
             return True
         is_flag = column.kind == "number" and {*column.values} == {"0", "1"}
         # what a person says may be named after the person
-        is_said = column.is_running and has_word(name, SPEAKERS)
+        is_said = has_word(name, SPEAKERS) and (column.is_running or (column.has_text and self._has_replies))
         other = {"id": is_flag, "person": is_said or self._is_name_of_thing(name)}
         aside = max(rate_name(role, name) for role in ASIDE if not other.get(role))
         return aside >= USUAL and aside > max(learned, self.rate(name, *READ))
+
+    @cached_property
+    def _has_replies(self) -> bool:
+        """Whether a column holds what an assistant says."""
+        return any(one.is_running and has_word(name, REPLIERS) for name, one in self.columns.items())
 
     def _is_note(self, name: str) -> bool:
         """Whether a column holds what annotators write on a text: one with a clear name is there, or a longer one."""
@@ -287,7 +293,7 @@ class Survey:
 
     def is_subject(self, name: str) -> bool:
         """Whether a column says what a text is about: texts that repeat, with such a name."""
-        column = self.columns[name]
+        column = self.table.describe(name)
         is_shared = column.kind == "text" and column.share_distinct < 0.7
         return is_shared and has_word(name, SUBJECTS)
 
@@ -439,7 +445,9 @@ class Survey:
         if "text" in self.given:
             return [*self.given["text"]]
         texts = [name for name in self.list_unread([target]) if self.columns[name].kind == "text"]
-        found = [name for name in texts if self._is_read(name) and not (self.columns[name].has_code and len(texts) > 1)]
+        found = [name for name in texts if self._is_read(name)]
+        if len(texts) > 1:  # code is none; posts may hold marks that look like it
+            found = [name for name in found if self.rate(name, "text") >= USUAL or not self.columns[name].has_code]
         if not only_known:
             found += [name for name in texts if self._can_be_read(name)]
         named = {name for name in found if has_word(name, COPIES)}
@@ -461,16 +469,17 @@ class Survey:
             return self.rate(name, "text", "question") >= USUAL and read >= learned
         return read >= max(2, learned) and (learned == 0 or learned >= USUAL or read >= CLEAR)
 
-    def is_named_input(self, name: str) -> bool:
-        """Whether a column holds running text, or lists of texts, and its name says that it is read; a title or a note
-        may be left out."""
+    def is_named_input(self, name: str, target: str = "title") -> bool:
+        """Whether a column holds running text, or lists of texts, and its name says that it is read; a note may be left
+        out, and a title if another summary of the text is learned."""
         column = self.columns[name]
+        is_title = rate_name("summary", name) >= 2
         is_spare = (
-            rate_name("summary", name) >= 2
+            (is_title and rate_name("summary", target) >= 2)
             or has_word(name, f"{NOTES} {COMMENTS}")
             or self.rate(name, "choices") >= USUAL
         )
-        is_known = self._is_read(name) and self.rate(name, *READ) >= USUAL
+        is_known = self._is_read(name) and self.rate(name, *READ) >= (2 if is_title else USUAL)
         return is_known and not is_spare and (column.is_list_of_texts or (column.has_text and column.is_running))
 
     def list_named_inputs(self, target: str) -> list[str]:
@@ -478,9 +487,12 @@ class Survey:
         seniorDescription and juniorDescription, the first.
         """
         found: dict[str, str] = {}  # last word -> name
-        for name in self.list_texts(target, only_known=True):
+        known = self.list_texts(target, only_known=True)
+        if any(self.rate(name, "context") == CLEAR for name in known):  # whose source a title names
+            known = [name for name in known if rate_name("summary", name) < 2]
+        for name in known:
             words = [word for word in split_name(name) if word not in INNER.split()] or [name]
-            if self.is_named_input(name) and not any(self.is_copy(name, one) for one in found.values()):
+            if self.is_named_input(name, target) and not any(self.is_copy(name, one) for one in found.values()):
                 found.setdefault(words[-1], name)
         return [*found.values()]
 

@@ -165,6 +165,8 @@ def test_columns_of_words_that_are_named_as_labels_are_said_to_hold_labels() -> 
 @pytest.mark.parametrize(
     ("name", "first"),
     [
+        ("a post and its answer", "jsonl: answer < title body"),
+        ("a post in HTML and its answer", "jsonl: answer < question_title question_body"),
         ("the label of a model", "classification: ground_truth < claim"),
         ("exams with several right answers", "unifiedqa multiple_choice: answer < question A B C D"),
         ("a gold text beside outputs", "jsonl: Truth < Source"),
@@ -197,6 +199,12 @@ def test_the_separator_of_labels_is_one_that_divides_them_and_that_none_holds(na
         ("positions beside a query", ["jsonl: sql.* < question"]),
         ("steps", ["jsonl: output.* < instruction", "jsonl: output < instruction"]),
         ("pairs with licences", ["jsonl: column2 < column1", "jsonl: column1 < column2"]),
+        ("a question and documents", ["jsonl: docs < question", "jsonl: question < docs"]),
+        ("a query and a list of passages", ["jsonl: pos < query", "jsonl: query < pos.*"]),
+        (
+            "a question, a title and a passage",
+            ["jsonl: user_query < retrieved_passage", "jsonl: retrieved_passage < user_query"],
+        ),
         ("two main texts", ["jsonl: response < prompt input", "jsonl: response < input"]),
     ],
 )  # fmt: skip
@@ -226,6 +234,10 @@ def test_a_refusal_of_lists_of_texts_names_columns_that_work(name: str, flags: s
     assert flags in str(find(table))
     given = parse_columns([word for word in shlex.split(flags) if word != "--column"])
     assert describe(infer_task(table, given=given)).endswith(f"< {next(iter(given.values()))[0]}")
+
+
+def test_ids_of_documents_are_not_named_as_targets() -> None:
+    assert "targets=" not in str(find(make_table(LAYOUTS["ids of documents alone"][0])))
 
 
 def test_one_reading_is_not_said_to_be_one_of_several() -> None:

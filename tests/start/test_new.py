@@ -169,6 +169,11 @@ def test_inputs_that_hold_their_targets_are_told(folder, capsys):
     (folder / "held.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     code, _, err = run(capsys, "new", "held.jsonl")
     assert code == 0 and "40 of 40 inputs hold what is to be learned" in err
+    rows = [{"question": f"Who keeps {one}?", "choices": answers[one : one + 3], "answer": 0} for one in range(38)]
+    rows = [{**row, "answer": place % 3} for place, row in enumerate(rows)]
+    (folder / "choices.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, _, err = run(capsys, "new", "choices.jsonl")
+    assert code == 0 and "inputs hold" not in err  # a choice is there to be found
 
 
 def test_the_command_prints_json(folder, capsys):
