@@ -65,7 +65,7 @@ def read_pairs(survey: Survey) -> Iterator[Reading]:
             whole = f"{source}.*" if survey.columns[source].is_list_of_texts else source
             for form in survey.list_forms(target):
                 found = _read_pair(survey, [whole], form)
-                yield replace(found, doubts=[f"{join_names(asked)} are there, and no answer", *found.doubts])
+                yield replace(found, doubts=[f"{join_names(asked)} are there, and no answer: either may be learned", *found.doubts])
         return
     targets = survey.given.get("targets") or [*survey.objects, *_list_targets(survey, texts)]
     for target in targets:

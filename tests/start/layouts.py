@@ -480,7 +480,7 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "questions written for texts": ("document=group | chunk=class | text=sentence | question=question", "?"),
     "turns of a word or two": ("user=greeting | assistant=chinese reply", "jsonl: assistant < user"),
     "turns of a customer and an agent": ("agent=reply | customer=greeting", "jsonl: agent < customer"),
-    "answers and documents of retrieval": ("qid=id | query=question | retrieval_gt=lists of ids | generation_gt=one text | hop_type=two | source_collection=three", "squad: generation_gt < query"),
+    "answers and documents of retrieval": ("qid=id | query=question | retrieval_gt=lists of ids | generation_gt=one text | hop_type=two | source_collection=three", "unifiedqa abstractive: generation_gt < query"),
     "ids of documents alone": ("qid=id | query=question | retrieval_gt=lists of ids", "!"),
     "a question and documents": ("question=question | docs=paragraph", "?"),
     "a query and a list of passages": ("id=id | query=title | pos=texts | neg=texts", "?"),

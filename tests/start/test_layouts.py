@@ -199,8 +199,8 @@ def test_the_separator_of_labels_is_one_that_divides_them_and_that_none_holds(na
         ("positions beside a query", ["jsonl: sql.* < question"]),
         ("steps", ["jsonl: output.* < instruction", "jsonl: output < instruction"]),
         ("pairs with licences", ["jsonl: column2 < column1", "jsonl: column1 < column2"]),
-        ("a question and documents", ["jsonl: docs < question", "jsonl: question < docs"]),
-        ("a query and a list of passages", ["jsonl: pos < query", "jsonl: query < pos.*"]),
+        ("a question and documents", ["jsonl: question < docs", "jsonl: docs < question"]),
+        ("a query and a list of passages", ["jsonl: query < pos.*", "jsonl: pos < query"]),
         (
             "a question, a title and a passage",
             ["jsonl: user_query < retrieved_passage", "jsonl: retrieved_passage < user_query"],
