@@ -61,11 +61,12 @@ def read_pairs(survey: Survey) -> Iterator[Reading]:
             yield _read_pair(survey, [source], target, versions)
         return
     if not survey.given.keys() & {"inputs", "targets"} and (asked := _find_asked(survey)):
+        why = f"{join_names(asked)} are there, and no answer: either may be learned"
         for source, target in permutations(asked):
             whole = f"{source}.*" if survey.columns[source].is_list_of_texts else source
             for form in survey.list_forms(target):
                 found = _read_pair(survey, [whole], form)
-                yield replace(found, doubts=[f"{join_names(asked)} are there, and no answer: either may be learned", *found.doubts])
+                yield replace(found, doubts=[why, *found.doubts])
         return
     targets = survey.given.get("targets") or [*survey.objects, *_list_targets(survey, texts)]
     for target in targets:
