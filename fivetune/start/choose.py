@@ -633,7 +633,7 @@ def _find_example(survey: Survey, task: str | None) -> str:
     """Find the flags by which one text or list of texts is learned from another; "" if no two are there."""
     columns = {name: column for name, column in survey.columns.items() if not _is_nested(survey, name, column)}
     texts = [name for name, column in columns.items() if column.has_text]
-    texts.sort(key=lambda name: (survey.rate(name, "targets") - survey.rate(name, "inputs"), -columns[name].mean_chars))
+    texts.sort(key=lambda name: (survey.rate(name, "targets") - has_word(name, SPEAKERS), -columns[name].mean_chars))
     lists = [name for name, column in columns.items() if column.is_list_of_texts and not _has_ids(survey, name)]
     aside = [name for name in columns if survey.is_aside(name) and not has_word(name, SPEAKERS)]
     names = sorted([*texts[:4], *lists[:4]], key=aside.__contains__)
