@@ -162,14 +162,16 @@ def _check_train_step(setup: Setup) -> Outcome:
     probes = list(islice(trained, num_probes))
     before = [gather_tensor(probe.detach()).clone() for probe in probes]
     reset_peak_memory(learner.compute.device)
-    started = time.perf_counter()
     lr = setup.compute_lr(plan.num_steps // 2)  # of the middle of the run: a warm-up begins near 0
-    with translate_oom_errors():
-        update = train_step(learner, [collate(store, rows)], lr=lr, step=0, batch_size=plan.batch_size)
-    seconds = time.perf_counter() - started
+    # In fp16 the first steps may overflow; each lowers the loss scale, and one at the lowest scale is an error.
+    while True:
+        started = time.perf_counter()
+        with translate_oom_errors():
+            update = train_step(learner, [collate(store, rows)], lr=lr, step=0, batch_size=plan.batch_size)
+        seconds = time.perf_counter() - started
+        if math.isfinite(update.grad_norm):
+            break
     learner.fetch()  # the weights of chips, to compare them
-    if not math.isfinite(update.grad_norm):
-        return "warn", "the first step overflowed in fp16 and was skipped; the loss scale is lowered until steps fit"
     if update.batch_size < len(rows):
         detail = f"memory ran out with {len(rows)} examples in a forward pass; the run uses {update.batch_size}"
         return "warn", detail, update.batch_size

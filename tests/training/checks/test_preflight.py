@@ -18,7 +18,7 @@ import yaml
 from transformers import AutoTokenizer
 
 from fivetune import cli
-from fivetune.errors import FiveTuneEnvironmentError, ModelError
+from fivetune.errors import FiveTuneEnvironmentError, ModelError, NumericError
 from fivetune.model.family import FAMILIES
 from fivetune.model.load import count_parameters, load_model_and_tokenizer
 from fivetune.training.checks import preflight
@@ -321,8 +321,12 @@ def test_memory_forecast_adds_the_optimizer_state(tmp_path, model_folder, monkey
 
 def test_first_fp16_step_may_overflow(tmp_path, model_folder):
     setup = kit.ready(tmp_path, model_folder, train__precision="fp16")
+    scales = iter([math.inf, math.inf])
+    setup.learner.model.shared.weight.register_hook(lambda gradient: gradient * next(scales, 1.0))
+    assert preflight._check_train_step(setup)[0] == "pass"
     setup.learner.model.shared.weight.register_hook(lambda gradient: gradient * math.inf)
-    assert preflight._check_train_step(setup)[0] == "warn"
+    with pytest.raises(NumericError):
+        preflight._check_train_step(setup)
 
 
 def test_characters_of_the_evaluation_set_count_too(tmp_path, model_folder):
