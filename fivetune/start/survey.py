@@ -488,8 +488,9 @@ class Survey:
         """
         found: dict[str, str] = {}  # last word -> name
         known = self.list_texts(target, only_known=True)
-        if any(self.rate(name, "context") == CLEAR for name in known):  # whose source a title names
-            known = [name for name in known if rate_name("summary", name) < 2]
+        asked = [name for name in known if self.rate(name, "question") >= USUAL]
+        if asked and any(self.rate(name, "context") >= USUAL for name in known if name not in asked):
+            known = [name for name in known if rate_name("summary", name) < 2]  # of where the context is from
         for name in known:
             words = [word for word in split_name(name) if word not in INNER.split()] or [name]
             if self.is_named_input(name, target) and not any(self.is_copy(name, one) for one in found.values()):

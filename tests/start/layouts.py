@@ -487,6 +487,7 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "a question, a title and a passage": ("user_query=question | title=title | retrieved_passage=paragraph | source=url", "?"),
     "a post and its answer": ("title=title | body=sentence | answer=reply", "?"),
     "a post in HTML and its answer": ("question_title=question | question_body=post | answer=post | url=url", "?"),
+    "a title beside a document and its question": ("title=title | document=paragraph | question=question | answer=reply", "unifiedqa abstractive: answer < question document"),
     "a headline beside a summary": ("headline=title | article=long | summary=sentence", "jsonl: summary < article"),
     "one text of two others": ("precedent=sentence | followup=question | fused=reply | table=class", "?"),
     "dialogues as lists": ("turns=texts", "jsonl: turns.1 < turns.0"),
