@@ -285,9 +285,11 @@ def _list_likely(best: Reading, others: Sequence[Reading], why: str, survey: Sur
 
 def can_lack_header(table: RawTable) -> bool:
     """Whether the first line may be a record: it has no known names, and each could stand in its column."""
-    names = [name.strip() for name in table.first_line]
+    names = [name.strip() for name in table.first_line if name.strip()]
+    if len(names) < len(table.first_line) and not table.first_line[0].strip():  # above the index of pandas
+        return False
     found = [table.columns.get(name) for name in names]
-    columns = {name: column for name, column in zip(names, found, strict=True) if column}
+    columns = {name: one for name, one in zip(names, found, strict=True) if one and one.num_filled}
     numbered = [name for name, column in columns.items() if _is_numbered_alike(name, column.example)]
     known = [name for name in names if is_column_name(name) and name not in numbered]
     languages = {find_language(name) for name in names} - {None}
@@ -343,7 +345,9 @@ def list_without_header(table: RawTable, task: str | None) -> list[tuple[RawTabl
     for reading in _list_readings(make_survey(plain, {}), task, {})[:2]:
         roles = {role: [names[name] for name in of_role] for role, of_role in reading.roles.items()}
         choices.append((plain, replace(reading, doubts=["the first line is a record"])))
-        choices.append((table, replace(reading, roles=roles, doubts=["the first line has the names of the columns"])))
+        if all(names[name] for of_role in reading.roles.values() for name in of_role):
+            named = replace(reading, roles=roles, doubts=["the first line has the names of the columns"])
+            choices.append((table, named))
     return choices
 
 

@@ -74,7 +74,8 @@ def read_pairs(survey: Survey) -> Iterator[Reading]:
             if sources[-1] in targets and survey.has_questions(target) and not survey.has_questions(sources[-1]):
                 continue  # a question is not learned from its answer
             yield _read_pair(survey, sources, target)
-            if target in columns and _is_longer_summary(survey, target, sources[-1]):
+            is_asked = target in columns and survey.has_titles_asked(target, sources[-1])
+            if is_asked or (target in columns and _is_longer_summary(survey, target, sources[-1])):
                 yield _read_pair(survey, [target], sources[-1])
     if survey.given.keys() & {"inputs", "targets"}:
         return
@@ -197,11 +198,16 @@ def _read_pair(survey: Survey, sources: Sequence[str], target: str, versions: Se
     # what the values of the target say
     is_short = last.mean_chars < 0.4 * first.mean_chars and last.mean_words >= 4
     is_longer = _is_longer_summary(survey, target, source)
+    is_asked = target in survey.columns and survey.has_titles_asked(target, source)
     is_unknown = survey.rate(target, "targets") == 0
     if last.has_code and target not in survey.objects:
         values, points = f"{target} holds code, a query or a formula", CODE
     elif target in survey.golds and any(map(survey.is_of_system, survey.free)):
         values, points = f"{target} is right, others what systems answered", IN_TEXT
+    elif survey.has_titles_asked(source, target):
+        values, points = f"{source} holds questions", IN_TEXT
+    elif is_asked:
+        values, points = f"{target} holds questions", UNKNOWN
     elif is_short or is_longer:
         values, points = f"length of {target}", SHORTER if is_short else UNKNOWN
     if versions:
@@ -231,6 +237,8 @@ def _read_pair(survey: Survey, sources: Sequence[str], target: str, versions: Se
     if not form:
         table += [
             (is_longer, f"{target} is longer than {source}, so it is no summary of it: perhaps the other way round"),
+            (is_asked, f"{target} holds questions, which {source} may answer"),
+            (survey.has_titles_asked(source, target), f"{source} holds questions, which {target} may answer"),
             (is_text and not is_unknown, f"{target} is named as a text, too"),
             (is_unknown and (is_text or is_of_dialogue), f"no name says that {target} is learned"),
             (is_reference and (is_of_dialogue or is_shared), f"{target} may be what {source} is about, or be learned"),

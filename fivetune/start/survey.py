@@ -75,6 +75,7 @@ STATISTICS = "count counts total length len density ratio percent percentage wor
 FEW_WORDS = 1.1  # mean words up to which a text is one word
 SEQUENCE = 0.1  # share of lists with a value twice from which on they are no sets of labels
 VERSION = 0.25  # share in common with the shorter text, of a column whose name has a word more
+QUESTION = re.compile(r"[?？؟;\u037e][\"'”’»)\s]*$|^(?i:how|what|why|when|where|who|which|can|does|is)\b")
 WORD = re.compile(r"\w{3,}|[^\W\x00-\x7f]{2,}")  # of scripts without blanks, two characters may be one
 REPEATED = 0.8  # most different values per filled cell of a column of labels
 TOLD = 0.7  # share of values that stand in their texts, from which on they are taken from these
@@ -630,9 +631,21 @@ class Survey:
         return [f"{last} holds text without a known name: it may be read, or be what is learned from {first}"]
 
     def has_questions(self, name: str) -> bool:
-        """Whether most texts of a column end in a question mark, one of Greek and Arabic included."""
+        """Whether most texts of a column end in a question mark, one of Greek and Arabic included, or begin with an
+        English question word.
+        """
         texts = self.list_examples(name, SAMPLE)
-        return sum(text.endswith(("?", "？", "؟", ";", "\u037e")) for text in texts) > 0.5 * len(texts)
+        return sum(map(bool, map(QUESTION.search, texts))) > 0.5 * len(texts)
+
+    def has_titles_asked(self, name: str, other: str) -> bool:
+        """Whether the titles in a column are questions, of which the texts of another column may be the answers."""
+        is_title = rate_name("summary", name) >= 2 and not self.is_given(name)
+        return (
+            is_title
+            and self.rate(other, "answer", "targets") < 2
+            and self.has_questions(name)
+            and not self.has_questions(other)
+        )
 
     def _is_output(self, name: str) -> bool:
         column = self.columns[name]

@@ -86,6 +86,7 @@ KINDS: dict[str, Callable[[Draw, int], object]] = {
     "lists of ids": lambda draw, row: [[f"doc_{row}", f"doc_{row + 1}"]],
     "greeting": lambda draw, row: f"{('Hi', '你好。', '谢谢', 'Bye')[row % 4]}{row if row % 3 else ''}",
     "post": lambda draw, row: f"<p>{paragraph(draw, row)}</p>",
+    "title that asks": lambda draw, row: f"How to {draw.choice(HOW)} {draw.choice(WHAT)} {row}" + " ?" * (row % 2),
     "title": lambda draw, row: f"{draw.choice(HOW)} {draw.choice(WHAT)} {row}",
     "maybe": lambda draw, row: sentence(draw, row) if row % 3 else "",
     "twin": lambda draw, row: row % 3,
@@ -693,6 +694,12 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "a language with comments": ("english=sentence | igbo=german | comments=sentence", "jsonl: igbo < english"),
     "a language with its writings": ("english=sentence | notes=maybe | phonetic=reply | source=ten | speaker=who | syllabary=german", "?"),
     "a language beside a label": ("english=sentence | category=three | igbo=german", "?"),
+    # titles that are questions
+    "titles that ask": ("title=title that asks | paragraphs=paragraph", "?"),
+    "titles that ask of a post": ("id=row | Title=title that asks | Body=long", "?"),
+    "titles that ask beside a label": ("title=title that asks | body=long | category=three", "classification: category < title body"),
+    "titles that ask and answers": ("title=title that asks | answer=reply", "jsonl: answer < title"),
+    "titles that ask of papers": ("title=title that asks | abstract=long", "jsonl: title < abstract"),
     # names of labels, and plurals
     "the name of a label beside a source": ("text=sentence | label_name=three | source=two", "classification: label_name < text"),
     "a label beside its name": ("text=sentence | label=twin | label_name=twin in words", "classification: label_name < text"),

@@ -587,3 +587,15 @@ def test_an_id_in_capitals_is_one_column(name, own, columns):
     rows = [{"id": f"5{i}", name: own.format(i), "text": text(i), "label": LABELS[i % 3]} for i in range(30)]
     found = build_table("a.csv", [RawRecord(row, f"a.csv:{i}", True) for i, row in enumerate(rows)])
     assert len(found.columns) == columns and ("id" in found.columns) == (columns == 4)
+
+
+@pytest.mark.parametrize("first", ["This ship is too small\tDieses Schiff ist klein\t", "A ship for us\t\tEin Schiff"])
+def test_a_first_line_with_an_empty_cell_may_be_a_record(tmp_path, first):
+    path = tmp_path / "t.tsv"
+    path.write_text("\n".join([first, *(f"This hat has number {i}\tDieser Hut hat Nummer {i}\t" for i in range(20))]))
+    with pytest.raises(DoubtError) as doubt:
+        infer_task(build_table(str(path), read_records(str(path), on_bad=lambda bad: None)))
+    table, reading = doubt.value.choices[0]
+    assert (table.header, table.num_records) == (["column1", "column2", "column3"], 21)
+    assert (reading.inputs, reading.targets) == (["column1"], ["column2"])
+    assert all(name for _, one in doubt.value.choices for name in (*one.inputs, *one.targets))

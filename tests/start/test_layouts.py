@@ -71,6 +71,8 @@ FAQS = {
     "a FAQ in Romanian": "jsonl: raspuns < intrebare",
     "a FAQ in Estonian": "jsonl: vastus < küsimus",
     "a FAQ with names that say nothing": "jsonl: col2 < col1",
+    "titles that ask": "jsonl: paragraphs < title",
+    "titles that ask of a post": "jsonl: Body < Title",
     "a FAQ in Czech, answers first": "unifiedqa abstractive: odpoved < otazka",
 }
 

@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -43,7 +43,7 @@ BY_SUFFIX = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
 MAX_BLANK_FILLED = 0.1  # share of rows with a value in a last column without a name: texts with a separator
 MAX_NAMED = 8  # columns that an example of --header names
 MAX_CHECKED = 100_000  # lines below a missing header that are decoded, so that their encoding is told with it
-MAX_ABOVE = 20  # lines of a title, a licence or comments above the header
+MAX_ABOVE = 20  # lines of a title or a licence above the header; of comments, any number
 SAMPLE_ROWS = 100  # that show the separator, and whether there is a header
 ROWS_OF_STYLE = 1_000  # most of which have quoted cells: then all quotes are read so
 MIN_PROSE_LINES = 5  # that show that nothing divides them alike
@@ -57,6 +57,7 @@ RETURN = re.compile(r"\r(?!\n)")
 NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)?(?:[eE][-+]?\d+)?")
 YEARS = range(1900, 2100)
 NAME = re.compile(r"[^\W\d]\w*")
+DOTTED_NAME = re.compile(rf"{NAME.pattern}(?:\.\w+)*")
 SENTENCE_END = re.compile(r"[.!?。！？।؟][\"'”’»)]*\s*$")
 QUESTION_END = re.compile(r"[?？؟][\"'”’»)]*\s*$")
 NAMES_AGAIN = "holds the names of the columns again, as of joined files. Allowed is one header. Delete the line."
@@ -185,7 +186,9 @@ def find_start(head: str, path: Path) -> tuple[int, str]:
         return 2, named[1]
     lines = head.split("\n")
     separator = find_separator(head, path)
-    for start in range(min(MAX_ABOVE, len(lines))):
+    starts = range(min(MAX_ABOVE, len(lines)))
+    num_comments = sum(1 for _ in takewhile(_is_comment, lines))
+    for start in chain(starts, range(max(MAX_ABOVE, num_comments - 1), min(num_comments + 2, len(lines)))):
         rest = "\n".join(lines[start:])
         own = find_separator(rest, path) if start else separator
         if own and lines[start].strip() and _is_header(lines[:start], rest, own):
@@ -219,7 +222,9 @@ def _find_other_names(head: str, start: int, rows: Sequence[Sequence[str]]) -> l
 def _is_header(above: Sequence[str], rest: str, separator: str) -> bool:
     """Return whether the first line has as many cells as those below, and the lines above it are text."""
     first, *others = _sample_rows(rest, separator) or [[]]
-    num_alike = sum(len(row) == len(first) for row in others)
+    # below comments, names may be above rows without their last cells
+    least = 1 if above and all(map(_is_comment, above)) and all(map(DOTTED_NAME.fullmatch, first)) else len(first)
+    num_alike = sum(least <= len(row) <= len(first) for row in others)
     if len(first) < 2 or num_alike < max(2, MIN_SHARE_ALIKE * len(others)):
         return False
     is_text = not _is_known(first) and _is_text(rest.partition("\n")[0], separator)
@@ -238,6 +243,10 @@ def _is_known(cells: Sequence[str]) -> bool:
 def _is_text(line: str, separator: str) -> bool:
     """Return whether a line is a comment, a sentence, one cell or blank."""
     return line.startswith(COMMENTS) or _is_prose(line, separator) or _count_cells(split_plain(line, separator)) < 2
+
+
+def _is_comment(line: str) -> bool:
+    return line.startswith(COMMENTS) or not line.strip()
 
 
 def _count_cells(cells: Sequence[str]) -> int:

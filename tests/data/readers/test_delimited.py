@@ -9,10 +9,11 @@ import re
 import subprocess
 import sys
 from itertools import chain
+from pathlib import Path
 
 import pytest
 
-from fivetune.data.readers.delimited import describe_quotes, read_first_cells
+from fivetune.data.readers.delimited import describe_quotes, find_start, read_first_cells
 from fivetune.data.readers.records import draw_records, read_records
 from fivetune.data.readers.source_files import BadRecord
 from fivetune.errors import DataError
@@ -208,6 +209,7 @@ BELOW = "1,Late again,no\n2,Lost it,yes\n3,Came,no\n"
         ("Tickets of this year\n", "Nr,Body,Kind"),
         ("Tickets\n\n", "Nr,Body,Kind"),
         ("# source: us, you\n# licence, of both, for all: CC BY\n", "id,text,label"),
+        ("# a line of a licence, in English\n" * 30 + "\n", "id,text,label"),
         ("Tickets 2024,,\n,,\n", "Nr,Betreff,Art"),  # as Excel writes it
         ("\ufeffExport, all of them\n", "id,text,label"),
         ('"Tickets, all"\n', '"id","text","label"'),
@@ -348,6 +350,11 @@ def test_padding_is_no_part_of_names_and_cells(tmp_path):
 
 def test_spaces_within_a_table_are_kept(read):
     assert read("a.tsv", "text\tlabel\n  red hat\tgood \n")[0] == [("  red hat", "good ")]
+
+
+def test_below_comments_rows_may_lack_their_last_cells():
+    rows = "".join(f"{number}\twhere is house {number}\n" for number in range(9))
+    assert find_start("# of us\n" * 25 + f"id\tauthor.text\tlabel\n{rows}", Path("a.tsv")) == (26, "\t")
 
 
 def test_comments_are_above_the_header(tmp_path):
