@@ -56,6 +56,7 @@ from fivetune.start.survey import (
     make_survey,
 )
 from fivetune.start.task_options import TEXT_TASKS
+from fivetune.start.wide_lists import explain_wide_list
 from fivetune.start.word_labels import WordLabels, find_word_labels, iter_ways
 from fivetune.tasks import list_names, load_task, shorten_repr
 from fivetune.types import RawRecord, Task, TextExample
@@ -118,7 +119,7 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
     if not given and can_lack_header(table) and (choices := list_without_header(table, task)):
         first = ", ".join(map(quote_value, table.first_line))
         raise DoubtError(f"the first line, {first}, may be a record or the names of the columns", choices)
-    if not given and (words := explain_words(survey)):
+    if not given and (words := explain_words(survey) or explain_wide_list(survey)):
         raise DataError(f"{table.source}: {words}.")
     bad: list[BadRecord] = []
     ranked = _list_readings(survey, task, wanted, bad.append)
@@ -493,6 +494,8 @@ def explain_few(table: RawTable, bad: Sequence[BadRecord], given: Given, task: s
     form = None
     if table.records and not (read or given or find_division(table)):
         survey = make_survey(table, {})
+        if wide := explain_wide_list(survey):
+            return f"{head}: {wide}."
         form = explain_form(survey, find_word_labels(survey))
     more = f"Collect more, in another form: {form}" if form else "Collect more."
     remedy = "Correct the file." if bad else more

@@ -19,6 +19,8 @@ from fivetune.start.survey import ASIDE
 MIN_SHARE = 0.95  # of the texts that have all marks, in order
 MAX_PARTS = 5
 MAX_FRAMES = 3  # different beginnings of texts up to which they are a frame, such as "Below is an instruction ..."
+FEW = 0.1  # different last parts per text up to which they are few
+FOOTER = 6  # mean words from which on few last parts are text that many pages end in
 MAX_TIMES = 4  # that a separator is in each text
 LETTERS = r"""[^\s_▁:：#*|｜<>\[\](){}.,;!?/"'“”]*"""  # also signs of vowels, which are no letters to `re`
 WORD = rf"[^\W\d_]{LETTERS}"
@@ -170,6 +172,10 @@ def _name_parts(found: Marks, texts: Sequence[str]) -> Marks | None:
     num_words = [sum(map(count_words, column)) for column in columns]
     if not 1 < len(places) <= MAX_PARTS or max(num_words[place] for place in places) < MIN_WORDS * len(divided):
         return None
+    last = _name_mark(found.marks[places[-1] - 1])
+    is_learned = max(rate_name(role, last) for role in ("targets", "answer")) >= USUAL
+    if not is_learned and not found.are_separators and _is_footer(columns[places[-1]]):
+        return None
     words = ["" if found.are_separators else _name_mark(mark) for mark in ("", *found.marks)]
     if "question" in words:
         words = ["answer" if word == "a" else word for word in words]
@@ -182,6 +188,12 @@ def _name_parts(found: Marks, texts: Sequence[str]) -> Marks | None:
     for number, (place, word) in enumerate(zip(places, own, strict=True), 1):
         names[place] = word or f"part{number}"
     return replace(found, names=names)
+
+
+def _is_footer(parts: Sequence[str]) -> bool:
+    """Whether parts are few and long: the text that pages end in, rather than labels or answers."""
+    times = Counter(parts)
+    return len(times) <= max(MAX_FRAMES, FEW * len(parts)) and sum(map(count_words, times)) > FOOTER * len(times)
 
 
 def _is_aside(word: str) -> bool:

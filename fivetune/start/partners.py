@@ -62,7 +62,7 @@ def _describe_tables(first: Path, second: Path) -> str:
     added = [place for place, name in enumerate(two[0]) if name not in same]
     if not added or any(a[name] != b[name] for a, b in zip(one, two, strict=True) for name in same):
         return ""
-    code = f"import csv, sys; a, b = {_format_reader(first)}, {_format_reader(second)}; w = csv.writer(sys.stdout); "
+    code = f"import csv, sys; a, b = {format_reader(first)}, {format_reader(second)}; w = csv.writer(sys.stdout); "
     code += f"[w.writerow(x + [y[i] for i in {added}]) for x, y in zip(a, b)]"
     into = shlex.quote(f"{first.stem}-{second.stem}.csv")
     return (
@@ -82,7 +82,7 @@ def _read_rows(path: Path) -> list[dict[str, object]]:
     return [] if bad else [{name: record.fields.get(name) for name in names} for record in records]
 
 
-def _format_reader(path: Path) -> str:
+def format_reader(path: Path) -> str:
     """Format the call of Python that reads the rows of a table."""
     with open_bytes(path) as file:
         _, separator = find_start(decode_head(file.read(HEAD_BYTES)), path)

@@ -700,6 +700,9 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "titles that ask beside a label": ("title=title that asks | body=long | category=three", "classification: category < title body"),
     "titles that ask and answers": ("title=title that asks | answer=reply", "jsonl: answer < title"),
     "titles that ask of papers": ("title=title that asks | abstract=long", "jsonl: title < abstract"),
+    # a list with a column for each of its texts
+    "patterns of intents": ("intents/tag=id | intents/patterns/0=sentence | intents/patterns/1=question | intents/patterns/2=sentence", "!"),
+    "titles by numbers of a label that repeats": ("category=two | title1=sentence | title2=reply | title3=question", "classification: category < title1 title2 title3"),
     # names of labels, and plurals
     "the name of a label beside a source": ("text=sentence | label_name=three | source=two", "classification: label_name < text"),
     "a label beside its name": ("text=sentence | label=twin | label_name=twin in words", "classification: label_name < text"),

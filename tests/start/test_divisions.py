@@ -305,3 +305,14 @@ def test_a_reference_beside_a_dialogue_may_be_its_source(tmp_path, name):
     first, *_, last = caught.value.choices
     assert describe_reading(first[1]) == "text to text: response from prompt"
     assert describe_reading(last[1]) == f"text to text: {name} from dialogue"
+
+
+FOOTERS = ["Misleading, it has true facts but omits others", "False, no word of it is right or has a source"]
+
+
+@pytest.mark.parametrize("mark", ["We give one of these categories: ", "\nNote: ", "\nSignature: "])
+def test_the_text_that_pages_end_in_is_no_part(mark):
+    assert find_marks([f"{ask(row)} {mark}{FOOTERS[row % 2]}" for row in range(40)]) is None
+    labelled = find_marks([f"{ask(row)} {mark}{THINGS[row % 2]}" for row in range(40)])
+    answered = find_marks([f"{ask(row)}\nOutput: {FOOTERS[row % 2]}" for row in range(40)])
+    assert labelled and answered and answered.names[-1] == "output"
