@@ -23,7 +23,7 @@ from fivetune.model.dropout import compute_keep_scale, draw_dropout, split_dropo
 from fivetune.model.half import multiply_wide
 from fivetune.model.modules import AutogradContext, T5Settings
 from fivetune.model.precision import get_matmul_dtype, suppress_autocast
-from fivetune.model.weight_cache import add_rows_
+from fivetune.model.weight_cache import add_at_
 from fivetune.types import Autocast
 
 _Where = tuple["SequenceBounds", "SequenceBounds", bool, tuple[int, ...], int]
@@ -305,7 +305,7 @@ class RelativeBias:
         if block.distances is not None:
             if self.grad is None:
                 self.grad = torch.zeros_like(self.table, dtype=torch.float32)  # FSDP gathers the table in 16 bits
-            add_rows_(self.grad.t(), self._index(block), scores.flatten(1).t().float())
+            add_at_(self.grad.t(), self._index(block), scores.flatten(1).t().float())
             return
         if self.square_grad is None:
             self.square_grad = scores.new_zeros(len(scores), self.longest, self.longest, dtype=torch.float32)

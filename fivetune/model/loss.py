@@ -16,7 +16,7 @@ from fivetune.model.cuda.dispatch import needs_attention_kernel, supports_fused
 from fivetune.model.modules import AutogradContext
 from fivetune.model.objective import MAX_CHUNK_LOGITS, PLAIN, Objective, apply_cap, compute_logit_gradient
 from fivetune.model.precision import copy_weights, get_matmul_dtype, suppress_autocast
-from fivetune.model.weight_cache import add_product_, add_rows_, get_kept_grad
+from fivetune.model.weight_cache import add_at_, add_product_, get_kept_grad
 
 
 class _EmbedContext(AutogradContext):
@@ -86,7 +86,7 @@ class Embed(torch.autograd.Function):
 
             rows.add_rows_(total, ids, grad)
         else:
-            add_rows_(total, ids, grad)
+            add_at_(total, ids, grad)
         if place is not None:  # the gradient is where the optimizer reads it
             total = None
         return total, None, None

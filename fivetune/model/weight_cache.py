@@ -126,7 +126,7 @@ def add_product_(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return total.add_(a @ b)
 
 
-def add_rows_(total: Tensor, places: Tensor, rows: Tensor) -> None:
+def add_at_(total: Tensor, places: Tensor, rows: Tensor) -> None:
     """total[places] += rows, of which several may have one place, in a fixed order: [P, n], [N], [N, n]."""
     if total.device.type == "cuda":  # where `index_add_` uses atomics; this one sorts the places
         total.index_put_((places,), rows, accumulate=True)

@@ -333,12 +333,10 @@ def test_rows_of_one_place_are_added_without_atomics_on_cuda() -> None:
 
     with FakeTensorMode(), Names():
         total = torch.empty(5, 3, device="cuda")
-        weight_cache.add_rows_(
-            total, torch.empty(4, dtype=torch.int64, device="cuda"), torch.empty(4, 3, device="cuda")
-        )
+        weight_cache.add_at_(total, torch.empty(4, dtype=torch.int64, device="cuda"), torch.empty(4, 3, device="cuda"))
     assert not any("index_add" in name for name in Names.found)
     total = torch.zeros(5, 3)
-    weight_cache.add_rows_(total, torch.tensor([1, 1, 4]), torch.ones(3, 3))
+    weight_cache.add_at_(total, torch.tensor([1, 1, 4]), torch.ones(3, 3))
     assert total[:, 0].tolist() == [0, 2, 0, 0, 1]
 
 
