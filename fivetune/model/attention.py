@@ -305,7 +305,7 @@ class RelativeBias:
         if block.distances is not None:
             if self.grad is None:
                 self.grad = torch.zeros_like(self.table, dtype=torch.float32)  # FSDP gathers the table in 16 bits
-            add_at_(self.grad.t(), self._index(block), scores.flatten(1).t().float())
+            add_at_(self.grad, self._index(block), scores.flatten(1).float(), dim=1)
             return
         if self.square_grad is None:
             self.square_grad = scores.new_zeros(len(scores), self.longest, self.longest, dtype=torch.float32)

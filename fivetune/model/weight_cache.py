@@ -126,12 +126,12 @@ def add_product_(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return total.add_(a @ b)
 
 
-def add_at_(total: Tensor, places: Tensor, rows: Tensor) -> None:
-    """total[places] += rows, of which several may have one place, in a fixed order: [P, n], [N], [N, n]."""
+def add_at_(total: Tensor, places: Tensor, rows: Tensor, dim: int = 0) -> None:
+    """total[places] += rows along a dimension, several rows at one place in a fixed order: [P, n], [N], [N, n]."""
     if total.device.type == "cuda":  # where `index_add_` uses atomics; this one sorts the places
-        total.index_put_((places,), rows, accumulate=True)
+        total.transpose(0, dim).index_put_((places,), rows.transpose(0, dim), accumulate=True)
     else:
-        total.index_add_(0, places, rows)
+        total.index_add_(dim, places, rows)
 
 
 def has_mixed_products(x: Tensor) -> bool:
