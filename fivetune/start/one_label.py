@@ -14,6 +14,7 @@ from fivetune.data.labels import PLACEHOLDERS
 from fivetune.start.columns import MIN_WORDS, Column, as_text, find_value, is_empty_cell
 from fivetune.start.roles import CLEAR, COMMENTS, SYSTEMS, USUAL, has_word, rate_name, split_name
 from fivetune.start.survey import (
+    COPY,
     GENERAL_LABELS,
     LEARNED,
     NO_PEARSON,
@@ -65,10 +66,12 @@ def _list_read(survey: Survey, label: str, same: Sequence[str]) -> Iterator[tupl
     notes = notes if any(has_word(name, PLAIN_TEXTS) for name in texts if name not in notes) else []
     pairs = itertools.combinations(texts, 2)
     alike = next((pair for pair in pairs if survey.is_form(*pair)), ())
+    short = _find_short_pair(survey, texts)
     doubts: list[str] = []
     for spare, doubt in (
         (leaks, f"has text for some values of {label} only, as a comment of who chose {label} has"),
         (told, f"holds the {label} itself in nearly all records, as a reasoning about it does"),
+        (short, "may be parts of the other texts, or be read"),
         (notes, f"may be what the giver of {label} writes, or be read"),
     ):
         if 0 < len(spare) < len(texts):
@@ -96,6 +99,17 @@ def _list_read(survey: Survey, label: str, same: Sequence[str]) -> Iterator[tupl
     yield texts, [], doubts
     if known != texts:
         yield known, [], doubts
+
+
+def _find_short_pair(survey: Survey, texts: Sequence[str]) -> list[str]:
+    """Find the shorter of two pairs of texts, `word1, word2` beside `query1, query2`, whose texts are in the others."""
+    pairs: dict[str, list[str]] = {}
+    for name in texts:
+        pairs.setdefault(" ".join(split_name(name)), []).append(name)
+    both = sorted(pairs.values(), key=lambda pair: survey.columns[pair[0]].mean_chars)
+    if [*map(len, both)] != [2, 2] or survey.measure_overlap(both[0][0], both[1][0])[0] < COPY:
+        return []
+    return both[0]
 
 
 def _has_gaps(survey: Survey, name: str, label: str) -> bool:

@@ -251,6 +251,13 @@ THINGS = (
 SUBJECTS = "target topic entity claim aspect candidate company brand party issue"
 """Words for what a stance or an opinion is about."""
 
+CROWD = {
+    "input": ("text", "inputs"),
+    "output": ("label", "targets"),
+    **dict.fromkeys(("golden", "hint", "assignment", "confidence"), ("fact",)),
+}
+"""What crowdsourcing platforms write before the names of what workers read and answer, and of the rest -> the roles."""
+
 INNER = "text texts value stem content human_readable spans body_text"
 """Members of an object that say nothing of their own: `answer.value` is an answer."""
 
@@ -335,6 +342,9 @@ def rate_name(role: str, name: str) -> int:
     >>> rate_name("text", "sentence2"), rate_name("text", "comment_text"), rate_name("text", "price")
     (4, 3, 0)
     """
+    side, colon, _ = name.casefold().partition(":")
+    if colon and side in CROWD:
+        return USUAL if role in CROWD[side] else 0
     words = split_name(name)
     if not words:
         return 0

@@ -118,6 +118,7 @@ KINDS: dict[str, Callable[[Draw, int], object]] = {
     "dress": lambda draw, row: f"A {HOW[row % 10]} {WHAT[row % 7]} that {WHO[row % 8]} wears on day {row}",
     "its look": lambda draw, row: HOW[row % 10] if row % 3 else "",
     "its kind": lambda draw, row: WHAT[row % 7],
+    "percent": lambda draw, row: f"{draw.randint(5000, 9999) / 100}%",
     "its wearer": lambda draw, row: WHO[row % 8],
     "report": lambda draw, row: (
         f"The {HOW[row % 10]} shop number {row} was opened today by {WHO[row % 16]} in the town"
@@ -703,6 +704,9 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     # a list with a column for each of its texts
     "patterns of intents": ("intents/tag=id | intents/patterns/0=sentence | intents/patterns/1=question | intents/patterns/2=sentence", "!"),
     "titles by numbers of a label that repeats": ("category=two | title1=sentence | title2=reply | title3=question", "classification: category < title1 title2 title3"),
+    # crowdsourced: what is read and answered, and two pairs of texts
+    "crowdsourced pairs": ("INPUT:diff1=its kind | INPUT:diff2=its kind | INPUT:query1=dress | INPUT:query2=dress | OUTPUT:result=yes | CONFIDENCE:result=percent", "?"),
+    "a crowdsourced label": ("INPUT:text=sentence | INPUT:url=url | OUTPUT:result=yes | ASSIGNMENT:worker_id=group", "classification: OUTPUT:result < INPUT:text"),
     # names of labels, and plurals
     "the name of a label beside a source": ("text=sentence | label_name=three | source=two", "classification: label_name < text"),
     "a label beside its name": ("text=sentence | label=twin | label_name=twin in words", "classification: label_name < text"),

@@ -83,6 +83,12 @@ def test_the_answers_of_a_faq_are_learned_by_one_of_the_first_two_readings(name:
     assert FAQS[name] in [describe(one) for _, one in found.choices[:2]]
 
 
+def test_of_two_pairs_the_longer_one_is_read_or_both() -> None:
+    shown = [describe(one) for _, one in find_doubt("crowdsourced pairs").choices]
+    longer, shorter = "INPUT:query1 INPUT:query2", "INPUT:diff1 INPUT:diff2"
+    assert shown[:2] == [f"classification: OUTPUT:result < {names}" for names in (longer, f"{shorter} {longer}")]
+
+
 WORLD = {
     "German": "Aufgabe Lösung Kommentar Kategorie Kurzfassung",
     "German without umlauts": "Frage Loesung Nachricht Klasse Zusammenfassung",
