@@ -172,7 +172,7 @@ def cuda(monkeypatch):
     pytest.importorskip("triton")
     monkeypatch.setattr(dispatch, "DEVICES", ("cuda", "cpu"))
     times = dict(zip((*OURS, PADDED), (0.1, 0.2, 0.3), strict=True))
-    monkeypatch.setattr(autotune, "_measure_batch_seconds", lambda forward, *_: times[forward])
+    monkeypatch.setattr(autotune, "measure_batch_seconds", lambda forward, *_: times[forward])
     return times
 
 
