@@ -19,6 +19,7 @@ from typing import Any
 
 import fivetune
 from benchmarks.harness import make_parser
+from fivetune.data.corpus import CHECKPOINT
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "t5": {"model_type": "t5"},
@@ -63,11 +64,10 @@ def digest_run(folder: Path, *, family: str, forward: str, optimizer: str) -> di
     config = folder / "config"
     config.mkdir(parents=True)
     (config / "config.json").write_text(json.dumps({**SHAPE, **FAMILIES[family]}))
-    tokenizer = Path(fivetune.__file__).parent / "nano" / "t5-nano"
     fivetune.train(
         {
             "run": {"dir": str(folder / "run"), "seed": 3},
-            "model": {"path": None, "config": str(config), "tokenizer": str(tokenizer), "init": "random"},
+            "model": {"path": None, "config": str(config), "tokenizer": str(CHECKPOINT), "init": "random"},
             "task": {"name": "squad_v2"},
             "data": {
                 "train": write_squad(folder / "train.json", num_questions=120),
