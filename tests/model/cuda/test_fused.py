@@ -183,7 +183,7 @@ def test_a_layer_of_encoder_and_decoder_is_85_kernels(monkeypatch, family):
     ],
 )
 def test_gradients_added_in_place_are_the_gradients(monkeypatch, family, kind):
-    model, batch = make_model(family, num_heads=1, num_layers=1), make_batch(SHORT)
+    model, batch = make_model(family, num_heads=2, num_layers=1), make_batch(SHORT)
     expected = gradients(model, compute_flat_losses(model, batch), torch.ones(batch.num_target_tokens))
     use_kernels(monkeypatch)
     monkeypatch.setattr(kept, "has_mixed_products", lambda x: True)
