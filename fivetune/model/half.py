@@ -55,15 +55,18 @@ def divide_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.div(x, divisors, out=torch.empty_like(x, dtype=torch.float16)), divisors
 
 
+def _multiply_rows(x: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """x W^T of a weight in fp16, [N, d] fp32; the rows in fp16 that were multiplied, and the divisors of rows in fp32."""
+    if x.dtype == torch.float16:
+        return multiply_wide(x, value.t()), x, None
+    rows, divisors = divide_rows(x)
+    return multiply_wide(rows, value.t()).mul_(divisors), rows, divisors
+
+
 def multiply_half(x: Tensor, value: Tensor) -> Tensor:
     """x W^T of a weight in fp16, without a gradient: [..., f] in fp16 or fp32 -> [..., d] fp32."""
-    flat = x.flatten(0, -2)
     with suppress_autocast(x.device):
-        if x.dtype == torch.float16:
-            out = multiply_wide(flat, value.t())
-        else:
-            rows, divisors = divide_rows(flat)
-            out = multiply_wide(rows, value.t()).mul_(divisors)
+        out, _, _ = _multiply_rows(x.flatten(0, -2), value)
     return out.view(*x.shape[:-1], -1)
 
 
@@ -78,14 +81,13 @@ class HalfProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: _Context, x: Tensor, weight: Tensor) -> Tensor:
-        rows, divisors = (x, None) if x.dtype == torch.float16 else divide_rows(x)
         value = copy_weights(torch.float16, weight)
+        out, rows, divisors = _multiply_rows(x, value)
         ctx.save_for_backward(rows, divisors, value)
         ctx.parameter = weight
         ctx.dtype = x.dtype
         ctx.total = get_kept_grad(weight)
-        out = multiply_wide(rows, value.t())
-        return out if divisors is None else out.mul_(divisors)
+        return out
 
     @staticmethod
     def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
