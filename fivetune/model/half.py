@@ -56,7 +56,7 @@ def divide_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _multiply_rows(x: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """x W^T of a weight in fp16, [N, d] fp32; the multiplied rows in fp16, and the divisors of rows that were in fp32."""
+    """x W^T of a weight in fp16, [N, d] fp32; the multiplied rows in fp16, and the divisors of rows from fp32."""
     if x.dtype == torch.float16:
         return multiply_wide(x, value.t()), x, None
     rows, divisors = divide_rows(x)

@@ -74,8 +74,9 @@ def read_pairs(survey: Survey) -> Iterator[Reading]:
             if sources[-1] in targets and survey.has_questions(target) and not survey.has_questions(sources[-1]):
                 continue  # a question is not learned from its answer
             yield _read_pair(survey, sources, target)
-            is_asked = target in columns and survey.has_titles_asked(target, sources[-1])
-            if is_asked or (target in columns and _is_longer_summary(survey, target, sources[-1])):
+            if target in columns and (
+                survey.has_titles_asked(target, sources[-1]) or _is_longer_summary(survey, target, sources[-1])
+            ):
                 yield _read_pair(survey, [target], sources[-1])
     if survey.given.keys() & {"inputs", "targets"}:
         return
