@@ -146,7 +146,8 @@ class TrainingStream:
 
     def iter_micro_batches(self, first_step: int, end_step: int) -> Iterator[list[Batch]]:
         """Yield each step's micro-batches of steps [first_step, end_step), assembled one step ahead in a thread."""
-        with ThreadPoolExecutor(1, thread_name_prefix="batches") as worker:
+        worker = ThreadPoolExecutor(1, thread_name_prefix="batches")
+        try:
             ahead = worker.submit(self.build_micro_batches, first_step)
             for step in range(first_step, end_step):
                 # The first step always waits: its batches are only begun with it.
@@ -155,6 +156,10 @@ class TrainingStream:
                 if step + 1 < end_step:
                     ahead = worker.submit(self.build_micro_batches, step + 1)
                 yield batches
+        finally:
+            # Without waiting: an iterator that a failed run has left is closed by the garbage collector, at any place,
+            # and joining a thread while another one starts never ends.
+            worker.shutdown(wait=False)
 
     def build_micro_batches(self, step: int) -> list[Batch]:
         """Assemble this rank's micro-batches of a 0-based optimizer step."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -139,10 +140,24 @@ def test_a_process_without_examples_runs_a_filler_batch(store):
     assert [len(lengths) for lengths in streams[1].get_lengths(step)] == [1, 1]
 
 
-def test_a_reader_that_stops_early_leaves_no_thread(store):
+def test_a_reader_that_stops_early_waits_for_no_thread_and_leaves_none(store, monkeypatch):
+    released, threads = threading.Event(), []
+    build = TrainingStream.build_micro_batches
+
+    def wait_and_build(self, step):
+        threads.append(threading.current_thread())
+        if step > 0:
+            released.wait(10)
+        return build(self, step)
+
+    monkeypatch.setattr(TrainingStream, "build_micro_batches", wait_and_build)
     groups = stream(store).iter_micro_batches(0, 1000)
     next(groups)
     groups.close()
+    assert threads[0].is_alive()  # it assembles the next step, for which nobody waits
+    released.set()
+    threads[0].join(10)
+    assert not threads[0].is_alive()
 
 
 def test_micro_batches(store):
