@@ -46,14 +46,14 @@ quickstart: .venv/.installed
 	$(BIN)/fivetune quickstart
 
 test: .venv/.installed-test
-	$(BIN)/python -m pytest -n logical --dist worksteal -m "not release"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not release"
 
 test-fast: .venv/.installed-test
-	$(BIN)/python -m pytest -n logical --dist worksteal -m "not slow and not release"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not release"
 
 test-release: .venv/.installed-test
-	$(BIN)/python -m pytest -n logical --dist worksteal -m release
-	$(BIN)/python -m pytest -n logical --hypothesis-profile=release tests/test_properties.py tests/training/state/test_resume.py
+	$(BIN)/python -m pytest -n auto --dist worksteal -m release
+	$(BIN)/python -m pytest -n auto --hypothesis-profile=release tests/test_properties.py tests/training/state/test_resume.py
 
 lint: .venv/.installed-test
 	$(BIN)/ruff format fivetune recipes tests benchmarks reliability release

@@ -139,7 +139,7 @@ def _run_recipe(folder: Path) -> dict[str, float]:
         overwrite=True,
     )
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    evaluation = find_exported_eval(run)
+    evaluation = find_exported_eval(run.records)
     assert evaluation is not None  # the recipe evaluates at its end
     scores = evaluation.scores
     return {

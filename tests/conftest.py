@@ -43,6 +43,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Half as many workers again as processors: many tests wait for servers, signals and processes of their own."""
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return processors + processors // 2
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Thousands of collected tests live until the end: the garbage collector need not look at them again and again."""

@@ -48,7 +48,7 @@ Head = Literal["generate", "extractive"]
 DROPPED_SYNONYMS = "num_blank_synonyms"  # key of `meta`: number of blank synonyms dropped from the gold answers
 LABEL_FORM = "label_form"  # key of `meta`: the label as the record has it, if it differs from the label
 MAX_NESTED_NAMES = 6  # that a message lists
-MAX_NAMES, MAX_NAME_CHARS = 20, 30  # of the columns that a message lists
+MAX_NAMES, MAX_NAME_CHARS = 20, 80  # of the columns that a message lists
 INVISIBLE_IN_LABELS = re.compile(  # soft hyphen, joiners, marks of direction, byte order mark, variation selectors
     "[\u00ad\u034f\u061c\u180b-\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufe00-\ufe0f\ufeff]"
 )
@@ -461,10 +461,10 @@ def list_nested_names(fields: Mapping[str, object]) -> list[str]:
 
 
 def list_names(names: Iterable[str]) -> str:
-    """List names of columns for messages: each on one line, cut to 30 characters; of more than 20 the first ones.
+    """List names of columns for messages: each on one line, cut to 80 characters; of more than 20 the first ones.
 
-    >>> list_names(["text", "a" * 40])
-    'text, aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa...'
+    >>> list_names(["text", "a" * 90])
+    'text, aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa...'
     """
     listed = [name.replace("\n", "\\n") for name in names]
     shown = [name[:MAX_NAME_CHARS] + "..." * (len(name) > MAX_NAME_CHARS) for name in listed[:MAX_NAMES]]
