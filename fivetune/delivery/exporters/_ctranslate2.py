@@ -51,7 +51,7 @@ def convert_model(source: Path, target: Path, quantization: str | None) -> None:
 
     loaded = load_model_and_tokenizer(str(source))
     model: Any = loaded.model
-    words = _Words(loaded.tokenizer, int(model.config.vocab_size))
+    words = _Words(loaded.tokenizer, int(model.config.vocab_size), int(model.config.decoder_start_token_id))
 
     class Converter(TransformersConverter):
         """Takes the model that FiveTune has compared with its files, and its scale of the decoder's output."""
@@ -72,9 +72,14 @@ def convert_model(source: Path, target: Path, quantization: str | None) -> None:
 
 
 class _Words:
-    """The vocabulary of a converted model: a name of its own for every row of the embedding."""
+    """The vocabulary of a converted model: a name of its own for every row of the embedding.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, num_rows: int) -> None:
+    Args:
+        num_rows: rows of the embedding.
+        start_id: first decoder input, which the converter of T5Gemma calls bos_token.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, num_rows: int, start_id: int) -> None:
         names: dict[str, int] = {}
         pieces = {number: piece for piece, number in tokenizer.get_vocab().items()}
         for number in range(num_rows):
@@ -83,6 +88,7 @@ class _Words:
         self._names, self._pieces = names, list(names)
         self.pad_token, self.eos_token = tokenizer.pad_token, tokenizer.eos_token
         self.unk_token = tokenizer.unk_token or tokenizer.pad_token
+        self.bos_token = self._pieces[start_id]
 
     def get_vocab(self) -> dict[str, int]:
         return self._names

@@ -13,6 +13,7 @@ import kit
 import pytest
 import torch
 from decoding_kit import lively, question_store
+from family_kit import CONFIGS, make_family_model
 
 import fivetune
 from fivetune import rundir
@@ -96,6 +97,23 @@ def test_ctranslate2_gives_the_answers_and_scores_of_generate(family_folders, tm
                 assert getattr(one, name) == pytest.approx(getattr(own, name), abs=1e-3), (settings, name)
             assert len(one.candidates) == len(own.candidates)
             assert one.target_correct is None
+
+
+def test_ctranslate2_gives_the_answers_of_t5gemma(tmp_path: Path) -> None:
+    sides: dict[str, Any] = {}
+    for side in ("encoder", "decoder"):
+        sides[side] = {**CONFIGS["t5gemma"][1][side], "sliding_window": 4096, "final_logit_softcapping": None}
+    folder = make_family_model(tmp_path / "model", "t5gemma", **sides)
+    store = question_store(tmp_path, folder, num_questions=9)
+    convert_model(folder, tmp_path / "converted", None)
+    engine = Engine(tmp_path / "converted", device="cpu", num_threads=1)
+    model = load_model_and_tokenizer(str(folder)).model.eval()
+    for settings in ({}, {"num_beams": 3, "num_candidates": 2, "length_penalty": 0.0}, {"label_ids": LABELS}):
+        for one, own in zip(*(answers(each, model, store, **settings) for each in (engine, generate)), strict=True):
+            assert (one.token_ids, one.hit_cap) == (own.token_ids, own.hit_cap)
+            for name in ("logprob", "target_loss", "label_logprobs"):
+                # The cap of attention scores is not converted: 50 tanh(x / 50).
+                assert getattr(one, name) == pytest.approx(getattr(own, name), abs=0.02), (settings, name)
 
 
 def test_a_tied_model_keeps_the_scale_of_its_output(model_folder: Path, tmp_path: Path) -> None:
@@ -310,8 +328,16 @@ def test_models_that_a_format_does_not_have_are_refused() -> None:
     t5 = {"model_type": "t5", "dense_act_fn": "relu"}
     assert explain(t5, "generate") == "" == load_format("hf", {}).explain_unsupported(t5, "extractive")
     assert explain(t5, "extractive") == "it has no extractive head (task.head extractive)"
-    assert explain({"model_type": "longt5"}, "generate") == "model_type longt5 is not converted. Allowed: t5, mt5, umt5"
-    assert explain({"model_type": "t5gemma"}, "generate").startswith("model_type t5gemma is not converted.")
+    assert explain({"model_type": "longt5"}, "generate") == (
+        "model_type longt5 is not converted. Allowed: t5, mt5, umt5, t5gemma"
+    )
+    gemma = CONFIGS["t5gemma"][1]
+    assert explain(gemma, "generate") == "encoder.sliding_window 6 is not converted. Allowed: at least 4096"
+    side = {**gemma["decoder"], "sliding_window": 4096}
+    assert explain({**gemma, "encoder": side, "decoder": side}, "generate") == ""
+    wide = {**side, "query_pre_attn_scalar": 16}
+    assert explain({**gemma, "encoder": side, "decoder": wide}, "generate").startswith("decoder.query_pre_attn_scalar")
+    assert "later tokens" in explain(CONFIGS["t5gemma2"][1], "generate")
     assert explain({**t5, "dense_act_fn": "tanh"}, "generate").startswith(
         "activation tanh is not converted. Allowed: re"
     )
