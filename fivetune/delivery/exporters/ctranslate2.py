@@ -1,8 +1,8 @@
 """Weights of CTranslate2, a C++ engine for CPUs and GPUs, also quantised to 8 bits.
 
 Source: https://github.com/OpenNMT/CTranslate2 (MIT licence). T5, mT5, umT5 and T5Gemma with a generative head. Its
-vocabulary has the tokenizer's pieces; ids without a piece, and a piece's second id, are named <unused_ID>, so that every
-id has a name of its own.
+vocabulary has the tokenizer's pieces; ids without a piece, and a piece's second id, are named <unused_ID>, so that
+every id has a name of its own.
 """
 
 from __future__ import annotations
