@@ -13,8 +13,8 @@ import gzip
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,8 @@ from fivetune.machine.profiling.summary import (
     TimeSpan,
     build_gap_histogram,
     downsample_points,
-    rank_work,
     sum_by_class,
+    sum_work,
 )
 from fivetune.rundir.trace import DeviceTime, MemoryCurve, Phase, TraceSummary, Transfer, Work
 from fivetune.types import JsonTable, JsonValue
@@ -95,54 +95,78 @@ def summarise_trace(
 
     Raises DataError if it holds neither device work nor operators.
     """
-    events = list(_parse_events(trace["traceEvents"]))
+    events = _parse_events(trace["traceEvents"])
     steps = [event for event in events if event.kind == "user_annotation" and event.name.startswith(STEP)]
     start, end = _find_window(steps or events)
-    events = [event for event in events if start <= event.start < end or (event.kind in DEVICE_CATEGORIES and steps)]
-    works = [event for event in events if event.kind in DEVICE_CATEGORIES and event.start >= start]
-    if works:
-        end = max(end, *(work.end for work in works))
-    operators = [event for event in events if event.kind == "cpu_op"]
+
+    works: list[TraceEvent] = []
+    operators: list[TraceEvent] = []
+    calls: list[TraceEvent] = []
+    waits: list[TraceEvent] = []
+    annotations: list[TraceEvent] = []
+    for event in events:
+        # a device works behind the host: it ends the work of the last step after the step's range
+        if event.start < start or (event.start >= end and event.kind not in DEVICE_CATEGORIES):
+            continue
+        if event.kind in DEVICE_CATEGORIES:
+            works.append(event)
+        elif event.kind == "cpu_op":
+            operators.append(event)
+        elif event.kind in CALLS:
+            calls.append(event)
+            if SYNCHRONISE.search(event.name):
+                waits.append(event)
+        elif event.kind == "user_annotation":
+            annotations.append(event)
     if not works and not operators:
         raise DataError("the trace holds neither kernels nor operators. Profile at least one step.")
-    calls = [event for event in events if event.kind in CALLS]
-    host = _rank_operators(operators) if not works else _rank_events(works, classify_kernel)
-    seconds, memory = (
-        end - start,
-        _build_memory_curve(trace["traceEvents"], start, on_device=bool(works), parts=parts or {}),
-    )
-    spans = _collect_phase_spans(events)
-    waits = SpanCoverage([call.span for call in calls if SYNCHRONISE.search(call.name)] + spans.get("data", []))
-    synchronised = [call for call in calls if SYNCHRONISE.search(call.name)]
-    return TraceSummary(
+    for work in works:
+        end = max(end, work.end)
+    seconds = end - start
+    spans = _collect_phase_spans(annotations, operators)
+    # calls of the host by correlation number, which they share with the work that they launch
+    launched = {call.args["correlation"]: call for call in calls if "correlation" in call.args}
+    if works:
+        ranked = sum_work((work.name, classify_kernel(work.name), work.seconds, 1) for work in works)
+    else:
+        ranked = _rank_operators(operators)
+    summary = TraceSummary(
         source="torch.profiler",
         measures="kernels" if works else "operators",
         window_seconds=seconds,
         num_steps=len(steps) or None,
-        classes=sum_by_class(host),
-        top=host[:NUM_TOP],
-        outside_seconds=None
-        if works
-        else seconds - SpanCoverage(one.span for one in operators).measure_overlap(start, end),
-        devices=tuple(_build_device_times(works, calls, waits, _get_device_names(trace))),
-        phases=tuple(_build_phases(spans, works, calls)),
-        calls=rank_work(_sum_by_name((call.name, "call", call.seconds) for call in calls))[:NUM_TOP],
-        transfers=_build_transfers(works),
-        num_launches=sum(bool(LAUNCH.search(call.name)) for call in calls) if works else None,
-        num_synchronisations=len(synchronised) if works else None,
-        synchronisation_seconds=sum(call.seconds for call in synchronised) if works else None,
-        memory=memory,
+        classes=sum_by_class(ranked),
+        top=ranked[:NUM_TOP],
+        phases=tuple(_build_phases(spans, works, launched)),
+        calls=sum_work((call.name, "call", call.seconds, 1) for call in calls)[:NUM_TOP],
+        memory=_build_memory_curve(trace["traceEvents"], start, on_device=bool(works), parts=parts or {}),
         plain_step_seconds=plain_step_seconds,
         profiled_step_seconds=seconds / len(steps) if steps else None,
     )
+    if not works:
+        busy = SpanCoverage(operator.span for operator in operators).measure_overlap(start, end)
+        return replace(summary, outside_seconds=seconds - busy)
+    # gaps in which the host waits, for a device or for data, are not the fault of slow launches
+    waiting = SpanCoverage([wait.span for wait in waits] + spans.get("data", []))
+    return replace(
+        summary,
+        devices=tuple(_build_device_times(works, launched, waiting, trace.get("deviceProperties") or ())),
+        transfers=_build_transfers(works),
+        num_launches=sum(bool(LAUNCH.search(call.name)) for call in calls),
+        num_synchronisations=len(waits),
+        synchronisation_seconds=sum(wait.seconds for wait in waits),
+    )
 
 
-def _parse_events(raw: Iterable[Mapping[str, Any]]) -> Iterator[TraceEvent]:
+def _parse_events(raw: Iterable[Mapping[str, Any]]) -> list[TraceEvent]:
+    events: list[TraceEvent] = []
     for one in raw:
         if one.get("ph") == "X" and "dur" in one:
             start = one["ts"] * MICRO
             end = start + one["dur"] * MICRO
-            yield TraceEvent(one.get("cat", ""), str(one["name"]), start, end, one.get("tid"), one.get("args") or {})
+            kind, name = one.get("cat", ""), str(one["name"])
+            events.append(TraceEvent(kind, name, start, end, one.get("tid"), one.get("args") or {}))
+    return events
 
 
 def _find_window(events: list[TraceEvent]) -> TimeSpan:
@@ -151,131 +175,124 @@ def _find_window(events: list[TraceEvent]) -> TimeSpan:
     return min(event.start for event in events), max(event.end for event in events)
 
 
-def _sum_by_name(works: Iterable[tuple[str, str, float]]) -> dict[tuple[str, str], tuple[float, int]]:
-    """Sum (name, kind, seconds) to (seconds, number) by name and kind."""
-    found: dict[tuple[str, str], tuple[float, int]] = {}
-    for name, kind, seconds in works:
-        before, num = found.get((name, kind), (0.0, 0))
-        found[name, kind] = (before + seconds, num + 1)
-    return found
-
-
-def _rank_events(works: list[TraceEvent], classify: Callable[[str], str]) -> tuple[Work, ...]:
-    return rank_work(_sum_by_name((work.name, classify(work.name), work.seconds) for work in works))
-
-
 def _rank_operators(operators: list[TraceEvent]) -> tuple[Work, ...]:
     """Rank operators by self time: the time of the operators that they call is subtracted, so all counts once."""
-    by_thread: dict[Any, list[TraceEvent]] = defaultdict(list)
+    own = {id(event): event.seconds for event in operators}
+    callers: dict[Any, list[TraceEvent]] = defaultdict(list)  # of the current event, by thread
+    for event in sorted(operators, key=lambda event: (event.start, -event.end)):
+        above = callers[event.thread]
+        while above and above[-1].end <= event.start:
+            above.pop()
+        if above:
+            own[id(above[-1])] -= event.seconds
+        above.append(event)
+    rows: list[tuple[str, str, float, int]] = []
     for event in operators:
-        by_thread[event.thread].append(event)
-    own: list[tuple[str, str, float]] = []
-    for thread in by_thread.values():
-        above: list[tuple[TraceEvent, list[float]]] = []  # callers of the current event, with their callees' seconds
-        for event in sorted(thread, key=lambda one: (one.start, -one.end)):
-            while above and above[-1][0].end <= event.start:
-                own.append(_compute_self_time(*above.pop()))
-            if above:
-                above[-1][1].append(event.seconds)
-            above.append((event, []))
-        own += [_compute_self_time(*one) for one in above]
-    return rank_work(_sum_by_name(own))
+        # rounded times of the trace can give the called operators more than their caller
+        rows.append((event.name, classify_operator(event.name), max(own[id(event)], 0.0), 1))
+    return sum_work(rows)
 
 
-def _compute_self_time(event: TraceEvent, callees: list[float]) -> tuple[str, str, float]:
-    return event.name, classify_operator(event.name), max(event.seconds - sum(callees), 0.0)
-
-
-def _collect_phase_spans(events: list[TraceEvent]) -> dict[str, list[TimeSpan]]:
+def _collect_phase_spans(annotations: list[TraceEvent], operators: list[TraceEvent]) -> dict[str, list[TimeSpan]]:
     """The spans of each phase; backward is from the first to the last node of the autograd engine in each pass."""
     spans: dict[str, list[TimeSpan]] = defaultdict(list)
-    annotations = [event for event in events if event.kind == "user_annotation"]
+    optimizer_steps: list[TimeSpan] = []
     for event in annotations:
         if event.name.startswith(RANGE_PREFIX):
             spans[event.name.removeprefix(RANGE_PREFIX)].append(event.span)
-    if "optimizer" not in spans and (steps := [e.span for e in annotations if e.name.startswith(OPTIMIZER)]):
-        spans["optimizer"] = steps
-    engine = [event.span for event in events if event.kind == "cpu_op" and event.name.startswith(ENGINE)]
-    if engine and "backward" not in spans:
-        cuts = sorted(start for some in spans.values() for start, _ in some)
-        passes: dict[int, list[TimeSpan]] = defaultdict(list)
-        for span in engine:
-            passes[bisect.bisect_right(cuts, span[0])].append(span)
-        spans["backward"] = [(min(s for s, _ in some), max(e for _, e in some)) for some in passes.values()]
-    return dict(spans)
+        elif event.name.startswith(OPTIMIZER):
+            optimizer_steps.append(event.span)
+    if optimizer_steps and "optimizer" not in spans:
+        spans["optimizer"] = optimizer_steps
+    engine = [event.span for event in operators if event.name.startswith(ENGINE)]
+    if not engine or "backward" in spans:
+        return spans
+
+    # the engine's nodes between two starts of other phases are one backward pass
+    cuts: list[float] = []
+    for some in spans.values():
+        cuts += [start for start, _ in some]
+    cuts.sort()
+    passes: dict[int, TimeSpan] = {}
+    for start, end in engine:
+        place = bisect.bisect_right(cuts, start)
+        first, last = passes.get(place, (start, end))
+        passes[place] = (min(first, start), max(last, end))
+    spans["backward"] = list(passes.values())
+    return spans
 
 
 def _build_phases(
-    spans: Mapping[str, list[TimeSpan]], works: list[TraceEvent], calls: list[TraceEvent]
+    spans: Mapping[str, list[TimeSpan]], works: list[TraceEvent], launched: Mapping[Any, TraceEvent]
 ) -> Iterator[Phase]:
     """Phases in the order in which they begin; without a device only host seconds are known."""
     busy = SpanCoverage(work.span for work in works)
-    launched = _index_launches(calls)
     for name in sorted(spans, key=lambda name: min(spans[name])):
         cover = SpanCoverage(spans[name])
-        phase = Phase(name, len(spans[name]), sum(end - start for start, end in cover.spans))
         if not works:
-            yield phase
+            yield Phase(name, len(spans[name]), cover.seconds)
             continue
-        device = sum(
-            work.seconds
-            for work in works
-            if (call := launched.get(work.args.get("correlation"))) and cover.measure_overlap(*call.span) > 0
-        )
-        idle = sum(end - start - busy.measure_overlap(start, end) for start, end in cover.spans)
-        yield Phase(name, phase.num, phase.host_seconds, device, idle)
-
-
-def _index_launches(calls: list[TraceEvent]) -> dict[Any, TraceEvent]:
-    """Calls of the host by correlation number, which they share with the work that they launch."""
-    return {call.args["correlation"]: call for call in calls if "correlation" in call.args}
+        device_seconds = 0.0
+        for work in works:
+            # work belongs to the phase of its launch: the device computes it when the host is phases ahead
+            call = launched.get(work.args.get("correlation"))
+            if call and cover.measure_overlap(*call.span) > 0:
+                device_seconds += work.seconds
+        idle = 0.0
+        for start, end in cover.spans:
+            idle += end - start - busy.measure_overlap(start, end)
+        yield Phase(name, len(spans[name]), cover.seconds, device_seconds, idle)
 
 
 def _build_device_times(
-    works: list[TraceEvent], calls: list[TraceEvent], waits: SpanCoverage, names: Mapping[int, str]
+    works: list[TraceEvent],
+    launched: Mapping[Any, TraceEvent],
+    waiting: SpanCoverage,
+    properties: Iterable[Mapping[str, Any]],
 ) -> Iterator[DeviceTime]:
+    names = {device.get("id"): device.get("name") for device in properties}
     by_device: dict[int, list[TraceEvent]] = defaultdict(list)
     for work in works:
         by_device[int(work.args.get("device", 0))].append(work)
-    launched = _index_launches(calls)
     for index, some in sorted(by_device.items()):
+        some.sort(key=lambda work: work.start)
         gaps: list[float] = []
-        host_bound, reached = 0.0, None
-        for work in sorted(some, key=lambda one: one.start):
-            if reached is not None and work.start > reached:
+        host_bound = 0.0
+        reached = some[0].end
+        for work in some:
+            if work.start > reached:
                 gaps.append(work.start - reached)
+                # the host is late where its launch ends after the previous work
                 call = launched.get(work.args.get("correlation"))
                 late = min(work.start, call.end) if call else reached
-                host_bound += max(late - reached, 0.0) - waits.measure_overlap(reached, late)
-            reached = max(work.end, reached if reached is not None else work.end)
+                host_bound += max(late - reached, 0.0) - waiting.measure_overlap(reached, late)
+            reached = max(work.end, reached)
         yield DeviceTime(
             index,
             names.get(index),
-            sum(end - start for start, end in SpanCoverage(work.span for work in some).spans),
+            SpanCoverage(work.span for work in some).seconds,
             build_gap_histogram(gaps),
             max(gaps, default=0.0),
             host_bound if launched else None,
         )
 
 
-def _get_device_names(trace: Mapping[str, Any]) -> dict[int, str]:
-    return {one["id"]: one["name"] for one in trace.get("deviceProperties") or () if "id" in one and "name" in one}
-
-
 def _build_transfers(works: list[TraceEvent]) -> tuple[Transfer, ...]:
-    found: dict[str, list[TraceEvent]] = defaultdict(list)
+    by_name: dict[str, list[TraceEvent]] = defaultdict(list)
     for work in works:
-        if work.kind != "kernel":
+        if work.kind == "gpu_memset":
+            by_name["memory set"].append(work)
+        elif work.kind == "gpu_memcpy":
             direction = DIRECTION.search(work.name)
-            name = "memory set" if work.kind == "gpu_memset" else direction.group() if direction else work.name
-            found[name].append(work)
+            by_name[direction.group() if direction else work.name].append(work)
     transfers: list[Transfer] = []
-    for name, some in found.items():
-        sizes = [work.args.get("bytes") for work in some]
-        known = [int(size) for size in sizes if size is not None]
-        num_bytes = sum(known) if len(known) == len(sizes) else None
-        transfers.append(Transfer(name, len(some), sum(work.seconds for work in some), num_bytes))
-    return tuple(sorted(transfers, key=lambda one: -one.seconds))
+    for name, some in by_name.items():
+        seconds = sum(work.seconds for work in some)
+        num_bytes: int | None = None
+        if all(work.args.get("bytes") is not None for work in some):
+            num_bytes = sum(int(work.args["bytes"]) for work in some)
+        transfers.append(Transfer(name, len(some), seconds, num_bytes))
+    return tuple(sorted(transfers, key=lambda transfer: -transfer.seconds))
 
 
 def _build_memory_curve(
@@ -284,13 +301,19 @@ def _build_memory_curve(
     """Allocated bytes over time: of the device if one was used, else of the host since the profiler started."""
     points: list[tuple[float, int]] = []
     for one in raw:
+        if one.get("name") != "[memory]":
+            continue
         args: Mapping[str, Any] = one.get("args") or {}
-        if one.get("name") == "[memory]" and (args.get("Device Type") != 0) == on_device and "Total Allocated" in args:
-            points.append((one["ts"] * MICRO - start, int(args["Total Allocated"])))
-    points = sorted(point for point in points if point[0] >= 0)
+        is_device = args.get("Device Type") != 0
+        time = one["ts"] * MICRO - start
+        if is_device == on_device and "Total Allocated" in args and time >= 0:
+            points.append((time, int(args["Total Allocated"])))
     if not points:
         return None
+    points.sort()
     peak = max(size for _, size in points)
-    rest = peak - sum(parts.values()) if on_device else peak
-    named = {**parts, REST: rest} if parts else {}
-    return MemoryCurve("device" if on_device else "host", tuple(downsample_points(points)), peak, not on_device, named)
+    curve = tuple(downsample_points(points))
+    if not on_device:
+        return MemoryCurve("host", curve, peak, True, {**parts, REST: peak} if parts else {})
+    rest = peak - sum(parts.values())
+    return MemoryCurve("device", curve, peak, False, {**parts, REST: rest} if parts else {})

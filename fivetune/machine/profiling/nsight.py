@@ -8,8 +8,7 @@ for traced activities, and columns differ between versions of Nsight Systems, so
 from __future__ import annotations
 
 import sqlite3
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 from fivetune.errors import DataError
 from fivetune.machine.profiling.chrome import LAUNCH, SYNCHRONISE
 from fivetune.machine.profiling.kernels import classify_kernel
-from fivetune.machine.profiling.summary import GAP_BOUNDS, NUM_TOP, rank_work, sum_by_class
+from fivetune.machine.profiling.summary import GAP_BOUNDS, NUM_TOP, sum_by_class, sum_work
 from fivetune.rundir.trace import DeviceTime, Phase, TraceSummary, Transfer, Work
 
 NANO = 1e-9
@@ -61,18 +60,21 @@ class NsightCapture:
     def __init__(self, path: Path, base: sqlite3.Connection) -> None:
         self.path = path
         self.base = base
-        self._tables = {name for (name,) in base.execute("SELECT name FROM sqlite_master")}
 
     def list_columns(self, table: str) -> set[str]:
         """Columns of a table; empty if the table does not exist."""
-        return {row[1] for row in self.base.execute(f"PRAGMA table_info({table})")} if table in self._tables else set()
+        return {row[1] for row in self.base.execute(f"PRAGMA table_info({table})")}
 
     def has_columns(self, table: str, *columns: str) -> bool:
         return {"start", "end", *columns} <= self.list_columns(table)
 
-    def find_column(self, table: str, *names: str) -> str | None:
-        """The first of `names` that is a column of the table."""
-        return next((name for name in names if name in self.list_columns(table)), None)
+    def find_column(self, table: str, *names: str) -> str:
+        """The first of `names` that is a column of the table, NULL if none is."""
+        columns = self.list_columns(table)
+        for name in names:
+            if name in columns:
+                return name
+        return "NULL"
 
     def fetch_rows(self, query: str) -> list[tuple[Any, ...]]:
         return self.base.execute(query).fetchall()
@@ -84,18 +86,19 @@ def _summarise(capture: NsightCapture, num_steps: int | None) -> TraceSummary:
             f"{capture.path}: no kernels (no table {KERNEL}). The capture was made without CUDA tracing or on "
             f"a machine without a GPU. Capture again: {CAPTURE_COMMAND}."
         )
-    kernels = _sum_kernels(capture)
-    if not kernels:
+    rows: list[tuple[str, str, float, int]] = []
+    for name, seconds, num in _sum_by_name(capture, KERNEL, capture.find_column(KERNEL, *NAMES)):
+        rows.append((name, classify_kernel(name), seconds, num))
+    if not rows:
         raise DataError(
             f"{capture.path}: {KERNEL} is empty: no kernel ran during the capture. Capture again during "
             f"training steps: {CAPTURE_COMMAND}."
         )
-    transfers = tuple(_read_transfers(capture))
-    moved = {
-        (one.direction, "memory set" if one.direction == "memory set" else "copy"): (one.seconds, one.num)
-        for one in transfers
-    }
-    works = rank_work(kernels | moved)
+    transfers = _read_transfers(capture)
+    for transfer in transfers:
+        kind = "memory set" if transfer.direction == "memory set" else "copy"
+        rows.append((transfer.direction, kind, transfer.seconds, transfer.num))
+    works = sum_work(rows)
     devices, seconds = _read_device_times(capture)
     calls = _sum_calls(capture)
     num_synchronisations, waited = _count_synchronisations(capture, calls)
@@ -117,52 +120,34 @@ def _summarise(capture: NsightCapture, num_steps: int | None) -> TraceSummary:
     )
 
 
-def _sum_kernels(capture: NsightCapture) -> dict[tuple[str, str], tuple[float, int]]:
-    """Seconds and number of kernels by name and class."""
-    column = capture.find_column(KERNEL, *NAMES)
-    return _sum_by_kind(
-        (name, classify_kernel(name), length, num) for name, length, num in _sum_by_name(capture, KERNEL, column)
-    )
-
-
-def _sum_by_name(capture: NsightCapture, table: str, column: str | None) -> Iterator[tuple[str, int, int]]:
-    """Name, nanoseconds and number of the rows of a table, summed by name.
+def _sum_by_name(capture: NsightCapture, table: str, column: str) -> list[tuple[str, float, int]]:
+    """Name, seconds and number of the rows of a table, summed by name.
 
     An upsert adds each row to the total of its name; GROUP BY would sort all rows.
     """
     capture.base.execute("DROP TABLE IF EXISTS temp.total")
     capture.base.execute("CREATE TEMP TABLE total (id INTEGER PRIMARY KEY, length INTEGER, num INTEGER)")
     capture.base.execute(f"""
-        INSERT INTO total SELECT COALESCE({column or "NULL"}, -1), "end" - start, 1 FROM {table} WHERE true
+        INSERT INTO total SELECT COALESCE({column}, -1), "end" - start, 1 FROM {table} WHERE true
         ON CONFLICT (id) DO UPDATE SET length = length + excluded.length, num = num + 1""")
-    names = "(SELECT value FROM StringIds s WHERE s.id = total.id)" if capture.list_columns("StringIds") else "NULL"
-    yield from capture.fetch_rows(f"SELECT COALESCE({names}, 'unnamed'), length, num FROM total")
+    names = "NULL"
+    if capture.list_columns("StringIds"):
+        names = "(SELECT value FROM StringIds s WHERE s.id = total.id)"
+    return capture.fetch_rows(f"SELECT COALESCE({names}, 'unnamed'), length * {NANO}, num FROM total")
 
 
-def _sum_by_kind(rows: Iterable[tuple[str, str, int, int]]) -> dict[tuple[str, str], tuple[float, int]]:
-    """Sum (name, kind, nanoseconds, number) to (seconds, number) by name and kind."""
-    found: dict[tuple[str, str], tuple[float, int]] = {}
-    for name, kind, nanoseconds, num in rows:
-        seconds, before = found.get((name, kind), (0.0, 0))
-        found[name, kind] = (seconds + nanoseconds * NANO, before + num)
-    return found
-
-
-def _read_transfers(capture: NsightCapture) -> Iterator[Transfer]:
+def _read_transfers(capture: NsightCapture) -> tuple[Transfer, ...]:
     """Memory operations by direction, longest first."""
-    found: list[tuple[str, int, int, int | None]] = []
-    if capture.has_columns(COPY):
-        kind = capture.find_column(COPY, "copyKind") or "NULL"
-        size = "SUM(bytes)" if capture.has_columns(COPY, "bytes") else "NULL"
-        query = f'SELECT {kind}, COUNT(*), SUM("end" - start), {size} FROM {COPY} GROUP BY {kind}'
-        rows = capture.fetch_rows(query)
-        found += [(DIRECTIONS.get(kind, "other directions"), num, length, total) for kind, num, length, total in rows]
-    if capture.has_columns(SET):
-        size = "SUM(bytes)" if capture.has_columns(SET, "bytes") else "NULL"
-        query = f'SELECT COUNT(*), SUM("end" - start), {size} FROM {SET} HAVING COUNT(*) > 0'
-        found += [("memory set", num, length, total) for num, length, total in capture.fetch_rows(query)]
-    for direction, num, nanoseconds, num_bytes in sorted(found, key=lambda one: -one[2]):
-        yield Transfer(direction, num, nanoseconds * NANO, num_bytes)
+    found: list[Transfer] = []
+    for table, kind in ((COPY, capture.find_column(COPY, "copyKind")), (SET, "NULL")):
+        if not capture.has_columns(table):
+            continue
+        size = capture.find_column(table, "bytes")
+        rows = capture.fetch_rows(f'SELECT {kind}, COUNT(*), SUM("end" - start), SUM({size}) FROM {table} GROUP BY 1')
+        for number, num, nanoseconds, num_bytes in rows:
+            direction = "memory set" if table == SET else DIRECTIONS.get(number, "other directions")
+            found.append(Transfer(direction, num, nanoseconds * NANO, num_bytes))
+    return tuple(sorted(found, key=lambda transfer: -transfer.seconds))
 
 
 def _read_device_times(capture: NsightCapture) -> tuple[tuple[DeviceTime, ...], float]:
@@ -174,34 +159,29 @@ def _read_device_times(capture: NsightCapture) -> tuple[tuple[DeviceTime, ...], 
         # one pass per device: GROUP BY would sort everything
         ((first, last),) = capture.fetch_rows(f"SELECT MIN(start), MAX(stop) FROM ({work}) WHERE device = {device}")
         extents.append((device, first, last))
-    seconds = (max(last for *_, last in extents) - min(first for _, first, _ in extents)) * NANO
+    begin = min(first for _, first, _ in extents)
+    end = max(last for _, _, last in extents)
+
     bounds = " ".join(f"WHEN stop - start <= {bound / NANO:.0f} THEN {i}" for i, bound in enumerate(GAP_BOUNDS))
-    counted: dict[int, dict[int, tuple[int, int]]] = defaultdict(dict)
     place = f"CASE {bounds} ELSE {len(GAP_BOUNDS)} END"
-    query = f"SELECT device, {place}, COUNT(*), SUM(stop - start) FROM gap GROUP BY 1, 2"
-    for device, length_class, num, length in capture.fetch_rows(query):
-        counted[device][length_class] = (num, length)
-    longest: dict[int, int] = dict(capture.fetch_rows("SELECT device, MAX(stop - start) FROM gap GROUP BY device"))
-    names, host_bound = _read_device_names(capture), _sum_host_bound_gaps(capture)
+    query = f"SELECT device, {place}, COUNT(*), SUM(stop - start), MAX(stop - start) FROM gap GROUP BY 1, 2"
+    counted = {(device, place): row for device, place, *row in capture.fetch_rows(query)}
+    names: dict[int, str] = {}
+    if {"id", "name"} <= capture.list_columns("TARGET_INFO_GPU"):
+        names = dict(capture.fetch_rows("SELECT id, name FROM TARGET_INFO_GPU"))
+    host_bound = _sum_host_bound_gaps(capture)
     devices: list[DeviceTime] = []
     for device, first, last in extents:
-        by_length = [counted[device].get(place, (0, 0)) for place in range(len(GAP_BOUNDS) + 1)]
-        gaps = [
-            (bound, num, length * NANO) for bound, (num, length) in zip((*GAP_BOUNDS, None), by_length, strict=True)
-        ]
-        busy = last - first - sum(length for _, length in by_length)
+        gaps: list[tuple[float | None, int, float]] = []
+        busy, longest = last - first, 0
+        for place, bound in enumerate((*GAP_BOUNDS, None)):
+            num, length, longest_of_class = counted.get((device, place), (0, 0, 0))
+            gaps.append((bound, num, length * NANO))
+            busy -= length
+            longest = max(longest, longest_of_class)
         late = None if host_bound is None else host_bound.get(device, 0) * NANO
-        devices.append(
-            DeviceTime(
-                device,
-                names.get(device),
-                busy * NANO,
-                tuple(gaps),
-                longest.get(device, 0) * NANO,
-                late,
-            )
-        )
-    return tuple(devices), seconds
+        devices.append(DeviceTime(device, names.get(device), busy * NANO, tuple(gaps), longest * NANO, late))
+    return tuple(devices), (end - begin) * NANO
 
 
 def _build_work_query(capture: NsightCapture) -> str:
@@ -210,7 +190,8 @@ def _build_work_query(capture: NsightCapture) -> str:
     for table in DEVICE_TABLES:
         if not capture.has_columns(table):
             continue
-        device, call = (capture.find_column(table, name) or "NULL" for name in ("deviceId", "correlationId"))
+        device = capture.find_column(table, "deviceId")
+        call = capture.find_column(table, "correlationId")
         process = f"globalPid / {PROCESS}" if capture.has_columns(table, "globalPid") else "NULL"
         queries.append(
             f'SELECT COALESCE({device}, 0) AS device, start, "end" AS stop, {call} AS call, '
@@ -233,14 +214,12 @@ def _collect_gaps(capture: NsightCapture) -> None:
 
 def _sum_host_bound_gaps(capture: NsightCapture) -> dict[int, int] | None:
     """Nanoseconds of gaps before the host launched the next work, by device; None if calls are not recorded."""
-    if not capture.has_columns(CALL, "correlationId") or not capture.fetch_rows(
-        "SELECT 1 FROM gap WHERE call IS NOT NULL LIMIT 1"
-    ):
+    ((num_calls, num_processes),) = capture.fetch_rows("SELECT COUNT(call), COUNT(process) FROM gap")
+    if not num_calls or not capture.has_columns(CALL, "correlationId"):
         return None
+    # correlation numbers are unique within a process only
     same = ""
-    if capture.has_columns(CALL, "globalTid") and capture.fetch_rows(
-        "SELECT 1 FROM gap WHERE process IS NOT NULL LIMIT 1"
-    ):
+    if num_processes and capture.has_columns(CALL, "globalTid"):
         same = f"AND c.globalTid / {PROCESS} = g.process"
     capture.base.execute("CREATE INDEX temp.gap_by_call ON gap (call)")
     return dict(
@@ -251,18 +230,12 @@ def _sum_host_bound_gaps(capture: NsightCapture) -> dict[int, int] | None:
     )
 
 
-def _read_device_names(capture: NsightCapture) -> dict[int, str]:
-    if not {"id", "name"} <= capture.list_columns("TARGET_INFO_GPU"):
-        return {}
-    return dict(capture.fetch_rows("SELECT id, name FROM TARGET_INFO_GPU"))
-
-
 def _sum_calls(capture: NsightCapture) -> tuple[Work, ...]:
     """CUDA calls of the host, by name without the version suffix (cudaLaunchKernel_v7000)."""
     if not capture.has_columns(CALL, "nameId") or not capture.list_columns("StringIds"):
         return ()
-    totals = _sum_by_name(capture, CALL, "nameId")
-    return rank_work(_sum_by_kind((name.partition("_v")[0], "call", length, num) for name, length, num in totals))
+    rows = _sum_by_name(capture, CALL, "nameId")
+    return sum_work((name.partition("_v")[0], "call", seconds, num) for name, seconds, num in rows)
 
 
 def _count_synchronisations(capture: NsightCapture, calls: Sequence[Work]) -> tuple[int | None, float | None]:
@@ -278,15 +251,16 @@ def _count_synchronisations(capture: NsightCapture, calls: Sequence[Work]) -> tu
 
 def _read_ranges(capture: NsightCapture) -> Iterator[Phase]:
     """NVTX ranges by name, those with the most time; ranges can be nested."""
-    texts = [f"n.{name}" for name in ("text",) if name in capture.list_columns("NVTX_EVENTS")]
-    joined = ""
-    if "textId" in capture.list_columns("NVTX_EVENTS") and capture.list_columns("StringIds"):
-        texts.append("s.value")
-        joined = "LEFT JOIN StringIds s ON s.id = n.textId"
-    if not capture.has_columns("NVTX_EVENTS") or not texts:
+    columns = capture.list_columns("NVTX_EVENTS")
+    if not {"start", "end"} <= columns:
         return
+    # a range holds its name as a text or, if the program registered the name, as a number
+    text = "n.text" if "text" in columns else "NULL"
+    registered, joined = "NULL", ""
+    if "textId" in columns and capture.list_columns("StringIds"):
+        registered, joined = "s.value", "LEFT JOIN StringIds s ON s.id = n.textId"
     query = f"""
-        SELECT COALESCE({", ".join(texts)}, NULL) AS name, COUNT(*), SUM(n."end" - n.start) AS seconds
+        SELECT COALESCE({text}, {registered}) AS name, COUNT(*), SUM(n."end" - n.start) AS seconds
         FROM NVTX_EVENTS n {joined} WHERE n."end" > n.start AND name IS NOT NULL
         GROUP BY name ORDER BY seconds DESC LIMIT {NUM_TOP}"""
     for name, num, nanoseconds in capture.fetch_rows(query):

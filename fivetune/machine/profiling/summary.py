@@ -6,9 +6,8 @@ In: counts from `chrome.py` and `nsight.py`. Out: parts of a TraceSummary. Times
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from fivetune.machine.profiling.kernels import CLASSES
 from fivetune.rundir.trace import Work
 
 NUM_TOP = 20
@@ -19,24 +18,28 @@ GAP_BOUNDS = (1e-5, 1e-4, 1e-3)
 TimeSpan = tuple[float, float]
 
 
-def rank_work(counted: Mapping[tuple[str, str], tuple[float, int]]) -> tuple[Work, ...]:
-    """Convert (name, kind) -> (seconds, number) to Work, longest first."""
-    total = sum(seconds for seconds, _ in counted.values())
-    works = [
-        Work(name, kind, seconds, num, seconds / total if total else 0.0)
-        for (name, kind), (seconds, num) in counted.items()
-    ]
+def sum_work(rows: Iterable[tuple[str, str, float, int]]) -> tuple[Work, ...]:
+    """Sum rows of name, kind, seconds and number by name and kind, longest first.
+
+    >>> [(work.name, work.seconds, work.num) for work in sum_work([("mm", "GEMM", 1.0, 1), ("mm", "GEMM", 2.0, 3)])]
+    [('mm', 3.0, 4)]
+    """
+    found: dict[tuple[str, str], tuple[float, int]] = {}
+    total = 0.0
+    for name, kind, seconds, num in rows:
+        seconds_before, num_before = found.get((name, kind), (0.0, 0))
+        found[name, kind] = (seconds_before + seconds, num_before + num)
+        total += seconds
+    works: list[Work] = []
+    for (name, kind), (seconds, num) in found.items():
+        share = seconds / total if total else 0.0
+        works.append(Work(name, kind, seconds, num, share))
     return tuple(sorted(works, key=lambda work: (-work.seconds, work.name)))
 
 
 def sum_by_class(works: Iterable[Work]) -> tuple[Work, ...]:
     """Sum work by class, longest first."""
-    found: dict[tuple[str, str], tuple[float, int]] = {}
-    for work in works:
-        seconds, num = found.get((work.kind, work.kind), (0.0, 0))
-        found[work.kind, work.kind] = (seconds + work.seconds, num + work.num)
-    assert {kind for kind, _ in found} <= set(CLASSES)
-    return rank_work(found)
+    return sum_work((work.kind, work.kind, work.seconds, work.num) for work in works)
 
 
 def merge_spans(spans: Iterable[TimeSpan]) -> list[TimeSpan]:
@@ -63,14 +66,19 @@ class SpanCoverage:
 
     def __init__(self, spans: Iterable[TimeSpan]) -> None:
         self.spans = merge_spans(spans)
-        self._starts = [start for start, _ in self.spans]
-        self._before = [0.0]
+        self.seconds = 0.0
+        self._starts: list[float] = []
+        self._before: list[float] = []  # seconds of the spans before each span
         for start, end in self.spans:
-            self._before.append(self._before[-1] + end - start)
+            self._starts.append(start)
+            self._before.append(self.seconds)
+            self.seconds += end - start
 
     def measure_overlap(self, start: float, end: float) -> float:
         """Covered part of [start, end], which may be empty."""
-        return self._sum_before(end) - self._sum_before(start) if end > start else 0.0
+        if end <= start:
+            return 0.0
+        return self._sum_before(end) - self._sum_before(start)
 
     def _sum_before(self, time: float) -> float:
         place = bisect.bisect_right(self._starts, time)
@@ -86,10 +94,13 @@ def build_gap_histogram(gaps: Sequence[float]) -> tuple[tuple[float | None, int,
     >>> build_gap_histogram([5e-6, 2e-3])[0], build_gap_histogram([5e-6, 2e-3])[-1]
     ((1e-05, 1, 5e-06), (None, 1, 0.002))
     """
-    kept: list[list[float]] = [[] for _ in range(len(GAP_BOUNDS) + 1)]
+    bounds = (*GAP_BOUNDS, None)
+    nums, seconds = [0] * len(bounds), [0.0] * len(bounds)
     for gap in gaps:
-        kept[bisect.bisect_left(GAP_BOUNDS, gap)].append(gap)
-    return tuple((bound, len(some), sum(some)) for bound, some in zip((*GAP_BOUNDS, None), kept, strict=True))
+        place = bisect.bisect_left(GAP_BOUNDS, gap)
+        nums[place] += 1
+        seconds[place] += gap
+    return tuple(zip(bounds, nums, seconds, strict=True))
 
 
 def downsample_points(points: Sequence[tuple[float, int]], limit: int = 1000) -> Iterator[tuple[float, int]]:
@@ -102,8 +113,11 @@ def downsample_points(points: Sequence[tuple[float, int]], limit: int = 1000) ->
         yield from points
         return
     kept = {0, len(points) - 1}
-    num_stretches = (limit - 2) // 2
-    for stretch in range(num_stretches):
-        places = range(stretch * len(points) // num_stretches, (stretch + 1) * len(points) // num_stretches)
-        kept |= {min(places, key=lambda i: points[i][1]), max(places, key=lambda i: points[i][1])}
-    yield from (points[place] for place in sorted(kept))
+    num_intervals = (limit - 2) // 2
+    for interval in range(num_intervals):
+        places = range(interval * len(points) // num_intervals, (interval + 1) * len(points) // num_intervals)
+        # both extremes, because a short peak is what a memory curve is read for
+        kept.add(min(places, key=lambda place: points[place][1]))
+        kept.add(max(places, key=lambda place: points[place][1]))
+    for place in sorted(kept):
+        yield points[place]
