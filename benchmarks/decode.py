@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def make_workload(args: argparse.Namespace, folder: Path) -> tuple[Any, Any, TokenStore]:
     """A model whose answers end by themselves, its tokenizer, and all questions."""
     torch.manual_seed(0)
-    loaded = load_model_and_tokenizer(None, config=str(args.model), tokenizer=str(args.model), init="random")
+    loaded = load_model_and_tokenizer(str(args.model), tokenizer=str(args.model), init="random")
     source = Source(
         paths=(str(args.squad),), task=load_plugin("tasks", "squad_v2")(), limits=LengthLimits(512, 128, "truncate")
     )

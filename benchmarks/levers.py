@@ -100,7 +100,7 @@ def make_batch(workload: str, size: int, vocab_size: int) -> Batch:
 def make_model(name: str) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps({**COMMON, **MODELS[name]}))
-        return load_model_and_tokenizer(None, config=folder, tokenizer=str(CHECKPOINT), init="random").model.train()
+        return load_model_and_tokenizer(folder, tokenizer=str(CHECKPOINT), init="random").model.train()
 
 
 def seconds(step: Step, model: Any, batch: Batch) -> float:

@@ -87,7 +87,7 @@ def _open_runs(args: argparse.Namespace, folder: Path) -> dict[str, TrainedRun]:
         "device": "cpu",
     }
     config = load_config(recipe)
-    loaded = load_model_and_tokenizer(None, config=str(args.model), tokenizer=str(args.model), init="random")
+    loaded = load_model_and_tokenizer(str(args.model), tokenizer=str(args.model), init="random")
     store = prepare_split(config, loaded.tokenizer, "eval", on_progress=ignore_progress)
     assert store is not None
     model = loaded.model.eval()

@@ -145,6 +145,6 @@ def make_model(name: str, folder: Path, *, seed: int = 0) -> Path:
     shape.mkdir(parents=True)
     (shape / "config.json").write_text(json.dumps({**COMMON, **MODELS[name]}))
     torch.manual_seed(seed)
-    loaded = load_model_and_tokenizer(None, config=str(shape), tokenizer=str(CHECKPOINT), init="random")
+    loaded = load_model_and_tokenizer(str(shape), tokenizer=str(CHECKPOINT), init="random")
     save_model(loaded.model, loaded.tokenizer, folder / name)
     return folder / name

@@ -65,7 +65,7 @@ def make_model(folder: Path, tokenizer: Path, *, family: str = "t5", seed: int =
     from fivetune.model.save import save_model
 
     torch.manual_seed(seed)
-    loaded = load_model_and_tokenizer(None, config=str(config), tokenizer=str(tokenizer), init="random", dropout=0.1)
+    loaded = load_model_and_tokenizer(str(config), tokenizer=str(tokenizer), init="random", dropout=0.1)
     save_model(loaded.model, loaded.tokenizer, folder)
     (folder / MANIFEST).unlink()  # tests change such folders, as published models may be changed
     return folder

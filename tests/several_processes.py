@@ -29,6 +29,7 @@ from fivetune.model.objective import Objective
 from fivetune.training import loop, save, setup
 from fivetune.training.run import train
 from fivetune.training.setup import set_up
+from fivetune.training.step.learner import StepInputs
 from fivetune.training.training import Training
 from fivetune.types import Batch
 
@@ -63,9 +64,9 @@ def gradients(recipe: dict[str, Any]) -> dict[str, torch.Tensor]:
         ready.learner.optimizer.register_step_pre_hook(keep)
         scored = int(ready.data.stream.get_lengths(0)[1].sum())
         with config.strategy.suppress_warnings():
-            update = loop.train_step(
-                ready.learner, ready.data.stream.build_micro_batches(0), lr=0.0, step=1, num_scored_tokens=scored
-            )
+            batches = ready.data.stream.build_micro_batches(0)
+            largest = max(len(batch.ids) for batch in batches)
+            update = ready.learner.engine.step(ready.learner, StepInputs(batches, 1, 0.0, largest, scored))
         return {**seen, "loss": update.values[0], "norm": update.values[1]}
 
 

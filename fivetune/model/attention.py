@@ -26,11 +26,9 @@ from fivetune.model.precision import get_matmul_dtype, suppress_autocast
 from fivetune.model.weight_cache import add_at_
 from fivetune.types import Autocast
 
-_Where = tuple["SequenceBounds", "SequenceBounds", bool, tuple[int, ...], int]
-
 
 class _Context(AutogradContext):
-    where: _Where
+    pairs: SequencePairs
     scale: float
     cap: float | None
 
@@ -71,6 +69,28 @@ class SequenceBounds:
 
 
 @dataclass(frozen=True, slots=True)
+class SequencePairs:
+    """The sequences of queries, each with the sequence of its keys, and which of the keys a query sees.
+
+    Args:
+        queries, keys: bounds of the same B sequences.
+        causal: mask the keys after each query's position.
+        prefixes: number of keys at the begin of every sequence that have no query of their own, and that all queries
+            see; () for none, the only choice of the CUDA kernel.
+        window: with `prefixes`, number of keys behind the prefix that a query sees, its own included; 0: all.
+    """
+
+    queries: SequenceBounds
+    keys: SequenceBounds
+    causal: bool = False
+    prefixes: tuple[int, ...] = ()
+    window: int = 0
+
+    def build_blocks(self) -> tuple[Block, ...]:
+        return build_blocks(self.queries.ends, self.keys.ends, self.causal, self.prefixes, self.window)
+
+
+@dataclass(frozen=True, slots=True)
 class Block:
     """Rows of neighbouring sequences that one matrix product computes.
 
@@ -96,7 +116,7 @@ def build_blocks(
 ) -> tuple[Block, ...]:
     """Group sequences, given by their bounds, into blocks of at most MAX_BLOCK_ROWS rows; a longer one has its own.
 
-    For `prefixes` and `window` see `attend`.
+    For `prefixes` and `window` see SequencePairs.
     """
     cuts = [0]
     for i in range(1, len(queries) - 1):
@@ -214,39 +234,43 @@ def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    queries: SequenceBounds,
-    keys: SequenceBounds,
+    pairs: SequencePairs,
     *,
-    table: Tensor | None = None,
-    causal: bool = False,
-    dropout: float = 0.0,
-    cap: float | None = None,
-    prefixes: tuple[int, ...] = (),
-    window: int = 0,
+    table: Tensor | None,
+    dropout: float,
+    cap: float | None,
 ) -> Tensor:
     """softmax(q k^T + bias) v within every sequence; T5 does not scale the products.
 
     Args:
         q: [Nq, H, D]. k, v: [Nk, H, D].
-        queries, keys: bounds of the same B sequences in q and in k.
+        pairs: sequences of q with their sequences in k and v.
         table: [H, 2 * longest - 1], bias of every distance key - query in ascending order; None: no bias.
-        causal: mask the keys after each query's position.
         dropout: rate at which attention weights are dropped.
         cap: bound of the products, cap tanh(q k^T / cap); None: not bounded, the only choice of the kernel.
-        prefixes: number of keys at the begin of every sequence that have no query of their own, and that all queries
-            see; () for none, the only choice of the kernel.
-        window: with `prefixes`, number of keys behind the prefix that a query sees, its own included; 0: all.
 
     Returns: [Nq, H, D] in the dtype of q.
     """
     if needs_attention_kernel(q):
-        assert cap is None and not prefixes, "the kernel neither bounds products nor has prefixes"
+        assert cap is None and not pairs.prefixes, "the kernel neither bounds products nor has prefixes"
         from fivetune.model.cuda.attention import compute_attention
 
-        lengths = (queries.cu_seqlens, keys.cu_seqlens, queries.longest, keys.longest)
-        return compute_attention(q, k, v, *lengths, bias=table, causal=causal, dropout=dropout)
+        queries = pairs.queries
+        keys = pairs.keys
+        return compute_attention(
+            q,
+            k,
+            v,
+            queries.cu_seqlens,
+            keys.cu_seqlens,
+            queries.longest,
+            keys.longest,
+            bias=table,
+            causal=pairs.causal,
+            dropout=dropout,
+        )
     with suppress_autocast(q.device):
-        return BlockAttention.apply(q, k, v, table, (queries, keys, causal, prefixes, window), dropout, cap)
+        return BlockAttention.apply(q, k, v, table, pairs, dropout, cap)
 
 
 class RelativeBias:
@@ -348,14 +372,13 @@ class BlockAttention(torch.autograd.Function):
         k: Tensor,
         v: Tensor,
         table: Tensor | None,
-        where: _Where,
+        pairs: SequencePairs,
         rate: float,
         cap: float | None,
     ) -> Tensor:
-        queries, keys, causal, prefixes, window = where
-        blocks = build_blocks(queries.ends, keys.ends, causal, prefixes, window)
+        blocks = pairs.build_blocks()
         kind = _get_score_dtype(q)
-        bias = RelativeBias(table, keys.longest, causal, q.device, kind)
+        bias = RelativeBias(table, pairs.keys.longest, pairs.causal, q.device, kind)
         sizes = [q.shape[1] * math.prod(block.shape) for block in blocks]
         # All blocks draw at once: one call of the generator, whatever the division into blocks is.
         drawn = draw_dropout(sum(sizes), rate, q.device)
@@ -382,7 +405,7 @@ class BlockAttention(torch.autograd.Function):
             out[block.queries] = torch.bmm(kept.to(value.dtype), value).transpose(0, 1)
             weights.append(weight)
         ctx.save_for_backward(q, k, v, table, drawn, *weights)
-        ctx.where = where
+        ctx.pairs = pairs
         ctx.scale = compute_keep_scale(rate)
         ctx.cap = cap
         # Kept weights are not scaled one by one: the sum of their values is.
@@ -391,10 +414,10 @@ class BlockAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         q, k, v, table, drawn, *weights = ctx.saved_tensors
-        queries, keys, causal, prefixes, window = ctx.where
-        blocks = build_blocks(queries.ends, keys.ends, causal, prefixes, window)
+        pairs = ctx.pairs
+        blocks = pairs.build_blocks()
         trained = table if ctx.needs_input_grad[3] else None
-        bias = RelativeBias(trained, keys.longest, causal, q.device, _get_score_dtype(q))
+        bias = RelativeBias(trained, pairs.keys.longest, pairs.causal, q.device, _get_score_dtype(q))
         if drawn is not None:
             grad = grad * ctx.scale
         of_q, of_k, of_v = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fivetune.distributed.pipeline import Stage, find_bias_block, find_stage
 from fivetune.distributed.sharding import GATHER, call_gathered
-from fivetune.model.attention import SequenceBounds, get_relative_buckets
+from fivetune.model.attention import SequenceBounds, SequencePairs, get_relative_buckets
 from fivetune.model.family import (
     ACTIVATIONS,
     FAMILIES,
@@ -298,7 +298,7 @@ def apply_self_attention(
     module = layer.SelfAttention
     x, normed = ops.begin_branch(x, layer.layer_norm)
     q, k, v = ops.project_heads(normed, module.key_value_proj_dim, module.q, module.k, module.v)
-    out = ops.attend(module, q, k, v, bounds, bounds, module.dropout, table=table, causal=causal)
+    out = ops.attend(module, q, k, v, SequencePairs(bounds, bounds, causal), module.dropout, table=table)
     return ops.end_branch(x, ops.project_last(out.flatten(1), module.o), layer.dropout)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fivetune.model.attention import SequenceBounds
+from fivetune.model.attention import SequenceBounds, SequencePairs
 from fivetune.model.family import ACTIVATIONS, get_logit_cap
 from fivetune.model.layers import is_plain_linear
 from fivetune.model.loss import TiedGradient, compute_head_losses, embed
@@ -158,7 +158,7 @@ def _apply_self_attention(
     module = layer.self_attn
     normed = _normalize(layer.pre_self_attn_layernorm, x, ops)
     q, k, v = _compute_rotated_heads(module, normed, rotation, ops)
-    out = _attend(module, q, k, v, bounds, bounds, ops, table=table, causal=causal)
+    out = _attend(module, q, k, v, SequencePairs(bounds, bounds, causal), ops, table)
     return _add_branch(layer, x, layer.post_self_attn_layernorm, out, ops)
 
 
@@ -168,7 +168,7 @@ def _apply_cross_attention(layer: Any, x: Tensor, bounds: SequenceBounds, memory
     normed = _normalize(layer.pre_cross_attn_layernorm, x, ops)
     (q,) = _compute_heads(module, normed, (module.q_proj,), ops)
     k, v = _compute_heads(module, memory.states, (module.k_proj, module.v_proj), ops)
-    out = _attend(module, q, k, v, bounds, memory.bounds, ops)
+    out = _attend(module, q, k, v, SequencePairs(bounds, memory.bounds), ops)
     return _add_branch(layer, x, layer.post_cross_attn_layernorm, out, ops)
 
 
@@ -188,9 +188,9 @@ def _apply_merged_attention(
     ends = tuple(s + t for s, t in zip(source.ends, bounds.ends, strict=True))
     longest = max(b - a for a, b in pairwise(ends))
     both = SequenceBounds(source.cu_seqlens + bounds.cu_seqlens, longest, ends)
-    window = module.sliding_window or 0
     prefixes = tuple(source.lengths)
-    out = _attend(module, q, k, v, bounds, both, ops, causal=True, prefixes=prefixes, window=window)
+    pairs = SequencePairs(bounds, both, causal=True, prefixes=prefixes, window=module.sliding_window or 0)
+    out = _attend(module, q, k, v, pairs, ops)
     return _add_branch(layer, x, layer.post_self_attn_layernorm, out, ops)
 
 
@@ -218,14 +218,7 @@ def _compute_rotated_heads(module: Any, x: Tensor, rotation: Rotation, ops: Ops)
 
 
 def _attend(
-    module: Any,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    queries: SequenceBounds,
-    keys: SequenceBounds,
-    ops: Ops,
-    **options: Any,
+    module: Any, q: Tensor, k: Tensor, v: Tensor, pairs: SequencePairs, ops: Ops, table: Tensor | None = None
 ) -> Tensor:
     """Attention of grouped heads: every key and value serves several queries. T5Gemma 2 does not bound its scores."""
     groups = module.num_key_value_groups
@@ -233,7 +226,7 @@ def _attend(
     v = v.repeat_interleave(groups, 1)
     cap = None if hasattr(module, "q_norm") else module.attn_logit_softcapping
     q = q * module.scaling  # before the products, which `attend` does not scale
-    out = ops.attend(module, q, k, v, queries, keys, module.attention_dropout, cap=cap, **options)
+    out = ops.attend(module, q, k, v, pairs, module.attention_dropout, table=table, cap=cap)
     return ops.project_last(out.flatten(1), module.o_proj)
 
 

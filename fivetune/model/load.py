@@ -45,12 +45,10 @@ class LoadedModel:
 
 
 def load_model_and_tokenizer(
-    path: str | None,
+    path: str,
     *,
-    config: str | None = None,
     tokenizer: str | None = None,
     init: str = "pretrained",
-    revision: str | None = None,
     dropout: float | None = None,
     head: str = "generate",
     on_meta: bool = False,
@@ -60,7 +58,7 @@ def load_model_and_tokenizer(
     """Load a pre-trained model, or build one from a config with random weights (torch's global generator).
 
     Args:
-        path: folder, hub name or t5-nano. config: folder or config.json of a model with random weights.
+        path: folder, hub name or t5-nano; of a model with random weights also its config.json.
         tokenizer: folder or hub name, if it is not in the model's folder.
         head: "generate"; "extractive" adds a new span head to a generative model, or loads an existing one.
         on_meta: leave the weights of a pre-trained generative model of T5's blocks in their files, unless its
@@ -72,7 +70,7 @@ def load_model_and_tokenizer(
     """
     from transformers import AutoModelForSeq2SeqLM
 
-    source = find_source(path, config=config, init=init, revision=revision)
+    source = find_source(path, config=None, init=init, revision=None)
     # Damage is named before anything is built.
     if source.is_dir():
         verify_checksums(source, advice=_advise_restoring(source))

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fivetune.distributed.sharding import call_gathered, get_local
 from fivetune.distributed.tensor_parallel import draw_own_masks
-from fivetune.model.attention import SequenceBounds, attend
+from fivetune.model.attention import SequenceBounds, SequencePairs, attend
 from fivetune.model.cuda.dispatch import needs_attention_kernel
 from fivetune.model.layers import (
     add_dropout_residual,
@@ -142,10 +142,11 @@ class Ops:
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        queries: SequenceBounds,
-        keys: SequenceBounds,
+        pairs: SequencePairs,
         dropout: float,
-        **options: Any,
+        *,
+        table: Tensor | None = None,
+        cap: float | None = None,
     ) -> Tensor:
         """`attention.attend` of a module's heads, [Nq, H, D].
 
@@ -154,7 +155,7 @@ class Ops:
         """
         rate = dropout if module.training else 0.0
         with draw_own_masks(module):
-            return attend(q, k, v, queries, keys, dropout=rate, **options)
+            return attend(q, k, v, pairs, table=table, dropout=rate, cap=cap)
 
     def attend_memory(self, module: T5Attention, q: Tensor, queries: SequenceBounds, memory: EncoderOutput) -> Tensor:
         """Attention to the encoder's output in the cheaper of two orders: [Nq, H, D] -> [Nq, H, D].
@@ -167,7 +168,7 @@ class Ops:
         keys = memory.bounds
         if needs_attention_kernel(q) or not should_attend_memory(module, queries, keys):
             k, v = self.project_heads(memory.states, size, module.k, module.v)
-            return self.attend(module, q, k, v, queries, keys, module.dropout)
+            return self.attend(module, q, k, v, SequencePairs(queries, keys), module.dropout)
         weights = cast_weights(module.k.weight, module.v.weight)
         of_key, of_value = weights.view(2, heads, size, -1).unbind()
         # Queries in the encoder's space, [H, Nq, D] -> [H, Nq, d].
@@ -176,7 +177,8 @@ class Ops:
         # To the encoder's output, which all heads share, each query of a head is a query of its own.
         seen = memory.states.unsqueeze(1)
         rows = wide.reshape(-1, 1, seen.shape[2])
-        found = self.attend(module, rows, seen, seen, queries.scale(heads), keys, module.dropout)
+        pairs = SequencePairs(queries.scale(heads), keys)
+        found = self.attend(module, rows, seen, seen, pairs, module.dropout)
         # Back to the space of each head's values, [H, Nq, d] -> [H, Nq, D].
         found = found.view(q.shape[1], heads, -1).transpose(0, 1)
         out = torch.bmm(found, of_value.transpose(1, 2))

@@ -1,6 +1,6 @@
 """The training loop: evaluate, save, stop, step.
 
-In: a Training. Out: a trained model, records, checkpoints. A step goes from `run_step` through `step/update.py` to the
+In: a Training. Out: a trained model, records, checkpoints. A step goes from `run_step` through the step engine to the
 Learner's engine: in `step/plain.py` the strategy orders the passes (`accumulate_gradients`), then gradients are summed
 over the ranks (`step/accumulate.py`), clipped and applied.
 A run that is stopped at a step boundary and resumed gives the same result as an uninterrupted run.
@@ -21,7 +21,7 @@ from fivetune.model.module_flops import StepFlops
 from fivetune.rundir.layout import PLAN
 from fivetune.training.evaluate import EvaluationStoppedError, evaluate_model
 from fivetune.training.save import finish_save, save_checkpoint
-from fivetune.training.step.update import train_step
+from fivetune.training.step.learner import StepInputs
 from fivetune.training.step_records import write_steps
 from fivetune.training.stopping import is_exhausted
 from fivetune.training.training import PendingStep, Training
@@ -111,17 +111,17 @@ def run_step(training: Training, batches_of_steps: Iterator[list[Batch]]) -> boo
 
     # Compute. If memory runs out the step is repeated with smaller micro-batches, which later steps keep.
     with translate_oom_errors():
-        update = train_step(
-            learner,
-            batches,
+        inputs = StepInputs(
+            batches=batches,
+            number=state.step + 1,
             lr=lr,
-            step=state.step + 1,
             batch_size=training.plan.batch_size,
             num_scored_tokens=num_targets,
             timer=meter.enter,
             nonfinite_flag=training.nonfinite_flag,
             get_signum=training.stop.get_signum,
         )
+        update = learner.engine.step(learner, inputs)
     state.step += 1
     learner.update_averages(state.step, meter.enter)
     if update.batch_size < training.plan.batch_size:

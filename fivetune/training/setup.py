@@ -23,7 +23,7 @@ from fivetune.model.backend import Forward
 from fivetune.model.family import explain_unsupported_parts, get_family
 from fivetune.model.flops import list_block_flops
 from fivetune.model.freeze import Unfreezing, freeze_weights
-from fivetune.model.load import LoadedModel, load_model_and_tokenizer
+from fivetune.model.load import LoadedModel, find_source, load_model_and_tokenizer
 from fivetune.model.shards import load_shards
 from fivetune.rundir.plan import Plan
 from fivetune.rundir.progress import ProgressCallback, ignore_progress
@@ -279,12 +279,11 @@ def load_configured_model(config: RunConfig, device: str, *, on_meta: bool = Fal
     path, model_config, tokenizer = [name and find_typed_path(name, config.run.dir) for name in typed]
     advice = "Set model.path to the base; to continue the adapter, also set model.adapter.path to that folder."
     refuse_lost_tokens(Path(path or ""), "model.path", advice)
+    source = find_source(path, config=model_config, init=section.init, revision=section.revision)
     loaded = load_model_and_tokenizer(
-        path,
-        config=model_config,
+        str(source),
         tokenizer=tokenizer,
         init=section.init,
-        revision=section.revision,
         dropout=section.dropout,
         head=head_of(config.task),
         on_meta=on_meta,

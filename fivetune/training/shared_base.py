@@ -16,7 +16,7 @@ from fivetune.errors import ConfigError
 from fivetune.model.adapter import FOLDER, attach_adapter, compute_base_checksum
 from fivetune.model.adapters.saved import Saved
 from fivetune.model.decode import GenerateAnswers, generate
-from fivetune.model.load import LoadedModel, load_model_and_tokenizer
+from fivetune.model.load import LoadedModel, find_source, load_model_and_tokenizer
 from fivetune.model.modules import T5Model
 from fivetune.model.saved_adapter import BaseModel, read_base
 from fivetune.tasks import head_of
@@ -74,9 +74,8 @@ class SharedBase:
         """Load the base from where the training had it. Raises ConfigError if its weights have changed."""
         section = config.model
         path, tokenizer = [name and find_typed_path(name, folder) for name in (section.path, section.tokenizer)]
-        loaded = load_model_and_tokenizer(
-            path, tokenizer=tokenizer, revision=section.revision, any_seq2seq=section.any_seq2seq
-        )
+        source = find_source(path, config=None, init="pretrained", revision=section.revision)
+        loaded = load_model_and_tokenizer(str(source), tokenizer=tokenizer, any_seq2seq=section.any_seq2seq)
         checksum = compute_base_checksum(loaded.model)
         if checksum != trained_on.checksum:
             raise ConfigError(

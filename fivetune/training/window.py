@@ -26,8 +26,8 @@ from fivetune.machine.telemetry.devices import translate_oom_errors
 from fivetune.rundir.progress import ProgressCallback, ignore_progress
 from fivetune.training.autotune.probe import synchronize
 from fivetune.training.setup import Setup, set_up
+from fivetune.training.step.learner import StepInputs
 from fivetune.training.step.nonfinite import make_nonfinite_flag
-from fivetune.training.step.update import train_step
 from fivetune.types import PhaseTimer, ignore_phase
 
 
@@ -120,16 +120,18 @@ def _run_steps(
         timer("data")
         batches = next(batches_of_steps)
         timer("host")
+        _, target_lengths = setup.data.stream.get_lengths(step)
+        inputs = StepInputs(
+            batches=batches,
+            number=step + 1,
+            lr=setup.compute_lr(min(step, setup.plan.num_steps - 1)),
+            batch_size=batch_size,
+            num_scored_tokens=int(target_lengths.sum()),
+            timer=timer,
+            nonfinite_flag=nonfinite_flag,
+        )
         with translate_oom_errors():
-            batch_size = train_step(
-                setup.learner,
-                batches,
-                lr=setup.compute_lr(min(step, setup.plan.num_steps - 1)),
-                step=step + 1,
-                batch_size=batch_size,
-                timer=timer,
-                nonfinite_flag=nonfinite_flag,
-            ).batch_size
+            batch_size = setup.learner.engine.step(setup.learner, inputs).batch_size
         on_step_end(step)
 
 

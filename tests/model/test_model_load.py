@@ -311,7 +311,7 @@ def test_real_config_builds_a_small_model(tmp_path):
     folder = kit.SHARED / "data/tokenizers/t5-small"
     settings = {**json.loads((folder / "config.json").read_text()), **kit.SHAPE}
     (tmp_path / "config.json").write_text(json.dumps(settings))
-    loaded = load_model_and_tokenizer(None, config=str(tmp_path / "config.json"), tokenizer=str(folder), init="random")
+    loaded = load_model_and_tokenizer(str(tmp_path / "config.json"), tokenizer=str(folder), init="random")
     assert loaded.model.shared.weight.shape == (32128, 32)
     assert len(loaded.tokenizer) == 32100
     assert loaded.warnings == []

@@ -30,7 +30,7 @@ def test_a_folder_with_spiece_model_alone_loads_with_a_random_model(tmp_path: Pa
     (tmp_path / "config.json").write_text(json.dumps(config))
     folder = SHARED_TOKENIZERS / "ptt5-portuguese"
     assert [path.name for path in folder.iterdir()] == ["spiece.model"]
-    loaded = load_model_and_tokenizer(None, config=str(tmp_path), tokenizer=str(folder), init="random")
+    loaded = load_model_and_tokenizer(str(tmp_path), tokenizer=str(folder), init="random")
     assert loaded.tokenizer("Olá mundo").input_ids == [28, 2647, 265, 1]
 
 

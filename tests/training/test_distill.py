@@ -31,9 +31,10 @@ from fivetune.model.decode.records import Decoding
 from fivetune.model.forward import shift_right
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.model.teacher import Teacher
-from fivetune.training import distill, loop
+from fivetune.training import distill
 from fivetune.training.run import train
 from fivetune.training.setup import set_up
+from fivetune.training.step.plain import PlainEngine
 
 
 @pytest.fixture(scope="module")
@@ -150,17 +151,17 @@ def test_an_interrupted_distillation_is_resumed_exactly(tmp_path, model_folder, 
     options: dict[str, Any] = {"kind": kind, "checkpoint": {"every_steps": 2}, "eval__every_steps": 6}
     train(distilling(tmp_path / "whole", model_folder, teacher_run, **options))
     recipe = distilling(tmp_path / "parted", model_folder, teacher_run, **options)
-    step = loop.train_step
+    step = PlainEngine.step
 
-    def stop(*args: Any, **named: Any) -> Any:
-        if named["step"] == 4:
+    def stop(self: PlainEngine, learner: Any, inputs: Any) -> Any:
+        if inputs.number == 4:
             raise InterruptedRunError("stopped", signum=15)
-        return step(*args, **named)
+        return step(self, learner, inputs)
 
-    monkeypatch.setattr(loop, "train_step", stop)
+    monkeypatch.setattr(PlainEngine, "step", stop)
     with pytest.raises(InterruptedRunError):
         train(recipe)
-    monkeypatch.setattr(loop, "train_step", step)
+    monkeypatch.setattr(PlainEngine, "step", step)
     monkeypatch.setattr(distill, "generate", None)  # the answers are cached
     train(recipe, resume=True)
     assert kit.weights_of(tmp_path / "whole" / "run") == kit.weights_of(tmp_path / "parted" / "run")

@@ -22,11 +22,11 @@ from fivetune.reading.diagnosis.stats import collect_run_stats
 from fivetune.rundir.progress import Progress
 from fivetune.rundir.records import BestEval, Run
 from fivetune.scores.metrics.squad_v2 import SQuADV2 as SquadV2Metric
-from fivetune.training import loop
 from fivetune.training import run as training_run
 from fivetune.training.run import train
 from fivetune.training.step import learner
 from fivetune.training.step.learner import Update
+from fivetune.training.step.update import train_step
 
 POISONED = "decoder.block.1.layer.2.DenseReluDense.wo"
 
@@ -45,7 +45,7 @@ def _gradient(setup, cut: int, *, rows: range = range(8)) -> tuple[Update, torch
 
     handle = setup.learner.optimizer.register_step_pre_hook(keep)
     group = [collate(setup.data.stream.store, list(rows[i : i + cut])) for i in range(0, len(rows), cut)]
-    update = loop.train_step(setup.learner, group, lr=0.0, step=1)
+    update = train_step(setup.learner, group, lr=0.0, step=1)
     handle.remove()
     return update, seen[0]
 
@@ -328,7 +328,7 @@ def test_weights_stay_when_the_loss_is_not_finite(tmp_path, model_folder):
     before = [p.detach().clone() for p in setup.learner.model.parameters()]
     group = [collate(setup.data.stream.store, [0, 1]), collate(setup.data.stream.store, [2, 3])]
     with pytest.raises(NumericError, match=r"step 7: loss nan.*examples q0, q1\."):
-        loop.train_step(setup.learner, group, lr=1e-3, step=7)
+        train_step(setup.learner, group, lr=1e-3, step=7)
     assert all(
         torch.equal(a, b) or a.isnan().any() for a, b in zip(before, setup.learner.model.parameters(), strict=True)
     )
@@ -339,7 +339,7 @@ def test_gradient_that_is_not_finite_stops_too(tmp_path, model_folder):
     setup = kit.ready(tmp_path, model_folder)
     setup.learner.model.shared.weight.register_hook(lambda gradient: gradient * math.inf)
     with pytest.raises(NumericError, match=r"step 2: gradient norm inf, first in the backward pass"):
-        loop.train_step(setup.learner, [collate(setup.data.stream.store, [0, 1])], lr=1e-3, step=2)
+        train_step(setup.learner, [collate(setup.data.stream.store, [0, 1])], lr=1e-3, step=2)
 
 
 def test_numeric_trouble_in_preflight_has_its_exit_code(tmp_path, model_folder, monkeypatch):

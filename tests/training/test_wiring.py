@@ -18,12 +18,12 @@ from fivetune.config import load_config
 from fivetune.data.store.batch import collate, pad
 from fivetune.errors import ConfigError
 from fivetune.model import files
-from fivetune.training import loop
 from fivetune.training.answers.decoding import build_decoding
 from fivetune.training.optimizers._batched_adafactor import compute_base_rate
 from fivetune.training.optimizers.adafactor import Adafactor
 from fivetune.training.run import train
 from fivetune.training.setup import Setup, set_up
+from fivetune.training.step.plain import PlainEngine
 from fivetune.training.step.update import train_step
 
 # A setting with another value that must change what `observe` sees; the base is that of kit.recipe.
@@ -362,13 +362,13 @@ def test_a_run_takes_the_start_token_of_its_model(tmp_path, model_folder):
 
 def test_the_loop_steps_with_the_rate_of_the_plan(tmp_path, model_folder, monkeypatch):
     seen = []
-    original = loop.train_step
+    original = PlainEngine.step
 
-    def step(learner: Any, group: Any, *, lr: float, **named: Any) -> Any:
-        seen.append(lr)
-        return original(learner, group, lr=lr, **named)
+    def step(self: PlainEngine, learner: Any, inputs: Any) -> Any:
+        seen.append(inputs.lr)
+        return original(self, learner, inputs)
 
-    monkeypatch.setattr(loop, "train_step", step)
+    monkeypatch.setattr(PlainEngine, "step", step)
     run = train(kit.recipe(tmp_path, model_folder, schedule={"name": "linear"}), preflight=False, quiet=True)
     assert seen == [record.lr for record in run.steps]
 

@@ -25,6 +25,7 @@ from fivetune.model.decode import GenerateAnswers, generate
 from fivetune.model.save import save_model
 from fivetune.training.averaging import Averages
 from fivetune.training.compute import ComputeConfig
+from fivetune.types import ignore_phase
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -81,9 +82,9 @@ class StepInputs:
     lr: float | None
     batch_size: int
     num_scored_tokens: int
-    timer: PhaseTimer
-    nonfinite_flag: Tensor | None
-    get_signum: Callable[[], int]
+    timer: PhaseTimer = ignore_phase
+    nonfinite_flag: Tensor | None = None
+    get_signum: Callable[[], int] = lambda: 0
 
 
 class StepEngine:

@@ -408,7 +408,7 @@ def test_greedy_answers_in_fp32_to_real_questions_are_identical(tmp_path: Path) 
     config = {**json.loads((place / "config.json").read_text()), "num_layers": 2, "num_decoder_layers": 2}
     (tmp_path / "config.json").write_text(json.dumps(config))
     torch.manual_seed(0)
-    loaded = load_model_and_tokenizer(None, config=str(tmp_path / "config.json"), tokenizer=str(place), init="random")
+    loaded = load_model_and_tokenizer(str(tmp_path / "config.json"), tokenizer=str(place), init="random")
     save_model(loaded.model, loaded.tokenizer, tmp_path / "random")
     model = save_lively(tmp_path / "random", tmp_path / "model")
     convert_model(tmp_path / "model", tmp_path / "converted", None)

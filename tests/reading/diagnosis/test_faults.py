@@ -28,10 +28,10 @@ from fivetune.errors import NumericError
 from fivetune.model.backend import Forward
 from fivetune.reading.diagnosis.rules import diagnose_run
 from fivetune.rundir.records import Run
-from fivetune.training import loop
 from fivetune.training.compute import ComputeConfig
 from fivetune.training.run import train
 from fivetune.training.state import checkpoint
+from fivetune.training.step.plain import PlainEngine
 from fivetune.types import Batch
 
 pytestmark = pytest.mark.slow
@@ -98,7 +98,7 @@ def test_healthy_runs_get_no_verdict(trained, settings, cpu_clock):
 
 def test_a_slow_loader(trained, monkeypatch):
     """The loader, in a thread of its own, takes several times as long as a step, however busy the machine is."""
-    work, last = loop.train_step, [0.0]
+    work, last = PlainEngine.step, [0.0]
 
     def timed(*args: Any, **kwargs: Any) -> Any:
         started = time.perf_counter()
@@ -106,7 +106,7 @@ def test_a_slow_loader(trained, monkeypatch):
         last[0] = time.perf_counter() - started
         return update
 
-    monkeypatch.setattr(loop, "train_step", timed)
+    monkeypatch.setattr(PlainEngine, "step", timed)
     monkeypatch.setattr(stream, "collate", slowed(stream.collate, lambda least: time.sleep(max(least, 4 * last[0]))))
     assert rules(trained(train__num_steps=16, data__eval=[]))[0] == "input_bound"
 
@@ -126,8 +126,8 @@ def test_housekeeping_in_every_step(trained, monkeypatch, cpu_clock):
         cpu_clock(SLOW)  # what emptying the memory of a device and waiting for it would take
         return update
 
-    work = loop.train_step
-    monkeypatch.setattr(loop, "train_step", with_housekeeping)
+    work = PlainEngine.step
+    monkeypatch.setattr(PlainEngine, "step", with_housekeeping)
     assert rules(trained(train__num_steps=16, data__eval=[]))[0] == "host_bound"
 
 
