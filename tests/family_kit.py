@@ -235,7 +235,7 @@ def make_family_model(folder: Path, name: str, *, seed: int = 0, **changes: Any)
     (config / "config.json").write_text(json.dumps({**settings, **changes}))
     torch.manual_seed(seed)
     loaded = load_model_and_tokenizer(
-        None, config=str(config), tokenizer=str(words), init="random", dropout=0.1, any_seq2seq=name in FOREIGN
+        str(config), tokenizer=str(words), init="random", dropout=0.1, any_seq2seq=name in FOREIGN
     )
     with torch.no_grad():
         for parameter in loaded.model.parameters():

@@ -37,21 +37,21 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.errors import ConfigError, DataError
     from fivetune.model.tokenizer import load_local_tokenizer
     from fivetune.start.choose import DoubtError
-    from fivetune.start.files import start_recipe
+    from fivetune.start.files import choose_files, start_recipe
     from fivetune.start.roles import parse_columns
 
     if args.seed < 0:
         raise ConfigError(f"--seed {args.seed}: is negative. Allowed: 0 and more.")
     try:
+        files = choose_files(args.data, args.output, overwrite=args.overwrite)
         started = start_recipe(
             args.data,
-            output=args.output,
+            files,
             task=args.task,
             model=args.model,
             given=parse_columns(args.column),
             header=args.header,
             seed=args.seed,
-            overwrite=args.overwrite,
             load_tokenizer=load_local_tokenizer,
         )
     except DataError as error:

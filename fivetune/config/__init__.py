@@ -50,7 +50,8 @@ def load_config(
     layers, name = load_layers(source, overrides)
     config = _validate_layers(layers, trained=trained)
     folder = config.run.dir.replace("{recipe}", name)
-    if not trained and (size := len(os.fsencode(os.path.basename(folder)))) > MAX_NAME_BYTES:
+    size = len(os.fsencode(os.path.basename(folder)))
+    if size > MAX_NAME_BYTES and not trained:
         raise ConfigError(
             f"{layers.find_origin(('run', 'dir'))}: the name of the run directory has {size} bytes. Allowed are "
             f"{MAX_NAME_BYTES}, because names beside it are longer. Give a shorter one: run.dir."
@@ -82,8 +83,10 @@ def _refuse_partial_config(path: Path, layers: Layers) -> None:
 
     Another missing section is newer than the run.
     """
-    missing = [section for section in RunConfig.model_fields if section not in layers.to_dict()]
-    if list(RunConfig.model_fields)[-1] in missing:
+    table = layers.to_dict()
+    sections = list(RunConfig.model_fields)
+    if sections[-1] not in table:
+        missing = [section for section in sections if section not in table]
         num_lines = len(path.read_text(encoding="utf-8").splitlines())
         raise ConfigError(
             f"{path}:{num_lines}: the file is truncated: {', '.join(missing)} missing. A run's config.yaml holds every "
@@ -92,44 +95,49 @@ def _refuse_partial_config(path: Path, layers: Layers) -> None:
 
 
 def _validate_layers(layers: Layers, *, trained: bool) -> RunConfig:
-    if sweep := SWEEP_KEYS & layers.to_dict().keys():
+    table = layers.to_dict()
+    misplaced = sorted(SWEEP_KEYS & table.keys())
+    if misplaced:
+        key = misplaced[0]
         raise ConfigError(
-            f"{layers.find_origin((min(sweep),))}: {min(sweep)} is a key of a sweep, not a setting of a run. Start a "
+            f"{layers.find_origin((key,))}: {key} is a key of a sweep, not a setting of a run. Start a "
             "sweep with: fivetune compare FILE."
         )
     try:
-        return RunConfig.model_validate(layers.to_dict(), context={"trained": trained})
+        return RunConfig.model_validate(table, context={"trained": trained})
     except ValidationError as error:
-        raise ConfigError("\n".join(describe_error(e, layers) for e in error.errors())) from None
+        raise ConfigError("\n".join(describe_error(one, layers) for one in error.errors())) from None
 
 
 def describe_error(error: Any, layers: Layers) -> str:
     """Format a pydantic error as *where: key: what is wrong, with which value. What is allowed.*"""
+    kind = error["type"]
     path = tuple(str(part) for part in error["loc"])
     key = ".".join(path)
-    where = layers.find_origin((*path, "name") if error["type"] == UNKNOWN_PLUGIN else path)
-    if error["type"] == "extra_forbidden":
+    where = layers.find_origin((*path, "name") if kind == UNKNOWN_PLUGIN else path)
+    if kind == "extra_forbidden":
         near = _suggest_settings(path[0], layers) if len(path) == 1 else ""
         near = near or suggest_names(path[-1], _list_field_names(path, layers))
         alias = "" if len(path) != 2 or near.startswith("Did you mean") else suggest_alias(path)
         return f"{where}: {key} is not a setting. {alias}{near}"
     message = error["msg"].removeprefix("Value error, ")
-    if error["type"] == "value_error" and len(path) <= 1:  # a rule between settings, which its message names
+    if kind == "value_error" and len(path) <= 1:  # a rule between settings, which its message names
         where = layers.find_rule_origin(message, path)
     if not path:
         return f"{where}: {message.rstrip('.')}."
     if where != key and not f"{where}.".startswith(f"--{key}."):
         where = f"{where}: {key}"
-    if error["type"] == "string_pattern_mismatch" and key in RunConfig.model_fields:
+    if kind == "string_pattern_mismatch" and key in RunConfig.model_fields:
         return f"{where}: there is no {error['input']!r}. Allowed: {RunConfig.model_fields[key].description}."
     message = re.sub(r", unable to parse string as an? \w+", "", message)
     message = re.sub(r"valid dictionary( or instance of \w+)?", "table", message).replace("valid tuple", "list")
-    given = (
-        "" if error["type"] in ("missing", "value_error", UNKNOWN_PLUGIN) else f", not {format_value(error['input'])}"
-    )
-    if given and error["input"] is None:
+    if kind in ("missing", "value_error", UNKNOWN_PLUGIN):  # whose message has the value
+        given = ""
+    elif error["input"] is None:
         given = ", not null (an empty value). Leave the setting out for its default"
-    advice = advise_on_value(error["type"], key, error["input"])
+    else:
+        given = f", not {format_value(error['input'])}"
+    advice = advise_on_value(kind, key, error["input"])
     return f"{where}: {message.rstrip('.')}{given}.{advice}"
 
 
@@ -154,15 +162,20 @@ def _list_field_names(path: tuple[str, ...], layers: Layers) -> list[str]:
     if len(path) == 1:
         return list(RunConfig.model_fields)
     section = path[0]
-    if len(path) > 2 and (kind := NESTED_PLUGINS.get(".".join(path[:2]))):
-        given = layers.to_dict()[section][path[1]]
-        name = given.get("name") or ("saved" if "path" in given else None)
-        return ["name", *(plugins.load_plugin(kind, name).model_fields if name else ())]
+    table = layers.to_dict().get(section, {})
     if path[:2] == ("search", "over"):
         return list(SearchDimension.model_fields)
-    if section in PLUGIN_SECTIONS:
-        name = layers.to_dict().get(section, {}).get("name")
+    if len(path) > 2 and ".".join(path[:2]) in NESTED_PLUGINS:
+        kind = NESTED_PLUGINS[".".join(path[:2])]
+        given = table[path[1]]
+        name = given.get("name") or ("saved" if "path" in given else None)
+    elif section in PLUGIN_SECTIONS:
+        kind = PLUGIN_SECTIONS[section]
+        name = table.get("name")
         if name is None and section != "task":
             name = RunConfig.get_default_plugin(section)
-        return ["name", *(plugins.load_plugin(PLUGIN_SECTIONS[section], name).model_fields if name else ())]
-    return list(getattr(RunConfig.model_fields[section].annotation, "model_fields", ()))
+    else:
+        return list(getattr(RunConfig.model_fields[section].annotation, "model_fields", ()))
+    if name is None:
+        return ["name"]
+    return ["name", *plugins.load_plugin(kind, name).model_fields]

@@ -35,10 +35,9 @@ def advise_on_value(kind: str, key: str, value: object) -> str:
     if isinstance(value, str) and value.lower() in ("none", "nil") and kind != "literal_error":
         return " An empty value is written null."
     if kind in ("float_parsing", "int_parsing") and isinstance(value, str):
-        is_comma = re.fullmatch(r"-?\d+,\d+", value) is not None
-        return (
-            f" Write a decimal point: {value.replace(',', '.')}." if is_comma else " Give a number, such as 1e-3 or 8."
-        )
+        if re.fullmatch(r"-?\d+,\d+", value):
+            return f" Write a decimal point: {value.replace(',', '.')}."
+        return " Give a number, such as 1e-3 or 8."
     if isinstance(value, list) and kind in ("dict_type", "model_type", "model_attributes_type", "string_type"):
         words = [str(word) for word in value]  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
         if any(character in "".join(words) for character in "{}"):
@@ -58,4 +57,6 @@ def suggest_alias(path: Sequence[str], aliases: Mapping[str, str] = ALIASES) -> 
     """
     own = {alias: key for alias, key in aliases.items() if key.startswith(f"{path[0]}.")}
     near = get_close_matches(path[-1], own, n=1, cutoff=0.75)
-    return f"Did you mean {own[near[0]].partition('.')[2]} (transformers' {near[0]})? " if near else ""
+    if not near:
+        return ""
+    return f"Did you mean {own[near[0]].partition('.')[2]} (transformers' {near[0]})? "

@@ -53,8 +53,10 @@ def find_plugin_setting(key: str) -> str:
     >>> find_plugin_setting("optimizer.lr"), find_plugin_setting("model.adapter.r"), find_plugin_setting("model.path")
     ('optimizer', 'model.adapter', 'model')
     """
-    nested = next((name for name in NESTED_PLUGINS if f"{key}.".startswith(f"{name}.")), "")
-    return nested or key.partition(".")[0]
+    for name in NESTED_PLUGINS:
+        if f"{key}.".startswith(f"{name}."):
+            return name
+    return key.partition(".")[0]
 
 
 class Setting(NamedTuple):
@@ -70,7 +72,7 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":int", ":float", ":timestamp"))]
+    first: [one for one in resolvers if not one[0].endswith((":bool", ":int", ":float", ":timestamp"))]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), "tTfF")
@@ -102,8 +104,8 @@ def parse_value(text: str) -> object:
         return text
     if text[node.end_mark.index if node else 0 :].strip():  # YAML would drop the rest as a comment
         return text
-    if isinstance(value, Mapping):  # a template such as {question}, unless it is the empty table
-        return {} if not value else text
+    if isinstance(value, Mapping) and value:  # a template such as {question}
+        return text
     return value
 
 
@@ -142,7 +144,9 @@ def parse_listed_names(value: object) -> object:
     >>> parse_listed_names("en, de"), parse_listed_names(["en", "de"])
     (('en', 'de'), ['en', 'de'])
     """
-    return tuple(name.strip() for name in value.split(",")) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    return tuple(name.strip() for name in value.split(","))
 
 
 def parse_table(value: object) -> object:
@@ -214,24 +218,27 @@ def read_file(path: Path) -> list[list[Setting]]:
 def _read_chain(path: Path, seen: tuple[Path, ...]) -> list[list[Setting]]:
     if path.resolve() in seen:
         raise ConfigError(f"{path}: base files form a cycle. Remove one `base:`.")
-    settings = read_settings(path)
-    bases = [s for s in settings if s.path == ("base",)]
-    own = [s for s in settings if s.path != ("base",)]
-    if not bases:
-        return [own]
-    base = _find_base(bases[0], folder=path.parent)
-    return [*_read_chain(base, (*seen, path.resolve())), own]
+    layers: list[list[Setting]] = []
+    own: list[Setting] = []
+    for setting in read_settings(path):
+        if setting.path == ("base",):
+            base = _find_base(setting, folder=path.parent)
+            layers = _read_chain(base, (*seen, path.resolve()))
+        else:
+            own.append(setting)
+    return [*layers, own]
 
 
 def _find_base(base: Setting, *, folder: Path) -> Path:
     """Find the file that `base:` names: beside the recipe, in the working directory, or a shipped recipe."""
     name = str(base.value)
-    found = next((path for path in (folder / name, Path(name)) if path.is_file()), None) or find_shipped_recipe(name)
-    if found is None:
-        siblings = [path.name for path in folder.glob("*.y*ml") if path != Path(base.where.rpartition(":")[0])]
-        near = suggest_names(name, [*siblings, *list_recipe_names()], listing="fivetune list recipes")
-        raise ConfigError(f"{base.where}: base {name!r} is neither a file nor a shipped recipe. {near}")
-    return found
+    for path in (folder / name, Path(name), find_shipped_recipe(name)):
+        if path is not None and path.is_file():
+            return path
+    own = Path(base.where.rpartition(":")[0])
+    siblings = [path.name for path in folder.glob("*.y*ml") if path != own]
+    near = suggest_names(name, [*siblings, *list_recipe_names()], listing="fivetune list recipes")
+    raise ConfigError(f"{base.where}: base {name!r} is neither a file nor a shipped recipe. {near}")
 
 
 def read_settings(path: Path) -> list[Setting]:
@@ -255,7 +262,10 @@ def _refuse_deep_nesting(text: str, path: Path) -> None:
     """Raise ConfigError beyond MAX_DEPTH levels; YAML's composer would exhaust Python's stack."""
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
         if depth > MAX_DEPTH:
             line = event.start_mark.line + 1
             raise ConfigError(
@@ -280,8 +290,9 @@ def _construct_value(node: yaml.Node, path: Path) -> object:
     except yaml.YAMLError as error:
         raise _make_yaml_error(error, path) from None
     except (ValueError, AttributeError) as error:  # !!int word, !!timestamp word, a number of 5,000 digits
-        place, reason = f"{path}:{node.start_mark.line + 1}", str(error).partition("; use sys.")[0]
-        raise ConfigError(f"{place}: not valid YAML: {node.tag} does not fit the value ({reason}).") from None
+        line = node.start_mark.line + 1
+        reason = str(error).partition("; use sys.")[0]
+        raise ConfigError(f"{path}:{line}: not valid YAML: {node.tag} does not fit the value ({reason}).") from None
 
 
 def _parse_settings(node: yaml.MappingNode, path: Path, above: tuple[str, ...]) -> Iterator[Setting]:
@@ -312,22 +323,35 @@ class Layers:
 
     def add(self, settings: list[Setting]) -> None:
         """Add the settings of one file as the topmost layer."""
-        pairs = [pair for one in _translate(settings) for pair in _flatten_plugin(*one)]
+        pairs: list[tuple[Setting, Setting]] = []
+        for original, meant in _translate(settings):
+            pairs += _flatten_plugin(original, meant)
         _refuse_contradictions(pairs)
-        for setting in sorted((meant for _, meant in pairs), key=lambda s: len(s.path) > 1 and s.path[-1] != "name"):
-            self._put(setting)  # a plugin's name before its options: the name removes those of the previous plugin
+        # A plugin's name comes before its options: the name removes the options of the previous plugin.
+        names: list[Setting] = []
+        options: list[Setting] = []
+        for _, meant in pairs:
+            is_option = len(meant.path) > 1 and meant.path[-1] != "name"
+            (options if is_option else names).append(meant)
+        for setting in (*names, *options):
+            self._put(setting)
 
     def add_table(self, table: Mapping[str, JsonValue], *, where: str) -> None:
         """Add a nested dict as the topmost layer."""
-        self.add([one for section, value in table.items() for one in _flatten_section(section, value, where)])
+        settings: list[Setting] = []
+        for section, value in table.items():
+            settings += _flatten_section(section, value, where)
+        self.add(settings)
 
     def add_overrides(self, overrides: Mapping[str, object]) -> None:
         """Add dotted overrides as the topmost layer."""
         flat: list[Setting] = []
         for key, value in overrides.items():
-            path, where = tuple(key.split(".")), f"--{key}"
-            is_section = len(path) == 1 and not is_known(key.replace("-", "_"))
-            flat += _flatten_section(key, parse_table(value), where) if is_section else [Setting(path, value, where)]
+            where = f"--{key}"
+            if "." in key or is_known(key.replace("-", "_")):
+                flat.append(Setting(tuple(key.split(".")), value, where))
+            else:
+                flat += _flatten_section(key, parse_table(value), where)
         self.add(flat)
 
     def to_dict(self) -> JsonTable:
@@ -350,12 +374,15 @@ class Layers:
         for length in range(len(path), 0, -1):
             if path[:length] in self._settings:
                 return self._settings[path[:length]].where
-            if length > 1 and (inner := self._list_origins(path[:length])):  # model.adapter: of its options
-                return next((origin for origin in inner if origin.startswith("--")), inner[0])
+            inner = self._list_origins(path[:length]) if length > 1 else []
+            if inner:  # model.adapter: the origin of its options
+                return _find_flag(inner) or inner[0]
         if path and path[0] in self._headers:
             return self._headers[path[0]]
-        wheres = [*self._headers.values(), *(s.where for s in self._settings.values())]
-        return wheres[-1].rpartition(":")[0] or wheres[-1] if wheres else "config"
+        wheres = [*self._headers.values(), *self._list_origins(())]
+        if not wheres:
+            return "config"
+        return wheres[-1].rpartition(":")[0] or wheres[-1]
 
     def find_rule_origin(self, message: str, section: tuple[str, ...]) -> str:
         """The origin of a broken rule between settings: a flag that is named in its first sentence, else its first key.
@@ -365,11 +392,17 @@ class Layers:
         """
         fault = message.partition(". ")[0]
         first = fault.partition(" ")[0].rstrip(":,")
-        named = re.findall(r"[a-z]\w*(?:\.\w+)+", fault) + (re.findall(r"[a-z]\w*", fault) if section else [])
-        keys = [tuple(name.split(".")) for name in (first, *named)]
-        paths = [path for key in keys for path in ((*section, *key), key) if len(path) > 1 or not section]
-        flags = [origin for path in paths for origin in self._list_origins(path) if origin.startswith("--")]
-        return flags[0] if flags else self.find_origin(section or keys[0])
+        named = [first, *re.findall(r"[a-z]\w*(?:\.\w+)+", fault)]
+        if section:
+            named += re.findall(r"[a-z]\w*", fault)
+        for name in named:
+            key = tuple(name.split("."))
+            for path in ((*section, *key), key):
+                is_other_section = section and len(path) == 1
+                flag = "" if is_other_section else _find_flag(self._list_origins(path))
+                if flag:
+                    return flag
+        return self.find_origin(section or tuple(first.split(".")))
 
     def _list_origins(self, path: tuple[str, ...]) -> list[str]:
         """The origins of a setting and of those inside it."""
@@ -390,26 +423,37 @@ class Layers:
             if before is not None and _get_layer(before) != _get_layer(setting):
                 del self._settings[before.path]
         path = _resolve_path(setting)
-        for inner in [one for one in self._settings if len(one) > len(path) > 1 and one[: len(path)] == path]:
-            del self._settings[inner]  # a whole table replaces what an earlier layer set inside it
+        if len(path) > 1:  # a whole table replaces what an earlier layer set inside it
+            self._forget(path)
         self._settings[path] = setting._replace(path=path)
+
+    def _forget(self, path: tuple[str, ...]) -> None:
+        """Remove the settings inside a table."""
+        for inner in list(self._settings):
+            if len(inner) > len(path) and inner[: len(path)] == path:
+                del self._settings[inner]
 
     def _forget_options(self, section: str, name: object) -> None:
         """Remove the options of the previous plugin, which do not fit another one."""
         current = self._settings.get((section, "name"))
         if current is not None and current.value != name:
-            for path in [p for p in self._settings if p[0] == section and len(p) > 1]:
-                del self._settings[path]
+            self._forget((section,))
 
     def _forget_nested(self, setting: Setting) -> None:
         """Remove what a plugin inside a section replaces: all of it for null, the options for another name."""
         path = setting.path
         name = self._settings.get((*path[:2], "name"))
         if len(path) == 2 or (path[2:] == ("name",) and (name is None or name.value != setting.value)):
-            for old in [one for one in self._settings if one[:2] == path[:2]]:
-                del self._settings[old]
-        else:  # options take the place of an earlier null
-            self._settings.pop(path[:2], None)
+            self._forget(path[:2])
+        self._settings.pop(path[:2], None)  # options take the place of an earlier null
+
+
+def _find_flag(origins: list[str]) -> str:
+    """The first origin on the command line; empty without one."""
+    for origin in origins:
+        if origin.startswith("--"):
+            return origin
+    return ""
 
 
 def _flatten_section(section: str, value: object, where: str) -> Iterator[Setting]:
@@ -424,11 +468,11 @@ def _flatten_section(section: str, value: object, where: str) -> Iterator[Settin
 
 def _flatten_plugin(original: Setting, setting: Setting) -> Iterator[tuple[Setting, Setting]]:
     """Divide `model.adapter: {name: lora, r: 8}` or `lora` into its options, which later layers override one by one."""
-    path, value = setting.path, setting.value
-    if ".".join(path) not in NESTED_PLUGINS or value is None:
+    path = setting.path
+    if ".".join(path) not in NESTED_PLUGINS or setting.value is None:
         yield original, setting
         return
-    value = parse_table(value)
+    value = parse_table(setting.value)
     options = cast("Mapping[str, object]", value if isinstance(value, Mapping) else {"name": value})
     for key, option in options.items():
         inner = Setting((*path, str(key)), option, setting.where)
@@ -438,8 +482,9 @@ def _flatten_plugin(original: Setting, setting: Setting) -> Iterator[tuple[Setti
 def _resolve_path(setting: Setting) -> tuple[str, ...]:
     """The path of a value; that of `optimizer: adamw` is optimizer.name."""
     path = setting.path
-    is_name = len(path) == 1 and not isinstance(setting.value, Mapping) and path[0] in PLUGIN_SECTIONS
-    return (path[0], "name") if is_name else path
+    if len(path) == 1 and path[0] in PLUGIN_SECTIONS and not isinstance(setting.value, Mapping):
+        return (path[0], "name")
+    return path
 
 
 def _refuse_contradictions(pairs: list[tuple[Setting, Setting]]) -> None:
@@ -464,14 +509,14 @@ def _get_layer(setting: Setting) -> str:
 
 def _translate(settings: list[Setting]) -> Iterator[tuple[Setting, Setting]]:
     """Yield each setting as written together with its translation; only transformers' names differ."""
-    named = {s.path[0].replace("-", "_"): s for s in settings if len(s.path) == 1}
-    beside = {name: setting.value for name, setting in named.items()}
+    beside = {s.path[0].replace("-", "_"): s.value for s in settings if len(s.path) == 1}
     for setting in settings:
         name = setting.path[0].replace("-", "_")
         if len(setting.path) > 1 or not is_known(name):
             yield setting, setting
             continue
-        for key, value in translate_argument(name, setting.value, where=setting.where, beside=beside).items():
+        translated = translate_argument(name, setting.value, where=setting.where, beside=beside)
+        for key, value in translated.items():
             yield setting, Setting(tuple(key.split(".")), value, setting.where)
 
 
@@ -502,7 +547,8 @@ def _parse_values(key: str, values: list[str]) -> object:
             return True
         raise ConfigError(f"--{key} has no value. Write --{key} VALUE.")
     parse = _parse_path if find_setting(key) in PATHS else parse_value
-    return parse(values[0]) if len(values) == 1 else [parse(v) for v in values]
+    parsed = [parse(value) for value in values]
+    return parsed[0] if len(parsed) == 1 else parsed
 
 
 def format_override(key: str, value: object) -> str:
@@ -511,7 +557,9 @@ def format_override(key: str, value: object) -> str:
     >>> format_override("run.dir", "runs/a b"), format_override("report.title", "1e3")
     ('runs/a b', '"1e3"')
     """
-    return value if key in PATHS and isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if key in PATHS and isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _parse_path(text: str) -> object:

@@ -56,8 +56,9 @@ def build_manual() -> str:
             lines += _build_plugin_section(name, PLUGIN_SECTIONS[name])
         elif isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             lines += [f"## {name}", "", str(field.annotation.__doc__), "", *_build_table(field.annotation), ""]
-            for setting in (one for one in NESTED_PLUGINS if one.startswith(f"{name}.")):
-                lines += _build_plugin_section(setting, NESTED_PLUGINS[setting])
+            for setting, kind in NESTED_PLUGINS.items():
+                if setting.startswith(f"{name}."):
+                    lines += _build_plugin_section(setting, kind)
         else:
             lines += [f"## {name}", "", f"{field.description}. Default: {_format_default(field)}.", ""]
     lines += [
@@ -65,8 +66,11 @@ def build_manual() -> str:
         "",
         "Accepted at the top level of a recipe and as flags; `fivetune import-config` converts a whole command line:",
         "",
+        "| name | setting |",
+        "|---|---|",
     ]
-    lines += ["| name | setting |", "|---|---|", *(f"| `{name}` | `{key}` |" for name, key in sorted(ALIASES.items()))]
+    for name, key in sorted(ALIASES.items()):
+        lines.append(f"| `{name}` | `{key}` |")
     return "\n".join(lines) + "\n"
 
 
@@ -86,11 +90,11 @@ def _build_plugin_section(section: str, kind: str) -> list[str]:
 
 
 def _build_table(model: type[BaseModel]) -> list[str]:
-    rows = [
-        f"| `{name}` | {_format_default(field)} | {(field.description or '').replace('|', '/')} |"
-        for name, field in model.model_fields.items()
-    ]
-    return ["| setting | default | meaning |", "|---|---|---|", *rows]
+    lines = ["| setting | default | meaning |", "|---|---|---|"]
+    for name, field in model.model_fields.items():
+        meaning = (field.description or "").replace("|", "/")
+        lines.append(f"| `{name}` | {_format_default(field)} | {meaning} |")
+    return lines
 
 
 def _format_default(field: FieldInfo) -> str:
@@ -108,7 +112,6 @@ def list_settings() -> dict[str, tuple[str, tuple[str, ...]]]:
     (('full', 'subset'), ('true', 'false'), ())
     """
     found: dict[str, tuple[str, tuple[str, ...]]] = {}
-    kinds = {**PLUGIN_SECTIONS, **NESTED_PLUGINS}
     for section, field in RunConfig.model_fields.items():
         if section in PLUGIN_SECTIONS:
             continue
@@ -118,7 +121,7 @@ def list_settings() -> dict[str, tuple[str, tuple[str, ...]]]:
                     found[f"{section}.{name}"] = (inner.description or "", _list_words(inner.annotation))
         else:
             found[section] = (field.description or "", ())
-    for section, kind in kinds.items():
+    for section, kind in {**PLUGIN_SECTIONS, **NESTED_PLUGINS}.items():
         names = plugins.list_plugins(kind)
         found[f"{section}.name"] = (f"one of {kind}", tuple(names))
         for name in names:

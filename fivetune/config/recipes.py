@@ -20,14 +20,20 @@ def is_run_directory(source: str | Path) -> bool:
 def find_recipes_folder() -> Path:
     """Find the folder of the recipes: beside the sources in a checkout, or inside the installed package."""
     inside = Path(__file__).parents[1] / "recipes"
-    return inside if inside.is_dir() else Path(__file__).parents[2] / "recipes"
+    if inside.is_dir():
+        return inside
+    return Path(__file__).parents[2] / "recipes"
 
 
 def list_recipe_names() -> list[str]:
     """List the names of the shipped recipes, as `fivetune train` accepts them."""
     folder = find_recipes_folder()
-    found = (path.relative_to(folder).with_suffix("") for path in folder.rglob("*.yaml"))
-    return sorted(str(name) for name in found if name.parts[0] != SWEEPS)
+    names: list[str] = []
+    for path in folder.rglob("*.yaml"):
+        name = path.relative_to(folder).with_suffix("")
+        if name.parts[0] != SWEEPS:
+            names.append(str(name))
+    return sorted(names)
 
 
 def find_shipped_recipe(name: str) -> Path | None:
@@ -76,7 +82,7 @@ def find_recipe(source: str | Path) -> Path:
     found = path if path.is_file() else find_shipped_recipe(str(source))
     if found is not None:
         return found
-    siblings = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
+    siblings = [sibling.name for sibling in path.parent.glob("*.y*ml")]
     if re.search(r"t5|ul2", path.name, re.IGNORECASE) and not path.suffix:
         raise ConfigError(
             f"{source}: no such recipe. If it is a model, name it beside the task: fivetune train squad_v2 "

@@ -94,21 +94,55 @@ def find_data_recipe(
         raise ConfigError(f"{source}: is data, and several processes are started. Run fivetune new first.")
     task, model = (None if one is None else str(one) for one in map(settings.get, ("task.name", "model.path")))
     header = settings.get("data.header", ())
+    files = choose_files(source, None, overwrite=overwrite)
     started = start_recipe(
-        source, task=task, model=model, given={}, header=header, overwrite=overwrite, load_tokenizer=load_tokenizer
+        source, files, task=task, model=model, given={}, header=header, load_tokenizer=load_tokenizer
     )
     return str(started.recipe), started
 
 
+@dataclass(frozen=True, slots=True)
+class RecipeFiles:
+    """The files that a start writes, none of which is among its data.
+
+    Args:
+        recipe: path of the recipe.
+        sets: name of a set -> its JSONL file.
+        flags: words of the command line that named them, which the commands of a doubt repeat.
+    """
+
+    recipe: Path
+    sets: Mapping[str, Path]
+    flags: tuple[str, ...]
+
+
+def choose_files(source: str, output: str | None, *, overwrite: bool) -> RecipeFiles:
+    """Choose the files of a recipe.
+
+    Args:
+        output: folder, or path of the recipe; default: a recipe in the working directory, named after the source.
+
+    Raises ConfigError if a file exists and not `overwrite`, and for files among those of the source.
+    """
+    recipe = choose_recipe_path(source, output)
+    sets = {one: recipe.with_name(f"{recipe.stem}-{one}.jsonl") for one in SETS}
+    _refuse_conflicts(source, [recipe, *sets.values()], overwrite=overwrite)
+    flags: list[str] = []
+    if output:
+        flags.append(f"--output={output}")
+    if overwrite:
+        flags.append("--overwrite")
+    return RecipeFiles(recipe, sets, tuple(flags))
+
+
 def start_recipe(
     source: str,
+    files: RecipeFiles,
     *,
-    output: str | None = None,
     task: str | None = None,
     model: str | None = None,
     given: Given,
     seed: int = SEED,
-    overwrite: bool = False,
     header: object = (),
     load_tokenizer: Callable[[str], object | None],
 ) -> Started:
@@ -118,40 +152,39 @@ def start_recipe(
 
     Args:
         header: names of the columns of a table without a header, also as one text.
-        output: folder, or path of the recipe; default: a recipe in the working directory, named after the source.
 
-    Raises ConfigError if a file exists and not `overwrite`, and for files among those of the source,
-    FiveTuneEnvironmentError if the disk refuses a file.
+    Raises FiveTuneEnvironmentError if the disk refuses a file.
     """
-    recipe = choose_recipe_path(source, output)
-    files = {one: recipe.with_name(f"{recipe.stem}-{one}.jsonl") for one in SETS}
-    _refuse_conflicts(source, [recipe, *files.values()], overwrite=overwrite)
+    recipe = files.recipe
     columns = cast("Sequence[str]", parse_listed_names(header or ()))
-    flags = [f"--column={role}={name}" for role in ("id", "group") for name in given.get(role, ())]
-    flags += [f"--{name}={value}" for name, value in (("model", model), ("output", output), ("seed", seed)) if value]
-    if overwrite:
-        flags.append("--overwrite")
+    flags: list[str] = []
+    for role in ("id", "group"):
+        flags += [f"--column={role}={name}" for name in given.get(role, ())]
+    if model:
+        flags.append(f"--model={model}")
+    if seed:
+        flags.append(f"--seed={seed}")
     plan = build_plan(
         source,
         task=task,
         model=model,
         given=given,
         header=columns,
-        flags=flags,
+        flags=[*flags, *files.flags],
         seed=seed,
         load_tokenizer=load_tokenizer,
     )
-    names = {one: shorten_path(file) for one, file in files.items()}
+    names = {one: shorten_path(file) for one, file in files.sets.items()}
     lines = list_lines(plan, names)
     text = build_recipe(plan, lines, names["test"])
     load_config(build_settings(lines))  # refuses what a recipe cannot hold, before anything is written
     with translate_disk_errors(recipe.parent, "--output"), ExitStack() as stack:
         recipe.parent.mkdir(parents=True, exist_ok=True)
         stack.enter_context(replace_file(recipe)).write(text.encode())  # opened first, so renamed last
-        opened = {one: stack.enter_context(replace_file(file)) for one, file in files.items()}
+        opened = {one: stack.enter_context(replace_file(file)) for one, file in files.sets.items()}
         for one, fields in read_sets(plan):  # times of Parquet become text
             opened[one].write(json.dumps(fields, ensure_ascii=False, default=str).encode() + b"\n")
-    return Started(plan, recipe, files)
+    return Started(plan, recipe, files.sets)
 
 
 def choose_recipe_path(source: str, output: str | None) -> Path:

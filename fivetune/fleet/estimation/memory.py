@@ -26,7 +26,7 @@ Sources: `fivetune/model/flat.py`, `layers.py`, `attention.py`, `loss.py`, which
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fivetune.distributed.pipeline import divide_costs
@@ -96,10 +96,11 @@ class Memory:
 def estimate_memory(work: Workload, layout: Layout) -> Memory:
     """Estimate the peak of the rank that needs most."""
     num_micro_batches = work.count_micro_batches(layout)
-    peaks = (
-        _find_peak(work, layout, parts, in_flight=min(layout.stages - number, num_micro_batches))
-        for number, parts in enumerate(list_stages(work, layout))
-    )
+    peaks: list[Memory] = []
+    for number, parts in enumerate(list_stages(work, layout)):
+        # a stage computes ahead until its first micro-batch comes back from the last stage
+        in_flight = min(layout.stages - number, num_micro_batches)
+        peaks.append(_find_peak(work, layout, parts, in_flight=in_flight))
     return max(peaks, key=lambda memory: memory.peak)
 
 
@@ -111,7 +112,7 @@ def list_stages(work: Workload, layout: Layout) -> list[list[Part]]:
     parts = list_parts(work, layout)
     if layout.stages == 1:
         return [parts]
-    return [list(_select_stage(work, parts, blocks)) for blocks in divide_costs(work.list_block_flops(), layout.stages)]
+    return [_select_stage(work, parts, blocks) for blocks in divide_costs(work.list_block_flops(), layout.stages)]
 
 
 def _find_peak(work: Workload, layout: Layout, parts: Sequence[Part], *, in_flight: int) -> Memory:
@@ -121,86 +122,113 @@ def _find_peak(work: Workload, layout: Layout, parts: Sequence[Part], *, in_flig
         in_flight: micro-batches of which a pipeline stage holds activations.
     """
     num_weights = sum(part.num_weights for part in parts)
-    root = sum(part.num_weights for part in parts if not part.is_block)
-    is_sharded, several = layout.shards > 1, work.count_micro_batches(layout) > 1
+    num_root = sum(part.num_weights for part in parts if not part.is_block)
+    largest_block = max(part.num_weights for part in parts if part.is_block)
+    is_sharded = layout.shards > 1
+    several = work.count_micro_batches(layout) > 1
     accumulates = several and (layout.reduce_once or not is_sharded)  # whole gradients
     held = 0.0 if layout.offload else FP32 / layout.shards  # bytes for each weight
-    state = work.state_bytes / (1 if work.gathers_state else layout.shards)
-    repeats = [work.recompute and part.is_block for part in parts]
-    saved = [part.inputs if repeat else part.saved for part, repeat in zip(parts, repeats, strict=True)]
-    copies = [0.0 if repeat else part.copies for part, repeat in zip(parts, repeats, strict=True)]
-    others = (in_flight - 1) * (sum(saved) + sum(copies))  # of the other micro-batches
+    state = 0.0
+    if not layout.offload:
+        state = num_weights * work.state_bytes / (1 if work.gathers_state else layout.shards)
+    constant = held * num_weights
+    if work.teacher:
+        constant += FP32 * work.teacher.num_weights
 
-    def build(moment: str, until: int, finished: int, reduced: int, buffers: float, num_gathered: int) -> Memory:
-        """The moment when `until` parts hold activations, and some weights have gradients, part of them reduced."""
-        whole = 0 if is_sharded else finished
+    # bytes of activations and of copied weights that each part saves
+    saved: list[float] = []
+    copies: list[float] = []
+    cached = 0.0
+    for part in parts:
+        repeats = work.recompute and part.is_block
+        saved.append(part.inputs if repeats else part.saved)
+        copies.append(0.0 if repeats else part.copies)
+        if work.recompute and not is_sharded:
+            cached += part.cached
+    other_batches = (in_flight - 1) * (sum(saved) + sum(copies))
+
+    def build(moment: str, num_active: int, finished: int, reduced: int, buffers: float, num_gathered: int) -> Memory:
+        """The moment when `num_active` parts hold activations, `finished` weights have gradients, `reduced` of them
+        reduced, and FSDP2 holds whole weights of `num_gathered` blocks; -1: none, nor embedding, norms and head."""
+        gathered = 0
+        if is_sharded and num_gathered >= 0:
+            gathered = work.matmul_bytes * (num_root + num_gathered * largest_block)
         if accumulates:
-            whole = num_weights - reduced
+            gradients = FP32 * (num_weights - reduced) + held * reduced
+        elif is_sharded:
+            gradients = held * (num_weights if several else reduced)
+        else:
+            gradients = FP32 * finished
         return Memory(
             moment,
-            weights=held * num_weights
-            + _count_gathered_bytes(work, parts, num_gathered, is_sharded=is_sharded)
-            + (FP32 * work.teacher.num_weights if work.teacher else 0),
-            gradients=FP32 * whole + (held * (num_weights if several and not accumulates else reduced)),
-            state=0.0 if layout.offload else state * num_weights,
-            activations=sum(saved[:until]) + others,
-            buffers=buffers + sum(copies[:until]),
+            weights=constant + gathered,
+            gradients=gradients,
+            state=state,
+            activations=sum(saved[:num_active]) + other_batches,
+            buffers=buffers + sum(copies[:num_active]),
         )
 
     # Forward: all activations, and the largest temporary tensors of a part.
-    cached = sum(part.cached for part in parts) if work.recompute and not is_sharded else 0
-    moments = [build("end of forward", len(parts), 0, 0, max(part.forward for part in parts) + cached, 0)]
+    buffers = max(part.forward for part in parts) + cached
+    moments = [build("end of forward", len(parts), 0, 0, buffers, 0)]
+
     # Backward, from the last part: activations go, gradients come.
     finished = reduced = 0
     pending = 0.0  # gradients of embedding and head that are not in the sums yet
     for number, part in reversed(list(enumerate(parts))):
         finished += part.num_weights
-        own = (work.matmul_bytes if is_sharded else FP32) * part.num_weights if accumulates or is_sharded else 0
-        buffer = FP32 * part.num_weights if is_sharded and part.is_block else 0  # of the reduction
-        again = part.saved + part.copies if repeats[number] else 0
-        temporary = part.temporary + pending + own + buffer + again
-        num_gathered = 2 if part.is_block else 1
-        moments.append(build(f"backward of {part.name}", number + 1, finished, reduced, temporary, num_gathered))
+        own = 0
+        if is_sharded:
+            own = work.matmul_bytes * part.num_weights
+        elif accumulates:
+            own = FP32 * part.num_weights
+        buffers = part.temporary + pending + own
         if part.is_block:
-            reduced += part.num_weights if is_sharded else 0
-        elif work.shape.is_tied or not accumulates:
+            if is_sharded:
+                buffers += FP32 * part.num_weights  # of the reduction
+            if work.recompute:
+                buffers += part.saved + part.copies
+        num_gathered = 2 if part.is_block else 1  # FSDP2 gathers a block ahead
+        moments.append(build(f"backward of {part.name}", number + 1, finished, reduced, buffers, num_gathered))
+        if part.is_block and is_sharded:
+            reduced += part.num_weights
+        if not part.is_block and (work.shape.is_tied or not accumulates):
             pending += own
+
     # Embedding and head are gathered until here, so they are reduced last.
     if is_sharded:
-        buffers = FP32 * root + (0 if accumulates else pending)
+        buffers = FP32 * num_root
+        if not accumulates:
+            buffers += pending
         moments.append(build("reduction of embedding and head", 0, num_weights, reduced, buffers, 0))
+
     # Optimizer: one that needs whole weights gathers the largest, and its gradient.
-    largest = max(max(part.sizes, default=0) for part in parts)
-    buffers = 2 * FP32 * largest if work.gathers_state and is_sharded else 0
+    buffers = 0
+    if work.gathers_state and is_sharded:
+        buffers = 2 * FP32 * max(max(part.sizes, default=0) for part in parts)
     moments.append(build("optimizer", 0, num_weights, num_weights if is_sharded else 0, buffers, -1))
     return max(moments, key=lambda memory: memory.peak)
 
 
-def _count_gathered_bytes(work: Workload, parts: Sequence[Part], num_blocks: int, *, is_sharded: bool) -> float:
-    """Weights that FSDP2 holds whole: embedding, norms and head until the end of the backward pass, and `num_blocks`
-    blocks: the one that is computed, and one ahead. -1: nothing."""
-    if num_blocks < 0 or not is_sharded:
-        return 0.0
-    root = sum(part.num_weights for part in parts if not part.is_block)
-    return work.matmul_bytes * (root + num_blocks * max(part.num_weights for part in parts if part.is_block))
-
-
-def _select_stage(work: Workload, parts: Sequence[Part], blocks: range) -> Iterator[Part]:
-    """Yield the parts of a pipeline stage; the embedding is held by the first blocks of both stacks."""
+def _select_stage(work: Workload, parts: Sequence[Part], blocks: range) -> list[Part]:
+    """The parts of a pipeline stage; the embedding is held by the first blocks of both stacks."""
     num_encoder = work.shape.num_layers
     last = num_encoder + work.shape.num_decoder_layers - 1
     by_name = {part.name: part for part in parts}
-    named = [part for part in parts if part.is_block]
+    all_blocks = [part for part in parts if part.is_block]
+    selected: list[Part] = []
     if {0, num_encoder} & set(blocks):
-        alone = work.shape.is_tied and last not in blocks  # else the head has the table
-        yield replace(by_name["embedding"], sizes=(work.shape.table_size,)) if alone else by_name["embedding"]
+        embedding = by_name["embedding"]
+        if work.shape.is_tied and last not in blocks:  # else the head has the table
+            embedding = replace(embedding, sizes=(work.shape.table_size,))
+        selected.append(embedding)
     for number in blocks:
-        yield named[number]
+        selected.append(all_blocks[number])
         if number == num_encoder - 1:
-            yield by_name["the encoder's norm"]
+            selected.append(by_name["the encoder's norm"])
     if last in blocks:
-        yield by_name["the decoder's norm"]
-        yield by_name["head"]
+        selected += [by_name["the decoder's norm"], by_name["head"]]
+    return selected
 
 
 def list_parts(work: Workload, layout: Layout) -> list[Part]:
@@ -208,74 +236,99 @@ def list_parts(work: Workload, layout: Layout) -> list[Part]:
 
     The weights of a tied embedding belong to the head, whose gradient is the first.
     """
-    shape, batch = work.shape, work.passes * work.get_batch_size(layout)
-    inputs, targets = batch * work.num_inputs, batch * work.num_targets
-    d, dropped = shape.d_model, _count_position_bytes(work)
-    norm = 4 * d + 4
-    encoder_end = norm + FP32 * d + dropped * d
-    decoder_end = encoder_end + (work.matmul_bytes * d if work.matmul_bytes < FP32 else 0)
-    is_tied = shape.is_tied
+    shape = work.shape
+    batch = work.passes * work.get_batch_size(layout)
+    inputs = batch * work.num_inputs
+    targets = batch * work.num_targets
+    d = shape.d_model
+    dropped = _count_position_bytes(work)
     embedded = FP32 * d * (inputs + targets)
-    return [
-        Part(
-            "embedding",
-            () if is_tied else (shape.table_size,),
-            saved=dropped * d * (inputs + targets),
-            temporary=2 * embedded,
-        ),
-        *(_build_block(work, layout, number, batch, is_decoder=False) for number in range(shape.num_layers)),
-        Part("the encoder's norm", (d,), saved=encoder_end * inputs, temporary=8 * d * inputs),
-        *(_build_block(work, layout, number, batch, is_decoder=True) for number in range(shape.num_decoder_layers)),
-        Part("the decoder's norm", (d,), saved=decoder_end * targets, temporary=8 * d * targets),
-        _build_head(work, layout, targets, embedded),
-    ]
+    table = () if shape.is_tied else (shape.table_size,)
+    parts = [Part("embedding", table, saved=dropped * d * (inputs + targets), temporary=2 * embedded)]
+    for number in range(shape.num_layers):
+        parts.append(_build_block(work, layout, number, batch, is_decoder=False))
+
+    # The last norm of a stack: its input, its output in fp32, and the dropout of that.
+    norm = 4 * d + 4 + FP32 * d + dropped * d
+    parts.append(Part("the encoder's norm", (d,), saved=norm * inputs, temporary=8 * d * inputs))
+    for number in range(shape.num_decoder_layers):
+        parts.append(_build_block(work, layout, number, batch, is_decoder=True))
+    if work.matmul_bytes < FP32:
+        norm += work.matmul_bytes * d  # the head multiplies a copy of the decoder's output in 16 bits
+    parts.append(Part("the decoder's norm", (d,), saved=norm * targets, temporary=8 * d * targets))
+    parts.append(_build_head(work, layout, targets, embedded))
+    return parts
 
 
 def _build_block(work: Workload, layout: Layout, number: int, batch: int, *, is_decoder: bool) -> Part:
-    shape, share = work.shape, layout.heads
-    d, inner, width, heads = shape.d_model, shape.inner_size // share, shape.d_ff // share, shape.num_heads / share
-    e, dropped = work.matmul_bytes, _count_position_bytes(work)
-    inputs, targets = batch * work.num_inputs, batch * work.num_targets
+    shape = work.shape
+    e = work.matmul_bytes
+    dropped = _count_position_bytes(work)
+    inputs = batch * work.num_inputs
+    targets = batch * work.num_targets
     tokens, length = (targets, work.num_targets) if is_decoder else (inputs, work.num_inputs)
-    num_matrices = 2 if shape.is_gated_act else 1
+    d = shape.d_model
+    # one rank's share of heads and features
+    inner = shape.inner_size // layout.heads
+    width = shape.d_ff // layout.heads
+    heads = shape.num_heads / layout.heads
 
+    # self-attention
     layer = 4 * d + 4 + e * d + dropped * d  # norm, input of the products, residual dropout
-    saved = 2 * tokens * layer + 4 * e * inner * tokens
+    saved = tokens * layer + 4 * e * inner * tokens
     saved += _count_attention_bytes(work, batch, length, length, heads)
-    feed_forward = (3 * e + dropped) * width if shape.is_gated_act else (2 if work.on_gpu else 1) * e * width
-    saved += feed_forward * tokens
     sizes = [inner * d] * 4
-    joined = 3 * inner * d + (2 * width * d if shape.is_gated_act else 0)
-    square = 4 * FP32 * heads * length**2 if not work.on_gpu else 0  # gradients of the relative bias
-    attention = (8 * d + 8 * e * inner) * tokens + square
+    joined = 3 * inner * d  # elements of weights that one product reads together
+    temporary = (8 * d + 8 * e * inner) * tokens
+    if not work.on_gpu:
+        temporary += 4 * FP32 * heads * length**2  # gradients of the relative bias
+
+    # cross-attention
     if is_decoder:
         sizes += [inner * d] * 4
         saved += tokens * layer + 2 * e * inner * tokens
         # As `should_attend_memory`: the encoder's output is read in place of keys and values.
-        if not work.on_gpu and layout.heads == 1 and 2 * work.num_targets < work.shape.d_kv:
+        if not work.on_gpu and layout.heads == 1 and 2 * work.num_targets < shape.d_kv:
             saved += _count_attention_bytes(work, batch, work.num_targets * shape.num_heads, work.num_inputs, 1)
             saved += 2 * FP32 * shape.num_heads * d * tokens
-            attention = max(attention, 4 * FP32 * shape.num_heads * d * tokens + 2 * FP32 * d * inputs)
+            temporary = max(temporary, 4 * FP32 * shape.num_heads * d * tokens + 2 * FP32 * d * inputs)
         else:
             saved += _count_attention_bytes(work, batch, work.num_targets, work.num_inputs, heads)
-            saved += (2 * e * inner + (e * d if e < FP32 else 0)) * inputs
+            saved += 2 * e * inner * inputs
+            if e < FP32:
+                saved += e * d * inputs
             joined += 2 * inner * d
-            attention = max(attention, (4 * e * inner + FP32 * d) * inputs)
-        attention += FP32 * d * inputs  # the gradient of the encoder's output
-    sizes += [width * d] * num_matrices + [width * d] + [d] * (3 if is_decoder else 2)
+            temporary = max(temporary, (4 * e * inner + FP32 * d) * inputs)
+        temporary += FP32 * d * inputs  # the gradient of the encoder's output
+
+    # feed-forward
+    saved += tokens * layer
+    if shape.is_gated_act:
+        saved += (3 * e + dropped) * width * tokens
+        sizes += [width * d] * 3
+        joined += 2 * width * d
+        dense = (8 * d + 6 * e * width) * tokens
+    else:
+        saved += (2 if work.on_gpu else 1) * e * width * tokens
+        sizes += [width * d] * 2
+        dense = (8 * d + 2 * e * width) * tokens
+
+    sizes += [d] * (3 if is_decoder else 2)  # norms
+    num_copied = sum(sizes)  # the bias is no factor of a product
     if number == 0 or shape.has_bias_per_layer:
         sizes.append(int(NUM_BUCKETS * heads))
-    linear = sum(sizes) - (sizes[-1] if number == 0 or shape.has_bias_per_layer else 0)
-    casts = e < FP32 and layout.shards == 1
-    dense = (8 * d + (6 if shape.is_gated_act else 2) * e * width) * tokens
+    copies, cached = e * joined, 0.0
+    if e < FP32 and layout.shards == 1:  # autocast keeps a copy of all, FSDP2 casts what it gathers
+        copies = e * num_copied
+        cached = e * (num_copied - joined)
     return Part(
         f"{'decoder' if is_decoder else 'encoder'} block {number}",
         tuple(sizes),
-        copies=e * (linear if casts else joined),
-        cached=e * (linear - joined) if casts else 0.0,
+        copies=copies,
+        cached=cached,
         saved=saved,
         inputs=FP32 * d * tokens,
-        temporary=max(attention, dense),
+        temporary=max(temporary, dense),
         is_block=True,
     )
 
@@ -308,20 +361,28 @@ def _build_head(work: Workload, layout: Layout, targets: int, embedded: float) -
     Bytes per logit of a chunk: the logits, unless they are saved (e); those or the softmax of the chunk before (e); the
     softmax, in the forward pass the exponentials, in fp32 (4; in 16 bits 8, because the logits are cast first).
     """
-    shape, e = work.shape, work.matmul_bytes
-    logits = targets * shape.vocab_size
+    shape = work.shape
+    e = work.matmul_bytes
+    num_logits = targets * shape.vocab_size
     limit, tile = (CUDA_CHUNKS * CHUNK_LOGITS, CHUNK_TILE) if work.on_gpu else (CHUNK_LOGITS, 1)
-    chunk = min(logits, max(1, limit // shape.vocab_size // tile) * tile * shape.vocab_size)
-    keeps, several = logits <= CHUNK_LOGITS, chunk < logits
-    wide = FP32 if e == FP32 else 2 * FP32
-    computed = (0 if keeps else e) + (e if several else 0)
-    backward = (wide + computed) * chunk + e * shape.d_model * targets
-    casts = e * shape.table_size if e < FP32 and layout.shards == 1 else 0
+    rows = max(1, limit // shape.vocab_size // tile) * tile
+    chunk = min(num_logits, rows * shape.vocab_size)
+    per_logit = FP32 if e == FP32 else 2 * FP32
+    saved = 0
+    if num_logits <= CHUNK_LOGITS:
+        saved = e * num_logits
+    else:
+        per_logit += e
+    if chunk < num_logits:
+        per_logit += e
+    copies = 0
+    if e < FP32 and layout.shards == 1:
+        copies = e * shape.table_size
     return Part(
         "head",
         (shape.table_size,),
-        copies=casts,
-        saved=e * logits if keeps else 0,
-        temporary=backward + casts,
-        forward=embedded + (wide + computed) * chunk,
+        copies=copies,
+        saved=saved,
+        temporary=per_logit * chunk + e * shape.d_model * targets + copies,
+        forward=embedded + per_logit * chunk,
     )

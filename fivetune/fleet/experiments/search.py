@@ -55,9 +55,9 @@ def tune(config: RunConfig, *, folder: Path, write_line: Callable[[str], None]) 
                     found = study.build_search()
                     write_line(_format_trial(found, trial.number))
                     # Settings that no trial survives are a mistake, not a search space.
-                    #  A retried trial has no folder and does not count.
+                    # A retried trial has no folder and does not count.
                     over = [one for one in found.trials if one.state in OVER and one.run]
-                    if len(over) >= MAX_FAILED_TRIALS and all(one.state == "failed" for one in over):
+                    if len(over) >= MAX_FAILED_TRIALS and {one.state for one in over} == {"failed"}:
                         why = f"all of {len(over)} trials failed, the last one: {over[-1].why}"
                         raise IncompleteError(f"{folder}: {why}")
         finally:
@@ -114,7 +114,9 @@ def _start_trial(study: Study, trial: optuna.Trial, run: Path) -> Job:
     else:
         recipe = run.with_suffix(".yaml")
         rundir.write_text(recipe, build_trial_config(study.config, trial.params, run).as_redacted_yaml())
-        words = ["train", str(recipe), "--overwrite", "--quiet", *(["--no-preflight"] if trial.number else [])]
+        words = ["train", str(recipe), "--overwrite", "--quiet"]
+        if trial.number:  # the first trial has checked the machine and the data
+            words.append("--no-preflight")
     return Job(words, run.with_suffix(".log"))
 
 
@@ -146,7 +148,9 @@ def _watch_trial(study: Study, trial: optuna.Trial, heartbeat: Heartbeat, job: J
 def read_best_score(folder: Path, metric: str) -> float | None:
     """Read the score of the best evaluation of a run, on all examples once the run has finished."""
     best = rundir.read_status(folder).best
-    chosen = find_chosen_eval(rundir.read_evals(folder), best) if best else None
+    if best is None:
+        return None
+    chosen = find_chosen_eval(rundir.read_evals(folder), best)
     return chosen.scores.get(metric) if chosen else None
 
 
@@ -162,9 +166,12 @@ def _format_trial(found: Search, number: int) -> str:
     settings = "  ".join(f"{key} {format_setting(key, value)}" for key, value in one.settings.items())
     if one.state == "failed":
         return f"trial {number}: failed: {one.why}  {settings}".rstrip()
-    best = f"  (best {found.best.score:.2f}, trial {found.best.number})" if found.best else ""
-    score = "no score" if one.score is None else f"{found.metric} {one.score:.2f}"
-    return f"trial {number}: {score}{', pruned' if one.state == 'pruned' else ''}{best}  {settings}"
+    line = f"trial {number}: no score" if one.score is None else f"trial {number}: {found.metric} {one.score:.2f}"
+    if one.state == "pruned":
+        line += ", pruned"
+    if found.best:
+        line += f"  (best {found.best.score:.2f}, trial {found.best.number})"
+    return f"{line}  {settings}"
 
 
 def _write_results(found: Search, config: RunConfig, folder: Path) -> None:
@@ -173,6 +180,9 @@ def _write_results(found: Search, config: RunConfig, folder: Path) -> None:
         recipe = build_trial_config(config, found.best.settings, f"{config.run.dir}-best").as_redacted_yaml()
         title = f"# Trial {found.best.number} of {folder.name}: {found.metric} {found.best.score:.2f}, the best so far."
         rundir.write_text(folder / "best.yaml", f"{title}\n{recipe}")
-    doubt, is_bad = find_first_verdict(folder / found.best.run) if found.best and found.best.run else ("", False)
-    page = build_search_page(found, recipe=str(folder / "best.yaml"), doubt=doubt if is_bad else "")
+    doubt = ""
+    if found.best and found.best.run:
+        verdict, is_bad = find_first_verdict(folder / found.best.run)
+        doubt = verdict if is_bad else ""
+    page = build_search_page(found, recipe=str(folder / "best.yaml"), doubt=doubt)
     rundir.write_text(folder / "search.html", render_html(page))

@@ -35,7 +35,9 @@ def load_search(source: str | Path | Mapping[str, Any], overrides: Mapping[str, 
         raise ConfigError(f"{where}: search.over is missing. Give the settings to search, for example {EXAMPLE}.")
     if not (config.data.eval or config.data.eval_share or config.task.part_tasks):
         raise ConfigError("data.eval: a search needs evaluation data to score trials by. Add --data.eval FILE.")
-    over = {key: _convert_range_type(key, searched, layers, where) for key, searched in config.search.over.items()}
+    over: dict[str, SearchDimension] = {}
+    for key, searched in config.search.over.items():
+        over[key] = _convert_range_type(key, searched, layers, where)
     return config.replace("search", over=over)
 
 
@@ -44,27 +46,31 @@ def build_trial_config(config: RunConfig, settings: Mapping[str, Any], folder: s
 
     Trials have no copy at checkpoint.url, which would be that of the first one.
     """
-    return load_config(
-        config.as_dict(), {**settings, "run.dir": str(folder), "checkpoint.url": None, "search.over": {}}
-    )
+    own = {"run.dir": str(folder), "checkpoint.url": None, "search.over": {}}
+    return load_config(config.as_dict(), {**settings, **own})
 
 
 def select_recipe_values(config: RunConfig) -> dict[str, Any]:
     """The recipe's own values of the searched settings, without values outside their range or choices."""
     values = flatten_table(config.as_dict())
-    return {
-        key: values.get(key)
-        for key, searched in config.search.over.items()
-        if (values.get(key) in searched.choices if searched.choices else _is_inside(values.get(key), searched))
-    }
+    own: dict[str, Any] = {}
+    for key, searched in config.search.over.items():
+        value = values.get(key)
+        if _is_inside(value, searched):
+            own[key] = value
+    return own
 
 
 def _is_inside(value: Any, searched: SearchDimension) -> bool:
+    if searched.choices:
+        return value in searched.choices
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     assert searched.low is not None and searched.high is not None
+    if not searched.low <= value <= searched.high:
+        return False
     steps = (value - searched.low) / searched.step if searched.step else 0
-    return searched.low <= value <= searched.high and abs(steps - round(steps)) < 1e-9
+    return abs(steps - round(steps)) < 1e-9
 
 
 def _convert_range_type(key: str, searched: SearchDimension, layers: Layers, where: str) -> SearchDimension:
@@ -75,8 +81,10 @@ def _convert_range_type(key: str, searched: SearchDimension, layers: Layers, whe
     if searched.choices:
         return searched
     low, high = searched.samples
-    whole = low == int(low) and high == int(high) and _find_setting_error(layers, key, low + FRACTION * (high - low))
-    kind = int if whole else float
+    kind = float
+    # a setting of whole numbers refuses a number between the ends
+    if low == int(low) and high == int(high) and _find_setting_error(layers, key, low + FRACTION * (high - low)):
+        kind = int
     step = searched.step and kind(searched.step)
     if step != searched.step:
         raise ConfigError(f"{where}: search.over.{key}.step is {searched.step}, but the setting needs whole numbers.")
@@ -92,6 +100,7 @@ def _find_setting_error(layers: Layers, key: str, value: Any) -> str | None:
     except ConfigError as error:  # an unknown plugin
         return str(error)
     except ValidationError as error:
-        own = [found for found in error.errors() if found["loc"]]  # a rule between settings depends on the others
-        return describe_error(own[0], changed).replace(f"--{key}: {key}", key).replace(f"--{key}", key) if own else None
+        for found in error.errors():
+            if found["loc"]:  # a rule between settings, which has no place, depends on the others
+                return describe_error(found, changed).replace(f"--{key}: {key}", key).replace(f"--{key}", key)
     return None

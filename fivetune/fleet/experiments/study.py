@@ -6,6 +6,7 @@ A lock on the folder serialises the operations that two processes must not do at
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import socket
@@ -114,7 +115,8 @@ class Study:
                 if settings := select_recipe_values(config):
                     self._study.enqueue_trial(settings)
         # Another recipe's scores would be compared with these.
-        before, now = flatten_table(self._study.user_attrs["recipe"]), flatten_table(_select_comparable(config))
+        before = flatten_table(self._study.user_attrs["recipe"])
+        now = flatten_table(_select_comparable(config))
         for key in sorted(before.keys() & now.keys()):
             if before[key] != now[key]:
                 raise ConfigError(
@@ -133,15 +135,16 @@ class Study:
             counted = len(trials) - len(waiting) - len(self._map_retries(trials))
             if counted >= self.config.search.num_trials:
                 return None
-            section, samplers = self.config.search, self._optuna.samplers
+            section = self.config.search
             seed = (section.seed * 1_000_003 + len(trials)) % 2**31  # draws do not depend on the process
-            self._study.sampler = (
-                samplers.TPESampler(seed=seed, n_startup_trials=section.startup_trials)
-                if section.sampler == "tpe"
-                else samplers.RandomSampler(seed=seed)
-            )
+            if section.sampler == "tpe":
+                sampler = self._optuna.samplers.TPESampler(seed=seed, n_startup_trials=section.startup_trials)
+            else:
+                sampler = self._optuna.samplers.RandomSampler(seed=seed)
+            self._study.sampler = sampler
             trial = self._study.ask(self._ranges)
-            before, run = trial.user_attrs.get("run"), f"trial-{trial.number:03d}"
+            run = f"trial-{trial.number:03d}"
+            before = trial.user_attrs.get("run")
             if before:  # a retry takes over the folder of the attempt before
                 with suppress(FileNotFoundError):
                     (self.folder / before).rename(self.folder / run)
@@ -193,11 +196,14 @@ class Study:
         trials = self._study.get_trials(deepcopy=False)
         retried = self._map_retries(trials)
         shown = tuple(self._build_trial(one, retried_as=retried.get(one.number)) for one in trials)
-        sign = 1 if self.higher_is_better else -1
-        scored = [(one.score, one) for one in shown if one.state == "finished" and one.score is not None]
-        # Of equal scores the first trial is the best.
-        best = max(scored, key=lambda pair: (sign * pair[0], -pair[1].number))[1] if scored else None
-        section = self.config.search
+        best: Trial | None = None
+        best_value = -math.inf
+        for one in shown:
+            if one.state == "finished" and one.score is not None:
+                value = one.score if self.higher_is_better else -one.score
+                if value > best_value:  # of equal scores the first trial is the best
+                    best, best_value = one, value
+        logarithmic = [key for key, searched in self.config.search.over.items() if searched.log]
         return Search(
             self.folder.name,
             self.metric,
@@ -205,23 +211,29 @@ class Study:
             shown,
             best,
             self._compute_importances(shown),
-            tuple(key for key, searched in section.over.items() if searched.log),
+            tuple(logarithmic),
             bool(select_recipe_values(self.config)),
         )
 
     def _build_trial(self, one: FrozenTrial, *, retried_as: int | None) -> Trial:
         attributes = one.user_attrs
-        why, run = attributes.get("why", ""), attributes.get("run", "")
+        why = attributes.get("why", "")
+        run = attributes.get("run", "")
         if retried_as is not None:
-            why, run = f"{(why or 'its process died').rstrip('.')}; retried as trial {retried_as}", ""
+            cause = (why or "its process died").rstrip(".")
+            why, run = f"{cause}; retried as trial {retried_as}", ""
         curve = tuple(sorted((int(step), score) for step, score in attributes.get("curve", ())))
-        scores = [score for _, score in curve]
-        so_far = (max if self.higher_is_better else min)(scores) if scores else None
+        score = None
+        if one.state.name == "COMPLETE":
+            score = one.value
+        elif curve:
+            scores = [value for _, value in curve]
+            score = max(scores) if self.higher_is_better else min(scores)
         return Trial(
             number=one.number,
             state=STATES[one.state.name],
             settings=dict(one.params),
-            score=one.value if one.state.name == "COMPLETE" else so_far,
+            score=score,
             curve=curve,
             seconds=attributes.get("seconds"),
             why=why,
@@ -250,8 +262,9 @@ class Study:
         num_attempts = trial.user_attrs.get("num_attempts", 0) + count_attempt
         self._study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
         if retry and num_attempts < MAX_ATTEMPTS:
-            marks = {"retry_of": trial.number, "num_attempts": num_attempts, "run": trial.user_attrs.get("run")}
-            attributes = {key: value for key, value in marks.items() if value is not None}
+            attributes = {"retry_of": trial.number, "num_attempts": num_attempts}
+            if "run" in trial.user_attrs:
+                attributes["run"] = trial.user_attrs["run"]
             self._study.enqueue_trial(dict(trial.params), user_attrs=attributes)
 
     def _map_retries(self, trials: Sequence[FrozenTrial]) -> dict[int, int]:
@@ -341,7 +354,7 @@ def _load_or_create_study(section: SearchSection, folder: Path, *, maximize: boo
             pruner=pruner,
         )
     except Exception as error:  # every database driver has its own
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise FiveTuneEnvironmentError(
             f"search.storage {section.storage}: cannot be opened: {reason}. "
             "Fix the address or the driver, or use sqlite or journal."

@@ -90,25 +90,29 @@ def read_sweep(source: str | Path, overrides: Mapping[str, Any] | None = None) -
     file.check_reserved("set", settings)
     shared = _merge_settings(settings, _flatten_settings(overrides or {}))
     variants = _build_variants(file)
-    varied = tuple(dict.fromkeys(key for settings in variants.values() for key in settings))
+    varied: dict[str, None] = {}  # keys alone, in the order of the file
+    for own in variants.values():
+        varied |= dict.fromkeys(own)
     # A flag that replaced a varied setting would make all variants equal.
     for key, value in (overrides or {}).items():
-        if not _flatten_settings({key: value}).keys().isdisjoint(varied):
+        if _flatten_settings({key: value}).keys() & varied.keys():
             raise ConfigError(f"--{key}: is varied by {path}. Change it there.")
         if key in RESERVED_KEYS:
             raise ConfigError(f"--{key}: is set by the sweep. Change `{RESERVED_KEYS[key]}:` in {path}.")
     folder = Path(file.keys.dir or f"runs/{path.stem}")
-    configs = {name: file.build_config(base, shared, name, settings) for name, settings in variants.items()}
+    configs: dict[str, RunConfig] = {}
     seen: dict[str, str] = {}
-    for name, config in configs.items():
-        if (other := seen.setdefault(config.as_yaml(), name)) != name:
+    for name, own in variants.items():
+        configs[name] = file.build_config(base, shared, name, own)
+        other = seen.setdefault(configs[name].as_yaml(), name)
+        if other != name:
             raise ConfigError(f"{path}: variants {other!r} and {name!r} have the same settings. Take one out.")
     return Sweep(
         path=path,
         title=file.keys.title or path.stem,
         folder=folder,
         variants=variants,
-        varied=varied,
+        varied=tuple(varied),
         runs=tuple(_plan_runs(configs, folder, file.keys.seeds, file.keys.order)),
         baseline=file.find_baseline(variants),
         metric=file.choose_metric(configs),
@@ -221,8 +225,10 @@ class _SweepFile:
     def _describe_error(self, error: ValidationError, table: Mapping[str, Any]) -> str:
         """Describe the first error; a missing key is reported last, because another key may be misspelt."""
         first = min(error.errors(), key=lambda found: found["type"] == "missing")
-        path = [str(part) for part in first["loc"][: 2 if first["loc"][0] == "corpus" else 1]]
-        key, section = ".".join(path), ".".join(path[:-1])
+        depth = 2 if first["loc"][0] == "corpus" else 1
+        path = [str(part) for part in first["loc"][:depth]]
+        key = ".".join(path)
+        section = ".".join(path[:-1])
         if first["type"] == "missing":
             if section:
                 return f"{self.locate(section)}: {section} has no {path[-1]}. Give {DESCRIPTIONS[section]}."
@@ -252,7 +258,9 @@ class _SweepFile:
 
     def find_baseline(self, variants: Mapping[str, Settings]) -> str:
         """Find the name of the baseline: given by name or by settings, else the first variant."""
-        given = self.keys.baseline if self.keys.baseline is not None else next(iter(variants))
+        given = self.keys.baseline
+        if given is None:
+            return next(iter(variants))
         if not isinstance(given, str):
             wanted = _flatten_settings(given).items()
             found = [name for name, settings in variants.items() if wanted <= settings.items()]
@@ -286,8 +294,8 @@ class _SweepFile:
         try:
             return load_config(base, _merge_settings(shared, settings))
         except ConfigError as error:
-            lines = [self._add_location(line, settings) for line in str(error).splitlines()]
-            raise ConfigError("\n".join(f"{line} (variant {variant})" for line in lines)) from None
+            lines = [f"{self._add_location(line, settings)} (variant {variant})" for line in str(error).splitlines()]
+            raise ConfigError("\n".join(lines)) from None
 
     def _add_location(self, message: str, settings: Settings) -> str:
         """Replace `--key` in an error by the line of this file that sets the key."""
@@ -295,11 +303,16 @@ class _SweepFile:
         if not found:
             return message
         key, rest = found.groups()
-        kinds: dict[str, Iterable[str]] = {"set": _flatten_settings(self.keys.shared)}
         if key in settings:
-            kinds = {"grid": _flatten_settings(self.keys.grid), "zip": _flatten_settings(self.keys.zipped)}
-        kind = next((kind for kind, keys in kinds.items() if key in keys), "list" if key in settings else None)
-        if kind is None:
+            if key in _flatten_settings(self.keys.grid):
+                kind = "grid"
+            elif key in _flatten_settings(self.keys.zipped):
+                kind = "zip"
+            else:
+                kind = "list"
+        elif key in _flatten_settings(self.keys.shared):
+            kind = "set"
+        else:
             return message
         where = self.locate(f"{kind}.{key}")
         return f"{where}: {rest}" if rest.startswith(key) else f"{where}: {key}: {rest}"
@@ -338,10 +351,11 @@ def _translate_arguments(given: Settings) -> Settings:
     settings: Settings = {}
     for key, value in given.items():
         name = key.replace("-", "_")
-        try:
-            settings |= translate_argument(name, value, where=key, beside=beside) if is_known(name) else {key: value}
-        except ConfigError:
-            settings[key] = value
+        translated: Settings = {key: value}
+        if is_known(name):
+            with suppress(ConfigError):
+                translated = translate_argument(name, value, where=key, beside=beside)
+        settings |= translated
     return settings
 
 
@@ -362,7 +376,8 @@ def _merge_settings(below: Settings, above: Settings) -> Settings:
     >>> _merge_settings({"train.num_epochs": 3, "device": "cpu"}, {"train.num_steps": 4})
     {'device': 'cpu', 'train.num_steps': 4}
     """
-    return {key: value for key, value in below.items() if EXCLUSIVE.get(key) not in above} | above
+    kept = {key: value for key, value in below.items() if EXCLUSIVE.get(key) not in above}
+    return kept | above
 
 
 def _build_variants(file: _SweepFile) -> dict[str, Settings]:
@@ -374,11 +389,15 @@ def _build_variants(file: _SweepFile) -> dict[str, Settings]:
     if not factors:
         raise ConfigError(f"{file.path}: nothing is varied. Give grid, zip or list.")
     # A setting in two factors would have two values.
-    keys = Counter[str]()
+    taken: set[str] = set()
     for factor in factors:
-        keys.update({key for _, settings in factor for key in settings})
-    if twice := [key for key, num in keys.items() if num > 1]:
-        raise ConfigError(f"{file.path}: {twice[0]} is varied twice. Keep it in one of grid, zip and list.")
+        own: set[str] = set()
+        for _, settings in factor:
+            own |= settings.keys()
+        twice = sorted(own & taken)
+        if twice:
+            raise ConfigError(f"{file.path}: {twice[0]} is varied twice. Keep it in one of grid, zip and list.")
+        taken |= own
     variants: dict[str, Settings] = {}
     for combination in product(*factors):
         name = " ".join(label for label, _ in combination)
@@ -391,11 +410,14 @@ def _build_variants(file: _SweepFile) -> dict[str, Settings]:
 
 
 def _read_list_factors(file: _SweepFile) -> list[Factor]:
-    entries = file.keys.listed
-    keys = [key for entry in entries for key in _flatten_settings(entry) if key != "name"]
-    factor: Factor = []
-    for number, entry in enumerate(entries, start=1):
+    unnamed: list[Settings] = []
+    keys: set[str] = set()
+    for entry in file.keys.listed:
         settings = _flatten_settings({key: value for key, value in entry.items() if key != "name"})
+        unnamed.append(settings)
+        keys |= settings.keys()
+    factor: Factor = []
+    for number, (entry, settings) in enumerate(zip(file.keys.listed, unnamed, strict=True), start=1):
         file.check_reserved("list", settings)
         name = entry.get("name", _format_label(settings, keys) or "as the base")
         if not isinstance(name, str) or not name.strip():
@@ -412,8 +434,10 @@ def _read_zip_factors(file: _SweepFile) -> list[Factor]:
         raise ConfigError(
             f"{file.locate('zip')}: zip: the lists differ in length ({counts}). Give lists of one length."
         )
-    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    return [[_build_choice(row, columns) for row in rows]] if rows else []
+    factor: Factor = []
+    for row in zip(*columns.values(), strict=True):
+        factor.append(_build_choice(dict(zip(columns, row, strict=True)), columns))
+    return [factor] if factor else []
 
 
 def _build_choice(given: Settings, columns: Settings) -> tuple[str, Settings]:
@@ -441,10 +465,13 @@ def _format_label(settings: Mapping[str, Any], keys: Iterable[str]) -> str:
     >>> _format_label({"train.batch_size": 8}, ["train.batch_size", "eval.batch_size"])
     'train.batch_size=8'
     """
-    shorts = Counter(map(_shorten_key, set(keys)))
-    return " ".join(
-        f"{_shorten_key(k) if shorts[_shorten_key(k)] == 1 else k}={format_label_value(v)}" for k, v in settings.items()
-    )
+    counts = Counter(map(_shorten_key, set(keys)))
+    words: list[str] = []
+    for key, value in settings.items():
+        short = _shorten_key(key)
+        name = short if counts[short] == 1 else key
+        words.append(f"{name}={format_label_value(value)}")
+    return " ".join(words)
 
 
 def _shorten_key(key: str) -> str:
@@ -472,10 +499,14 @@ def _plan_runs(
     """Yield the runs in order. Interleaved rounds alternate in direction: a steady drift affects all variants alike."""
     names = list(configs)
     slugs = _make_slugs(names)
+    rounds: list[tuple[str, int]] = []
     if order == "interleaved":
-        rounds = [(name, seed) for i, seed in enumerate(seeds) for name in (names if i % 2 == 0 else reversed(names))]
+        for seed in seeds:
+            rounds += [(name, seed) for name in names]
+            names.reverse()
     else:
-        rounds = [(name, seed) for name in names for seed in seeds]
+        for name in names:
+            rounds += [(name, seed) for seed in seeds]
     for name, seed in rounds:
         yield plan_run(configs[name], folder, slugs[name], variant=name, seed=seed)
 

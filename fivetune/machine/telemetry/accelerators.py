@@ -110,16 +110,19 @@ def find_peak_flops(name: str, precision: str) -> float | None:
     >>> find_peak_flops("NVIDIA A100-SXM4-40GB MIG 3g.20gb", "bf16"), find_peak_flops("Tesla T4", "bf16")
     (None, None)
     """
-    peaks = PEAK_TERAFLOPS.get(_normalize_name(name))
-    kind = "bf16" if precision == "tf32" else precision
-    peak = peaks[("fp32", "fp16", "bf16").index(kind)] if peaks else None
-    return None if peak is None else peak * 1e12 * (TF32_SHARE if precision == "tf32" else 1.0)
+    fp32, fp16, bf16 = PEAK_TERAFLOPS.get(_normalize_name(name), (None, None, None))
+    tf32 = None if bf16 is None else TF32_SHARE * bf16
+    peak = {"fp32": fp32, "tf32": tf32, "fp16": fp16, "bf16": bf16}[precision]
+    return None if peak is None else peak * 1e12
 
 
 def _normalize_name(name: str) -> str:
     """The words of a device's name without vendor and memory size."""
-    words = re.split(r"[\s-]+", name.upper())
-    return " ".join(word for word in words if word not in VENDORS and not MEMORY_SIZE.fullmatch(word))
+    words: list[str] = []
+    for word in re.split(r"[\s-]+", name.upper()):
+        if word not in VENDORS and not MEMORY_SIZE.fullmatch(word):
+            words.append(word)
+    return " ".join(words)
 
 
 def find_accelerator(name: str, memory_mib: int | None = None) -> Accelerator | None:
@@ -133,18 +136,27 @@ def find_accelerator(name: str, memory_mib: int | None = None) -> Accelerator | 
     >>> find_accelerator("NVIDIA A100-SXM4-40GB") == find_accelerator("a100-40gb")
     True
     """
-    short, named = name.lower(), _normalize_name(name)
-    alike = [ACCELERATORS[short]] if short in ACCELERATORS else []
-    alike = alike or [found for found in ACCELERATORS.values() if found.peak_name == named]
+    if name.lower() in ACCELERATORS:
+        alike = [ACCELERATORS[name.lower()]]
+    else:
+        peak_name = _normalize_name(name)
+        alike = [found for found in ACCELERATORS.values() if found.peak_name == peak_name]
+    if not alike:
+        return None
     size = memory_mib or _read_memory_mib(name)
-    if size is None or not alike:
-        return alike[0] if alike else None
+    if size is None:
+        return alike[0]
     closest = min(alike, key=lambda found: abs(found.memory_mib - size))
-    is_same = memory_mib is None and abs(closest.memory_mib - size) <= SAME_SIZE * size
-    return closest if is_same else replace(closest, memory_mib=size)
+    # a size in the name is rounded, so that the table knows better
+    if memory_mib is None and abs(closest.memory_mib - size) <= SAME_SIZE * size:
+        return closest
+    return replace(closest, memory_mib=size)
 
 
 def _read_memory_mib(name: str) -> int | None:
     """The size of the memory in a device's name."""
-    sizes = [found[1] for word in re.split(r"[\s-]+", name.upper()) if (found := MEMORY_SIZE.fullmatch(word))]
-    return next((1024 * int(size) for size in sizes if size), None)
+    for word in re.split(r"[\s-]+", name.upper()):
+        found = MEMORY_SIZE.fullmatch(word)
+        if found and found[1]:  # HBM3 has no size
+            return 1024 * int(found[1])
+    return None

@@ -41,9 +41,11 @@ def pick_device(requested: str) -> str:
         count_tpu_chips()
         return requested
     kind, _, index = requested.partition(":")
-    there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}[kind]
-    if int(index or 0) >= there:
-        devices = f"{there or 'no'} {kind.upper()} device{'' if there == 1 else 's'}"
+    present = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}[kind]
+    if int(index or 0) >= present:
+        devices = f"{present or 'no'} {kind.upper()} device"
+        if present != 1:
+            devices += "s"
         raise FiveTuneEnvironmentError(
             f"device: {requested} is not available, this machine has {devices}. Use auto or cpu."
         )
@@ -152,24 +154,38 @@ def explain_replaced_precision(requested: str, device: str) -> str:
 
 def find_bf16_units() -> str:
     """Name the CPU's units for products of bf16 matrices: AMX, AVX512-BF16 or BF16 (ARM); empty without any."""
-    if not CPU_INFO.is_file():
-        return ""
-    flags = next((line for line in CPU_INFO.read_text().splitlines() if line.startswith(("flags", "Features"))), "")
-    found = flags.partition(":")[2].split()
-    return next((name for flag, name in BF16_UNITS.items() if flag in found), "")
+    flags = _read_cpu_info("flags", "Features").split()
+    for flag, name in BF16_UNITS.items():
+        if flag in flags:
+            return name
+    return ""
+
+
+def _read_cpu_info(*names: str) -> str:
+    """The first value of one of these names; empty where the system has none."""
+    if CPU_INFO.is_file():
+        for line in CPU_INFO.read_text().splitlines():
+            if line.startswith(names):
+                return line.partition(":")[2].strip()
+    return ""
 
 
 def count_cores() -> int:
     """Physical cores that this process may use; OMP_NUM_THREADS overrides it."""
-    if os.environ.get("OMP_NUM_THREADS", "").isdecimal():
-        return max(1, int(os.environ["OMP_NUM_THREADS"]))
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    if given.isdecimal():
+        return max(1, int(given))
+    allowed = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        allowed = len(os.sched_getaffinity(0))
     return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))
 
 
 def get_device_peak_flops(device: str, precision: str) -> float | None:
     """`find_peak_flops` of a torch device; None for devices other than CUDA."""
-    return find_peak_flops(torch.cuda.get_device_name(device), precision) if device.startswith("cuda") else None
+    if not device.startswith("cuda"):
+        return None
+    return find_peak_flops(torch.cuda.get_device_name(device), precision)
 
 
 def measure_product_flops(device: str, precision: str) -> float | None:
@@ -183,8 +199,10 @@ def measure_product_flops(device: str, precision: str) -> float | None:
     size = 8192 if on_cuda else 2048
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
     own = torch.Generator(device).manual_seed(0)  # the run's would give a resumed run other dropout masks
-    a, b = (torch.randn(size, size, device=device, dtype=dtype, generator=own) for _ in range(2))
-    product, best = torch.empty_like(a), math.inf
+    a = torch.randn(size, size, device=device, dtype=dtype, generator=own)
+    b = torch.randn(size, size, device=device, dtype=dtype, generator=own)
+    product = torch.empty_like(a)
+    best = math.inf
     for _ in range(10):
         started = time.perf_counter()
         torch.mm(a, b, out=product)
@@ -227,42 +245,28 @@ def translate_oom_errors() -> Iterator[None]:
 
 def collect_machine_info(device: str) -> JsonTable:
     """Device, host, versions and commit, for machine.json."""
+    cpu = _read_cpu_info("model name") or platform.processor() or None
+    described: JsonTable = {"kind": device, "name": cpu if device == "cpu" else None, "memory_bytes": None}
+    if device.startswith("cuda"):
+        facts = torch.cuda.get_device_properties(device)
+        described = {"kind": "cuda", "name": facts.name, "memory_bytes": facts.total_memory}
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    for package in ("fivetune", *PACKAGES):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = None
     return {
-        "device": _describe_device(device),
+        "device": described,
         "host": {
-            "cpu": _read_cpu_name(),
+            "cpu": cpu,
             "num_cores": count_cores(),
             "memory_bytes": psutil.virtual_memory().total,
             "os": platform.platform(terse=True),
         },
-        "versions": {"python": platform.python_version(), **_collect_versions()},
+        "versions": versions,
         "git": _read_git_state(),
     }
-
-
-def _describe_device(device: str) -> JsonTable:
-    if not device.startswith("cuda"):
-        return {"kind": device, "name": _read_cpu_name() if device == "cpu" else None, "memory_bytes": None}
-    facts = torch.cuda.get_device_properties(device)
-    return {"kind": "cuda", "name": facts.name, "memory_bytes": facts.total_memory}
-
-
-def _read_cpu_name() -> str | None:
-    if CPU_INFO.is_file():
-        for line in CPU_INFO.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or None
-
-
-def _collect_versions() -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
-    for package in ("fivetune", *PACKAGES):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = None
-    return found
 
 
 def _read_git_state() -> JsonTable:
