@@ -31,8 +31,9 @@ def read_chat(survey: Survey) -> Iterator[Reading]:
             others = describe_outputs(survey.list_outputs([name]))
             evidence = [Evidence(CERTAIN, "lists of turns")]
             yield Reading("chat", "jsonl", roles, reason, evidence=evidence, doubts=others)
-        for role, content, *speakers in CHATS if column.kind == "list" else ():
-            yield from _read_messages(survey, name, role, content, speakers)
+        if column.kind == "list":
+            for role, content, *speakers in CHATS:
+                yield from _read_messages(survey, name, role, content, speakers)
 
 
 def _find_text_of_turns(survey: Survey, name: str) -> str | None:
@@ -44,33 +45,45 @@ def _find_text_of_turns(survey: Survey, name: str) -> str | None:
         return ""
     if column.kind != "list":
         return None
-    turns = [turn for chat in survey.read_lists(name)[:SAMPLE] for turn in chat]
+    turns: list[object] = []
+    for chat in survey.read_lists(name)[:SAMPLE]:
+        turns += chat
     if turns and all(isinstance(turn, list) and len(cast("list[object]", turn)) == 2 for turn in turns):
         return ".1"
     objects = [turn for turn in turns if isinstance(turn, Mapping)]
-    if not objects or not {*objects[0]}.isdisjoint(role for role, *_ in CHATS):
+    # messages with a role are read as such
+    if not objects or any(role in objects[0] for role, *_ in CHATS):
         return None
-    return next((f".{one}" for one in TURN_TEXTS if all(isinstance(turn.get(one), str) for turn in objects)), None)
+    for member in TURN_TEXTS:
+        if all(isinstance(turn.get(member), str) for turn in objects):
+            return f".{member}"
+    return None
 
 
 def _read_messages(survey: Survey, name: str, role: str, content: str, speakers: Sequence[str]) -> Iterator[Reading]:
     """Yield the readings of a column of chats.
 
     Args:
-        role, content: the members of a message with its speaker and its text.
+        role, content: members of a message with its speaker and its text.
         speakers: system, user and assistant as `role` names them.
     """
-    chats = survey.read_lists(name)
-    spoken = [[turn.get(role) for turn in chat if isinstance(turn, Mapping)] for chat in chats]
-    if not any(content in turn for chat in chats for turn in chat if isinstance(turn, Mapping)):
+    spoken: list[list[object]] = []  # the speakers of each chat
+    has_content = False
+    for chat in survey.read_lists(name):
+        turns = [turn for turn in chat if isinstance(turn, Mapping)]
+        spoken.append([turn.get(role) for turn in turns])
+        has_content = has_content or any(content in turn for turn in turns)
+    if not has_content:
         return
     form = speakers if spoken[0][:1] == speakers[:1] else speakers[1:]  # with or without a system
-    num_other = sum(roles[: len(form)] != form for roles in spoken)
     paths = [f"{name}.{place}.{content}" for place in range(len(form))]
-    if num_other > 0.5 * len(chats):
+    num_other = sum(roles[: len(form)] != form for roles in spoken)
+    if num_other > 0.5 * len(spoken):
         # what is asked alone, beside a column of answers
+        if any(roles != form[:-1] for roles in spoken):
+            return
         answers = survey.list_columns("targets", "answer", minimum=USUAL)
-        for target in answers if all(roles == form[:-1] for roles in spoken) else ():
+        for target in answers:
             reason = f"{name} holds messages by {join_names(form[:-1])}, and {target} the answer"
             roles = {"inputs": paths[:-1], "targets": [target]}
             others = describe_outputs([one for one in answers if one != target])
@@ -78,15 +91,18 @@ def _read_messages(survey: Survey, name: str, role: str, content: str, speakers:
             yield Reading("chat", "jsonl", roles, reason, evidence=evidence, doubts=others)
         return
     reason = f"{name} holds messages by {join_names(form)}; the first answer is learned"
-    num_long = sum(len(roles) > len(form) for roles in spoken)
-    further = f"{num_long:,} of {len(chats):,} chats go on after the first answer, which is not read"
-    warnings = [further] if num_long else []
-    counts = Counter(str(one) for roles in spoken for one in roles if one not in speakers)
-    shown = ", ".join(f"{one} ({number:,})" for one, number in counts.most_common(5))
+    warnings: list[str] = []
     doubts: list[str] = []
+    num_long = sum(len(roles) > len(form) for roles in spoken)
+    if num_long:
+        warnings.append(f"{num_long:,} of {len(spoken):,} chats go on after the first answer, which is not read")
+    strange = Counter(str(one) for roles in spoken for one in roles if one not in speakers)
+    shown = ", ".join(f"{one} ({number:,})" for one, number in strange.most_common(5))
     if num_other:  # a call of a tool would be learned as the answer
-        others = f"{num_other:,} of {len(chats):,} chats do not begin with {join_names(form)}"
-        doubts.append(f"{others}, and their first turns are read as if they did{f': {shown}' if shown else ''}")
+        others = f"{num_other:,} of {len(spoken):,} chats do not begin with {join_names(form)}"
+        doubts.append(f"{others}, and their first turns are read as if they did")
+        if shown:
+            doubts[0] += f": {shown}"
     elif shown:
         warnings.append(f"turns of others are not read: {shown}")
     warnings += [f"{one} is not read" for one in survey.columns if one in ("tools", "functions")]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice, permutations, product, starmap
 from operator import attrgetter
@@ -195,13 +195,16 @@ def infer_divided(table: RawTable, *, task: str | None = None, given: Given | No
     except DataError as error:
         raise failure or error from None
     if divided.num_records < MIN_RECORDS:
-        few = f"{explain_few(divided, [], given or {})} ({division.describe()}.)"
-        raise failure if failure and own else DataError(few)
+        if failure and own:
+            raise failure
+        raise DataError(f"{explain_few(divided, [], given or {})} ({division.describe()}.)")
     choices, unclear = _list_choices(divided, task, given)
-    is_meant = not own or isinstance(division, Excerpt)
-    if unclear and (is_meant or not choices):
-        raise unclear if choices else failure or unclear
-    if is_meant:
+    if unclear and not choices:
+        raise failure or unclear
+    if not own or isinstance(division, Excerpt):
+        # as they are, the records are not meant
+        if unclear:
+            raise unclear
         return choices[0]
     if unclear:
         choices = [one for one in choices if one[1].task not in LABEL_TASKS] or choices
@@ -242,8 +245,8 @@ def divide_table(table: RawTable, division: Division) -> RawTable:
 
 
 def _list_likely(best: Reading, others: Sequence[Reading], why: str, survey: Survey) -> list[Reading]:
-    """List the readings that a doubt shows: of the best one, of targets that the doubt names and of those with nearly
-    as many points one for each target, and then those with other inputs; a text is not learned from its copy.
+    """List the readings that a doubt shows: one for each target among the best one, readings whose targets the doubt
+    names, and readings with nearly as many points; then other inputs. A text is not learned from its copy.
 
     An answer to a question comes first. If the doubt is of the inputs, another reading of the same target comes second.
     If none learns a text, the last place is for one that does.
@@ -262,25 +265,32 @@ def _list_likely(best: Reading, others: Sequence[Reading], why: str, survey: Sur
         return one.task not in LABEL_TASKS and not has_labels
 
     others = [one for one in others if not any(starmap(survey.is_copy, product(one.inputs, one.targets)))]
-    named = [one for one in others if one.targets and all(map(is_told, one.targets))]
-    likely = [one for one in others if one.points >= best.points - 2 * MARGIN and one not in named]
-    likely = sorted((best, *named, *likely), key=is_answer, reverse=True)
-    same = [one for one in others if one.targets == likely[0].targets]
-    variants = [one for one in same if any(map(is_told, {*one.inputs} ^ {*likely[0].inputs}))]
-    # rather than of what is learned
-    is_of_inputs = any(words in why for words in (" read", " texts", "question, too"))
+    named: list[Reading] = []
+    near: list[Reading] = []
+    for one in others:
+        if one.targets and all(map(is_told, one.targets)):
+            named.append(one)
+        elif one.points >= best.points - 2 * MARGIN:
+            near.append(one)
+    likely = sorted((best, *named, *near), key=is_answer, reverse=True)
+    first = likely[0]
+    order = [first]
+    if any(words in why for words in (" read", " texts", "question, too")):  # a doubt of the inputs
+        for one in others:
+            if one.targets == first.targets and any(map(is_told, {*one.inputs} ^ {*first.inputs})):
+                order.append(one)
+                break
     # of several tasks for the same columns the likeliest, of several inputs for the same target, too
     by_target: dict[str, Reading] = {}
     for one in likely:
         by_target.setdefault(" ".join(one.targets), one)
-    first, *rest = by_target.values()
     by_columns: dict[tuple[str, ...], Reading] = {}
-    for one in (first, *(variants[:1] if is_of_inputs else ()), *rest, *likely):
+    for one in (*order, *by_target.values(), *likely):
         by_columns.setdefault((*one.inputs, "", *one.targets), one)
     shown = [*by_columns.values()][:NUM_SHOWN]
-    texts = [one for one in others if can_learn_text(one)][:1]
+    texts = [one for one in others if can_learn_text(one)]
     if texts and not any(map(can_learn_text, shown)):
-        shown[NUM_SHOWN - 1 :] = texts
+        shown[NUM_SHOWN - 1 :] = texts[:1]
     return shown
 
 
@@ -289,21 +299,31 @@ def can_lack_header(table: RawTable) -> bool:
     names = [name.strip() for name in table.first_line if name.strip()]
     if len(names) < len(table.first_line) and not table.first_line[0].strip():  # above the index of pandas
         return False
-    found = [table.columns.get(name) for name in names]
-    columns = {name: one for name, one in zip(names, found, strict=True) if one and one.num_filled}
-    numbered = [name for name, column in columns.items() if _is_numbered_alike(name, column.example)]
+    columns: dict[str, Column] = {}
+    numbered: list[str] = []
+    for name in names:
+        column = table.columns.get(name)
+        if column and column.num_filled:
+            columns[name] = column
+            if _is_numbered_alike(name, column.example):
+                numbered.append(name)
     known = [name for name in names if is_column_name(name) and name not in numbered]
     languages = {find_language(name) for name in names} - {None}
     if len(known) == len(names) or any(re.fullmatch(r"\S*", name) for name in known) or len(languages) > 1:
         return False
-    others = [name for name in columns if not columns[name].has_labels and name not in numbered]
-    if not all(_can_stand(name, columns[name]) for name in others):
-        return False
-    labels = [name for name in columns if columns[name].has_labels]
-    is_told = any(name in columns[name].values for name in labels)
-    if not is_told and _are_above_sentences(table, columns):
-        return False
-    return is_told or not labels or any(_is_long(name) and columns[name].is_running for name in columns)
+    has_labels = False
+    is_told = False  # a label stands in the first line
+    is_long = False  # a text does
+    for name, column in columns.items():
+        is_long |= _is_long(name) and column.is_running
+        if column.has_labels:
+            has_labels = True
+            is_told |= name in column.values
+        elif name not in numbered and not _can_stand(name, column):
+            return False
+    if is_told:
+        return True
+    return not _are_above_sentences(table, columns) and (is_long or not has_labels)
 
 
 def _can_stand(name: str, column: Column) -> bool:
@@ -536,7 +556,7 @@ def explain_form(survey: Survey, marked: WordLabels | None, task: str | None = N
     if marked:
         verb = "has" if len(marked.labels) == 1 else "have"
         what = f"{list_names(marked.labels)} {verb} a value for each word of {marked.words}"
-        ways = [iter_ways(survey, marked)]
+        ways: list[Iterable[Given]] = [iter_ways(survey, marked)]
     else:
         nested = [name for name, column in columns.items() if _is_nested(survey, name, column)]
         texts = [name for name, column in columns.items() if column.has_text and name not in nested]
@@ -549,7 +569,7 @@ def explain_form(survey: Survey, marked: WordLabels | None, task: str | None = N
             [{"inputs": [text], "targets": [name]} for text in texts for name in learned],
             [{"text": [text], "label": [name]} for text in texts for name in labels],
         ]
-    working = [flags for known in ways for flags in islice(_list_working(survey, task, known), 1)]
+    working = [flags for known in ways if (flags := _find_working(survey, task, known))]
     way = f" What works: {'; or '.join(working)}." if working else ""
     return f"{what}. {SEQUENCES}.{way}"
 
@@ -566,33 +586,15 @@ def explain_none(
     """
     if form := explain_form(survey, marked, task):
         return form
+    if survey.given:
+        return _explain_given(survey, task, wanted, bad)
     columns = survey.columns
-    given = [(role, name) for role, names in survey.given.items() for name in names]
-    flags = _join_columns(survey.given)
-    by_pair = "".join(
-        f", or learn it as text, with inputs and targets: --task jsonl {way}"
-        for way in _list_working(survey, None, _list_pairs(wanted))
-    )
-    if task and given and (others := _list_readings(survey, None, wanted)):
-        first = others[0]
-        return (
-            f"--task {task} does not fit {flags}: {first.reason}, as of {first.kind}. Leave out --task, or give "
-            f"--task {first.task}, or other columns{by_pair}."
-        )
-    for role, name in given:
-        if columns[name].kind in ("list", "object"):
-            kind, whole = columns[name].kind, shlex.join(["--column", f"{role}={name}.*"])
-            return f"--column {role}={name}: {name} holds {kind}s. All of one is a text by {whole}."
     nested = [name for name, column in columns.items() if _is_nested(survey, name, column)]
-    reasons = [str(one).rstrip(".") for one in bad[:1] if given]
-    for role, name in given:
-        column = columns[name]
-        values = f"{column.num_distinct:,} different values, such as {shorten_repr(column.example)}"
-        reasons.append(f"{name}, given as {role}, has {values}")
+    reasons: list[str] = []
     for name, column in columns.items():
         if column.kind == "text list":
-            reasons.append(f"{name} holds lists as text, such as {column.example[:20]}: write what they stand for")
-        elif given or survey.rate(name, "label") < USUAL or column.has_labels or name in nested:
+            reasons.append(_describe_text_list(column))
+        elif survey.rate(name, "label") < USUAL or column.has_labels or name in nested:
             continue
         elif column.num_distinct == 1:
             reasons.append(
@@ -602,65 +604,110 @@ def explain_none(
         else:
             number = f"{column.num_distinct:,} different values in {column.num_filled:,} records"
             reasons.append(f"{name} has {number}, so it is no label")
-    fits = f"--task {task} does not fit" if task else "no task fits"
-    fits += f" the columns {list_names(survey.table.columns)}:"
-    if given:
-        return f"{fits} {'; '.join(reasons)}. Give other columns than {flags}, or another task with --task{by_pair}."
-    texts = sorted((name for name in columns if columns[name].has_text), key=lambda name: -columns[name].mean_chars)
-    texts = [name for name in texts if name not in nested]
-    lists = [name for name in columns if columns[name].is_list_of_texts and name not in nested]
+    read = [name for name, column in columns.items() if column.has_text and name not in nested]
+    texts = sorted(read, key=lambda name: -columns[name].mean_chars)
+    lists = [name for name, column in columns.items() if column.is_list_of_texts and name not in nested]
     if not texts and len(lists) < 2:
         reasons.append("no column holds text: what the model would read is missing")
-        return f"{fits} {'; '.join(reasons)}. Add a column with the text of each record."
+        return _join_reasons(survey, task, reasons, "Add a column with the text of each record.")
     held = {"text": texts, "lists of texts": lists}
     told = " and ".join(f"{what} in {list_names(names)}" for what, names in held.items() if names)
     reasons.append(f"{told}, and no other column is named as what is to be learned")
     # lists of what several annotators say, then numbers that one text is given, then another text
-    labels = [name for name, column in columns.items() if column.kind == "text list"]
     known: list[Given] = []
-    if texts:
-        read = [name for name in columns if name in texts]
-        known = [{"text": read, "tags": [name]} for name in labels]
+    for name, column in columns.items():
+        if texts and column.kind == "text list":
+            known.append({"text": read, "tags": [name]})
     numbers: list[str] = []
     if texts and all(survey.is_copy(texts[0], name) for name in texts[1:]):
         numbers = [name for name in survey.free if columns[name].kind == "number"] + survey.list_counts()
     for name in numbers:
-        roles = ("text", "label") if columns[name].has_labels else ("inputs", "targets")
-        known.append(dict(zip(roles, (texts[:1], [name]), strict=True)))
-    example = next(_list_working(survey, task, known), "") or _find_example(survey, task)
-    example = example or "--column text=NAME --column label=NAME"
-    others = f" (so of {list_names(numbers[1:])})" if len(numbers) > 1 else ""
-    way = f"Name the columns, such as {example}{others}, or the task with --task."
+        if columns[name].has_labels:
+            known.append({"text": texts[:1], "label": [name]})
+        else:
+            known.append({"inputs": texts[:1], "targets": [name]})
+    example = _find_working(survey, task, known) or _find_example(survey, task)
+    way = f"Name the columns, such as {example or '--column text=NAME --column label=NAME'}"
+    if len(numbers) > 1:
+        way += f" (so of {list_names(numbers[1:])})"
+    way += ", or the task with --task."
     if len(texts) + len(lists) < 2:
         way += " If the file holds the texts of one label, add it as a column, and join the files of all labels."
-    return f"{fits} {'; '.join(reasons)}. {way}"
+    return _join_reasons(survey, task, reasons, way)
+
+
+def _explain_given(survey: Survey, task: str | None, wanted: Given, bad: Sequence[BadRecord]) -> str:
+    """Explain why no reading fits the columns that the user gave."""
+    flags = _join_columns(survey.given)
+    # the columns of a label or an answer may be learned as text
+    read = [name for role in ("text", "context", "question") for name in wanted.get(role, ())]
+    learned = [name for role in ("label", "answer", "tags") for name in wanted.get(role, ())]
+    way = ""
+    if read and learned:
+        way = _find_working(survey, None, [{"inputs": read, "targets": learned[:1]}])
+    by_pair = f", or learn it as text, with inputs and targets: --task jsonl {way}" if way else ""
+    others = _list_readings(survey, None, wanted) if task else []
+    if others:
+        return (
+            f"--task {task} does not fit {flags}: {others[0].reason}, as of {others[0].kind}. Leave out --task, or "
+            f"give --task {others[0].task}, or other columns{by_pair}."
+        )
+    reasons = [str(one).rstrip(".") for one in bad[:1]]
+    for role, names in survey.given.items():
+        for name in names:
+            column = survey.columns[name]
+            if column.kind in ("list", "object"):
+                whole = shlex.join(["--column", f"{role}={name}.*"])
+                return f"--column {role}={name}: {name} holds {column.kind}s. All of one is a text by {whole}."
+            values = f"{column.num_distinct:,} different values, such as {shorten_repr(column.example)}"
+            reasons.append(f"{name}, given as {role}, has {values}")
+    reasons += [_describe_text_list(column) for column in survey.columns.values() if column.kind == "text list"]
+    return _join_reasons(
+        survey, task, reasons, f"Give other columns than {flags}, or another task with --task{by_pair}."
+    )
+
+
+def _describe_text_list(column: Column) -> str:
+    return f"{column.name} holds lists as text, such as {column.example[:20]}: write what they stand for"
+
+
+def _join_reasons(survey: Survey, task: str | None, reasons: Sequence[str], way: str) -> str:
+    """Join the reasons why no reading fits, and the way out."""
+    fits = f"--task {task} does not fit" if task else "no task fits"
+    return f"{fits} the columns {list_names(survey.table.columns)}: {'; '.join(reasons)}. {way}"
 
 
 def _find_example(survey: Survey, task: str | None) -> str:
     """Find the flags by which one text or list of texts is learned from another; "" if no two are there."""
-    columns = {name: column for name, column in survey.columns.items() if not _is_nested(survey, name, column)}
-    texts = [name for name, column in columns.items() if column.has_text]
-    texts.sort(key=lambda name: (survey.rate(name, "targets") - has_word(name, SPEAKERS), -columns[name].mean_chars))
-    lists = [name for name, column in columns.items() if column.is_list_of_texts and not _has_ids(survey, name)]
-    aside = [name for name in columns if survey.is_aside(name) and not has_word(name, SPEAKERS)]
+    texts: list[str] = []
+    lists: list[str] = []
+    for name, column in survey.columns.items():
+        if _is_nested(survey, name, column):
+            continue
+        if column.has_text:
+            texts.append(name)
+        elif column.is_list_of_texts and not _has_ids(survey, name):
+            lists.append(name)
+    # who answers is learned from who asks, and what stands aside is taken last
+    ranks: dict[str, tuple[int, float]] = {}
+    aside: list[str] = []
+    for name in (*texts, *lists):
+        is_speaker = has_word(name, SPEAKERS)
+        ranks[name] = (survey.rate(name, "targets") - is_speaker, -survey.columns[name].mean_chars)
+        if not is_speaker and survey.is_aside(name):
+            aside.append(name)
+    texts.sort(key=ranks.__getitem__)
     names = sorted([*texts[:4], *lists[:4]], key=aside.__contains__)
     pairs = permutations([f"{name}.*" if name in lists else name for name in names], 2)
-    known = ({"inputs": [read], "targets": [learned]} for read, learned in pairs)
-    return next(_list_working(survey, task, known), "")
+    return _find_working(survey, task, ({"inputs": [read], "targets": [learned]} for read, learned in pairs))
 
 
-def _list_working(survey: Survey, task: str | None, known: Iterable[Given]) -> Iterator[str]:
-    """Yield the flags of those columns that a reading takes."""
+def _find_working(survey: Survey, task: str | None, known: Iterable[Given]) -> str:
+    """Find the flags of the first of some columns that a reading takes; "" if none does."""
     for given in known:
         if _list_readings(make_survey(survey.table, given), task, given):
-            yield _join_columns(given)
-
-
-def _list_pairs(wanted: Given) -> list[Given]:
-    """List the user's columns as inputs and targets, if they have other roles."""
-    read = [name for role in ("text", "context", "question") for name in wanted.get(role, ())]
-    learned = [name for role in ("label", "answer", "tags") for name in wanted.get(role, ())]
-    return [{"inputs": read, "targets": learned[:1]}] if read and learned else []
+            return _join_columns(given)
+    return ""
 
 
 def _join_columns(given: Given) -> str:

@@ -42,9 +42,11 @@ def read_labels(survey: Survey) -> Iterator[Reading]:
     """Yield each column of few and short values that repeat, as the label of the texts."""
     repeating = [name for name, column in survey.columns.items() if column.has_labels and not survey.is_amount(name)]
     labels = [name for name in survey.list_columns("label", "answer", minimum=0) if name in repeating][:8]
-    facts = [name for name in survey.columns if survey.is_aside(name) and survey.columns[name].num_distinct > 1]
-    if not labels and all(name in repeating or rate_name("id", name) >= USUAL for name in facts):  # a language may be
-        labels = [name for name in repeating if survey.rate(name, "label") > 1]
+    if not labels:
+        # what says something of the records may be learned, such as their language, if there are no other facts
+        facts = [name for name in survey.columns if survey.is_aside(name) and survey.columns[name].num_distinct > 1]
+        if all(name in repeating or rate_name("id", name) >= USUAL for name in facts):
+            labels = [name for name in repeating if survey.rate(name, "label") > 1]
     for label in labels:
         same = [name for name in repeating if survey.is_same(name, label)]
         if "label" not in survey.given and label != _choose_words(survey, same):
@@ -57,48 +59,83 @@ def read_labels(survey: Survey) -> Iterator[Reading]:
 
 
 def _list_read(survey: Survey, label: str, same: Sequence[str]) -> Iterator[tuple[list[str], list[str], list[str]]]:
-    """Yield the texts that a label may be given for, what else is known of them, and why it is doubtful."""
+    """Yield the texts that a label may be given for, what else is known of them, and why it is doubtful.
+
+    Args:
+        same: columns that say the same as the label.
+    """
     texts, known = survey.list_texts(label), survey.list_texts(label, only_known=True)
-    leaks = [name for name in texts if _has_gaps(survey, name, label)]
-    leaks = [name for name in leaks if survey.rate(name, *READ) < 2] or leaks  # rather than a passage
-    told = [name for name in texts if _is_label_told(survey, name, label)]
-    notes = [name for name in texts if has_word(name, COMMENTS)]
-    notes = notes if any(has_word(name, PLAIN_TEXTS) for name in texts if name not in notes) else []
-    pairs = itertools.combinations(texts, 2)
-    alike = next((pair for pair in pairs if survey.is_form(*pair)), ())
-    short = _find_short_pair(survey, texts)
     doubts: list[str] = []
+    # some of the texts may be left out
     for spare, doubt in (
-        (leaks, f"has text for some values of {label} only, as a comment of who chose {label} has"),
-        (told, f"holds the {label} itself in nearly all records, as a reasoning about it does"),
-        (short, "may be parts of the other texts, or be read"),
-        (notes, f"may be what the giver of {label} writes, or be read"),
+        (
+            _list_gaps(survey, texts, label),
+            f"has text for some values of {label} only, as a comment of who chose {label} has",
+        ),
+        (
+            [name for name in texts if _is_label_told(survey, name, label)],
+            f"holds the {label} itself in nearly all records, as a reasoning about it does",
+        ),
+        (_find_short_pair(survey, texts), "may be parts of the other texts, or be read"),
+        (_list_notes(texts), f"may be what the giver of {label} writes, or be read"),
     ):
         if 0 < len(spare) < len(texts):
             doubts.append(f"{join_names(spare)} {doubt}")
             yield [name for name in texts if name not in spare], spare, doubts
-    if alike:
-        doubts.append(f"{join_names(alike)} hold nearly the same texts, one of which is enough")
-    for spare in reversed(alike):
-        yield [name for name in texts if name != spare], [spare], doubts
-    if alike:
-        return
-    # what the texts are about, and answers to them, if these tell labels apart; a text that repeats may be that
-    for name in survey.list_unread([label, *same, *texts]) if texts and "text" not in survey.given else ():
+    # of two forms of one text, one is enough
+    for pair in itertools.combinations(texts, 2):
+        if survey.is_form(*pair):
+            doubts.append(f"{join_names(pair)} hold nearly the same texts, one of which is enough")
+            for spare in reversed(pair):
+                yield [name for name in texts if name != spare], [spare], doubts
+            return
+    if texts and "text" not in survey.given:
+        yield from _list_more(survey, label, [label, *same], texts, doubts)
+    yield texts, [], doubts
+    if known != texts:
+        yield known, [], doubts
+
+
+def _list_more(
+    survey: Survey, label: str, learned: Sequence[str], texts: Sequence[str], doubts: list[str]
+) -> Iterator[tuple[list[str], list[str], list[str]]]:
+    """Yield the texts with one more column: what they are about, or answers to them, if these tell labels apart, or
+    another text, which repeats.
+
+    Args:
+        learned: label, and columns that say the same.
+        doubts: those of the texts; a doubt of the further text is added.
+    """
+    for name in survey.list_unread([*learned, *texts]):
         column = survey.columns[name]
         is_subject = survey.is_subject(name)
         is_answer = column.has_text and survey.rate(name, "answer") >= USUAL
+        own = [f"{name} is named as an answer, and may be read or not"] if is_answer else []
         is_told = is_subject and _is_stance(survey, label)
         is_said = column.has_labels and column.kind == "text" and column.mean_words >= MIN_WORDS
         if not is_told and is_said and survey.rate(label, "label") > survey.rate(name, "label"):
             doubts.append(f"{name} holds texts that repeat, and may be read or not")
             is_told = True
-        if is_told or ((is_subject or is_answer) and _is_missing(survey, texts, label, name)):
-            named = [f"{name} is named as an answer, and may be read or not"] if is_answer else []
-            yield [one for one in survey.columns if one in (*texts, name)], [], [*doubts, *named]
-    yield texts, [], doubts
-    if known != texts:
-        yield known, [], doubts
+        if not is_told and (is_subject or is_answer):
+            # equal texts have different labels, and do not with the column
+            before = _count_conflicts(survey, texts, label)
+            is_told = before >= CONFLICTS * survey.table.num_records
+            is_told = is_told and _count_conflicts(survey, [*texts, name], label) < before / 2
+        if is_told:
+            yield [one for one in survey.columns if one in (*texts, name)], [], [*doubts, *own]
+
+
+def _list_gaps(survey: Survey, texts: Sequence[str], label: str) -> list[str]:
+    """List the texts that are there for some labels alone; a passage only if there is nothing else."""
+    leaks = [name for name in texts if _has_gaps(survey, name, label)]
+    return [name for name in leaks if survey.rate(name, *READ) < 2] or leaks
+
+
+def _list_notes(texts: Sequence[str]) -> list[str]:
+    """List the comments among some texts, if a text is there that needs no comment to be read."""
+    notes = [name for name in texts if has_word(name, COMMENTS)]
+    has_plain = any(has_word(name, PLAIN_TEXTS) for name in texts if name not in notes)
+    return notes if has_plain else []
 
 
 def _find_short_pair(survey: Survey, texts: Sequence[str]) -> list[str]:
@@ -107,9 +144,9 @@ def _find_short_pair(survey: Survey, texts: Sequence[str]) -> list[str]:
     for name in texts:
         pairs.setdefault(" ".join(split_name(name)), []).append(name)
     both = sorted(pairs.values(), key=lambda pair: survey.columns[pair[0]].mean_chars)
-    if [*map(len, both)] != [2, 2] or survey.measure_overlap(both[0][0], both[1][0])[0] < COPY:
-        return []
-    return both[0]
+    if [*map(len, both)] == [2, 2] and survey.measure_overlap(both[0][0], both[1][0])[0] >= COPY:
+        return both[0]
+    return []
 
 
 def _has_gaps(survey: Survey, name: str, label: str) -> bool:
@@ -118,10 +155,10 @@ def _has_gaps(survey: Survey, name: str, label: str) -> bool:
     if not absent and survey.columns[name].num_filled > 0.95 * survey.table.num_records:
         return False
     filled: dict[str, list[bool]] = {}
-    columns = (survey.table.list_values(one, NUM_ANSWERED) for one in (label, name))
-    for value, text in zip(*columns, strict=True):
+    for record in survey.table.records[:NUM_ANSWERED]:
+        text = find_value(record.fields, name)
         is_blank = is_empty_cell(text) or as_text(text) in absent
-        filled.setdefault(as_text(value), []).append(not is_blank)
+        filled.setdefault(as_text(find_value(record.fields, label)), []).append(not is_blank)
     shares = [sum(of_label) / len(of_label) for of_label in filled.values() if len(of_label) >= 3]
     return len(shares) > 1 and min(shares) < 0.2 and max(shares) > 0.8
 
@@ -129,9 +166,12 @@ def _has_gaps(survey: Survey, name: str, label: str) -> bool:
 def _is_label_told(survey: Survey, name: str, label: str) -> bool:
     """Whether a text holds the label in nearly all records: words that another label has are not in the text."""
     records = survey.table.records[:SAMPLE]
-    pairs = [(as_text(find_value(one.fields, name)), as_text(find_value(one.fields, label))) for one in records]
-    filled = [(text.casefold(), value.casefold()) for text, value in pairs if len(value) >= MIN_LABEL]
-    num_told = sum(re.search(rf"\b{re.escape(value)}\b", text) is not None for text, value in filled)
+    num_told = 0
+    for record in records:
+        text = as_text(find_value(record.fields, name)).casefold()
+        value = as_text(find_value(record.fields, label)).casefold()
+        if len(value) >= MIN_LABEL:
+            num_told += re.search(rf"\b{re.escape(value)}\b", text) is not None
     return num_told > 0.9 * len(records)
 
 
@@ -140,54 +180,64 @@ def _is_stance(survey: Survey, label: str) -> bool:
     return "stance" in split_name(label) or not values.isdisjoint(STANCES.split())
 
 
-def _is_missing(survey: Survey, texts: Sequence[str], label: str, name: str) -> bool:
-    """Whether equal texts have different labels, and do not with another column beside them."""
-    before = _count_conflicts(survey, texts, label)
-    return (
-        before >= CONFLICTS * survey.table.num_records and _count_conflicts(survey, [*texts, name], label) < before / 2
-    )
-
-
 def _read_label(
     survey: Survey, label: str, texts: Sequence[str], same: Sequence[str], doubts: Sequence[str]
 ) -> Reading:
+    """Read a label from its texts.
+
+    Args:
+        same: further columns that are known of the texts, or say the same as the label.
+        doubts: doubts of the texts.
+    """
     values = survey.columns[label].values
-    shown = ", ".join(f"{value} ({count:,})" for value, count in list(values.items())[:4])
+    shown = ", ".join(f"{value} ({count:,})" for value, count in [*values.items()][:4])
     if len(values) > 4:
         shown += ", ..."
     reason = f"{label} has {len(values)} values that repeat, {shown}, and {describe_columns(texts)} text"
     found = Reading("classification", "classification", {"text": texts, "label": (label,)}, reason)
+    used = [label, *texts, *same]
     is_only = len(texts) == 1 and survey.columns[label].num_filled > 0.9 * survey.table.num_records
-    is_only = is_only and not survey.can_learn_other([label, *texts, *same])
-    doubts = [*doubts, *_describe_values(survey, texts, label)]
+    is_only = is_only and not survey.can_learn_other(used)
+    doubts = [*doubts]
+    num_unlike = _count_conflicts(survey, texts, label)
+    if num_unlike >= CONFLICTS * survey.table.num_records:  # something is missing from the inputs
+        doubts.append(f"{num_unlike:,} records have the texts of others and another {label}")
     if survey.rate(label, "label", "answer") == 0 and not is_only:
         doubts.append(NO_LABEL)
     if "label" not in survey.given:
-        doubts += _find_rivals(survey, label, [label, *texts, *same])
         if label in survey.attributes:
-            others = [name for name in survey.attributes if name != label]
-            told = f"{list_names(others)} may be learned, too: the texts hold their values, as those of {label}"
-            doubts.insert(0, told)
-    starts = {value.casefold()[:3] for value in values}  # positive, negativ, pozitivní: what else would be learned
-    is_opinion = survey.columns[label].kind == "text" and starts in ({"pos", "neg"}, {"pos", "neg", "neu"})
-    points = VALUES + CLEAR if is_opinion and survey.rate(label, "label") == 0 else VALUES
+            others = list_names([name for name in survey.attributes if name != label])
+            doubts.insert(0, f"{others} may be learned, too: the texts hold their values, as those of {label}")
+        rivals = _list_rivals(survey, label, used)
+        if rivals:
+            doubts.append(f"{join_names(rivals[:2])} may be the label, too")
+        doubts += describe_outputs(survey.list_outputs(used))
+    # positive, negativ, pozitivní: whatever the name says, nothing else would be learned
+    points = VALUES
+    starts = {value.casefold()[:3] for value in values}
+    if starts in ({"pos", "neg"}, {"pos", "neg", "neu"}) and survey.rate(label, "label") == 0:
+        points += CLEAR
     return survey.weigh(found, values="the values repeat", points=points, read=same, doubts=doubts)
 
 
-def _find_rivals(survey: Survey, label: str, used: Sequence[str]) -> Iterator[str]:
-    """Yield what may be meant instead of a label: another label, unless the name is a general one, or an output."""
-    unread = survey.list_unread(used)
+def _list_rivals(survey: Survey, label: str, used: Sequence[str]) -> list[str]:
+    """List what may be meant instead of a label: another label, unless the name is a general one."""
+    if _is_general(label) and len(split_name(label)) == 1:
+        return []
     least = USUAL if survey.rate(label, "label") >= USUAL else 0
-    labels = [name for name in unread if survey.columns[name].has_labels and not survey.is_amount(name)]
-    named = [name for name in labels if survey.rate(name, "label", "flag", "answer") >= least or _is_general(name)]
     values = survey.columns[label].values
-    unknown = [name for name in labels if survey.rate(name, *READ, *LEARNED) == 0 and name not in named]
-    others = [*named, *(name for name in unknown if _is_judgement(survey.columns[name], values))]
-    if _is_general(label):  # of label_sexist and label_category none is
-        others = [name for name in others if _is_general(name) and len(split_name(label)) > 1]
-    if others:
-        yield f"{join_names(others[:2])} may be the label, too"
-    yield from describe_outputs(survey.list_outputs(used))
+    named: list[str] = []
+    unknown: list[str] = []
+    for name in survey.list_unread(used):
+        if not survey.columns[name].has_labels or survey.is_amount(name):
+            continue
+        if survey.rate(name, "label", "flag", "answer") >= least or _is_general(name):
+            named.append(name)
+        elif survey.rate(name, *READ, *LEARNED) == 0 and _is_judgement(survey.columns[name], values):
+            unknown.append(name)
+    if _is_general(label):  # of label_sexist and label_category none is the label alone
+        return [name for name in (*named, *unknown) if _is_general(name)]
+    return [*named, *unknown]
 
 
 def _is_general(name: str) -> bool:
@@ -210,13 +260,6 @@ def _choose_words(survey: Survey, same: Sequence[str]) -> str:
     return max(ranks, key=ranks.__getitem__)
 
 
-def _describe_values(survey: Survey, texts: Sequence[str], label: str) -> Iterator[str]:
-    """Yield that equal texts have different labels: something is missing from the inputs."""
-    num_unlike = _count_conflicts(survey, texts, label)
-    if num_unlike >= CONFLICTS * survey.table.num_records:
-        yield f"{num_unlike:,} records have the texts of others and another {label}"
-
-
 def _count_conflicts(survey: Survey, texts: Sequence[str], label: str) -> int:
     """Count the records whose texts others have with another label."""
     by_text: dict[tuple[str, ...], Counter[str]] = {}
@@ -234,11 +277,15 @@ def read_numbers(survey: Survey) -> Iterator[Reading]:
         if not survey.is_amount(name) or survey.columns[name].num_distinct < 2:
             continue
         texts = survey.list_texts(name)
-        answers = [one for one in survey.list_unread([name, *texts]) if survey.columns[one].has_text]
-        answers = [one for one in answers if survey.rate(one, "answer") > 1 and survey.rate(name, "answer") == 0]
-        every = [one for one in survey.columns if one in (*texts, *answers)]  # an answer is scored beside its reference
-        for one in [every, texts] if every != texts and "inputs" not in survey.given else [texts]:
-            if one:
-                reason = f"{name} holds numbers, and {describe_columns(one)} text"
-                found = Reading("numbers as text", "jsonl", {"inputs": one, "targets": [name]}, reason)
+        forms = [texts]
+        if "inputs" not in survey.given and survey.rate(name, "answer") == 0:
+            # an answer is scored beside its reference
+            answers = [one for one in survey.list_unread([name, *texts]) if survey.columns[one].has_text]
+            answers = [one for one in answers if survey.rate(one, "answer") > 1]
+            if answers:
+                forms.insert(0, [one for one in survey.columns if one in (*texts, *answers)])
+        for inputs in forms:
+            if inputs:
+                reason = f"{name} holds numbers, and {describe_columns(inputs)} text"
+                found = Reading("numbers as text", "jsonl", {"inputs": inputs, "targets": [name]}, reason)
                 yield survey.weigh(found, values="numbers that are no labels", doubts=[NO_PEARSON])

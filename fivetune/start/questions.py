@@ -18,7 +18,7 @@ from fivetune.start.task_options import SHORT_TARGET_WORDS, count_shared_words
 from fivetune.tasks import find_text
 from fivetune.tasks._questions import read_gold_answers
 from fivetune.tasks.unifiedqa import YES_NO
-from fivetune.types import RawRecord
+from fivetune.types import JsonTable, RawRecord
 
 IN_CONTEXT = 0.7  # least share of answers that are parts of their context, if the task is extractive
 LONG_ANSWER_WORDS = 8.0
@@ -29,17 +29,21 @@ def read_questions(survey: Survey) -> Iterator[Reading]:
     columns = survey.columns
     named = [name for name in survey.list_columns("question", minimum=2) if columns[name].kind == "text"]
     questions = [name for name in named if not columns[name].has_code] or named  # a query in SQL is none
+    context = None
+    # the user's question and answer are without a context, unless that is given, too
     is_told = {"question", "answer"} <= survey.given.keys() and "context" not in survey.given
-    contexts = {name: found for name in questions[:1] if not is_told and (found := _find_context(survey, name))}
-    yield from read_quizzes(survey, contexts)
+    if questions and not is_told:
+        context = _find_context(survey, questions[0])
+    yield from read_quizzes(survey, {questions[0]: context} if context else {})
     if not questions:
         return
-    context = contexts.get(questions[0])
     for answer in survey.list_columns("answer", minimum=2):
-        if answer not in (questions[0], context):
-            for roles, doubts in _list_asked(survey, questions, context, answer):
-                if found := _read_answers(survey, {**roles, "answer": answer}):
-                    yield replace(found, doubts=[*doubts, *found.doubts])
+        if answer in (questions[0], context):
+            continue
+        for roles, doubts in _list_asked(survey, questions, context, answer):
+            found = _read_answers(survey, {**roles, "answer": answer})
+            if found:
+                yield replace(found, doubts=[*doubts, *found.doubts])
 
 
 def _list_asked(
@@ -49,85 +53,114 @@ def _list_asked(
     context has the length of a title and the answers are longer texts, another column of questions.
     """
     columns = survey.columns
-    question, *rest = questions
-    others = [name for name in rest if columns[name].is_running and columns[name].has_text]
-    doubts = [f"{one} is named as a question, too" for one in others[:1] if "question" not in survey.given]
+    alone = {"question": questions[0]}
+    others: list[str] = []
+    if "question" not in survey.given:
+        others = [name for name in questions[1:] if columns[name].is_running and columns[name].has_text][:1]
+    doubts = [f"{one} is named as a question, too" for one in others]
+    told: dict[str, str] = {}
+    title: list[str] = []
     if context:
-        is_title = columns[answer].is_running and columns[context].mean_words < LONG_WORDS
-        title = [f"{context} may be the title of a source, in which {answer} is not found"] if is_title else []
-        yield {"question": question, "context": context}, [*title, *doubts]
-        if is_title and not survey.is_given(context):
-            yield {"question": question}, doubts
-    else:
-        yield {"question": question}, doubts
-    for other in others[:1] if doubts else ():
-        yield {"question": other, **({"context": context} if context else {})}, doubts
+        told["context"] = context
+        if columns[answer].is_running and columns[context].mean_words < LONG_WORDS:
+            title.append(f"{context} may be the title of a source, in which {answer} is not found")
+    yield {**alone, **told}, [*title, *doubts]
+    if context and title and not survey.is_given(context):
+        yield alone, doubts
+    for other in others:
+        yield {"question": other, **told}, doubts
 
 
 def _find_context(survey: Survey, question: str) -> str | None:
     """Find the text that questions are about: the one with the clearest name."""
-    texts = [name for name in survey.list_columns("context", "text", minimum=2) if survey.columns[name].has_text]
-    texts = [name for name in texts if survey.is_given(name) or not has_word(name, f"{NOTES} {COMMENTS}")]
-    texts = [name for name in texts if survey.rate(name, "question") < 2 or survey.rate(name, "context") >= USUAL]
-    learned = [name for name in texts if survey.rate(name, "answer", "targets", "label") >= USUAL]
-    known = [name for name in texts if name != question and (name not in learned or survey.is_given(name))]
+    known: list[str] = []
+    for name in survey.list_columns("context", "text", minimum=2):
+        if name == question or not survey.columns[name].has_text:
+            continue
+        is_asked = survey.rate(name, "question") >= 2 and survey.rate(name, "context") < USUAL
+        is_spare = has_word(name, f"{NOTES} {COMMENTS}") or survey.rate(name, "answer", "targets", "label") >= USUAL
+        if not is_asked and (survey.is_given(name) or not is_spare):
+            known.append(name)
     if known and (survey.rate(known[0], "context") >= 2 or len(known) == 1):
         return known[0]
     return None
 
 
 def _read_answers(survey: Survey, roles: Mapping[str, str]) -> Reading | None:
-    """Read questions by the values of their answers."""
-    answer, context = roles["answer"], roles.get("context")
+    """Read questions by the values of their answers; None if these are no answers.
+
+    Args:
+        roles: question, answer and perhaps context -> column.
+    """
+    answer = roles["answer"]
+    named: dict[str, Sequence[str]] = {role: (name,) for role, name in roles.items()}
     column = survey.columns[answer]
-    points, options, columns = VALUES, {"lower_case": False}, roles
     values = {value.lower() for value in column.values}
+    if values and values <= YES_NO.keys() and column.kind != "number":
+        reason = f"all answers in {answer} are {' or '.join(sorted(column.values))}"
+        options: JsonTable = {"lower_case": False, "format": "yes_no"}
+        found = Reading("yes/no questions", "unifiedqa", named, reason, options, roles)
+        return survey.weigh(found, values=reason)
     texts = survey.list_examples(answer, 200)
     num_marked = sum("####" in text and extract_final_number(text) is not None for text in texts)
-    if values and values <= YES_NO.keys() and column.kind != "number":
-        kind, task = "yes/no questions", "unifiedqa"
-        options |= {"format": "yes_no"}
-        reason = f"all answers in {answer} are {' or '.join(sorted(column.values))}"
-    elif texts and num_marked >= 0.9 * len(texts):
-        kind, task, points = "reasoning with a final number", "gsm8k", IN_TEXT
-        options, columns = {}, {"question": roles["question"], "answer": answer}
+    if texts and num_marked >= 0.9 * len(texts):
+        columns = {"question": roles["question"], "answer": answer}
         first = "of the first " if len(texts) < column.num_filled else "of "
         reason = f"{num_marked:,} {first}{len(texts):,} answers in {answer} end in #### and a number"
-    elif column.kind == "number" or column.has_code or _has_mark(survey, column):
-        what = "code" if column.has_code else "words behind a mark"
-        what = "numbers" if column.kind == "number" else what
-        kind, reason = f"questions with {what} as answers", f"the answers in {answer} are {what}"
-        inputs = [name for name in survey.columns if name in (roles["question"], context)]
-        is_told = "answer" in survey.given
-        named = {role: [name] for role, name in roles.items()} if is_told else {"inputs": inputs, "targets": [answer]}
-        return survey.weigh(Reading(kind, "jsonl", named, reason), values=reason)
-    else:
-        # texts, or lists of texts
-        key = "answers" if column.kind != "text" or column.example[:1] in ("[", "{") else "answer"
-        golds = read_golds(survey, answer, key)
-        if not golds:
-            return None
-        columns = {key if role == "answer" else role: name for role, name in roles.items()}
-        num_open = sum(one == () for one in golds)
-        num_found, num_answered = _count_parts(survey, context, golds) if context else (0, 0)
-        words = [count_words(one[0]) for one in golds if any(one)]
-        mean_words = sum(words) / max(1, len(words))
-        where = f"are often no parts of {context}" if context else "there is no context"
-        reason = f"the answers in {answer} have {mean_words:.0f} words on average and {where}"
-        if num_answered and num_found >= IN_CONTEXT * num_answered:
-            kind, task, options, points = "extractive question answering", "squad", {}, IN_TEXT
-            first = "the first " if len(golds) > NUM_ANSWERED else ""
-            reason = f"{num_found:,} of {first}{num_answered:,} answers in {answer} are parts of their {context}, and "
-            reason += f"{num_open:,} questions have no answer" if num_open else "every question has an answer"
-            if num_open:
-                task = "squad_v2"
-        elif context or mean_words > LONG_ANSWER_WORDS:
-            kind, task = "questions with free answers", "unifiedqa"
-            options |= {"format": "abstractive"}
+        found = Reading("reasoning with a final number", "gsm8k", named, reason, columns=columns)
+        return survey.weigh(found, values=reason, points=IN_TEXT)
+    what = ""
+    if column.kind == "number":
+        what = "numbers"
+    elif column.has_code:
+        what = "code"
+    elif _has_mark(survey, column):
+        what = "words behind a mark"
+    if what:
+        if "answer" not in survey.given:
+            inputs = [name for name in survey.columns if name in (roles["question"], roles.get("context"))]
+            named = {"inputs": inputs, "targets": [answer]}
+        reason = f"the answers in {answer} are {what}"
+        return survey.weigh(Reading(f"questions with {what} as answers", "jsonl", named, reason), values=reason)
+    return _read_texts(survey, roles, named)
+
+
+def _read_texts(survey: Survey, roles: Mapping[str, str], named: Mapping[str, Sequence[str]]) -> Reading | None:
+    """Read questions with answers that are texts or lists of texts: parts of a context, or free ones.
+
+    Args:
+        named: the same roles, as a reading has them.
+    """
+    answer, context = roles["answer"], roles.get("context")
+    column = survey.columns[answer]
+    key = "answers" if column.kind != "text" or column.example[:1] in ("[", "{") else "answer"
+    golds = read_golds(survey, answer, key)
+    if not golds:
+        return None
+    num_found, num_answered = _count_parts(survey, context, golds) if context else (0, 0)
+    words = [count_words(one[0]) for one in golds if any(one)]
+    mean_words = sum(words) / max(1, len(words))
+    where = f"are often no parts of {context}" if context else "there is no context"
+    reason = f"the answers in {answer} have {mean_words:.0f} words on average and {where}"
+    points = VALUES
+    options: JsonTable = {}
+    if num_answered and num_found >= IN_CONTEXT * num_answered:
+        kind, task, points = "extractive question answering", "squad", IN_TEXT
+        first = "the first " if len(golds) > NUM_ANSWERED else ""
+        reason = f"{num_found:,} of {first}{num_answered:,} answers in {answer} are parts of their {context}, and "
+        num_open = golds.count(())
+        if num_open:
+            task = "squad_v2"
+            reason += f"{num_open:,} questions have no answer"
         else:
-            kind, task, options = "questions without a context", "squad", {"template": "question: {question}"}
-    found = Reading(kind, task, {role: (name,) for role, name in roles.items()}, reason, options, columns)
-    return survey.weigh(found, values=reason, points=points)
+            reason += "every question has an answer"
+    elif context or mean_words > LONG_ANSWER_WORDS:
+        kind, task = "questions with free answers", "unifiedqa"
+        options = {"lower_case": False, "format": "abstractive"}
+    else:
+        kind, task, options = "questions without a context", "squad", {"template": "question: {question}"}
+    columns = {key if role == "answer" else role: name for role, name in roles.items()}
+    return survey.weigh(Reading(kind, task, named, reason, options, columns), values=reason, points=points)
 
 
 def _has_mark(survey: Survey, column: Column) -> bool:

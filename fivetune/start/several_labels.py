@@ -25,50 +25,70 @@ def read_tags(survey: Survey) -> Iterator[Reading]:
     for name in named or survey.list_unread(()):
         separator = _find_separator(survey, name) if len(named) < 2 else ""
         texts = survey.list_texts(name) if separator else []
-        if texts:
-            num_blank = survey.table.num_records - survey.columns[name].num_filled
-            blank = f", {num_blank:,} have none" if num_blank else ""
-            reason = f"{name} has several labels for some records{blank}, and {describe_columns(texts)} text"
-            is_guess = survey.is_mostly_blank(name) and survey.rate(name, "tags") < CLEAR
-            doubts = [f"{name} is empty in {num_blank:,} records, which are learned to have no label"] * is_guess
-            roles = {"text": texts, "tags": [name]}
-            reading = Reading("several labels", "tags", roles, reason, {"separator": separator})
-            points = IN_TEXT if _are_combined(_split_cells(survey, name, separator)) else VALUES + 1
-            yield survey.weigh(reading, values="several labels that repeat", points=points, doubts=doubts)
-    yield from _read_columns_of_tags(survey)
+        if not texts:
+            continue
+        reason = f"{name} has several labels for some records"
+        doubts: list[str] = []
+        num_blank = survey.table.num_records - survey.columns[name].num_filled
+        if num_blank:
+            reason += f", {num_blank:,} have none"
+            if survey.is_mostly_blank(name) and survey.rate(name, "tags") < CLEAR:
+                doubts.append(f"{name} is empty in {num_blank:,} records, which are learned to have no label")
+        points = IN_TEXT if _are_combined(_split_cells(survey, name, separator)) else VALUES + 1
+        reading = _build(reason, texts, [name], separator)
+        yield survey.weigh(reading, values="several labels that repeat", points=points, doubts=doubts)
+    texts = survey.list_texts("")
+    if texts:
+        yield from _read_columns_of_tags(survey, named, texts)
 
 
-def _read_columns_of_tags(survey: Survey) -> Iterator[Reading]:
-    """Yield several labels in a column each: columns of words, or one of 0 and 1 for each label."""
-    named, texts = survey.given.get("tags", ()), survey.list_texts("")
-    if not texts:
-        return
+def _build(reason: str, texts: Sequence[str], tags: Sequence[str], separator: str) -> Reading:
+    reason = f"{reason}, and {describe_columns(texts)} text"
+    return Reading("several labels", "tags", {"text": texts, "tags": tags}, reason, {"separator": separator})
+
+
+def _read_columns_of_tags(survey: Survey, named: Sequence[str], texts: Sequence[str]) -> Iterator[Reading]:
+    """Yield several labels in a column each: columns of words, or one of 0 and 1 for each label.
+
+    Args:
+        named: columns that the user named as tags.
+        texts: columns that the labels are given for.
+    """
     are_flags = all({*map(str.casefold, survey.columns[name].values)} <= FLAGS.keys() for name in named)
-    stems = Counter(" ".join(split_name(name)) for name in survey.columns)
     flags = named if are_flags else []
-    flags = flags or [name for name in survey.list_unread(()) if not named and _is_flag(survey, name, stems)]
+    if not named:
+        stems = Counter(" ".join(split_name(name)) for name in survey.columns)
+        flags = [name for name in survey.list_unread(()) if _is_flag(survey, name, stems)]
     ticked = [name for name in flags if survey.is_ticked(name)]
+    # two columns of 0 and 1 may be facts, two boxes are labels
     if len(flags) >= (2 if ticked == flags else 3):
-        shown = ", ".join([*flags[:4], *(["..."] if len(flags) > 4 else [])])
+        shown = ", ".join(flags[:4]) + (", ..." if len(flags) > 4 else "")
         what = "are ticked" if ticked else "hold 0 or 1"
-        reason = f"{len(flags)} columns {what} ({shown}), and {describe_columns(texts)} text"
-        own = {"separator": _choose_separator(flags)}
-        reading = Reading("several labels", "tags", {"text": texts, "tags": flags}, reason, own)
+        reading = _build(f"{len(flags)} columns {what} ({shown})", texts, flags, _choose_separator(flags))
         # facts that are yes or no stand beside a label of words, too
-        words = [name for name in survey.list_unread([*flags, *texts]) if survey.columns[name].kind == "text"]
-        labels = [name for name in words if survey.columns[name].has_labels]
+        labels: list[str] = []
+        for name in survey.list_unread([*flags, *texts]):
+            if survey.columns[name].kind == "text" and survey.columns[name].has_labels:
+                labels.append(name)
         doubts = [f"{join_names(labels[:2])} may be the label, too"] if labels else []
         yield survey.weigh(reading, form="a column of 0 and 1 per label", doubts=doubts)
     numbered = [] if named else _find_numbered(survey)
+    if numbered:
+        yield survey.weigh(_build_columns(survey, texts, numbered), form="numbered columns of labels")
     several = named if len(named) > 1 and not are_flags else survey.attributes
-    for names, form in ((numbered, "numbered columns of labels"), (several, "")):
-        if names:
-            reason = f"{list_names(names)} hold labels, and {describe_columns(texts)} text"
-            held = [as_text(part) for name in names for one in _split_cells(survey, name, "\n") for part in one]
-            own = {"separator": _choose_separator(held)}
-            reading = Reading("several labels", "tags", {"text": texts, "tags": names}, reason, own)
-            doubts = [] if form or named else [f"one of {list_names(names)} may be the label alone"]
-            yield survey.weigh(reading, form=form, values="" if form else "labels that stand in texts", doubts=doubts)
+    if several:
+        doubts = [] if named else [f"one of {list_names(several)} may be the label alone"]
+        reading = _build_columns(survey, texts, several)
+        yield survey.weigh(reading, values="labels that stand in texts", doubts=doubts)
+
+
+def _build_columns(survey: Survey, texts: Sequence[str], names: Sequence[str]) -> Reading:
+    """Build the reading of columns that hold the labels themselves."""
+    held: list[str] = []
+    for name in names:
+        for labels in _split_cells(survey, name, "\n"):
+            held += map(as_text, labels)
+    return _build(f"{list_names(names)} hold labels", texts, names, _choose_separator(held))
 
 
 def _find_numbered(survey: Survey) -> list[str]:
@@ -88,12 +108,17 @@ def _find_numbered(survey: Survey) -> list[str]:
 
 
 def _is_flag(survey: Survey, name: str, stems: Mapping[str, int]) -> bool:
-    values = {*survey.columns[name].values}
+    """Whether a column of 0 and 1, or of ticks, is one of several labels.
+
+    Args:
+        stems: names of the columns without numbers and letters -> how many columns have them.
+    """
+    if survey.is_ticked(name):
+        return True
     is_one_of_several = stems[" ".join(split_name(name))] > 2  # category_a, _b, _c
-    is_label = survey.rate(name, "label") >= CLEAR and not survey.rate(name, "flag") and not is_one_of_several
-    return survey.is_ticked(name) or (
-        not is_label and {FLAGS.get(value.casefold()) for value in values} == {True, False}
-    )
+    if survey.rate(name, "label") >= CLEAR and not survey.rate(name, "flag") and not is_one_of_several:
+        return False
+    return {FLAGS.get(value.casefold()) for value in survey.columns[name].values} == {True, False}
 
 
 def _find_separator(survey: Survey, name: str) -> str:
@@ -105,25 +130,32 @@ def _find_separator(survey: Survey, name: str) -> str:
         return ""
     if survey.rate(name, *READ, *TARGET_ROLES["targets"]) > max(1, rating) or (is_list and survey.is_sequence(name)):
         return ""
-    # a list needs no guess about its parts: with a known name a few records may do; so where most have no label
+    # where most records have no label, a few with several may do; so of a list, which needs no guess about its parts
     is_rare = rating >= USUAL and survey.is_mostly_blank(name)
-    times = 1.5 if is_rare or (is_list and rating >= 2) else 3
-    least = USUAL if is_list else CLEAR
-    is_loose = rating >= CLEAR or is_rare
-    for separator in [", "] if is_list else [*SEPARATORS, *(LOOSE_SEPARATORS if is_loose else ())]:
+    times, least = 3, CLEAR
+    separators = [*SEPARATORS]
+    if rating >= CLEAR or is_rare:
+        separators += LOOSE_SEPARATORS
+    if is_list:
+        separators, least = [", "], USUAL
+    if is_rare or (is_list and rating >= 2):
+        times = 1.5
+    for separator in separators:
         parts = _split_cells(survey, name, separator)
-        tags = Counter(as_text(part) for one in parts for part in one)
+        labels = [part for one in parts for part in one]
         known = str if column.kind == "text list" else str | int  # numbers as text are places in texts
-        if not all(isinstance(part, known) for one in parts for part in one):
+        if not all(isinstance(part, known) for part in labels):
             break
-        share = sum(len(one) > 1 for one in parts) / max(1, len(parts))
+        tags = Counter(map(as_text, labels))
         is_short = sum(len(tag.split()) for tag in tags) <= 5 * len(tags)
-        repeats = len(tags) <= MAX_LABELS and tags.total() >= times * len(tags)
         is_varied = len({*map(frozenset, parts)}) > 1
-        is_clear = separator not in LOOSE_SEPARATORS or _are_combined(parts)
-        is_usual = (share >= 0.1 or (is_rare and share > 0)) and repeats
-        is_named = rating >= least and share > 0.5 and all(isinstance(part, str) for one in parts for part in one)
-        if is_short and is_varied and is_clear and (is_usual or is_named):
+        if not is_short or not is_varied or (separator in LOOSE_SEPARATORS and not _are_combined(parts)):
+            continue
+        share = sum(len(one) > 1 for one in parts) / len(parts)
+        repeats = len(tags) <= MAX_LABELS and tags.total() >= times * len(tags)
+        is_usual = repeats and (share >= 0.1 or (is_rare and share > 0))
+        is_named = rating >= least and share > 0.5 and all(isinstance(part, str) for part in labels)
+        if is_usual or is_named:
             return _choose_separator(tags) if is_list else separator
     # where most have none, the others may have one each
     return "," if is_rare and column.values and column.num_filled >= times * column.num_distinct else ""
@@ -133,8 +165,12 @@ def _split_cells(survey: Survey, name: str, separator: str) -> list[Sequence[obj
     """Split the filled cells of a column, lists excepted, which are divided already."""
     if survey.columns[name].has_lists:
         return survey.read_lists(name)
-    cells = (as_text(value).splitlines() for value in survey.table.list_values(name) if not is_empty_cell(value))
-    return [[part.strip() for line in lines for part in line.split(separator)] for lines in cells]
+    cells: list[Sequence[object]] = []
+    for value in survey.table.list_values(name):
+        if not is_empty_cell(value):
+            text = separator.join(as_text(value).splitlines())
+            cells.append([part.strip() for part in text.split(separator)])
+    return cells
 
 
 def _are_combined(parts: Sequence[Sequence[object]]) -> bool:
@@ -143,7 +179,7 @@ def _are_combined(parts: Sequence[Sequence[object]]) -> bool:
     times = Counter(part for one in sets for part in one)
     several = [one for one in sets if len(one) > 1]
     num_known = sum(all(times[part] > 1 for part in one) for one in several)
-    return num_known > 0.8 * len(several) or all(map(re.compile(r"\w*\d\w*").fullmatch, times))
+    return num_known > 0.8 * len(several) or all(re.fullmatch(r"\w*\d\w*", part) for part in times)
 
 
 def _choose_separator(tags: Iterable[str]) -> str:

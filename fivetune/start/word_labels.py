@@ -6,8 +6,7 @@ In: a Survey. Out: the columns of the words and of their labels, which no readin
 from __future__ import annotations
 
 import re
-import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import and_
 from typing import NamedTuple
@@ -51,6 +50,7 @@ def find_word_labels(survey: Survey) -> WordLabels | None:
     lists = {name: values for name in survey.columns if (values := _read_words(survey, name))}
     if not lists:
         return None
+    # column -> the lengths that each record may have: lists in their items, texts in words, tokens or letters
     sizes = {name: [{len(value)} for value in values] for name, values in lists.items()}
     texts: dict[str, list[str]] = {}
     for name, column in survey.columns.items():
@@ -58,20 +58,37 @@ def find_word_labels(survey: Survey) -> WordLabels | None:
             texts[name] = [as_text(value) for value in survey.table.list_values(name, SAMPLE)]
             sizes[name] = [{len(text.split()), len(PART.findall(text)), len(text)} for text in texts[name]]
     for words in (*texts, *lists):
-        known = [words, *(name for name in lists if _are_alike(sizes[name], sizes[words]))]
-        every = [name for name in lists if any(_are_alike(sizes[name], sizes[one]) for one in known)]
+        # lists as long as one that is as long as the words belong to them, too
+        known = [words, *_list_alike(sizes, lists, [words])]
+        every = _list_alike(sizes, lists, known)
         items = {name: {*chain.from_iterable(lists[name])} for name in every}
-        # the words themselves are those of the text, or the list of the most different texts
-        text = "\n".join(texts.get(words, ()))
-        said = {*text.split(), *PART.findall(text), *(letter for letter in text if not letter.isascii())}
-        spoken = [name for name in every if len(items[name] & said) > len(items[name]) / 2]
-        if words in lists:
+        if words in texts:
+            text = "\n".join(texts[words])
+            said = {*text.split(), *PART.findall(text), *(letter for letter in text if not letter.isascii())}
+            spoken = [name for name in every if len(items[name] & said) > len(items[name]) / 2]
+        else:
+            # the words themselves are the list of the most different texts
             of_texts = [name for name in every if all(isinstance(item, str) for item in items[name])]
-            words = max(of_texts, key=lambda name: len(items[name]), default="")
+            if not of_texts:
+                continue
+            words = max(of_texts, key=lambda name: len(items[name]))
             spoken = [words]
-        if labels := [name for name in every if name not in spoken and words]:
+        labels = [name for name in every if name not in spoken]
+        if labels:
             return WordLabels(words, every, labels)
     return None
+
+
+def _list_alike(sizes: Mapping[str, Sequence[set[int]]], lists: Iterable[str], names: Sequence[str]) -> list[str]:
+    """List the lists that have a length in common with one of some columns in nearly all records."""
+    found: list[str] = []
+    for one in lists:
+        for name in names:
+            num_equal = sum(map(bool, map(and_, sizes[one], sizes[name])))
+            if num_equal >= ALIKE * len(sizes[one]):
+                found.append(one)
+                break
+    return found
 
 
 def _read_words(survey: Survey, name: str) -> list[Sequence[object]]:
@@ -84,19 +101,18 @@ def _read_words(survey: Survey, name: str) -> list[Sequence[object]]:
     return values if is_plain and len(items) >= MIN_LENGTH * len(values) else []
 
 
-def _are_alike(one: Sequence[set[int]], other: Sequence[set[int]]) -> bool:
-    """Whether two columns have a length in common in nearly all records."""
-    return statistics.fmean(map(bool, map(and_, one, other))) >= ALIKE
-
-
 def iter_ways(survey: Survey, found: WordLabels) -> Iterator[Mapping[str, Sequence[str]]]:
     """Yield the columns by which what is marked in texts may be learned: the marked texts, else all labels."""
-    if found.words not in found.lists:
+    words = found.words
+    if words in found.lists:
+        words = f"{words}.*"
+    else:
         for name in survey.columns:
             stem = name.partition(".0.")[0]
-            items = [item for value in survey.table.list_values(stem, SAMPLE) for item in read_list(value) or ()]
+            items: list[object] = []
+            for value in survey.table.list_values(stem, SAMPLE):
+                items += read_list(value) or ()
             for member in INNER.split():
                 if items and all(isinstance(item, Mapping) and isinstance(item.get(member), str) for item in items):
-                    yield {"text": [found.words], "tags": [f"{stem}.*.{member}"]}
-    words = f"{found.words}.*" if found.words in found.lists else found.words
+                    yield {"text": [words], "tags": [f"{stem}.*.{member}"]}
     yield {"inputs": [words], "targets": [f"{found.labels[0]}.*"]}
