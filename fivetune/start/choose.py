@@ -9,7 +9,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, islice, permutations, product, starmap
+from itertools import islice, permutations, product, starmap
 from operator import attrgetter
 
 from fivetune.data.readers.delimited import list_plain_names
@@ -142,7 +142,8 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
     least = max(ENOUGH, best.points - 2 * MARGIN)
     near = [one for one in rivals if one.points >= least and not one.doubts]
     if best.task == "jsonl":  # a few texts that repeat are labels, too
-        near[:0] = [one for one in others if one.task == "classification" and one.targets == best.targets][:1]
+        labels = [one for one in others if one.task == "classification" and one.targets == best.targets]
+        near = [*labels[:1], *near]
     return _complete(best, near, survey)
 
 
@@ -157,7 +158,9 @@ def _make_doubt(
     shown = _list_likely(best, others, why, survey)
     if why == SEVERAL_LIKELY and len(shown) == 1:  # the others learn a text from its copy
         why = UNKNOWN_NAMES
-    used = [name for one in shown for name in (*one.inputs, *one.targets)]
+    used: list[str] = []
+    for one in shown:
+        used += one.inputs + one.targets
     used += [name.partition(".")[0] for name in used]  # of a chat
     left = [survey.columns[name] for name in (*survey.list_unread(used), *survey.list_counts()) if name not in used]
     for column in left:
@@ -388,19 +391,16 @@ def _list_readings(
         is_wanted = all([*reading.roles.get(role, ())] == [*names] for role, names in wanted.items())
         if task not in (None, reading.task) or not is_wanted:
             continue
+        # the first records with a value to learn
+        targets, records = reading.targets, survey.table.records
+        filled = (one for one in records if not are_cells_empty(one.fields, targets))
+        first = [*islice(filled, NUM_TRIED)] or records[:NUM_TRIED]
         loaded = load_task(reading.task, reading.options)
-        if any(convert_record(record, reading, loaded, on_bad) for record in _list_filled(survey.table, reading)):
+        if any(convert_record(record, reading, loaded, on_bad) for record in first):
             flags = shlex.join(list_flags(reading))
             if flags not in found or found[flags].points < reading.points:
                 found[flags] = reading
     return sorted(found.values(), key=attrgetter("points"), reverse=True)
-
-
-def _list_filled(table: RawTable, reading: Reading) -> Sequence[RawRecord]:
-    """List the first records with a value to learn."""
-    targets = reading.targets
-    filled = (one for one in table.records if not are_cells_empty(one.fields, targets))
-    return [*islice(filled, NUM_TRIED)] or table.records[:NUM_TRIED]
 
 
 def convert_record(
@@ -432,13 +432,19 @@ def _complete(reading: Reading, others: Sequence[Reading], survey: Survey) -> Re
     # the group, and what is left; tasks of questions relate contexts and questions themselves
     inputs = reading.inputs if reading.task in TEXT_TASKS else []
     group = find_group(survey.table, survey.given, [*taken, identity or ""], inputs)
-    whole = chain.from_iterable(survey.objects.get(name, ()) for name in taken)
-    known = (*taken, *(name.partition(".")[0] for name in taken), *whole, identity, group, "id")
-    unread = [name for name in survey.columns if name not in known and reading.task not in SIGNATURES]
-    wholes = [f"{name} is made of {', '.join(parts)}, and is not read" for name, parts in survey.wholes.items()]
+    unread: list[str] = []
+    if reading.task not in SIGNATURES:
+        known = {*taken, identity, group, "id"}
+        for name in taken:
+            known.add(name.partition(".")[0])
+            known.update(survey.objects.get(name, ()))
+        unread = [name for name in survey.columns if name not in known]
+    warnings = [*reading.warnings]
+    for name, parts in survey.wholes.items():
+        warnings.append(f"{name} is made of {', '.join(parts)}, and is not read")
     return replace(
         reading,
-        warnings=[*reading.warnings, *wholes],
+        warnings=warnings,
         columns=renamed,
         id_column=identity,
         group_column=group,
@@ -449,16 +455,19 @@ def _complete(reading: Reading, others: Sequence[Reading], survey: Survey) -> Re
 
 def list_flags(reading: Reading) -> list[str]:
     """List the words of the command line that choose a reading."""
-    columns: list[tuple[str, str]] = []
+    flags = ["--task", reading.task]
     for role, names in reading.roles.items():
         is_joined = role == "tags" and "," not in "".join(names)
-        columns += [(role, ",".join(names))] if is_joined else [(role, name) for name in names]
-    return ["--task", reading.task, *_list_column_flags(columns)]
+        flags += _list_column_flags(role, [",".join(names)] if is_joined else names)
+    return flags
 
 
-def _list_column_flags(columns: Iterable[tuple[str, str]]) -> list[str]:
-    """List the words of the command line that give columns their roles."""
-    return [word for role, name in columns for word in ("--column", f"{role}={name}")]
+def _list_column_flags(role: str, names: Sequence[str]) -> list[str]:
+    """List the words of the command line that give columns a role."""
+    flags: list[str] = []
+    for name in names:
+        flags += ["--column", f"{role}={name}"]
+    return flags
 
 
 def build_command(table: RawTable, reading: Reading) -> str:
@@ -483,15 +492,16 @@ def explain_words(survey: Survey) -> str | None:
     Full stops are among the words, or blank lines or a column part them into sentences.
     """
     columns = survey.columns.values()
-    words = [one for one in columns if one.kind == "text" and one.mean_words <= FEW_WORDS and not one.has_labels]
-    words = [one for one in words if not one.has_codes]
+    words = [one for one in columns if one.has_text and one.mean_words <= FEW_WORDS]
     if not words or any(one.is_running for one in columns):
         return None
     word = max(words, key=attrgetter("num_distinct"))
     has_marks = word.share_distinct < 0.9 and "." in map(as_text, survey.table.list_values(word.name))
-    places = [re.search(r":(\d+)$", record.where) for record in survey.table.records]
-    lines = [int(place[1]) for place in places if place]  # of a table without lines, such as Parquet, none
-    has_gaps = bool(lines) and lines[-1] - lines[0] + 1 > 1.02 * survey.table.num_read
+    records = survey.table.records
+    first, last = (re.search(r":(\d+)$", one.where) for one in (records[0], records[-1]))
+    has_gaps = False  # a table without lines, such as Parquet, has none
+    if first and last:
+        has_gaps = int(last[1]) - int(first[1]) + 1 > 1.02 * survey.table.num_read
     has_sentences = any(split_name(name)[:1] == ["sentence"] for name in survey.columns)
     if not (has_marks or has_gaps or has_sentences) or not any(one.has_labels for one in columns):
         return None
@@ -558,7 +568,7 @@ def explain_form(survey: Survey, marked: WordLabels | None, task: str | None = N
         what = f"{list_names(marked.labels)} {verb} a value for each word of {marked.words}"
         ways: list[Iterable[Given]] = [iter_ways(survey, marked)]
     else:
-        nested = [name for name, column in columns.items() if _is_nested(survey, name, column)]
+        nested = _list_nested(survey)
         texts = [name for name, column in columns.items() if column.has_text and name not in nested]
         if not nested or len(texts) > 1 or survey.given:
             return None
@@ -589,7 +599,7 @@ def explain_none(
     if survey.given:
         return _explain_given(survey, task, wanted, bad)
     columns = survey.columns
-    nested = [name for name, column in columns.items() if _is_nested(survey, name, column)]
+    nested = _list_nested(survey)
     reasons: list[str] = []
     for name, column in columns.items():
         if column.kind == "text list":
@@ -679,10 +689,11 @@ def _join_reasons(survey: Survey, task: str | None, reasons: Sequence[str], way:
 
 def _find_example(survey: Survey, task: str | None) -> str:
     """Find the flags by which one text or list of texts is learned from another; "" if no two are there."""
+    nested = _list_nested(survey)
     texts: list[str] = []
     lists: list[str] = []
     for name, column in survey.columns.items():
-        if _is_nested(survey, name, column):
+        if name in nested:
             continue
         if column.has_text:
             texts.append(name)
@@ -712,14 +723,20 @@ def _find_working(survey: Survey, task: str | None, known: Iterable[Given]) -> s
 
 def _join_columns(given: Given) -> str:
     """Join the flags that give columns their roles."""
-    return shlex.join(_list_column_flags((role, name) for role, names in given.items() for name in names))
+    flags: list[str] = []
+    for role, names in given.items():
+        flags += _list_column_flags(role, names)
+    return shlex.join(flags)
 
 
-def _is_nested(survey: Survey, name: str, column: Column) -> bool:
-    """Whether a column holds objects, or a value for each word: what is learned of them has to be written as text."""
-    if column.kind == "object" or ".0." in name:
-        return True
-    return column.has_objects or (column.kind == "list" and survey.is_sequence(name))
+def _list_nested(survey: Survey) -> list[str]:
+    """List the columns that hold objects, or a value for each word: what is learned has to be written as text."""
+    nested: list[str] = []
+    for name, column in survey.columns.items():
+        is_object = column.kind == "object" or column.has_objects or ".0." in name
+        if is_object or (column.kind == "list" and survey.is_sequence(name)):
+            nested.append(name)
+    return nested
 
 
 def _has_ids(survey: Survey, name: str) -> bool:

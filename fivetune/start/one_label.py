@@ -66,18 +66,17 @@ def _list_read(survey: Survey, label: str, same: Sequence[str]) -> Iterator[tupl
     """
     texts, known = survey.list_texts(label), survey.list_texts(label, only_known=True)
     doubts: list[str] = []
-    # some of the texts may be left out
+    leaks = [name for name in texts if _has_gaps(survey, name, label)]
+    leaks = [name for name in leaks if survey.rate(name, *READ) < 2] or leaks  # rather than a passage
+    told = [name for name in texts if _is_label_told(survey, name, label)]
+    notes = [name for name in texts if has_word(name, COMMENTS)]
+    if not any(has_word(name, PLAIN_TEXTS) for name in texts if name not in notes):
+        notes = []  # the comments are the texts themselves
     for spare, doubt in (
-        (
-            _list_gaps(survey, texts, label),
-            f"has text for some values of {label} only, as a comment of who chose {label} has",
-        ),
-        (
-            [name for name in texts if _is_label_told(survey, name, label)],
-            f"holds the {label} itself in nearly all records, as a reasoning about it does",
-        ),
+        (leaks, f"has text for some values of {label} only, as a comment of who chose {label} has"),
+        (told, f"holds the {label} itself in nearly all records, as a reasoning about it does"),
         (_find_short_pair(survey, texts), "may be parts of the other texts, or be read"),
-        (_list_notes(texts), f"may be what the giver of {label} writes, or be read"),
+        (notes, f"may be what the giver of {label} writes, or be read"),
     ):
         if 0 < len(spare) < len(texts):
             doubts.append(f"{join_names(spare)} {doubt}")
@@ -123,19 +122,6 @@ def _list_more(
             is_told = is_told and _count_conflicts(survey, [*texts, name], label) < before / 2
         if is_told:
             yield [one for one in survey.columns if one in (*texts, name)], [], [*doubts, *own]
-
-
-def _list_gaps(survey: Survey, texts: Sequence[str], label: str) -> list[str]:
-    """List the texts that are there for some labels alone; a passage only if there is nothing else."""
-    leaks = [name for name in texts if _has_gaps(survey, name, label)]
-    return [name for name in leaks if survey.rate(name, *READ) < 2] or leaks
-
-
-def _list_notes(texts: Sequence[str]) -> list[str]:
-    """List the comments among some texts, if a text is there that needs no comment to be read."""
-    notes = [name for name in texts if has_word(name, COMMENTS)]
-    has_plain = any(has_word(name, PLAIN_TEXTS) for name in texts if name not in notes)
-    return notes if has_plain else []
 
 
 def _find_short_pair(survey: Survey, texts: Sequence[str]) -> list[str]:

@@ -263,11 +263,13 @@ def _read_pair(survey: Survey, sources: Sequence[str], target: str, versions: Se
         if is_longer:
             doubts.append(f"{target} is longer than {source}, so it is no summary of it: perhaps the other way round")
         doubts += _list_doubts(survey, source, target, used)
+    # of one text and its contexts, the text is meant
     mains = [one for one in sources if survey.rate(one, "context") < USUAL or survey.rate(one, "text") >= CLEAR]
     are_alike = len(sources) > 1 and len(mains) != 1 and "inputs" not in survey.given
     if are_alike and all(survey.is_named_input(one, target) for one in sources):
         doubts.append(f"{list_names(sources)} are named as texts to be read, together or one of them")
     if target in survey.golds:
+        # another text that is named as what is learned may be right, too
         for name, column in survey.columns.items():
             if column.has_text and name not in used and survey.rate(name, "targets") == CLEAR:
                 doubts += describe_outputs([name])

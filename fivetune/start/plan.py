@@ -122,8 +122,10 @@ class StartPlan:
         """Describe the sets that the file has itself, and which is drawn beside them; "" without any."""
         if self.set_column is None:
             return ""
-        drawn = f"; the {self.drawn[0]} set is drawn from its training records" if self.drawn else ""
-        return f"as the column {self.set_column} says{drawn}"
+        words = f"as the column {self.set_column} says"
+        if self.drawn:
+            words += f"; the {self.drawn[0]} set is drawn from its training records"
+        return words
 
     def describe_relations(self, *, kept: bool = True) -> str:
         """Describe what records of one set may have in common; with `kept` false, what does not keep them together."""
@@ -131,7 +133,10 @@ class StartPlan:
         if "question" in self.reading.roles:
             nouns |= {"context": "contexts", "question": "questions"}
         equal = [noun for relation, noun in nouns.items() if (relation in self.split.given_up) != kept]
-        found = [f"equal {' or '.join(', '.join(equal).rsplit(', ', 1))}"] if equal else []
+        found: list[str] = []
+        if equal:
+            words = ", ".join(equal).rsplit(", ", 1)
+            found.append(f"equal {' or '.join(words)}")
         if self.reading.group_column and ("group" in self.split.given_up) != kept:
             found.append(f"the same {self.reading.group_column}")
         return " or ".join(found)
@@ -262,23 +267,32 @@ def find_set_columns(table: RawTable, reading: Reading, warn: Callable[[str], No
     for name, column in table.columns.items():
         if name in used:
             continue
-        sets = {value: find_set(value) for value in column.values}
-        known = {*sets.values()} - {None}
+        known: set[str] = set()
+        others: list[str] = []
+        for value in column.values:
+            one = find_set(value)
+            if one is None:
+                others.append(value)
+            else:
+                known.add(one)
         if "train" not in known or len(known) < 2:
             continue
-        if others := [value for value, one in sets.items() if one is None]:
+        if others:
             warn(
                 f"{name} names sets, and does not divide the file, as it has other values: {list_names(others)}. Write "
                 "train, validation or test for them, or leave those records out"
             )
         else:
             found.append(name)
-    named = [name for name in found if name.endswith(tuple(reading.targets))]
     if found:
+        named = [name for name in found if name.endswith(tuple(reading.targets))]
         return [min(named, key=len) if named else found[0]]
-    flags = [name for name, column in table.columns.items() if find_flagged_set(name) and name not in used]
-    values = {name: {FLAGS.get(value.casefold()) for value in table.columns[name].values} for name in flags}
-    return [name for name in flags if values[name] == {True, False}]
+    for name, column in table.columns.items():
+        if find_flagged_set(name) and name not in used:
+            values = {FLAGS.get(value.casefold()) for value in column.values}
+            if values == {True, False}:
+                found.append(name)
+    return found
 
 
 def find_flagged_set(name: str) -> str | None:
@@ -333,8 +347,9 @@ def build_plan(
         head = [*islice(records, NUM_HEAD)]
     except HeaderError as error:
         why = f"{error.reason} (if that line has the names, give those)"
-        named = explain_missing_header(source, error.num, why, task=task, flags=flags) if not given else None
-        raise named or error from error
+        if given:
+            raise
+        raise explain_missing_header(source, error.num, why, task=task, flags=flags) or error from error
     num_names = count_names(head, has_header=bool(header))
     if num_names and not header and not read_first_line(source):  # records with keys have no further lines of names
         num_names = 0
@@ -343,11 +358,11 @@ def build_plan(
     first_line = table.first_line if len(unread) == len(bad) else ()  # names that stand twice are no record
     table = replace(table, num_names=num_names, first_line=first_line)
     if table.num_records < MIN_RECORDS:
-        named = None
+        few = DataError(explain_few(table, bad, given, task))
         if bad and bad[0].num_unnamed and not given:
             why = bad[0].reason.partition(". Allowed")[0]
-            named = explain_missing_header(source, bad[0].num_unnamed, why, task=task, flags=flags)
-        raise named or DataError(explain_few(table, bad, given, task))
+            raise explain_missing_header(source, bad[0].num_unnamed, why, task=task, flags=flags) or few
+        raise few
     table, reading = infer_divided(table, task=task, given=given)
     if table.num_records < table.num_read:
         told = [_add_sample(one, table.num_records) for one in (reading.reason, *reading.warnings)]
@@ -390,8 +405,10 @@ def build_plan(
             own_set = find_own_set(read.fields, set_columns)
             given_sets[own_set].add(hash_text(str(own_id)))
             if by_label and examples[0].references:
-                labels[examples[0].references[0]] += 1
-                trained.update(examples[0].references[:1] if own_set == "train" else ())
+                label = examples[0].references[0]
+                labels[label] += 1
+                if own_set == "train":
+                    trained.add(label)
             ids.append(RawRecord({"id": own_id}, record.where))
             if own_id != given_id:
                 renamed.append(str(given_id))
@@ -412,9 +429,9 @@ def build_plan(
         failure = str(error)
     if given_sets["validation"] and given_sets["test"]:  # nothing is drawn
         split = ThreeWaySplit(frozenset(), frozenset(), len(ids), len(ids))
-        failure = (
-            None if given_sets["train"] else f"the column {set_column} leaves no record that can be used in training"
-        )
+        failure = None
+        if not given_sets["train"]:
+            failure = f"the column {set_column} leaves no record that can be used in training"
     # those that a task leaves out on purpose are not among the bad ones
     lacking = [f"{places[0]}: has nothing in {names}." for names, places in blank.items()]
     if len(ids) < len(bad) or (lacking and len(ids) < MIN_RECORDS):
@@ -459,17 +476,21 @@ def build_plan(
         verb = "is" if len(places) == 1 else "are"
         warnings.append(f"{records} nothing in {names}, and {verb} left out; the first: {places[0]}")
     if renamed:
-        warnings.append(
-            f"{len(renamed):,} records have the id of an earlier one, such as {renamed[0]!r}: in the sets it is "
-            f"{f'{renamed[0]} (2)'!r}{'; so few ids relate no records' if few_ids else ''}"
-        )
+        second = f"{renamed[0]} (2)"
+        note = f"{len(renamed):,} records have the id of an earlier one, such as {renamed[0]!r}"
+        note += f": in the sets it is {second!r}"
+        if few_ids:
+            note += "; so few ids relate no records"
+        warnings.append(note)
     warnings += counts.list_warnings()
     if unknown := labels.keys() - trained:
         warnings.append(
             f"no training record has the label {list_names(sorted(unknown))}: the model cannot learn it, and its "
             "records cannot be scored"
         )
-    held = set[str]().union(*(text for one in examples for text in (one.inputs, one.targets)))
+    held: set[str] = set()  # characters
+    for one in examples:
+        held.update(one.inputs, one.targets)
     lost = {*find_lossy_characters(tokenizer, held)} if tokenizer else find_lost_characters(name, held)
     drawn_from = "sampled " * (len(examples) < len(ids))
     warnings += describe_odd_targets(tokenizer, examples, lost, f"{drawn_from}targets")
@@ -520,12 +541,10 @@ def _list_warnings(plan: StartPlan, bad: Sequence[BadRecord]) -> Iterator[str]:
     """Yield what the user should look at in the data before training."""
     split = plan.split
     if split.given_up:
-        group = plan.reading.group_column
-        remedy = (
-            f". To keep the same {group} in one: {shlex.join(['--column', f'group={group}'])}"
-            if "group" in split.given_up
-            else ""
-        )
+        remedy = ""
+        if "group" in split.given_up:
+            group = plan.reading.group_column
+            remedy = f". To keep the same {group} in one: {shlex.join(['--column', f'group={group}'])}"
         yield (
             f"records with {plan.describe_relations(kept=False)} may be in several sets: all that relates records "
             f"would join {split.num_joined:,} of {split.num_records:,} into one group{remedy}"
@@ -539,10 +558,11 @@ def _list_warnings(plan: StartPlan, bad: Sequence[BadRecord]) -> Iterator[str]:
     found = (describe_merged_forms(labels, {}), describe_placeholders(labels, what="label"), *describe_rare(labels))
     yield from filter(None, found)
     inputs = plan.lengths.inputs
-    if (inputs > LONGEST).mean() > CUT and not plan.task.extractive:
+    share = (inputs > LONGEST).mean()
+    if share > CUT and not plan.task.extractive:
         part = "middle" if plan.loses_middle else "end"
         yield (
-            f"{100 * (inputs > LONGEST).mean():.0f} % of the inputs have more than {LONGEST} tokens, the longest "
+            f"{100 * share:.0f} % of the inputs have more than {LONGEST} tokens, the longest "
             f"{inputs.max():,}, and lose their {part}. A higher data.max_input_tokens in the recipe keeps more, at the "
             "price of memory"
         )
@@ -568,12 +588,16 @@ def _describe_lost_characters(
     for part, (share, lacking, words) in parts.items():
         # " \n " with a backslash is the separator of UnifiedQA's models
         texts = [text.replace(" \\n ", " ") for one in examples if (text := getattr(one, part))]
-        hit = [text for text in texts if not lacking.isdisjoint(text)]
-        if len(hit) > share * len(texts):
-            counts = Counter(character for text in hit for character in sorted(lacking.intersection(text)))
+        num_hit = 0
+        counts: Counter[str] = Counter()
+        for text in texts:
+            found = sorted(lacking.intersection(text))
+            num_hit += bool(found)
+            counts.update(found)
+        if num_hit > share * len(texts):
             shown = " ".join(character for character, _ in counts.most_common(10))
             yield (
-                f"{len(hit):,} of {len(texts):,} {drawn_from}{part} hold characters that the vocabulary of {model} "
+                f"{num_hit:,} of {len(texts):,} {drawn_from}{part} hold characters that the vocabulary of {model} "
                 f"lacks, such as {shown}: {words}"
             )
 

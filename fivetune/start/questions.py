@@ -109,6 +109,7 @@ def _read_answers(survey: Survey, roles: Mapping[str, str]) -> Reading | None:
         reason = f"{num_marked:,} {first}{len(texts):,} answers in {answer} end in #### and a number"
         found = Reading("reasoning with a final number", "gsm8k", named, reason, columns=columns)
         return survey.weigh(found, values=reason, points=IN_TEXT)
+    # answers that are right or wrong as a whole are text to text
     what = ""
     if column.kind == "number":
         what = "numbers"

@@ -281,6 +281,7 @@ def _list_keys(
     the same, the first counts.
     """
     others = [name for name in survey.columns if name not in (*choices, question)]
+    # texts first, as numbers may be counts
     ranks = {name: (survey.columns[name].kind == "number", -survey.rate(name, "answer", "label")) for name in others}
     is_named = survey.rate(choices[0], "choices") >= USUAL
     num_asked = len(found) - found.count(None)
@@ -311,8 +312,10 @@ def _list_keys(
                 # Y and N of records without choices, but not the letter of choices that are lost
                 num_apart += widest.find(as_text(value), numbers_from=first) is None
         is_varied = is_named or len({*places}) > 0.6 * len(widest.places)
-        is_new = not any(_is_same(places, known.places) for known in keys.values())
-        if num_none <= (1 - MIXED) * num_asked and is_varied and is_new:
+        if num_none > (1 - MIXED) * num_asked or not is_varied:
+            continue
+        least = RESOLVED * len(places)
+        if not any(sum(map(eq, places, known.places)) >= least for known in keys.values()):
             num_other = num_none + num_apart
             keys[name] = _Key(first, places, num_other if num_other > (1 - RESOLVED) * len(found) else 0)
     return keys
@@ -321,7 +324,3 @@ def _list_keys(
 def _has_texts(values: Sequence[object], found: Sequence[Choices | None]) -> bool:
     both = [(value, one) for value, one in zip(values, found, strict=True) if one]
     return sum(as_text(value) in one.texts for value, one in both) >= RESOLVED * len(both)
-
-
-def _is_same(places: Sequence[int | None], others: Sequence[int | None]) -> bool:
-    return sum(map(eq, places, others)) >= RESOLVED * len(places)

@@ -169,7 +169,8 @@ def describe_cut(lengths: Lengths, limit: int) -> str:
     ('this limit cuts 33.3 % of them', 'this limit cuts none of them')
     """
     is_cut = lengths > limit
-    return f"this limit cuts {f'{100 * is_cut.mean():.1f} %' if is_cut.any() else 'none'} of them"
+    share = f"{100 * is_cut.mean():.1f} %" if is_cut.any() else "none"
+    return f"this limit cuts {share} of them"
 
 
 def round_limit(length: int, multiple: int) -> int:

@@ -9,13 +9,13 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import chain
 
 from fivetune.data.readers.delimited import NUMBER
 from fivetune.errors import ConfigError, suggest_names
 from fivetune.start.columns import (
     MIN_RECORDS,
     MIN_WORDS,
+    Column,
     RawTable,
     as_text,
     count_words,
@@ -290,7 +290,11 @@ def split_name(name: str) -> list[str]:
     parts = [part for part in name.split(".") if not part.isdecimal()] or [name]
     if len(parts) > 1 and (parts[-1].casefold() in INNER.split() or len(parts[-1]) == 1):
         parts.pop()
-    words = [word for word in (word.rstrip("0123456789") for word in _split_words(parts[-1])) if word]
+    words: list[str] = []
+    for word in _split_words(parts[-1]):
+        plain = word.rstrip("0123456789")
+        if plain:
+            words.append(plain)
     return [word for word in words if len(word) > 1 or not word.isascii()] or words
 
 
@@ -324,11 +328,12 @@ def _strip_accents(text: str) -> str:
 @lru_cache
 def _list_words(role: str) -> tuple[frozenset[str], frozenset[str]]:
     """List the words of a role that leave no doubt, and those that are usual, of all languages."""
-    clear, usual = (
-        frozenset(map(_strip_accents, " ".join(words).split()))
-        for words in zip(WORDS[role], WORLD.get(role, ("", "")), strict=True)
+    clear, usual = WORDS[role]
+    world_clear, world_usual = WORLD.get(role, ("", ""))
+    return (
+        frozenset(_strip_accents(f"{clear} {world_clear}").split()),
+        frozenset(_strip_accents(f"{usual} {world_usual}").split()),
     )
-    return clear, usual
 
 
 @lru_cache(100_000)  # columns are rated again for each reading, and a survey of people has a thousand
@@ -348,7 +353,11 @@ def rate_name(role: str, name: str) -> int:
     words = split_name(name)
     if not words:
         return 0
-    if words[-1] in ("name", "names") and any(words[-2:-1] == [word] for word in chain(*_list_words("label"))):
+    if (
+        len(words) > 1
+        and words[-1] in ("name", "names")
+        and any(words[-2] in listed for listed in _list_words("label"))
+    ):
         words.pop()  # label_name says label, and no name of a person
     whole = "_".join(words)
     for points, listed in zip((CLEAR, USUAL), _list_words(role), strict=True):
@@ -360,9 +369,9 @@ def rate_name(role: str, name: str) -> int:
         if any(word in listed for word in words):
             return points - 2
         if len(whole) <= MAX_COMPOUND and NO_BLANKS.search(whole):  # 问题内容, 답변내용
-            ends = [one for one in listed if len(one) > 1 and NO_BLANKS.search(one) and one in whole]
-            if ends:
-                return points - 2 + any(map(whole.endswith, ends))
+            inner = [one for one in listed if one in whole and len(one) > 1 and NO_BLANKS.search(one)]
+            if inner:
+                return points - 2 + whole.endswith((*inner,))
     return 0
 
 
@@ -392,14 +401,23 @@ def _is_line_of_names(head: Sequence[RawRecord], *, has_header: bool) -> bool:
     """Whether the first record is no record: short cells, with a word where all other records have a number, or with
     names of columns alone, beside a blank where all have a number or below the user's header.
     """
-    first, *others = ({k: v for k, v in one.fields.items() if k != "id" or one.has_own_id} for one in head)
+    rows: list[dict[str, object]] = []
+    for record in head:
+        rows.append({**record.fields})
+        if not record.has_own_id:
+            rows[-1].pop("id", None)
+    first, *others = rows
     cells = [value for value in first.values() if isinstance(value, str) and not is_empty_cell(value)]
     if not cells or max(map(count_words, cells)) > MIN_WORDS or any(map(NUMBER.fullmatch, cells)):
         return False
-    numbered = [name for name in first if all(NUMBER.fullmatch(as_text(one.get(name, ""))) for one in others)]
     are_names = all(is_column_name(cell) or find_language(cell) for cell in cells)
-    is_header = are_names and has_header and any(" " not in cell for cell in cells)
-    return is_header or any(are_names or not is_empty_cell(first[name]) for name in numbered)
+    if are_names and has_header and any(" " not in cell for cell in cells):
+        return True
+    for name, value in first.items():
+        is_told = are_names or not is_empty_cell(value)
+        if is_told and all(NUMBER.fullmatch(as_text(one.get(name, ""))) for one in others):
+            return True
+    return False
 
 
 def find_language(name: str) -> str | None:
@@ -407,7 +425,10 @@ def find_language(name: str) -> str | None:
     words = split_name(name)
     if name.startswith("translation.") and words:  # the form of the hub's translations: all members are languages
         return LANGUAGES.get(words[0], words[0].capitalize())
-    return next((LANGUAGES[word] for word in (words[-1:] + words[:1]) if word in LANGUAGES), None)
+    for word in (*words[-1:], *words[:1]):
+        if word in LANGUAGES:
+            return LANGUAGES[word]
+    return None
 
 
 def split_language(name: str) -> tuple[str, str | None]:
@@ -452,10 +473,8 @@ def parse_columns(words: Sequence[str]) -> dict[str, Sequence[str]]:
         if not role or not name:
             raise ConfigError(f"--column {word}: is not ROLE=NAME. Roles: {', '.join(ROLES)}. Write --column label=Y.")
         if role in given and role not in SEVERAL:
-            several = ", ".join(SEVERAL)
-            raise ConfigError(
-                f"--column {word}: {role} is {given[role][0]} already. Several columns: {several}. Name one."
-            )
+            known = f"{role} is {given[role][0]} already. Several columns: {', '.join(SEVERAL)}"
+            raise ConfigError(f"--column {word}: {known}. Name one.")
         given[role] = (*given.get(role, ()), name)
     return given
 
@@ -471,18 +490,22 @@ def find_group(table: RawTable, given: Given, taken: Sequence[str], inputs: Sequ
         inputs: those whose texts may be the group.
     """
     if "group" in given:
-        return None if given["group"][0] == NO_GROUP else given["group"][0]
+        named = given["group"][0]
+        return None if named == NO_GROUP else named
     is_article = {"question", "context"} <= table.columns.keys()
     for name, column in table.columns.items():
         is_named = rate_name("group", name) == CLEAR or split_name(name)[-1:] in (["id"], ["nr"], ["no"])
+        if name in taken or not (is_named or (is_article and name == "title")):
+            continue
         is_shared = column.num_distinct >= MIN_GROUPS and column.share_distinct <= SHARED
-        is_shared &= not ROUNDED.fullmatch(column.example)
-        if (is_named or (is_article and name == "title")) and is_shared and name not in taken:
+        if is_shared and not ROUNDED.fullmatch(column.example):
             return name
     read = [table.columns[name] for name in inputs if name in table.columns and rate_name("instruction", name) < USUAL]
-    # few may be enough, as the split gives up what leaves it without shares
-    texts = [one for one in read if one.is_running and one.num_distinct >= MIN_GROUPS / 2]
-    shared = [one for one in texts if one.share_distinct <= SHARED] if len(read) > 1 else []
+    shared: list[Column] = []
+    for column in read if len(read) > 1 else ():
+        # few may be enough, as the split gives up what leaves it without shares
+        if column.is_running and column.num_distinct >= MIN_GROUPS / 2 and column.share_distinct <= SHARED:
+            shared.append(column)
     # a context, else the one of most values: few that repeat often are templates
     ranks = {one.name: (rate_name("context", one.name) >= USUAL, one.num_distinct) for one in shared}
     return max(ranks, key=ranks.__getitem__, default=None)

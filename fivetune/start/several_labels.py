@@ -141,6 +141,7 @@ def _find_separator(survey: Survey, name: str) -> str:
     if is_rare or (is_list and rating >= 2):
         times = 1.5
     for separator in separators:
+        # the values must be sets of labels: short ones, in different combinations
         parts = _split_cells(survey, name, separator)
         labels = [part for one in parts for part in one]
         known = str if column.kind == "text list" else str | int  # numbers as text are places in texts
@@ -151,6 +152,7 @@ def _find_separator(survey: Survey, name: str) -> str:
         is_varied = len({*map(frozenset, parts)}) > 1
         if not is_short or not is_varied or (separator in LOOSE_SEPARATORS and not _are_combined(parts)):
             continue
+        # some records have several labels, and these repeat or the column is named after them
         share = sum(len(one) > 1 for one in parts) / len(parts)
         repeats = len(tags) <= MAX_LABELS and tags.total() >= times * len(tags)
         is_usual = repeats and (share >= 0.1 or (is_rare and share > 0))

@@ -5,7 +5,6 @@ In: a Survey and a Reading. Out: the Reading with options as a recipe has them.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,32 +29,36 @@ def fill_options(survey: Survey, reading: Reading) -> Reading:
 
     Of a target that is a list, the first text is learned, and all of them are scored.
     """
-    if len(choices := reading.roles.get("choices", ())) > 1:
+    choices = reading.roles.get("choices", ())
+    if len(choices) > 1:
+        # a column for each choice
         names, columns = name_slots([name for name in choices if name not in reading.targets])
-        names[:0] = ["answer"] * (len(choices) - len(names))  # the right one, if the others are wrong in all records
+        if len(names) < len(choices):
+            names.insert(0, "answer")  # the right one, if the others are wrong in all records
         return replace(reading, options={**reading.options, "choices": names}, columns={**reading.columns, **columns})
     if reading.task not in TEXT_TASKS:
         return reading
-    targets = reading.targets
-    names, columns = name_slots([*reading.inputs, *targets])
-    read, learned = names[: -len(targets)], names[-len(targets) :]
+    names, columns = name_slots([*reading.inputs, *reading.targets])
+    read, learned = names[: len(reading.inputs)], names[len(reading.inputs) :]
     options: JsonTable = {"inputs": reading.prefix + _build_template(survey, reading.inputs, read), **reading.options}
+    warnings = [*reading.warnings]
     if reading.task == "tags":
         options["tags"] = learned
     elif reading.task == "classification":
         options["label"] = learned[0]
     else:
-        name = targets[0]
-        target = survey.table.describe(name)
-        options["targets"] = f"{{{learned[0]}}}"
+        slot = learned[0]
+        target = survey.table.describe(reading.targets[0])
+        options["targets"] = f"{{{slot}}}"
         if target.kind == "list":
-            columns[f"{learned[0]}_first"] = f"{target.name}.0"
-            options |= {"targets": f"{{{learned[0]}_first}}", "references": learned[0]}
-            if survey.has_several(name):
-                note = f"of the texts in each list of {name} the first is learned, and all count as right"
-                reading = replace(reading, warnings=[*reading.warnings, note])
+            columns[f"{slot}_first"] = f"{target.name}.0"
+            options |= {"targets": f"{{{slot}_first}}", "references": slot}
+            if survey.has_several(target.name):
+                warnings.append(
+                    f"of the texts in each list of {target.name} the first is learned, and all count as right"
+                )
         options |= choose_metrics(survey, target, reading.kind)
-    return replace(reading, options=options, columns=columns)
+    return replace(reading, options=options, columns=columns, warnings=warnings)
 
 
 def _build_template(survey: Survey, columns: Sequence[str], slots: Sequence[str]) -> str:
@@ -102,9 +105,12 @@ def _is_prose(text: str) -> bool:
 
 def count_shared_words(survey: Survey, column: Column) -> int:
     """Count the words that all texts of a column begin with up to a mark: of ANSWER: D the first."""
-    places = zip(*map(str.split, survey.list_examples(column.name, 200)), strict=False)
-    shared = [words[0] for words in itertools.takewhile(lambda words: len({*words}) == 1, places)]
-    return len(shared) if shared and shared[-1].endswith((":", "：", "=", "#", ">")) else 0
+    num_shared, last = 0, ""
+    for words in zip(*map(str.split, survey.list_examples(column.name, 200)), strict=False):
+        if len({*words}) > 1:
+            break
+        num_shared, last = num_shared + 1, words[0]
+    return num_shared if last.endswith((":", "：", "=", "#", ">")) else 0
 
 
 def name_slots(names: Sequence[str]) -> tuple[list[str], dict[str, str]]:
