@@ -110,17 +110,22 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
             "in task.parts (docs/tasks.md)."
         )
     given = find_given(given or {}, table)
-    # a task without readings of its own takes the user's columns as they are
     survey = make_survey(table, given)
     wanted = {role: names for role, names in given.items() if role not in ("id", "group")}
+    # a task without readings of its own takes the user's columns as they are
     if task is not None and task not in TASKS:
         columns = {role: names[0] for role, names in wanted.items()}
         return _complete(Reading(task, task, wanted, "--task names it", columns=columns), [], survey)
-    if not given and can_lack_header(table) and (choices := list_without_header(table, task)):
-        first = ", ".join(map(quote_value, table.first_line))
-        raise DoubtError(f"the first line, {first}, may be a record or the names of the columns", choices)
-    if not given and (words := explain_words(survey) or explain_wide_list(survey)):
-        raise DataError(f"{table.source}: {words}.")
+    if not given:
+        # the table may have another form than a record in each line, below the names of its columns
+        choices = list_without_header(table, task) if can_lack_header(table) else []
+        if choices:
+            first = ", ".join(map(quote_value, table.first_line))
+            raise DoubtError(f"the first line, {first}, may be a record or the names of the columns", choices)
+        words = explain_words(survey) or explain_wide_list(survey)
+        if words:
+            raise DataError(f"{table.source}: {words}.")
+    # the readings, the best first; where words have labels, what a reading of whole texts learns must be clear
     bad: list[BadRecord] = []
     ranked = _list_readings(survey, task, wanted, bad.append)
     marked = find_word_labels(survey)
@@ -136,7 +141,8 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
     rivals = [one for one in others if one.targets != best.targets or not {*one.inputs} <= {*best.inputs}]
     if best.doubts or best.points < ENOUGH or any(one.points > best.points - MARGIN for one in rivals):
         is_one = not rivals or rivals[0].points <= best.points - 2 * MARGIN
-        why = [*best.doubts, UNKNOWN_NAMES if is_one else SEVERAL_LIKELY][0]
+        unclear = UNKNOWN_NAMES if is_one else SEVERAL_LIKELY
+        why = best.doubts[0] if best.doubts else unclear
         raise _make_doubt(why, best, others, survey, marked)
     # near ones are told, as they may be meant
     least = max(ENOUGH, best.points - 2 * MARGIN)
