@@ -84,9 +84,13 @@ class _Words:
         pieces = {number: piece for piece, number in tokenizer.get_vocab().items()}
         for number in range(num_rows):
             piece = pieces.get(number)
-            names[f"<unused_{number}>" if piece is None or piece in names else piece] = number
-        self._names, self._pieces = names, list(names)
-        self.pad_token, self.eos_token = tokenizer.pad_token, tokenizer.eos_token
+            if piece is None or piece in names:
+                piece = f"<unused_{number}>"
+            names[piece] = number
+        self._names = names
+        self._pieces = list(names)
+        self.pad_token = tokenizer.pad_token
+        self.eos_token = tokenizer.eos_token
         self.unk_token = tokenizer.unk_token or tokenizer.pad_token
         self.bos_token = self._pieces[start_id]
 
@@ -131,15 +135,18 @@ class Engine:
         world: World = SINGLE_PROCESS,
     ) -> Iterator[GeneratedAnswer]:
         """Yield the answers for `rows` of a store, batch by batch, longest inputs first."""
-        chosen, end_id = np.asarray(rows, dtype=np.int64), model.config.eos_token_id
+        chosen = np.asarray(rows, dtype=np.int64)
+        end_id = model.config.eos_token_id
+        answer = self._choose_labels if decoding.label_ids else self._search
         for positions in group_by_length(store.inputs.lengths[chosen], decoding.batch_size):
             batch = chosen[positions].tolist()
-            texts = [self._to_pieces(store.inputs[row].tolist()) for row in batch]
-            # Of each row its target, the phrase, the labels; an empty sequence is not asked for.
-            fixed = [list(decoding.phrase_ids), *map(list, decoding.label_ids)]
-            targets = [store.labels[row].tolist() if decoding.score_targets else [] for row in batch]
-            given = self._score_given(texts, [[target, *fixed] for target in targets], decoding.batch_size)
-            answer = self._choose_labels if decoding.label_ids else self._search
+            texts: list[list[str]] = []
+            asked: list[list[Sequence[int]]] = []
+            for row in batch:
+                texts.append(self._to_pieces(store.inputs[row].tolist()))
+                target = store.labels[row].tolist() if decoding.score_targets else []
+                asked.append([target, decoding.phrase_ids, *decoding.label_ids])
+            given = self._score_given(texts, asked, decoding.batch_size)
             yield from answer(batch, texts, given, decoding, end_id)
 
     def _search(
@@ -148,6 +155,9 @@ class Engine:
         """Yield answers of greedy or beam search."""
         for row, scores, found in zip(rows, given, self._translate(texts, decoding, end_id), strict=True):
             best, hit_cap, logprob = found[0]
+            candidates: tuple[tuple[list[int], float], ...] = ()
+            if decoding.num_beams > 1:
+                candidates = tuple((ids, p) for ids, _, p in found)
             yield GeneratedAnswer(
                 row=row,
                 token_ids=best,
@@ -156,7 +166,7 @@ class Engine:
                 num_scored_tokens=len(best) + (not hit_cap),
                 target_loss=-scores[0],
                 phrase_loss=-scores[1] if decoding.phrase_ids else None,
-                candidates=tuple((ids, p) for ids, _, p in found) if decoding.num_beams > 1 else (),
+                candidates=candidates,
             )
 
     def _choose_labels(
@@ -164,10 +174,9 @@ class Engine:
     ) -> Iterator[GeneratedAnswer]:
         """Yield the most probable label of every row."""
         longest = max(map(len, decoding.label_ids))
-        greedy = self._translate(
-            texts, replace(decoding, max_new_tokens=longest, num_beams=1, num_candidates=1), end_id
-        )
-        for row, scores, ((written, hit_cap, _),) in zip(rows, given, greedy, strict=True):
+        greedy = replace(decoding, max_new_tokens=longest, num_beams=1, num_candidates=1)
+        for row, scores, found in zip(rows, given, self._translate(texts, greedy, end_id), strict=True):
+            written, hit_cap, _ = found[0]
             logprobs = tuple(scores[2:])
             ids = decoding.label_ids[logprobs.index(max(logprobs))]
             yield GeneratedAnswer(
@@ -200,30 +209,37 @@ class Engine:
             return_end_token=True,
             return_scores=True,
         )
-        end = self._pieces[end_id]
         results: list[list[tuple[list[int], bool, float]]] = []
         for one in found:
-            results.append([])
+            hypotheses: list[tuple[list[int], bool, float]] = []
             for pieces, score in zip(one.hypotheses, one.scores, strict=True):
-                hit_cap = pieces[-1:] != [end]
-                ids = [self._ids[piece] for piece in (pieces if hit_cap else pieces[:-1])]
-                results[-1].append((ids, hit_cap, score * max(len(pieces), 1) ** penalty))
+                ids = [self._ids[piece] for piece in pieces]
+                hit_cap = ids[-1:] != [end_id]
+                # the engine divides log p by the length to the power of the penalty
+                logprob = score * max(len(ids), 1) ** penalty
+                hypotheses.append((ids if hit_cap else ids[:-1], hit_cap, logprob))
+            results.append(hypotheses)
         return results
 
-    def _score_given(self, texts: list[list[str]], given: list[list[list[int]]], batch_size: int) -> list[list[float]]:
+    def _score_given(
+        self, texts: list[list[str]], given: list[list[Sequence[int]]], batch_size: int
+    ) -> list[list[float]]:
         """Compute log p of the given sequences of each text, which end with the end token; 0 for an empty one."""
-        asked = [(i, j) for i, own in enumerate(given) for j, ids in enumerate(own) if ids]
-        results = [[0.0] * len(own) for own in given]
-        if not asked:
-            return results
-        found = self._translator.score_batch(
-            [texts[i] for i, _ in asked],
-            [self._to_pieces(given[i][j][:-1]) for i, j in asked],  # the engine adds the end token
-            max_batch_size=batch_size,
-            max_input_length=0,
-        )
-        for (i, j), one in zip(asked, found, strict=True):
-            results[i][j] = float(sum(one.log_probs))
+        results: list[list[float]] = []
+        places: list[tuple[int, int]] = []  # of the sequences that are not empty
+        sources: list[list[str]] = []
+        targets: list[list[str]] = []
+        for i, own in enumerate(given):
+            results.append([0.0] * len(own))
+            for j, ids in enumerate(own):
+                if ids:
+                    places.append((i, j))
+                    sources.append(texts[i])
+                    targets.append(self._to_pieces(ids[:-1]))  # the engine adds the end token
+        if places:
+            found = self._translator.score_batch(sources, targets, max_batch_size=batch_size, max_input_length=0)
+            for (i, j), one in zip(places, found, strict=True):
+                results[i][j] = float(sum(one.log_probs))
         return results
 
     def _to_pieces(self, ids: Sequence[int]) -> list[str]:

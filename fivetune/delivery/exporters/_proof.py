@@ -69,14 +69,15 @@ def compare_export(
     evaluator = sides[0].evaluator
     # The same questions for both, with the metric that the run was chosen by.
     questions = select_subset(evaluator.store, num_examples)
-    answers, scores = zip(*(_answer(side, questions, on_progress) for side in sides), strict=True)
-    same = [answers[0][question] == answers[1][question] for question in answers[0]]
+    answers, score = _answer(sides[0], questions, on_progress)
+    other_answers, other_score = _answer(sides[1], questions, on_progress)
+    num_same = sum(other_answers[question] == text for question, text in answers.items())
     metric = original.loaded.config.eval.metric or evaluator.task.main_metric
     proof: JsonTable = {
-        "examples": len(same),
-        "identical_predictions": sum(same) / len(same),
+        "examples": len(answers),
+        "identical_predictions": num_same / len(answers),
         "metric": metric,
-        **_compare_scores(scores, metric),
+        **_compare_scores(score, other_score, metric),
         "precision": original.loaded.compute.precision,
         "device": original.loaded.compute.name,
         "speed": [],
@@ -85,10 +86,11 @@ def compare_export(
     if compares_speed:
         first = next(iter(evaluator.parts.values()), evaluator)
         rows = select_rows(first.store, None if evaluator.parts else questions).tolist()[: max(num_examples, 1)]
-        for batch_size in (size for size in BATCH_SIZES if size <= len(rows)):
-            on_progress(f"measuring batches of {batch_size}", 0, None)
-            proof["speed"].append({"batch_size": batch_size, **_compare_speed(sides, rows, batch_size)})
-    higher = is_maximized(evaluator.task.metrics, metric) if scores[0] else True
+        for batch_size in BATCH_SIZES:
+            if batch_size <= len(rows):
+                on_progress(f"measuring batches of {batch_size}", 0, None)
+                proof["speed"].append({"batch_size": batch_size, **_compare_speed(sides, rows, batch_size)})
+    higher = is_maximized(evaluator.task.metrics, metric) if score else True
     return proof | choose_verdict(proof, higher_is_better=higher)
 
 
@@ -96,41 +98,39 @@ def _answer(
     side: Side, questions: Sequence[int] | None, on_progress: ProgressCallback
 ) -> tuple[dict[int, str], Scores | None]:
     """Answer the questions; returns the predictions by number of the question, and their scores if they have any."""
-    tally, found = Tally(Scorer(side.evaluator.task.metrics)), dict[int, str]()
+    tally = Tally(Scorer(side.evaluator.task.metrics))
     name = "export" if side.trained.is_export else "original"
 
     def report(done: int, total: int) -> None:
         on_progress(f"answering ({name})", done, total)
 
     answered = list(side.evaluator.predict(side.trained.loaded.model, questions=questions, on_progress=report))
-    for question, prediction in answered:
-        found[question] = prediction.prediction
     for _ in tally.score_each(answered):
         pass
-    return found, tally.compute_scores()
+    return {question: prediction.prediction for question, prediction in answered}, tally.compute_scores()
 
 
-def _compare_scores(scores: Sequence[Scores | None], metric: str) -> JsonTable:
+def _compare_scores(before: Scores | None, after: Scores | None, metric: str) -> JsonTable:
     """Both scores with their 95 % intervals, and export - original by a paired bootstrap; {} without references."""
-    before, after = scores
     if before is None or after is None:
         return {}
     found: JsonTable = {}
     for name, one in zip(SIDES, (before, after), strict=True):
         interval = compute_intervals(one, names=[metric]).get(metric)
         found[name] = {"score": one.corpus[metric], "interval": interval}
+    found["difference"] = None
     difference = compare_paired(after, before, names=[metric]).get(metric)
-    found["difference"] = difference and {
-        "score": difference.difference, "interval": [difference.low, difference.high], "p_value": difference.p_value,
-    }  # fmt: skip
+    if difference:
+        interval = [difference.low, difference.high]
+        found["difference"] = {"score": difference.difference, "interval": interval, "p_value": difference.p_value}
     return found
 
 
 def _compare_speed(sides: Sequence[Side], rows: Sequence[int], batch_size: int) -> JsonTable:
     """Measure both sides on the same batches, interleaved A B B A after a call of each that is not counted."""
-    batches = [rows[i : i + batch_size] for i in range(0, len(rows) - batch_size + 1, batch_size)]
     calls: list[list[Callable[[], object]]] = []
-    for batch in batches:
+    for start in range(0, len(rows) - batch_size + 1, batch_size):
+        batch = rows[start : start + batch_size]
         calls.append([partial(side.answer, batch, batch_size) for side in sides])
     seconds = time_calls(calls)
     return {name: summarise_seconds(own, batch_size) for name, own in zip(SIDES, seconds, strict=True)}
@@ -186,20 +186,27 @@ def find_reasons(proof: JsonTable, *, higher_is_better: bool = True) -> list[str
     >>> find_reasons({"metric": "f1", "difference": {"score": -3.0, "interval": [-5.0, -1.0]}, "speed": []})
     ['f1 differs by -3.00 (95 % interval -5.00 to -1.00)']
     """
-    reasons = []
-    if difference := proof.get("difference"):
+    reasons: list[str] = []
+    difference = proof.get("difference")
+    if difference:
         low, high = difference["interval"]
-        if (high < 0) if higher_is_better else (low > 0):
+        is_worse = high < 0 if higher_is_better else low > 0
+        if is_worse:
             change = f"{difference['score']:+.2f} (95 % interval {low:+.2f} to {high:+.2f})"
             reasons.append(f"{proof['metric']} differs by {change}")
-    rates = [tuple(one[name]["examples_per_second"] for name in SIDES) for one in proof["speed"]]
-    if rates and all(after < before for before, after in rates):
-        reasons.append(
-            f"slower than the original at batches of {', '.join(str(one['batch_size']) for one in proof['speed'])}"
-        )
+    slower: list[str] = []
+    for one in proof["speed"]:
+        before, after = (one[name]["examples_per_second"] for name in SIDES)
+        if after < before:
+            slower.append(str(one["batch_size"]))
+    if slower and len(slower) == len(proof["speed"]):
+        reasons.append(f"slower than the original at batches of {', '.join(slower)}")
     return reasons
 
 
 def count_folder_bytes(folders: Iterable[Path]) -> int:
     """Count the bytes of all files of some folders."""
-    return sum(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
+    num_bytes = 0
+    for folder in folders:
+        num_bytes += sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return num_bytes

@@ -38,7 +38,9 @@ class CTranslate2(Exporter):
     )
 
     def get_folder_name(self) -> str:
-        return self.plugin_name() + ("" if self.quantization == "none" else f"-{self.quantization}")
+        if self.quantization == "none":
+            return self.plugin_name()
+        return f"{self.plugin_name()}-{self.quantization}"
 
     def explain_unsupported(self, settings: JsonTable, head: str) -> str:
         if head == "extractive":
@@ -52,12 +54,15 @@ class CTranslate2(Exporter):
         if family == "t5gemma":
             return _explain_unsupported_gemma(settings)
         name = settings.get("dense_act_fn") or str(settings.get("feed_forward_proj", "relu")).removeprefix("gated-")
-        return "" if name in ACTIVATIONS else f"activation {name} is not converted. Allowed: {', '.join(ACTIVATIONS)}"
+        if name not in ACTIVATIONS:
+            return f"activation {name} is not converted. Allowed: {', '.join(ACTIVATIONS)}"
+        return ""
 
     def convert(self, source: Path, target: Path) -> None:
         from fivetune.delivery.exporters._ctranslate2 import convert_model
 
-        convert_model(source, target / self.plugin_name(), None if self.quantization == "none" else self.quantization)
+        quantization = None if self.quantization == "none" else self.quantization
+        convert_model(source, target / self.plugin_name(), quantization)
 
     def open(self, folder: Path, *, device: str, num_threads: int) -> GenerateAnswers:
         from fivetune.delivery.exporters._ctranslate2 import Engine

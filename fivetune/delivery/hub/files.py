@@ -72,7 +72,8 @@ def list_run_files(folder: Path, card: str, *, base: str | None, with_report: bo
     """
     files = [make_file(CARD, card.encode()), *_list_model_files(folder / "model")]
     if (folder / ADAPTER).is_dir():
-        files += [replace(one, name=f"{ADAPTER}/{one.name}") for one in _list_adapter_files(folder / ADAPTER, base)]
+        for file in _list_adapter_files(folder / ADAPTER, base):
+            files.append(replace(file, name=f"{ADAPTER}/{file.name}"))
     files += _build_records(folder)
     if with_report:
         if not (folder / REPORT).is_file():
@@ -92,19 +93,20 @@ def list_export_files(folder: Path, export: JsonTable, card: str) -> list[RepoFi
     Raises RunDirError as `list_run_files`.
     """
     if export.get("format") == "hf":
-        return _check_files(
-            [make_file(CARD, card.encode()), *_list_model_files(folder / "model"), *_build_records(folder)]
-        )
+        files = [make_file(CARD, card.encode()), *_list_model_files(folder / "model"), *_build_records(folder)]
+        return _check_files(files)
     # config.yaml and its kin name paths of this machine: they are published rewritten.
-    records = {one.name: one for one in _build_records(folder)}
+    records = _build_records(folder)
+    left_out = {rundir.DATA, CARD, *(record.name for record in records)}
     files: list[RepoFile] = []
     for name, listed in sorted(export["files"].items()):
-        if name in records or name in (rundir.DATA, CARD):
+        if name in left_out:
             continue
-        if not (folder / name).is_file() or (file := make_file(name, folder / name)).sha256 != listed["sha256"]:
+        file = make_file(name, folder / name) if (folder / name).is_file() else None
+        if file is None or file.sha256 != listed["sha256"]:
             raise RunDirError(f"{folder / name}: is missing or damaged. Export the run again with --overwrite.")
         files.append(file)
-    files += records.values()
+    files += records
     source = {**export["source"], "run": Path(export["source"]["run"]).name}
     listed = {one.name: {"sha256": one.sha256, "size": one.size} for one in files}
     table = json.dumps({**export, "source": source, "files": listed}, indent=2).encode()
@@ -115,7 +117,8 @@ def _list_model_files(model: Path) -> Iterator[RepoFile]:
     """Yield the files of model/ that its manifest lists. Raises ConfigError for any other file."""
     if not model.is_dir():
         raise RunDirError(f"{model}: missing: the run has no model yet. Finish it with --resume.")
-    if damage := find_damage(model):
+    damage = find_damage(model)
+    if damage:
         raise RunDirError(f"{model}: {damage}. Copy its files again, or export the model again with --resume.")
     names = set(parse_manifest((model / MANIFEST).read_bytes()).files) | {MANIFEST}
     _refuse_other_files(model, names | {CARD})
@@ -145,27 +148,34 @@ def _replace_base(path: Path, base: str | None) -> Path | bytes:
         before = table.get(key)
     except (OSError, ValueError, AttributeError):
         raise RunDirError(f"{path}: damaged. Export the run again from its checkpoint with --resume.") from None
-    if not isinstance(before, str) or (name := base or Path(before.removesuffix("/model")).name) == before:
+    if not isinstance(before, str):
+        return path
+    name = base or Path(before.removesuffix("/model")).name
+    if name == before:
         return path
     return json.dumps({**table, key: name}, indent=2, sort_keys=True).encode()
 
 
 def _refuse_other_files(folder: Path, allowed: set[str]) -> None:
-    others = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    others = [name for name in others if name not in allowed]
-    if others:
-        raise ConfigError(
-            f"{folder / others[0]}: is no part of the model, and is not published: it may be data or a secret. Move "
-            f"it out of {folder}."
-        )
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and str(path.relative_to(folder)) not in allowed:
+            raise ConfigError(
+                f"{path}: is no part of the model, and is not published: it may be data or a secret. Move "
+                f"it out of {folder}."
+            )
 
 
 def _build_records(folder: Path) -> list[RepoFile]:
     """Build what `open_run` reads of a run, without paths, hosts, commands and scores of the machine."""
     config = shorten_paths(rundir.read_run_config(folder))
-    machine, status = rundir.read_machine(folder), rundir.read_status(folder)
-    own, best = MachineRecord(), status.best
-    facts = {"format_version": own.format_version, "run_id": machine.run_id, "precision": machine.precision}
+    machine = rundir.read_machine(folder)
+    status = rundir.read_status(folder)
+    best = status.best
+    facts = {
+        "format_version": MachineRecord().format_version,
+        "run_id": machine.run_id,
+        "precision": machine.precision,
+    }
     outcome: dict[str, Any] = {"state": "finished", "step": status.step, "best": None}
     if best:
         outcome["best"] = {"step": best.step, "metric": best.metric, "score": best.score, "loss": best.loss}

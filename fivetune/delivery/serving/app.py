@@ -88,15 +88,10 @@ class Service:
         _refuse_skipped(found)
         num_read, num_written = _count_tokens(found)
         usage = {"prompt_tokens": num_read, "completion_tokens": num_written, "total_tokens": num_read + num_written}
-        choices = [
-            {
-                "index": index,
-                "text": one.prediction,
-                "logprobs": None,
-                "finish_reason": "length" if one.hit_cap else "stop",
-            }
-            for index, one in enumerate(found)
-        ]
+        choices: list[dict[str, object]] = []
+        for index, one in enumerate(found):
+            reason = "length" if one.hit_cap else "stop"
+            choices.append({"index": index, "text": one.prediction, "logprobs": None, "finish_reason": reason})
         head = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time())}
         return JSONResponse({**head, "model": model, "choices": choices, "usage": usage})
 
@@ -132,21 +127,24 @@ class Service:
 
     async def _read_body(self, request: Request) -> bytes:
         """Read the body. Raises RequestError 415 unless it is JSON, 413 if it is too long."""
-        headers, limit = request.headers, self.limits.body_bytes
+        headers = request.headers
+        limit = self.limits.body_bytes
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json" or headers.get("content-encoding", "identity") != "identity":
             raise RequestError(
                 415, "unsupported_media_type", "Content-Type: Allowed is application/json, not compressed."
             )
-        body, size, given = bytearray(), 0, headers.get("content-length", "0")
-        if int(given) <= DISCARDED_BYTES:  # h11 has checked that it is a number
+        body = bytearray()
+        size = 0
+        given = int(headers.get("content-length", "0"))  # h11 has checked that it is a number
+        if given <= DISCARDED_BYTES:
             async for piece in request.stream():
                 size += len(piece)
                 if size <= limit:
                     body += piece
                 elif size > DISCARDED_BYTES:
                     break
-        if max(size, int(given)) > limit:
+        if max(size, given) > limit:
             raise RequestError(
                 413, "body_too_large", f"body: too many bytes. Allowed are {limit:,}. Send less at once."
             )
@@ -180,7 +178,11 @@ class Service:
 
 def _count_tokens(found: Sequence[Prediction]) -> tuple[int, int]:
     """Return the tokens that were read and written for answers."""
-    return sum(one.num_input_tokens or 0 for one in found), sum(one.num_tokens or 0 for one in found)
+    num_read = num_written = 0
+    for one in found:
+        num_read += one.num_input_tokens or 0
+        num_written += one.num_tokens or 0
+    return num_read, num_written
 
 
 async def _wait_for_disconnect(request: Request) -> None:
@@ -191,9 +193,15 @@ async def _wait_for_disconnect(request: Request) -> None:
 def _build_answer(prediction: Prediction) -> dict[str, object]:
     if prediction.skipped:
         return build_line(prediction)
-    tokens = {"num_input_tokens": prediction.num_input_tokens, "num_clipped_tokens": prediction.num_clipped_tokens}
-    clipped = {"inputs": prediction.inputs, "clipped_spans": prediction.clipped_spans}
-    return {**build_line(prediction), **tokens, **(clipped if prediction.clipped_spans else {})}
+    answer: dict[str, object] = {
+        **build_line(prediction),
+        "num_input_tokens": prediction.num_input_tokens,
+        "num_clipped_tokens": prediction.num_clipped_tokens,
+    }
+    if prediction.clipped_spans:
+        answer["inputs"] = prediction.inputs
+        answer["clipped_spans"] = prediction.clipped_spans
+    return answer
 
 
 def _refuse_skipped(found: Sequence[Prediction]) -> None:
@@ -225,10 +233,8 @@ def build_app(service: Service) -> ASGIApp:
         "/openapi.json": (service.show_openapi, "GET"),
         "/docs": (service.show_docs, "GET"),
     }
-    router = Router(
-        [Route(path, endpoint, methods=[method]) for path, (endpoint, method) in routes.items()], redirect_slashes=False
-    )
-    return GuardedApp(router, service, frozenset(routes))
+    listed = [Route(path, endpoint, methods=[method]) for path, (endpoint, method) in routes.items()]
+    return GuardedApp(Router(listed, redirect_slashes=False), service, frozenset(routes))
 
 
 def _build_refusal(error: RequestError, path: str) -> Response:
@@ -279,9 +285,9 @@ class GuardedApp:
         except RequestError as error:
             return _build_refusal(error, scope["path"])
         except HTTPException as error:
-            kind, phrase = KINDS[error.status_code], HTTPStatus(error.status_code).phrase
+            phrase = HTTPStatus(error.status_code).phrase
             message = f"{scope['method']} {scope['path'][:100]}: {phrase}. See /docs."
-            return _build_error(error.status_code, kind, message, dict(error.headers or {}))
+            return _build_error(error.status_code, KINDS[error.status_code], message, dict(error.headers or {}))
         except ClientDisconnect:
             return None
         except asyncio.CancelledError:  # the time to drain is over

@@ -9,7 +9,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 SIZES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
-COUNTED = {"records": "Records answered", "input_tokens": "Tokens read", "output_tokens": "Tokens written"}
 
 
 class ServerMeasures:
@@ -20,11 +19,12 @@ class ServerMeasures:
 
     def __init__(self) -> None:
         # Not the library's own registry, which is one per process: servers of one process would share their counts.
-        own = self._registry = CollectorRegistry()
+        own = CollectorRegistry()
+        self._registry = own
         self._requests = Counter("fivetune_requests", "Requests answered", ("route", "code"), registry=own)
-        self._answers = {
-            name: Counter(f"fivetune_{name}", text, ("model",), registry=own) for name, text in COUNTED.items()
-        }
+        self._records = Counter("fivetune_records", "Records answered", ("model",), registry=own)
+        self._input_tokens = Counter("fivetune_input_tokens", "Tokens read", ("model",), registry=own)
+        self._output_tokens = Counter("fivetune_output_tokens", "Tokens written", ("model",), registry=own)
         self._seconds = Histogram("fivetune_request_seconds", "Time of a request", buckets=SECONDS, registry=own)
         self._batch_records = Histogram("fivetune_batch_records", "Records of a batch", buckets=SIZES, registry=own)
         self._batch_seconds = Histogram("fivetune_batch_seconds", "Time of a batch", buckets=SECONDS, registry=own)
@@ -32,8 +32,9 @@ class ServerMeasures:
 
     def add_answers(self, model: str, *, records: int, input_tokens: int, output_tokens: int) -> None:
         """Count the answers to one request."""
-        for name, number in (("records", records), ("input_tokens", input_tokens), ("output_tokens", output_tokens)):
-            self._answers[name].labels(model).inc(number)
+        self._records.labels(model).inc(records)
+        self._input_tokens.labels(model).inc(input_tokens)
+        self._output_tokens.labels(model).inc(output_tokens)
 
     def add_batch(self, num_records: int, seconds: float) -> None:
         self._batch_records.observe(num_records)

@@ -76,63 +76,67 @@ class HostCounters:
     def sample(self) -> JsonTable:
         """Fields of a TelemetryRecord. Rates and shares of processor time are None in the first sample."""
         now = time.monotonic()
-        cores = self._read_core_utilisation()
-        ram, swap = call_or_none(psutil.virtual_memory), call_or_none(psutil.swap_memory)
-        process_cores, process_ram = self._read_process_usage(now)
+        found: JsonTable = {"core_utilisation": None, "cpu_utilisation": None}
+        # Utilisation since the last call in this thread: the first call has no beginning.
+        percent = call_or_none(psutil.cpu_percent, percpu=True)
+        if percent and self._time is not None:
+            cores = tuple(round(core / 100, 4) for core in percent)
+            found["core_utilisation"] = cores
+            found["cpu_utilisation"] = round(sum(cores) / len(cores), 4)
+        found["process_cores"], found["process_ram_bytes"] = self._read_process_usage(now)
+        ram = call_or_none(psutil.virtual_memory)
+        used = ram.total - ram.available if ram else None
+        found["ram_used_bytes"] = used
+        found["ram_total_bytes"] = ram.total if ram else None
+        found["ram_share"] = _compute_share(used, ram.total) if ram else None
+        swap = call_or_none(psutil.swap_memory)
+        found["swap_used_bytes"] = swap.used if swap else None
+        found["swap_share"] = _compute_share(swap.used, swap.total) if swap else None
+        found |= self._read_io_rates(now)
         self._time = now
-        return {
-            "core_utilisation": cores,
-            "cpu_utilisation": round(sum(cores) / len(cores), 4) if cores else None,
-            "process_cores": process_cores,
-            "process_ram_bytes": process_ram,
-            "ram_used_bytes": ram.total - ram.available if ram else None,
-            "ram_total_bytes": ram.total if ram else None,
-            "ram_share": _compute_share(ram.total - ram.available, ram.total) if ram else None,
-            "swap_used_bytes": swap.used if swap else None,
-            "swap_share": _compute_share(swap.used, swap.total) if swap else None,
-            **self._read_io_rates(now),
-        }
-
-    def _read_core_utilisation(self) -> tuple[float, ...] | None:
-        percent = call_or_none(
-            psutil.cpu_percent, percpu=True
-        )  # since the last call in this thread; the first is meaningless
-        return tuple(round(core / 100, 4) for core in percent) if percent and self._time is not None else None
+        return found
 
     def _read_process_usage(self, now: float) -> tuple[float | None, int | None]:
         """Busy cores since the previous sample, of processes in both samples; sum of resident bytes."""
-        readings = {
-            process.pid: reading
-            for process in self._tree.list_processes()
-            if (reading := call_or_none(_read_process, process))
-        }
-        before, self._seconds_of = self._seconds_of, {pid: seconds for pid, (seconds, _) in readings.items()}
-        worked = [seconds - before[pid] for pid, seconds in self._seconds_of.items() if pid in before]
-        passed = now - self._time if self._time is not None else 0.0
-        cores = round(sum(max(0.0, seconds) for seconds in worked) / passed, 4) if worked and passed else None
-        return cores, sum(resident for _, resident in readings.values()) if readings else None
+        seconds_of: dict[int, float] = {}
+        worked: float | None = None
+        resident_bytes: int | None = None
+        for process in self._tree.list_processes():
+            reading = call_or_none(_read_process, process)
+            if reading is None:  # it has ended, or belongs to another user
+                continue
+            seconds, resident = reading
+            seconds_of[process.pid] = seconds
+            resident_bytes = (resident_bytes or 0) + resident
+            if process.pid in self._seconds_of:
+                worked = (worked or 0.0) + max(0.0, seconds - self._seconds_of[process.pid])
+        self._seconds_of = seconds_of
+        if worked is None or self._time is None or now == self._time:
+            return None, resident_bytes
+        return round(worked / (now - self._time), 4), resident_bytes
 
     def _read_io_rates(self, now: float) -> dict[str, float | None]:
         disks = call_or_none(psutil.disk_io_counters, perdisk=True, nowrap=False) or {}
         cards = call_or_none(psutil.net_io_counters, pernic=True, nowrap=False) or {}
-        whole = [disks[name] for name in select_physical_disks(disks)]
-        outside = [card for name, card in cards.items() if name not in LOOPBACK]
-        totals = {
-            "disk_read": sum(disk.read_bytes for disk in whole),
-            "disk_written": sum(disk.write_bytes for disk in whole),
-            "network_sent": sum(card.bytes_sent for card in outside),
-            "network_received": sum(card.bytes_recv for card in outside),
-        }
+        totals = dict.fromkeys(("disk_read", "disk_written", "network_sent", "network_received"), 0)
+        for name in select_physical_disks(disks):
+            totals["disk_read"] += disks[name].read_bytes
+            totals["disk_written"] += disks[name].write_bytes
+        for name, card in cards.items():
+            if name not in LOOPBACK:
+                totals["network_sent"] += card.bytes_sent
+                totals["network_received"] += card.bytes_recv
         return {f"{name}_bytes_per_second": self._compute_rate(name, total, now) for name, total in totals.items()}
 
     def _compute_rate(self, name: str, total: float, now: float) -> float | None:
         """Growth of a counter per second since the last reading; None if it decreased."""
         if not total:  # no such device, or always 0: a container that does not maintain the counter
             return None
-        before, self._before[name] = self._before.get(name), (now, total)
-        if before is None or now <= before[0] or total < before[1]:
+        time_before, total_before = self._before.get(name, (now, total))
+        self._before[name] = (now, total)
+        if now <= time_before or total < total_before:
             return None
-        return round((total - before[1]) / (now - before[0]), 1)
+        return round((total - total_before) / (now - time_before), 1)
 
 
 def select_physical_disks(names: Iterable[str]) -> list[str]:
@@ -141,8 +145,13 @@ def select_physical_disks(names: Iterable[str]) -> list[str]:
     >>> select_physical_disks(["sda", "sda1", "sdaa", "nvme0n1", "nvme0n1p2", "dm-0", "loop1"])
     ['sda', 'sdaa', 'nvme0n1']
     """
-    there = [name for name in names if not name.startswith(VIRTUAL_DISK_PREFIXES)]
-    return [name for name in there if PARTITION.sub("", name) == name or PARTITION.sub("", name) not in there]
+    real = [name for name in names if not name.startswith(VIRTUAL_DISK_PREFIXES)]
+    disks: list[str] = []
+    for name in real:
+        whole = PARTITION.sub("", name)
+        if whole == name or whole not in real:
+            disks.append(name)
+    return disks
 
 
 def _read_process(process: psutil.Process) -> tuple[float, int]:

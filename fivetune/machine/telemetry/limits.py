@@ -21,13 +21,16 @@ def get_host_memory() -> tuple[int, int]:
     """Bytes of the host's memory, and those that can still be allocated, by the machine or by the lowest limit."""
     host = psutil.virtual_memory()
     total, available = host.total, host.available
-    for folder, names in _iter_groups():
+    for folder, (limit_file, usage_file, cache_line) in _iter_groups():
         try:
-            limit, used = (int((folder / name).read_text()) for name in names[:2])
-            cached = int(("\n" + (folder / "memory.stat").read_text()).partition("\n" + names[2])[2].split()[0])
+            limit = int((folder / limit_file).read_text())
+            used = int((folder / usage_file).read_text())
+            statistics = "\n" + (folder / "memory.stat").read_text()
+            cached = int(statistics.partition("\n" + cache_line)[2].split()[0])
         except (OSError, ValueError, IndexError):  # no such group here, or no limit
             continue
-        total, available = min(total, limit), min(available, max(0, limit - used + cached))
+        total = min(total, limit)
+        available = min(available, max(0, limit - used + cached))
     return total, available
 
 

@@ -34,11 +34,13 @@ def measure_peak_bytes(work: Callable[[], object], device: str) -> int:
         torch.cuda.reset_peak_memory_stats(device)
         work()
         return torch.cuda.max_memory_allocated(device)
-    seen, done = [get_used_bytes(device)], Event()
+    peak = get_used_bytes(device)
+    done = Event()
 
     def look() -> None:
+        nonlocal peak
         while not done.wait(POLL_INTERVAL_SECONDS):
-            seen.append(get_used_bytes(device))
+            peak = max(peak, get_used_bytes(device))
 
     watcher = Thread(target=look, name="memory", daemon=True)
     watcher.start()
@@ -47,4 +49,4 @@ def measure_peak_bytes(work: Callable[[], object], device: str) -> int:
     finally:
         done.set()
         watcher.join()
-    return max(*seen, get_used_bytes(device))
+    return max(peak, get_used_bytes(device))

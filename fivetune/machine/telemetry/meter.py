@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -114,14 +115,15 @@ class StepTimes:
     def read(self) -> tuple[float, dict[str, float]]:
         """Seconds of the step, and by phase; waits if the step is not finished."""
         self.clock.wait(self.stamps[-1])
-        pairs = zip(self.stamps, self.stamps[1:], strict=False)
-        parts = [max(0.0, self.clock.measure_seconds(first, last)) for first, last in pairs]
         by_phase: dict[str, float] = {}
-        for phase, seconds in zip(self.phases, parts, strict=True):
+        for phase, (first, last) in zip(self.phases, pairwise(self.stamps), strict=True):
+            seconds = max(0.0, self.clock.measure_seconds(first, last))
             by_phase[phase] = by_phase.get(phase, 0.0) + seconds
         self.clock.release(self.stamps)
         whole = sum(by_phase.values())
-        return whole, {phase: by_phase[phase] for phase in PHASES if phase in by_phase} if self.has_phases else {}
+        if not self.has_phases:
+            return whole, {}
+        return whole, {phase: by_phase[phase] for phase in PHASES if phase in by_phase}
 
 
 class Meter:

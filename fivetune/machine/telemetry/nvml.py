@@ -67,14 +67,15 @@ class Nvml:
 
     def sample(self, pids: frozenset[int] = frozenset()) -> tuple[DeviceSample, ...]:
         """A sample of every device; `pids` are the processes of this run."""
-        if self._is_open and (not self._devices or any(device.handle is None for device in self._devices)):
+        is_complete = self._devices and all(device.handle is not None for device in self._devices)
+        if self._is_open and not is_complete:
             self._devices = list(self._find_devices())
-            self._cuda_index = {
-                place: index for index, place in enumerate(find_cuda_order(self._devices, self._environ))
-            }
-        return tuple(
-            self._sample_device(device, self._cuda_index.get(i), pids) for i, device in enumerate(self._devices)
-        )
+            order = find_cuda_order(self._devices, self._environ)
+            self._cuda_index = {place: index for index, place in enumerate(order)}
+        samples: list[DeviceSample] = []
+        for place, device in enumerate(self._devices):
+            samples.append(self._sample_device(device, self._cuda_index.get(place), pids))
+        return tuple(samples)
 
     def close(self) -> None:
         if self._is_open:
@@ -91,12 +92,14 @@ class Nvml:
             if not (isinstance(modes, list) and modes[:1] == [1]):
                 continue
             for mig in range(validate_count(self._call("DeviceGetMaxMigDeviceCount", handle), maximum=64) or 0):
-                if (instance := self._call("DeviceGetMigDeviceHandleByIndex", handle, mig)) is not None:
+                instance = self._call("DeviceGetMigDeviceHandleByIndex", handle, mig)
+                if instance is not None:
                     yield self._describe_device(instance, index, mig)
 
     def _describe_device(self, handle: object, index: int, mig: int | None = None) -> NvmlDevice:
-        name, uuid = self._call("DeviceGetName", handle), self._call("DeviceGetUUID", handle)
-        return NvmlDevice(handle, index, mig, _decode_text(name), _decode_text(uuid))
+        name = _decode_text(self._call("DeviceGetName", handle))
+        uuid = _decode_text(self._call("DeviceGetUUID", handle))
+        return NvmlDevice(handle, index, mig, name, uuid)
 
     def _sample_device(self, device: NvmlDevice, cuda_index: int | None, pids: frozenset[int]) -> DeviceSample:
         handle = device.handle
@@ -181,7 +184,9 @@ def scale_counter(value: object, *, scale: float = 1.0, maximum: float) -> float
 
 def validate_count(value: object, *, maximum: int) -> int | None:
     """`value` if it is an integer from 0 to `maximum`, else None."""
-    return value if isinstance(value, int) and scale_counter(value, maximum=maximum) is not None else None
+    if isinstance(value, int) and scale_counter(value, maximum=maximum) is not None:
+        return value
+    return None
 
 
 def decode_throttle_reasons(bits: int) -> tuple[str, ...]:
@@ -190,8 +195,12 @@ def decode_throttle_reasons(bits: int) -> tuple[str, ...]:
     >>> decode_throttle_reasons(0x1), decode_throttle_reasons(0x4 + 0x20), decode_throttle_reasons(0x8000)
     ((), ('sw_power_cap', 'sw_thermal_slowdown'), ('reason_0x8000',))
     """
-    single = [1 << place for place in range(bits.bit_length()) if bits >> place & 1]
-    return tuple(THROTTLE_REASONS.get(bit, f"reason_{bit:#x}") for bit in single if bit != IDLE_BIT)
+    reasons: list[str] = []
+    for place in range(bits.bit_length()):
+        bit = 1 << place
+        if bits & bit and bit != IDLE_BIT:
+            reasons.append(THROTTLE_REASONS.get(bit, f"reason_{bit:#x}"))
+    return tuple(reasons)
 
 
 def find_cuda_order(devices: Sequence[NvmlDevice], environ: Mapping[str, str]) -> list[int]:
@@ -206,9 +215,11 @@ def find_cuda_order(devices: Sequence[NvmlDevice], environ: Mapping[str, str]) -
     >>> find_cuda_order(cards, {}), find_cuda_order(cards, {"CUDA_VISIBLE_DEVICES": "2,GPU-0,-1,1"})
     ([0, 1, 2], [2, 0])
     """
-    in_bus_order = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({device.name for device in devices}) == 1
+    is_bus_order = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({device.name for device in devices}) == 1
     has_mig = any(device.mig is not None for device in devices)
-    by_number = list(range(len(devices))) if in_bus_order and not has_mig else []
+    by_number: list[int] = []
+    if is_bus_order and not has_mig:
+        by_number = list(range(len(devices)))
     entries = environ.get("CUDA_VISIBLE_DEVICES")
     if entries is None:
         return by_number

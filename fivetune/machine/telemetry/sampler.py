@@ -56,7 +56,9 @@ class Sampler:
             self._write, self._close = lines.append, lines.close
         else:
             self._write, self._close = destination, lambda: None
-        self._every, self._rank, self._warn = every_seconds, rank, warn
+        self._every = every_seconds
+        self._rank = rank
+        self._warn = warn
         self._make_nvml = nvml if devices else lambda: None
         self._host: HostCounters | None = None
         self._nvml: Nvml | None = None
