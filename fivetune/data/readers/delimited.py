@@ -129,21 +129,23 @@ def find_separator(head: str, path: Path) -> str:
     """
     suffix = get_data_suffix(path)
     shares: dict[str, float] = {}
+    alike: list[str] = []
     enclosing: list[str] = []  # separators of cells in quotes
     for one in SEPARATORS:
         is_prose = not suffix and _is_prose(head, one)  # a suffix says that it is a table
         shares[one] = 0.0 if is_prose else _measure_alike(head, one)
-        if _are_cells_enclosed(head, one, '"') or _are_cells_enclosed(head, one, "'"):
+        if shares[one] == 1:
+            alike.append(one)
+        is_enclosing = _are_cells_enclosed(head, one, '"') or _are_cells_enclosed(head, one, "'")
+        if is_enclosing and shares[one] >= MIN_SHARE_ALIKE:
             enclosing.append(one)
-    by_suffix = BY_SUFFIX.get(suffix, "")
-    alike = [one for one in SEPARATORS if shares[one] == 1]
-    if enclosing and max(map(shares.__getitem__, enclosing)) >= MIN_SHARE_ALIKE:  # other separators are within quotes
-        alike = [one for one in enclosing if shares[one] >= MIN_SHARE_ALIKE]
+    alike = enclosing or alike  # other separators are within quotes
     # Nothing or only the bar divides the lines alike: a run of marks, such as `|||`, may be meant.
     if {*alike} <= {"|"}:
         marks = _find_marks(head)
         if marks:
             return marks
+    by_suffix = BY_SUFFIX.get(suffix, "")
     if alike:
         return by_suffix if by_suffix in alike else alike[0]
     # Some lines differ: the separator with the most lines alike.
@@ -186,12 +188,16 @@ def find_start(head: str, path: Path) -> tuple[int, str]:
         return 2, named[1]
     lines = head.split("\n")
     separator = find_separator(head, path)
-    starts = range(min(MAX_ABOVE, len(lines)))
+    # The header may be each of the first lines, and below more comments the last comment or what follows them.
     num_comments = sum(1 for _ in takewhile(_is_comment, lines))
-    for start in chain(starts, range(max(MAX_ABOVE, num_comments - 1), min(num_comments + 2, len(lines)))):
+    for start in (*range(MAX_ABOVE), *range(max(MAX_ABOVE, num_comments - 1), num_comments + 2)):
+        if start >= len(lines):
+            break
+        if not lines[start].strip():
+            continue
         rest = "\n".join(lines[start:])
         own = find_separator(rest, path) if start else separator
-        if own and lines[start].strip() and _is_header(lines[:start], rest, own):
+        if own and _is_header(lines[:start], rest, own):
             return start + 1, own
     return 1, separator
 
@@ -208,12 +214,13 @@ def _find_other_names(head: str, start: int, rows: Sequence[Sequence[str]]) -> l
     """Find the names of the columns in the line above the rows of a table, divided by another separator than these;
     none if the rows begin with names, or the line is something else.
     """
-    line = head.split("\n")[start - 2].strip(' "\r') if start > 1 else ""
-    if not line or len(rows) < 2 or _is_known(rows[0]) or all(map(NAME.fullmatch, rows[0])):
+    if start == 1 or len(rows) < 2 or _is_known(rows[0]) or all(map(NAME.fullmatch, rows[0])):
         return []
+    line = head.split("\n")[start - 2].strip(' "\r')
     for separator in (*SEPARATORS, " "):
-        names = [name.strip(' "') for name in line.split(separator)]
-        is_plain = all(map(NAME.fullmatch, line.split(separator)))  # else a title, such as `Tickets, all`
+        cells = line.split(separator)
+        names = [name.strip(' "') for name in cells]
+        is_plain = all(map(NAME.fullmatch, cells))  # else a title, such as `Tickets, all`
         if len(names) == len(rows[0]) > 1 and all(names) and (is_plain or _is_known(names)):
             return names
     return []
@@ -222,18 +229,25 @@ def _find_other_names(head: str, start: int, rows: Sequence[Sequence[str]]) -> l
 def _is_header(above: Sequence[str], rest: str, separator: str) -> bool:
     """Return whether the first line has as many cells as those below, and the lines above it are text."""
     first, *others = _sample_rows(rest, separator) or [[]]
-    # below comments, names may be above rows without their last cells
-    least = 1 if above and all(map(_is_comment, above)) and all(map(DOTTED_NAME.fullmatch, first)) else len(first)
-    num_alike = sum(least <= len(row) <= len(first) for row in others)
-    if len(first) < 2 or num_alike < max(2, MIN_SHARE_ALIKE * len(others)):
+    width = len(first)
+    # Below comments, names may be above rows without their last cells.
+    least = width
+    if above and all(map(_is_comment, above)) and all(map(DOTTED_NAME.fullmatch, first)):
+        least = 1
+    num_alike = sum(least <= len(row) <= width for row in others)
+    if width < 2 or num_alike < max(2, MIN_SHARE_ALIKE * len(others)):
         return False
-    is_text = not _is_known(first) and _is_text(rest.partition("\n")[0], separator)
-    is_short = len(first) > 2 and _count_cells(first) < max(map(_count_cells, others))  # as Excel writes it: Tickets;;;
-    if is_text and (is_short or _is_known(others[0])):
-        return False
-    if any(_is_known(split_plain(line, separator)) or not _is_text(line, separator) for line in above):
-        return False
-    return all(line.startswith(COMMENTS) for line in above) or not _is_prose(rest, separator)
+    # A title has blank cells at its end, as Excel writes it (Tickets;;;), or stands above names.
+    if not _is_known(first) and _is_text(rest.partition("\n")[0], separator):
+        is_short = width > 2 and _count_cells(first) < max(map(_count_cells, others))
+        if is_short or _is_known(others[0]):
+            return False
+    are_comments = True
+    for line in above:
+        if _is_known(split_plain(line, separator)) or not _is_text(line, separator):
+            return False
+        are_comments = are_comments and line.startswith(COMMENTS)
+    return are_comments or not _is_prose(rest, separator)
 
 
 def _is_known(cells: Sequence[str]) -> bool:
@@ -265,12 +279,12 @@ def _measure_alike(head: str, separator: str) -> float:
 
     Lines are counted by quoted and by plain cells; the larger share counts.
     """
-    shares = [0.0]
+    best = 0.0
     for quoting in (*_list_quotings(head, separator), Quoting("")):
-        widths = [len(row) for row in _sample_rows(head, separator, quoting)]
+        widths = [*map(len, _sample_rows(head, separator, quoting))]
         if widths and widths[0] > 1:
-            shares.append(widths.count(widths[0]) / len(widths))
-    return max(shares)
+            best = max(best, widths.count(widths[0]) / len(widths))
+    return best
 
 
 def _are_cells_enclosed(head: str, separator: str, mark: str) -> bool:
@@ -278,7 +292,8 @@ def _are_cells_enclosed(head: str, separator: str, mark: str) -> bool:
     divider = re.escape(separator)
     cell = re.compile(rf"(?:^|{divider}){mark}[^{mark}]+{mark}(?={divider}|\r?$)")
     lines = head.split("\n")
-    return 2 * sum(bool(cell.search(line)) for line in lines) > len(lines)
+    num_enclosed = sum(cell.search(line) is not None for line in lines)
+    return 2 * num_enclosed > len(lines)
 
 
 def _sample_rows(head: str, separator: str, quoting: Quoting | None = None) -> list[list[str]]:
@@ -304,11 +319,13 @@ def _sample_rows(head: str, separator: str, quoting: Quoting | None = None) -> l
 def _find_marks(head: str) -> str:
     """Return the run of two or more marks that divides all of the first lines alike; "" if there is none."""
     lines = [line for line in head.split("\n")[:SAMPLE_ROWS] if line.strip()]
-    runs = re.findall(r"[|#:~^@$+*=]{2,}", lines[0]) if lines else []
-    for marks in runs:
+    if not lines:
+        return ""
+    for marks in re.findall(r"[|#:~^@$+*=]{2,}", lines[0]):
         rows = [line.split(marks) for line in lines]
+        is_even = len({*map(len, rows)}) == 1
         words = {row[-1].partition(":")[0] for row in rows}  # of a dialogue: ### Human: ... ### Assistant: ...
-        if {*map(len, rows)} == {len(rows[0])} and (len(rows) < 2 or len(words) > 1):
+        if is_even and (len(rows) == 1 or len(words) > 1):
             return marks
     return ""
 
@@ -384,25 +401,30 @@ def _list_quotings(head: str, separator: str) -> list[Quoting]:
     ways = [Quoting(is_escaped=True)] if '\\"' in head else []
     if re.search(rf"(?:^|{re.escape(separator)})'", head, re.MULTILINE):
         ways += [Quoting("'"), Quoting("'", is_escaped=True)]
-    usual = _measure_read(head, separator, Quoting()) if ways else 0
-    shares = {way: _measure_read(head, separator, way) for way in ways}
+    if not ways:
+        return [Quoting()]
+    usual = _measure_read(head, separator, Quoting())
     is_single = _are_cells_enclosed(head, separator, "'")
-    better: list[Quoting] = []
+    better: dict[Quoting, float] = {}
     for way in ways:
-        is_equal = shares[way] == usual and is_single and way.mark == "'"
-        if shares[way] > usual or is_equal:
-            better.append(way)
-    return [*sorted(better, key=shares.__getitem__, reverse=True), Quoting()]
+        share = _measure_read(head, separator, way)
+        if share > usual or (share == usual and is_single and way.mark == "'"):
+            better[way] = share
+    return [*sorted(better, key=better.__getitem__, reverse=True), Quoting()]
 
 
 def _measure_read(head: str, separator: str, quoting: Quoting) -> float:
     """Return the share of the first lines that are in records without an error, as wide as most."""
-    lines = head.split("\n")[:ROWS_OF_STYLE]
-    records = list(_iter_quoted((f"{line}\n" for line in lines[:-1]), 1, separator, quoting))
-    widths = Counter(len(record.cells) for record in records if record.cells)
-    width = max(widths, key=widths.__getitem__, default=0)
-    num_read = sum(len(record.lines) for record in records if len(record.cells) == width > 1)
-    return num_read / max(1, len(lines) - 1)
+    lines = [f"{line}\n" for line in head.split("\n")[:ROWS_OF_STYLE]]
+    del lines[-1]  # it may be cut off
+    num_read: Counter[int] = Counter()  # lines by the width of their records
+    times: Counter[int] = Counter()
+    for record in _iter_quoted(lines, 1, separator, quoting):
+        width = len(record.cells)
+        times[width] += width > 0
+        num_read[width] += len(record.lines)
+    most = max(times, key=times.__getitem__, default=0)
+    return num_read[most] / max(1, len(lines)) if most > 1 else 0.0
 
 
 def _weigh_quotes(lines: Iterable[str], separator: str) -> Quoting:
@@ -412,6 +434,7 @@ def _weigh_quotes(lines: Iterable[str], separator: str) -> Quoting:
     themselves would become one cell, the quotes do not enclose it. A table most of whose rows have quoted cells is
     quoted. Commas and semicolons need quotes in prose, so such a table is only read without if rows would vanish.
     """
+    needs_quotes = separator in PROSE_SEPARATORS
     plain_width = quoted_width = 0
     num_rows = num_plain = num_quoted = num_swallowed = num_styled = 0
     for record in _iter_quoted(lines, 1, separator, Quoting()):
@@ -423,15 +446,15 @@ def _weigh_quotes(lines: Iterable[str], separator: str) -> Quoting:
         plain_width = plain_width or len(split_plain(own[0], separator))
         quoted_width = quoted_width or len(cells) or plain_width
         num_plain += sum(len(split_plain(line, separator)) == plain_width for line in own)
-        if (cells or separator not in PROSE_SEPARATORS) and is_swallowed(own, cells, separator, plain_width):
+        if (cells or not needs_quotes) and is_swallowed(own, cells, separator, plain_width):
             num_swallowed += 1
         elif len(cells) == quoted_width:
             num_quoted += len(own)
             num_styled += own[0].startswith('"') or f'{separator}"' in own[0]
+        # So many rows with quoted cells are enough: the rest of a large file is not weighed.
         if num_rows >= ROWS_OF_STYLE and 2 * num_styled > num_rows:
-            return Quoting(is_trusted=separator in PROSE_SEPARATORS)
+            return Quoting(is_trusted=needs_quotes)
     is_styled = 2 * num_styled > num_rows
-    needs_quotes = separator in PROSE_SEPARATORS
     is_quoted = num_quoted >= num_plain
     if needs_quotes or is_styled:
         is_quoted = is_quoted or not num_swallowed
@@ -560,11 +583,13 @@ def find_data_in_header(rows: Sequence[Sequence[str]]) -> str:
         if _is_number(cell) and all(map(_is_number, column)):
             return f"{shown} is a number, as those below"
         times = Counter(column)
+        has_few = len(times) <= len(column) / 2 + 1
         is_ticked = {*times} == {cell} and len(column) < len(below)  # a box with its own name, or blank
-        if times[cell] >= max(2, len(column) / 50) and len(times) <= len(column) / 2 + 1 and not is_ticked:
+        if times[cell] >= max(2, len(column) / 50) and has_few and not is_ticked:
             return f"{shown} occurs again below"
         ending = QUESTION_END if QUESTION_END.search(cell) else SENTENCE_END
-        if ending.search(cell) and sum(map(bool, map(ending.search, column))) >= 0.8 * len(column):
+        num_ended = sum(ending.search(one) is not None for one in column)
+        if ending.search(cell) and num_ended >= 0.8 * len(column):
             return f"{shown} is a sentence, as those below"
     return ""
 
@@ -579,12 +604,11 @@ def _are_numbered(cells: Sequence[str]) -> bool:
     >>> _are_numbered(["", "0", "1"]), _are_numbered(["place", "2019", "2020"]), _are_numbered(["0", "Go on", "1"])
     (True, True, False)
     """
-    numbers = [int(cell) for cell in cells if cell.strip().isdecimal()]
-    others = [cell for cell in cells if cell.strip() and not cell.strip().isdecimal()]
-    first = next(iter(numbers), -1)
-    is_from_zero = first == 0 and not others
-    is_range = len(numbers) > 1 and numbers == [*range(first, first + len(numbers))]
-    return is_range and (is_from_zero or first in YEARS)
+    filled = [cell for cell in cells if cell.strip()]
+    numbers = [int(cell) for cell in filled if cell.strip().isdecimal()]
+    if len(numbers) < 2 or numbers != [*range(numbers[0], numbers[0] + len(numbers))]:
+        return False
+    return numbers[0] in YEARS or (numbers[0] == 0 and len(numbers) == len(filled))
 
 
 def describe_missing_header(reason: str, num: int) -> str:
@@ -630,27 +654,32 @@ def read_csv_rows(
     # What is above the table: the names of its columns with another separator, or lines that are no records.
     other = _find_other_names(head, start, _sample_rows(rest, separator))
     header = header or other
+    below = "records" if header else "header"
     for number, line in enumerate(head.split("\n")[: start - 1 - bool(other)], 1):
         if line.strip() and not line.lstrip('"').startswith("sep="):
-            yield _describe_above(f"{path}:{number}", line, start, header)
+            yield BadRecord(
+                f"{path}:{number}",
+                f"{quote_value(line, limit=30)} is above the {below}, in line {start}. Allowed is a header in the "
+                "first line. Delete the lines above it.",
+            )
     lines = _decode_lines(file, path, start)
     names: list[str] = []
     is_padded = False
     num_blank = 0
     others: Sequence[frozenset[str]] = ()
-    records = _iter_records(lines, start, separator, quoting)
     max_lines = MAX_TRUSTED_LINES if quoting.is_trusted else 1
-    for record in records:
+    for record in _iter_records(lines, start, separator, quoting):
+        cells = record.cells
         where = f"{path}:{record.number}"
         if record.error:
             yield _classify_csv_error(record.error, where, path)
-        if not record.cells:
+        if not cells:
             continue
         # The first row with cells: the header, or the first record below names that were given.
         if not names:
             sample = _sample_rows(rest, separator, quoting)
             try:
-                names, is_record = _find_names(record.cells, sample, header, where)
+                names, is_record = _find_names(cells, sample, header, where)
             except DataError as error:
                 blocks = "" if header else _describe_blocks(sample, path, separator)
                 if blocks:
@@ -660,8 +689,8 @@ def read_csv_rows(
                 except DataError as unread:
                     raise DataError(f"{error} Then, {unread}") from error
                 raise
-            is_padded = _is_padded([record.cells, *sample])
-            num_blank = 0 if header else _count_blank_columns([record.cells, *sample])
+            is_padded = _is_padded([cells, *sample])
+            num_blank = 0 if header else _count_blank_columns([cells, *sample])
             names = names[: len(names) - num_blank]
             others = find_other_values(names, sample)
             wrong = describe_missing_column(names, columns)
@@ -669,20 +698,26 @@ def read_csv_rows(
                 raise DataError(f"{where}: {wrong}")
             if not is_record:
                 continue
-        if len(record.lines) > max_lines and is_swallowed(record.lines, record.cells, separator, len(names)):
-            yield _describe_swallowed(where, record)
+        num_lines = len(record.lines)
+        if num_lines > max_lines and is_swallowed(record.lines, cells, separator, len(names)):
+            yield BadRecord(
+                where,
+                f"a quoted cell that begins in this line ends in line {record.number + num_lines - 1}, and each of "
+                f"these {num_lines:,} lines is a record by itself. Allowed: cells in double quotes, quotes inside them "
+                "doubled. Close the quote, or double it.",
+            )
+            continue
+        # The cells of the record: without padding, without blank columns, with the parts of a divided text joined.
+        if is_padded:
+            cells = [cell.strip() for cell in cells]
+        if len(cells) == len(names) + num_blank and not any(map(str.strip, cells[len(names) :])):
+            cells = cells[: len(names)]
+        if others and len(cells) > len(names):
+            cells = join_cells(cells, others, separator)
+        if not header and _are_names(cells, names):
+            yield BadRecord(where, NAMES_AGAIN)
         else:
-            cells = record.cells
-            if is_padded:
-                cells = [cell.strip() for cell in cells]
-            if len(cells) == len(names) + num_blank and not any(map(str.strip, cells[len(names) :])):
-                cells = cells[: len(names)]
-            if others and len(cells) > len(names):
-                cells = join_cells(cells, others, separator)
-            if not header and _are_names(cells, names):
-                yield BadRecord(where, NAMES_AGAIN)
-            else:
-                yield TableRow(path, record.number, names, cells, separator)
+            yield TableRow(path, record.number, names, cells, separator)
 
 
 def _are_names(cells: Sequence[str], names: Sequence[str]) -> bool:
@@ -700,8 +735,9 @@ def _has_return_ends(head: str, path: Path) -> bool:
     >>> _has_return_ends("text,label\\rFine.,yes\\rNo.,no\\r\\n", Path("a.csv"))
     True
     """
-    num_returns = len(RETURN.findall(re.sub('"[^"]*"', "", head.strip())))
-    if num_returns <= head.strip().count("\n"):
+    text = head.strip()
+    outside = re.sub('"[^"]*"', "", text)  # quoted cells may hold carriage returns
+    if len(RETURN.findall(outside)) <= text.count("\n"):
         return False
     _, separator, rest = _divide_head(RETURN.sub("\n", head), path)
     return "\n" not in head or _measure_alike(rest, separator) >= MIN_SHARE_ALIKE
@@ -727,9 +763,11 @@ def _is_padded(rows: Sequence[Sequence[str]]) -> bool:
     if len(rows) < MIN_PADDED:
         return False
     for cells in (rows[0], [*chain.from_iterable(rows)]):
-        filled = [cell for cell in cells if cell.strip()]
-        num_padded = sum(cell != cell.strip() for cell in filled)
-        if num_padded <= len(filled) / 2:
+        num_filled = num_padded = 0
+        for cell in cells:
+            num_filled += bool(cell.strip())
+            num_padded += bool(cell.strip()) and cell != cell.strip()
+        if 2 * num_padded <= num_filled:
             return False
     return True
 
@@ -765,8 +803,8 @@ def find_other_values(names: Sequence[str], rows: Sequence[Sequence[str]]) -> li
     found: list[list[frozenset[str]]] = []
     for place in range(len(names)):
         after = len(names) - place - 1
-        columns = [*zip(*([*row[:place], *row[len(row) - after :]] for row in full), strict=True)]
-        values = [_find_repeated(column) for column in columns]
+        others = [[*row[:place], *row[len(row) - after :]] for row in full]
+        values = [*map(_find_repeated, zip(*others, strict=True))]
         if all(values):
             found.append([*values[:place], frozenset(), *values[place:]])
     return found[0] if len(found) == 1 else []
@@ -774,12 +812,18 @@ def find_other_values(names: Sequence[str], rows: Sequence[Sequence[str]]) -> li
 
 def _find_repeated(cells: Sequence[str]) -> frozenset[str]:
     """Find the values of nearly all cells that repeat, "0" for numbers; none if there are too many."""
-    times = Counter(map(str.strip, cells))
-    if sum(num for cell, num in times.items() if _is_number(cell)) >= MIN_SHARE_ALIKE * len(cells):
+    least = MIN_SHARE_ALIKE * len(cells)
+    num_numbers = num_repeated = 0
+    repeated: set[str] = set()
+    for cell, num in Counter(map(str.strip, cells)).items():
+        if _is_number(cell):
+            num_numbers += num
+        if cell and num > 1:
+            repeated.add(cell)
+            num_repeated += num
+    if num_numbers >= least:
         return frozenset("0")
-    repeated = frozenset(cell for cell, num in times.items() if cell and num > 1)
-    num_repeated = sum(times[cell] for cell in repeated)
-    return repeated if 3 * len(repeated) <= num_repeated >= MIN_SHARE_ALIKE * len(cells) else frozenset()
+    return frozenset(repeated) if 3 * len(repeated) <= num_repeated >= least else frozenset()
 
 
 def join_cells(cells: list[str], others: Sequence[frozenset[str]], separator: str) -> list[str]:
@@ -791,11 +835,12 @@ def join_cells(cells: list[str], others: Sequence[frozenset[str]], separator: st
     >>> join_cells(["7", "Well", " yes", "pos"], others, ","), join_cells(["7", "5", " yes", "pos"], others, ",")
     (['7', 'Well, yes', 'pos'], ['7', '5', ' yes', 'pos'])
     """
-    place = next(place for place, own in enumerate(others) if not own)
+    place = others.index(frozenset())
     end = len(cells) - (len(others) - place - 1)
     joined = [*cells[:place], separator.join(cells[place:end]), *cells[end:]]
-    if not all(_has_value(cell, own) for cell, own in zip(joined, others, strict=True) if own):
-        return cells
+    for cell, own in zip(joined, others, strict=True):
+        if own and not _has_value(cell, own):
+            return cells
     # The column before or behind the text may begin or end in it: where, nothing shows.
     if place > 0 and _has_value(cells[place], others[place - 1]):
         return cells
@@ -909,7 +954,8 @@ def _skip_to_line(file: IO[bytes], number: int) -> None:
 
 def _decode_lines(file: IO[bytes], path: Path, start: int) -> Iterator[str]:
     """Decode the lines from the file's position on, which is the line `start`."""
-    for number, line in enumerate((line for _, line in read_lines(file)), start):
+    for passed, line in read_lines(file):
+        number = start + passed - 1
         if len(line) > MAX_RECORD_BYTES:
             raise DataError(f"{path}:{number}: {format_too_long_message('the line')}")
         try:
@@ -928,25 +974,6 @@ def _classify_csv_error(error: csv.Error, where: str, path: Path) -> BadRecord:
     if "field larger" in str(error) or "unexpected end" in str(error):
         raise DataError(f"{where}: a quoted cell that begins in this row is never closed. {advice}") from error
     return BadRecord(where, f"not CSV: {error}. {advice}")
-
-
-def _describe_above(where: str, line: str, start: int, header: Sequence[str]) -> BadRecord:
-    what = "records" if header else "header"
-    return BadRecord(
-        where,
-        f"{quote_value(line, limit=30)} is above the {what}, in line {start}. Allowed is a header in the first line. "
-        "Delete the lines above it.",
-    )
-
-
-def _describe_swallowed(where: str, record: _Record) -> BadRecord:
-    num = len(record.lines)
-    return BadRecord(
-        where,
-        f"a quoted cell that begins in this line ends in line {record.number + num - 1}, and each of these "
-        f"{num:,} lines is a record by itself. Allowed: cells in double quotes, quotes inside them doubled. "
-        "Close the quote, or double it.",
-    )
 
 
 def describe_missing_column(names: Iterable[str], columns: Mapping[str, str]) -> str:

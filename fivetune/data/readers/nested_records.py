@@ -80,9 +80,13 @@ def describe_nested(path: Path, *, is_read: bool = True) -> str:
             file.seek(0)
             value, is_lines = _sample_document(JsonWindow(file, path))
             steps = find_records(value)
-    kinds = [step.kind for step in steps or ()]
-    is_told = kinds == ["member", "each"] and not (is_line and steps and steps[0].names[0] not in RECORD_LISTS)
-    if not steps or is_told or kinds in (["each"], ["items"]):
+    if not steps:
+        return ""
+    # Readers take a list, objects by id, and a list under a known name or over several lines.
+    kinds = [step.kind for step in steps]
+    if kinds in (["each"], ["items"]):
+        return ""
+    if kinds == ["member", "each"] and (not is_line or steps[0].names[0] in RECORD_LISTS):
         return ""
     places: list[str] = []
     left: dict[str, None] = {}  # an ordered set
@@ -90,13 +94,12 @@ def describe_nested(path: Path, *, is_read: bool = True) -> str:
         names = " with ".join(step.names) or "*"
         places.append("*.*" if step.kind == "walk" else names)
         left |= dict.fromkeys(map(repr, step.left))
-    place = ".".join(places)
     told = f" It leaves {', '.join([*left][:MAX_NAMES])} out." if left else ""
     into = format_output(path, "-records.jsonl")
     return (
-        f"{path}: its records are nested: {place}. Allowed is a list of records, or one on a line. Write each on a "
-        f"line, with the values of what it is in: {format_join(path, steps, is_lines=is_lines)} > {into}, and name "
-        f"that file.{told}"
+        f"{path}: its records are nested: {'.'.join(places)}. Allowed is a list of records, or one on a line. Write "
+        f"each on a line, with the values of what it is in: {format_join(path, steps, is_lines=is_lines)} > {into}, "
+        f"and name that file.{told}"
     )
 
 
@@ -139,25 +142,29 @@ def find_records(value: object, depth: int = 0) -> list[Step] | None:
     members = cast("JsonTable", value)
     sets = [name for name in members if SPLIT.search(name)]
     if len(members) > 1 and not sets:
-        tables = _keep_objects([*members.values()])
-        # objects by keys that are data, if they hold more than lists; else the records of all lists
-        is_keyed = len(tables) == len(members) and _have_names_in_common(tables)
-        if is_keyed and not all(_is_nested(value) for table in tables for value in table.values()):
-            return [Step("items"), *_find_inner(tables)]
-        if steps := _find_walk([members]) or _join_members([*members.items()], depth):
+        tables = _keep_objects(members.values())
+        if len(tables) == len(members) and _have_names_in_common(tables):
+            # Objects by keys that are data, if they hold more than lists; else the records of all lists.
+            values = chain.from_iterable(table.values() for table in tables)
+            if not all(map(_is_nested, values)):
+                return [Step("items"), *_find_inner(tables)]
+        if steps := _find_walk([members]) or _join_members(members, depth):
             return steps
-    chosen = next(
-        (name for name in sets if "train" in name.casefold() and find_records(members[name], depth + 1)), None
-    )
-    found = {name: steps for name, one in members.items() if (steps := find_records(one, depth + 1))}
+    # Of the members that lead to records a training set, else the longest with texts or with records further down.
+    found: dict[str, list[Step]] = {}
+    for name, one in members.items():
+        steps = find_records(one, depth + 1)
+        if steps:
+            found[name] = steps
+    if not found:
+        return None
 
     def rank(name: str) -> tuple[bool, int]:
         one = members[name]
         return len(found[name]) > 1 or measure_running_texts([*one]) > 0, len(one)
 
-    chosen = chosen or max(found, key=rank, default=None)
-    if chosen not in found:
-        return None
+    trained = [name for name in sets if name in found and "train" in name.casefold()]
+    chosen = trained[0] if trained else max(found, key=rank)
     left = tuple(name for name, one in members.items() if name != chosen and _is_nested(one))
     keeps = any(isinstance(one, str) and _has_words(one) for one in members.values())
     return [Step("member", (chosen,), left, keeps), *found[chosen]]
@@ -176,9 +183,11 @@ def _find_walk(tables: Sequence[JsonTable], parts: str = "") -> list[Step]:
     longest = max(lists.values(), key=len, default=[])
     alike = [items for items in lists.values() if _have_names_in_common([longest[0], items[0]])]
     records = [*chain.from_iterable(alike)]
-    # one list is enough within objects that hold nothing else, as the pages of an answer do
-    is_wrapped = bool(parts) and len(alike) == 1 and min(map(len, lists)) > 1 and not measure_running_texts(tables)
-    if len(alike) < (1 if is_wrapped else 2) or (parts and not _are_records(records)):
+    # One list is enough within objects that hold nothing else, as the pages of an answer do.
+    least = 2
+    if parts and len(alike) == 1 and min(map(len, lists)) > 1 and not measure_running_texts(tables):
+        least = 1
+    if len(alike) < least or (parts and not _are_records(records)):
         return []
     common = {*longest[0]}.intersection(*records)
     return [Step("walk", tuple(name for name in longest[0] if name in common)), *_find_inner(records)]
@@ -197,22 +206,24 @@ def _is_nested(value: object) -> bool:
     return isinstance(value, list | dict) and bool(value)
 
 
-def _join_members(members: Sequence[tuple[str, object]], depth: int) -> list[Step] | None:
+def _join_members(members: JsonTable, depth: int) -> list[Step] | None:
     """Find the steps to the records of an object whose keys are data: objects of records, or lists of texts."""
-    values = [value for _, value in members]
-    tables = _keep_objects(values)
-    if len(tables) == len(values):
-        inner = [value for table in tables for value in table.values()]
+    tables = _keep_objects(members.values())
+    if len(tables) == len(members):
+        inner = [*chain.from_iterable(table.values() for table in tables)]
         is_whole = bool(inner) and len(_keep_objects(inner)) == len(inner)
         return [Step("items"), *(find_records(tables[0], depth + 1) or ())] if is_whole else None
-    lists = [cast("list[object]", value) for value in values if isinstance(value, list) and value]
-    items = [*chain.from_iterable(lists)]
-    is_columns = any(HEADER_WORDS.fullmatch(name) or TEXTS.fullmatch(name) for name, _ in members)
-    are_texts = len(lists) == len(values) and all(isinstance(item, str) for item in items)
-    return [Step("items"), Step("texts")] if are_texts and not is_columns else None
+    for name, value in members.items():
+        if HEADER_WORDS.fullmatch(name) or TEXTS.fullmatch(name):  # columns
+            return None
+        if not isinstance(value, list) or not value:
+            return None
+        if not all(isinstance(item, str) for item in cast("list[object]", value)):
+            return None
+    return [Step("items"), Step("texts")]
 
 
-def _keep_objects(values: Sequence[object]) -> list[JsonTable]:
+def _keep_objects(values: Iterable[object]) -> list[JsonTable]:
     return [cast("JsonTable", value) for value in values if isinstance(value, dict)]
 
 
@@ -225,55 +236,55 @@ def _find_inner(records: Sequence[JsonTable]) -> list[Step]:
     """Find the steps from records to the records that each of them holds; [] if it is one itself."""
     if len(records[0]) > 1 and any(map(WHOLE.fullmatch, records[0])):
         return []
-    # The lists that most records have, and the items of all records.
-    lists: dict[str, list[list[object]]] = {}
-    for name in records[0]:
-        found = [record[name] for record in records if isinstance(record.get(name), list)]
-        if len(found) >= MIN_SHARE * len(records):
-            lists[name] = found
-    items = {name: [*chain.from_iterable(found)] for name, found in lists.items()}
+    # The lists that most records have: their lengths and items, which are records, or plain values.
+    sizes: dict[str, list[int]] = {}
+    plain: dict[str, list[object]] = {}
     inner: dict[str, list[JsonTable]] = {}
-    for name, found in items.items():
-        objects = _keep_objects(found)
-        is_whole = 0 < len(objects) == len(found)
-        if is_whole and not _are_parts(name, found) and _are_records(objects):
+    for name in records[0]:
+        lists = [record[name] for record in records if isinstance(record.get(name), list)]
+        if len(lists) < MIN_SHARE * len(records):
+            continue
+        items = [*chain.from_iterable(lists)]
+        objects = _keep_objects(items)
+        if items and not objects:
+            plain[name] = items
+            sizes[name] = [*map(len, lists)]
+        elif items and len(objects) == len(items) and not _are_parts(name, objects) and _are_records(objects):
             inner[name] = objects
+    if steps := _find_walk(records, PARTS.pattern):
+        return steps
     nested: dict[str, None] = {}  # an ordered set
     for record in records:
         nested |= dict.fromkeys(name for name in record if _is_nested(record[name]))
-    if steps := _find_walk(records, PARTS.pattern):
-        return steps
     if inner:
-        name = max(inner, key=lambda one: len(inner[one]))
-        return [_make_member_step(name, nested), Step("each"), *_find_inner(inner[name])]
-    plain = [name for name, found in items.items() if found and not _keep_objects(found)]
-    sizes = {name: [*map(len, lists[name])] for name in plain}
-    texts = [name for name in plain if _has_words(str(items[name][0])) and not LABELS.fullmatch(name)]
-    for name in texts:
+        longest = max(inner, key=lambda one: len(inner[one]))
+        left = tuple(one for one in nested if one != longest)
+        return [Step("member", (longest,), left), Step("each"), *_find_inner(inner[longest])]
+    # Several lists of equal lengths, one of them of texts.
+    for name, items in plain.items():
         alike = tuple(one for one in plain if sizes[one] == sizes[name])
-        if len(alike) > 1 and max(sizes[name]) > 1:
+        is_text = _has_words(str(items[0])) and not LABELS.fullmatch(name)
+        if is_text and len(alike) > 1 and max(sizes[name]) > 1:
             return [Step("along", alike, tuple(one for one in nested if one not in alike))]
     # One list of texts.
-    named = [name for name in plain if TEXTS.fullmatch(name) and isinstance(items[name][0], str)]
-    return [_make_member_step(named[0], nested), Step("texts")] if named else []
+    for name, items in plain.items():
+        if TEXTS.fullmatch(name) and isinstance(items[0], str):
+            left = tuple(one for one in nested if one != name)
+            return [Step("member", (name,), left), Step("texts")]
+    return []
 
 
-def _are_parts(name: str, items: Sequence[object]) -> bool:
+def _are_parts(name: str, items: Sequence[JsonTable]) -> bool:
     """Return whether a list holds parts of one record by its name.
 
     Passages that hold records are no parts, unless a reader takes them, as it does SQuAD's paragraphs.
     """
     if not PARTS.fullmatch(name):
         return False
-    tables = _keep_objects(items)
-    is_squad = name == "paragraphs" and any("qas" in table for table in tables)
-    kinds = [step.kind for step in _find_inner(tables)] if tables and not is_squad else []
-    return kinds[:2] != ["member", "each"]
-
-
-def _make_member_step(name: str, nested: Iterable[str]) -> Step:
-    """Return the step into a member, with what else is nested there."""
-    return Step("member", (name,), tuple(one for one in nested if one != name))
+    if name == "paragraphs" and any("qas" in item for item in items):
+        return True
+    kinds = [step.kind for step in _find_inner(items)[:2]]
+    return kinds != ["member", "each"]
 
 
 def _are_records(items: Sequence[JsonTable]) -> bool:
@@ -296,8 +307,11 @@ def measure_running_texts(items: Sequence[object]) -> float:
     chars: list[int] = []
     for item in items[:NUM_SAMPLED]:
         values = cast("JsonTable", item).values() if isinstance(item, dict) else item
-        texts = values if isinstance(values, Iterable) else ()
-        chars.append(max((len(text) for text in texts if isinstance(text, str) and _has_words(text)), default=0))
+        longest = 0
+        for text in values if isinstance(values, Iterable) else ():
+            if isinstance(text, str) and _has_words(text):
+                longest = max(longest, len(text))
+        chars.append(longest)
     return statistics.fmean(chars or [0])
 
 
@@ -314,7 +328,8 @@ def format_join(path: Path, steps: Sequence[Step], *, is_lines: bool = False) ->
     '[a for a in d["qa"]]; [print(json.dumps(i)) for i in'
     """
     is_packed = path.name.endswith(".gz")
-    opened = f"gzip.open({quote_in_code(str(path))})" if is_packed else f'open({quote_in_code(str(path))}, "rb")'
+    source = quote_in_code(str(path))
+    opened = f"gzip.open({source})" if is_packed else f'open({source}, "rb")'
     code = f"import {'gzip, ' * is_packed}json, {'re, ' * is_lines}sys; "
     code += SEVERAL.format(opened) if is_lines else f"d = json.load({opened}); "
     # The program, step by step: loops down to the records, and the fields that each record gets on the way.
@@ -322,36 +337,35 @@ def format_join(path: Path, steps: Sequence[Step], *, is_lines: bool = False) ->
     fields: list[str] = []
     loops: list[str] = []
     told = ["len(r)", '"records"']
+    has_walk = False
     for place, step in enumerate(steps):
         follows = steps[place + 1].kind if place + 1 < len(steps) else ""
         item, number = "abcdefgh"[len(loops)], str(len(loops) or "")
+        names = [*map(quote_in_code, step.names)]
         # Within a record a list may be missing.
         form = "({}.get({}) or [])" if loops else "{}[{}]"
-        lists = [form.format(at, quote_in_code(name)) for name in step.names]
+        lists = [form.format(at, name) for name in names]
         if step.kind == "member":
             if loops:
-                code_of_name = quote_in_code(step.names[0])
-                told += [
-                    '"and"',
-                    f"sum(not {at}.get({code_of_name}) {' '.join(loops)})",
-                    f'"objects without", {code_of_name}',
-                ]
+                told += ['"and"', f"sum(not {at}.get({names[0]}) {' '.join(loops)})", f'"objects without", {names[0]}']
             elif step.keeps:
                 fields.append(f"**s({at})")
             at = lists[0]
             continue
         if step.kind == "along":
             loops.append(f"for {item} in zip({', '.join(lists)})")
-            fields += [f"{quote_in_code(name)}: {item}[{index}]" for index, name in enumerate(step.names)]
+            fields += [f"{name}: {item}[{index}]" for index, name in enumerate(names)]
         elif step.kind == "texts":
             loops.append(f"for {item} in {at}")
             fields.append(f'"text": {item}')
         elif step.kind == "items":
             loops.append(f"for k{number}, {item} in {at}.items()")
-            fields.append(f'"{"label" if follows == "texts" else f"key{number}"}": k{number}')
+            key = "label" if follows == "texts" else f"key{number}"
+            fields.append(f'"{key}": k{number}')
         elif step.kind == "walk":
-            names = ", ".join(map(quote_in_code, step.names))
-            walk, is_record = f"for k, {item} in w({at})", f"{{{names}}} <= {{*{item}}}"
+            has_walk = True
+            walk = f"for k, {item} in w({at})"
+            is_record = f"{{{', '.join(names)}}} <= {{*{item}}}"
             told += ['"and"', " ".join([f"sum(not {is_record}", *loops, f"{walk})"]), '"others left out"']
             loops.append(f"{walk} if {is_record}")
             fields.append(f'**{{f"key{{i + {number or 0} or str()}}": n for i, n in enumerate(k)}}')
@@ -361,8 +375,9 @@ def format_join(path: Path, steps: Sequence[Step], *, is_lines: bool = False) ->
         if step.kind in ("each", "items", "walk") and follows in ("", "member", "along", "walk"):
             fields.append(f"**s({item})" if follows else f"**{item}")
         at = item
-    has_walk = any(step.kind == "walk" for step in steps)
-    code += SCALARS * (has_walk or any(one.startswith("**s") for one in fields)) + WALK * has_walk
+    if has_walk or any(field.startswith("**s") for field in fields):
+        code += SCALARS
+    code += WALK * has_walk
     record = at if fields == [f"**{at}"] else f"{{{', '.join(fields)}}}"
     code += f"r = [{record} {' '.join(loops)}]; [print(json.dumps(i)) for i in r]; "
     code += f"print({', '.join(told)}, file=sys.stderr)"
