@@ -12,7 +12,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import IO
 
@@ -143,21 +143,35 @@ def _count_leading(rows: Sequence[Sequence[str]]) -> int:
         return 0
     least = min(widths) - 1
     columns = [*islice(zip(*rows, strict=False), least)]
-    is_id = len({*columns[0]}) == len(rows) and all(re.search(r"\d", cell) for cell in columns[0])
-    num = 2 * is_id if least > 1 else 0
-    while num < least and 1 < len({*columns[num]}) <= len(rows) / 3:
+    # An id differs in each row and holds a digit; behind it a label is needed.
+    num = 0
+    if least > 1 and _are_ids(columns[0], more_than=len(rows) - 1):
+        num = 2
+    # Labels repeat, and are no words of the texts behind them.
+    while num < least:
         values = {*columns[num]}
-        behind = {cell for row in rows for cell in row[num + 1 :]}
-        if len(values & behind) > MAX_SHARED * len(values):
+        behind = {*chain.from_iterable(row[num + 1 :] for row in rows)}
+        is_label = 1 < len(values) <= len(rows) / 3
+        if not is_label or len(values & behind) > MAX_SHARED * len(values):
             break
         num += 1
-    tokens = [cell for row in rows for cell in row[num:]]
+    tokens = [*chain.from_iterable(row[num:] for row in rows)]
     num_single = sum(len(cell.split()) == 1 for cell in tokens)
-    return num if num_single >= MIN_SHARE * len(tokens) and _are_words(tokens) else 0
+    return num if num_single >= MIN_SHARE * len(tokens) and _count_words(tokens) > len(tokens) / 2 else 0
+
+
+def _are_ids(cells: Sequence[str], *, more_than: float) -> bool:
+    """Return whether each cell holds a digit, and more than so many of the values are different."""
+    return len({*cells}) > more_than and all(re.search(r"\d", cell) for cell in cells)
+
+
+def _count_words(cells: Sequence[str]) -> int:
+    """Count the cells with a letter."""
+    return sum(any(map(str.isalpha, cell)) for cell in cells)
 
 
 def _describe_ragged(rows: Sequence[Sequence[str]], num: int, separator: str, path: Path, given: Sequence[str]) -> str:
-    least, most = (size(map(len, rows)) - num for size in (min, max))
+    widths = [len(row) - num for row in rows]
     cells = "1 cell" if num == 1 else f"{num} cells"
     label = "labels" if any("," in row[num - 1] for row in rows) else "label"
     names = given[:num] or ["id", *list_plain_names(num - 1)[1:], label][-num:]
@@ -169,9 +183,9 @@ def _describe_ragged(rows: Sequence[Sequence[str]], num: int, separator: str, pa
     header = shlex.quote(",".join([*names, "text"]))
     shown = quote_value(" and ".join(rows[0][:num]), limit=30)
     return (
-        f"each line begins with {cells} ({shown}), then {least:,} to {most:,} in the first {len(rows):,} lines, of a "
-        f"word each. Allowed is one cell per column. Join the words of each line: awk -F {form} {shlex.quote(code)} "
-        f"{format_unpacked(str(path))} > {into}, and name that file, with --header {header}."
+        f"each line begins with {cells} ({shown}), then {min(widths):,} to {max(widths):,} in the first {len(rows):,} "
+        "lines, of a word each. Allowed is one cell per column. Join the words of each line: awk -F "
+        f"{form} {shlex.quote(code)} {format_unpacked(str(path))} > {into}, and name that file, with --header {header}."
     )
 
 
@@ -184,24 +198,21 @@ def describe_first_words(head: str, path: Path) -> str:
     rows = [line.split(maxsplit=MAX_LABELS + 2) for line in _split_head(head) if line.strip()]
     if len(rows) < MIN_LABELLED or min(map(len, rows)) < 2:
         return ""
-    num = 0  # words that are labels, and one behind them that is an id
+    names: list[str] = []  # of the words before the text: labels, and behind them perhaps an id
     columns = list(zip(*rows, strict=False))
-    for values in columns[:MAX_LABELS]:
+    for name, values in zip(("label", "label_2", "label_3"), columns, strict=False):
         if not 1 < len({*values}) <= min(MAX_FIRST_WORDS, len(rows) / MIN_REPEATS):
             break
-        num += 1
-    if num == 0:
+        names.append(name)
+    if not names:
         return ""
-    names = ["label", "label_2", "label_3"][:num]
-    behind = columns[num] if len(columns) > num else ()
-    if len({*behind}) > MIN_SHARE * len(rows) and all(re.search(r"\d", value) for value in behind):
+    if len(columns) > len(names) and _are_ids(columns[len(names)], more_than=MIN_SHARE * len(rows)):
         names.append("id")
     pattern = "([^[:blank:]]+)[[:blank:]]+" * len(names)
     cells = "".join(rf"\{number}\t" for number in range(1, len(names) + 1))
     command = f"sed -E 's/^{pattern}/{cells}/' {shlex.quote(str(path))} > {shlex.quote(str(path.with_suffix('.tsv')))}"
-    kinds = len({*columns[0]})
     return (
-        f"Its lines begin with one of {kinds} words, such as {quote_value(columns[0][0])}: {command}, "
+        f"Its lines begin with one of {len({*columns[0]})} words, such as {quote_value(columns[0][0])}: {command}, "
         f"with --header {','.join([*names, 'text'])}."
     )
 
@@ -268,31 +279,35 @@ def _find_tokens(rows: Sequence[Sequence[str]]) -> tuple[int, int] | None:
     Either the tags say where a unit begins and ends (B-LOC, I-LOC, O), or blank lines divide sentences of tokens.
     """
     filled = [row for row in rows if row]
-    width = len(filled[0]) if filled else 0
-    if len(filled) < MIN_LINES or width < 2 or sum(len(row) == width for row in filled) < MIN_SHARE * len(filled):
+    if len(filled) < MIN_LINES or len(filled[0]) < 2:
         return None
-    columns = [*zip(*(row for row in filled if len(row) == width), strict=True)]
-    single = [" " not in "".join(column) for column in columns]
-    tagged = [place for place in range(width) if _is_tagged(columns[place])]
-    words = [place for place in range(width) if single[place] and place not in tagged and _are_words(columns[place])]
-    if tagged and words:
-        return words[0] + 1, tagged[-1] + 1
-    sentences = [len([*group]) for is_filled, group in groupby(rows, key=bool) if is_filled]
-    is_divided = len(sentences) >= MIN_SENTENCES and len(filled) >= 2 * len(sentences)
-    repeated = [place for place in range(1, width) if len({*columns[place]}) <= len(filled) / 3]
-    if is_divided and all(single) and words and repeated:
-        return words[0] + 1, repeated[-1] + 1
-    return None
-
-
-def _is_tagged(cells: Sequence[str]) -> bool:
-    """Return whether cells are tags of units, below a header perhaps."""
-    num = sum(bool(TAG.fullmatch(cell)) for cell in cells)
-    return num >= MIN_SHARE * len(cells) and "O" in cells and any(map(TAG.fullmatch, {*cells} - {"O"}))
-
-
-def _are_words(cells: Sequence[str]) -> bool:
-    return sum(any(map(str.isalpha, cell)) for cell in cells) > len(cells) / 2
+    alike = [row for row in filled if len(row) == len(filled[0])]
+    if len(alike) < MIN_SHARE * len(filled):
+        return None
+    # What each column may hold: tags of units, below a header perhaps; tokens; values that repeat.
+    tagged: list[int] = []
+    words: list[int] = []
+    repeated: list[int] = []
+    are_single = True
+    for number, cells in enumerate(zip(*alike, strict=True), 1):
+        values = {*cells}
+        num_tags = sum(TAG.fullmatch(cell) is not None for cell in cells)
+        is_single = not any(" " in cell for cell in values)
+        are_single = are_single and is_single
+        if num_tags >= MIN_SHARE * len(cells) and "O" in values and any(map(TAG.fullmatch, values - {"O"})):
+            tagged.append(number)
+        elif is_single and _count_words(cells) > len(cells) / 2:
+            words.append(number)
+        if number > 1 and len(values) <= len(filled) / 3:
+            repeated.append(number)
+    if not words:
+        return None
+    if tagged:
+        return words[0], tagged[-1]
+    # Without tags of units, blank lines divide several sentences.
+    num_sentences = sum(1 for is_filled, _ in groupby(rows, key=bool) if is_filled)
+    is_divided = num_sentences >= MIN_SENTENCES and len(filled) >= 2 * num_sentences
+    return (words[0], repeated[-1]) if is_divided and are_single and repeated else None
 
 
 def _describe_tokens(
