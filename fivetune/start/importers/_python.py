@@ -182,12 +182,17 @@ class PythonSource:
 
     def _add_option(self, call: ast.Call) -> None:
         """Read the default of an option of argparse."""
-        flags = [flag for one in call.args if isinstance(flag := self.evaluate(one), str)]
+        flags: list[str] = []
+        for one in call.args:
+            flag = self.evaluate(one)
+            if isinstance(flag, str):
+                flags.append(flag)
         if not flags:
             return
+        # As argparse does, the option is named by its first long flag.
+        flags.sort(key=lambda flag: not flag.startswith("--"))
+        name = flags[0].lstrip("-").replace("-", "_")
         keywords = get_keywords(call)
-        longest = next((flag for flag in flags if flag.startswith("--")), flags[0])
-        name = longest.lstrip("-").replace("-", "_")
         action = self.evaluate(keywords.get("action"))
         value = self.read_value(keywords["default"]) if "default" in keywords else None
         if value is None and action in ("store_true", "store_false"):
@@ -248,8 +253,11 @@ class PythonSource:
     def _list_entries(self, node: ast.Dict | ast.Call, positional: tuple[str, ...] = ()) -> list[tuple[Any, ast.expr]]:
         """List names and values of a table or of a call's arguments; the name of a table that is spread is None."""
         if isinstance(node, ast.Dict):
-            return [(self.evaluate(key), value) for key, value in zip(node.keys, node.values, strict=True)]
-        return [*zip(positional, node.args, strict=False), *((one.arg, one.value) for one in node.keywords)]
+            return [*zip(map(self.evaluate, node.keys), node.values, strict=True)]
+        found: list[tuple[Any, ast.expr]] = [*zip(positional, node.args, strict=False)]
+        for one in node.keywords:
+            found.append((one.arg, one.value))
+        return found
 
     # --- names ---
 
@@ -275,7 +283,10 @@ class PythonSource:
 
     def _find_class(self, node: ast.AST) -> str:
         """Find the name of the class around a node; "" for none."""
-        return next((one.name for one in self.list_scopes(node) if isinstance(one, ast.ClassDef)), "")
+        for scope in self.list_scopes(node):
+            if isinstance(scope, ast.ClassDef):
+                return scope.name
+        return ""
 
     def _resolve_name(self, node: ast.expr) -> ast.expr:
         """Follow a name to the expression that it stands for."""
@@ -288,17 +299,19 @@ class PythonSource:
 
     def _find_binding(self, node: ast.Name) -> _Binding | None:
         """Find the last assignment before a use, without branches that are not taken; None if it is not known."""
-        # In the scope of the use, only what stands before it counts; functions run after the module is read to its end.
         for i, scope in enumerate(self.list_scopes(node)):
             found = self.names.get((scope, node.id), [])
+            # In the scope of the use, only what stands before it counts; functions run after the module's end is read.
             if i == 0 and not isinstance(scope, Comprehension):
                 found = [one for one in found if _get_end(one.node) < (node.lineno, node.col_offset)]
             possible = [one for one in found if self._is_possible(one)]
-            # Of several values under a condition that is not known, none can be chosen.
             if possible:
                 last = possible[-1]
-                different = {ast.unparse(one.node) for one in possible}
-                return None if self._list_conditions(last.node) and len(different) > 1 else last
+                is_conditional = bool(self._list_conditions(last.node))
+                # Of several values under a condition that is not known, none can be chosen.
+                if is_conditional and len({ast.unparse(one.node) for one in possible}) > 1:
+                    return None
+                return last
             if found or node.id in _list_parameters(scope):
                 return None
         return None
@@ -325,8 +338,10 @@ class PythonSource:
         if node.id == "__name__":
             return "__main__"
         binding = self._find_binding(node)
+        if binding is None and node.id in self.classes:
+            return self._read_class(node.id)
         if binding is None:
-            return self._read_class(node.id) if node.id in self.classes else self._evaluate_parameter(node)
+            return self._evaluate_parameter(node)
         value = self.evaluate(binding.node)
         for step in binding.steps:
             value = _take_step(value, step)
@@ -341,28 +356,44 @@ class PythonSource:
         if not functions:
             return UNKNOWN
         function = cast("Function", functions[0])
-        names, owner, called = _list_parameters(function), self.parents[function], getattr(function, "name", None)
+        names = _list_parameters(function)
         place = names.index(node.id)
+        called = getattr(function, "name", None)
+        owner = self.parents[function]
         if isinstance(owner, ast.ClassDef):  # a method: calls do not give its first parameter
             place -= 1
-            called = owner.name if called == "__init__" else called
-        given = [get_argument(call, node.id, place) for call in self.calls if get_last_name(call) == called]
-        values = [self.evaluate(one) for one in given if one]
-        defaults = [*function.args.defaults, *function.args.kw_defaults]
-        default = dict(zip(names[::-1], defaults[::-1], strict=False)).get(node.id)
+            if called == "__init__":
+                called = owner.name
+        values: list[Any] = []
+        for call in self.calls:
+            given = get_argument(call, node.id, place) if get_last_name(call) == called else None
+            if given:
+                values.append(self.evaluate(given))
         if not values:
+            defaults = [*function.args.defaults, *function.args.kw_defaults]
+            default = dict(zip(names[::-1], defaults[::-1], strict=False)).get(node.id)
             return self.evaluate(default) if default else Row()
         # A function that is called for training and evaluation data is read with the first, the training data.
-        is_same = all(value == values[0] or isinstance(value, Data) for value in values)
-        return values[0] if is_same else UNKNOWN
+        for value in values:
+            if value != values[0] and not isinstance(value, Data):
+                return UNKNOWN
+        return values[0]
 
     def _read_class(self, name: str) -> Fields:
         """Read the fields of a class with their defaults, and what is assigned to the attributes of its objects."""
-        given = {own: found[-1].node for (scope, own), found in self.names.items() if scope is self.classes[name]}
+        table = Fields()
+        for (scope, key), bound in self.names.items():
+            if scope is self.classes[name]:
+                table[key] = self.evaluate(bound[-1].node)
         own = f"{name}:self."
-        given |= {key.removeprefix(own): found[-1] for key, found in self.attributes.items() if key.startswith(own)}
-        table = {key: self.evaluate(node) for key, node in given.items()}
-        return Fields(table | {key: one.value for key, one in self.options.items() if key in table})
+        for written, values in self.attributes.items():
+            if written.startswith(own):
+                table[written.removeprefix(own)] = self.evaluate(values[-1])
+        # An option of the command line wins over a default.
+        for key, option in self.options.items():
+            if key in table:
+                table[key] = option.value
+        return table
 
     # --- expressions ---
 
@@ -442,7 +473,8 @@ class PythonSource:
         return found
 
     def _evaluate_operation(self, node: ast.BinOp) -> Any:
-        left, right = self.evaluate(node.left), self.evaluate(node.right)
+        left = self.evaluate(node.left)
+        right = self.evaluate(node.right)
         operate = OPERATORS[type(node.op)]
         if isinstance(node.op, ast.Mod):
             values = right if isinstance(right, tuple) else (right,)
@@ -452,8 +484,11 @@ class PythonSource:
         if is_unknown(left) or is_unknown(right):
             return UNKNOWN
         # A product of a text or list may be too long to build.
-        is_small = all(isinstance(one, int | float) and abs(one) < MAX_NUMBER for one in (left, right))
-        return operate(left, right) if is_small or not isinstance(node.op, ast.Mult) else UNKNOWN
+        if isinstance(node.op, ast.Mult):
+            for one in (left, right):
+                if not isinstance(one, int | float) or abs(one) >= MAX_NUMBER:
+                    return UNKNOWN
+        return operate(left, right)
 
     def _evaluate_choice(self, node: ast.BoolOp) -> Any:
         value: object = None
@@ -468,7 +503,8 @@ class PythonSource:
         test = self.evaluate(node.test)
         if not is_unknown(test):
             return self.evaluate(node.body if test else node.orelse)
-        body, other = self.evaluate(node.body), self.evaluate(node.orelse)
+        body = self.evaluate(node.body)
+        other = self.evaluate(node.orelse)
         if has_columns(body) or body == other:
             return body
         return other if has_columns(other) else UNKNOWN
@@ -476,7 +512,8 @@ class PythonSource:
     def _evaluate_attribute(self, node: ast.Attribute) -> Any:
         if get_last_name(node.value) in ENUMERATIONS:
             return node.attr.lower()
-        name, value = self._write_attribute(node), self.evaluate(node.value)
+        name = self._write_attribute(node)
+        value = self.evaluate(node.value)
         # An assignment to a column of data changes the data, and is read with its changes.
         if name in self.attributes and not isinstance(value, Data):
             return self.evaluate(self.attributes[name][-1])
@@ -551,12 +588,11 @@ class PythonSource:
                     return one
             return Fields(self._read_class(name) | keywords)
         function = self.functions.get(name)
-        if isinstance(function, ast.FunctionDef) and not isinstance(node.func, ast.Attribute):
-            returned = [one.value for one in ast.walk(function) if isinstance(one, ast.Return) and one.value]
-            # Of several results, which one it is depends on values that are not known.
-            if len(returned) == 1:
-                return self.evaluate(returned[0])
-        return UNKNOWN
+        if not isinstance(function, ast.FunctionDef) or isinstance(node.func, ast.Attribute):
+            return UNKNOWN
+        returned = [one.value for one in ast.walk(function) if isinstance(one, ast.Return) and one.value]
+        # Of several results, which one it is depends on values that are not known.
+        return self.evaluate(returned[0]) if len(returned) == 1 else UNKNOWN
 
     # --- data ---
 
@@ -584,18 +620,23 @@ class PythonSource:
             return UNKNOWN
         if name != "train_test_split":
             return first
-        share = self._read_share(get_argument(node, "test_size"))
-        return tuple(first._replace(half=half, share=share) for half in ("train", "test"))
+        divided = first._replace(share=self._read_share(get_argument(node, "test_size")))
+        return divided._replace(half="train"), divided._replace(half="test")
 
     def _read_dataset(self, node: ast.Call) -> Any:
         """Files of a format, or a name of the hub with its configuration and split."""
-        path, config = (self.evaluate(get_argument(node, name, i)) for i, name in enumerate(("path", "name")))
-        split, files = (self.evaluate(get_argument(node, name)) for name in ("split", "data_files"))
+        path = self.evaluate(get_argument(node, "path", 0))
+        config = self.evaluate(get_argument(node, "name", 1))
+        split = self.evaluate(get_argument(node, "split"))
+        files = self.evaluate(get_argument(node, "data_files"))
         if not isinstance(path, str):
             return UNKNOWN
-        chosen = re.sub(r"\[.*", "", split) if isinstance(split, str) else ""
+        chosen = split.partition("[")[0] if isinstance(split, str) else ""  # a part of a split is told elsewhere
         if path not in FORMATS:
-            return Data({}, f"{DATASETS.get(path, path)}:{config if isinstance(config, str) else ''}", chosen)
+            hub = f"{DATASETS.get(path, path)}:"
+            if isinstance(config, str):
+                hub += config
+            return Data({}, hub, chosen)
         if isinstance(files, str | list | PurePath):
             files = {"train" if split else "": files}
         return Data(files, split=chosen) if isinstance(files, dict) else UNKNOWN
@@ -665,7 +706,8 @@ def name_split(data: Data) -> JsonValue | Computed:
     if data.hub:
         return f"{data.hub}:{data.split or 'train'}"
     files = list(data.files.values())
-    found = data.files.get(data.split, files[0] if len(files) == 1 else Computed("a split"))
+    only = files[0] if len(files) == 1 else Computed("a split")
+    found = data.files.get(data.split, only)
     if isinstance(found, list):
         return [str(one) for one in found]
     return str(found) if isinstance(found, PurePath) else found

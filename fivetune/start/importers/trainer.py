@@ -428,7 +428,8 @@ def _read_data(script: Script) -> None:
         for name, place in (("train_dataset", 3), ("eval_dataset", 4)):
             if node := get_argument(call, name, place):
                 given[name] = node
-    train, held = (python.evaluate(given.get(name)) for name in ("train_dataset", "eval_dataset"))
+    train = python.evaluate(given.get("train_dataset"))
+    held = python.evaluate(given.get("eval_dataset"))
     reading = [call for call in python.calls if isinstance(python.evaluate(call), Data)]
     read = [cast("Data", python.evaluate(call)) for call in reading]
     if not isinstance(train, Data) and read:
@@ -459,18 +460,22 @@ def _complete_parts(read: list[Data], train: Data) -> tuple[Data, Data | None]:
     if train.hub and not train.split and not train.half:
         return train._replace(split="train"), train._replace(split="validation")
     held = _choose_part(read, "val|dev|test|eval")
-    share = next((one.share for one in read if one.share), None)
-    if share and not train.half:
-        train = train._replace(half="train", share=share)
+    shares = [one.share for one in read if one.share]
+    if shares and not train.half:
+        train = train._replace(half="train", share=shares[0])
     return train, held if held != train else None
 
 
 def _add_held(script: Script, train: Data, held: object, node: ast.expr | None, place: ast.expr) -> None:
     """Add the data of evaluation, which may be a share of the training data."""
-    held = held if isinstance(held, Data) else None
-    share = train.share or (held.share if held else None)
-    name = name_split(held) if held else None
-    if share and (held.half == "test" if held else train.half):
+    name = None
+    share = train.share
+    is_divided = bool(train.half)
+    if isinstance(held, Data):
+        name = name_split(held)
+        share = share or held.share
+        is_divided = held.half == "test"
+    if share and is_divided:
         script.add("eval_share", share, node or place)
     elif isinstance(name, str | list):
         script.add("eval_dataset", name, node or place)
@@ -486,15 +491,16 @@ def _read_texts(script: Script) -> None:
     python = script.python
     for call in python.find_calls(rf"(?!{TOKENIZERS}$|tokenize$)(\w*tok\w*|(batch_)?encode(_plus)?|__call__)"):
         target = get_argument(call, "text_target")
-        nodes = [node for node in (*call.args[:2], get_argument(call, "text"), target) if node]
-        texts = [node for node in nodes if has_columns(python.evaluate(node))]
         role = "inputs" if target else _find_role(script, call)
-        roles = ["targets" if node is target else role for node in texts]
-        for i, (node, own) in enumerate(zip(texts, roles, strict=True)):
-            _add_text(script, own, node, is_second=i > 0 and own == "inputs")
+        roles: list[str] = []  # of the texts over columns
+        for node in (*call.args[:2], get_argument(call, "text"), target):
+            if node and has_columns(python.evaluate(node)):
+                own = "targets" if node is target else role
+                _add_text(script, own, node, is_second=bool(roles) and own == "inputs")
+                roles.append(own)
         limit = get_argument(call, "max_length")
         length = python.read_value(limit) if limit else None
-        if limit is None or (isinstance(length, Computed) and not texts):
+        if limit is None or (isinstance(length, Computed) and not roles):
             continue
         for own in roles or ["targets" if target else role]:
             script.add("max_target_length" if own == "targets" else "max_source_length", length, limit)
@@ -503,9 +509,9 @@ def _read_texts(script: Script) -> None:
 def _find_role(script: Script, call: ast.Call) -> str:
     """Whether a call of the tokenizer makes inputs or targets: by its place, its name, or as the second text."""
     python = script.python
-    blocks = [ast.unparse(outer.items[0]) for outer, _ in python.list_around(call) if isinstance(outer, ast.With)]
-    if any("as_target_tokenizer" in block for block in blocks):
-        return "targets"
+    for outer, _ in python.list_around(call):
+        if isinstance(outer, ast.With) and "as_target_tokenizer" in ast.unparse(outer.items[0]):
+            return "targets"
     if any(TARGET_WORDS.search(ast.unparse(target)) for target in python.list_targets(call)):
         return "targets"
     # The first text is the input; a later one is the target, unless it holds the first, which only counted tokens.
@@ -567,7 +573,8 @@ def _read_metrics(script: Script) -> None:
             script.report(call, "FiveTune takes the first metric that it has; fivetune list metrics names all")
     own = python.classes.keys() | python.functions.keys()
     for call in python.find_calls(TRAINERS):
-        collator, metric = get_argument(call, "data_collator", 2), get_argument(call, "compute_metrics")
+        collator = get_argument(call, "data_collator", 2)
+        metric = get_argument(call, "compute_metrics")
         if collator and get_last_name(collator) in own:
             script.report(collator, f"a collator of one's own, {UNREAD}")
         if metric and get_last_name(metric) in own and not loaded:
@@ -580,9 +587,9 @@ def _read_adapters(script: Script) -> None:
     # FiveTune quantizes the base by the adapter's name: qlora.
     quantized = python.find_calls(r"prepare_model_for_\w+_training")
     for call in python.calls:
-        flags = (get_argument(call, "load_in_8bit"), get_argument(call, "load_in_4bit"))
-        if any(python.evaluate(flag) is True for flag in flags):
-            quantized.append(call)
+        for name in ("load_in_8bit", "load_in_4bit"):
+            if python.evaluate(get_argument(call, name)) is True:
+                quantized.append(call)
     for call in python.find_calls("|".join(ADAPTERS))[:1]:
         given = python.read_table(call)
         name = ADAPTERS[get_last_name(call)]
@@ -627,12 +634,17 @@ def _report_code(script: Script) -> None:
 def _report_numbers(script: Script) -> None:
     """Report numbers whose names stand for settings, and which no line that is read gives to one."""
     python = script.python
-    given = {name: found[-1].node for (_, name), found in python.names.items() if not found[-1].steps}
-    given |= {written: values[-1] for written, values in python.attributes.items()}
+    given: dict[str, ast.expr] = {}
+    for (_, name), found in python.names.items():
+        if not found[-1].steps:
+            given[name] = found[-1].node
+    for written, values in python.attributes.items():
+        given[written] = values[-1]
     for node in ast.walk(python.tree):
         if isinstance(node, ast.Dict):
-            pairs = zip(node.keys, node.values, strict=True)
-            given |= {str(key.value): value for key, value in pairs if isinstance(key, ast.Constant)}
+            for key, value in zip(node.keys, node.values, strict=True):
+                if isinstance(key, ast.Constant):
+                    given[str(key.value)] = value
     # A number that has become a setting under another name is not told again.
     taken = {name: one.value for name, one in script.arguments.items()}
     for written, node in given.items():
@@ -645,6 +657,6 @@ def _report_numbers(script: Script) -> None:
             continue
         _, argument, setting = rule
         names = LENGTHS if argument in LENGTHS else (argument,)
-        if number not in [taken[one] for one in names if one in taken]:
+        if all(number != taken.get(one) for one in names):
             reason = f"looks like {setting}, but no line that is read uses it; set it yourself"
             script.add_finding(f"{written} = {number} (line {node.lineno})", reason)
