@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, count, islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Literal, NamedTuple, cast
 
@@ -69,7 +69,25 @@ class RawLine:
         return len(self.content)
 
     def parse(self) -> RawRecord | BadRecord:
-        return _parse_line(self)
+        line = self.content
+        where = f"{self.path}:{self.number}"
+        if len(line) > MAX_RECORD_BYTES:
+            return BadRecord(where, format_too_long_message("the line"))
+        torn = not line.endswith(b"\n")
+        value, wrong = None, ""
+        try:
+            value, wrong = decode_line(line.decode("utf-8-sig" if self.number == 1 else "utf-8").strip())
+        except UnicodeDecodeError as error:
+            if not (torn and error.reason == "unexpected end of data"):
+                raise make_utf8_error(self.path, error, line=self.number) from error
+            wrong = "the last character is incomplete"
+        if wrong and b"\0" in line:
+            wrong = f"NUL byte at column {line.index(0) + 1}"
+        elif wrong and torn:
+            wrong = f"the last line is cut off: it has no line end, and {wrong}"
+        if wrong:
+            return BadRecord(where, f"{wrong}. Allowed is one JSON object per line. Repair or remove the line.")
+        return _make_record(value, where, self.header)
 
 
 def read_jsonl_lines(file: IO[bytes], path: Path, header: Sequence[str] = ()) -> Iterator[RawLine]:
@@ -80,34 +98,16 @@ def read_jsonl_lines(file: IO[bytes], path: Path, header: Sequence[str] = ()) ->
     """
     lines = ((number, line) for number, line in read_lines(file) if line.strip())
     first = [*islice(lines, 1)]
+    # Lists may be dialogues; for them alone more lines are read, which may be long.
     if not header and first and first[0][1].lstrip(b"\xef\xbb\xbf \t")[:1] == b"[":
-        first += islice(lines, NUM_DIALOGUES)  # only here: lines may be long
-        header = _name_lists([decode_line(line.decode("utf-8-sig", "replace").strip())[0] for _, line in first])
+        first += islice(lines, NUM_DIALOGUES)
+        values: list[object] = []
+        for _, line in first:
+            value, _ = decode_line(line.decode("utf-8-sig", "replace").strip())
+            values.append(value)
+        header = _name_lists(values)
     for number, line in chain(first, lines):
         yield RawLine(path, number, line, header)
-
-
-def _parse_line(raw: RawLine) -> RawRecord | BadRecord:
-    line = raw.content
-    path, number = raw.path, raw.number
-    where = f"{path}:{number}"
-    if len(line) > MAX_RECORD_BYTES:
-        return BadRecord(where, format_too_long_message("the line"))
-    torn = not line.endswith(b"\n")
-    value, wrong = None, ""
-    try:
-        value, wrong = decode_line(line.decode("utf-8-sig" if number == 1 else "utf-8").strip())
-    except UnicodeDecodeError as error:
-        if not (torn and error.reason == "unexpected end of data"):
-            raise make_utf8_error(path, error, line=number) from error
-        wrong = "the last character is incomplete"
-    if wrong and b"\0" in line:
-        wrong = f"NUL byte at column {line.index(0) + 1}"
-    elif wrong and torn:
-        wrong = f"the last line is cut off: it has no line end, and {wrong}"
-    if wrong:
-        return BadRecord(where, f"{wrong}. Allowed is one JSON object per line. Repair or remove the line.")
-    return _make_record(value, where, raw.header)
 
 
 def _make_record(value: object, where: str, header: Sequence[str]) -> RawRecord | BadRecord:
@@ -236,21 +236,22 @@ def _describe_member(value: object) -> _Member:
 
 def _find_form(members: Sequence[_Member]) -> _Form | None:
     """Find how an object without a list of records holds records: by id, or column by column; None if it does not."""
-    if len(members) >= MIN_PAIRS and all(member.kind == describe_kind("a") for member in members):
+    if not members:
+        return None
+    kinds = {member.kind for member in members}
+    if len(members) >= MIN_PAIRS and kinds == {describe_kind("a")}:
         return "by id"  # {text: text}
-    objects = all(member.kind == describe_kind({}) for member in members)
     lists = [member for member in members if member.kind == describe_kind([])]
     has_values = any(member.parts == "values" for member in lists)
     # Columns, and values of every record.
     if 1 < len(lists) < len(members) and lists[0].num > 1 and has_values:
         is_even = len({member.num for member in lists}) == 1
         return "columns of values" if is_even else None
-    if not members:
-        return None
     # Columns are alike: as many rows, by the same names.
+    are_objects = kinds == {describe_kind({})}
     if len({(member.num, member.keys) for member in members}) > 1:
-        return "by id" if objects else None
-    if objects:
+        return "by id" if are_objects else None
+    if are_objects:
         first = members[0]
         is_columns = first.parts == "rows" or first.num >= max(MIN_ROWS, len(members) + 1)
         return "columns of rows" if is_columns else "by id"
@@ -285,13 +286,12 @@ def _read_columns(window: JsonWindow, path: Path) -> Iterator[RawRecord]:
         else:
             columns[name] = value
     for row in next(iter(columns.values())):
-        fields: JsonTable = {}
+        fields: JsonTable = {} if row.isdecimal() else {"id": row}
         for name in members:  # in the order of the document
             fields[name] = same[name] if name in same else columns[name][row]
         if "id" in same:
             fields["id"] = f"{same['id']}-{row}"
-        named = fields if row.isdecimal() else {"id": row, **fields}
-        yield RawRecord(named, f"{path}: row {row}")
+        yield RawRecord(fields, f"{path}: row {row}")
 
 
 def _describe_missing_list(path: Path, seen: Mapping[str, _Member]) -> str:
@@ -301,13 +301,15 @@ def _describe_missing_list(path: Path, seen: Mapping[str, _Member]) -> str:
         if name in seen:
             return f"{path}: {name!r} is {seen[name].kind}. It must be a list of records. Correct the file."
     sets = {name: one for name, one in seen.items() if one.parts in ("records", "lists")}
-    if sets:
-        keeps = any(one.kind == describe_kind("a") for one in seen.values())
-        objects = [name for name, one in seen.items() if one.kind == describe_kind({})]
-        within = f" Lists within {', '.join(map(repr, objects[:8]))} are not among them." if objects else ""
-        return f"{_describe_sets(path, sets, keeps=keeps)}{within}"
-    keys = ", ".join(repr(key) for key in list(seen)[:8]) or "none"
-    return f"{path}: no list of records: the keys are {keys}. {_DOCUMENT_FORM}"
+    if not sets:
+        keys = ", ".join(map(repr, [*seen][:8])) or "none"
+        return f"{path}: no list of records: the keys are {keys}. {_DOCUMENT_FORM}"
+    keeps = any(one.kind == describe_kind("a") for one in seen.values())
+    told = _describe_sets(path, sets, keeps=keeps)
+    objects = [repr(name) for name, one in seen.items() if one.kind == describe_kind({})]
+    if objects:
+        told += f" Lists within {', '.join(objects[:8])} are not among them."
+    return told
 
 
 def _describe_sets(path: Path, sets: Mapping[str, _Member], *, keeps: bool) -> str:
@@ -376,7 +378,8 @@ def _read_long_article(window: JsonWindow, where: str, error: JsonTooLongError) 
     """Yield the records of an article over the size limit, by paragraph; its title is known only if it comes first."""
     if window.peek() != "{":
         raise error
-    title, found = "", False
+    title = ""
+    found = False
     for key in window.iter_keys():
         if key == "paragraphs" and window.peek() == "[":
             found = True
@@ -384,13 +387,15 @@ def _read_long_article(window: JsonWindow, where: str, error: JsonTooLongError) 
                 yield from _split_paragraph(window.read_value(), f"{where}.paragraphs[{index}]", title)
         else:
             value = window.read_value()
-            title = value if key == "title" and isinstance(value, str) else title
+            if key == "title" and isinstance(value, str):
+                title = value
     if not found:
         raise error
 
 
 def _split_article(article: JsonTable, where: str) -> Iterator[RawRecord | BadRecord]:
-    paragraphs, title = article["paragraphs"], article.get("title") or ""
+    paragraphs = article["paragraphs"]
+    title = article.get("title") or ""
     if isinstance(article, DuplicateKeyObject):
         yield BadRecord(where, find_json_error(article) or "")
     elif not isinstance(paragraphs, list):
@@ -439,33 +444,32 @@ def flatten_question(question: JsonTable, *, context: str, title: object = "") -
 
 
 def _find_question_error(question: object, paragraph: JsonTable) -> str:
-    wrong = ""
     if not isinstance(question, dict):
-        wrong = f"{describe_value(question)}, not an object"
-    elif not isinstance(question.get("question"), str):
+        return f"{describe_value(question)}, not an object. {_QUESTION_FORM}"
+    wrong = ""
+    answers = question.get("answers")
+    if not isinstance(question.get("question"), str):
         wrong = _describe_bad_field(question, "question")
     elif not isinstance(paragraph.get("context"), str):
         wrong = f"its paragraph: {_describe_bad_field(paragraph, 'context')}"
     elif not isinstance(question.get("is_impossible", False), bool):
         wrong = _describe_bad_field(question, "is_impossible")
-    elif (answers := question.get("answers")) is not None and not isinstance(answers, list):
+    elif answers is not None and not isinstance(answers, list):
         wrong = _describe_bad_field(question, "answers")
-    else:
-        wrong = next(filter(None, map(_find_answer_error, answers or [], count())), "")
+    for index, answer in enumerate([] if wrong else answers or []):
+        place = f"answers[{index}]: "
+        if not isinstance(answer, dict):
+            wrong = f"{place}{describe_kind(answer)}, not an object"
+        elif not isinstance(answer.get("text"), str):
+            wrong = place + _describe_bad_field(answer, "text")
+        elif not isinstance(answer.get("answer_start", -1), int):
+            wrong = place + _describe_bad_field(answer, "answer_start")
+        if wrong:
+            break
     return f"{wrong}. {_QUESTION_FORM}" if wrong else ""
-
-
-def _find_answer_error(answer: object, index: int) -> str:
-    if not isinstance(answer, dict):
-        return f"answers[{index}]: {describe_kind(answer)}, not an object"
-    if not isinstance(answer.get("text"), str):
-        return f"answers[{index}]: {_describe_bad_field(answer, 'text')}"
-    if not isinstance(answer.get("answer_start", -1), int):
-        return f"answers[{index}]: {_describe_bad_field(answer, 'answer_start')}"
-    return ""
 
 
 def _describe_bad_field(fields: JsonTable, name: str) -> str:
     if name in fields:
         return f"{name!r} is {describe_value(fields[name])}"
-    return f"no {name!r}; the keys are {', '.join(repr(key) for key in list(fields)[:8]) or 'none'}"
+    return f"no {name!r}; the keys are {', '.join(map(repr, [*fields][:8])) or 'none'}"

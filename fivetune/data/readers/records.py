@@ -327,7 +327,8 @@ def draw_records(records: Iterable[RawRecord], most: int) -> tuple[list[RawRecor
         elif replaced < len(runs):
             runs[replaced] = (num_read, run)
         num_read += len(run)
-    return list(chain.from_iterable(run for _, run in sorted(runs, key=itemgetter(0)))), num_read
+    runs.sort(key=itemgetter(0))
+    return list(chain.from_iterable(run for _, run in runs)), num_read
 
 
 def _is_blank(record: RawRecord) -> bool:
@@ -458,9 +459,12 @@ def find_column(fields: Mapping[str, object], name: str) -> tuple[object] | None
         elif part == "*" and name.endswith(".*"):
             return (_join_items(value),)
         elif isinstance(value, list) and part == "*":
-            inner = name.partition("*.")[2]
-            found = [find_column(item, inner) for item in value if isinstance(item, Mapping)]
-            return ("\n".join(str(one[0]) for one in found if one and one[0] is not None),)
+            texts: list[str] = []
+            for item in value:
+                found = find_column(item, name.partition("*.")[2]) if isinstance(item, Mapping) else None
+                if found and found[0] is not None:
+                    texts.append(str(found[0]))
+            return ("\n".join(texts),)
         else:
             return None
     return (value,)
@@ -487,8 +491,9 @@ def _describe_missing_part(fields: Mapping[str, object], name: str) -> str:
 def _find_id(fields: Mapping[str, object]) -> object:
     """Return the only column named `id` in another case if it is text or an integer, else None; it is not removed."""
     values = [value for name, value in fields.items() if name.lower() == "id"]
-    is_usable = len(values) == 1 and isinstance(values[0], str | int) and not isinstance(values[0], bool)
-    return values[0] if is_usable else None
+    if len(values) != 1 or isinstance(values[0], bool) or not isinstance(values[0], str | int):
+        return None
+    return values[0]
 
 
 def detect_format(head: bytes, path: Path) -> str:
@@ -571,8 +576,12 @@ def _is_first_line_record(text: str) -> bool:
     members = cast("JsonTable", value)
     if any(isinstance(members.get(name), list | dict) for name in (*RECORD_LISTS, *SPLIT_NAMES)):
         return False
-    lists = [cast("list[object]", member) for member in members.values() if isinstance(member, list)]
-    is_long = {*map(len, lists)} == {max(MIN_ROWS, len(lists[0]))} if len(lists) > 1 else False
-    if lists and not rest.strip() and (is_long or len(lists) == len(members)):
-        return False  # columns
-    return not members or not all(isinstance(member, dict) for member in members.values())
+    if not members:
+        return True
+    # Lists of equal length are columns of a table, if they are long or nothing stands beside them.
+    sizes = [len(cast("list[object]", member)) for member in members.values() if isinstance(member, list)]
+    if sizes and not rest.strip():
+        is_long = len(sizes) > 1 and len({*sizes}) == 1 and sizes[0] >= MIN_ROWS
+        if is_long or len(sizes) == len(members):
+            return False
+    return not all(isinstance(member, dict) for member in members.values())

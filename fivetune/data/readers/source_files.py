@@ -169,29 +169,29 @@ def _list_folder_files(path: Path, source: str) -> list[Path]:
     if is_saved_dataset(path):
         return sorted(file for file in path.rglob("*") if file.is_file())
     inside = sorted(path.iterdir())
-    files = [file for file in inside if file.is_file() and get_data_suffix(file) and not file.name.startswith(".")]
+    visible = [file for file in inside if file.is_file() and not file.name.startswith(".")]
+    files = [file for file in visible if get_data_suffix(file)]
+    if files:
+        return files
     # Without a data file: what else the folder may hold, the most certain first.
-    if not files:
-        for folder in inside:
-            if (folder / "index.json").is_file():
-                raise DataError(f"{source}: holds prepared data in folders. Name one of them, such as {folder}.")
-        if command := _format_folders_command(path):
-            raise DataError(
-                f"{source}: a folder of folders. Allowed is one file of records. Write each text or record on a "
-                f"line, with the name of its folder as label: {command}, and name that file."
-            )
-        holds = ", ".join(file.name for file in inside[:5]) or "nothing"
-        lines = [file for file in inside if file.is_file() and not file.name.startswith(".")]
-        if parallel := _find_parallel(lines):
-            raise DataError(f"{source}: a folder of {len(lines)} files. {describe_paste([*map(str, parallel)])}")
-        if lines and all(file.suffix == ".txt" for file in lines):
-            raise DataError(f"{source}: a folder of texts. {FORMATS} {describe_label_files([*map(str, lines)])}")
+    for folder in inside:
+        if (folder / "index.json").is_file():
+            raise DataError(f"{source}: holds prepared data in folders. Name one of them, such as {folder}.")
+    if command := _format_folders_command(path):
         raise DataError(
-            f"{source}: a folder without data files; it holds {holds}. "
-            f"Allowed in a folder: {', '.join(SUFFIXES)}, each also with .gz, or a folder of datasets.save_to_disk. "
-            f"Name the folder or file that holds the data."
+            f"{source}: a folder of folders. Allowed is one file of records. Write each text or record on a "
+            f"line, with the name of its folder as label: {command}, and name that file."
         )
-    return files
+    if parallel := _find_parallel(visible):
+        raise DataError(f"{source}: a folder of {len(visible)} files. {describe_paste([*map(str, parallel)])}")
+    if visible and all(file.suffix == ".txt" for file in visible):
+        raise DataError(f"{source}: a folder of texts. {FORMATS} {describe_label_files([*map(str, visible)])}")
+    holds = ", ".join(file.name for file in inside[:5]) or "nothing"
+    raise DataError(
+        f"{source}: a folder without data files; it holds {holds}. "
+        f"Allowed in a folder: {', '.join(SUFFIXES)}, each also with .gz, or a folder of datasets.save_to_disk. "
+        f"Name the folder or file that holds the data."
+    )
 
 
 @contextmanager
@@ -248,9 +248,11 @@ def _detect_wide_encoding(head: bytes) -> str:
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "utf-16"
     text = head[:1024]
-    nuls = (text[::2].count(0), text[1::2].count(0))
-    if max(nuls) > len(text) // 4 and min(nuls) <= len(text) // 50:
-        return "utf-16-be" if nuls[0] > nuls[1] else "utf-16-le"
+    # Letters of European scripts have a NUL as every other byte.
+    even = text[::2].count(0)
+    odd = text[1::2].count(0)
+    if max(even, odd) > len(text) // 4 and min(even, odd) <= len(text) // 50:
+        return "utf-16-be" if even > odd else "utf-16-le"
     return ""
 
 
@@ -466,7 +468,7 @@ def _find_parallel(files: Sequence[Path]) -> Sequence[Path]:
         sizes = {file: _measure_lines(file) for file in files if file.suffix.lower() not in DOCUMENTS}
         alike = [(a, b) for a, b in combinations(sizes, 2) if sizes[a][0] == sizes[b][0] >= MIN_LINES]
         pairs = [pair for pair in alike if _find_sides(pair)]
-        if not pairs:  # by the lengths of texts and labels
+        if not pairs:  # texts and their labels, by their lengths
             for first, second in alike:
                 shorter, longer = sorted((sizes[first][1], sizes[second][1]))
                 if longer > MIN_RATIO * shorter:
