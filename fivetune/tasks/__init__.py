@@ -98,13 +98,9 @@ class _DefaultOptions(Options):
 
 def check_labels(labels: dict[str, str]) -> dict[str, str]:
     """Return a label set if it has at least two labels with distinct words; else raise ValueError."""
-    words = [normalize_label(word) for word in labels.values()]
-    if (
-        len(labels) < 2
-        or not all(words)
-        or len(set(words)) < len(words)
-        or len({*map(normalize_label, labels)}) < len(words)
-    ):
+    words = {*map(normalize_label, labels.values())}
+    names = {*map(normalize_label, labels)}
+    if len(labels) < 2 or "" in words or min(len(words), len(names)) < len(labels):
         raise ValueError(
             f"{labels} is not a label set. It needs two labels or more with distinct words, such as "
             "{HQ: high, LQ: low}; case is ignored"
@@ -172,7 +168,8 @@ class LabelOptions(_DefaultOptions):
         given = "" if value is None else str(value).strip()
         label = self._find_label(given)
         if label is not None:
-            meta |= {LABEL_FORM: str(value)} if str(value) != label else {}
+            if str(value) != label:
+                meta[LABEL_FORM] = str(value)
             return TextExample(get_record_id(record), inputs, self.labels[label], (label,), clippable, meta)
         if not labelled:
             return TextExample(get_record_id(record), inputs, "", (), clippable, meta)
@@ -186,7 +183,8 @@ class LabelOptions(_DefaultOptions):
 
     def _find_label(self, text: str) -> str | None:
         """Return the label that a text spells, else None."""
-        return {normalize_label(own): own for own in self.labels if own.strip()}.get(normalize_label(text))
+        known = {normalize_label(own): own for own in self.labels if own.strip()}
+        return known.get(normalize_label(text))
 
 
 def load_task(name: str, options: Mapping[str, object]) -> Task:
@@ -219,8 +217,11 @@ def is_higher_better(configs: Iterable[Mapping[str, Any]], score: str) -> bool:
     >>> is_higher_better([{"task": {"name": "squad"}}], "f1"), is_higher_better([], "error")
     (True, True)
     """
-    tasks = (task for config in configs if (task := load_run_task(config)))
-    return next((is_maximized(t.metrics, score) for t in tasks if score in list_score_names(t.metrics)), True)
+    for config in configs:
+        task = load_run_task(config)
+        if task and score in list_score_names(task.metrics):
+            return is_maximized(task.metrics, score)
+    return True
 
 
 def suggest_language(task: Task, references: Iterable[Sequence[str]]) -> str | None:
@@ -304,8 +305,9 @@ def fill_template(template: str, values: Mapping[str, str]) -> tuple[str, dict[s
     for literal, name in parse_template(template):
         text += literal
         if name is not None:
-            spans[name] = (len(text), len(text) + len(values[name]))
+            start = len(text)
             text += values[name]
+            spans[name] = (start, len(text))
     return text, spans
 
 

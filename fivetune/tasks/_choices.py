@@ -31,10 +31,9 @@ LATEX = (
 """Commands that begin as the escapes of tabs and line ends do, and go on as no word does."""
 MATH = re.compile(rf"\$|\\\(|\\(?:{LATEX})(?![a-zA-Z])")
 MATH_LATEX = f"{LATEX}|tan|tau|to|top|ne|neg|nu|ni|not|rho|rm"  # where the text has mathematics
-ESCAPE, MATH_ESCAPE = (
-    re.compile(rf"""\\([\\"'/\n]|u[\da-fA-F]{{4}}|U[\da-fA-F]{{8}}|x[\da-fA-F]{{2}}|(?!(?:{one})(?![a-zA-Z]))[nrt])?""")
-    for one in (LATEX, MATH_LATEX)
-)
+ESCAPES = r"""\\([\\"'/\n]|u[\da-fA-F]{4}|U[\da-fA-F]{8}|x[\da-fA-F]{2}|(?!(?:COMMANDS)(?![a-zA-Z]))[nrt])?"""
+ESCAPE = re.compile(ESCAPES.replace("COMMANDS", LATEX))
+MATH_ESCAPE = re.compile(ESCAPES.replace("COMMANDS", MATH_LATEX))
 """A backslash with what makes it an escape; bells, backspaces and form feeds are none, as no text has them."""
 
 
@@ -64,9 +63,13 @@ class Choices(NamedTuple):
         >>> choices.find("1"), choices.find("(B)"), choices.find(1, numbers_from=1), choices.find("c")
         (1, 1, 0, None)
         """
-        texts = {_normalize_text(text): index for index, text in reversed([*enumerate(self.texts)])}
-        names = {_normalize_text(name): index for index, of_choice in enumerate(self.names) for name in of_choice}
-        numbers = {str((numbers_from or 0) + place): index for index, place in enumerate(self.places)}
+        texts: dict[str, int] = {}
+        names: dict[str, int] = {}
+        numbers: dict[str, int] = {}
+        for index, place in enumerate(self.places):
+            texts.setdefault(_normalize_text(self.texts[index]), index)  # of equal texts the first
+            names |= dict.fromkeys(map(_normalize_text, self.names[index]), index)
+            numbers[str((numbers_from or 0) + place)] = index
         word = _normalize_text(str(answer))
         if numbers_from is not None:
             return numbers.get(word.removesuffix(".0"))
@@ -89,21 +92,30 @@ def read_choices(record: RawRecord, columns: Sequence[str]) -> Choices:
         letters = marks if marks[0] == "a" else LETTERS
         items: list[_Item] = []
         for letter, mark, column, value in zip(letters, marks, columns, given, strict=False):
-            names = [letter, mark, column] if len(column) > 1 else [letter, mark]
-            items.append(_Item(as_choice(value), names, is_right=False))
+            own = [letter, mark, column] if len(column) > 1 else [letter, mark]
+            items.append(_Item(as_choice(value), own, is_right=False))
     else:
         given = get_column(record, columns[0])
         items = _list_items(parse_choices(given) if isinstance(given, str) else given)
-    kept = [place for place, item in enumerate(items) if item.text]
-    texts = [items[place].text for place in kept]
+    texts: list[str] = []
+    places: list[int] = []
+    names: list[Sequence[str]] = []
+    marked: list[int] = []
+    for place, item in enumerate(items):
+        if not item.text:
+            continue
+        if item.is_right:
+            marked.append(len(texts))
+        texts.append(item.text)
+        places.append(place)
+        names.append(item.names)
     if not 2 <= len(texts) <= len(LETTERS):
         raise RecordError(
             record.where,
             f"{', '.join(columns)} is {given!r:.80}. It must be a list of 2 to {len(LETTERS)} texts, none empty, "
             'of {"text": ...}, or {"text": [...], "label": [...]}, or a text that holds one.',
         )
-    marked = [index for index, place in enumerate(kept) if items[place].is_right]
-    return Choices(texts, kept, [items[place].names for place in kept], marked[0] if len(marked) == 1 else None)
+    return Choices(texts, places, names, marked[0] if len(marked) == 1 else None)
 
 
 class _Item(NamedTuple):
@@ -130,7 +142,9 @@ def split_enumerator(name: str) -> tuple[str, str]:
         mark = words.pop(places[-1])
         return "_".join(words).casefold(), mark.casefold()
     last = name[-1:].casefold()
-    return (name[:-1].casefold(), last) if last in tuple(LETTERS[:8]) else (name.casefold(), "")
+    if last in tuple(LETTERS[:8]):
+        return name[:-1].casefold(), last
+    return name.casefold(), ""
 
 
 def parse_literal(text: str) -> object:
@@ -181,10 +195,15 @@ def parse_choices(text: str) -> object:
         if match[1].casefold() in (LETTERS[len(marks) % 26], str(len(marks) + 1)):
             marks.append(match)
     if len(marks) > 1 and marks[0].start() == 0:
-        ends = [*(mark.start() for mark in marks[1:]), len(text)]
-        return {mark[1]: text[mark.end() : end].strip(" ,;|\n") for mark, end in zip(marks, ends, strict=True)}
-    parts = next((text.split(sign) for sign in ("\n", "|", ";") if sign in text), [])
-    return [part.strip() for part in parts] or None
+        ends = [mark.start() for mark in marks[1:]]
+        choices: dict[str, str] = {}
+        for mark, end in zip(marks, [*ends, len(text)], strict=True):
+            choices[mark[1]] = text[mark.end() : end].strip(" ,;|\n")
+        return choices
+    for sign in ("\n", "|", ";"):
+        if sign in text:
+            return [part.strip() for part in text.split(sign)]
+    return None
 
 
 def _list_items(given: object) -> list[_Item]:
@@ -205,12 +224,13 @@ def _list_items(given: object) -> list[_Item]:
 
 
 def _read_object(value: Mapping[object, object], name: str) -> _Item:
-    """Read {"text": ..., "label": ..., "type": ...} under any names: the longest text, and the short one beside it."""
+    """Read {"text": ..., "label": ..., "type": ...} under any names: the longest text, and a short text as its name."""
     texts = [part for part in value.values() if isinstance(part, str) and part not in CORRECT_TYPES]
     text = value.get("text") or max(texts, key=len, default="")
-    names = [
-        str(value[key]) for key in ("label", "id", "key", "letter", "index") if key in value and value[key] != text
-    ]
+    names: list[str] = []
+    for key in ("label", "id", "key", "letter", "index"):
+        if key in value and value[key] != text:
+            names.append(str(value[key]))
     short = [part for part in texts if part != text and ENUMERATOR.fullmatch(part)]
     is_right = value.get("type") in CORRECT_TYPES or any(part is True for part in value.values())
     return _Item(as_choice(text), [*names, *short] or [name], is_right)

@@ -60,17 +60,19 @@ class BioASQFactoid(TaskOptions):
             return None
         question = get_text(record, "body")
         golds = read_exact_answers(record) if labelled or record.fields.get("exact_answer") else NO_GOLDS
-        snippets = _read_snippets(record)
-        return tuple(
-            self._build_example(record, f"{get_record_id(record)}_{number:03}", question, snippet, golds)
-            for number, snippet in enumerate(snippets, start=1)
-        )
+        examples: list[TextExample] = []
+        for number, snippet in enumerate(_read_snippets(record), 1):
+            own = f"{get_record_id(record)}_{number:03}"
+            examples.append(self._build_example(record, own, question, snippet, golds))
+        return tuple(examples)
 
     def to_score(self, record: RawRecord) -> ConversionResult:
         """Return a golden question without its snippets, which scoring does not need."""
         if "body" not in record.fields or record.fields.get("type") != "factoid":
             return self.to_text(record)
-        own, question, golds = get_record_id(record), get_text(record, "body"), read_exact_answers(record)
+        own = get_record_id(record)
+        question = get_text(record, "body")
+        golds = read_exact_answers(record)
         return TextExample(own, question, golds.texts[0], golds.texts, meta=_build_meta(question, golds), group=own)
 
     def train_targets(self, example: TextExample) -> tuple[str, ...]:
@@ -78,8 +80,11 @@ class BioASQFactoid(TaskOptions):
         if not example.references:
             raise DataError(f"{example.id}: there is no answer to learn. Train on records that have answers.")
         context = example.inputs[slice(*example.clippable)]
-        found = [held for gold in example.references if gold.strip() and (held := _find_in_context(gold, context))]
-        return tuple(found[:1])
+        for gold in example.references:
+            span = find_text(context, gold) if gold.strip() else None
+            if span:
+                return (context[slice(*span)],)
+        return ()
 
     def _convert_snippet(self, record: RawRecord, labelled: bool) -> TextExample | None:
         given = record.fields.get("answers")
@@ -155,16 +160,26 @@ def read_exact_answers(record: RawRecord) -> ExactAnswers:
             record.where,
             f"exact_answer is {shorten_repr(given)}. It must be a list of lists of texts (synonyms). Correct it.",
         )
-    known = tuple(dict.fromkeys(text for text in texts if text.strip()))
-    return ExactAnswers(known or ("",), len([text for text in texts if not text.strip()]) if known else 0)
+    filled = [text for text in texts if text.strip()]
+    if not filled:
+        return ExactAnswers(("",))
+    return ExactAnswers(tuple(dict.fromkeys(filled)), len(texts) - len(filled))
 
 
 def _build_meta(question: str, golds: ExactAnswers) -> JsonTable:
-    return {"question": question, **({DROPPED_SYNONYMS: golds.num_blank} if golds.num_blank else {})}
+    meta: JsonTable = {"question": question}
+    if golds.num_blank:
+        meta[DROPPED_SYNONYMS] = golds.num_blank
+    return meta
 
 
 def _flatten(value: object) -> list[object]:
-    return [leaf for item in value for leaf in _flatten(item)] if isinstance(value, list | tuple) else [value]
+    if not isinstance(value, list | tuple):
+        return [value]
+    leaves: list[object] = []
+    for item in value:
+        leaves += _flatten(item)
+    return leaves
 
 
 def _read_snippets(record: RawRecord) -> list[str]:
@@ -174,15 +189,6 @@ def _read_snippets(record: RawRecord) -> list[str]:
     if not kept:
         raise RecordError(record.where, "the question has no snippets. Add snippets, or remove it from the file.")
     return kept
-
-
-def _find_in_context(gold: str, context: str) -> str:
-    """Return the answer as the context writes it; "" if the context does not contain it.
-
-    >>> _find_in_context("Dystrophin", "Mutations of dystrophin.")
-    'dystrophin'
-    """
-    return context[slice(*(find_text(context, gold) or (0, 0)))]
 
 
 SAMPLE = (

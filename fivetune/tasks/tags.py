@@ -15,7 +15,7 @@ none. The target is the labels in the order of the data, written as one text; a 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator, Field
@@ -102,21 +102,25 @@ class Tags(TaskOptions):
 
     def _read_tags(self, record: RawRecord) -> list[str]:
         """Return the distinct labels of a record."""
-        cells = {name: get_column(record, name) for name in self.tags}
-        words = {name: "" if value is None else str(value).strip().casefold() for name, value in cells.items()}
-        words = {name: "" if word == "nan" else word for name, word in words.items()}
-        if len(cells) > 1 and FLAGS.keys() >= {*words.values()}:
+        words: dict[str, str] = {}  # "" for an empty cell
+        for name in self.tags:
+            value = get_column(record, name)
+            word = "" if value is None else str(value).strip().casefold()
+            words[name] = "" if word == "nan" else word
+        if len(words) > 1 and FLAGS.keys() >= {*words.values()}:
             return [name for name, word in words.items() if FLAGS[word]]
+        tags: dict[str, None] = {}  # an ordered set
         for name, word in words.items():
-            # a number among several columns could be a flag as well as a label
-            if len(cells) > 1 and word and (word in FLAGS or is_number(word)):
+            # A number among several columns could be a flag as well as a label.
+            if len(words) > 1 and word and (word in FLAGS or is_number(word)):
                 raise RecordError(
                     record.where,
-                    f"{name} is {shorten_repr(cells[name])}. Of several columns, all hold 1 or 0, true or false, or "
-                    "all hold labels in words. Correct it, or name one column of labels in task.tags.",
+                    f"{name} is {shorten_repr(get_column(record, name))}. Of several columns, all hold 1 or 0, true or "
+                    "false, or all hold labels in words. Correct it, or name one column of labels in task.tags.",
                 )
-        filled = [name for name in self.tags if words[name]]
-        return list(dict.fromkeys(tag for name in filled for tag in split_tags(record, name, self.separator)))
+            if word:
+                tags |= dict.fromkeys(split_tags(record, name, self.separator))
+        return [*tags]
 
 
 def is_number(text: str) -> bool:
@@ -142,14 +146,21 @@ def split_tags(record: RawRecord, name: str, separator: str) -> list[str]:
     value = get_column(record, name)
     if isinstance(value, str) and value.strip()[:1] in ("[", "{", "("):
         value = parse_tags(value.strip(), separator)
-    parts: Sequence[object] = value if isinstance(value, list | tuple) else []
-    if isinstance(value, str) and not is_missing_label(value):
-        parts = [part for line in value.splitlines() for part in line.split(separator)]
-    elif not isinstance(value, list | tuple | str | None):
+    parts: list[object] = []
+    if isinstance(value, list | tuple):
+        parts += value
+    elif isinstance(value, str):
+        for line in [] if is_missing_label(value) else value.splitlines():
+            parts += line.split(separator)
+    elif value is not None:
         raise RecordError(record.where, f"{name} is {shorten_repr(value)}. It must be a list of labels, or a text.")
-    if wrong := [part for part in parts if not isinstance(part, str | int)]:
-        raise RecordError(record.where, f"{name} holds {shorten_repr(wrong[0])}. Each label must be text or a number.")
-    return list(dict.fromkeys(text for part in parts if (text := " ".join(str(part).split()))))
+    tags: dict[str, None] = {}  # an ordered set
+    for part in parts:
+        if not isinstance(part, str | int):
+            raise RecordError(record.where, f"{name} holds {shorten_repr(part)}. Each label must be text or a number.")
+        tags[" ".join(str(part).split())] = None
+    tags.pop("", None)
+    return [*tags]
 
 
 def parse_tags(text: str, separator: str) -> object:
