@@ -99,14 +99,19 @@ def encode_letters(
     structural, unknown = _find_structural_ids(tokenizer)
     if structural.isdisjoint(ids) and not (unknown and unknown in text):
         return None
-    hidden = _name_hidden_tokens(tokenizer)
+    # Each token has a name of the same length where it is meant, which no text holds.
+    hidden: dict[str, str] = {}
+    for number, token in enumerate(list_structural_tokens(tokenizer)):
+        hidden[token] = UNMATCHED * (len(token) - 1) + chr(ord("0") + number)
     num_meant = 0
     for start in literals:
-        for token, name in hidden.items():  # of the same length
+        for token, name in hidden.items():
             if text.startswith(token, start):
                 num_meant += 1
                 text = text[:start] + name + text[start + len(token) :]
-    if num_meant and num_meant == sum(number in structural for number in ids) and not (unknown and unknown in text):
+    # Where all tokens are meant, the text spells out none.
+    num_found = sum(number in structural for number in ids)
+    if num_meant and num_meant == num_found and not (unknown and unknown in text):
         return None
     if not tokenizer.is_fast:
         return EncodedText(_encode_without_trie(tokenizer, text, hidden), None)
@@ -114,18 +119,12 @@ def encode_letters(
     return EncodedText(found.ids, found.offsets)
 
 
-def _name_hidden_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
-    """Return structural token -> its name where it is meant: of the same length, and in no text."""
-    tokens = list_structural_tokens(tokenizer)
-    return {token: UNMATCHED * (len(token) - 1) + chr(ord("0") + number) for number, token in enumerate(tokens)}
-
-
 def _find_structural_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[frozenset[int], str]:
     """Return the ids of the structural tokens except the unknown token, and the unknown token."""
     unknown = str(tokenizer.unk_token or "")
     known = vars(tokenizer).get("_fivetune_structural")
     if known is None:
-        tokens = [token for token in list_structural_tokens(tokenizer) if token != unknown]
+        tokens = {*list_structural_tokens(tokenizer)} - {unknown}
         known = frozenset(_find_id(tokenizer, token) for token in tokens)
         vars(tokenizer)["_fivetune_structural"] = known
     return known, unknown

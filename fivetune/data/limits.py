@@ -127,12 +127,14 @@ def _estimate_cost(lengths: Lengths, limit: int) -> float:
 
 def build_target_limit_table(lengths: TokenLengths, configured: int | None) -> list[dict[str, int]]:
     """Return the number of truncated targets for each limit, the configured one included."""
-    limits = _add_limit(TARGET_LIMITS, configured)
-    return [{"limit": limit, "num_cut": int((lengths.targets > limit).sum())} for limit in limits]
+    rows: list[dict[str, int]] = []
+    for limit in _add_limit(TARGET_LIMITS, configured):
+        rows.append({"limit": limit, "num_cut": int((lengths.targets > limit).sum())})
+    return rows
 
 
 def _add_limit(limits: Sequence[int], own: int | None) -> list[int]:
-    return sorted({*limits, *([own] if own else [])})
+    return sorted({*limits, own} if own else limits)
 
 
 def compute_length_distribution(lengths: Lengths) -> JsonTable | None:
@@ -144,12 +146,12 @@ def compute_length_distribution(lengths: Lengths) -> JsonTable | None:
     if not len(lengths):
         return None
     counts, edges = np.histogram(lengths, bins=NUM_BINS, range=(0, max(int(lengths.max()), NUM_BINS)))
-    quantiles = np.quantile(lengths, QUANTILES, method="inverted_cdf")
+    quantiles = np.quantile(lengths, QUANTILES, method="inverted_cdf").tolist()
     return {
         "num": len(lengths),
         "num_tokens": int(lengths.sum()),
         "mean": round(float(lengths.mean()), 2),
-        "quantiles": {str(q): int(value) for q, value in zip(QUANTILES, quantiles, strict=True)},
+        "quantiles": dict(zip(map(str, QUANTILES), quantiles, strict=True)),
         "longest": int(lengths.max()),
         "histogram": {"edges": edges.tolist(), "counts": counts.tolist()},
     }

@@ -55,10 +55,10 @@ def write_part(folder: Path, start: int, labels: Sequence[Sequence[int]], is_cut
 
 
 class DistilledStore(TokenStore):
-    """A view of a store whose labels a teacher wrote; its fingerprint is another one.
+    """A view of a store with labels that a teacher wrote, and a fingerprint of its own.
 
     Args:
-        folder: with all parts for the rows of `store`.
+        folder: folder with all parts for the rows of `store`.
 
     Raises DamagedStoreError for a file that does not fit the store.
     """
@@ -76,13 +76,15 @@ class DistilledStore(TokenStore):
             raise DamagedStoreError(f"{folder}: damaged targets of a teacher: {error}. Delete that folder.") from None
         lengths = np.concatenate([part.lengths for part in labels])
         self.labels = ShardedRagged(ends, labels.__getitem__, lengths)
-        own = blake2b(f"{store.fingerprint} {folder.name}".encode(), digest_size=16).hexdigest()
-        num_equal = sum(np.array_equal(self.labels[row], store.labels[row]) for row in range(len(store)))
+        num_equal = num_cut = 0
+        for row in range(len(store)):
+            num_equal += np.array_equal(self.labels[row], store.labels[row])
+        for part in parts:
+            num_cut += int(part["is_cut"].sum())
         num_empty = int((lengths == 1).sum())  # the end token alone
-        num_cut = int(sum(part["is_cut"].sum() for part in parts))
         self.summary = {
             **store.summary,
-            "fingerprint": own,
+            "fingerprint": blake2b(f"{store.fingerprint} {folder.name}".encode(), digest_size=16).hexdigest(),
             "num_target_tokens": int(lengths.sum()),
             "longest_target": int(lengths.max()),
             "distilled": {"num_equal": num_equal, "num_empty": num_empty, "num_cut": num_cut},

@@ -239,9 +239,7 @@ def _encode_generative(
     extractive: bool = True,
 ) -> TokenExample:
     frame = find_frame(tokenizer)
-    limit = compute_input_room(tokenizer, limits)
-    room = len(pieces.ids) if limit is None else limit
-    ids, low, high = _truncate_to_fit(pieces, room, limits.overlong, _find_gap(tokenizer))
+    ids, low, high = _clip_inputs(tokenizer, pieces, limits)
     label_room = len(label_ids)
     if limits.max_target_tokens is not None:
         label_room = max(limits.max_target_tokens - frame.num_target_tokens, 0)
@@ -249,7 +247,7 @@ def _encode_generative(
         id=example.id,
         input_ids=[*frame.before, *ids, *frame.after],
         labels=[*frame.before_target, *label_ids[:label_room], cast("int", tokenizer.eos_token_id)],
-        num_clipped_inputs=max(len(pieces.ids) - room, 0),
+        num_clipped_inputs=len(pieces.ids) - len(ids),
         num_clipped_targets=max(len(label_ids) - label_room, 0),
         answer_clipped=extractive and high > low and _is_answer_lost(tokenizer, example, pieces, low, high),
     )
@@ -284,7 +282,7 @@ def find_clipped_spans(
     if limit is None or num <= limit or pieces.offsets is None:
         return ()
     if num - limit < pieces.stop - pieces.start:
-        ranges = [_truncate_to_fit(pieces, limit, limits.overlong, _find_gap(tokenizer))[1:]]
+        ranges = [_clip_inputs(tokenizer, pieces, limits)[1:]]
     elif limit > pieces.start:  # the whole span, and the end of what follows it
         ranges = [(pieces.start, pieces.stop), (pieces.stop + limit - pieces.start, num)]
     else:
@@ -300,19 +298,24 @@ def _compute_offsets(
     tokenizer: PreTrainedTokenizerBase, pieces: TokenizedInput, limits: LengthLimits
 ) -> list[tuple[int, int] | None]:
     assert pieces.offsets is not None, "the extractive head needs the offsets of the tokens"
-    limit = compute_input_room(tokenizer, limits)
-    room = len(pieces.ids) if limit is None else limit
-    ids, low, high = _truncate_to_fit(pieces, room, limits.overlong, _find_gap(tokenizer))
+    ids, low, high = _clip_inputs(tokenizer, pieces, limits)
     num_put_in = max(len(ids) - len(pieces.ids) + (high - low), 0)  # 1 for the gap token, which has no characters
     pairs: list[tuple[int, int]] = list(map(tuple, pieces.offsets.tolist()))
     kept: list[tuple[int, int] | None] = [*pairs[:low], *[None] * num_put_in, *pairs[high:]]
     return [*[None] * len(find_frame(tokenizer).before), *kept[: len(ids)]]
 
 
-def _find_gap(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Find the id of GAP; None for a tokenizer without it."""
+def _clip_inputs(
+    tokenizer: PreTrainedTokenizerBase, pieces: TokenizedInput, limits: LengthLimits
+) -> tuple[list[int], int, int]:
+    """Return the ids within the limit of inputs, and the range [low, high) of the removed tokens."""
+    room = compute_input_room(tokenizer, limits)
+    if room is None:
+        return pieces.ids, 0, 0
     gap = cast("int | None", tokenizer.convert_tokens_to_ids(GAP))
-    return None if gap == tokenizer.unk_token_id else gap
+    if gap == tokenizer.unk_token_id:  # the tokenizer has no gap token
+        gap = None
+    return _truncate_to_fit(pieces, room, limits.overlong, gap)
 
 
 def _truncate_to_fit(
@@ -352,7 +355,9 @@ def _is_answer_lost(
     if not there:
         return False
     if pieces.offsets is not None:
-        kept = example.inputs[: int(pieces.offsets[low, 0])], example.inputs[int(pieces.offsets[high - 1, 1]) :]
+        before = example.inputs[: int(pieces.offsets[low, 0])]
+        behind = example.inputs[int(pieces.offsets[high - 1, 1]) :]
     else:
-        kept = str(tokenizer.decode(pieces.ids[:low])), str(tokenizer.decode(pieces.ids[high:]))
-    return not any(find_text(text, reference) for text in kept for reference in there)
+        before = str(tokenizer.decode(pieces.ids[:low]))
+        behind = str(tokenizer.decode(pieces.ids[high:]))
+    return not any(find_text(before, reference) or find_text(behind, reference) for reference in there)

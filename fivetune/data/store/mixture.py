@@ -60,8 +60,9 @@ class MixtureSampler:
         """
         first = 0
         pieces: list[Rows] = []
-        for part, (size, share) in enumerate(zip(self._sizes, self.shares, strict=True)):
-            pieces.append(first + self._draw_range(part, size, epoch * share, (epoch + 1) * share))
+        for part, size in enumerate(self._sizes):
+            start = epoch * self.shares[part]
+            pieces.append(first + self._draw_range(part, size, start, start + self.shares[part]))
             first += size
         return np.concatenate(pieces)
 
@@ -123,6 +124,7 @@ class ConcatStore(TokenStore):
         self.groups = np.concatenate(groups)
         self.num_clipped = np.concatenate([store.num_clipped for store in stores])
         self.given_ids = np.concatenate([store.given_ids for store in stores])
+        # Without the hashes of one part, inputs cannot be compared.
         hashes = [store.input_hashes for store in stores if store.input_hashes is not None]
         self.input_hashes = np.concatenate(hashes) if len(hashes) == len(stores) else None
         self.answer_clipped = np.concatenate([store.answer_clipped for store in stores])
@@ -154,8 +156,9 @@ def merge_summaries(summaries: Mapping[str, JsonTable]) -> JsonTable:
     for name in ("input", "target"):
         limits = [one[f"max_{name}_tokens"] for one in every]
         joined[f"max_{name}_tokens"] = None if None in limits else max(limits)
-        for key in (f"{name}_p99", f"whole_{name}_p99", f"longest_{name}"):
-            joined[key] = max(one.get(key, one[f"longest_{name}"]) for one in every)
+        longest = f"longest_{name}"
+        for key in (f"{name}_p99", f"whole_{name}_p99", longest):
+            joined[key] = max(one.get(key, one[longest]) for one in every)
         joined[f"{name}_lengths"] = _merge_histograms([one[f"{name}_lengths"] for one in every])
     digest = blake2b(digest_size=16)  # of the names too, with which ids begin
     for name, one in summaries.items():
@@ -182,5 +185,7 @@ def _merge_histograms(histograms: Sequence[Mapping[str, Any]]) -> dict[str, list
     counts = np.zeros(NUM_BINS, dtype=int)
     for one in histograms:
         own = np.array(one["edges"])
-        counts += np.histogram((own[1:] + own[:-1]) / 2, bins=edges, weights=one["counts"])[0].astype(int)
+        middles = (own[1:] + own[:-1]) / 2
+        weighed, _ = np.histogram(middles, bins=edges, weights=one["counts"])
+        counts += weighed.astype(int)
     return {"edges": edges.tolist(), "counts": counts.tolist()}

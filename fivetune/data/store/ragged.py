@@ -93,7 +93,7 @@ class FileRagged:
 
 
 class ShardedRagged:
-    """The rows of several ragged arrays, one after the other; an array is opened when one of its rows is read.
+    """The rows of several ragged arrays, one after another; an array is opened when one of its rows is read.
 
     Args:
         ends: [number of arrays] rows of all arrays up to each.

@@ -44,10 +44,16 @@ def find_token_span(span: tuple[int, int] | None, offsets: Offsets) -> tuple[int
     if span is None:
         return NO_SPAN
     start, end = span
-    inside = [(i, low, high) for i, (low, high) in _iter_known_offsets(offsets) if low < end and high > start]
-    if not inside or inside[0][1] > start or inside[-1][2] < end:
+    inside: list[tuple[int, int, int]] = []
+    for position, (low, high) in _iter_known_offsets(offsets):
+        if low < end and high > start:
+            inside.append((position, low, high))
+    if not inside:
         return NO_SPAN
-    return inside[0][0], inside[-1][0]
+    first, low, _ = inside[0]
+    last, _, high = inside[-1]
+    # Where a token was cut away, a part of the answer is missing.
+    return (first, last) if low <= start and high >= end else NO_SPAN
 
 
 def extract_span_text(inputs: str, offsets: Offsets, first: int, last: int) -> str:
@@ -56,8 +62,8 @@ def extract_span_text(inputs: str, offsets: Offsets, first: int, last: int) -> s
     >>> extract_span_text("by the Seine", [(0, 2), (2, 6), (6, 9), (9, 12)], 2, 3)
     'Seine'
     """
-    ends = [(low, high) for i, (low, high) in _iter_known_offsets(offsets) if first <= i <= last]
-    return inputs[ends[0][0] : ends[-1][1]].strip() if ends else ""
+    kept = [pair for pair in offsets[first : last + 1] if pair is not None]
+    return inputs[kept[0][0] : kept[-1][1]].strip() if kept else ""
 
 
 def find_context_positions(example: TextExample, offsets: Offsets) -> range:
@@ -67,10 +73,16 @@ def find_context_positions(example: TextExample, offsets: Offsets) -> range:
     >>> find_context_positions(example, [(0, 2), (2, 9), (9, 12), (12, 16), (16, 22)])
     range(3, 5)
     """
-    low, high = example.clippable
-    inside = [i for i, (a, b) in _iter_known_offsets(offsets) if a >= low - 1 and b <= high and b > low]
+    start, end = example.clippable
+    inside: list[int] = []
+    for position, (low, high) in _iter_known_offsets(offsets):
+        # A token may begin with the space before the context.
+        if low >= start - 1 and start < high <= end:
+            inside.append(position)
     return range(inside[0], inside[-1] + 1) if inside else range(0)
 
 
 def _iter_known_offsets(offsets: Offsets) -> Iterator[tuple[int, tuple[int, int]]]:
-    return ((i, pair) for i, pair in enumerate(offsets) if pair is not None)
+    for position, pair in enumerate(offsets):
+        if pair is not None:
+            yield position, pair
