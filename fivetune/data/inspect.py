@@ -124,17 +124,17 @@ def find_wrong_offset(record: RawRecord) -> tuple[int, BadRecord | None]:
     starts = answers.get("answer_start")
     if not isinstance(texts, list) or not isinstance(starts, list):
         return 0, None
-    pairs = [
-        (text, start)
-        for text, start in zip(texts, starts, strict=False)
-        if isinstance(text, str) and text and isinstance(start, int) and start >= 0
-    ]
-    for text, start in pairs:
+    num = 0
+    wrong: BadRecord | None = None
+    for text, start in zip(texts, starts, strict=False):
+        if not isinstance(text, str) or not text or not isinstance(start, int) or start < 0:
+            continue
+        num += 1
         found = context[start : start + len(text)]
-        if found != text:
+        if found != text and wrong is None:
             reason = f"answer_start {start} points at {quote_value(found)}, the answer is {quote_value(text)}"
-            return len(pairs), BadRecord(record.where, reason)
-    return len(pairs), None
+            wrong = BadRecord(record.where, reason)
+    return num, wrong
 
 
 def read_dataset(
@@ -342,10 +342,15 @@ def _find_duplicates(examples: Sequence[TextExample], near: float) -> JsonTable:
     """Find repeated inputs, inputs and questions with different answers, and near-duplicate texts of one set."""
     words = _extract_texts(examples)
     inputs = _group_equal_texts([normalize_text(example.inputs) for example in examples])
-    repeated = [places for places in inputs.values() if len(places) > 1]
-    contradicted = [places for places in repeated if _has_disagreement(examples, places)]
-    questions = _group_equal_texts(words["question"]).values()
-    disputed = [places for places in questions if _has_disagreement(examples, places)]
+    repeated: list[Sequence[int]] = []
+    contradicted: list[Sequence[int]] = []
+    for places in inputs.values():
+        if len(places) > 1:
+            repeated.append(places)
+            if _has_disagreement(examples, places):
+                contradicted.append(places)
+    questions = _group_equal_texts(words["question"])
+    disputed = [places for places in questions.values() if _has_disagreement(examples, places)]
     facts: JsonTable = {
         "inputs": _summarise_groups(examples, repeated),
         "inputs with different answers": _summarise_groups(examples, contradicted),
@@ -490,7 +495,8 @@ def _summarise_golds(examples: Sequence[TextExample], task: Task) -> JsonTable:
 def _are_disjoint(references: Sequence[str]) -> bool:
     """Return whether there are several distinct gold answers without a common word between any two."""
     distinct = {frozenset(re.findall(r"\w+", gold.casefold())) for gold in references} - {frozenset()}
-    return len(distinct) > 1 and sum(map(len, distinct)) == len(frozenset().union(*distinct))
+    num_words = sum(map(len, distinct))
+    return len(distinct) > 1 and num_words == len(frozenset().union(*distinct))
 
 
 def _find_missing_answers(examples: Sequence[TextExample]) -> JsonTable:
@@ -506,14 +512,15 @@ def _find_missing_answers(examples: Sequence[TextExample]) -> JsonTable:
         context = example.inputs[slice(*example.clippable)]
         group = example.group or example.id
         held = any(gold in context for gold in golds)
+        if not held and any(find_text(context, gold) for gold in golds):
+            held = True
+            num_other_case += 1
         if not held:
-            held = any(find_text(context, gold) for gold in golds)  # in other case or spelling of white space
-            if held:
-                num_other_case += 1
-            else:
-                missing.append(example)
+            missing.append(example)
         holding[group] = holding.get(group, False) or held
-    shown = [{"id": e.id, "answer": e.references[0], "text": e.inputs} for e in missing[:NUM_SHOWN]]
+    shown: list[JsonTable] = []
+    for example in missing[:NUM_SHOWN]:
+        shown.append({"id": example.id, "answer": example.references[0], "text": example.inputs})
     return {
         "num": len(missing),
         "num_other_case": num_other_case,
@@ -533,8 +540,11 @@ def _sample_examples(
     """Return NUM_SHOWN examples from the shortest to the longest inputs, as the model reads them."""
     by_length = sorted(examples, key=lambda example: len(example.inputs))
     num_shown = min(NUM_SHOWN, len(examples))
-    last = len(examples) - 1
-    return [_format_encoded(tokenizer, by_length[last * i // max(num_shown - 1, 1)], limits) for i in range(num_shown)]
+    shown: list[JsonTable] = []
+    for number in range(num_shown):
+        place = number * (len(examples) - 1) // max(num_shown - 1, 1)
+        shown.append(_format_encoded(tokenizer, by_length[place], limits))
+    return shown
 
 
 def _format_encoded(tokenizer: PreTrainedTokenizerBase, example: TextExample, limits: LengthLimits) -> JsonTable:
@@ -544,17 +554,17 @@ def _format_encoded(tokenizer: PreTrainedTokenizerBase, example: TextExample, li
     [tokens] = encode(tokenizer, [seen], [seen.targets], limits=limits)
     # What is cut out is shown as a gap: the ids are divided where they leave the whole text.
     whole = next(tokenize_inputs(tokenizer, [seen])).ids
+    ids = list(tokens.input_ids)
+    num = min(len(ids), len(whole))
     cut = 0
-    while cut < min(len(tokens.input_ids), len(whole)) and tokens.input_ids[cut] == whole[cut]:
+    while cut < num and ids[cut] == whole[cut]:
         cut += 1
-    parts = [list(tokens.input_ids)]
-    if cut < min(len(tokens.input_ids), len(whole)):
-        parts = [parts[0][:cut], parts[0][cut:]]
+    parts = [ids[:cut], ids[cut:]] if cut < num else [ids]
     return {
         "id": seen.id,
         "text": seen.inputs,
-        "inputs": [tokenizer.decode(ids) for ids in parts if ids],
-        "num_input_tokens": len(tokens.input_ids),
+        "inputs": [tokenizer.decode(part) for part in parts if part],
+        "num_input_tokens": len(ids),
         "num_cut": tokens.num_clipped_inputs,
         "answer_lost": tokens.answer_clipped,
         "window": seen.meta.get("window"),

@@ -174,7 +174,8 @@ def _draw_two(groups: Sequence[Sequence[int]], labels: Sequence[str], split: Eva
     rest = [rows for rows in groups if rows[0] not in test]
     share = split.share * num_rows / max(1, num_rows - len(test))
     validation = set(_draw_groups(rest, labels, replace(split, share=share, seed=split.seed + 1)))
-    trained = {label for row, label in enumerate(labels) if row not in test and row not in validation}
+    held = test | validation
+    trained = {label for row, label in enumerate(labels) if row not in held}
     for rows in groups:
         if any(labels[row] not in trained for row in rows):
             test.difference_update(rows)
@@ -275,7 +276,8 @@ def _draw_groups(groups: Sequence[Sequence[int]], labels: Sequence[str], split: 
     """
     strata: dict[str, list[Sequence[int]]] = defaultdict(list)
     for rows in groups:
-        strata[Counter(labels[row] for row in rows).most_common(1)[0][0]].append(rows)
+        [(label, _)] = Counter(labels[row] for row in rows).most_common(1)
+        strata[label].append(rows)
     chosen: list[int] = []
     num_rows = sum(map(len, groups))
     left: list[tuple[float, Sequence[int]]] = []  # of each label, the share not drawn and the smallest group
@@ -284,11 +286,12 @@ def _draw_groups(groups: Sequence[Sequence[int]], labels: Sequence[str], split: 
         wanted = split.share * sum(map(len, members))
         passed: list[Sequence[int]] = []
         for place in np.random.default_rng([split.seed, number]).permutation(len(members)):
-            if len(members[place]) <= wanted:
-                chosen += members[place]
-                wanted -= len(members[place])
+            rows = members[place]
+            if len(rows) <= wanted:
+                chosen += rows
+                wanted -= len(rows)
             else:
-                passed.append(members[place])
+                passed.append(rows)
         if passed:
             left.append((wanted, min(passed, key=len)))
     order = np.random.default_rng([split.seed, len(strata)]).permutation(len(left))  # among equal remainders

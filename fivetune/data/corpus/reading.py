@@ -253,7 +253,7 @@ def write_missing_corpus(source: str) -> None:
 def build_reading_corpus(
     num_questions: int, *, split: str, seed: int, domains: Sequence[Domain] = DOMAINS, max_facts: int = 5
 ) -> dict:
-    """Return one split in SQuAD 2.0's form; names of `dev` are from the held-out part, others from the other."""
+    """Return one split in SQuAD 2.0's form; `dev` has names of the held-out part, all others the remaining names."""
     rng = random.Random(f"reading {seed} {split}")
     make = NameGenerator(rng, held_out=split == "dev")
     articles: list[dict] = []

@@ -300,7 +300,7 @@ def _sample_rows(head: str, separator: str, quoting: Quoting | None = None) -> l
     """Return the cells of the first SAMPLE_ROWS rows, without a row that the head cuts off.
 
     Args:
-        quoting: as the head alone shows it, if None.
+        quoting: way of quoting; None: as the head alone shows it.
     """
     if quoting is None:
         quoting = _list_quotings(head, separator)[0] if len(separator) == 1 else Quoting("")
@@ -510,7 +510,7 @@ def is_swallowed(lines: Sequence[str], cells: Sequence[str], separator: str, wid
     """Return whether the lines of one quoted record are records by themselves: the quotes are part of the text.
 
     Args:
-        cells: of the quoted record.
+        cells: cells of the quoted record.
         width: number of cells of each record.
 
     >>> is_swallowed(['"Where?\\tWo?\\n', 'It is 15"\\tEs\\n'], ["Where?\\tWo?\\nIt is 15", "Es"], "\\t", 2)

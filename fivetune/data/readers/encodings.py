@@ -24,7 +24,7 @@ HANZI_TRADITIONAL = (
 HANGUL = "이다는에을의가지고하로를은도서한기사나어리자아시있그스수요대정보것게인해들으라"
 KANA = "のにはをたがでてとしれさいるもなかことらりすまうっくけきんだよあれどおえ"
 CYRILLIC = "оеаинтсрвлкм"
-# encoding -> the frequent letters of each language that is written in it, beside those of ASCII
+# encoding -> the frequent letters of each language that is written in it, without the letters of ASCII
 LETTERS: Mapping[str, Sequence[str]] = {
     "cp1252": (
         "éèàêçâîôûëïùœ",  # French

@@ -94,7 +94,7 @@ def read_jsonl_lines(file: IO[bytes], path: Path, header: Sequence[str] = ()) ->
     """Yield one line per record; blank lines are skipped.
 
     Args:
-        header: names of the values of records that are lists; one name is that of the lists.
+        header: names of the values of records that are lists; a single name is the name of the lists.
     """
     lines = ((number, line) for number, line in read_lines(file) if line.strip())
     first = [*islice(lines, 1)]

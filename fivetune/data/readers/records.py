@@ -69,7 +69,7 @@ from fivetune.data.readers.table_records import (
 from fivetune.errors import DataError, FiveTuneError, RecordError
 from fivetune.types import ConversionResult, JsonTable, RawRecord, Task, TextExample
 
-RUN_LENGTH = 20  # consecutive records that are drawn together, so that those of one group are seen side by side
+RUN_LENGTH = 20  # consecutive records that are drawn together, so that the records of one group are seen side by side
 
 __all__ = [
     "BadRecord",
@@ -578,7 +578,7 @@ def _is_first_line_record(text: str) -> bool:
         return False
     if not members:
         return True
-    # Lists of equal length are columns of a table, if they are long or nothing stands beside them.
+    # Lists of equal length are columns of a table, if they are long or the document holds nothing else.
     sizes = [len(cast("list[object]", member)) for member in members.values() if isinstance(member, list)]
     if sizes and not rest.strip():
         is_long = len(sizes) > 1 and len({*sizes}) == 1 and sizes[0] >= MIN_ROWS

@@ -378,8 +378,10 @@ def _quote_around(line: bytes, at: int, encoding: str) -> str:
 
 
 def _rank_encodings(path: Path, data: bytes) -> tuple[str, list[str]]:
-    """Return the encoding of the damaged bytes of a file of UTF-8, that itself if they have none, "" for other files;
-    and the likeliest encoding that reads the whole file, two if a second is close."""
+    """Return the encoding of damaged bytes, and the likeliest encoding of the whole file, two if a second is close.
+
+    Damaged bytes of a file of UTF-8 are in "cp1252", or in "utf-8" if no encoding reads them; other files have "".
+    """
     from fivetune.data.readers.encodings import (
         MARGIN,
         are_damaged_bytes_of,

@@ -68,7 +68,7 @@ def iter_rows(table: object, where: str) -> Iterator[JsonTable]:
     """Yield the rows of a table as records with the values of JSON: an empty cell (NaN, NaT, NA) is null, a date text.
 
     Args:
-        where: of the table, for messages: `data.train`. Of a DatasetDict it chooses the split by SPLITS; else the
+        where: name of the table, for messages: `data.train`. Of a DatasetDict it chooses the split by SPLITS; else the
             table has one split.
 
     Raises DataError for a table without rows, with columns that are not text or occur twice, for a row that is no

@@ -84,7 +84,7 @@ def _convert_with_or_without_label(task: Task, record: RawRecord) -> tuple[TextE
 
 
 def iter_texts(value: object) -> Iterator[str]:
-    """Yield the texts of a value, those of lists and objects included, without blank ones.
+    """Yield the texts of a value that are not blank, also the texts in lists and objects.
 
     >>> list(iter_texts({"a": "one", "b": [2, "two", " "]}))
     ['one', 'two']

@@ -51,7 +51,7 @@ class Argument(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What becomes of the arguments of a program, by name; the tables are those of `config/aliases.py`.
+    """What becomes of the arguments of a program, by name; the tables are as in `config/aliases.py`.
 
     Args:
         settings: the dotted setting. values: the only values that it takes, as the setting writes them.
@@ -251,7 +251,7 @@ def set_batch(
     """Set the examples per optimizer step: micro-batch times accumulation times processes.
 
     Args:
-        name: that of the argument of the micro-batch, for the reasons. processes: of all nodes.
+        name: name of the argument with the micro-batch, for the reasons. processes: of all nodes.
     """
     accumulation = read_count(recipe, values, "gradient_accumulation_steps", 1)
     total = micro * accumulation * processes

@@ -1,6 +1,6 @@
 """Arguments of transformers' Trainer, however they are given: what becomes of each, and what several decide together.
 
-In: arguments by name. Out: settings and findings in an ImportedRecipe; the rules are those of `config/aliases.py`.
+In: arguments by name. Out: settings and findings in an ImportedRecipe; the rules stand in `config/aliases.py`.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ def apply_arguments(recipe: ImportedRecipe, own: Rules, arguments: Mapping[str, 
 
 def _translate(recipe: ImportedRecipe, name: str, argument: Argument, values: Mapping[str, JsonValue]) -> None:
     """Set what an argument of the Trainer gives, and add the finding."""
-    value, written = argument.value, recipe.describe(name, argument)
+    value = argument.value
+    written = recipe.describe(name, argument)
     if name in NO_EFFECT:
         recipe.add(written, "no effect", CHANGES_NOTHING)
         return
@@ -176,8 +177,11 @@ def count_processes(values: Mapping[str, JsonValue]) -> tuple[int, int]:
 
 def _read_digits(values: Mapping[str, JsonValue], names: tuple[str, ...]) -> int:
     """The first number that a flag of the launcher gives; 0 without one, or for a range such as 1:4."""
-    given = (str(values.get(f"launcher: {name}")) for name in names)
-    return next((int(one) for one in given if one.isdigit()), 0)
+    for name in names:
+        given = str(values.get(f"launcher: {name}"))
+        if given.isdigit():
+            return int(given)
+    return 0
 
 
 def read_accelerate(source: RawConfig) -> dict[str, Argument]:
@@ -187,12 +191,18 @@ def read_accelerate(source: RawConfig) -> dict[str, Argument]:
     except yaml.YAMLError as error:
         raise ConfigError(f"{source.name}: not valid YAML: {' '.join(str(error).split())}. Correct the file.") from None
     found: dict[str, Argument] = {}
-    for name, value in cast("JsonTable", table if isinstance(table, dict) else {}).items():
-        if name == "mixed_precision" and value is False:  # `no` is false in YAML
-            value = "no"
-        inner = {f"{name}.{key}": one for key, one in value.items()} if isinstance(value, dict) else {name: value}
-        for key, one in inner.items():
-            found[ACCELERATE.get(key, f"launcher: {key}")] = Argument(one)
+    if not isinstance(table, dict):
+        return found
+    entries: JsonTable = {}
+    for name, value in cast("JsonTable", table).items():
+        if isinstance(value, dict):
+            entries |= {f"{name}.{key}": one for key, one in cast("JsonTable", value).items()}
+        else:
+            entries[name] = value
+    if entries.get("mixed_precision") is False:  # `no` is false in YAML
+        entries["mixed_precision"] = "no"
+    for name, value in entries.items():
+        found[ACCELERATE.get(name, f"launcher: {name}")] = Argument(value)
     return found
 
 

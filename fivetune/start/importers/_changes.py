@@ -140,7 +140,9 @@ def _read_names(python: PythonSource, call: ast.Call) -> dict[str, str]:
         table = {python.evaluate(call.args[0]): python.evaluate(call.args[1])}
     else:
         table = python.evaluate(get_argument(call, "columns") or get_argument(call, "column_mapping", 0))
-    return {str(new): write_column(str(old)) for old, new in table.items()} if isinstance(table, dict) else {}
+    if not isinstance(table, dict):
+        return {}
+    return {str(new): write_column(str(old)) for old, new in table.items()}
 
 
 def _add_mapped(script: Script, call: ast.Call) -> None:
@@ -163,7 +165,8 @@ def _add_mapped(script: Script, call: ast.Call) -> None:
                 pass
     for value in tables:
         table = python.evaluate(value)
-        written = {**table, **written} if isinstance(table, dict) else written
+        if isinstance(table, dict):
+            written = table | written
     # The texts of what the model reads are found where they are tokenised.
     columns = {str(key): value for key, value in written.items() if not FEATURES.search(str(key))}
     made = [key for key, value in columns.items() if not isinstance(value, str)]

@@ -1,6 +1,6 @@
 """An imported recipe: found by format, checked, and written as YAML and as a table for the terminal.
 
-In: a RawConfig. Out: text; the YAML has the reason for each value beside it, and all arguments that are not in it.
+In: a RawConfig. Out: text; the YAML has a reason for each value, and all arguments that set none.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def import_recipe(source: RawConfig, format_name: str | None, overrides: Mapping
 
     Args:
         format_name: name of an importer; None: the one that can read the source.
-        overrides: dotted settings that win over those of the configuration.
+        overrides: dotted settings that win over the settings of the configuration.
 
     Raises ConfigError for a source that no importer or several can read, one without a model, and settings that a
     recipe refuses.

@@ -206,7 +206,7 @@ def _resolve_templates(recipe: ImportedRecipe, script: Script) -> None:
 
 
 def _complete_optimizer(recipe: ImportedRecipe, values: Mapping[str, JsonValue]) -> None:
-    """Set the options of the chosen optimizer, and remove those of the other."""
+    """Set the options of the chosen optimizer, and remove the options of the other optimizer."""
     if recipe.settings["optimizer.name"] == "adafactor":
         scaled = bool(values.get("adafactor_scale_parameter", False))
         recipe.set("optimizer.preset", "t5-paper" if scaled else "hf", f"adafactor_scale_parameter {scaled}")

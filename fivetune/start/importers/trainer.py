@@ -309,7 +309,7 @@ def _read_arguments(script: Script) -> None:
 
 
 def _read_other_arguments(script: Script, given: Mapping[str, JsonValue | Computed]) -> None:
-    """Read the arguments of a command line, those of Lightning's Trainer, of Keras, or of a loop."""
+    """Read the arguments of a command line, of Lightning's Trainer, of Keras, or of a loop."""
     python = script.python
     for name, node in python.classes.items():
         if any(re.fullmatch(ARGUMENTS, get_last_name(base)) for base in node.bases):

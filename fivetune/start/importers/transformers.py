@@ -118,7 +118,7 @@ class TransformersScripts(Importer):
 
 
 def _read_arguments(source: RawConfig) -> dict[str, Argument]:
-    """Read the arguments of a file or command line, those of the launcher, and the name of the script."""
+    """Read the arguments of a file or command line, the launcher's arguments, and the name of the script."""
     if source.name.endswith(".json"):
         return read_json_table(source)
     if source.name.endswith((".yaml", ".yml")):
