@@ -37,6 +37,7 @@ from fivetune.reading.compare.spread import clip_interval, compare_to_baseline, 
 from fivetune.reading.compare.variants import get_seed, group_runs
 from fivetune.reading.diagnosis.rules import diagnose_run
 from fivetune.rundir import read_run
+from fivetune.rundir.records import EvalRecord, Run
 from fivetune.tasks import is_higher_better
 from fivetune.types import Verdict
 
@@ -66,11 +67,11 @@ def compare(
     """Measure variants and compare them with the baseline.
 
     Args:
-        variants: with name, settings, runs and failures; `compare` computes the other fields.
-        metric: the score to compare by; default: the one that chose the runs' best checkpoints.
+        variants: variants with name, settings, runs and failures; `compare` computes the other fields.
+        metric: score to compare by; default: the score that chose the runs' best checkpoints.
         baseline: name of a variant; default: the first.
         varied: intended differences in settings; every other difference is a warning.
-        price_per_hour: of the machine, in any currency.
+        price_per_hour: price of the machine, in any currency.
 
     Raises RunDirError for an unknown baseline, and for a metric that no evaluation has.
     """
@@ -79,44 +80,67 @@ def compare(
     if baseline not in names:
         raise RunDirError(f"baseline: there is no variant {baseline!r}. {suggest_names(baseline, names)}")
     runs = [run for variant in variants for run in variant.runs]
-    found = Counter(name for run in runs for record in run.evals for name in record.scores)
-    if metric is None:
-        chosen_by = Counter(run.status.best.metric for run in runs if run.status.best)
-        metric = next((name for name, _ in (chosen_by or found).most_common(1)), "score")
-    elif found and metric not in found:
-        raise RunDirError(f"metric: no run has a score {metric!r}. {suggest_names(metric, found)}")
+    metric = _choose_metric(runs, metric)
+    # The predictions of every run are read now, so that the warnings name all damage.
     for run in runs:
-        read_best_predictions(run, metric)  # of every run, so that the warnings name all damage
+        read_best_predictions(run, metric)
     first = variants[names.index(baseline)]
     tables = _measure_runs(variants, baseline=first, metric=metric, price_per_hour=price_per_hour)
     verdicts = {variant.name: [diagnose_run(run) for run in variant.runs] for variant in variants}
-    measured = [_measure_variant(variant, first, tables, metric, verdicts[variant.name]) for variant in variants]
-    measured = [_add_scaling_losses(variant, variants) for variant in measured]
+    measured: list[Variant] = []
+    for variant in variants:
+        one = _measure_variant(variant, first, tables, metric, verdicts[variant.name])
+        measured.append(_add_scaling_losses(one, variants))
     better = is_higher_better((run.config for run in runs), metric)
     # Times that other load distorts and scores of other examples are shown, but not compared.
-    disturbed, incomparable = find_disturbed_runs(variants), describe_other_eval_sets(variants, metric)
-    excluded = (TIME_MEASURES if disturbed else set[str]()) | (SCORE_MEASURES if incomparable else set[str]())
-    front = set[str]() if excluded else find_pareto_front(measured, higher_is_better=better)
+    disturbed = find_disturbed_runs(variants)
+    incomparable = describe_other_eval_sets(variants, metric)
+    excluded: set[str] = set()
+    if disturbed:
+        excluded |= TIME_MEASURES
+    if incomparable:
+        excluded |= SCORE_MEASURES
+    front: set[str] = set()
+    if not excluded:
+        front = find_pareto_front(measured, higher_is_better=better)
     shown: list[Variant] = []
     for variant in measured:
         against = {name: one for name, one in variant.against.items() if name not in excluded}
         variant = replace(variant, pareto=variant.name in front, against=against)
         if incomparable:
-            unknown = {"seconds_to_score": Measure(None)}
-            variant = replace(variant, over_examples=None, measures={**variant.measures, **unknown})
+            measures = {**variant.measures, "seconds_to_score": Measure(None)}
+            variant = replace(variant, over_examples=None, measures=measures)
         shown.append(variant)
+    damage = [text for run in runs for text in run.damage]
     return Comparison(
         title=title,
         baseline=baseline,
         metric=metric,
         varied=tuple(varied),
         variants=tuple(shown),
-        warnings=(*(text for run in runs for text in run.damage), *check_same_work(variants, verdicts, varied=varied)),
+        warnings=(*damage, *check_same_work(variants, verdicts, varied=varied)),
         disturbed=disturbed,
         incomparable=incomparable,
         higher_is_better=better,
         price_per_hour=price_per_hour,
     )
+
+
+def _choose_metric(runs: Sequence[Run], metric: str | None) -> str:
+    """Return a metric that the runs have: the given one, else the one that chose most of the best checkpoints."""
+    found: Counter[str] = Counter()
+    chosen_by: Counter[str] = Counter()
+    for run in runs:
+        for record in run.evals:
+            found.update(record.scores.keys())
+        if run.status.best:
+            chosen_by[run.status.best.metric] += 1
+    if metric is not None:
+        if found and metric not in found:
+            raise RunDirError(f"metric: no run has a score {metric!r}. {suggest_names(metric, found)}")
+        return metric
+    most_common = (chosen_by or found).most_common(1)
+    return most_common[0][0] if most_common else "score"
 
 
 def compare_runs(
@@ -125,9 +149,9 @@ def compare_runs(
     """Compare run directories; runs that differ only in the seed are repeats of one variant.
 
     Args:
-        folders: the run directories.
-        metric: the score to compare by; default: the one that chose the runs' best checkpoints.
-        baseline: a run's name without `-seedN`; default: the first.
+        folders: run directories.
+        metric: score to compare by; default: the score that chose the runs' best checkpoints.
+        baseline: name of a run without `-seedN`; default: the first.
 
     Returns the Comparison. Raises RunDirError for a folder that is not a run directory, and for fewer than two
     variants.
@@ -161,7 +185,8 @@ def _measure_runs(
     for variant in variants:
         tables[variant.name] = []
         for run in variant.runs:
-            seed, table = get_seed(run), compute_measures(run, metric=metric, price_per_hour=price_per_hour)
+            seed = get_seed(run)
+            table = compute_measures(run, metric=metric, price_per_hour=price_per_hour)
             target = targets.get(seed, typical)
             # Where higher is better, every run has a score of 0 before its first step.
             if target is not None and not (higher and target == 0):
@@ -181,21 +206,25 @@ def _measure_variant(
     """Return a variant with its measures and differences.
 
     Args:
-        tables: the measures of each run, by variant.
-        verdicts: on each run of this variant.
+        tables: measures of each run, by variant.
+        verdicts: verdicts on each run of this variant.
     """
-    own, theirs = tables[variant.name], tables[baseline.name]
+    own = tables[variant.name]
+    theirs = tables[baseline.name]
+    is_compared = variant.name != baseline.name and own and theirs
     most = {"score": 100.0, "loss": math.inf}
     measures: dict[str, Measure] = {}
     differences: dict[str, Measure] = {}
-    is_compared = variant.name != baseline.name and own and theirs
-    for name, kind in MEASURES.items():
-        measure = summarise_values(name, [table[name] for _, table in own])
-        measures[name] = clip_interval(measure, maximum=most[kind.kind]) if kind.kind in most else measure
+    for name, spec in MEASURES.items():
+        ours = [(seed, table[name]) for seed, table in own]
+        measure = summarise_values(name, [value for _, value in ours])
+        if spec.kind in most:
+            measure = clip_interval(measure, maximum=most[spec.kind])
+        measures[name] = measure
         if is_compared:
-            sides = [[(seed, table[name]) for seed, table in side] for side in (own, theirs)]
-            differences[name] = compare_to_baseline(name, *sides)
-    if len(variant.runs) == 1:  # a single run has no interval over seeds, but the recorded one over examples
+            differences[name] = compare_to_baseline(name, ours, [(seed, table[name]) for seed, table in theirs])
+    # A single run has no interval over seeds, but the recorded one over examples.
+    if len(variant.runs) == 1:
         best = find_best_metric_eval(variant.runs[0], metric)
         if best is not None and metric in best.intervals:
             low, high = best.intervals[metric]
@@ -204,13 +233,16 @@ def _measure_variant(
     if is_compared:
         # Seeds that both sides have are compared pair by pair: other seeds would add their own chance.
         shared = {seed for seed, _ in own} & {seed for seed, _ in theirs}
-        chosen = [[run for run in side.runs if not shared or get_seed(run) in shared] for side in (variant, baseline)]
-        evaluated = [[(run, find_best_metric_eval(run, metric)) for run in side] for side in chosen]
-        over_examples = compute_paired_difference(*evaluated, metric=metric)
+        sides: list[list[tuple[Run, EvalRecord | None]]] = []
+        for runs in (variant.runs, baseline.runs):
+            chosen = [run for run in runs if not shared or get_seed(run) in shared]
+            sides.append([(run, find_best_metric_eval(run, metric)) for run in chosen])
+        over_examples = compute_paired_difference(*sides, metric=metric)
     # The verdicts that more than half of the runs share, each with the message of the first such run.
-    counts = Counter(verdict.rule for each in verdicts for verdict in each)
+    every = [verdict for found in verdicts for verdict in found]
+    counts = Counter(verdict.rule for verdict in every)
     agreed: dict[str, Verdict] = {}
-    for verdict in (verdict for each in verdicts for verdict in each):
+    for verdict in every:
         if 2 * counts[verdict.rule] > len(verdicts):
             agreed.setdefault(verdict.rule, verdict)
     return replace(
@@ -239,14 +271,16 @@ def find_pareto_front(variants: Sequence[Variant], *, higher_is_better: bool) ->
     sign = 1 if higher_is_better else -1
     points: dict[str, tuple[float, float]] = {}
     for variant in variants:
-        score, seconds = (variant.measures[name].value for name in ("score_best", "seconds"))
+        score = variant.measures["score_best"].value
+        seconds = variant.measures["seconds"].value
         if score is not None and seconds is not None and not variant.constant:
             points[variant.name] = (sign * score, -seconds)
     if higher_is_better and not any(score for score, _ in points.values()):
         return set()
     front: set[str] = set()
-    for name, (score, speed) in points.items():
-        better = [other for other in points.values() if other[0] >= score and other[1] >= speed]
-        if set(better) == {(score, speed)}:
+    for name, point in points.items():
+        score, speed = point
+        # The point itself is as good in both; any other point as good in both is better in one.
+        if all(other == point or other[0] < score or other[1] < speed for other in points.values()):
             front.add(name)
     return front

@@ -59,17 +59,27 @@ def compare_predictions(
     without scored predictions of the same examples.
     """
     earlier = {one.id: one for one in before}
-    names = dict.fromkeys(name for one in (*after, *earlier.values()) for name in one.scores)
+    names: dict[str, float] = {}
+    for one in (*after, *earlier.values()):
+        names |= one.scores
     key = metric if metric in names else next(iter(names), metric)
-    groups: dict[tuple[bool, bool], list[ExampleChange]] = {}
+    groups: dict[tuple[bool, bool], list[ExampleChange]] = {}  # by right before, right after
     for one in after:
         old = earlier.get(one.id)
-        if old and key in old.scores and key in one.scores:
-            scores = old.scores[key], one.scores[key]
-            change = ExampleChange(one.id, old.inputs, old.references, old.prediction, one.prediction, *scores)
-            groups.setdefault((scores[0] >= RIGHT, scores[1] >= RIGHT), []).append(change)
-    found = [tuple(groups.get(kind, ())) for kind in ((False, True), (True, False), (False, False), (True, True))]
-    return PredictionChanges(key, *found) if groups else None
+        if old is None or key not in old.scores or key not in one.scores:
+            continue
+        first, second = old.scores[key], one.scores[key]
+        change = ExampleChange(one.id, old.inputs, old.references, old.prediction, one.prediction, first, second)
+        groups.setdefault((first >= RIGHT, second >= RIGHT), []).append(change)
+    if not groups:
+        return None
+    return PredictionChanges(
+        key,
+        fixed=tuple(groups.get((False, True), ())),
+        broken=tuple(groups.get((True, False), ())),
+        both_wrong=tuple(groups.get((False, False), ())),
+        both_right=tuple(groups.get((True, True), ())),
+    )
 
 
 def read_best_predictions(run: Run, metric: str) -> list[Prediction]:
@@ -85,17 +95,25 @@ def compute_paired_difference(
     With several runs (seeds) per side, a resample is scored by the mean over the runs. None unless all evaluations have
     scores per example of the same examples.
     """
-    order = sorted(one.id for run, record in ours[:1] for one in run.read_predictions(record))
+    if not ours:
+        return None
+    run, record = ours[0]
+    order = sorted(one.id for one in run.read_predictions(record))
     if not order:
         return None
     means: list[Scores] = []
     for side in (ours, theirs):
-        scores = [found for one in side if (found := _collect_scores(*one, metric, order)) is not None]
-        if not scores or len(scores) < len(side):
+        scores: list[Scores] = []
+        for run, record in side:
+            found = _collect_scores(run, record, metric, order)
+            if found is None:
+                return None
+            scores.append(found)
+        if not scores:
             return None
         means.append(_average_scores(scores, metric))
-    found = compare_paired(*means, names=[metric])[metric]
-    return Measure(*found[:3], num=min(len(ours), len(theirs)), spread="examples", p_value=found.p_value)
+    difference = compare_paired(*means, names=[metric])[metric]
+    return Measure(*difference[:3], num=min(len(ours), len(theirs)), spread="examples", p_value=difference.p_value)
 
 
 def _collect_scores(run: Run, record: EvalRecord | None, metric: str, order: Sequence[str]) -> Scores | None:
@@ -103,7 +121,8 @@ def _collect_scores(run: Run, record: EvalRecord | None, metric: str, order: Seq
 
     A score that is not a mean over examples is recomputed from the predictions by the task's metrics.
     """
-    by_id, total = {one.id: one for one in run.read_predictions(record)}, get_score(record, metric)
+    by_id = {one.id: one for one in run.read_predictions(record)}
+    total = get_score(record, metric)
     if total is None or sorted(by_id) != list(order):
         return None
     predictions = [by_id[name] for name in order]
@@ -114,9 +133,12 @@ def _collect_scores(run: Run, record: EvalRecord | None, metric: str, order: Seq
     task = load_run_task(run.config)
     if task is None or not all(one.references for one in predictions):
         return None
-    details = [collect_details(one) for one in predictions]
-    answers, references = [one.prediction for one in predictions], [one.references for one in predictions]
-    found = Scorer(task.metrics).score(answers, references, details=details)
+    found = Scorer(task.metrics).score(
+        [one.prediction for one in predictions],
+        [one.references for one in predictions],
+        details=[collect_details(one) for one in predictions],
+    )
+    # Another version of the metric would give another score than the run recorded.
     return found if math.isclose(found.corpus.get(metric, math.inf), total, abs_tol=1e-6) else None
 
 
@@ -127,4 +149,5 @@ def _average_scores(scores: Sequence[Scores], metric: str) -> Scores:
     def resample(rows: NDArray[np.int64]) -> dict[str, float]:
         return {metric: statistics.fmean(one(rows)[metric] for one in resamplers)}
 
-    return Scores({metric: statistics.fmean(one.corpus[metric] for one in scores)}, scores[0].each, resample)
+    mean = statistics.fmean(one.corpus[metric] for one in scores)
+    return Scores({metric: mean}, scores[0].each, resample)

@@ -60,7 +60,8 @@ MEASURES: dict[str, MeasureSpec] = {
     "cost_per_point": MeasureSpec("cost per point of score", "", "price"),
 }
 
-TIME_KINDS, SCORE_KINDS = ("duration", "rate", "joules", "price"), ("score", "loss")
+TIME_KINDS = ("duration", "rate", "joules", "price")
+SCORE_KINDS = ("score", "loss")
 
 TIME_MEASURES = {"scaling_efficiency", "mfu", *(name for name, spec in MEASURES.items() if spec.kind in TIME_KINDS)}
 """Measures that other work on the machine changes."""
@@ -79,15 +80,21 @@ def compute_measures(run: Run, *, metric: str, price_per_hour: float | None = No
 
     Args:
         metric: name of the score to compare by.
-        price_per_hour: of the machine, in any currency.
+        price_per_hour: price of the machine, in any currency.
     """
-    evals, steps = select_comparable_evals(run.evals), run.steps
-    best, last = find_best_metric_eval(run, metric), evals[-1] if evals else None
-    if best and last and last.num_examples != best.num_examples:  # their difference would be that of the examples
+    steps = run.steps
+    evals = select_comparable_evals(run.evals)
+    best = find_best_metric_eval(run, metric)
+    last = evals[-1] if evals else None
+    # Scores of other examples differ by these examples too.
+    if best and last and last.num_examples != best.num_examples:
         last = None
-    score, seconds = get_score(best, metric), run.status.seconds
+    score = get_score(best, metric)
+    seconds = run.status.seconds
     energy = figures.compute_energy_joules(run.telemetry)
-    cost = None if price_per_hour is None or seconds is None else price_per_hour * seconds / 3600
+    cost = None
+    if price_per_hour is not None and seconds is not None:
+        cost = price_per_hour * seconds / 3600
     training = _list_used_samples(figures.select_training_samples(run.telemetry))
     whole = _list_used_samples(run.telemetry)
     cores = figures.compute_process_cores(run.telemetry)
@@ -123,7 +130,11 @@ def compute_measures(run: Run, *, metric: str, price_per_hour: float | None = No
 
 def _list_used_samples(telemetry: Iterable[TelemetryRecord]) -> list[DeviceSample]:
     """List the samples of the run's own devices."""
-    return [sample for one in figures.list_device_series(telemetry) if one.is_used for sample in one.samples]
+    samples: list[DeviceSample] = []
+    for device in figures.list_device_series(telemetry):
+        if device.is_used:
+            samples += device.samples
+    return samples
 
 
 def _compute_mean(values: Iterable[float | None]) -> float | None:
@@ -141,9 +152,10 @@ def get_score(record: EvalRecord | None, metric: str) -> float | None:
 
 def find_best_score(run: Run, metric: str) -> float | None:
     """Return the best score among comparable evaluations, in points."""
-    best = max if is_higher_better([run.config], metric) else min
-    scores = (get_score(record, metric) for record in select_comparable_evals(run.evals))
-    return best((score for score in scores if score is not None), default=None)
+    scores = [get_score(record, metric) for record in select_comparable_evals(run.evals)]
+    known = [score for score in scores if score is not None]
+    choose = max if is_higher_better([run.config], metric) else min
+    return choose(known, default=None)
 
 
 def find_best_metric_eval(run: Run, metric: str) -> EvalRecord | None:

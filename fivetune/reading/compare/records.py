@@ -68,14 +68,20 @@ class Variant:
     @property
     def constant(self) -> Verdict | None:
         """The verdict that its score comes from silence or from one label, so that it has learnt no task."""
-        return next((one for one in self.verdicts if one.rule in CONSTANT_RULES and one is not self.abstaining), None)
+        for verdict in self.verdicts:
+            if verdict.rule in CONSTANT_RULES and verdict is not self.abstaining:
+                return verdict
+        return None
 
     @property
     def abstaining(self) -> Verdict | None:
         """The verdict that its score rose by answering less, while it still answers; None for a silent one."""
-        found = next((verdict for verdict in self.verdicts if verdict.rule == "abstention"), None)
-        is_silent = found and found.figure is not None and found.figure < (found.threshold or 0.0)  # no answer is right
-        return None if is_silent else found
+        for verdict in self.verdicts:
+            if verdict.rule == "abstention":
+                # Below the threshold no answer is right, as in a variant that is silent.
+                is_silent = verdict.figure is not None and verdict.figure < (verdict.threshold or 0.0)
+                return None if is_silent else verdict
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,8 @@ conditions; and the runs whose times other load distorts.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +24,7 @@ from fivetune.rundir.figures import (
     select_comparable_evals,
     select_evals_by_step,
 )
-from fivetune.rundir.records import Run, SplitSummary, StepRecord
+from fivetune.rundir.records import EvalRecord, Run, SplitSummary, StepRecord
 from fivetune.types import Verdict
 
 MAX_NAMED = 4  # names in one sentence
@@ -53,7 +52,7 @@ def check_same_work(
     """Yield all warnings about variants.
 
     Args:
-        verdicts: on each run of a variant, by the variant's name.
+        verdicts: verdicts on each run of a variant, by the variant's name.
         varied: settings whose differences are intended.
     """
     compared = [variant for variant in variants if variant.runs]
@@ -63,41 +62,61 @@ def check_same_work(
     # Results that are not what was asked for: another number of processes, an unfinished training, other seeds.
     for variant in compared:
         for run, found in zip(variant.runs, verdicts[variant.name], strict=True):
-            yield from [f"{run.name}: {one.message} {one.advice}" for one in found if one.rule == "world_size"]
+            for one in found:
+                if one.rule == "world_size":
+                    yield f"{run.name}: {one.message} {one.advice}"
     for _, run in runs:
-        if (state := run.status.state) != "finished":
-            last = _get_last_step(run)
-            done = f"{_format_value(last.step if last else 0)} of {_format_value(run.num_steps)} steps"
+        state = run.status.state
+        if state != "finished":
+            last_step = run.steps[-1].step if run.steps else 0
+            done = f"{_format_value(last_step)} of {_format_value(run.num_steps)} steps"
             yield f"{run.name} is {state or 'in an unknown state'} after {done}: its figures end there."
-    seeds = {variant.name: sorted(_list_seeds(variant)) for variant in variants}
-    if len({tuple(own) for own in seeds.values()}) > 1:
-        values = "; ".join(f"{name}: {_join_names(map(str, own)) or 'none'}" for name, own in seeds.items())
-        yield f"Variants differ in seeds: {values}. Differences are taken over the seeds that both sides have."
+    yield from _check_seeds(variants)
     # Different work.
     for fact in WORK:
-        yield from _describe_differences(fact, runs, varied)
+        yield from _describe_fact(fact, runs, varied)
     yield from _check_within_seeds(runs, varied)
     yield from _check_settings(runs, varied)
     yield from _check_confounding(compared, varied)
     # Different conditions.
     for fact in CONDITIONS:
         if not _find_causes(fact.explained_by, varied):
-            yield from _describe_differences(fact, runs, varied)
-    for package in dict.fromkeys(name for _, run in runs for name in run.machine.versions):
-        fact = ComparedFact(f"the version of {package}", lambda run, package=package: run.machine.versions.get(package))
-        yield from _describe_differences(fact, runs, ())
-    if resumed := [run.name for _, run in runs if run.status.num_resumes]:
+            yield from _describe_fact(fact, runs, varied)
+    packages: dict[str, None] = {}
+    for _, run in runs:
+        packages |= dict.fromkeys(run.machine.versions)
+    for package in packages:
+        versions = [run.machine.versions.get(package) for _, run in runs]
+        yield from _describe_differences(f"the version of {package}", runs, versions)
+    resumed = [run.name for _, run in runs if run.status.num_resumes]
+    if resumed:
         verb, times = ("was", "its times include") if len(resumed) == 1 else ("were", "their times include")
         yield f"{_join_names(resumed)} {verb} interrupted and resumed: {times} the cost of starting again."
     for first, second, host in _list_overlaps(compared):
         yield f"{first} and {second} ran at the same time on {host}, which distorts their times."
-    if loads := _measure_heavy_loads(compared):
+    loads = _measure_heavy_loads(compared)
+    if loads:
         most = max(loads, key=lambda name: loads[name].other_cores)
         load = loads[most]
         yield (
             f"Other programs kept cores busy while {_join_names(loads)} ran, up to {load.other_cores:.1f} of "
             f"{load.num_cores} cores beside {most}: this distorts their times."
         )
+
+
+def _check_seeds(variants: Sequence[Variant]) -> Iterator[str]:
+    """Yield a warning if the variants have other seeds."""
+    seeds: dict[str, list[int]] = {}
+    for variant in variants:
+        known = [get_seed(run) for run in variant.runs]
+        seeds[variant.name] = sorted(seed for seed in known if seed is not None)
+    every = list(seeds.values())
+    if all(own == every[0] for own in every):
+        return
+    values: list[str] = []
+    for name, own in seeds.items():
+        values.append(f"{name}: {_join_names(map(str, own)) or 'none'}")
+    yield (f"Variants differ in seeds: {'; '.join(values)}. Differences are taken over the seeds that both sides have.")
 
 
 # --- facts ---
@@ -107,16 +126,8 @@ def _list_runs(variants: Iterable[Variant]) -> list[NamedRun]:
     return [(variant.name, run) for variant in variants for run in variant.runs]
 
 
-def _list_seeds(variant: Variant) -> list[int]:
-    return [seed for run in variant.runs if (seed := get_seed(run)) is not None]
-
-
-def _get_last_step(run: Run) -> StepRecord | None:
-    return run.steps[-1] if run.steps else None
-
-
 def _compute_examples_per_update(run: Run) -> float | None:
-    last = _get_last_step(run)
+    last = run.steps[-1] if run.steps else None
     return round(last.num_examples_seen / last.step, 2) if last and last.step else None
 
 
@@ -147,26 +158,38 @@ def describe_other_eval_sets(variants: Sequence[Variant], metric: str) -> str:
     Another tokenizer, task or length limit changes the fingerprint of the same examples, so that fingerprints are
     compared only where such settings agree; else files, split and number of examples.
     """
-    runs = [(name, run) for name, run in _list_runs(variants) if find_best_metric_eval(run, metric)]
+    runs: list[NamedRun] = []
+    records: list[EvalRecord] = []
     encodings: set[str] = set()
-    for _, run in runs:
-        settings = sorted(select_work_settings(run).items())
-        kept = [pair for pair in settings if pair[0].startswith(("task.", "model.", "data."))]
-        encodings.add(repr([pair for pair in kept if pair[0] not in EVAL_CHOICE]))
+    for name, run in _list_runs(variants):
+        record = find_best_metric_eval(run, metric)
+        if record is None:
+            continue
+        runs.append((name, run))
+        records.append(record)
+        encoding: list[tuple[str, object]] = []
+        for key, value in sorted(select_work_settings(run).items()):
+            if key.startswith(("task.", "model.", "data.")) and key not in EVAL_CHOICE:
+                encoding.append((key, value))
+        encodings.add(repr(encoding))
     is_known = all(run.data.eval and run.data.eval.fingerprint for _, run in runs)  # data.json may be lost
-
-    def describe(run: Run) -> str:
-        record, data = find_best_metric_eval(run, metric), run.data.eval
-        words = [f"{record.num_examples:,} examples"] if record else []
+    descriptions: list[str] = []
+    for (_, run), record in zip(runs, records, strict=True):
+        words = [f"{record.num_examples:,} examples"]
+        data = run.data.eval
         if is_known and data:
-            words += [f"of {_join_names(Path(each).name for each in data.source)}"] if data.source else []
-            words += [f"split by share {data.split.share} and seed {data.split.seed}"] if data.split else []
-            words += [f"fingerprint {(data.fingerprint or '')[:8]}"] if len(encodings) == 1 else []
-        return ", ".join(words)
-
-    found = _describe_differences(ComparedFact("the examples that they were evaluated on", describe), runs, ())
+            if data.source:
+                words.append(f"of {_join_names(Path(each).name for each in data.source)}")
+            if data.split:
+                words.append(f"split by share {data.split.share} and seed {data.split.seed}")
+            if len(encodings) == 1:
+                words.append(f"fingerprint {(data.fingerprint or '')[:8]}")
+        descriptions.append(", ".join(words))
+    found = _describe_differences("the examples that they were evaluated on", runs, descriptions)
+    if not found:
+        return ""
     advice = "Evaluate them on the same examples to compare them."
-    return f"Scores are not compared, and no variant is named as the best. {found[0]} {advice}" if found else ""
+    return f"Scores are not compared, and no variant is named as the best. {found[0]} {advice}"
 
 
 LENGTH = ("train.num_steps", "train.num_epochs", "train.global_batch_size", "train.batch_size", "launch")
@@ -209,23 +232,35 @@ def _find_causes(causes: Sequence[str], varied: Sequence[str]) -> list[str]:
     return [key for key in varied if any(key == cause or key.startswith(f"{cause}.") for cause in causes)]
 
 
-def _describe_differences(fact: ComparedFact, runs: Sequence[NamedRun], varied: Sequence[str]) -> list[str]:
-    """Return a sentence if runs differ in a fact, with the varied settings that explain the difference.
+def _describe_fact(fact: ComparedFact, runs: Sequence[NamedRun], varied: Sequence[str]) -> list[str]:
+    """Return a sentence if runs differ in a fact, with the varied settings that explain the difference."""
+    values = [fact.read(run) for _, run in runs]
+    return _describe_differences(fact.name, runs, values, _find_causes(fact.explained_by, varied))
 
-    The sentence names a variant instead of its runs if these agree.
+
+def _describe_differences(
+    what: str, runs: Sequence[NamedRun], values: Sequence[object], causes: Sequence[str] = ()
+) -> list[str]:
+    """Return a sentence if runs have several values, which names a variant instead of its runs if these agree.
+
+    Args:
+        values: value of each run.
+        causes: varied settings that explain the differences.
     """
     groups: dict[str, list[NamedRun]] = {}
-    for name, run in runs:
-        groups.setdefault(_format_value(fact.read(run)), []).append((name, run))
+    values_of: dict[str, set[str]] = {}  # by variant
+    for (name, run), value in zip(runs, values, strict=True):
+        words = _format_value(value)
+        groups.setdefault(words, []).append((name, run))
+        values_of.setdefault(name, set()).add(words)
     if len(groups) < 2:
         return []
-    num_groups = Counter(name for members in groups.values() for name in {name for name, _ in members})
-    values: list[str] = []
-    for value, members in groups.items():
-        shown = dict.fromkeys(name if num_groups[name] == 1 else run.name for name, run in members)
-        values.append(f"{value} in {_join_names(shown)}")
-    sentence = f"Runs differ in {fact.name}: {'; '.join(values)}."
-    if causes := _find_causes(fact.explained_by, varied):
+    told: list[str] = []
+    for words, members in groups.items():
+        shown = dict.fromkeys(name if len(values_of[name]) == 1 else run.name for name, run in members)
+        told.append(f"{words} in {_join_names(shown)}")
+    sentence = f"Runs differ in {what}: {'; '.join(told)}."
+    if causes:
         verb = "is" if len(causes) == 1 else "are"
         sentence += f" This follows from {_join_names(causes)}, which {verb} varied."
     return [sentence]
@@ -246,7 +281,9 @@ def _join_names(names: Iterable[str]) -> str:
     every = list(names)
     if len(every) > MAX_NAMED:
         every[MAX_NAMED:] = [f"{len(every) - MAX_NAMED} more"]
-    return " and ".join(filter(None, (", ".join(every[:-1]), *every[-1:])))
+    if len(every) < 2:
+        return "".join(every)
+    return f"{', '.join(every[:-1])} and {every[-1]}"
 
 
 # --- work ---
@@ -257,9 +294,11 @@ def _check_within_seeds(runs: Sequence[NamedRun], varied: Sequence[str]) -> Iter
     by_seed: dict[int | None, list[NamedRun]] = {}
     for name, run in runs:
         by_seed.setdefault(get_seed(run), []).append((name, run))
+    causes = _find_causes(TOKENS.explained_by, varied)
     for seed, own in by_seed.items():
-        fact = replace(TOKENS, name=f"{TOKENS.name} (seed {seed})")
-        if found := _describe_differences(fact, own, varied):
+        values = [TOKENS.read(run) for _, run in own]
+        found = _describe_differences(f"{TOKENS.name} (seed {seed})", own, values, causes)
+        if found:
             yield from found
             break  # the other seeds differ for the same reason
     if _find_causes(ORDER, varied):
@@ -285,13 +324,16 @@ def _count_step_tokens(step: StepRecord) -> tuple[int, int]:
 
 def _check_settings(runs: Sequence[NamedRun], varied: Sequence[str]) -> Iterator[str]:
     """Yield warnings of settings that differ without being varied; the options of a varied plugin may differ."""
-    tables = {id(run): select_work_settings(run) for _, run in runs}
+    tables = [select_work_settings(run) for _, run in runs]
+    keys: dict[str, None] = {}
+    for table in tables:
+        keys |= dict.fromkeys(table)
     free = _list_varied_plugins(varied)
-    for key in dict.fromkeys(key for table in tables.values() for key in table):
-        is_varied = any(key == one or key.startswith(f"{one}.") for one in varied)  # model.unfreeze: {encoder: 100}
+    for key in keys:
+        is_varied = bool(_find_causes(varied, [key]))  # also below a varied one, as in model.unfreeze: {encoder: 100}
         if not is_varied and find_plugin_setting(key) not in free:
-            fact = ComparedFact(f"the setting {key}", lambda run, key=key: tables[id(run)].get(key, ABSENT))
-            yield from _describe_differences(fact, runs, ())
+            values = [table.get(key, ABSENT) for table in tables]
+            yield from _describe_differences(f"the setting {key}", runs, values)
 
 
 def _list_varied_plugins(varied: Sequence[str]) -> set[str]:
@@ -312,12 +354,15 @@ def _check_confounding(variants: Sequence[Variant], varied: Sequence[str]) -> It
         if section in PLACEMENT:
             as_one[key] = "strategy"
     for name, ours in tables.items():
-        factors: list[list[str]] = []
-        for theirs in (table for other, table in tables.items() if other != name):
-            differing = (as_one[key] for key in varied if ours.get(key, ABSENT) != theirs.get(key, ABSENT))
-            factors.append(list(dict.fromkeys(differing)))
-        least = min(factors, key=len) if factors else []
-        if len(least) > 1:
+        least: list[str] | None = None  # factors in which the variant differs from the most similar one
+        for other, theirs in tables.items():
+            if other == name:
+                continue
+            differing = [as_one[key] for key in varied if ours.get(key, ABSENT) != theirs.get(key, ABSENT)]
+            factors = list(dict.fromkeys(differing))
+            if least is None or len(factors) < len(least):
+                least = factors
+        if least and len(least) > 1:
             yield (
                 f"{name} differs from every other variant in at least {len(least)} settings at once "
                 f"({_join_names(least)}): their effects cannot be separated."
@@ -329,29 +374,37 @@ def _check_confounding(variants: Sequence[Variant], varied: Sequence[str]) -> It
 
 def find_disturbed_runs(variants: Sequence[Variant]) -> tuple[str, ...]:
     """Return the names of runs that shared their machine with other runs or programs, which distorts their times."""
-    overlapping = (name for first, second, _ in _list_overlaps(variants) for name in (first, second))
-    return tuple(dict.fromkeys((*overlapping, *_measure_heavy_loads(variants))))
+    disturbed: dict[str, None] = {}
+    for first, second, _ in _list_overlaps(variants):
+        disturbed |= {first: None, second: None}
+    return tuple(disturbed | dict.fromkeys(_measure_heavy_loads(variants)))
 
 
 def _list_overlaps(variants: Sequence[Variant]) -> list[tuple[str, str, str]]:
     """List (run, run, host) of every two runs that used one host at the same time."""
     spans: list[tuple[float, float, str, str]] = []
     for _, run in _list_runs(variants):
-        host, seconds = next((record.host for record in run.telemetry if record.host), None), run.status.seconds
+        host = next((record.host for record in run.telemetry if record.host), None)
+        seconds = run.status.seconds
         try:
             started = datetime.strptime(run.status.started or "", "%Y-%m-%dT%H:%M:%S%z").timestamp()
         except ValueError:
             continue
+        # The seconds of a resumed run leave out its pauses, so that its end is unknown.
         if host is not None and seconds is not None and not run.status.num_resumes:
             spans.append((started, started + seconds, host, run.name))
-    return [
-        (name, other, host)
-        for (_, end, host, name), (start, _, other_host, other) in pairwise(sorted(spans))
-        if host == other_host and start < end - OVERLAP_SECONDS
-    ]
+    overlaps: list[tuple[str, str, str]] = []
+    for (_, end, host, name), (start, _, other_host, other) in pairwise(sorted(spans)):
+        if host == other_host and start < end - OVERLAP_SECONDS:
+            overlaps.append((name, other, host))
+    return overlaps
 
 
 def _measure_heavy_loads(variants: Sequence[Variant]) -> dict[str, HostLoad]:
     """Return the host load by run, where other programs used more than OTHER_LOAD_SHARE of the cores."""
-    loads = {run.name: load for _, run in _list_runs(variants) if (load := compute_host_load(run.telemetry))}
-    return {name: load for name, load in loads.items() if load.other_cores > OTHER_LOAD_SHARE * load.num_cores}
+    heavy: dict[str, HostLoad] = {}
+    for _, run in _list_runs(variants):
+        load = compute_host_load(run.telemetry)
+        if load and load.other_cores > OTHER_LOAD_SHARE * load.num_cores:
+            heavy[run.name] = load
+    return heavy

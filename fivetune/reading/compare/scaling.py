@@ -24,18 +24,20 @@ def find_one_device_runs(run: Run, variants: Sequence[Variant]) -> list[Run]:
 
     Those with another batch size count only if none has the same batch size.
     """
-    alone = [
-        other
-        for variant in variants
-        for other in variant.runs
-        if max((step.world_size for step in other.steps), default=0) == 1
-    ]
+    alone: list[Run] = []
+    for variant in variants:
+        alone += [other for other in variant.runs if _count_processes(other) == 1]
     # A batch that grows with the devices is the next best: the same work per device.
-    for ignored in (PARALLELISM_KEYS, (*PARALLELISM_KEYS, *BATCH_KEYS)):
-        found = [other for other in alone if _exclude_settings(ignored, other) == _exclude_settings(ignored, run)]
+    for ignored in (PARALLELISM_KEYS, PARALLELISM_KEYS + BATCH_KEYS):
+        own = _exclude_settings(ignored, run)
+        found = [other for other in alone if _exclude_settings(ignored, other) == own]
         if found:
             return found
     return []
+
+
+def _count_processes(run: Run) -> int:
+    return max((step.world_size for step in run.steps), default=0)
 
 
 def _exclude_settings(ignored: tuple[str, ...], run: Run) -> dict[str, object]:
@@ -44,9 +46,13 @@ def _exclude_settings(ignored: tuple[str, ...], run: Run) -> dict[str, object]:
 
 def compute_scaling_efficiency(run: Run, reference: Sequence[Run]) -> float | None:
     """Compute examples per second / (processes x the median of one-device runs); None for one process."""
-    size, rate = max((step.world_size for step in run.steps), default=0), compute_examples_per_second(run.steps)
-    rates = [each for one in reference if (each := compute_examples_per_second(one.steps))]
-    return None if size < 2 or rate is None or not rates else rate / (size * statistics.median(rates))
+    size = _count_processes(run)
+    rate = compute_examples_per_second(run.steps)
+    rates = [compute_examples_per_second(one.steps) for one in reference]
+    known = [each for each in rates if each]
+    if size < 2 or rate is None or not known:
+        return None
+    return rate / (size * statistics.median(known))
 
 
 def compute_scaling_losses(runs: Sequence[Run], reference: Sequence[Run], efficiency: float) -> dict[str, float]:
@@ -57,21 +63,23 @@ def compute_scaling_losses(runs: Sequence[Run], reference: Sequence[Run], effici
     phase's share of a step. The sum over all phases is 1 - E. The loss of a phase that is faster than this is negative.
 
     Args:
-        runs: of one variant, on several devices.
-        reference: on one device, with the same settings.
-        efficiency: of the variant (0-1).
+        runs: runs of one variant, on several devices.
+        reference: runs on one device, with the same settings.
+        efficiency: scaling efficiency of the variant (0-1).
     """
     means: list[dict[str, float]] = []
     for side in (runs, reference):
         each = [compute_phase_shares(run.steps) for run in side]
         if not each or not all("forward" in shares for shares in each):  # without measured phases
             return {}
-        named = dict.fromkeys(phase for shares in each for phase in shares)
-        means.append({phase: statistics.fmean(shares.get(phase, 0.0) for shares in each) for phase in named})
-        means[-1][OTHER] = 1.0 - sum(means[-1].values())
-    shares, alone = means
-    return {
-        phase: shares.get(phase, 0.0) - efficiency * alone.get(phase, 0.0)
-        for phase in (*PHASES, OTHER)
-        if phase in shares or phase in alone
-    }
+        mean: dict[str, float] = {}
+        for phase in dict.fromkeys(phase for shares in each for phase in shares):
+            mean[phase] = statistics.fmean(shares.get(phase, 0.0) for shares in each)
+        mean[OTHER] = 1.0 - sum(mean.values())
+        means.append(mean)
+    ours, alone = means
+    losses: dict[str, float] = {}
+    for phase in (*PHASES, OTHER):
+        if phase in ours or phase in alone:
+            losses[phase] = ours.get(phase, 0.0) - efficiency * alone.get(phase, 0.0)
+    return losses

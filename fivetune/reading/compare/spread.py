@@ -91,8 +91,9 @@ def compare_to_baseline(
             pairs.append((value, partner[1]))
     # Without a common seed the averages are all that can be compared.
     if not pairs:
-        a, b = (summarise_values(name, [value for _, value in side]).value for side in (ours, theirs))
-        pairs = [(a, b)]
+        mean = summarise_values(name, [value for _, value in ours]).value
+        baseline = summarise_values(name, [value for _, value in theirs]).value
+        pairs.append((mean, baseline))
     is_difference = MEASURES[name].compared == "minus"
     changes: list[float | None] = []
     for a, b in pairs:

@@ -6,7 +6,6 @@ In: Runs. Out: Variants without measures, in the order of the runs, and the sett
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from itertools import count
 from typing import Any
 
 from fivetune.config.layers import NESTED_PLUGINS, PLUGIN_SECTIONS, find_plugin_setting
@@ -21,18 +20,25 @@ ABSENT = "(not there)"
 
 def select_work_settings(run: Run) -> dict[str, Any]:
     """Return the dotted settings of a run that determine its work, without the seed."""
-    return {
-        f"{key}.name" if key in NESTED_PLUGINS else key: value  # null: no plugin has this name
-        for key, value in flatten_table(run.config).items()
-        if not key.startswith(NOT_WORK) and key not in NOT_WORK_KEYS
-    }
+    settings: dict[str, Any] = {}
+    for key, value in flatten_table(run.config).items():
+        if not key.startswith(NOT_WORK) and key not in NOT_WORK_KEYS:
+            # null: no plugin has this name
+            settings[f"{key}.name" if key in NESTED_PLUGINS else key] = value
+    return settings
 
 
 def find_differing_settings(runs: Sequence[Run]) -> tuple[str, ...]:
     """Return the settings in which runs differ; of different plugins, the name and what their runs vary."""
     tables = [select_work_settings(run) for run in runs]
-    keys = dict.fromkeys(key for table in tables for key in table)
-    found = [key for key in keys if any(table.get(key, ABSENT) != tables[0].get(key, ABSENT) for table in tables)]
+    keys: dict[str, None] = {}
+    for table in tables:
+        keys |= dict.fromkeys(table)
+    found: list[str] = []
+    for key in keys:
+        first = tables[0].get(key, ABSENT)
+        if any(table.get(key, ABSENT) != first for table in tables):
+            found.append(key)
     named = {section for section in (*PLUGIN_SECTIONS, *NESTED_PLUGINS) if f"{section}.name" in found}
     kept: list[str] = []
     for key in found:
@@ -79,6 +85,9 @@ def make_unique_name(name: str, taken: Collection[str], *, template: str = "{} (
     >>> make_unique_name("a", ()), make_unique_name("a", ("a (2)", "a"))
     ('a', 'a (3)')
     """
-    if name not in taken:
-        return name
-    return next(other for number in count(2) if (other := template.format(name, number)) not in taken)
+    unique = name
+    number = 2
+    while unique in taken:
+        unique = template.format(name, number)
+        number += 1
+    return unique
