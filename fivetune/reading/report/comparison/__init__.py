@@ -6,7 +6,6 @@ In: a Comparison, whose runs may lack any record. Out: a Page whose sections fol
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 from fivetune.reading.compare import MEASURES
@@ -67,8 +66,11 @@ from fivetune.reading.report.run.speed import (
     select_measured_steps,
 )
 from fivetune.rundir import write_text
+from fivetune.rundir.records import Run, StepRecord
+from fivetune.types import Verdict
 from fivetune.values import select_finite
 
+GAUGES = (*DEVICE_GAUGES, *HOST_GAUGES)
 PHASE_TIMES = "Time of a run by phase, the median over the variant's runs. (status.json)"
 
 
@@ -97,15 +99,17 @@ def build_comparison_page(comparison: Comparison) -> Page:
         build_section("Machine", build_machine_tables(variants)),
         build_section("Definitions", Table("The terms of this page.", ("term", "meaning"), TERMS)),
     )
-    num_runs = sum(len(variant.runs) for variant in variants)
-    num_missing = sum(len(variant.failures) for variant in variants)
-    warned = len(comparison.warnings)
     badges = [
         Text(format_plural(len(variants), "variant")),
-        Text(format_plural(num_runs, "run")),
-        Text(format_plural(warned, "warning"), "warning") if warned else Text("same work", "good"),
-        *([Text(f"{num_missing} missing", "warning")] if num_missing else ()),
+        Text(format_plural(sum(len(variant.runs) for variant in variants), "run")),
     ]
+    if comparison.warnings:
+        badges.append(Text(format_plural(len(comparison.warnings), "warning"), "warning"))
+    else:
+        badges.append(Text("same work", "good"))
+    num_missing = sum(len(variant.failures) for variant in variants)
+    if num_missing:
+        badges.append(Text(f"{num_missing} missing", "warning"))
     return Page(
         title=comparison.title,
         sections=tuple(section for section in sections if section.parts),
@@ -129,33 +133,49 @@ def _iter_outcome_parts(comparison: Comparison) -> Iterator[Part]:
 
 def _build_warning_texts(comparison: Comparison) -> list[Text]:
     """Build the differences other than the varied settings, and the failed runs."""
-    failures = [f"{variant.name}: {why}" for variant in comparison.variants for why in variant.failures]
+    warnings = list(comparison.warnings)
+    for variant in comparison.variants:
+        warnings += [f"{variant.name}: {why}" for why in variant.failures]
+    if warnings:
+        return [Text(text, "warning") for text in warnings]
     words = (
         "All variants did the same work: only the varied settings differ. Compared: order of the data, examples, "
         "tokens and updates, global batch, evaluation set, task version, versions of packages, kind of device."
     )
-    return [Text(text, "warning") for text in (*comparison.warnings, *failures)] or [Text(words, "good")]
+    return [Text(words, "good")]
 
 
 def build_run_curves_section(comparison: Comparison) -> Section:
     """Build the section on losses and scores of all runs, by step and by time; a sentence for scores that are all 0."""
-    variants, metric = comparison.variants, comparison.metric
-    name, nats = get_score_label(metric), "nats per target token"
-    draw = partial(charts.build_run_curves_chart, variants)
+    variants = comparison.variants
+    metric = comparison.metric
+    name = get_score_label(metric)
+    nats = "nats per target token"
     caption = "Loss on the evaluation data, of every run. (evals.jsonl)"
-    eval_loss = draw(charts.get_eval_losses, caption, x="step", y=nats, group="step", log=True)
+    eval_loss = charts.build_run_curves_chart(
+        variants, charts.get_eval_losses, caption, x="step", y=nats, group="step", log=True
+    )
     caption = "Loss on the training data, of every run, smoothed. (steps.jsonl)"
-    train_loss = draw(charts.get_training_losses, caption, x="step", y=nats, group="step", log=True)
+    train_loss = charts.build_run_curves_chart(
+        variants, charts.get_training_losses, caption, x="step", y=nats, group="step", log=True
+    )
     # A curve of zeros says less than a sentence.
     if not has_nonzero_scores(comparison):
         scored = any(get_measure(variant, SCORE).value is not None for variant in variants)
         zero = Text(f"{name} is 0 in every evaluation of every run, so it is not drawn.") if scored else None
         return build_section("Curves", eval_loss, train_loss, zero)
+
+    def get_eval_scores(run: Run) -> charts.Points:
+        return charts.get_eval_scores(run, metric)
+
+    def get_scores_over_time(run: Run) -> charts.Points:
+        return charts.get_scores_over_time(run, metric)
+
     caption = f"{name} on the evaluation data, of every run. (evals.jsonl)"
-    score = draw(lambda run: charts.get_eval_scores(run, metric), caption, x="step", y=name, group="step")
+    score = charts.build_run_curves_chart(variants, get_eval_scores, caption, x="step", y=name, group="step")
     caption = f"{name} over the time spent in training steps: which run reaches a score first."
-    score_over_time = draw(
-        lambda run: charts.get_scores_over_time(run, metric), caption, x="minutes", y=name, group="trained"
+    score_over_time = charts.build_run_curves_chart(
+        variants, get_scores_over_time, caption, x="minutes", y=name, group="trained"
     )
     return build_section("Curves", eval_loss, score, train_loss, score_over_time)
 
@@ -166,23 +186,26 @@ def build_variant_load_section(variants: Sequence[Variant]) -> Section:
     several = any(len(variant.runs) > 1 for variant in variants)
     what = "the first run of each variant" if several else "each run"
     parts: list[Part] = []
-    for gauge in (*DEVICE_GAUGES, *HOST_GAUGES):
-        lanes = [
-            Lane(variant.name, tracks, own[0].list_phase_intervals(), choose_line_style(place))
-            for place, (variant, own) in enumerate(zip(variants, loads, strict=True))
-            if own and (tracks := own[0].build_tracks(gauge))
-        ]
+    for gauge in GAUGES:
+        lanes: list[Lane] = []
+        for place, (variant, own) in enumerate(zip(variants, loads, strict=True)):
+            tracks = own[0].build_tracks(gauge) if own else ()
+            if tracks:
+                lanes.append(Lane(variant.name, tracks, own[0].list_phase_intervals(), choose_line_style(place)))
         if lanes:
             caption = f"{gauge.title}, {what}. {gauge.description}{describe_line_styles(lanes)}"
             parts.append(draw_lanes_chart(gauge, lanes, caption, wide=True, group="load"))
     # Mean and maximum of each quantity, which stays away where no run has it.
     header = ["variant", "run"]
-    rows = [list[Cell]((variant.name, run.name)) for variant in variants for run in variant.runs]
-    for gauge in (*DEVICE_GAUGES, *HOST_GAUGES):
+    rows: list[list[Cell]] = []
+    for variant in variants:
+        rows += [[variant.name, run.name] for run in variant.runs]
+    for gauge in GAUGES:
         for word in gauge.fields.values():
             cells = [_format_mean_and_max(load, gauge, word) for own in loads for load in own]
             if any(mean is not None for _, mean in cells):
-                header.append(f"{gauge.title}{', ' if word else ''}{word} ({gauge.unit})")
+                quantity = f"{gauge.title}, {word}" if word else gauge.title
+                header.append(f"{quantity} ({gauge.unit})")
                 for row, cell in zip(rows, cells, strict=True):
                     row.append(cell)
     if header[2:]:
@@ -196,8 +219,10 @@ def build_variant_load_section(variants: Sequence[Variant]) -> Section:
 
 def _format_mean_and_max(load: Load, gauge: Gauge, word: str) -> tuple[str, float | None]:
     """Format mean and maximum of a quantity over the devices that a run used, and return the mean."""
-    tracks = [track for track in load.build_tracks(gauge) if track.quantity == word and track.used]
-    values = [value for track in tracks for value in select_finite(track.values)]
+    values: list[float] = []
+    for track in load.build_tracks(gauge):
+        if track.quantity == word and track.used:
+            values += select_finite(track.values)
     if not values:
         return UNKNOWN, None
     mean = sum(values) / len(values)
@@ -208,9 +233,12 @@ def _iter_step_time_parts(variants: Sequence[Variant]) -> Iterator[Part]:
     """Yield the mean time of a step by part, for each variant."""
     found: dict[str, dict[str, float]] = {}
     for variant in variants:
-        measured = [step for run in variant.runs for step in select_measured_steps(run.steps)]
-        if parts := compute_step_breakdown(measured):
-            found[variant.name] = parts
+        measured: list[StepRecord] = []
+        for run in variant.runs:
+            measured += select_measured_steps(run.steps)
+        breakdown = compute_step_breakdown(measured)
+        if breakdown:
+            found[variant.name] = breakdown
     if not found:
         return
     caption = "Mean time of a step by part, over all runs of a variant, without the warm-up. (steps.jsonl)"
@@ -219,9 +247,11 @@ def _iter_step_time_parts(variants: Sequence[Variant]) -> Iterator[Part]:
     rows: list[Sequence[Cell]] = []
     for name, row in found.items():
         whole = sum(row.values())
-        shares = [row[part] / whole if part in row else None for part in names]
-        cells = [(format_percent(share), share) for share in shares]
-        rows.append((name, (format_significant(1e3 * whole), whole), *cells))
+        cells: list[Cell] = [name, (format_significant(1e3 * whole), whole)]
+        for part in names:
+            share = row[part] / whole if part in row else None
+            cells.append((format_percent(share), share))
+        rows.append(cells)
     caption = "The numbers of the chart, parts as shares of the step."
     yield build_sortable_table(caption, ("variant", "step (ms)", *names), rows)
 
@@ -233,36 +263,50 @@ def _iter_pareto_charts(comparison: Comparison) -> Iterator[Chart]:
     """
     if comparison.disturbed or comparison.incomparable or not has_nonzero_scores(comparison):
         return
-    variants, name = comparison.variants, get_score_label(comparison.metric)
+    variants = comparison.variants
+    name = get_score_label(comparison.metric)
     # A cost that one variant alone has compares nothing.
-    known = [cost for cost in COSTS if sum(get_measure(one, cost).value is not None for one in variants) > 1]
+    known: list[str] = []
+    for cost in COSTS:
+        if sum(get_measure(variant, cost).value is not None for variant in variants) > 1:
+            known.append(cost)
     for cost in known:
         traces: list[Trace] = []
         front: list[tuple[float, float]] = []
         for place, variant in enumerate(variants):
-            spent, reached = get_measure(variant, cost), get_measure(variant, SCORE)
+            spent = get_measure(variant, cost)
+            reached = get_measure(variant, SCORE)
             if spent.value is None or reached.value is None:
                 continue
             if variant.pareto:
                 front.append((spent.value, reached.value))
             color = choose_line_style(place)[0]
-            symbol, edge = "circle" if variant.pareto else "circle-open", {"width": 2, "color": color}
-            marker = {"symbol": symbol, "size": 11, "color": color, "line": edge}
-            more = {
-                "name": escape_label(variant.name),
-                "meta": escape_hidden(variant.name),
-                "error_x": charts.build_measure_bars([spent], color),
-                "error_y": charts.build_measure_bars([reached], color),
-                "line": {"color": color},
+            marker = {
+                "symbol": "circle" if variant.pareto else "circle-open",
+                "size": 11,
+                "color": color,
+                "line": {"width": 2, "color": color},
             }
-            hover = "%{y:.2f} at %{x:.4~g}<extra>%{fullData.name}</extra>"
-            traces.append(build_marks_trace([spent.value], [reached.value], marker, hover, **more))
+            mark = build_marks_trace(
+                [spent.value],
+                [reached.value],
+                marker,
+                "%{y:.2f} at %{x:.4~g}<extra>%{fullData.name}</extra>",
+                name=escape_label(variant.name),
+                meta=escape_hidden(variant.name),
+                error_x=charts.build_measure_bars([spent], color),
+                error_y=charts.build_measure_bars([reached], color),
+                line={"color": color},
+            )
+            traces.append(mark)
         of = f"{MEASURES[cost].label} ({MEASURES[cost].unit})".removesuffix(" ()")
         caption = f"{name} over {of}."
         if cost == COSTS[0]:
             caption += " Filled marks are on the Pareto front: no other variant dominates them in score and time."
             stairs = {"color": MUTED, "width": 1.5, "dash": "dot", "shape": "hv"}
-            xs, ys = [a for a, _ in sorted(front)], [b for _, b in sorted(front)]
+            front.sort()
+            xs = [cost for cost, _ in front]
+            ys = [score for _, score in front]
             traces.insert(0, {**HIDDEN, "name": "Pareto front", "x": xs, "y": ys, "line": stairs})
         yield build_chart(
             caption,
@@ -280,12 +324,16 @@ def _iter_pareto_charts(comparison: Comparison) -> Iterator[Chart]:
 
 def _iter_verdict_parts(variants: Sequence[Variant]) -> Iterator[Part]:
     """Yield the verdicts of each variant; nothing without any run."""
-    trained = [one for one in variants if one.runs]
-    found = {one.name: one.verdicts for one in variants if one.verdicts}
-    healthy = [one.name for one in trained if not one.verdicts]
+    found: dict[str, Sequence[Verdict]] = {}
+    healthy: list[str] = []
+    for variant in variants:
+        if variant.verdicts:
+            found[variant.name] = variant.verdicts
+        elif variant.runs:
+            healthy.append(variant.name)
     if healthy:
         yield Text(f"No problem found in {'; '.join(healthy)}.", "good")
-    if found and trained:
+    if found:
         rows: list[Sequence[Cell]] = []
         for name, verdicts in found.items():
             for one in verdicts:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
 from typing import Any
 
 from fivetune.reading.compare.measures import find_best_metric_eval, get_score
@@ -33,7 +32,6 @@ from fivetune.reading.report.page.charts import (
 )
 from fivetune.reading.report.page.parts import Chart
 from fivetune.reading.report.page.series import Series, choose_smoothing_span, smooth_series
-from fivetune.reading.report.page.wording import escape_hidden
 from fivetune.reading.report.run.load_charts import (
     build_curve_trace,
     choose_line_style,
@@ -59,29 +57,31 @@ def build_variant_scores_chart(variants: Sequence[Variant], name: str, caption: 
     """Draw a row per variant: best score with its interval, last evaluation, and best score of each run."""
     names = [escape_label(variant.name) for variant in variants]
     best = [get_measure(variant, SCORE) for variant in variants]
-    singles: list[tuple[float, str]] = []
-    for row, variant in zip(names, variants, strict=True):
-        scores = (get_score(find_best_metric_eval(run, name), name) for run in variant.runs)
-        singles += [(score, row) for score in scores if score is not None]
-    colors = [choose_line_style(i)[0] for i in range(len(variants))]
     last = [get_measure(variant, LAST).value for variant in variants]
-    symbols = (
-        {"symbol": "line-ns-open", "size": 9, "color": MUTED},
-        {"symbol": "diamond-open", "size": 14, "color": INK},
-    )
-    found: tuple[tuple[str, Series, list[str], dict[str, Any], dict[str, Any]], ...] = (
-        ("single runs", [score for score, _ in singles], [row for _, row in singles], symbols[0], {}),
-        ("last evaluation", last, names, symbols[1], {}),
-        ("best evaluation", [one.value for one in best], names, {"size": 10, "color": colors},
-         {"error_x": build_measure_bars(best)}),
-    )  # fmt: skip
+    colors = [choose_line_style(i)[0] for i in range(len(variants))]
+    single_scores: Series = []
+    single_rows: list[str] = []
+    for row, variant in zip(names, variants, strict=True):
+        for run in variant.runs:
+            score = get_score(find_best_metric_eval(run, name), name)
+            if score is not None:
+                single_scores.append(score)
+                single_rows.append(row)
+    traces: list[Trace] = []
     hover = "%{x:.2f}<extra>%{fullData.name}</extra>"
-    traces = [
-        build_marks_trace(xs, ys, marker, hover, name=title, **more)
-        for title, xs, ys, marker, more in found
-        if select_finite(xs)
-    ]
-    axis, title = {"showgrid": True, "showline": False}, escape_label(get_score_label(name))
+    if single_scores:
+        marker = {"symbol": "line-ns-open", "size": 9, "color": MUTED}
+        traces.append(build_marks_trace(single_scores, single_rows, marker, hover, name="single runs"))
+    if select_finite(last):
+        marker = {"symbol": "diamond-open", "size": 14, "color": INK}
+        traces.append(build_marks_trace(last, names, marker, hover, name="last evaluation"))
+    values = [one.value for one in best]
+    if select_finite(values):
+        marker = {"size": 10, "color": colors}
+        bars = build_measure_bars(best)
+        traces.append(build_marks_trace(values, names, marker, hover, name="best evaluation", error_x=bars))
+    axis = {"showgrid": True, "showline": False}
+    title = escape_label(get_score_label(name))
     return build_chart(caption, traces, title, "", hovermode="closest", xaxis=axis, **_build_row_layout(len(names)))
 
 
@@ -99,11 +99,13 @@ def build_phase_times_chart(variants: Sequence[Variant], caption: str) -> Chart 
             for phase, value in run.status.seconds_by_phase.items():
                 seconds.setdefault(phase, []).append(value)
         found[variant.name] = {phase: statistics.median(values) / 60 for phase, values in seconds.items()}
-    phases = {phase for table in found.values() for phase in table}
+    phases: set[str] = set()
+    for table in found.values():
+        phases.update(table)
     if not phases:
         return None
-    others = sorted(phases - set(PHASE_COLORS))
-    colors = {phase: PHASE_COLORS.get(phase, MUTED) for phase in (*PHASE_COLORS, *others) if phase in phases}
+    colors = {phase: color for phase, color in PHASE_COLORS.items() if phase in phases}
+    colors |= dict.fromkeys(sorted(phases - set(PHASE_COLORS)), MUTED)
     long = max(sum(table.values()) for table in found.values()) >= 3
     unit, scale = ("minutes", 1.0) if long else ("seconds", 60.0)
     look = _build_row_layout(len(found))
@@ -122,20 +124,29 @@ def build_run_curves_chart(
     log: bool = False,
 ) -> Chart | None:
     """Draw a line per run, all runs of a variant in one style; None without points."""
-    found = [(place, variant, run, get_points(run)) for place, variant in enumerate(variants) for run in variant.runs]
-    found = [one for one in found if select_finite(one[3][1])]
+    found: list[tuple[int, Variant, Run, Points]] = []
+    for place, variant in enumerate(variants):
+        for run in variant.runs:
+            points = get_points(run)
+            if select_finite(points[1]):
+                found.append((place, variant, run, points))
     if not found:
         return None
     limit = compute_point_budget(len(found))
     traces: list[Trace] = []
+    every: Series = []
     for place, variant, run, (xs, ys) in found:
-        seed = get_seed(run)
-        told = run.name if seed is None else f"seed {seed}"
-        name = variant.name if len(variant.runs) == 1 else f"{variant.name}, {told}"
-        own = {"name": escape_label(name), "meta": escape_hidden(variant.name)}
-        own |= {"mode": "lines+markers"} if len(xs) <= 30 else {}
-        traces.append(build_curve_trace(variant.name, xs, ys, choose_line_style(place), limit=limit) | own)
-    axis = choose_axis_scale([value for *_, (_, ys) in found for value in ys]) if log else {}
+        every += ys
+        name = variant.name
+        if len(variant.runs) > 1:
+            seed = get_seed(run)
+            name += f", {run.name}" if seed is None else f", seed {seed}"
+        trace = build_curve_trace(variant.name, xs, ys, choose_line_style(place), limit=limit)
+        trace["name"] = escape_label(name)
+        if len(xs) <= 30:
+            trace["mode"] = "lines+markers"
+        traces.append(trace)
+    axis = choose_axis_scale(every) if log else {}
     mode = "x unified" if len(found) <= MAX_HOVERED_LINES else "closest"
     return build_chart(
         caption, traces, x, name_unit(y, axis), group=group, height=330, showlegend=False, hovermode=mode, yaxis=axis
@@ -162,23 +173,38 @@ def get_eval_scores(run: Run, name: str) -> Points:
 
 def get_scores_over_time(run: Run, name: str) -> Points:
     """Return minutes of training before each evaluation, and its score; evaluations after unknown times are omitted."""
-    minutes = accumulate((step.step_seconds / 60 for step in run.steps), initial=0.0)
-    spent = dict(zip((0.0, *(float(step.step) for step in run.steps)), minutes, strict=True))
-    found = [(spent[step], value) for step, value in zip(*get_eval_scores(run, name), strict=True) if step in spent]
-    return [minutes for minutes, _ in found], [value for _, value in found]
+    minutes = 0.0
+    spent = {0.0: minutes}  # minutes after each step
+    for step in run.steps:
+        minutes += step.step_seconds / 60
+        spent[float(step.step)] = minutes
+    times: list[float] = []
+    scores: Series = []
+    for at, score in zip(*get_eval_scores(run, name), strict=True):
+        if at in spent:
+            times.append(spent[at])
+            scores.append(score)
+    return times, scores
 
 
 def build_scaling_chart(lines: Mapping[str, Sequence[tuple[int, Measure]]], caption: str) -> Chart:
     """Draw the speed-up over devices of each line, and the ideal, linear speed-up."""
-    most = max(num for line in lines.values() for num, _ in line)
+    most = max(max(num for num, _ in line) for line in lines.values())
     style = {"color": MUTED, "dash": "dash", "width": 1.5}
     traces: list[Trace] = [{**HIDDEN, "name": "ideal", "x": [1, most], "y": [1, most], "line": style}]
     for place, (name, line) in enumerate(lines.items()):
         color, dash = choose_line_style(place)
-        more = {"line": {"color": color, "dash": dash, "width": 2}, "mode": "lines+markers", "name": escape_label(name)}
-        nums, found = [num for num, _ in line], [one for _, one in line]
-        ys, bars = round_values([one.value for one in found]), build_measure_bars(found, color)
-        hover = "%{y:.3~g} times with %{x}"
-        traces.append(build_marks_trace(nums, ys, {"color": color, "size": 8}, hover, error_y=bars, **more))
+        speed_ups = [one for _, one in line]
+        trace = build_marks_trace(
+            [num for num, _ in line],
+            round_values([one.value for one in speed_ups]),
+            {"color": color, "size": 8},
+            "%{y:.3~g} times with %{x}",
+            error_y=build_measure_bars(speed_ups, color),
+            line={"color": color, "dash": dash, "width": 2},
+            mode="lines+markers",
+            name=escape_label(name),
+        )
+        traces.append(trace)
     axis = {"dtick": 1 if most <= 8 else None, "range": [0.8, most + 0.2]}
     return build_chart(caption, traces, "devices", "times as fast as one", height=340, xaxis=axis, yaxis=FROM_ZERO)

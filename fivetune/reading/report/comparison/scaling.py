@@ -13,6 +13,7 @@ from fivetune.reading.compare.scaling import BATCH_KEYS, PARALLELISM_KEYS
 from fivetune.reading.report.comparison.charts import build_scaling_chart
 from fivetune.reading.report.comparison.variants import SPEED, format_measure, format_with_range, get_measure
 from fivetune.reading.report.page.parts import Cell, Part, Section, Text, build_section, build_sortable_table
+from fivetune.reading.report.page.series import Series
 from fivetune.reading.report.page.wording import format_percent, format_setting
 from fivetune.reading.report.run.speed import MEANINGS
 
@@ -28,39 +29,50 @@ LOSSES = (
 
 def build_scaling_section(variants: Sequence[Variant]) -> Section:
     """Build the section on speed-up and efficiency of variants on several devices, against the same settings on one."""
-    several = [(int(size), variant) for variant in variants if (size := get_measure(variant, SIZE).value or 0) > 1]
+    several: list[tuple[int, Variant]] = []
+    phases: set[str] = set()
+    for variant in variants:
+        size = int(get_measure(variant, SIZE).value or 0)
+        if size > 1:
+            several.append((size, variant))
+            phases.update(variant.scaling_losses)
     several.sort(key=lambda pair: pair[0])
+    shown = [phase for phase in MEANINGS if phase in phases]
     notes: list[Text] = []
     lines: dict[str, list[tuple[int, Measure]]] = {}
     rows: list[Sequence[Cell]] = []
     losses: list[Sequence[Cell]] = []
-    phases = [phase for phase in MEANINGS if any(phase in variant.scaling_losses for _, variant in several)]
     for size, variant in several:
-        efficiency, speed = get_measure(variant, EFFICIENCY), get_measure(variant, SPEED)
+        efficiency = get_measure(variant, EFFICIENCY)
+        speed = get_measure(variant, SPEED)
         if efficiency.value is None:
             words = f"{variant.name}: no run with the same settings on one device, so its scaling is unknown."
             notes.append(Text(words))
             continue
-        low, high = efficiency.low and size * efficiency.low, efficiency.high and size * efficiency.high
+        low = None if efficiency.low is None else size * efficiency.low
+        high = None if efficiency.high is None else size * efficiency.high
         speed_up = Measure(size * efficiency.value, low, high, efficiency.num)
         # A line of the chart is named by its strategy, and by the varied settings other than devices.
-        settings = {key: format_setting(key, value) for key, value in variant.settings.items()}
-        named = [value for key, value in settings.items() if key.startswith("strategy")]
-        for key, value in settings.items():
-            if not key.startswith(PARALLELISM_KEYS + BATCH_KEYS):
-                named.append(f"{key.rpartition('.')[2]} {value}")
-        lines.setdefault(", ".join(named) or "measured", [(1, Measure(1.0))]).append((size, speed_up))
+        strategy: list[str] = []
+        others: list[str] = []
+        for key, value in variant.settings.items():
+            words = format_setting(key, value)
+            if key.startswith("strategy"):
+                strategy.append(words)
+            elif not key.startswith(PARALLELISM_KEYS + BATCH_KEYS):
+                others.append(f"{key.rpartition('.')[2]} {words}")
+        line = ", ".join(strategy + others) or "measured"
+        lines.setdefault(line, [(1, Measure(1.0))]).append((size, speed_up))
         devices = (str(size), float(size))
         # More than linear speed-up is a sign of less work, not of speed.
         suspect = " (not the same work)" if efficiency.value > MAX_EFFICIENCY else ""
-        cells = [
-            (format_with_range(format_measure, MEASURES[name], one), one.value)
-            for name, one in ((SPEED, speed), (EFFICIENCY, efficiency))
-        ]
-        rows.append((variant.name + suspect, devices, *cells))
+        cells: list[Cell] = [variant.name + suspect, devices]
+        for name, one in ((SPEED, speed), (EFFICIENCY, efficiency)):
+            cells.append((format_with_range(format_measure, MEASURES[name], one), one.value))
+        rows.append(cells)
         if variant.scaling_losses:
-            shares = [variant.scaling_losses.get(phase) for phase in phases]
-            shares.insert(0, 1 - sum(variant.scaling_losses.values()))
+            shares: Series = [1 - sum(variant.scaling_losses.values())]
+            shares += [variant.scaling_losses.get(phase) for phase in shown]
             losses.append((variant.name, devices, *((format_percent(share), share) for share in shares)))
     if not rows:
         return build_section("Scaling", notes)
@@ -69,5 +81,5 @@ def build_scaling_section(variants: Sequence[Variant]) -> Section:
     caption = "Efficiency: examples per second by the number of devices, divided by those of one device."
     parts.append(build_sortable_table(caption, ("variant", "devices", "examples per second", "efficiency"), rows))
     if losses:
-        parts.append(build_sortable_table(LOSSES, ("variant", "devices", "efficiency", *phases), losses))
+        parts.append(build_sortable_table(LOSSES, ("variant", "devices", "efficiency", *shown), losses))
     return build_section("Scaling", parts, notes)

@@ -73,10 +73,15 @@ def format_measure_difference(kind: MeasureSpec, value: float | None) -> str:
 
 def format_with_range(format_value: Callable[[MeasureSpec, float | None], str], kind: MeasureSpec, one: Measure) -> str:
     """Format a value, with its range in a second line if there is one, or with the two values of two runs."""
-    value, low, high = (format_value(kind, edge) for edge in (one.value, one.low, one.high))
-    if one.value is None or one.low is None or one.high is None or low == high:
+    value = format_value(kind, one.value)
+    if one.value is None or one.low is None or one.high is None:
         return value
-    return f"{value}\n{low} {'and' if one.spread == 'values' else 'to'} {high}"
+    low = format_value(kind, one.low)
+    high = format_value(kind, one.high)
+    if low == high:  # as printed
+        return value
+    between = "and" if one.spread == "values" else "to"
+    return f"{value}\n{low} {between} {high}"
 
 
 def is_significant(kind: MeasureSpec, one: Measure) -> bool | None:
@@ -90,15 +95,22 @@ def is_significant(kind: MeasureSpec, one: Measure) -> bool | None:
 
 def _select_known_measures(tables: Iterable[Mapping[str, Measure]], *, main: bool) -> list[str]:
     """Select the main or the other measures that at least one table has, in the order of MEASURES."""
-    known = {name for table in tables for name, one in table.items() if one.value is not None}
+    known: set[str] = set()
+    for table in tables:
+        known.update(name for name, one in table.items() if one.value is not None)
     return [name for name in MEASURES if name in known and (name in MAIN_MEASURES) == main]
 
 
 def _list_headings(names: Sequence[str], metric: str) -> list[str]:
     """List the names of measures as they are printed; scores are named after their metric."""
-    kinds = [MEASURES[name] for name in names]
-    label = get_score_label(metric)
-    return [kind.label.replace("score", label) if kind.kind == "score" else kind.label for kind in kinds]
+    headings: list[str] = []
+    for name in names:
+        spec = MEASURES[name]
+        heading = spec.label
+        if spec.kind == "score":
+            heading = heading.replace("score", get_score_label(metric))
+        headings.append(heading)
+    return headings
 
 
 def build_variants_tables(comparison: Comparison) -> list[Table]:
@@ -115,14 +127,17 @@ def build_variants_tables(comparison: Comparison) -> list[Table]:
         keys = comparison.varied if main and len(comparison.varied) <= MAX_SETTINGS else ()
         rows: list[Sequence[Cell]] = []
         for variant in comparison.variants:
-            failed = f"{format_plural(len(variant.failures), 'run')} missing" if variant.failures else ""
-            marks = (
-                "baseline" if variant.name == comparison.baseline else "",
-                "Pareto front" if variant.pareto else "",
-                CONSTANTS[variant.constant.rule] if variant.constant else "",
-                failed,
-            )
-            row: list[Cell] = ["\n".join(filter(None, (variant.name, ", ".join(filter(None, marks)))))]
+            marks: list[str] = []
+            if variant.name == comparison.baseline:
+                marks.append("baseline")
+            if variant.pareto:
+                marks.append("Pareto front")
+            if variant.constant:
+                marks.append(CONSTANTS[variant.constant.rule])
+            if variant.failures:
+                marks.append(f"{format_plural(len(variant.failures), 'run')} missing")
+            name_and_marks = f"{variant.name}\n{', '.join(marks)}" if marks else variant.name
+            row: list[Cell] = [name_and_marks]
             resolved = select_work_settings(variant.runs[0]) if variant.runs else {}
             for key in keys:
                 value = variant.settings.get(key, resolved.get(key, UNKNOWN))
@@ -183,7 +198,8 @@ def quote_name(variant: Variant) -> str:
 def describe_outcome(comparison: Comparison) -> list[str]:
     """Describe the compared variants and the best one, with intervals, in a few sentences."""
     variants = comparison.variants
-    runs, failed = sum(len(one.runs) for one in variants), sum(len(one.failures) for one in variants)
+    runs = sum(len(variant.runs) for variant in variants)
+    failed = sum(len(variant.failures) for variant in variants)
     keys = ", ".join(comparison.varied) or "nothing"
     sentences = [
         f"{format_plural(len(variants), 'variant')} in {format_plural(runs, 'run')} were compared; varied: {keys}."
@@ -193,10 +209,14 @@ def describe_outcome(comparison: Comparison) -> list[str]:
         sentences.append(f"{format_plural(failed, 'run')} did not finish and {verb} excluded.")
     sentences += _describe_best(comparison)
     ranked = _rank_variants(variants, SPEED, higher=True)
-    if comparison.disturbed:  # other load distorts the times, so neither the fastest nor the Pareto front is known
-        disturbed = format_plural(len(comparison.disturbed), "run")
-        told = f"Speeds are not compared: other work used the machine beside {disturbed} (see the warnings)."
-        return [*sentences, told] if len(ranked) > 1 else sentences
+    # Other load distorts the times, so that neither the fastest nor the Pareto front is known.
+    if comparison.disturbed:
+        if len(ranked) > 1:
+            disturbed = format_plural(len(comparison.disturbed), "run")
+            sentences.append(
+                f"Speeds are not compared: other work used the machine beside {disturbed} (see the warnings)."
+            )
+        return sentences
     if len(ranked) > 1:
         first = ranked[0]
         reached = f"{format_measure(MEASURES[SPEED], get_measure(first, SPEED).value)} examples per second"
@@ -216,8 +236,9 @@ def describe_outcome(comparison: Comparison) -> list[str]:
 
 def _rank_variants(variants: Sequence[Variant], name: str, *, higher: bool) -> list[Variant]:
     """Rank the variants that have a measure, the best first; ties keep their order."""
+    sign = -1 if higher else 1
     found = [variant for variant in variants if get_measure(variant, name).value is not None]
-    return sorted(found, key=lambda variant: (-1 if higher else 1) * (get_measure(variant, name).value or 0.0))
+    return sorted(found, key=lambda variant: sign * (get_measure(variant, name).value or 0.0))
 
 
 def _describe_best(comparison: Comparison) -> list[str]:
@@ -240,7 +261,8 @@ def _describe_best(comparison: Comparison) -> list[str]:
         reached = format_measure(MEASURES[SCORE], get_measure(variant, SCORE).value)
         why = f"{CONSTANTS[variant.constant.rule]}. {variant.constant.message}"
         hollow.append(f"{quote_name(variant)} ({name} {reached}) is left out: {why}")
-    if (num := len(hollow) - MAX_LEFT_OUT) > 0:
+    if len(hollow) > MAX_LEFT_OUT:
+        num = len(hollow) - MAX_LEFT_OUT
         hollow[MAX_LEFT_OUT:] = [f"So are {num} more, for reasons of this kind (see the verdicts)."]
     if not ranked:
         return ["No variant is the best, because none has learnt the task.", *hollow]
@@ -259,26 +281,33 @@ def _describe_leader(comparison: Comparison, best: Variant, measure: str, name: 
     doubted = f" Note how: {best.abstaining.message}" if best.abstaining and measure == SCORE else ""
     if best.name == comparison.baseline:
         return f"No variant has a {better} {name} than the baseline {quote_name(best)}: {reached}.{doubted}"
-    leads = f"{quote_name(best)} has the {'best' if better == 'better' else 'lowest'} {name}: {reached}"
+    superlative = "best" if better == "better" else "lowest"
+    leads = f"{quote_name(best)} has the {superlative} {name}: {reached}"
     gap = best.against.get(measure, UNKNOWN_MEASURE)
     if measure == SCORE and gap.spread != "seeds" and best.over_examples:
         gap = best.over_examples
     if gap.value is None:
         return f"{leads}.{doubted}"
-    over = {"seeds": " over seeds", "examples": " over the examples"}.get(gap.spread, "")
-    trained = " for these trained models; other seeds may differ" if gap.spread == "examples" else ""
-    doubt = {
-        True: f"that is significant, because the interval{over} excludes 0{trained}",
-        False: f"that may be chance, because the interval{over} contains 0",
-        None: "there are too few seeds for an interval",
-    }[is_significant(MEASURES[measure], gap)]
+    over = trained = ""
+    if gap.spread == "seeds":
+        over = " over seeds"
+    elif gap.spread == "examples":
+        over = " over the examples"
+        trained = " for these trained models; other seeds may differ"
+    significant = is_significant(MEASURES[measure], gap)
+    if significant is None:
+        doubt = "there are too few seeds for an interval"
+    elif significant:
+        doubt = f"that is significant, because the interval{over} excludes 0{trained}"
+    else:
+        doubt = f"that may be chance, because the interval{over} contains 0"
     difference = _format_inline(format_measure_difference, measure, gap)
     return f"{leads}, {difference} against the baseline; {doubt}.{doubted}"
 
 
 def has_nonzero_scores(comparison: Comparison) -> bool:
     """Whether any variant has a score other than 0; scores that are all 0 do not distinguish variants."""
-    return any(get_measure(variant, name).value for variant in comparison.variants for name in (SCORE, LAST))
+    return any(get_measure(variant, SCORE).value or get_measure(variant, LAST).value for variant in comparison.variants)
 
 
 def _format_inline(format_value: Callable[[MeasureSpec, float | None], str], name: str, one: Measure) -> str:
