@@ -67,7 +67,7 @@ from fivetune.reading.report.page.wording import (
 )
 from fivetune.reading.report.run import examples
 from fivetune.reading.report.run.confidence import build_confidence_section
-from fivetune.reading.report.run.learning import _list_points, build_learning_section
+from fivetune.reading.report.run.learning import _list_points, iter_learning_parts
 from fivetune.reading.report.run.load_charts import build_run_load_section
 from fivetune.reading.report.run.outcome import describe_blank_golds, describe_verdict
 from fivetune.reading.report.run.problems import find_warnings, list_problems, select_own_warnings
@@ -964,9 +964,11 @@ def test_scores_of_a_subset_and_of_the_whole_set_are_not_joined():
     points = _list_points(evals)
     assert [step for step, record in points if record is None] == [150.0] and len(points) == len(evals) + 1
     whole = replace(evals[-1], split="eval", num_examples=640)
-    table = build_learning_section(replace(run, evals=[*evals, whole]), ()).parts[2]
-    assert [row[:2] for row in table.rows[-2:]] == [("300", "90"), ("300", "640")] and table.header[1] == "examples"
+    table = list(iter_learning_parts(replace(run, evals=[*evals, whole]), ()))[2]
+    assert [tuple(row[:2]) for row in table.rows[-2:]] == [("300", "90"), ("300", "640")] and table.header[
+        1
+    ] == "examples"
     other = replace(whole, basis="other")
-    table = build_learning_section(replace(run, evals=[*evals, whole, other]), ()).parts[2]
-    assert [row[:3] for row in table.rows[-2:]] == [("300", "1", "640"), ("300", "2", "640")]
-    assert table.header[:3] == ("step", "set", "examples") and "a resume changed it" in table.caption
+    table = list(iter_learning_parts(replace(run, evals=[*evals, whole, other]), ()))[2]
+    assert [tuple(row[:3]) for row in table.rows[-2:]] == [("300", "1", "640"), ("300", "2", "640")]
+    assert table.header[:3] == ["step", "set", "examples"] and "a resume changed it" in table.caption

@@ -21,7 +21,7 @@ from fivetune.reading.report.page.wording import (
 from fivetune.reading.report.run.confidence import build_confidence_section
 from fivetune.reading.report.run.data import iter_data_parts
 from fivetune.reading.report.run.examples import build_run_examples_section
-from fivetune.reading.report.run.learning import build_learning_section
+from fivetune.reading.report.run.learning import iter_learning_parts
 from fivetune.reading.report.run.load_charts import build_run_load_section
 from fivetune.reading.report.run.outcome import build_figures_section, iter_verdict_parts
 from fivetune.reading.report.run.problems import build_evidence_section, list_problems
@@ -77,7 +77,7 @@ def build_page(run: Run, *, reference_runs: Sequence[Run] = (), notes: Sequence[
         build_section("Verdict", iter_verdict_parts(run, reference_runs, verdicts, problems)),
         build_figures_section(run),
         build_evidence_section(run, verdicts),
-        build_learning_section(run, reference_runs),
+        build_section("Learning", iter_learning_parts(run, reference_runs)),
         build_section("Speed", iter_speed_parts(run)),
         build_trace_section(run.trace),
         build_step_time_section(run),

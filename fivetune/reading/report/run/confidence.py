@@ -48,20 +48,23 @@ def build_confidence_section(
 
     Args:
         key: name of the score of each line (0-1); 1 is right.
-        temperature: of the confidences of the lines; None if they are the model's own.
-        applied: the temperature of model/, at which confidences are shown.
+        temperature: temperature of the confidences of the lines; None if they are the model's own.
+        applied: temperature of model/, at which confidences are shown.
     """
     if not lines or key is None:
         return build_section("Confidence")
     own = restore_lines(lines, temperature)
     fitted = calibrate_lines(own, key)
     shown = [calibrate_prediction(line, applied) for line in own]
-    pairs = [
-        (line.confidence, line.scores[key]) for line in shown if line.confidence is not None and key in line.scores
-    ]
-    if pairs:
+    sure: list[float] = []
+    values: list[float] = []
+    for line in shown:
+        if line.confidence is not None and key in line.scores:
+            sure.append(line.confidence)
+            values.append(line.scores[key])
+    if sure:
         return build_section(
-            "Confidence", _iter_calibration_parts(pairs, key, fitted, applied), _iter_threshold_parts(shown)
+            "Confidence", _iter_calibration_parts(sure, values, key, fitted, applied), _iter_threshold_parts(shown)
         )
     has_none = all(line.confidence is None for line in lines)
     lacking = "confidences" if has_none else f"{get_score_label(key)} per prediction"
@@ -71,36 +74,47 @@ def build_confidence_section(
 
 def _describe_temperature(fitted: FittedTemperature | None, applied: float) -> tuple[str, str]:
     """Return the remark on the calibration error, and a sentence on the temperature; "" for what is unknown."""
+    given = f" It is given at temperature {format_decimal(applied)}, which model/ holds"
     if fitted is None:
-        return "", "" if applied == 1 else f" It is given at temperature {format_decimal(applied)}, which model/ holds."
-    before, after = (format_percent(error) for error in (fitted.error_before, fitted.error_after))
+        return "", "" if applied == 1 else f"{given}."
+    before = format_percent(fitted.error_before)
+    after = format_percent(fitted.error_after)
     halves = (
         f"on halves of the predictions that it was not fitted on, the calibration error is {after}, without it {before}"
     )
     if applied != 1:
-        sentence = f" It is given at temperature {format_decimal(applied)}, which model/ holds: {halves}."
-        return f"; {before} without temperature", sentence
+        return f"; {before} without temperature", f"{given}: {halves}."
     if fitted.helps:
         return "", f" Temperature {format_decimal(fitted.temperature)} would help, but model/ holds none: {halves}."
     return "", f" No temperature makes it better: {halves}."
 
 
 def _iter_calibration_parts(
-    pairs: Sequence[tuple[float, float]], key: str, fitted: FittedTemperature | None, applied: float
+    sure: Sequence[float], values: Sequence[float], key: str, fitted: FittedTemperature | None, applied: float
 ) -> Iterator[Part]:
-    """Yield the calibration of pairs of confidence and score, and the score of the most confident predictions."""
-    sure, values = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    """Yield the calibration of predictions, and the score of the most confident ones.
+
+    Args:
+        sure: confidence of each prediction (0-1).
+        values: score of each prediction (0-1), named `key`.
+    """
     right = [value >= 1 for value in values]
     bins = compute_reliability(sure, right)
-    curve, ideal = compute_risk_coverage(sure, values), compute_risk_coverage(values, values)
-    accuracy, mean = sum(right) / len(right), sum(sure) / len(sure)
+    curve = compute_risk_coverage(sure, values)
+    ideal = compute_risk_coverage(values, values)
+    accuracy = sum(right) / len(right)
+    mean = sum(sure) / len(sure)
     tendency = ""
     if abs(mean - accuracy) >= CALIBRATED:
         tendency = ": overconfident" if mean > accuracy else ": underconfident"
     remark, sentence = _describe_temperature(fitted, applied)
-    measured = f"{MEANING}{sentence} Measured on {format_plural(len(pairs), 'prediction')}."
-    yield Text(measured if not all(right) else f"{measured} All of them are right, so there is no risk to draw.")
-    error = fitted.error_after if fitted and applied != 1 else compute_calibration_error(bins)
+    words = f"{MEANING}{sentence} Measured on {format_plural(len(sure), 'prediction')}."
+    if all(right):
+        words += " All of them are right, so there is no risk to draw."
+    yield Text(words)
+    error = compute_calibration_error(bins)
+    if fitted and applied != 1:
+        error = fitted.error_after
     best = f"{format_decimal(100 * ideal.area, 1)} if ranked perfectly"
     yield Figure("Calibration error", format_percent(error), f"ECE, 10 bins; 0 is best{remark}")
     yield Figure("Mean confidence", format_percent(mean), f"{format_percent(accuracy)} are right{tendency}")
@@ -121,8 +135,10 @@ def _iter_calibration_parts(
     }
     style = {"mode": "lines", "line": {"dash": "dash"}, "hoverinfo": "skip", "hovertemplate": None}
     diagonal = charts.build_line_trace("Perfectly calibrated", [0, 100], [0.0, 100.0], charts.MUTED, **style)
-    caption = "Share of right predictions by confidence. On the diagonal the model is calibrated; below it, it is "
-    caption += "overconfident."
+    caption = (
+        "Share of right predictions by confidence. On the diagonal the model is calibrated; below it, it is "
+        "overconfident."
+    )
     yield charts.build_chart(
         caption,
         (bars, diagonal),
@@ -141,7 +157,8 @@ def _iter_calibration_parts(
         ("Ranked by confidence", curve, charts.COLORS[0], "solid"),
         ("Ranked perfectly", ideal, charts.MUTED, "dash"),
     ):
-        xs, ys = (100 * one.coverage).tolist(), (100 * one.risk).tolist()
+        xs = (100 * one.coverage).tolist()
+        ys = (100 * one.risk).tolist()
         traces.append(charts.build_line_trace(name, xs, ys, color, mode="lines", line={"dash": dash}))
     caption = (
         f"Risk ({get_score_label(key)}, points below 100) over coverage: if only the most confident predictions are "
@@ -160,8 +177,9 @@ def _iter_calibration_parts(
     rows: list[Sequence[str]] = []
     for coverage in COVERAGES:
         num = max(round(coverage * len(curve.coverage)), 1)
-        score, least = format_decimal(100 * (1 - curve.risk[num - 1])), float(curve.least_confidence[num - 1])
-        rows.append((format_percent(coverage, 0), format_count(num), score, format_significant(least)))
+        score = format_decimal(100 * (1 - curve.risk[num - 1]))
+        least = format_significant(float(curve.least_confidence[num - 1]))
+        rows.append((format_percent(coverage, 0), format_count(num), score, least))
     header = ("answered", "examples", get_score_label(key), "confidence at least")
     yield Table("The score if only the most confident predictions are kept.", header, rows, folded=True)
 
@@ -170,7 +188,8 @@ def _iter_threshold_parts(lines: Sequence[Prediction]) -> Iterator[Part]:
     """Yield the gain of a threshold of the no-answer score; nothing without such scores."""
     if all(line.no_answer_score is None for line in lines):
         return
-    found = [tuned for name in ("exact", "f1") if (tuned := tune_threshold(lines, name)) is not None]
+    tunings = [tune_threshold(lines, "exact"), tune_threshold(lines, "f1")]
+    found = [tuned for tuned in tunings if tuned is not None]
     yield Text("No-answer threshold", "heading")
     if not found:
         yield Text("No threshold is tuned: both halves need questions with and without answers.")
@@ -181,16 +200,20 @@ def _iter_threshold_parts(lines: Sequence[Prediction]) -> Iterator[Part]:
         f"{format_count(found[0].num_held_out)}."
     )
     header = ("score", "threshold", "tuning half", "held-out half, no threshold", "held-out half, threshold")
-    rows = [
-        (
-            get_score_label(tuned.name),
-            format_significant(tuned.threshold),
-            *map(format_decimal, (tuned.tuned, tuned.plain, tuned.held_out)),
-            format_signed(tuned.gain.difference),
-            f"{format_signed(tuned.gain.low)} to {format_signed(tuned.gain.high)}",
-            format_p_value(tuned.gain.p_value),
+    rows: list[Sequence[str]] = []
+    for tuned in found:
+        gain = tuned.gain
+        rows.append(
+            (
+                get_score_label(tuned.name),
+                format_significant(tuned.threshold),
+                format_decimal(tuned.tuned),
+                format_decimal(tuned.plain),
+                format_decimal(tuned.held_out),
+                format_signed(gain.difference),
+                f"{format_signed(gain.low)} to {format_signed(gain.high)}",
+                format_p_value(gain.p_value),
+            )
         )
-        for tuned in found
-    ]
     caption = "Gain of the threshold. p: probability of such a gain if the threshold changes nothing."
     yield Table(caption, (*header, "gain", "95 % interval", "p"), rows)

@@ -23,7 +23,11 @@ from fivetune.values import divide
 
 def iter_data_parts(run: Run) -> Iterator[Part]:
     """Yield counts of records and examples, losses by truncation, lengths in tokens."""
-    splits = {name: found for name, found in (("train", run.data.train), ("eval", run.data.eval)) if found is not None}
+    splits: dict[str, SplitSummary] = {}
+    if run.data.train is not None:
+        splits["train"] = run.data.train
+    if run.data.eval is not None:
+        splits["eval"] = run.data.eval
     if not splits:
         yield Text("The run directory holds no data counts (data.json).")
         return
@@ -60,7 +64,9 @@ def iter_data_parts(run: Run) -> Iterator[Part]:
     if lengths:
         header = ("split", "text", "tokens", "examples (%)")
         yield Table("The length histograms in numbers.", header, lengths, folded=True)
-    skips = [(name, skip.where, skip.reason) for name, facts in splits.items() for skip in facts.skips]
+    skips: list[Sequence[str]] = []
+    for name, facts in splits.items():
+        skips += [(name, skip.where, skip.reason) for skip in facts.skips]
     if skips:
         caption = "Records left out: the first invalid ones, and the first that the task excludes."
         yield Table(caption, ("split", "where", "reason"), skips[:40], folded=True)
@@ -71,12 +77,11 @@ def _describe_counts(splits: Mapping[str, SplitSummary]) -> str:
     sentences: list[str] = []
     for name, facts in splits.items():
         read, out, bad = facts.num_read, facts.num_skipped, facts.num_skipped_bad
-        kept = f"{format_count(facts.num_records_kept)} kept + {format_count(out)} left out"
-        why = ""
+        words = f"{format_count(facts.num_records_kept)} kept + {format_count(out)} left out"
         if out and bad is not None:
-            why = f" ({format_count(out - bad)} by the task, {format_count(bad)} that cannot be used)"
+            words += f" ({format_count(out - bad)} by the task, {format_count(bad)} that cannot be used)"
         made = format_plural(facts.num_examples, "example")
-        sentences.append(f"{name}: {format_plural(read, 'record')} read = {kept}{why}; {made}.")
+        sentences.append(f"{name}: {format_plural(read, 'record')} read = {words}; {made}.")
     return " ".join(sentences)
 
 
@@ -110,26 +115,28 @@ def _describe_truncation(splits: Mapping[str, SplitSummary]) -> str:
     """Describe by split what truncation and windows cost, and where the records come from."""
     sentences: list[str] = []
     for name, facts in splits.items():
-        clipped, lost = facts.num_examples_clipped, facts.num_answers_lost
+        clipped = facts.num_examples_clipped
         if clipped is None:
             continue
-        cost = (
-            f"truncation shortened {format_plural(clipped, 'input')} "
-            f"({format_percent(divide(clipped, count_examples(facts)))})"
-        )
-        loss = "and cut no answer away" if lost == 0 else f"and cut the answer away in {format_count(lost)}"
-        questions, cut = facts.num_cut_into_windows, facts.num_windows
-        windows = f"{format_plural(questions, 'question')} too long for one input became {format_plural(cut, 'window')}"
-        if cut:
-            sentences.append(f"{name}: {windows}.")
-        if clipped or not cut:
-            sentences.append(f"{name}: {cost} {loss}." if clipped else f"{name}: no input was too long.")
+        if facts.num_windows:
+            questions = format_plural(facts.num_cut_into_windows, "question")
+            windows = format_plural(facts.num_windows, "window")
+            sentences.append(f"{name}: {questions} too long for one input became {windows}.")
+        if clipped:
+            share = format_percent(divide(clipped, count_examples(facts)))
+            loss = "and cut no answer away"
+            if facts.num_answers_lost != 0:
+                loss = f"and cut the answer away in {format_count(facts.num_answers_lost)}"
+            inputs = format_plural(clipped, "input")
+            sentences.append(f"{name}: truncation shortened {inputs} ({share}) {loss}.")
+        elif not facts.num_windows:
+            sentences.append(f"{name}: no input was too long.")
+    sources: list[str] = []
     for name, facts in splits.items():
-        if num := facts.num_not_learnt:
-            sentences.append(
-                f"{name}: {format_plural(num, 'example')} without the answer in the input have no training target."
-            )
-    sources = "; ".join(
-        f"{name}: {format_plain(list(dict.fromkeys(facts.source)) or None)}" for name, facts in splits.items()
-    )
-    return f"{' '.join(sentences) or 'Losses by truncation are not known.'} Sources: {shorten_home(sources)}."
+        if facts.num_not_learnt:
+            num = format_plural(facts.num_not_learnt, "example")
+            sentences.append(f"{name}: {num} without the answer in the input have no training target.")
+        files = list(dict.fromkeys(facts.source))
+        sources.append(f"{name}: {format_plain(files or None)}")
+    words = " ".join(sentences) or "Losses by truncation are not known."
+    return f"{words} Sources: {shorten_home('; '.join(sources))}."

@@ -42,15 +42,18 @@ OUTCOMES = (
 
 def build_run_examples_section(run: Run, lines: Sequence[Prediction]) -> Section:
     """Build the section: predictions by outcome, and single predictions with the lowest scores and random ones."""
-    best, baseline = choose_best_eval(run), find_baseline_eval(run)
+    best = choose_best_eval(run)
+    baseline = find_baseline_eval(run)
     if not lines:
         reason = "The best evaluation left no predictions in the run directory" if best else "No evaluation was made"
         return build_section("Examples", Text(f"{reason}, so there are no examples to show."))
     before = run.read_predictions(baseline) if baseline is not best else []
     lowest = select_worst(lines)
     others = sample(lines, lowest)
-    words = f"{format_plural(len(others), 'prediction')} drawn at random, of {format_count(len(lines))} at the "
-    words += "best evaluation."
+    words = (
+        f"{format_plural(len(others), 'prediction')} drawn at random, of {format_count(len(lines))} at the best "
+        "evaluation."
+    )
     if lowest:
         words = f"The {format_count(len(lowest))} lowest scored that are not right, and {words}"
     return build_section(
@@ -72,15 +75,20 @@ def compute_mean_score(prediction: Prediction) -> float | None:
 
 def select_worst(predictions: Sequence[Prediction], num: int = NUM_WORST) -> list[Prediction]:
     """Select the wrong predictions with the lowest scores; ties are ordered by a hash of the id."""
-    scored = [(value, p) for p in predictions if (value := compute_mean_score(p)) is not None and value < 1]
-    scored.sort(key=lambda pair: (pair[0], _compute_order_key(pair[1], "worst")))
-    return [p for _, p in scored[:num]]
+    wrong: list[tuple[float, str, Prediction]] = []
+    for prediction in predictions:
+        value = compute_mean_score(prediction)
+        if value is not None and value < 1:
+            wrong.append((value, _compute_order_key(prediction, "worst"), prediction))
+    wrong.sort(key=lambda one: one[:2])
+    return [prediction for *_, prediction in wrong[:num]]
 
 
 def sample(predictions: Sequence[Prediction], exclude: Sequence[Prediction], num: int = NUM_RANDOM) -> list[Prediction]:
     """Draw random predictions outside `exclude`, by a hash of the id."""
     shown = {p.id for p in exclude}
-    return sorted((p for p in predictions if p.id not in shown), key=lambda p: _compute_order_key(p, "sample"))[:num]
+    others = [p for p in predictions if p.id not in shown]
+    return sorted(others, key=lambda p: _compute_order_key(p, "sample"))[:num]
 
 
 def _compute_order_key(prediction: Prediction, salt: str) -> str:
@@ -114,10 +122,17 @@ def build_example(prediction: Prediction, reason: str) -> Example:
         scores.append(f"confidence {format_decimal(prediction.confidence)}")
     if prediction.hit_cap:
         scores.append("cut off at the length cap")
-    if value is None or value == 1:
-        verdict = "unscored" if value is None else "right"
+    if value is None:
+        verdict = "unscored"
+    elif value == 1:
+        verdict = "right"
     else:
         verdict = "near" if value >= 0.25 else "wrong"
+    tags = {"chosen": reason}
+    for name in TAGS:
+        tag = DIMENSIONS[name](prediction)
+        if tag is not None:
+            tags[name] = tag
     return Example(
         id=prediction.id,
         inputs=truncate_text(prediction.inputs),
@@ -125,14 +140,16 @@ def build_example(prediction: Prediction, reason: str) -> Example:
         references=show_gold_answers(prediction.references),
         verdict=verdict,
         remark=", ".join(scores) or "not scored",
-        tags={"chosen": reason, **{name: tag for name in TAGS if (tag := DIMENSIONS[name](prediction)) is not None}},
+        tags=tags,
     )
 
 
 def truncate_text(text: str) -> str:
     """Truncate a text to MAX_INPUT_CHARS characters, and append the number of removed ones."""
     rest = len(text) - MAX_INPUT_CHARS
-    return text if rest <= 0 else f"{text[:MAX_INPUT_CHARS]} ... ({format_count(rest)} more characters)"
+    if rest <= 0:
+        return text
+    return f"{text[:MAX_INPUT_CHARS]} ... ({format_count(rest)} more characters)"
 
 
 def build_outcomes_table(predictions: Sequence[Prediction]) -> Table | None:
@@ -158,6 +175,8 @@ def build_changes_table(before: Sequence[Prediction], after: Sequence[Prediction
     }
     total = sum(map(len, groups.values()))
     rows = [(words, format_count(len(one)), format_percent(len(one) / total)) for words, one in groups.items()]
-    caption = "The same examples before fine-tuning and at the best evaluation. Right means "
-    caption += f"{get_score_label(moves.score)} of 1."
+    caption = (
+        "The same examples before fine-tuning and at the best evaluation. Right means "
+        f"{get_score_label(moves.score)} of 1."
+    )
     return Table(caption, ("change", "examples", "share"), rows)

@@ -1,16 +1,16 @@
 """Loss, scores, learning rate and gradient norm over the steps: the section on learning.
 
-In: steps and evaluations of a Run. Out: a Section of charts, with their numbers in tables.
+In: steps and evaluations of a Run. Out: charts, with their numbers in tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 from fivetune.reading.compare.measures import get_score
 from fivetune.reading.report.page import charts
-from fivetune.reading.report.page.parts import Chart, Part, Section, Table, Text, build_section
+from fivetune.reading.report.page.parts import Chart, Part, Table, Text
 from fivetune.reading.report.page.series import (
     Series,
     choose_smoothing_span,
@@ -42,42 +42,28 @@ from fivetune.values import as_finite_number, get_nested, select_finite
 NUM_VALUES = 13
 
 
-def build_learning_section(run: Run, reference_runs: Sequence[Run]) -> Section:
-    """Build the section: charts over the steps, and tables of their numbers."""
-    parts = list(_iter_learning_parts(run, reference_runs))
-    return build_section("Learning", parts or Text("No step was recorded, so there is nothing to draw.", "note"))
-
-
-def _iter_learning_parts(run: Run, reference_runs: Sequence[Run]) -> Iterator[Part]:
-    steps, evals = select_latest_by_step(run.steps), select_evals_by_step(run.evals)
+def iter_learning_parts(run: Run, reference_runs: Sequence[Run]) -> Iterator[Part]:
+    """Yield charts over the steps, and tables of their numbers."""
+    steps = select_latest_by_step(run.steps)
+    evals = select_evals_by_step(run.evals)
+    last = max((record.step for record in steps), default=0)
+    if not steps:
+        yield from _iter_score_parts(run, evals, reference_runs, last)
+        return
     at = [float(record.step) for record in steps]
     losses: Series = [record.loss for record in steps]
-    last = max((record.step for record in steps), default=0)
-    if steps:  # the loss on both sets, in nats per target token
-        traces = charts.build_smoothed_traces("Training loss", at, losses, charts.COLORS[0])
-        points = _list_points(evals)
-        places, eval_losses = [step for step, _ in points], [record and record.loss for _, record in points]
-        if select_finite(eval_losses):
-            color = charts.COLORS[1]
-            more = {"mode": "lines+markers", "marker": {"color": color, "size": 7, "symbol": "diamond"}}
-            more["line"] = {"dash": "dot"}
-            traces.append(charts.build_line_trace("Evaluation loss", places, eval_losses, color, **more))
-        axis = charts.choose_axis_scale(losses)
-        unit = charts.name_unit("nats per target token", axis)
-        words = describe_smoothing(len(losses))
-        caption = f"Loss on the training data{words}, and on the evaluation data. (steps.jsonl, evals.jsonl)"
-        yield charts.build_chart(caption, traces, "step", unit, xaxis=_build_step_axis(max([*at, *places])), yaxis=axis)
+    yield _draw_losses_chart(at, losses, evals)
     yield from _iter_score_parts(run, evals, reference_runs, last)
-    if not steps:
-        return
-    taken, norms = [record.effective_lr for record in steps], [record.grad_norm for record in steps]
     rates: dict[str, Series] = {"learning rate": [record.lr for record in steps]}
     words = "The learning rate."
-    if select_finite(taken):
-        rates["effective learning rate"] = taken
+    effective: Series = [record.effective_lr for record in steps]
+    if select_finite(effective):
+        rates["effective learning rate"] = effective
         words = "The scheduled learning rate, and the effective one: with the optimizer's parameter scaling."
     yield charts.build_step_chart(rates, at, words, unit="learning rate", smoothed=False)
-    if known := select_finite(norms):
+    norms: Series = [record.grad_norm for record in steps]
+    known = select_finite(norms)
+    if known:
         limit = as_finite_number(get_nested(run.config, "train", "max_grad_norm"))
         words = f"Norm of the gradient before clipping{describe_smoothing(len(norms))}."
         if limit is not None:
@@ -90,10 +76,31 @@ def _iter_learning_parts(run: Run, reference_runs: Sequence[Run]) -> Iterator[Pa
     rows: list[Sequence[str]] = []
     for i in select_evenly(len(steps), NUM_VALUES):
         record = steps[i]
-        numbers = (losses[i], smoothed[i], record.lr, record.effective_lr, record.grad_norm)
+        numbers = (record.loss, smoothed[i], record.lr, record.effective_lr, record.grad_norm)
         rows.append((format_count(record.step), *map(format_significant, numbers)))
     header = ("step", "loss", "loss, smoothed", "learning rate", "effective learning rate", "gradient norm")
     yield Table("Values at evenly spaced steps. (steps.jsonl)", header, rows, folded=True)
+
+
+def _draw_losses_chart(at: Sequence[float], losses: Series, evals: Sequence[EvalRecord]) -> Chart:
+    """Draw the loss on the training data over the steps `at`, and on the evaluation data (nats per target token)."""
+    traces = charts.build_smoothed_traces("Training loss", at, losses, charts.COLORS[0])
+    points = _list_points(evals)
+    places = [step for step, _ in points]
+    eval_losses = [record.loss if record else None for _, record in points]
+    if select_finite(eval_losses):
+        color = charts.COLORS[1]
+        marker = {"color": color, "size": 7, "symbol": "diamond"}
+        line = {"dash": "dot"}
+        trace = charts.build_line_trace(
+            "Evaluation loss", places, eval_losses, color, mode="lines+markers", marker=marker, line=line
+        )
+        traces.append(trace)
+    axis = charts.choose_axis_scale(losses)
+    unit = charts.name_unit("nats per target token", axis)
+    words = describe_smoothing(len(losses))
+    caption = f"Loss on the training data{words}, and on the evaluation data. (steps.jsonl, evals.jsonl)"
+    return charts.build_chart(caption, traces, "step", unit, xaxis=_build_step_axis(max([*at, *places])), yaxis=axis)
 
 
 def _build_step_axis(last_step: float) -> dict[str, Any]:
@@ -114,25 +121,27 @@ def _iter_score_parts(
     else:
         yield _draw_score_curves(run, keys, evals, reference_runs, last_step)
     # A step may have an evaluation of the whole set and of a subset, and again after a resume: all are listed.
-    every = {(one.step, one.split, one.num_examples, one.basis): one for one in run.evals if one.split in OWN_SPLITS}
-    bases = list(dict.fromkeys(one.basis for one in every.values()))  # in the order in which they began
-    changed = len(bases) > 1
-    rows = [
-        (
-            format_count(one.step),
-            *([format_count(bases.index(one.basis) + 1)] if changed else ()),
-            format_count(one.num_examples),
-            format_decimal(one.loss, 3),
-            *(format_decimal(get_score(one, key)) for key in keys),
-            format_percent(one.rates.get("cap_hit")),
-            format_duration(one.seconds),
-        )
-        for one in sorted(every.values(), key=lambda one: one.step)
-    ]
+    every: dict[Hashable, EvalRecord] = {}
+    for record in run.evals:
+        if record.split in OWN_SPLITS:
+            every[record.step, record.split, record.num_examples, record.basis] = record
+    bases = list(dict.fromkeys(record.basis for record in every.values()))  # in the order in which they began
     labels = [get_score_label(key) for key in keys]
-    header = ("step", *(["set"] if changed else ()), "examples", "loss", *labels, "cut off", "time")
-    words = " A set is the evaluation data with the settings of the evaluation; a resume changed it." if changed else ""
-    yield Table(f"Every evaluation.{words} (evals.jsonl)", header, rows, folded=True)
+    header = ["step", "examples", "loss", *labels, "cut off", "time"]
+    caption = "Every evaluation."
+    is_changed = len(bases) > 1
+    if is_changed:
+        header.insert(1, "set")
+        caption += " A set is the evaluation data with the settings of the evaluation; a resume changed it."
+    rows: list[Sequence[str]] = []
+    for record in sorted(every.values(), key=lambda record: record.step):
+        cells = [format_count(record.step), format_count(record.num_examples), format_decimal(record.loss, 3)]
+        cells += [format_decimal(get_score(record, key)) for key in keys]
+        cells += [format_percent(record.rates.get("cap_hit")), format_duration(record.seconds)]
+        if is_changed:
+            cells.insert(1, format_count(bases.index(record.basis) + 1))
+        rows.append(cells)
+    yield Table(f"{caption} (evals.jsonl)", header, rows, folded=True)
 
 
 def _draw_score_curves(
@@ -141,27 +150,33 @@ def _draw_score_curves(
     """Draw scores over steps 0 to `last_step`, the best step marked, other runs as horizontal lines."""
     # Exact match of the two kinds of questions runs beside F1 of them: more lines would hide each other.
     shown = [key for key in keys if key not in ("HasAns_exact", "NoAns_exact")]
-    points, main, best = _list_points(evals), find_main_score_key(run), choose_best_eval(run)
+    points = _list_points(evals)
+    main = find_main_score_key(run)
+    best = choose_best_eval(run)
     at = [step for step, _ in points]
     last = max(*at, last_step)
     traces: list[charts.Trace] = []
     for i, key in enumerate(select_headline_scores(run, shown or keys)):
-        color, style = charts.COLORS[i % len(charts.COLORS)], charts.DASHES[i // 2 % len(charts.DASHES)]
-        more = {"line": {"dash": style}, "mode": "lines+markers"}
+        color = charts.COLORS[i % len(charts.COLORS)]
+        line = {"dash": charts.DASHES[i // 2 % len(charts.DASHES)]}
         values = [get_score(record, key) for _, record in points]
-        traces.append(charts.build_line_trace(get_score_label(key), at, values, color, **more))
+        label = get_score_label(key)
+        traces.append(charts.build_line_trace(label, at, values, color, mode="lines+markers", line=line))
     for other in reference_runs:
-        if main and (level := get_score(choose_best_eval(other), main)) is not None:
-            more = {"mode": "lines", "line": {"dash": "longdash", "width": 1.5}}
+        level = get_score(choose_best_eval(other), main) if main else None
+        if main and level is not None:
+            line = {"dash": "longdash", "width": 1.5}
             name = f"{other.name}: {get_score_label(main)}"
-            traces.append(charts.build_line_trace(name, [0, last], [level, level], charts.MUTED, **more))
+            levels: Series = [level, level]
+            traces.append(charts.build_line_trace(name, [0, last], levels, charts.MUTED, mode="lines", line=line))
     changes = find_eval_changes(evals)  # from these steps on, evaluations have other data or settings
     markers = [charts.build_step_marker(step, "other evaluation", yanchor="top", y=1) for step in changes]
     if best:
         side = "right" if best.step > last / 2 else "left"
         markers.insert(0, charts.build_step_marker(best.step, "best", xanchor=side))
     layout: dict[str, Any] = {"xaxis": _build_step_axis(last), "yaxis": {"range": [-3, 103]}}
-    layout |= {name: [part for marker in markers for part in marker[name]] for name in ("shapes", "annotations")}
+    for name in ("shapes", "annotations"):
+        layout[name] = [part for marker in markers for part in marker[name]]
     caption = "Scores on the evaluation data over the steps; step 0 is the model before fine-tuning."
     if changes:
         listed = " and ".join(map(format_count, changes))
@@ -173,8 +188,11 @@ def _list_points(evals: Sequence[EvalRecord]) -> list[tuple[float, EvalRecord | 
     """List steps and evaluations to draw, with a gap (None) where data, settings or the number of examples change."""
     changes = find_eval_changes(evals)
     points: list[tuple[float, EvalRecord | None]] = []
-    for before, record in zip([None, *evals], evals, strict=False):
+    before: EvalRecord | None = None
+    for record in evals:
         is_other_set = before is not None and before.num_examples != record.num_examples
-        points += [(float(record.step), None)] if is_other_set or record.step in changes else []
+        if is_other_set or record.step in changes:
+            points.append((float(record.step), None))
         points.append((float(record.step), record))
+        before = record
     return points

@@ -105,27 +105,28 @@ class Load:
         first_ranks: dict[str | None, int] = {}
         for record in self._records:
             first_ranks[record.host] = min(record.rank, first_ranks.get(record.host, record.rank))
-        self._hosts: list[Row] = [
-            (self._clock[record.seconds], str(record.host) if self._is_multi_host else "", record)
-            for record in self._records
-            if record.rank == first_ranks[record.host]
-        ]
-        several = len({record.rank for record in self._records}) > 1
-        self._processes: list[Row] = [
-            (self._clock[record.seconds], f"rank {record.rank}" if several else "", record) for record in self._records
-        ]
+        is_multi_process = len({record.rank for record in self._records}) > 1
+        self._hosts: list[Row] = []
+        self._processes: list[Row] = []
+        for record in self._records:
+            at = self._clock[record.seconds]
+            if record.rank == first_ranks[record.host]:
+                self._hosts.append((at, str(record.host) if self._is_multi_host else "", record))
+            self._processes.append((at, f"rank {record.rank}" if is_multi_process else "", record))
 
     def build_tracks(self, gauge: Gauge) -> list[Track]:
         """Build a gauge's series of all devices or hosts, in the gauge's unit; those without any value are left out."""
-        if gauge.title not in self._tracks:
-            found: list[Track] = []
-            for field, word in gauge.fields.items():
-                if field in PROCESS_FIELDS:  # the limit is of the host, and drawn once
-                    found += _build_field_tracks(self._processes, field, word, gauge.scale, None)
-                else:
-                    rows = self._devices if gauge in DEVICE_GAUGES else self._hosts
-                    found += _build_field_tracks(rows, field, word, gauge.scale, gauge.limit, self._unused)
-            self._tracks[gauge.title] = [track for track in found if select_finite(track.values)]
+        known = self._tracks.get(gauge.title)
+        if known is not None:
+            return known
+        found: list[Track] = []
+        for field, word in gauge.fields.items():
+            if field in PROCESS_FIELDS:  # the limit is of the host, and drawn once
+                found += _build_field_tracks(self._processes, field, word, gauge.scale, None)
+            else:
+                rows = self._devices if gauge in DEVICE_GAUGES else self._hosts
+                found += _build_field_tracks(rows, field, word, gauge.scale, gauge.limit, self._unused)
+        self._tracks[gauge.title] = [track for track in found if select_finite(track.values)]
         return self._tracks[gauge.title]
 
     def list_phase_intervals(self) -> list[PhaseInterval]:
@@ -144,13 +145,16 @@ class Load:
         rows: list[Row] = []
         unused: set[str] = set()
         for device in list_device_series(self._records):
-            instance = "" if device.mig is None else f" MIG {device.mig}"
-            name = f"{device.host if self._is_multi_host else ''} GPU {device.index}{instance}".strip()
+            name = f"GPU {device.index}"
+            if self._is_multi_host:
+                name = f"{device.host} {name}"
+            if device.mig is not None:
+                name += f" MIG {device.mig}"
             if not device.is_used:
                 name += " (not used by the run)"
                 unused.add(name)
-            times = (self._clock[seconds] for seconds in device.seconds)
-            rows += [(at, name, sample) for at, sample in zip(times, device.samples, strict=True)]
+            for seconds, sample in zip(device.seconds, device.samples, strict=True):
+                rows.append((self._clock[seconds], name, sample))
         return rows, unused
 
 
@@ -170,20 +174,24 @@ def _build_field_tracks(
         value = _read_field(record, field)
         times.append(at)
         values.append(None if value is None else scale * value)
-        if limit and (most := _read_field(record, limit)) is not None:
+        most = _read_field(record, limit) if limit else None
+        if most is not None:
             limits[name] = scale * most
-    return [
-        Track(f"{name} {word}".strip(), times, values, limits.get(name), word, name not in unused)
-        for name, (times, values) in points.items()
-    ]
+    tracks: list[Track] = []
+    for name, (times, values) in points.items():
+        full_name = f"{name} {word}".strip()
+        tracks.append(Track(full_name, times, values, limits.get(name), word, name not in unused))
+    return tracks
 
 
 def _read_field(record: TelemetryRecord | DeviceSample, field: str) -> float | None:
     """Read a field of a record, or what is computed of the load of its cores."""
     if field in ("busy_cores", "num_cores"):
         assert isinstance(record, TelemetryRecord)
-        cores = record.core_utilisation or ()
-        return (sum(cores) if field == "busy_cores" else len(cores)) if cores else None
+        cores = record.core_utilisation
+        if not cores:
+            return None
+        return sum(cores) if field == "busy_cores" else len(cores)
     return getattr(record, field)
 
 
@@ -193,8 +201,10 @@ def _remove_pauses(times: Sequence[float]) -> list[float]:
     >>> _remove_pauses([5.0, 6.0, 7.0, 100.0])
     [0.0, 1.0, 2.0, 3.0]
     """
+    if not times:
+        return []
     gaps = [later - earlier for earlier, later in pairwise(times)]
     usual = compute_quantile([gap for gap in gaps if gap > 0], 0.5) or 0.0
     longest = max(PAUSE_SECONDS, 10 * usual)
     steps = [usual if gap > longest else gap for gap in gaps]
-    return list(accumulate(steps, initial=0.0)) if times else []
+    return list(accumulate(steps, initial=0.0))

@@ -52,7 +52,7 @@ class Lane:
 
 
 def choose_line_style(place: int) -> tuple[str, str]:
-    """Colour and dash of the place-th of many lines; equal in all charts of a page."""
+    """Choose colour and dash of the place-th of many lines; equal in all charts of a page."""
     return COLORS[place % len(COLORS)], DASHES[place // len(COLORS) % len(DASHES)]
 
 
@@ -62,40 +62,52 @@ def compute_point_budget(num_series: int) -> int:
 
 
 def build_curve_trace(name: str, xs: Sequence[float], ys: Series, line_style: tuple[str, str], *, limit: int) -> Trace:
-    """A line without markers (with them below three points) named `name`; gaps stay gaps."""
+    """Build a line without markers (with them below three points) named `name`; gaps stay gaps."""
     at, values = thin_points(xs, ys, limit=limit)
     color, dash = line_style
-    mode = "lines" if len(select_finite(ys)) >= 3 else "lines+markers"
-    more = {"line": {"dash": dash, "width": 1.6}, "mode": mode, "meta": escape_hidden(name)}
-    places = [float(f"{x:.6g}") for x in at]
-    return build_line_trace(name, places, round_values(values), color, **more)
+    return build_line_trace(
+        name,
+        [float(f"{x:.6g}") for x in at],
+        round_values(values),
+        color,
+        line={"dash": dash, "width": 1.6},
+        mode="lines" if len(select_finite(ys)) >= 3 else "lines+markers",
+        meta=escape_hidden(name),
+    )
 
 
 def describe_line_styles(lanes: Sequence[Lane]) -> str:
-    """The dash of each series, where lanes hold several: "Solid: GPU 0; dashed: GPU 1."."""
-    names = max(([track.name for track in lane.tracks] for lane in lanes), key=len, default=list[str]())
-    listed = "; ".join(f"{line}: {name}" for line, name in zip(LINE_STYLES.values(), names, strict=False))
-    return f" {listed[0].upper()}{listed[1:]}." if len(names) > 1 else ""
+    """Describe the dash of each series, where lanes hold several: "Solid: GPU 0; dashed: GPU 1."."""
+    most: Sequence[Track] = ()
+    for lane in lanes:
+        if len(lane.tracks) > len(most):
+            most = lane.tracks
+    if len(most) < 2:
+        return ""
+    listed = "; ".join(f"{line}: {track.name}" for line, track in zip(LINE_STYLES.values(), most, strict=False))
+    return f" {listed[0].upper()}{listed[1:]}."
 
 
 def draw_lanes_chart(gauge: Gauge, lanes: Sequence[Lane], caption: str, *, wide: bool, group: str) -> Chart:
-    """A lane per run, one below the other on the same time axis and scale, its phases shaded.
+    """Draw a lane per run, one below the other on the same time axis and scale, its phases shaded.
 
     The lines of one run in a gauge of several quantities (read, written) have a legend of their own in the chart;
     all other entries are in the legend that the charts of a group share (`meta` of their traces).
     """
     tracks = [track for lane in lanes for track in lane.tracks]
-    longest = max((at for track in tracks for at in track.seconds[-1:]), default=0.0)
+    longest = highest = 0.0
+    for track in tracks:
+        longest = max(longest, track.seconds[-1])
+        highest = max(highest, track.limit or 0.0, *select_finite(track.values))
     scale, unit = next((seconds, name) for least, seconds, name in UNITS if longest >= least)
-    top = 105.0
-    if gauge.unit != "%":
-        highest = [value for track in tracks for value in (*select_finite(track.values), track.limit or 0.0)]
-        top = 1.08 * max(highest, default=0.0) or 1.0
+    top = 1.08 * highest or 1.0
+    if gauge.unit == "%":
+        top = 105.0
     num = len(lanes)
     traces: list[Trace] = []
     for place, lane in enumerate(lanes):
-        axis = {"yaxis": f"y{place + 1 if place else ''}"}
-        traces += [trace | axis for trace in _build_lane_traces(lane, scale, top, num)]
+        for trace in _build_lane_traces(lane, scale, top, num):
+            traces.append({**trace, "yaxis": _name_axis("y", place)})
     own_legend = num == 1 and len(gauge.fields) > 1 and len(tracks) > 1
     if own_legend:
         for trace in traces:  # phases and limits stay in the shared legend
@@ -121,17 +133,21 @@ def draw_lanes_chart(gauge: Gauge, lanes: Sequence[Lane], caption: str, *, wide:
     return chart
 
 
+def _name_axis(letter: str, place: int) -> str:
+    """Name an axis as Plotly does: y, y2, y3."""
+    return f"{letter}{place + 1}" if place else letter
+
+
 def _stack_lanes(look: dict[str, Any], lanes: Sequence[Lane], unit: str) -> None:
     """Give a layout an axis per lane, from the top down, each with its run's name in the upper left corner."""
     share = 1 / len(lanes)
     names: list[Trace] = []
     for place, lane in enumerate(lanes):
         top = 1 - place * share
-        suffix = str(place + 1) if place else ""
         title = {"text": unit if place == len(lanes) // 2 else ""}
         domain = [max(0.0, top - share), top - NAME * share]  # Plotly refuses a domain below 0, however little
-        look[f"yaxis{suffix}"] = {**look["yaxis"], "domain": domain, "nticks": 3, "title": title}
-        look["xaxis"] |= {"anchor": f"y{suffix}"}  # of the last lane in the end
+        look[_name_axis("yaxis", place)] = {**look["yaxis"], "domain": domain, "nticks": 3, "title": title}
+        look["xaxis"]["anchor"] = _name_axis("y", place)  # in the end the axis of the last lane
         names.append(
             {
                 "xref": "paper",
@@ -150,29 +166,38 @@ def _build_lane_traces(lane: Lane, scale: float, top: float, num_lanes: int) -> 
     """Build the shaded phases of a lane, its lines, and a dotted line for each limit."""
     traces: list[Trace] = []
     # Training is the normal state of a run, and not shaded; one filled outline stands for all intervals of a phase.
-    for phase in dict.fromkeys(span.phase for span in lane.phase_intervals if span.phase != "train"):
-        xs: Series = []
-        ys: Series = []
-        for span in lane.phase_intervals:
-            if span.phase == phase:
-                start, end = span.start / scale, span.end / scale
-                xs += [start, start, end, end, None]
-                ys += [0, top, top, 0, None]
-        shade = {"fill": "toself", "fillcolor": SHADES.get(phase, OTHER_SHADE), "line": {"width": 0}}
-        named = {"name": escape_label(phase), "meta": escape_hidden(phase)}
-        traces.append({**HIDDEN, **shade, **named, "x": round_values(xs[:-1], 6), "y": ys[:-1]})
+    outlines: dict[str, tuple[Series, Series]] = {}
+    for span in lane.phase_intervals:
+        if span.phase != "train":
+            xs, ys = outlines.setdefault(span.phase, ([], []))
+            start, end = span.start / scale, span.end / scale
+            xs += [start, start, end, end, None]
+            ys += [0, top, top, 0, None]
+    for phase, (xs, ys) in outlines.items():
+        traces.append(
+            {
+                **HIDDEN,
+                "fill": "toself",
+                "fillcolor": SHADES.get(phase, OTHER_SHADE),
+                "line": {"width": 0},
+                "name": escape_label(phase),
+                "meta": escape_hidden(phase),
+                "x": round_values(xs[:-1], 6),
+                "y": ys[:-1],
+            }
+        )
     limit = compute_point_budget(num_lanes * len(lane.tracks))
     for i, track in enumerate(lane.tracks):
         times = [at / scale for at in track.seconds]
         if lane.line_style is None:
-            traces.append(
-                build_curve_trace(track.name or lane.name, times, track.values, choose_line_style(i), limit=limit)
-            )
+            name = track.name or lane.name
+            traces.append(build_curve_trace(name, times, track.values, choose_line_style(i), limit=limit))
             continue
         style = lane.line_style[0], tuple(LINE_STYLES)[i % len(LINE_STYLES)]
-        hover = f"{lane.name}: {track.name}" if track.name and len(lane.tracks) > 1 else lane.name
         curve = build_curve_trace(lane.name, times, track.values, style, limit=limit)
-        traces.append(curve | {"name": escape_label(hover)})
+        if track.name and len(lane.tracks) > 1:
+            curve["name"] = escape_label(f"{lane.name}: {track.name}")
+        traces.append(curve)
     for level in sorted({track.limit for track in lane.tracks if track.limit}):
         end = max(track.seconds[-1] for track in lane.tracks) / scale
         dotted = {"color": MUTED, "width": 1, "dash": "dot"}
@@ -181,12 +206,16 @@ def _build_lane_traces(lane: Lane, scale: float, top: float, num_lanes: int) -> 
 
 
 def build_run_load_section(run: Run) -> Section:
-    """Utilisation, memory, temperature, power and traffic over the time of the run, with its phases shaded."""
+    """Build the section on devices and hosts over the time of the run, with its phases shaded."""
     load = Load(run.telemetry)
     phases = load.list_phase_intervals()
     parts: list[Part] = []
     for heading, gauges in (("Devices", DEVICE_GAUGES), ("Hosts", HOST_GAUGES)):
-        found = [(gauge, tracks) for gauge in gauges if (tracks := load.build_tracks(gauge))]
+        found: list[tuple[Gauge, Sequence[Track]]] = []
+        for gauge in gauges:
+            tracks = load.build_tracks(gauge)
+            if tracks:
+                found.append((gauge, tracks))
         if not found:
             continue
         parts.append(Text(heading, "heading"))
@@ -213,7 +242,9 @@ def _build_load_table(found: Sequence[tuple[Gauge, Sequence[Track]]]) -> Table:
             values = select_finite(track.values)
             marks = (fmean(values), compute_quantile(values, 0.05), compute_quantile(values, 0.95), max(values))
             idle = fmean(value < IDLE_PERCENT for value in values) if gauge.unit == "%" else None
-            name = f"{gauge.title} ({gauge.unit}){': ' if track.name else ''}{track.name}"
+            name = f"{gauge.title} ({gauge.unit})"
+            if track.name:
+                name += f": {track.name}"
             rows.append((name, *map(format_significant, marks), format_percent(idle), format_count(len(values))))
     header = ("what", "mean", "p5", "p95", "highest", f"below {IDLE_PERCENT:.0f} %", "samples")
     caption = "The numbers of the charts: 5 % of the samples lie below p5, 95 % below p95. (telemetry.jsonl)"

@@ -66,14 +66,17 @@ def iter_verdict_parts(
     """Yield the verdict in sentences, the problems, the main scores, all scores beside their baselines.
 
     Args:
-        verdicts: of the diagnosis.
+        verdicts: verdicts of the diagnosis.
     """
-    best, baseline = choose_best_eval(run), find_baseline_eval(run)
+    best = choose_best_eval(run)
+    baseline = find_baseline_eval(run)
     yield Text(" ".join(describe_verdict(run, reference_runs, verdicts)), "lead")
-    if command := describe_resume(run):
+    command = describe_resume(run)
+    if command:
         yield Text(command, "code")
-    none = "No problem found with the data, the losses, the predictions, the devices or the speed."
-    yield from problems or [Text(none, "good")]
+    yield from problems
+    if not problems:
+        yield Text("No problem found with the data, the losses, the predictions, the devices or the speed.", "good")
     if best is None:
         return
     keys = list_score_keys([best])
@@ -82,39 +85,51 @@ def iter_verdict_parts(
         was = "no baseline" if before is None else f"{format_decimal(before, 1)} before"
         now = format_decimal(get_score(best, key), 1)
         yield Figure(get_score_label(key), now, BASELINE if best is baseline else was)
-    # The columns beside the run's own scores. Published ones that are not comparable are not drawn.
-    columns: dict[str, Mapping[str, float]] = {BASELINE: baseline.scores if baseline else {}}
+    # The columns beside the run's own scores.
     others = {other.name: get_best_scores(other) for other in reference_runs}
-    expected, doubts = get_nested(run.config, "report", "expected"), find_published_doubts(run, best)
-    published = {f"{PUBLISHED}, not comparable" if doubts else PUBLISHED: select_numbers(expected)} if expected else {}
-    # The chart has the baselines that were measured; the table has all columns, also those without a value.
+    expected = get_nested(run.config, "report", "expected")
+    doubts = find_published_doubts(run, best)
+    published: dict[str, Mapping[str, float]] = {}
+    if expected:
+        published[f"{PUBLISHED}, not comparable" if doubts else PUBLISHED] = select_numbers(expected)
     intervals = [compute_score_interval(best, key) for key in keys]
+    # The chart has the baselines that were measured, and published scores only if they are comparable.
     if keys:
-        drawn = {} if baseline is None or baseline is best else columns
-        drawn = {**drawn, **others, **({} if doubts else published), "this run": best.scores}
+        drawn: dict[str, Mapping[str, float]] = {}
+        if baseline is not None and baseline is not best:
+            drawn[BASELINE] = baseline.scores
+        drawn |= others
+        if not doubts:
+            drawn |= published
+        drawn["this run"] = best.scores
         series: dict[str, Series] = {name: [scores.get(key) for key in keys] for name, scores in drawn.items()}
         caption = "This run's best evaluation (filled, with 95 % intervals of the evaluation) beside its baselines."
         labels = [get_score_label(key) for key in keys]
         yield charts.build_score_dots_chart(labels, series, intervals, caption)
-    if majority := {key: value for key in keys if (value := read_majority_score(best, key)) is not None}:
+    # The table has all columns, also those without a value.
+    columns: dict[str, Mapping[str, float]] = {BASELINE: baseline.scores if baseline else {}}
+    majority: dict[str, float] = {}
+    for key in keys:
+        score = read_majority_score(best, key)
+        if score is not None:
+            majority[key] = score
+    if majority:
         columns[MAJORITY] = majority
     columns |= others | published
     rows: list[Sequence[str]] = []
     for key, edges in zip(keys, intervals, strict=True):
-        now, then = get_score(best, key), get_score(baseline, key)
-        rows.append(
-            (
-                get_score_label(key),
-                format_decimal(now),
-                "" if edges is None else f"{format_decimal(edges[0], 1)} to {format_decimal(edges[1], 1)}",
-                *(format_decimal(scores.get(key)) for scores in columns.values()),
-                format_signed(None if now is None or then is None else now - then),
-            )
-        )
+        now = get_score(best, key)
+        then = get_score(baseline, key)
+        row = [get_score_label(key), format_decimal(now)]
+        row.append("" if edges is None else f"{format_decimal(edges[0], 1)} to {format_decimal(edges[1], 1)}")
+        row += [format_decimal(scores.get(key)) for scores in columns.values()]
+        row.append(format_signed(None if now is None or then is None else now - then))
+        rows.append(tuple(row))
     header = ("score", f"this run, {describe_weights(best, run.status.best)}", "95 % interval", *columns, "change")
     caption = "All scores of the best evaluation beside the baselines; change is against the model before fine-tuning. "
     yield Table(caption + "(evals.jsonl)", header, rows)
-    if blank := describe_blank_golds(run.read_predictions(best), find_main_score_key(run) or ""):
+    blank = describe_blank_golds(run.read_predictions(best), find_main_score_key(run) or "")
+    if blank:
         yield Text(blank)
     if doubts:
         yield Text(f"The published scores are not comparable with this run's: {'; '.join(doubts)}.")
@@ -135,11 +150,10 @@ def describe_blank_golds(lines: Sequence[Prediction], key: str) -> str:
 
 def find_published_doubts(run: Run, best: EvalRecord) -> list[str]:
     """Return why published scores (report.expected) are not comparable with the run: another model, other examples."""
-    expected, named, num = (
-        get_nested(run.config, "report", key) for key in ("expected", "expected_model", "expected_examples")
-    )
-    if not expected:
+    if not get_nested(run.config, "report", "expected"):
         return []
+    named = get_nested(run.config, "report", "expected_model")
+    num = get_nested(run.config, "report", "expected_examples")
     own = PurePath(str(get_nested(run.config, "model", "path") or get_nested(run.config, "model", "config"))).name
     doubts: list[str] = []
     if named is None:
@@ -156,29 +170,28 @@ def find_published_doubts(run: Run, best: EvalRecord) -> list[str]:
 
 def build_figures_section(run: Run) -> Section:
     """Build the section of key figures: steps, time, throughput, memory."""
-    steps, status, machine = select_latest_by_step(run.steps), run.status, run.machine
+    steps = select_latest_by_step(run.steps)
+    status = run.status
+    machine = run.machine
     losses: Series = [record.loss for record in steps]
+    known = select_finite(losses)
     level = select_finite(smooth_series(losses, choose_smoothing_span(len(losses))))
-    first_loss = format_significant(next(iter(select_finite(losses)), None))
+    first_loss = format_significant(known[0] if known else None)
+    planned = "" if run.num_steps is None else f"of {format_count(run.num_steps)} planned"
     seen = steps[-1].num_examples_seen if steps else None
     epochs = divide(seen, count_examples(run.data.train))
+    passes = "" if epochs is None else f"{format_decimal(epochs, 2)} epochs"
     training = divide(status.seconds_by_phase.get("train"), status.seconds)
-    remarks = [
-        "" if value is None else words.format(text)
-        for words, value, text in (
-            ("of {} planned", run.num_steps, format_count(run.num_steps)),
-            ("{} epochs", epochs, format_decimal(epochs, 2)),
-            ("{} of it training", training, format_percent(training)),
-        )
-    ]
-    num, trained = machine.num_parameters, machine.num_trained_parameters
+    share = "" if training is None else f"{format_percent(training)} of it training"
+    num = machine.num_parameters
+    trained = machine.num_trained_parameters
     parameters = "parameters"
     if num and trained is not None and trained != num:
         parameters += f", {format_percent(trained / num)} of them trained"
     figures = [
-        Figure("Steps", format_count(status.step), remarks[0]),
-        Figure("Examples seen", format_count(seen), remarks[1]),
-        Figure("Time", format_duration(status.seconds), remarks[2]),
+        Figure("Steps", format_count(status.step), planned),
+        Figure("Examples seen", format_count(seen), passes),
+        Figure("Time", format_duration(status.seconds), share),
         Figure(
             "Training loss",
             format_significant(level[-1] if level else None),
@@ -189,12 +202,14 @@ def build_figures_section(run: Run) -> Section:
         Figure("Model", format_large_count(num), parameters),
         Figure("Precision", format_plain(machine.precision), f"attention: {format_plain(machine.attention)}"),
     ]
-    if (mfu := compute_mfu(steps)) is not None:
-        peak, product = machine.peak_flops, machine.product_flops
+    mfu = compute_mfu(steps)
+    if mfu is not None:
+        peak = machine.peak_flops
         words = "of the dense peak by the data sheet"
         if peak is not None:
             words += f", {peak / 1e12:,.0f} TFLOP/s"
-            words += "" if product is None else f"; {format_percent(mfu * peak / product)} of a product measured here"
+            if machine.product_flops is not None:
+                words += f"; {format_percent(mfu * peak / machine.product_flops)} of a product measured here"
         figures.append(Figure("MFU", format_percent(mfu), words))
     return build_section("Key figures", figures)
 
@@ -203,9 +218,10 @@ def describe_verdict(run: Run, reference_runs: Sequence[Run], verdicts: Sequence
     """Describe the result, its comparison with the reference runs, and the end of the run, a sentence each.
 
     Args:
-        verdicts: of the diagnosis, of which one may be the cause that nothing was learnt.
+        verdicts: verdicts of the diagnosis, of which one may be the cause that nothing was learnt.
     """
-    best, key = choose_best_eval(run), find_main_score_key(run)
+    best = choose_best_eval(run)
+    key = find_main_score_key(run)
     cause = find_cause(verdicts)
     # The cause stands before a score that a diverged run still has, and after one that tells of nothing learnt.
     sentences = _describe_outcome(run, best, key)
@@ -214,14 +230,17 @@ def describe_verdict(run: Run, reference_runs: Sequence[Run], verdicts: Sequence
     elif cause and sentences[0].startswith(NOTHING_LEARNT):
         sentences.append(f"The likely cause: {TITLES[cause][0].lower()}{TITLES[cause][1:]}.")
     for other in reference_runs:
-        theirs, ours = get_score(choose_best_eval(other), key or ""), get_score(best, key or "")
+        theirs = get_score(choose_best_eval(other), key or "")
+        ours = get_score(best, key or "")
         if key is None or theirs is None or ours is None:
             sentences.append(f"The run {other.name} has no {get_score_label(key or 'score')} to compare with.")
             continue
         difference = round(theirs - ours, 1)  # as printed: no "0.0 below"
-        gap = f"{format_decimal(abs(difference), 1)} {'below' if difference < 0 else 'above'}"
+        gap = "the same"
+        if difference:
+            gap = f"{format_decimal(abs(difference), 1)} {'below' if difference < 0 else 'above'}"
         reached = f"{get_score_label(key)} {format_decimal(theirs, 1)}"
-        sentences.append(f"Beside it, the run {other.name} reaches {reached}: {gap if difference else 'the same'}.")
+        sentences.append(f"Beside it, the run {other.name} reaches {reached}: {gap}.")
     status = run.status
     done = format_plural(status.step, "step")
     if status.step != run.num_steps:
@@ -246,8 +265,11 @@ def _describe_outcome(run: Run, best: EvalRecord | None, key: str | None) -> lis
     if best is None or key is None:
         return ["No evaluation was made, so the quality is not known."]
     baseline = find_baseline_eval(run)
-    reached, before = get_score(best, key), get_score(baseline, key)
-    name, now, then = get_score_label(key), format_decimal(reached, 1), format_decimal(before, 1)
+    reached = get_score(best, key)
+    before = get_score(baseline, key)
+    name = get_score_label(key)
+    now = format_decimal(reached, 1)
+    then = format_decimal(before, 1)
     measured = f"{describe_weights(best, run.status.best)} on {format_plural(best.num_examples, 'example')}"
     if best.step == 0 and len(select_evals_by_step(run.evals)) == 1:
         return [f"Only the model before fine-tuning was evaluated: {name} {then}."]
@@ -262,15 +284,17 @@ def _describe_outcome(run: Run, best: EvalRecord | None, key: str | None) -> lis
             f"reaches {format_decimal(majority, 1)}."
         ]
     # A run that hardly answers is held against never answering, which is right for every unanswerable question.
-    answered, silent = get_score(best, f"HasAns_{key}"), get_score(best, f"NoAns_{key}") or 0.0
-    unanswerable, total = get_score(best, "NoAns_total"), get_score(best, "total")
+    answered = get_score(best, f"HasAns_{key}")
+    silent = get_score(best, f"NoAns_{key}") or 0.0
+    unanswerable = get_score(best, "NoAns_total")
+    total = get_score(best, "total")
     if reached is not None and answered is not None and answered < MIN_ANSWERED and unanswerable and total:
         abstaining = 100 * unanswerable / total
         if reached <= abstaining:
+            but = " but to abstain" if silent > MIN_SILENT else ""
             return [
-                f"{NOTHING_LEARNT}{' but to abstain' if silent > MIN_SILENT else ''}: {name} is {now}, measured at "
-                f"{measured}, with {format_decimal(answered, 1)} on answerable questions; never answering reaches "
-                f"{format_decimal(abstaining, 1)}."
+                f"{NOTHING_LEARNT}{but}: {name} is {now}, measured at {measured}, with {format_decimal(answered, 1)} "
+                f"on answerable questions; never answering reaches {format_decimal(abstaining, 1)}."
             ]
     if before is None or reached is None:
         return [f"Fine-tuning reached {name} {now} at {measured}; the score before it is not known."]
@@ -297,15 +321,17 @@ def _test_change(run: Run, before: EvalRecord | None, after: EvalRecord, key: st
         edges = f"{format_signed(change.low, 1)} to {format_signed(change.high, 1)}"
         proof = f"the 95 % interval of the change on the same examples is {edges}, p {format_p_value(change.p_value)}"
         return not change.low <= 0 <= change.high, proof
-    one, other = compute_score_interval(after, key), before and compute_score_interval(before, key)
-    if one and other and one[0] <= other[1] and other[0] <= one[1]:
+    now = compute_score_interval(after, key)
+    then = compute_score_interval(before, key) if before else None
+    if now and then and now[0] <= then[1] and then[0] <= now[1]:
         return False, "the 95 % intervals overlap"
     return True, ""
 
 
 def _describe_loss(best: EvalRecord, baseline: EvalRecord | None) -> list[str]:
     """Describe the change of the evaluation loss, for runs whose score is uninformative."""
-    now, then = best.loss, baseline.loss if baseline else None
+    now = best.loss
+    then = baseline.loss if baseline else None
     if now is None or then is None or round(now, 3) == round(then, 3):  # equal in print
         return []
     verb = "fell" if now < then else "rose"

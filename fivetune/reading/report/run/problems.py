@@ -27,12 +27,11 @@ from fivetune.reading.report.run.scores import (
     find_baseline_eval,
 )
 from fivetune.rundir.figures import select_current_evals, select_evals_by_step
-from fivetune.rundir.records import Run
+from fivetune.rundir.records import EvalRecord, Run
 from fivetune.types import Verdict
 from fivetune.values import divide, get_nested
 
 UNKNOWN_LIMIT = 0.001
-NO_CHANGE: Mapping[str, Any] = {}
 NO_RULES: set[str] = set()
 COVERED = {
     "truncation": {"truncated_inputs", "truncated_targets", "lost_answers"},
@@ -52,39 +51,53 @@ def list_problems(
     """List what is wrong: what ended the run, then by severity; of two that say the same, one.
 
     Args:
-        verdicts: of the diagnosis.
+        verdicts: verdicts of the diagnosis.
         notes: problems found while reading.
     """
     rules = {verdict.rule for verdict in verdicts}
-    rate = next((one.message for one in run.status.warnings if one.kind == RATE and rules & BY_RATE), "")
-    because = f"{rate.removeprefix(f'{RATE}: ')}. " if rate else ""
+    # A warning of pre-flight about the learning rate is the cause of what it led to, and told with the first of these.
+    because = ""
+    if rules & BY_RATE:
+        for warning in run.status.warnings:
+            if warning.kind == RATE:
+                because = f"{warning.message.removeprefix(f'{RATE}: ')}. "
+                break
     severe: list[Problem] = []
     mild: list[Problem] = []
     if run.status.state == "failed" and run.status.why:
-        ended = [one for one in verdicts if one.rule == "not_finite" and run.status.nonfinite_step is not None]
-        change: Mapping[str, Any] = ended[0].change if ended else NO_CHANGE
-        severe.append(Problem(run.status.why, because if change else "", format_flags(change), "bad"))
-        verdicts = [verdict for verdict in verdicts if verdict not in ended]
-        because = "" if change else because
+        change: Mapping[str, Any] = {}
+        if run.status.nonfinite_step is not None:
+            # The reason of the failure says what the verdict says.
+            ended = [verdict for verdict in verdicts if verdict.rule == "not_finite"]
+            verdicts = [verdict for verdict in verdicts if verdict.rule != "not_finite"]
+            if ended:
+                change = ended[0].change
+        advice = ""
+        if change:
+            advice, because = because, ""
+        severe.append(Problem(run.status.why, advice, format_flags(change), "bad"))
     for verdict in verdicts:
-        advice = f"{because}{verdict.advice}" if verdict.rule in BY_RATE else verdict.advice
-        because = "" if verdict.rule in BY_RATE else because
-        gain = "" if verdict.gain is None else f" Predicted: {format_decimal(verdict.gain)} times as fast."
-        is_bad = is_severe(verdict)
-        found = Problem(
-            verdict.message, f"{advice}{gain}", format_flags(verdict.change), "bad" if is_bad else "warning"
-        )
-        (severe if is_bad else mild).append(found)
-    rules |= {one for rule in rules for one in CONSEQUENCES.get(rule, ())}
-    own = select_own_warnings(run, rules)
-    return [*severe, *map(Problem, (*notes, *find_warnings(run, reference_runs, rules), *own)), *mild]
+        advice = verdict.advice
+        if verdict.rule in BY_RATE:
+            advice, because = f"{because}{advice}", ""
+        if verdict.gain is not None:
+            advice += f" Predicted: {format_decimal(verdict.gain)} times as fast."
+        flags = format_flags(verdict.change)
+        if is_severe(verdict):
+            severe.append(Problem(verdict.message, advice, flags, "bad"))
+        else:
+            mild.append(Problem(verdict.message, advice, flags))
+    for rule in tuple(rules):
+        rules |= CONSEQUENCES.get(rule, NO_RULES)
+    warnings = [*notes, *find_warnings(run, reference_runs, rules), *select_own_warnings(run, rules)]
+    return [*severe, *map(Problem, warnings), *mild]
 
 
 def find_warnings(run: Run, reference_runs: Sequence[Run] = (), rules: Collection[str] = ()) -> Iterator[str]:
     """Yield warnings about scores and data from the records; problems of the training are up to the diagnosis.
 
     Args:
-        rules: of the verdicts, whose warnings are left out.
+        rules: names of the verdicts, whose warnings are left out.
     """
     best = choose_best_eval(run)
     lines = run.read_predictions(best)
@@ -106,15 +119,14 @@ def find_warnings(run: Run, reference_runs: Sequence[Run] = (), rules: Collectio
     for split, facts in (("train", run.data.train), ("eval", run.data.eval)):
         if facts is None:
             continue
-        blank, bad = facts.num_blank_golds, facts.num_skipped_bad
-        if blank and RECORDS not in told:
+        if facts.num_blank_golds and RECORDS not in told:
             yield (
-                f"{split}: {format_plural(blank, 'record')} have a blank gold answer beside others: an "
+                f"{split}: {format_plural(facts.num_blank_golds, 'record')} have a blank gold answer beside others: an "
                 "empty prediction is right there."
             )
-        if bad and RECORDS not in told:
+        if facts.num_skipped_bad and RECORDS not in told:
             read = format_plural(facts.num_read, "record")
-            yield f"{split}: {format_count(bad)} of {read} could not be used and were left out."
+            yield f"{split}: {format_count(facts.num_skipped_bad)} of {read} could not be used and were left out."
         unknown = divide(facts.num_unknown_tokens, facts.num_input_tokens)
         if unknown is not None and unknown > UNKNOWN_LIMIT and CHARACTERS not in told:
             yield f"{split}: {format_percent(unknown, 2)} of the input tokens are unknown to the tokenizer."
@@ -124,46 +136,52 @@ def select_own_warnings(run: Run, rules: Collection[str] = ()) -> list[str]:
     """Return the run's own warnings without those that a verdict repeats.
 
     Args:
-        rules: of the verdicts.
+        rules: names of the verdicts.
     """
-    repeated = {
-        one.message
-        for one in run.status.warnings
-        if COVERED.get(one.kind, NO_RULES) & set(rules) or (one.kind == RATE and BY_RATE & set(rules))
-    }
+    covered = {**COVERED, RATE: BY_RATE}
+    repeated: set[str] = set()
+    for warning in run.status.warnings:
+        if not covered.get(warning.kind, NO_RULES).isdisjoint(rules):
+            repeated.add(warning.message)
     return [text for text in run.warnings if text not in repeated]
 
 
 def build_evidence_section(run: Run, verdicts: Sequence[Verdict]) -> Section:
     """Build the section on what the problems rest on: rates of a broken run, measured values of the diagnosis."""
-    evals = (choose_best_eval(run), find_baseline_eval(run))
-    rates = build_rates_table(*(recompute_written_rates(one, run.read_predictions(one)) for one in evals))
-    return build_section("Evidence", rates, build_verdicts_table({"": verdicts}, named=False) if verdicts else None)
+    records: list[EvalRecord | None] = []
+    for record in (choose_best_eval(run), find_baseline_eval(run)):
+        records.append(recompute_written_rates(record, run.read_predictions(record)))
+    measured = build_verdicts_table({"": verdicts}, named=False) if verdicts else None
+    return build_section("Evidence", build_rates_table(*records), measured)
 
 
 def build_verdicts_table(found: Mapping[str, Sequence[Verdict]], *, named: bool) -> Table:
     """Build a folded table of measured value, threshold and change by verdict; `named` adds a column of variants."""
+    header = ["rule", "measured", "threshold", "confidence", "change", "predicted speed-up"]
+    if named:
+        header.insert(0, "variant")
     rows: list[Sequence[str]] = []
     for name, verdicts in found.items():
         for verdict in verdicts:
             change = ", ".join(f"{key} {format_setting(key, value)}" for key, value in verdict.change.items())
-            rows.append(
-                (
-                    *((name,) if named else ()),
-                    verdict.rule.replace("_", " "),
-                    format_significant(verdict.figure),
-                    format_significant(verdict.threshold),
-                    format_percent(verdict.confidence, 0),
-                    change or "no setting",
-                    UNKNOWN if verdict.gain is None else f"{format_decimal(verdict.gain)} x",
-                )
-            )
-    header = ("rule", "measured", "threshold", "confidence", "change", "predicted speed-up")
+            row = [
+                verdict.rule.replace("_", " "),
+                format_significant(verdict.figure),
+                format_significant(verdict.threshold),
+                format_percent(verdict.confidence, 0),
+                change or "no setting",
+                UNKNOWN if verdict.gain is None else f"{format_decimal(verdict.gain)} x",
+            ]
+            if named:
+                row.insert(0, name)
+            rows.append(tuple(row))
     caption = "The evidence: the measured value and the threshold of each rule. (steps.jsonl, telemetry.jsonl)"
-    return Table(caption, ("variant", *header) if named else header, rows, folded=True)
+    return Table(caption, header, rows, folded=True)
 
 
 def describe_resume(run: Run) -> str:
     """Return the command that continues a run; "" for one that has ended or cannot be continued."""
-    folder = shlex.quote(str(get_nested(run.config, "run", "dir") or run.name))
-    return f"fivetune train {folder} --resume" if run.status.state == "interrupted" and run.status.begun else ""
+    if run.status.state != "interrupted" or not run.status.begun:
+        return ""
+    folder = get_nested(run.config, "run", "dir") or run.name
+    return f"fivetune train {shlex.quote(str(folder))} --resume"

@@ -82,7 +82,8 @@ def recompute_written_rates(record: EvalRecord | None, lines: Sequence[Predictio
         return record
     rates = dict(record.rates)
     for name in ("teacher_forced_exact", "free_running_exact"):
-        known = [flag for line in written if (flag := getattr(line, name)) is not None]
+        flags = [getattr(line, name) for line in written]
+        known = [flag for flag in flags if flag is not None]
         rates.pop(name, None)
         if known:
             rates[name] = sum(known) / len(known)
@@ -95,8 +96,8 @@ def find_rate_warnings(
     """Yield the warnings of the best evaluation's rates; none for the model before fine-tuning.
 
     Args:
-        lines: its predictions.
-        rules: of verdicts; one on labels says more than the rate.
+        lines: predictions of the evaluation.
+        rules: names of verdicts; a verdict on labels says more than the rate.
     """
     if best is None or best.step == 0:
         return
@@ -106,10 +107,12 @@ def find_rate_warnings(
         is_told = name == "one_label" and "majority_label" in rules
         if known.limit is not None and not is_told and rates.get(name, 0.0) > known.limit:
             yield known.warning.format(share=format_percent(rates[name]), cap=cap)
-    if gap := describe_lenient_gap(best.scores):
+    gap = describe_lenient_gap(best.scores)
+    if gap:
         yield gap
     # No answer is right where a question has none; a text without labels is right where a gold answer is empty.
-    empty, unanswerable = rates.get("empty"), get_score(best, "NoAns_total")
+    empty = rates.get("empty")
+    unanswerable = get_score(best, "NoAns_total")
     if empty is not None and unanswerable:
         expected = unanswerable / (get_score(best, "total") or unanswerable)
         if empty - expected > EMPTY_BEYOND_UNANSWERABLE:
@@ -120,7 +123,8 @@ def find_rate_warnings(
     elif empty is not None and empty > EMPTY_LIMIT and not any("" in line.references for line in lines):
         yield f"{format_percent(empty)} of the predictions are empty."
     # Targets that are exact with teacher forcing, but not in generation: the cause is a setting or a fault.
-    forced, free = rates.get("teacher_forced_exact"), rates.get("free_running_exact")
+    forced = rates.get("teacher_forced_exact")
+    free = rates.get("free_running_exact")
     if forced is not None and free is not None and forced - free > DECODING_GAP:
         yield (
             f"Given the target so far, the model would write {format_percent(forced)} of the targets exactly, but "
@@ -131,16 +135,14 @@ def find_rate_warnings(
 
 def build_rates_table(best: EvalRecord | None, baseline: EvalRecord | None) -> Table | None:
     """Build a table of the rates of the best evaluation and of the one before fine-tuning."""
-    rates, before = (record.rates if record else {} for record in (best, baseline))
-    rows = [
-        (
-            known.name,
-            format_percent(rates[name]),
-            format_percent(before.get(name)),
-            UNKNOWN if known.limit is None else format_percent(known.limit),
-        )
-        for name, known in RATES.items()
-        if name in rates
-    ]
+    rates = best.rates if best else {}
+    before = baseline.rates if baseline else {}
+    rows: list[Sequence[str]] = []
+    for name, known in RATES.items():
+        if name in rates:
+            limit = UNKNOWN if known.limit is None else format_percent(known.limit)
+            rows.append((known.name, format_percent(rates[name]), format_percent(before.get(name)), limit))
+    if not rows:
+        return None
     caption = "Shares of the predictions that reveal a broken run, at the best evaluation. (rates in evals.jsonl)"
-    return Table(caption, ("predictions", "share", "before fine-tuning", "warning above"), rows) if rows else None
+    return Table(caption, ("predictions", "share", "before fine-tuning", "warning above"), rows)

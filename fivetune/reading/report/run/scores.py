@@ -82,7 +82,10 @@ def choose_best_eval(run: Run) -> EvalRecord | None:
     Without any score, the last evaluation; None without evaluations.
     """
     key = find_main_score_key(run)
-    return find_best_metric_eval(run, key) if key else next(reversed(select_evals_by_step(run.evals)), None)
+    if key:
+        return find_best_metric_eval(run, key)
+    evals = select_evals_by_step(run.evals)
+    return evals[-1] if evals else None
 
 
 def find_main_score_key(run: Run) -> str | None:
@@ -92,25 +95,30 @@ def find_main_score_key(run: Run) -> str | None:
     """
     keys = list_score_keys(select_evals_by_step(run.evals))
     best = run.status.best
-    named = (best.metric if best else None, get_nested(run.config, "eval", "metric"), "f1")
-    return next((key for key in named if key in keys), next(iter(keys), None))
+    for key in (best.metric if best else None, get_nested(run.config, "eval", "metric"), "f1"):
+        if key in keys:
+            return key
+    return keys[0] if keys else None
 
 
 def list_score_keys(records: Sequence[EvalRecord]) -> list[str]:
     """List the scores of evaluations without counts and thresholds; those of LABELS first, in their order."""
-    present = {key: None for record in records for key in record.scores}
+    present: dict[str, float] = {}
+    for record in records:
+        present |= record.scores
     others = [key for key in present if key not in LABELS and not key.endswith(("total", "_thresh"))]
     return [key for key in LABELS if key in present] + others
 
 
 def select_headline_scores(run: Run, keys: Sequence[str]) -> list[str]:
     """Select the scores of the key figures: of a mixture the mean and each part's main score, else the first six."""
-    # A task that this version refuses has no parts either.
-    task = load_run_task(run.config) if get_nested(run.config, "task", "name") == "mixture" else None
-    metric = task.metrics[0] if task else ""
-    parts: dict[str, str] = metric["mains"] if isinstance(metric, Mapping) else {}
-    mains = ["mean", *(f"{part}_{main}" for part, main in parts.items())]
-    return [key for key in mains if parts and key in keys] or list(keys[:6])
+    mains: list[str] = []
+    if get_nested(run.config, "task", "name") == "mixture":
+        task = load_run_task(run.config)  # None for a task that this version refuses
+        metric = task.metrics[0] if task else None
+        if isinstance(metric, Mapping):
+            mains = ["mean", *(f"{part}_{main}" for part, main in metric["mains"].items())]
+    return [key for key in mains if key in keys] or list(keys[:6])
 
 
 def find_line_score_key(run: Run, lines: Sequence[Prediction]) -> str | None:
@@ -118,7 +126,9 @@ def find_line_score_key(run: Run, lines: Sequence[Prediction]) -> str | None:
 
     None if no prediction has a score.
     """
-    present = {key: None for line in lines for key in line.scores}
+    present: dict[str, float] = {}
+    for line in lines:
+        present |= line.scores
     key = find_main_score_key(run)
     return key if key in present else next(iter(present), None)
 
@@ -128,9 +138,11 @@ def compute_score_interval(record: EvalRecord, key: str) -> tuple[float, float] 
 
     None for scores that are no means: unlike the diagnosis's `compute_eval_interval`, which needs one of every score.
     """
-    if (written := record.intervals.get(key)) is not None:
+    written = record.intervals.get(key)
+    if written is not None:
         return written
-    value, counter = get_score(record, key), PARTS.get(key.split("_")[0], "total")
+    value = get_score(record, key)
+    counter = PARTS.get(key.split("_")[0], "total")
     num = get_score(record, counter) or (record.num_examples if counter == "total" else None)
     if value is None or not num or key not in MEANS or not 0 <= value <= 100:
         return None
@@ -146,7 +158,8 @@ def get_best_scores(run: Run) -> dict[str, float]:
 
 def build_run_summary(run: Run, *, reference_runs: Sequence[Run] = ()) -> dict[str, Any]:
     """Build the headline of the page as one JSON table, for scripts; scores are in points."""
-    best, baseline = choose_best_eval(run), find_baseline_eval(run)
+    best = choose_best_eval(run)
+    baseline = find_baseline_eval(run)
     return {
         "name": run.name,
         "state": run.status.state or None,

@@ -35,15 +35,12 @@ MAIN_SETTINGS = (
 def describe_run(run: Run) -> str:
     """Describe a run in one line: model, task, device, start, as far as they are known."""
     model = get_nested(run.config, "model", "path") or get_nested(run.config, "model", "config")
-    fresh = " (random weights)" if get_nested(run.config, "model", "init") == "random" else ""
+    name = PurePath(str(model)).name if model else ""
+    if model and get_nested(run.config, "model", "init") == "random":
+        name += " (random weights)"
     device = run.machine.device.name or run.machine.device.kind
     started = (run.status.started or "")[:16].replace("T", " ")
-    words = (
-        PurePath(str(model)).name + fresh if model else None,
-        get_nested(run.config, "task", "name"),
-        device,
-        started,
-    )
+    words = (name, get_nested(run.config, "task", "name"), device, started)
     return " \u00b7 ".join(str(word) for word in words if word)
 
 
@@ -51,18 +48,17 @@ def build_settings_section(run: Run) -> Section:
     """Build the section: the main settings with the options of the loss that are on, then all settings."""
     values = flatten_table(run.config)
     if not values:
-        return build_section("Settings", Text("The run directory holds no settings (config.yaml).", "note"))
-    everything = [(key, format_setting(key, value)) for key, value in values.items()]
-    told = dict(everything)
+        return build_section("Settings", Text("The run directory holds no settings (config.yaml)."))
+    told = {key: format_setting(key, value) for key, value in values.items()}
     first = [(words, told[key]) for words, key in MAIN_SETTINGS if values.get(key) is not None]
     options = [(key, told[key]) for key, value in values.items() if key.startswith("loss.") and value]
     plain = "The losses on this page are the plain negative log-likelihood: options of the loss change gradients only."
-    caption = f"All {len(everything)} settings, as resolved. (config.yaml)"
+    caption = f"All {len(told)} settings, as resolved. (config.yaml)"
     return build_section(
         "Settings",
         Table("The main settings.", ("setting", "value"), first + options),
-        Text(plain, "note") if options else None,
-        Table(caption, ("key", "value"), everything, folded=True),
+        Text(plain) if options else None,
+        Table(caption, ("key", "value"), list(told.items()), folded=True),
     )
 
 
@@ -76,9 +72,8 @@ def iter_machine_parts(run: Run) -> Iterator[Part]:
     if len(machine.parts) > 1:
         rows: list[Sequence[str]] = []
         for part in machine.parts:
-            facts = (part.started, part.device, part.num_threads)
-            changed = ", ".join(part.changed) or "nothing"
-            rows.append((format_count(part.step), *map(format_plain, facts), changed))
+            facts = map(format_plain, (part.started, part.device, part.num_threads))
+            rows.append((format_count(part.step), *facts, ", ".join(part.changed) or "nothing"))
         header = ("from step", "started", "device", "threads", "changed settings")
         yield Table("Parts of the run: it was resumed. (machine.json)", header, rows)
     yield Text("Commands", "heading")
@@ -89,7 +84,8 @@ def iter_machine_parts(run: Run) -> Iterator[Part]:
         ("Rebuild this page from the run directory:", f"fivetune report {folder}"),
     ):
         if command:
-            yield from [Text(words), Text(shorten_home(command), "code")]
+            yield Text(words)
+            yield Text(shorten_home(command), "code")
 
 
 def format_machine_facts(machine: MachineRecord) -> list[tuple[str, str]]:
@@ -118,8 +114,8 @@ def _join_words(*words: str | None) -> str:
 
 def build_run_definitions_section(keys: Sequence[str]) -> Section:
     """Build the section: meanings of the scores `keys` and of the terms on the page."""
-    rows = [*(DEFINITIONS[key] for key in keys if key in DEFINITIONS), *_WORDS]
-    return build_section("Definitions", Table("Terms on this page.", ("term", "meaning"), rows))
+    rows = [DEFINITIONS[key] for key in keys if key in DEFINITIONS]
+    return build_section("Definitions", Table("Terms on this page.", ("term", "meaning"), rows + _WORDS))
 
 
 _WORDS = [

@@ -19,7 +19,7 @@ from fivetune.reading.report.page.wording import (
 from fivetune.reading.report.run.scores import get_score_label
 from fivetune.rundir.records import Prediction
 from fivetune.scores.analysis.labels import build_confusion
-from fivetune.scores.analysis.slices import compute_slices
+from fivetune.scores.analysis.slices import Slice, compute_slices
 
 MAX_LABELS = 20
 
@@ -35,15 +35,23 @@ def build_slices_section(lines: Sequence[Prediction], key: str | None) -> Sectio
         return build_section("Slices")
     found = compute_slices(lines, key)
     # A dimension divides nothing if all examples have one value, or if none is recorded.
-    shown = [one for group in found.values() if len(group) > 1 for one in group]
-    alike = [f"{name} ({group[0].value})" for name, group in found.items() if len(group) == 1]
-    unknown = [name for name, group in found.items() if not group]
-    notes = [
-        Text(f"All examples have the same {', '.join(alike)}.") if alike else None,
-        Text(f"Not recorded in the predictions: {', '.join(unknown)}.") if unknown else None,
-    ]
+    shown: list[Slice] = []
+    alike: list[str] = []
+    unknown: list[str] = []
+    for name, group in found.items():
+        if len(group) > 1:
+            shown += group
+        elif group:
+            alike.append(f"{name} ({group[0].value})")
+        else:
+            unknown.append(name)
+    notes: list[Text] = []
+    if alike:
+        notes.append(Text(f"All examples have the same {', '.join(alike)}."))
+    if unknown:
+        notes.append(Text(f"Not recorded in the predictions: {', '.join(unknown)}."))
     if not shown:
-        return build_section("Slices", *notes)
+        return build_section("Slices", notes)
     mean = 100 * sum(values) / len(values)
     caption = (
         f"{get_score_label(key)} of subsets of the {format_plural(len(values), 'example')}, with 95 % intervals; the "
@@ -55,7 +63,8 @@ def build_slices_section(lines: Sequence[Prediction], key: str | None) -> Sectio
     for one in shown:
         color = charts.COLORS[kinds.index(one.name) % len(charts.COLORS)]
         bars = charts.build_error_bars([one.score], [(one.low, one.high)], color)
-        label, marker = charts.escape_label(f"{one.name}: {one.value}"), {"color": color, "size": 9}
+        label = charts.escape_label(f"{one.name}: {one.value}")
+        marker = {"color": color, "size": 9}
         hover = f"%{{x:.2f}}, {format_large_count(one.num)} examples<extra></extra>"
         traces.append(charts.build_marks_trace([one.score], [label], marker, hover, error_x=bars))
         edges = f"{format_decimal(one.low, 1)} to {format_decimal(one.high, 1)}"
@@ -77,7 +86,7 @@ def build_slices_section(lines: Sequence[Prediction], key: str | None) -> Sectio
         yaxis={**charts.ROW_AXIS, "ticksuffix": "  ", "dtick": 1},
         shapes=[charts.build_limit_line("x", mean, "dash")],
     )
-    return build_section("Slices", chart, Table(words, header, rows, folded=True), *notes)
+    return build_section("Slices", chart, Table(words, header, rows, folded=True), notes)
 
 
 def build_labels_section(lines: Sequence[Prediction]) -> Section:
@@ -89,14 +98,19 @@ def build_labels_section(lines: Sequence[Prediction]) -> Section:
     rest = len(found.labels) - len(shown)
     more = f" The {format_plural(rest, 'rarest label')} are left out." if rest else ""
     caption = f"Number of examples by gold label (row) and predicted label (column).{more}"
-    counts = [[found.counts[gold, said] for said in shown] for gold in shown]
-    supports = [max(found.count_support(gold), 1) for gold in shown]
+    counts: list[list[int]] = []
+    shares: list[list[float]] = []  # per cent of the row
+    for gold in shown:
+        row = [found.counts[gold, said] for said in shown]
+        support = max(found.count_support(gold), 1)
+        counts.append(row)
+        shares.append([100 * num / support for num in row])
     labels = [charts.escape_label(name) or "(empty)" for name in shown]
     cells = {
         "type": "heatmap",
         "x": labels,
         "y": labels,
-        "z": [[100 * num / support for num in row] for row, support in zip(counts, supports, strict=True)],
+        "z": shares,
         "text": counts,
         "texttemplate": "%{text:,}",
         "colorscale": [[0, "var(--soft)"], [1, charts.COLORS[0]]],
@@ -121,9 +135,16 @@ def build_labels_section(lines: Sequence[Prediction]) -> Section:
     )
     rows: list[Sequence[str]] = []
     for name in found.labels:  # the rare ones included
-        scores = (found.compute_precision(name), found.compute_recall(name), found.compute_f1(name))
-        counts = (found.count_support(name), found.count_predicted(name))
-        rows.append((name, *map(format_count, counts), *map(format_percent, scores)))
+        rows.append(
+            (
+                name,
+                format_count(found.count_support(name)),
+                format_count(found.count_predicted(name)),
+                format_percent(found.compute_precision(name)),
+                format_percent(found.compute_recall(name)),
+                format_percent(found.compute_f1(name)),
+            )
+        )
     caption = "Each label: examples with it as gold label, predictions of it, precision, recall and F1."
     header = ("label", "examples", "predicted", "precision", "recall", "F1")
     return build_section("Labels", chart, Table(caption, header, rows))

@@ -47,11 +47,12 @@ MEANINGS = {
 
 def iter_speed_parts(run: Run) -> Iterator[Part]:
     """Yield throughput, seconds per step, padding, and seconds by phase."""
-    steps, status = select_latest_by_step(run.steps), run.status
-    phases = dict(status.seconds_by_phase)
+    steps = select_latest_by_step(run.steps)
+    whole = run.status.seconds
+    phases = dict(run.status.seconds_by_phase)
     # What no phase measures is "other", unless it is so little that it would only fill the legend.
-    rest = (status.seconds or 0.0) - sum(phases.values())
-    if phases and status.seconds is not None and rest > 0.005 * status.seconds:
+    rest = (whole or 0.0) - sum(phases.values())
+    if phases and whole is not None and rest > 0.005 * whole:
         phases["other"] = rest
     if not steps and not phases:
         yield Text("No step was recorded, so the speed is not known.")
@@ -59,40 +60,49 @@ def iter_speed_parts(run: Run) -> Iterator[Part]:
     at = [float(record.step) for record in steps]
     seconds: Series = [record.step_seconds for record in steps]
     waits: Series = [record.data_seconds for record in steps]
-    rates, padding = list_tokens_per_second(steps), [100 * record.padding_fraction for record in steps]
-    # The longest phase first in the sentence, and on top in the chart, whose bars go from the bottom up.
-    ordered = sorted(phases.items(), key=lambda pair: -pair[1])
-    everything = sum(phases.values())
-    listed = ", ".join(f"{name} {format_percent(divide(value, everything), 0)}" for name, value in ordered)
-    shares = f"Of {format_duration(status.seconds)}: {listed}. " if phases else ""
-    waiting = format_percent(divide(sum(select_finite(waits)), sum(select_finite(seconds))))
-    no_padding = " Padding: none." if padding and not any(padding) else ""
-    yield Text(f"{shares}Waiting for data took {waiting} of the steps' time.{no_padding}")
+    padding: Series = [100 * record.padding_fraction for record in steps]
+    rates = list_tokens_per_second(steps)
+    words = ""
     if phases:
+        everything = sum(phases.values())
+        longest_first = sorted(phases.items(), key=lambda pair: -pair[1])
+        shares = [f"{name} {format_percent(divide(value, everything), 0)}" for name, value in longest_first]
+        words = f"Of {format_duration(whole)}: {', '.join(shares)}. "
+    waiting = format_percent(divide(sum(select_finite(waits)), sum(select_finite(seconds))))
+    words += f"Waiting for data took {waiting} of the steps' time."
+    is_unpadded = bool(steps) and not any(padding)
+    if is_unpadded:
+        words += " Padding: none."
+    yield Text(words)
+    if phases:
+        # Bars go from the bottom up, so that the longest phase is on top.
         bars = dict(sorted(phases.items(), key=lambda pair: pair[1]))
         caption = "Seconds by phase of the run. (status.json)"
         yield charts.build_bars_chart(bars, caption, unit="seconds", hover="%{x:.4~g} s", wide=False)
-    if steps:
-        smoothing, pair = describe_smoothing(len(steps)), {"step": seconds, "waiting for data": waits}
-        words = f"Input and target tokens per second{smoothing}, without padding."
-        waited = "Duration of each step, and the part spent waiting for data."
-        padded = f"Padded share of the positions that the model computed{smoothing}."
-        yield charts.build_step_chart({"tokens per second": rates}, at, words, unit="tokens/s", smoothed=True)
-        yield charts.build_step_chart(pair, at, waited, unit="seconds", smoothed=False, log=False)
-        if not no_padding:
-            yield charts.build_step_chart({"padding": [*padding]}, at, padded, unit="padding (%)", smoothed=True)
-        rows: list[Sequence[str]] = []
-        for name, series in (
-            ("tokens per second", rates),
-            ("seconds per step", seconds),
-            ("seconds waiting for data", waits),
-            ("padding (%)", padding),
-        ):
-            values = select_finite(series)
-            marks = [*(compute_quantile(values, q) for q in (0.5, 0.05, 0.95)), max(values, default=None)]
-            rows.append((name, *map(format_significant, marks)))
-        caption = "Distribution over the steps: 5 % of them are below p5, 95 % below p95. (steps.jsonl)"
-        yield Table(caption, ("quantity", "median", "p5", "p95", "highest"), rows)
+    if not steps:
+        return
+    smoothing = describe_smoothing(len(steps))
+    caption = f"Input and target tokens per second{smoothing}, without padding."
+    yield charts.build_step_chart({"tokens per second": rates}, at, caption, unit="tokens/s", smoothed=True)
+    caption = "Duration of each step, and the part spent waiting for data."
+    pair = {"step": seconds, "waiting for data": waits}
+    yield charts.build_step_chart(pair, at, caption, unit="seconds", smoothed=False, log=False)
+    if not is_unpadded:
+        caption = f"Padded share of the positions that the model computed{smoothing}."
+        yield charts.build_step_chart({"padding": padding}, at, caption, unit="padding (%)", smoothed=True)
+    rows: list[Sequence[str]] = []
+    for name, series in (
+        ("tokens per second", rates),
+        ("seconds per step", seconds),
+        ("seconds waiting for data", waits),
+        ("padding (%)", padding),
+    ):
+        values = select_finite(series)
+        marks = [compute_quantile(values, fraction) for fraction in (0.5, 0.05, 0.95)]
+        marks.append(max(values, default=None))
+        rows.append((name, *map(format_significant, marks)))
+    caption = "Distribution over the steps: 5 % of them are below p5, 95 % below p95. (steps.jsonl)"
+    yield Table(caption, ("quantity", "median", "p5", "p95", "highest"), rows)
 
 
 def list_tokens_per_second(steps: Sequence[StepRecord]) -> Series:
@@ -112,7 +122,7 @@ def build_step_time_section(run: Run) -> Section:
     rows: list[Sequence[str]] = []
     for part, mean in means.items():
         milliseconds = [1e3 * seconds for seconds in _list_part_seconds(measured, part)]
-        marks = (1e3 * mean, *(compute_quantile(milliseconds, q) for q in (0.5, 0.99)))
+        marks = (1e3 * mean, compute_quantile(milliseconds, 0.5), compute_quantile(milliseconds, 0.99))
         share = format_percent(mean / sum(means.values()))
         rows.append((f"{part}: {MEANINGS[part]}", share, *map(format_significant, marks)))
     header = ("part of a step", "share", "mean (ms)", "median (ms)", "p99 (ms)")
@@ -129,9 +139,16 @@ def compute_step_breakdown(measured: Sequence[StepRecord]) -> dict[str, float]:
     """Compute the mean seconds of a step by part; the rest of the step is "other"."""
     if not measured:
         return {}
-    means = {part: fmean(values) for part in STEP_PARTS if (values := _list_part_seconds(measured, part))}
-    rest = fmean(step.step_seconds for step in measured) - sum(means.values())
-    return means | ({"other": rest} if rest > 0.005 * sum(means.values()) else {})
+    means: dict[str, float] = {}
+    for part in STEP_PARTS:
+        seconds = _list_part_seconds(measured, part)
+        if seconds:
+            means[part] = fmean(seconds)
+    known = sum(means.values())
+    rest = fmean(step.step_seconds for step in measured) - known
+    if rest > 0.005 * known:
+        means["other"] = rest
+    return means
 
 
 def _list_part_seconds(measured: Sequence[StepRecord], part: str) -> list[float]:
@@ -144,7 +161,10 @@ def draw_step_time_chart(rows: Mapping[str, Mapping[str, float]], caption: str) 
     Args:
         rows: name -> part -> seconds.
     """
-    colors = {part: color for part, color in STEP_PART_COLORS.items() if any(row.get(part) for row in rows.values())}
+    colors: dict[str, str] = {}
+    for part, color in STEP_PART_COLORS.items():
+        if any(row.get(part) for row in rows.values()):
+            colors[part] = color
     is_short = all(sum(row.values()) < 2 for row in rows.values())
     unit, scale = ("milliseconds per step", 1e3) if is_short else ("seconds per step", 1.0)
     height = 150 + 30 * len(rows)

@@ -11,6 +11,7 @@ from typing import Any
 from fivetune.machine.profiling.summary import REST
 from fivetune.reading.report.page import charts
 from fivetune.reading.report.page.parts import Page, Part, Section, Table, Text, build_section
+from fivetune.reading.report.page.series import Series
 from fivetune.reading.report.page.wording import (
     UNKNOWN,
     format_bytes,
@@ -38,7 +39,8 @@ def build_trace_page(summary: Mapping[str, Any], *, title: str, about: str = "")
     """Build the page of one trace.
 
     Args:
-        summary: the table of a TraceSummary; about: subtitle.
+        summary: table of a TraceSummary.
+        about: subtitle of the page.
     """
     return Page(title, (build_trace_section(summary),), subtitle=about)
 
@@ -78,32 +80,36 @@ def _name_operations(summary: Mapping[str, Any]) -> str:
 def _iter_overview_parts(summary: Mapping[str, Any]) -> Iterator[Part]:
     """Yield a sentence on the largest classes and the busy devices, and the table of the window."""
     get = summary.get
-    window, num_steps = get("window_seconds"), get("num_steps")
+    window = get("window_seconds")
+    num_steps = get("num_steps")
     steps = f"{format_plural(num_steps, 'step')}, " if num_steps else ""
     largest = ", ".join(f"{one['name']} {format_percent(one['share'])}" for one in _get_rows(summary, "classes")[:3])
     words = f"{steps}{format_milliseconds(window)} ms. Of the time of {_name_operations(summary)}: {largest}."
-    busy, late = format_percent(get("busy_share")), format_percent(get("host_bound_share"))
+    busy = format_percent(get("busy_share"))
+    late = format_percent(get("host_bound_share"))
     if get("measures") == "kernels":
         words += (
             f" Devices were busy {busy} of the window, and for {late} of it they waited for the host to launch the "
+            "next kernel."
         )
-        words += "next kernel."
     else:
         words += " No device took part: its values are n/a."
     yield Text(words, "lead")
-    plain, profiled = get("plain_step_seconds"), get("profiled_step_seconds")
-    slower, outside = divide(profiled, plain), get("outside_seconds")
+    plain = get("plain_step_seconds")
+    profiled = get("profiled_step_seconds")
+    slower = divide(profiled, plain)
     overhead = "" if slower is None else f"{format_decimal(slower)} times as long: overhead of the profiler"
-    waited = f", the host waited {format_milliseconds(get('synchronisation_seconds'))} ms"
-    counts = [get("num_launches"), get("num_synchronisations")]
-    totals = ["" if count is None else f"{format_count(count)} in all" for count in counts]
-    per_step = [format_decimal(get(key), 1) for key in ("launches_per_step", "synchronisations_per_step")]
+    launches = _describe_total(get("num_launches"))
+    waits = _describe_total(get("num_synchronisations"))
+    if waits:
+        waits += f", the host waited {format_milliseconds(get('synchronisation_seconds'))} ms"
     # On a host, memory from before the window is not in the peak.
+    since_start = get_nested(summary, "memory", "since_start")
     sizes: dict[str, Any] = get_nested(summary, "memory", "parts") or {}
-    memory = [f"{name} {format_bytes(value)}" for name, value in sizes.items()]
-    parts = ", ".join(memory)
-    if get_nested(summary, "memory", "since_start"):
-        parts = ", ".join(part for part in memory if not part.startswith(f"{REST} "))
+    parts = ", ".join(
+        f"{name} {format_bytes(value)}" for name, value in sizes.items() if not since_start or name != REST
+    )
+    if since_start:
         parts = f"{REST}; there before: {parts}" if parts else REST
     rows = [
         ("window (ms)", format_milliseconds(window), f"{format_plain(get('source'))}, {format_plain(num_steps)} steps"),
@@ -111,10 +117,11 @@ def _iter_overview_parts(summary: Mapping[str, Any]) -> Iterator[Part]:
         ("step with profiler (ms)", format_milliseconds(profiled), overhead),
         ("devices busy", busy, "of the window; overlapping work counts once"),
         ("host-bound", late, "of the window: idle, waiting for a launch"),
-        ("launches per step", per_step[0], totals[0]),
-        ("synchronisations per step", per_step[1], totals[1] and totals[1] + waited),
+        ("launches per step", format_decimal(get("launches_per_step"), 1), launches),
+        ("synchronisations per step", format_decimal(get("synchronisations_per_step"), 1), waits),
         ("peak memory", format_bytes(get_nested(summary, "memory", "peak_bytes")), parts),
     ]
+    outside = get("outside_seconds")
     if outside is not None:
         share = format_percent(divide(outside, window))
         rows.append(("outside operators", share, "of the window: Python, waiting for data"))
@@ -122,13 +129,20 @@ def _iter_overview_parts(summary: Mapping[str, Any]) -> Iterator[Part]:
     yield Table(f"The window.{file}", ("quantity", "value", "remark"), rows)
 
 
+def _describe_total(count: Any) -> str:
+    return "" if count is None else f"{format_count(count)} in all"
+
+
 def _iter_class_parts(summary: Mapping[str, Any]) -> Iterator[Part]:
     """Yield the chart and the table of the time by class, and a legend."""
-    classes, steps = _get_rows(summary, "classes"), as_finite_number(summary.get("num_steps"))
-    unit, what = "ms per step" if steps else "ms", _name_operations(summary)
+    classes = _get_rows(summary, "classes")
+    steps = as_finite_number(summary.get("num_steps"))
+    unit = "ms per step" if steps else "ms"
+    what = _name_operations(summary)
     # From the bottom up, so that the largest class is on top.
     bars = {one["name"]: 1000 * one["seconds"] / (steps or 1) for one in reversed(classes)}
-    caption, height = f"Time of {what}, {unit}.", 90 + 26 * len(bars)
+    caption = f"Time of {what}, {unit}."
+    height = 90 + 26 * len(bars)
     yield charts.build_bars_chart(bars, caption, unit=unit, hover=f"%{{x:.4~g}} {unit}", height=height)
     rows = [
         (
@@ -143,12 +157,13 @@ def _iter_class_parts(summary: Mapping[str, Any]) -> Iterator[Part]:
     ]
     header = ("class", "time (ms)", "per step (ms)", "count", "mean (ms)", "share")
     yield Table(f"Time of {what}, by class.", header, rows)
-    yield Text(LEGEND + ("" if summary.get("measures") == "kernels" else OWN_TIME))
+    yield Text(LEGEND if summary.get("measures") == "kernels" else LEGEND + OWN_TIME)
 
 
 def _iter_phases_tables(summary: Mapping[str, Any]) -> Iterator[Part]:
     """Yield the table of the phases of the steps; nothing without phases."""
-    found, window = _get_rows(summary, "phases"), summary.get("window_seconds")
+    found = _get_rows(summary, "phases")
+    window = summary.get("window_seconds")
     header = ["phase", "count", "host (ms)", "of the window"]
     has_devices = any(one.get("device_seconds") is not None for one in found)
     if has_devices:
@@ -170,7 +185,8 @@ def _iter_gaps_tables(summary: Mapping[str, Any]) -> Iterator[Part]:
     window = summary.get("window_seconds")
     for device in _get_rows(summary, "devices"):
         name = f"{device['index']}: {format_plain(device.get('name'))}"
-        lower, late = 0.0, device.get("host_bound_seconds")
+        lower = 0.0
+        late = device.get("host_bound_seconds")
         for bound, num, seconds in device["gaps"]:
             words = f"{format_milliseconds(lower)} to {format_milliseconds(bound)} ms"
             if bound is None:
@@ -202,11 +218,12 @@ def _iter_memory_parts(summary: Mapping[str, Any]) -> Iterator[Part]:
     points = get_nested(summary, "memory", "points")
     if points:
         since = ", since the profiler began" if get_nested(summary, "memory", "since_start") else ""
-        times, sizes = [1000 * time for time, _ in points], [taken / MEBI for _, taken in points]
-        style = {"line": {"width": 1.5, "shape": "hv"}, "mode": "lines"}
-        curve = charts.build_line_trace("allocated", times, sizes, charts.COLORS[0], **style)
-        caption = f"Memory allocated on the {format_plain(get_nested(summary, 'memory', 'kind'))}{since}; thinned, "
-        caption += "highs and lows are kept."
+        times = [1000 * time for time, _ in points]
+        sizes: Series = [taken / MEBI for _, taken in points]
+        line = {"width": 1.5, "shape": "hv"}
+        curve = charts.build_line_trace("allocated", times, sizes, charts.COLORS[0], line=line, mode="lines")
+        kind = format_plain(get_nested(summary, "memory", "kind"))
+        caption = f"Memory allocated on the {kind}{since}; thinned, highs and lows are kept."
         yield charts.build_chart(
             caption, [curve], "ms since the window began", "MiB", showlegend=False, yaxis=charts.FROM_ZERO
         )
