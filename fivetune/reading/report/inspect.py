@@ -34,7 +34,7 @@ def build_inspection_page(facts: Facts) -> Page:
     sets = facts["sets"]
     sections = (
         build_section("Overview", _iter_overview_parts(facts)),
-        build_section("Counts", *(_iter_counts_parts(name, one) for name, one in sets.items())),
+        build_section("Counts", _iter_counts_parts(sets)),
         build_section("Lengths", _build_lengths_parts(facts)),
         build_section("Limits", _iter_limits_parts(sets)),
         build_section("Duplicates", _iter_duplicates_parts(facts)),
@@ -60,13 +60,13 @@ def _iter_overview_parts(facts: Facts) -> Iterator[Part]:
             f"{facts['tokenizer']}'s small vocabulary, which says little of it. Once it is here, inspect takes its "
             "tokenizer; one in a folder is named with --tokenizer."
         )
-        yield Text(words, "note")
+        yield Text(words)
     elif facts["is_default_tokenizer"]:
         words = (
             f"Lengths and characters are those of the tokenizer of {facts['tokenizer']}, which has a small vocabulary. "
             "To choose limits, give --tokenizer and the folder or hub name of the model to train."
         )
-        yield Text(words, "note")
+        yield Text(words)
     found: list[str] = []
     for name, one in sets.items():
         found += _iter_set_findings(name, one)
@@ -74,13 +74,15 @@ def _iter_overview_parts(facts: Facts) -> Iterator[Part]:
             found += _iter_token_findings(name, one, facts["limits"])
     for kind, leak in facts.get("leakage", {}).items():
         near = leak["num_near"] or 0
-        if num := leak["num_exact"] + near:
+        num = leak["num_exact"] + near
+        if num:
             found.append(
                 f"eval shares the {kind} with train in {format_plural(num, 'example')} "
                 f"({format_percent(divide(num, leak['of']))}): {format_count(leak['num_exact'])} exactly, "
                 f"{format_count(near)} nearly."
             )
-    yield from (Text(text, "warning") for text in found)
+    for text in found:
+        yield Text(text, "warning")
     if not found:
         words = "No problem found: no invalid record, contradiction, leak, lost answer or lost character."
         yield Text(words, "good")
@@ -93,10 +95,15 @@ def _iter_overview_parts(facts: Facts) -> Iterator[Part]:
         "questions": "num_groups",
         "targets to learn or to score": "num_targets",
     }
-    rows = [(words, *(format_count(one[key]) for one in sets.values())) for words, key in counts.items()]
+    rows: list[Sequence[str]] = []
+    for words, key in counts.items():
+        rows.append((words, *(format_count(one[key]) for one in sets.values())))
     yield Table("Records read, and their use.", ("count", *sets), rows)
     for key, words in (("skipped", "Records that cannot be used"), ("unlabelled", "Records without usable answers")):
-        if bad := [(name, record["where"], record["reason"]) for name, one in sets.items() for record in one[key]]:
+        bad: list[Sequence[str]] = []
+        for name, one in sets.items():
+            bad += [(name, record["where"], record["reason"]) for record in one[key]]
+        if bad:
             yield Table(f"{words}, the first of each set.", ("set", "where", "reason"), bad)
 
 
@@ -132,9 +139,9 @@ def _iter_set_findings(name: str, one: Facts) -> Iterator[str]:
             f"{name}: the gold answers are in the script of {golds['language']!r}, whose words the scores do not know. "
             f"Set task.language: {golds['language']}."
         )
-    yield from (
-        f"{name}: {golds[key]}." for key in ("imbalance", "merged_forms", "placeholders", "empty_inputs") if golds[key]
-    )
+    for key in ("imbalance", "merged_forms", "placeholders", "empty_inputs"):
+        if golds[key]:
+            yield f"{name}: {golds[key]}."
     if one["offsets"]["num"]:
         first = one["offsets"]["shown"][0]
         yield (
@@ -144,22 +151,22 @@ def _iter_set_findings(name: str, one: Facts) -> Iterator[str]:
     if one["answers"] and one["answers"]["num_questions"]:
         num = one["answers"]["num_questions"]
         yield f"{name}: no context holds an answer to {format_plural(num, 'question')}."
-    yield from (f"{name}: {note}." for note in one["odd_targets"])
+    for note in one["odd_targets"]:
+        yield f"{name}: {note}."
 
 
 def _iter_token_findings(name: str, one: Facts, limits: Facts) -> Iterator[str]:
     """Yield what the limits cut, and the tokenizer loses."""
-    lost = next((row["num_answers_lost"] for row in one["input_limits"] if row["limit"] == limits["input"]), 0)
-    if lost and limits["overlong"] == "truncate":
-        yield (
-            f"{name}: the limit of {format_count(limits['input'])} input tokens cuts "
-            f"{format_plural(lost, 'answer')} away."
-        )
-    cut = next((row["num_cut"] for row in one["target_limits"] if row["limit"] == limits["target"]), 0)
-    if cut:
-        yield (
-            f"{name}: the limit of {format_count(limits['target'])} target tokens cuts {format_plural(cut, 'target')}."
-        )
+    for row in one["input_limits"]:
+        lost = row["num_answers_lost"]
+        if row["limit"] == limits["input"] and lost and limits["overlong"] == "truncate":
+            limit = format_count(limits["input"])
+            yield f"{name}: the limit of {limit} input tokens cuts {format_plural(lost, 'answer')} away."
+    for row in one["target_limits"]:
+        cut = row["num_cut"]
+        if row["limit"] == limits["target"] and cut:
+            limit = format_count(limits["target"])
+            yield f"{name}: the limit of {limit} target tokens cuts {format_plural(cut, 'target')}."
     hit = one["characters"]["num"]
     if hit:
         part = format_percent(divide(hit, one["characters"]["of"]))
@@ -172,20 +179,24 @@ def _describe_rest(num: int, shown: Sequence[object]) -> str:
     return f", the most frequent; {format_plural(rest, 'other')} not shown" if rest else ""
 
 
-def _iter_counts_parts(name: str, one: Facts) -> Iterator[Part]:
-    yield Text(f"Examples of {name}", "heading")
-    for kind, found in one["counts"].items():
-        forms, header = found.get("forms"), [kind, "examples", "share"]
-        rows: list[list[str]] = []
-        for value, num in found["common"]:
-            rows.append([_shorten(str(value)), format_count(num), format_percent(divide(num, found["num"]))])
+def _iter_counts_parts(sets: Facts) -> Iterator[Part]:
+    """Yield the numbers of examples of each set by the values of a property."""
+    for name, one in sets.items():
+        yield Text(f"Examples of {name}", "heading")
+        for kind, found in one["counts"].items():
+            forms = found.get("forms")
+            header = [kind, "examples", "share"]
             if forms:
-                own = forms.get(value, ())[:MAX_FORMS]
-                rows[-1].append(", ".join(f"{form!r} ({format_count(n)})" for form, n in own))
-        if forms:
-            header.append("forms in the data")
-        more = _describe_rest(found["num_values"], rows)
-        yield Table(f"{name}: {format_plural(found['num_values'], 'value')} of {kind}{more}.", header, rows)
+                header.append("forms in the data")
+            rows: list[list[str]] = []
+            for value, num in found["common"]:
+                row = [_shorten(str(value)), format_count(num), format_percent(divide(num, found["num"]))]
+                if forms:
+                    own = forms.get(value, ())[:MAX_FORMS]
+                    row.append(", ".join(f"{form!r} ({format_count(n)})" for form, n in own))
+                rows.append(row)
+            more = _describe_rest(found["num_values"], rows)
+            yield Table(f"{name}: {format_plural(found['num_values'], 'value')} of {kind}{more}.", header, rows)
 
 
 def _build_lengths_parts(facts: Facts) -> list[Part]:
@@ -195,21 +206,28 @@ def _build_lengths_parts(facts: Facts) -> list[Part]:
     header: list[str] = []
     sets = facts["sets"]
     for key, word in PARTS.items():
-        found = {name: one["lengths"][key] for name, one in sets.items() if one["lengths"][key]}
-        histograms = {name: parse_record(Histogram, row["histogram"]) for name, row in found.items()}
-        caption, limit = f"Lengths of the {key} in tokens, before any cut.", facts["limits"].get(word)
+        histograms: dict[str, Histogram | None] = {}
+        for name, one in sets.items():
+            if one["lengths"][key]:
+                histograms[name] = parse_record(Histogram, one["lengths"][key]["histogram"])
+        caption = f"Lengths of the {key} in tokens, before any cut."
+        limit = facts["limits"].get(word)
         chart = charts.build_lengths_chart(histograms, caption, unit=f"{word} tokens", limit=limit)
-        parts += [chart] if chart else []
+        if chart:
+            parts.append(chart)
     for name, one in sets.items():
         for key in PARTS:
-            if row := one["lengths"][key]:
+            row = one["lengths"][key]
+            if row:
                 quantiles = row["quantiles"]
-                header = header or [f"{100 * float(q):g} %" for q in quantiles]
-                shown = map(format_count, (*quantiles.values(), row["longest"]))
-                rows.append((name, key, format_count(row["num_tokens"]), format_decimal(row["mean"], 1), *shown))
+                header = [f"{100 * float(fraction):g} %" for fraction in quantiles]
+                counts = map(format_count, (*quantiles.values(), row["longest"]))
+                rows.append((name, key, format_count(row["num_tokens"]), format_decimal(row["mean"], 1), *counts))
+    if not rows:
+        return []
     caption = "Lengths in tokens: sum, mean, quantiles, maximum."
-    table = Table(caption, ("set", "text", "tokens", "mean", *header, "longest"), rows)
-    return [*parts, table] if rows else []
+    parts.append(Table(caption, ("set", "text", "tokens", "mean", *header, "longest"), rows))
+    return parts
 
 
 def _iter_limits_parts(sets: Facts) -> Iterator[Part]:
@@ -221,22 +239,18 @@ def _iter_limits_parts(sets: Facts) -> Iterator[Part]:
     )
     for name, one in sets.items():
         num = one["num_examples"]
-        rows = [
-            (
-                format_count(row["limit"]),
-                *_format_part(row["num_cut"], num, digits=1),
-                *_format_part(row["num_answers_lost"], num),
-                format_decimal(row["cost"]),
-            )
-            for row in one["input_limits"]
-        ]
+        rows: list[Sequence[str]] = []
+        for row in one["input_limits"]:
+            cut = _format_part(row["num_cut"], num, digits=1)
+            lost = _format_part(row["num_answers_lost"], num)
+            rows.append((format_count(row["limit"]), *cut, *lost, format_decimal(row["cost"])))
         header = ("input limit", "inputs cut", "share", "answers lost", "share lost", "cost")
         yield Table(f"{name}: truncation and cost by limit of the input.", header, rows)
     for name, one in sets.items():
         num = one["num_targets"]
-        rows = [
-            (format_count(row["limit"]), *_format_part(row["num_cut"], num, digits=1)) for row in one["target_limits"]
-        ]
+        rows = []
+        for row in one["target_limits"]:
+            rows.append((format_count(row["limit"]), *_format_part(row["num_cut"], num, digits=1)))
         if num:
             yield Table(f"{name}: truncation by limit of the target.", ("target limit", "cut", "share"), rows)
 
@@ -253,11 +267,16 @@ def _iter_duplicates_parts(facts: Facts) -> Iterator[Part]:
         f"Equal up to case and space; near: Jaccard similarity of the sets of three-word shingles of "
         f"{format_decimal(facts['near'])} or more, among texts that differ."
     )
+    header = ["text"]
+    for name in sets:
+        header += [name, "share"]
     counts: list[Sequence[str]] = []
     for kind in next(iter(sets.values()))["duplicates"]:
-        found = [one["duplicates"][kind] for one in sets.values()]
-        counts.append((kind, *(cell for one in found for cell in _format_part(one["num"], one["of"]))))
-    header = ("text", *(word for name in sets for word in (name, "share")))
+        row = [kind]
+        for one in sets.values():
+            found = one["duplicates"][kind]
+            row += _format_part(found["num"], found["of"])
+        counts.append(row)
     yield Table("Texts that repeat an earlier one of their set.", header, counts)
     repeated: list[Sequence[str]] = []
     near: list[Sequence[str]] = []
@@ -286,12 +305,14 @@ def _iter_leakage_parts(leakage: Facts | None) -> Iterator[Part]:
         return
     rows: list[Sequence[str]] = []
     for kind, one in leakage.items():
-        exact, near, whole = one["num_exact"], one["num_near"], one["of"]
-        share = format_percent(divide(exact + (near or 0), whole))
-        rows.append((kind, *map(format_count, (exact, near, whole)), share))
+        numbers = (one["num_exact"], one["num_near"], one["of"])
+        share = format_percent(divide(one["num_exact"] + (one["num_near"] or 0), one["of"]))
+        rows.append((kind, *map(format_count, numbers), share))
     caption = "Examples of eval whose texts are in train too, exactly or nearly."
     yield Table(caption, ("same", "exactly", "nearly", "of", "share"), rows)
-    pairs = [(kind, *_format_pair(shown)) for kind, one in leakage.items() for shown in one["shown"]]
+    pairs: list[Sequence[str]] = []
+    for kind, one in leakage.items():
+        pairs += [(kind, *_format_pair(shown)) for shown in one["shown"]]
     if pairs:
         yield Table("The first of each kind.", ("same", "similarity", "in eval", "in train"), pairs)
 
@@ -304,12 +325,12 @@ def _build_answers_parts(sets: Facts) -> list[Part]:
         found = one["answers"]
         if not found or not found["of"]:
             continue
-        num, questions = found["of"], _format_part(found["num_questions"], found["of_questions"])
+        num = found["of"]
         rows = (
             ("examples with an answer", format_count(num), ""),
             ("the context holds none of the answers", *_format_part(found["num"], num)),
             ("it holds one in other case only", *_format_part(found["num_other_case"], num)),
-            ("questions that no context answers", *questions),
+            ("questions that no context answers", *_format_part(found["num_questions"], found["of_questions"])),
         )
         parts.append(Table(f"{name}: answers in their contexts.", ("count", name, "share"), rows))
         missing += [(name, row["id"], _shorten(row["answer"]), _shorten(row["text"])) for row in found["shown"]]
@@ -327,16 +348,18 @@ def _iter_characters_parts(sets: Facts) -> Iterator[Part]:
         if not found["num_characters"]:
             yield Text(f"{name}: the tokenizer keeps all characters.", "good")
             continue
-        rows = [
-            (
-                _format_character(row["character"]),
-                f"U+{ord(row['character']):04X}",
-                _format_character(row["becomes"]),
-                format_count(row["num_times"]),
-                *_format_part(row["num_texts"], found["of"], digits=1),
+        rows: list[Sequence[str]] = []
+        for row in found["common"]:
+            character = row["character"]
+            rows.append(
+                (
+                    _format_character(character),
+                    f"U+{ord(character):04X}",
+                    _format_character(row["becomes"]),
+                    format_count(row["num_times"]),
+                    *_format_part(row["num_texts"], found["of"], digits=1),
+                )
             )
-            for row in found["common"]
-        ]
         num = found["num_characters"]
         more = _describe_rest(num, rows)
         caption = f"{name}: {format_plural(num, 'character')} that the tokenizer loses{more}."
@@ -363,20 +386,25 @@ def _iter_examples_parts(facts: Facts) -> Iterator[Part]:
             yield Text(f"target: {_shorten(' / '.join(one['references']) or 'unknown')}", "code")
         return
     limits = facts["limits"]
-    lengths = [format_plain(limits[kind]) for kind in ("input", "target")]
     yield Text(
-        f"From the shortest to the longest, decoded from the tokens after truncation to {lengths[0]} input and "
-        f"{lengths[1]} target tokens ({limits['overlong']})."
+        "From the shortest to the longest, decoded from the tokens after truncation to "
+        f"{format_plain(limits['input'])} input and {format_plain(limits['target'])} target tokens "
+        f"({limits['overlong']})."
     )
     for one in facts["examples"]:
-        window = f", window {one['window'][0]} of {one['window'][1]}" if one["window"] else ""
-        lost = ", the answer is lost" if one["answer_lost"] else ""
-        yield Text(f"{one['id']}: {format_plural(one['num_input_tokens'], 'token')}{window}{lost}", "heading")
+        words = f"{one['id']}: {format_plural(one['num_input_tokens'], 'token')}"
+        if one["window"]:
+            words += f", window {one['window'][0]} of {one['window'][1]}"
+        if one["answer_lost"]:
+            words += ", the answer is lost"
+        yield Text(words, "heading")
         yield Text(f" [... {format_plural(one['num_cut'], 'token')} cut ...] ".join(one["inputs"]), "code")
-        cut = f" [... {format_plural(one['num_cut_targets'], 'token')} cut ...]" if one["num_cut_targets"] else ""
+        target = one["targets"]
+        if one["num_cut_targets"]:
+            target += f" [... {format_plural(one['num_cut_targets'], 'token')} cut ...]"
         golds = _shorten(" / ".join(reference or "(no answer)" for reference in one["references"]) or "unknown")
         num = format_plural(one["num_target_tokens"], "token")
-        yield Text(f"target: {one['targets']}{cut}   ({num}; right: {golds})", "code")
+        yield Text(f"target: {target}   ({num}; right: {golds})", "code")
 
 
 def _shorten(text: str) -> str:

@@ -68,9 +68,11 @@ class View:
 
     Args:
         losses: evenly spaced losses of the whole run, oldest first.
-        utilisation: 0-1, of the run's accelerators, or of the host's cores without one (`on_gpu`).
-        seconds_left: of the remaining steps and evaluations.
-        verdict: message of the first verdict of the diagnosis; is_bad: it says that the training failed its goal.
+        utilisation: mean utilisation (0-1) of the run's accelerators, or of the host's cores without one.
+        on_gpu: whether `utilisation` is of accelerators.
+        seconds_left: seconds of the remaining steps and evaluations.
+        verdict: message of the first verdict of the diagnosis.
+        is_bad: whether the verdict says that the training failed its goal.
     """
 
     name: str
@@ -113,19 +115,24 @@ class Watcher:
         return sorted(views, key=lambda view: (view.state not in ACTIVE, view.name))
 
     def _read_view(self, path: Path) -> View:
-        marks: list[float] = []  # they change with every record
+        times: list[float] = []
+        sizes: list[int] = []
         for name in (rundir.STATUS, rundir.STEPS, rundir.EVALS, rundir.TELEMETRY):
             try:
                 found = (path / name).stat()
-                marks += [found.st_mtime, float(found.st_size)]
             except OSError:
-                marks += [0.0, -1.0]
-        # An active run without a new record may have been killed, which only its lock tells.
-        known = self._views.get(path)
-        if known and known[0] == tuple(marks):
-            is_over, is_fresh = known[1].state not in ACTIVE, time.time() - max(marks[::2]) < STALE_SECONDS
-            if is_over or is_fresh:
-                return known[1]
+                times.append(0.0)
+                sizes.append(-1)
+            else:
+                times.append(found.st_mtime)
+                sizes.append(found.st_size)
+        marks = (*times, *sizes)  # they change with every record
+        known_marks, known = self._views.get(path, ((), None))
+        if known and known_marks == marks:
+            # An active run without a new record may have been killed, which only its lock tells.
+            is_fresh = time.time() - max(times) < STALE_SECONDS
+            if known.state not in ACTIVE or is_fresh:
+                return known
         name = str(path.relative_to(self.folder)) if path != self.folder else path.resolve().name
         try:
             made, (verdict, is_bad) = self._verdicts.get(path, (float("-inf"), ("", False)))
@@ -135,7 +142,7 @@ class Watcher:
             view = replace(read_view(path, name=name), verdict=verdict, is_bad=is_bad)
         except (FiveTuneError, OSError) as error:
             view = View(name, "unreadable", why=str(error))
-        self._views[path] = (tuple(marks), view)
+        self._views[path] = (marks, view)
         return view
 
 
@@ -149,9 +156,9 @@ def _iter_run_folders(folder: Path, depth: int) -> Iterator[Path]:
         yield folder
     elif depth:
         with suppress(OSError), os.scandir(folder) as entries:  # unreadable or removed
-            inner = [Path(entry) for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
-            for one in inner:
-                yield from _iter_run_folders(one, depth - 1)
+            for entry in list(entries):
+                if entry.is_dir() and not entry.name.startswith("."):
+                    yield from _iter_run_folders(Path(entry), depth - 1)
 
 
 def read_view(path: Path, *, name: str) -> View:
@@ -170,15 +177,18 @@ def read_view(path: Path, *, name: str) -> View:
     plan = read_plan(path, damage)
     evals = rundir.read_evals(path, is_growing=is_active, damage=damage)
     run = Run(name=name, config=config, status=status, evals=evals)
-    metric, best = find_main_score_key(run), choose_best_eval(run)
-    # The remaining steps and evaluations take as long as the last ones; the curve is of means at evenly spaced places.
+    metric = find_main_score_key(run)
+    best = choose_best_eval(run)
+    # The remaining steps and evaluations take as long as the last ones.
     left = None
     if is_active and plan and step is not None and seconds is not None:
         num_evals = ceil(plan.num_steps / plan.eval_every_steps) - step // plan.eval_every_steps
         left = (plan.num_steps - step) * seconds + (evals[-1].seconds if evals else 0.0) * num_evals
+    # The curve is of means at evenly spaced places.
     losses: list[float] = []
     for records in sample_records(path / rundir.STEPS, NUM_SAMPLES):
-        if known := select_finite([step.loss for step in parse_records(StepRecord, records)]):
+        known = select_finite([step.loss for step in parse_records(StepRecord, records)])
+        if known:
             losses.append(fmean(known))
     return View(
         name=name,
@@ -223,7 +233,8 @@ def sample_records(path: Path, num: int) -> Iterator[list[JsonTable]]:
         for start in range(0, size, room):
             file.seek(start)
             lines = file.read(SAMPLE_BYTES).split(b"\n")
-            if records := _parse_records(lines[1:] if start else lines):
+            records = _parse_records(lines[1:] if start else lines)
+            if records:
                 yield records
 
 
@@ -244,16 +255,21 @@ def _read_utilisation(path: Path) -> tuple[float | None, bool]:
     records = _read_telemetry(path)
     newest = records[-1].seconds if records else 0.0
     records = [record for record in records if newest - record.seconds <= RECENT_SECONDS]
-    samples = [sample for device in list_device_series(records) if device.is_used for sample in device.samples]
-    if devices := select_finite([sample.utilisation for sample in samples]):
-        return fmean(devices), True
+    values: list[float] = []
+    for device in list_device_series(records):
+        if device.is_used:
+            values += select_finite([sample.utilisation for sample in device.samples])
+    if values:
+        return fmean(values), True
     cores = [fmean(record.core_utilisation) for record in records if record.core_utilisation]
     return (fmean(cores) if cores else None), False
 
 
 def _read_telemetry(path: Path) -> list[TelemetryRecord]:
     """Read the last records of all processes of a run, in order of time."""
-    tables = [table for file in path.glob(TELEMETRY_FILES) for table in read_last_records(file)]
+    tables: list[JsonTable] = []
+    for file in path.glob(TELEMETRY_FILES):
+        tables += read_last_records(file)
     return sorted(parse_records(TelemetryRecord, tables), key=lambda record: record.seconds)
 
 
@@ -279,32 +295,42 @@ def find_first_verdict(path: Path) -> tuple[str, bool]:
         )
     except FiveTuneError as error:
         return str(error), True
-    if damage or not found:
-        return damage[0] if damage else "", False
+    if damage:
+        return damage[0], False
+    if not found:
+        return "", False
     return found[0].message, is_severe(found[0])
 
 
 def render_frame(views: Sequence[View], *, width: int, height: int | None = None) -> RenderableType:
     """Render all runs as text. Beyond `height` lines, finished runs take one line, the last ones none."""
     blocks = [_format_run_lines(view, width, folded=len(views) > 1) for view in views]
-    room = max(height - 2, 2) if height else sum(map(len, blocks))
-    if sum(map(len, blocks)) > room:
-        blocks = [lines if view.state in ACTIVE else lines[:1] for view, lines in zip(views, blocks, strict=True)]
+    num_lines = sum(map(len, blocks))
+    room = max(height - 2, 2) if height else num_lines
+    if num_lines > room:
+        for view, lines in zip(views, blocks, strict=True):
+            if view.state not in ACTIVE:
+                del lines[1:]
     shown: list[Text] = []
     for index, lines in enumerate(blocks):
-        if len(shown) + len(lines) > room - (index < len(blocks) - 1):
+        is_last = index == len(blocks) - 1
+        # Every block but the last leaves a line for the number of the others.
+        if len(shown) + len(lines) > (room if is_last else room - 1):
             shown.append(Text(f"and {len(blocks) - index} more", style="dim"))
             break
         shown += lines
-    counts = {state: sum(view.state == state for view in views) for state in (*ACTIVE, *STYLES, "unreadable")}
-    listed = ", ".join(f"{num} {state}" for state, num in counts.items() if num)
+    states = [view.state for view in views]
+    known = dict.fromkeys((*ACTIVE, *STYLES, "unreadable"))
+    listed = ", ".join(f"{states.count(state)} {state}" for state in known if state in states)
     headline = Text(f"{time.strftime('%H:%M:%S')}  {listed}", style="dim")
     return Group(headline, *(shown or [Text("no run yet")]))
 
 
 def _format_run_lines(view: View, width: int, *, folded: bool) -> list[Text]:
     """Format one run in up to three lines: progress, figures, verdict (`folded`: shortened to one line)."""
-    end = format_duration(view.seconds) if view.seconds_left is None else f"{format_duration(view.seconds_left)} left"
+    end = format_duration(view.seconds)
+    if view.seconds_left is not None:
+        end = f"{format_duration(view.seconds_left)} left"
     steps = done = UNKNOWN
     if view.step is not None and view.num_steps:
         steps = f"{format_count(view.step)}/{format_count(view.num_steps)}"
@@ -316,8 +342,10 @@ def _format_run_lines(view: View, width: int, *, folded: bool) -> list[Text]:
     if view.losses or view.score is not None:
         is_small = view.loss is None or view.loss < MAX_PLAIN_LOSS
         loss = format_decimal(view.loss, 3) if is_small else format_significant(view.loss)
-        score = f"{view.metric or 'score'} {format_decimal(view.score)} at step {format_count(view.score_step)}"
-        facts = [f"loss {loss}", score if view.score is not None else "no score yet"]
+        score = "no score yet"
+        if view.score is not None:
+            score = f"{view.metric or 'score'} {format_decimal(view.score)} at step {format_count(view.score_step)}"
+        facts = [f"loss {loss}", score]
         facts.append(f"{format_large_count(view.tokens_per_second)} tok/s")
         if view.state in ACTIVE:
             facts.append(f"{'gpu' if view.on_gpu else 'cpu'} {format_percent(view.utilisation, 0)}")
@@ -325,7 +353,8 @@ def _format_run_lines(view: View, width: int, *, folded: bool) -> list[Text]:
         curve = draw_sparkline(view.losses, num=max(8, min(40, width - len(figures) - 6)))
         lines.append(Text.assemble("  ", (curve, "cyan"), f"  {figures}", no_wrap=True, overflow="ellipsis"))
     failed = view.state not in ("finished", *ACTIVE)
-    if reason := view.why if failed else view.verdict:
+    reason = view.why if failed else view.verdict
+    if reason:
         shown = Text(f"  {name_invisible(reason)}", style=style if failed or view.is_bad else "yellow")
         shown.no_wrap, shown.overflow = folded, "ellipsis"
         lines.append(shown)

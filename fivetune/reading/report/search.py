@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from typing import Any
 
 from fivetune.reading.report.page.charts import (
@@ -21,6 +20,7 @@ from fivetune.reading.report.page.charts import (
     escape_label,
 )
 from fivetune.reading.report.page.parts import Chart, Figure, Page, Part, Problem, Section, Table, Text, build_section
+from fivetune.reading.report.page.series import Series
 from fivetune.reading.report.page.wording import (
     format_decimal,
     format_duration,
@@ -44,26 +44,23 @@ def build_search_page(found: Search, *, recipe: str = "", doubt: str = "") -> Pa
         recipe: path of the file with the best settings.
         doubt: the reason why the score of the best trial does not count; "" without one.
     """
-    states = [one.state for one in found.trials]
+    states = [trial.state for trial in found.trials]
     kinds = {"finished": "good", "failed": "warning"}
-    badges = [
-        Text(f"{states.count(state)} {state}", kinds.get(state, "note"))
-        for state in (*ENDED_STATES, "running", "waiting")
-        if state in states
-    ]
-    keys = list(dict.fromkeys(key for one in found.trials for key in one.settings))
-    rows = [
-        (
-            str(one.number),
-            one.state,
-            format_decimal(one.score),
-            str(len(one.curve)),
-            format_duration(one.seconds),
-            *(format_setting(key, one.settings[key]) if key in one.settings else "" for key in keys),
-            one.why,
-        )
-        for one in sort_trials(found)
-    ]
+    badges: list[Text] = []
+    for state in (*ENDED_STATES, "running", "waiting"):
+        if state in states:
+            badges.append(Text(f"{states.count(state)} {state}", kinds.get(state, "note")))
+    keys: dict[str, Any] = {}
+    for trial in found.trials:
+        keys |= trial.settings
+    rows: list[Sequence[str]] = []
+    for trial in sort_trials(found):
+        row = [str(trial.number), trial.state, format_decimal(trial.score)]
+        row += [str(len(trial.curve)), format_duration(trial.seconds)]
+        for key in keys:
+            row.append(format_setting(key, trial.settings[key]) if key in trial.settings else "")
+        row.append(trial.why)
+        rows.append(row)
     header = ("trial", "state", found.metric, "evaluations", "time", *keys, "why")
     sections = (
         _build_result_section(found, recipe, doubt),
@@ -80,14 +77,17 @@ def build_search_page(found: Search, *, recipe: str = "", doubt: str = "") -> Pa
 
 
 def _build_result_section(found: Search, recipe: str, doubt: str) -> Section:
-    best, num = found.best, len(found.trials)
+    best = found.best
     if best is None:
         return build_section("Result", Text("No trial has finished yet.", "lead"))
-    seconds = [one.seconds for one in found.trials if one.seconds is not None]
+    num = len(found.trials)
+    seconds = [trial.seconds for trial in found.trials if trial.seconds is not None]
     of_all = f"the best of {format_plural(num, 'trial')}: {format_decimal(best.score)}"
-    first = next((one for one in found.trials if one.score is not None), best)
+    first = next((trial for trial in found.trials if trial.score is not None), best)
     if found.starts_from_recipe and best.number == 0:
-        words = f"Trial 0, the recipe's own values, is {of_all}.{' No trial beat the recipe.' if num > 1 else ''}"
+        words = f"Trial 0, the recipe's own values, is {of_all}."
+        if num > 1:
+            words += " No trial beat the recipe."
     elif first is best:
         words = f"Trial {best.number} is {of_all}."
     else:
@@ -119,24 +119,34 @@ def _draw_history_charts(found: Search) -> Iterator[Chart]:
         return
     score = get_score_label(found.metric)
     traces = _build_trials_traces([(one.number, one) for one in scored])
-    finished = [(one.number, one.score) for one in scored if one.state == "finished" and one.score is not None]
-    if finished:
-        numbers = [number for number, _ in finished]
-        best = list(accumulate((reached for _, reached in finished), max if found.higher_is_better else min))
+    choose = max if found.higher_is_better else min
+    so_far: float | None = None
+    numbers: list[float] = []
+    best: Series = []
+    for trial in scored:
+        if trial.state != "finished" or trial.score is None:
+            continue
+        so_far = trial.score if so_far is None else choose(so_far, trial.score)
+        numbers.append(trial.number)
+        best.append(so_far)
+    if numbers:
         if numbers[-1] < found.trials[-1].number:  # it is the best of the later trials too
-            numbers, best = [*numbers, found.trials[-1].number], [*best, best[-1]]
+            numbers.append(found.trials[-1].number)
+            best.append(best[-1])
         style = {"shape": "hv", "dash": "dot"}
-        traces.insert(0, build_line_trace("best so far", numbers, [*best], MUTED, mode="lines", line=style))
+        traces.insert(0, build_line_trace("best so far", numbers, best, MUTED, mode="lines", line=style))
     axis = {"dtick": max(1, len(found.trials) // 12), "tick0": 0}
     caption = "Score of each trial; of a pruned one, the best score before it was stopped."
     yield build_chart(caption, traces, "trial", score, hovermode="closest", height=320, xaxis=axis)
-    traces = list[Trace]()
-    for one in [one for one in scored if len(one.curve) > 1][-MAX_CURVES:]:  # as the pruner compares them
-        is_best = found.best is not None and one.number == found.best.number
-        style = {"width": 3 if is_best else 1, "dash": "dot" if one.state == "pruned" else "solid"}
-        steps, scores = [float(step) for step, _ in one.curve], [reached for _, reached in one.curve]
+    traces = []
+    curved = [trial for trial in scored if len(trial.curve) > 1]
+    for trial in curved[-MAX_CURVES:]:  # as the pruner compares them
+        is_best = found.best is not None and trial.number == found.best.number
+        style = {"width": 3 if is_best else 1, "dash": "dot" if trial.state == "pruned" else "solid"}
+        steps = [float(step) for step, _ in trial.curve]
+        scores: Series = [score for _, score in trial.curve]
         color = COLORS[0] if is_best else MUTED
-        traces.append(build_line_trace(f"trial {one.number}", steps, [*scores], color, line=style))
+        traces.append(build_line_trace(f"trial {trial.number}", steps, scores, color, line=style))
     if traces:
         caption = "Scores over the steps: the best trial in colour, pruned ones dotted."
         yield build_chart(caption, traces, "step", score, hovermode="closest", showlegend=False, height=320)
@@ -146,15 +156,21 @@ def _build_trials_traces(points: Sequence[tuple[Any, Trial]]) -> list[Trace]:
     """Build a trace of dots for each state that trials have; a point is its place on the x axis, and the trial."""
     traces: list[Trace] = []
     for state, symbol in SYMBOLS.items():
-        own = [(x, one) for x, one in points if one.state == state]
+        xs: list[Any] = []
+        scores: Series = []
         texts: list[str] = []
-        for _, one in own:
-            settings = [escape_label(f"{key} {format_setting(key, value)}") for key, value in one.settings.items()]
-            texts.append(f"trial {one.number}<br>{'<br>'.join(settings)}")
-        if own:
-            marker, hover = {"color": COLORS[0], "size": 9, "symbol": symbol}, "%{y:.2f}, %{text}<extra></extra>"
-            xs, ys = [x for x, _ in own], [one.score for _, one in own]
-            traces.append(build_marks_trace(xs, ys, marker, hover, name=state, text=texts))
+        for x, trial in points:
+            if trial.state == state:
+                xs.append(x)
+                scores.append(trial.score)
+                settings = [
+                    escape_label(f"{key} {format_setting(key, value)}") for key, value in trial.settings.items()
+                ]
+                texts.append(f"trial {trial.number}<br>{'<br>'.join(settings)}")
+        if xs:
+            marker = {"color": COLORS[0], "size": 9, "symbol": symbol}
+            hover = "%{y:.2f}, %{text}<extra></extra>"
+            traces.append(build_marks_trace(xs, scores, marker, hover, name=state, text=texts))
     return traces
 
 
@@ -175,25 +191,30 @@ def _iter_importance_parts(found: Search) -> Iterator[Part]:
         yield Table(caption, ("setting", "importance"), rows, folded=True)
     else:
         yield Text("Importance of the settings is not known: it needs four finished trials.", "note")
-    scored = [one for one in found.trials if one.state in ("finished", "pruned") and one.score is not None]
-    for key in dict.fromkeys(key for one in scored for key in one.settings):
-        chosen = [one for one in scored if key in one.settings]
-        values = [one.settings[key] for one in chosen]
+    by_key: dict[str, list[Trial]] = {}
+    for trial in found.trials:
+        if trial.state in ("finished", "pruned") and trial.score is not None:
+            for key in trial.settings:
+                by_key.setdefault(key, []).append(trial)
+    for key, chosen in by_key.items():
+        values = [trial.settings[key] for trial in chosen]
         axis: dict[str, Any] = {"type": "linear"}
         if any(as_finite_number(value) is None for value in values):
-            values, axis = [format_setting(key, value) for value in values], {"type": "category"}
+            values = [format_setting(key, value) for value in values]
+            axis = {"type": "category"}
         elif key in found.log_settings:
             axis = {"type": "log", "dtick": 1, "tickformat": "~g"}
         traces = _build_trials_traces(list(zip(values, chosen, strict=True)))
-        hollow = " Hollow: pruned, the best score before that." if len(traces) > 1 else ""
-        caption, score = f"Score by {key}.{hollow}", get_score_label(found.metric)
+        caption = f"Score by {key}."
+        if len(traces) > 1:
+            caption += " Hollow: pruned, the best score before that."
+        score = get_score_label(found.metric)
         yield build_chart(caption, traces, key, score, wide=False, hovermode="closest", showlegend=False, xaxis=axis)
 
 
 def sort_trials(found: Search) -> list[Trial]:
     """Sort finished trials by score, then the others by number."""
     sign = -1 if found.higher_is_better else 1
-    return sorted(
-        found.trials,
-        key=lambda one: (one.state != "finished", sign * one.score if one.state == "finished" and one.score else 0.0),
-    )
+    finished = [trial for trial in found.trials if trial.state == "finished"]
+    others = [trial for trial in found.trials if trial.state != "finished"]
+    return sorted(finished, key=lambda trial: sign * (trial.score or 0.0)) + others

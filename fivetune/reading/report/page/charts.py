@@ -58,10 +58,10 @@ def build_chart(
 
     Args:
         x, y: titles of the axes, with their units.
-        layout: Plotly's options beside the look that all charts of a page share (templates/page.js).
+        layout: options of Plotly that come to the look that all charts of a page share (templates/page.js).
     """
-    for letter, text in {"x": x, "y": y}.items():
-        layout[f"{letter}axis"] = {"title": {"text": text}, **layout.get(f"{letter}axis", {})}
+    for axis, title in (("xaxis", x), ("yaxis", y)):
+        layout[axis] = {"title": {"text": title}, **layout.get(axis, {})}
     if not layout.get("showlegend", True):
         layout["margin"] = {"t": 12}
     return Chart(caption, tuple(traces), {"height": height, **layout}, wide, group)
@@ -123,9 +123,11 @@ def build_marks_trace(xs: Sequence[Any], ys: Sequence[Any], marker: dict[str, An
 def choose_axis_scale(values: Series) -> dict[str, Any]:
     """Choose a logarithmic axis if all values are positive and their middle 96 % span a factor of 50."""
     given = select_finite(values)
-    low, high = compute_quantile(given, 0.02), compute_quantile(given, 0.98)
-    wide = bool(given) and min(given) > 0 and bool(low) and (high or 0) / (low or 1) > 50
-    return {"type": "log", "dtick": 1, "exponentformat": "power"} if wide else FROM_ZERO
+    low = compute_quantile(given, 0.02)
+    high = compute_quantile(given, 0.98)
+    if low and high and min(given) > 0 and high / low > 50:
+        return {"type": "log", "dtick": 1, "exponentformat": "power"}
+    return FROM_ZERO
 
 
 def build_step_marker(step: float, text: str, **place: Any) -> dict[str, Any]:
@@ -170,7 +172,9 @@ def build_step_chart(
             traces += build_smoothed_traces(name, steps, values, COLORS[i])
         else:
             traces.append(build_line_trace(name, steps, values, COLORS[i], line={"dash": DASHES[i]}))
-    axis = choose_axis_scale([value for values in series.values() for value in values] if log else [])
+    axis: Mapping[str, Any] = FROM_ZERO
+    if log:
+        axis = choose_axis_scale([value for values in series.values() for value in values])
     more: dict[str, Any] = {"showlegend": len(series) > 1, "yaxis": axis}
     if limit is not None and steps:
         # Plotly takes the place of an annotation on a log axis as a logarithm, that of a shape as it is.
@@ -228,18 +232,36 @@ def build_stacked_bars_chart(
     Args:
         rows: name -> part -> value.
         scale: factor of the values.
-        more: options of the layout.
+        more: further options of the layout.
     """
     traces: list[Trace] = []
     for part, color in colors.items():
         values = [scale * row[part] if part in row else None for row in rows.values()]
-        trace = {"type": "bar", "orientation": "h", "name": escape_label(part), "marker": {"color": color}}
-        places = {"x": round_values(values), "y": [escape_label(name) for name in rows]}
-        traces.append({**trace, **places, "hovertemplate": "%{x:.3~g}"})
+        traces.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": escape_label(part),
+                "marker": {"color": color},
+                "x": round_values(values),
+                "y": [escape_label(name) for name in rows],
+                "hovertemplate": "%{x:.3~g}",
+            }
+        )
     yaxis = {**ROW_AXIS, **NAME_AXIS, **more.pop("yaxis", {})}
-    stacked = {"barmode": "stack", "hovermode": "y unified", "bargap": 0.35}
-    legend = {"traceorder": "normal"}
-    return build_chart(caption, traces, unit, "", xaxis=BAR_AXIS, yaxis=yaxis, legend=legend, **stacked, **more)
+    return build_chart(
+        caption,
+        traces,
+        unit,
+        "",
+        xaxis=BAR_AXIS,
+        yaxis=yaxis,
+        legend={"traceorder": "normal"},
+        barmode="stack",
+        hovermode="y unified",
+        bargap=0.35,
+        **more,
+    )
 
 
 def build_lengths_chart(
@@ -259,8 +281,11 @@ def build_lengths_chart(
         longest = max(longest, *edges)
         trace: Trace = {"name": escape_label(name), "hovertemplate": "%{y:.1f} %"}
         if i == 0:
-            widths = [high - low for low, high in pairwise(edges)]
-            middles = [low + width / 2 for low, width in zip(edges, widths, strict=False)]
+            widths: list[float] = []
+            middles: list[float] = []
+            for low, high in pairwise(edges):
+                widths.append(high - low)
+                middles.append(low + (high - low) / 2)
             look = {"width": widths, "marker": {"color": COLORS[0], "opacity": 0.55, "line": {"width": 0}}}
             traces.append({"type": "bar", "x": middles, "y": shares, **trace, **look})
         else:
@@ -282,8 +307,10 @@ def compute_histogram_shares(histogram: Histogram | None) -> tuple[list[float], 
     if histogram is None or len(histogram.edges) != len(histogram.counts) + 1 or not any(histogram.counts):
         return [], []
     total = sum(histogram.counts)
-    last = max(i for i, count in enumerate(histogram.counts) if count)
-    return list(histogram.edges[: last + 2]), [100 * count / total for count in histogram.counts[: last + 1]]
+    num = len(histogram.counts)
+    while histogram.counts[num - 1] == 0:
+        num -= 1
+    return list(histogram.edges[: num + 1]), [100 * count / total for count in histogram.counts[:num]]
 
 
 def build_score_dots_chart(
@@ -294,15 +321,19 @@ def build_score_dots_chart(
     names = [escape_label(row) for row in rows]
     traces: list[Trace] = []
     for i, (name, values) in enumerate(columns.items()):
-        color, shape, more = COLORS[i % len(COLORS)], {"symbol": symbols[i % len(symbols)], "size": 10}, {}
+        color = COLORS[i % len(COLORS)]
+        symbol = symbols[i % len(symbols)]
+        size = 10
         if i == len(columns) - 1:
-            color, shape = COLORS[0], {"symbol": "circle", "size": 11}
-            more = {"error_x": build_error_bars(values, ranges, color)}
+            color, symbol, size = COLORS[0], "circle", 11
         elif i == 0:
             color = MUTED
-        marker = {**shape, "color": color, "line": {"width": 2, "color": color}}
-        hover = f"%{{x:.2f}}<extra>{escape_label(name)}</extra>"
-        traces.append(build_marks_trace(values, names, marker, hover, name=escape_label(name), **more))
+        marker = {"symbol": symbol, "size": size, "color": color, "line": {"width": 2, "color": color}}
+        label = escape_label(name)
+        trace = build_marks_trace(values, names, marker, f"%{{x:.2f}}<extra>{label}</extra>", name=label)
+        if i == len(columns) - 1:
+            trace["error_x"] = build_error_bars(values, ranges, color)
+        traces.append(trace)
     return build_chart(
         caption,
         traces,
@@ -319,13 +350,24 @@ def build_error_bars(
     values: Series, ranges: Sequence[tuple[float, float] | None], color: str, *, thickness: float = 1.5
 ) -> dict[str, Any]:
     """Build error bars from each value to the ends of its range; none where it has no range."""
-    bars: dict[str, Any] = {"type": "data", "symmetric": False, "array": [], "arrayminus": []}
+    up: list[float] = []
+    down: list[float] = []
     for value, edges in zip(values, ranges, strict=True):
-        level = value or 0.0
-        low, high = (level, level) if value is None or edges is None else edges
-        bars["array"].append(high - level)
-        bars["arrayminus"].append(level - low)
-    return {**bars, "color": color, "thickness": thickness, "width": 4}
+        if value is None or edges is None:
+            up.append(0.0)
+            down.append(0.0)
+        else:
+            up.append(edges[1] - value)
+            down.append(value - edges[0])
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": up,
+        "arrayminus": down,
+        "color": color,
+        "thickness": thickness,
+        "width": 4,
+    }
 
 
 def round_values(values: Sequence[float | None], digits: int = 4) -> Series:

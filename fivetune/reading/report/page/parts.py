@@ -115,14 +115,19 @@ def build_section(title: str, *parts: Part | Iterable[Part] | None) -> Section:
 def build_sortable_table(
     caption: str,
     header: Sequence[str],
-    cells: Sequence[Sequence[str | tuple[str, float | None]]],
+    cells: Sequence[Sequence[Cell]],
     *,
     folded: bool = False,
 ) -> Table:
     """Build a table that can be sorted on the page."""
-    pairs = [[(cell, None) if isinstance(cell, str) else cell for cell in row] for row in cells]
-    rows = [tuple(text for text, _ in row) for row in pairs]
-    return Table(caption, header, rows, folded, [tuple(key for _, key in row) for row in pairs])
+    rows: list[tuple[str, ...]] = []
+    values: list[tuple[float | None, ...]] = []
+    for row in cells:
+        pairs = [(cell, None) if isinstance(cell, str) else cell for cell in row]
+        texts, keys = zip(*pairs, strict=True)
+        rows.append(texts)
+        values.append(keys)
+    return Table(caption, header, rows, folded, values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,8 @@ from fivetune.values import are_numbers
 def render_html(page: Page) -> str:
     """Render a page as HTML. Text from data is escaped, invisible characters are named."""
     environment = _build_environment()
-    script, style = (environment.get_template(name).render() for name in ("page.js", "style.css"))
+    script = environment.get_template("page.js").render()
+    style = environment.get_template("style.css").render()
     plotly_hash, packed_plotly = _pack_plotly()
     policy = (
         f"default-src 'none'; script-src {plotly_hash} {_hash_script(script)}; style-src 'unsafe-inline'; "
@@ -120,9 +121,15 @@ def _classify_part(part: Any) -> str:
 
 def collect_filter_values(examples: Sequence[Example]) -> dict[str, list[str]]:
     """Collect the filters of examples: each tag in which they differ, with its values, the most frequent first."""
-    names = dict.fromkeys(name for example in examples for name in ("verdict", *example.tags))
-    found = {name: Counter(get_filter_value(example, name) for example in examples) for name in names}
-    return {name: [value for value, _ in counts.most_common()] for name, counts in found.items() if len(counts) > 1}
+    names: dict[str, None] = {}
+    for example in examples:
+        names |= dict.fromkeys(("verdict", *example.tags))
+    filters: dict[str, list[str]] = {}
+    for name in names:
+        counts = Counter(get_filter_value(example, name) for example in examples)
+        if len(counts) > 1:
+            filters[name] = [value for value, _ in counts.most_common()]
+    return filters
 
 
 def get_filter_value(example: Example, name: str) -> str:
@@ -141,8 +148,8 @@ def choose_column_classes(table: Table) -> list[str]:
 
 def dump_chart_json(chart: Chart) -> Markup:
     """Dump a chart as JSON that is safe inside a script element: without "<", ">" and "&"."""
-    layout = give_zero_axes_a_range(chart)
-    text = json.dumps({"data": chart.data, "layout": layout}, ensure_ascii=True, allow_nan=False)
+    figure = {"data": chart.data, "layout": give_zero_axes_a_range(chart)}
+    text = json.dumps(figure, ensure_ascii=True, allow_nan=False)
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return Markup(text)

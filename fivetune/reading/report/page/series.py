@@ -59,11 +59,18 @@ def thin_points(xs: Sequence[float], ys: Series, *, limit: int = MAX_POINTS) -> 
     num_stretches = (limit - 2) // 3
     for stretch in range(num_stretches):
         places = range(stretch * num // num_stretches, (stretch + 1) * num // num_stretches)
-        values = [(value, place) for place in places if (value := ys[place]) is not None]
+        values: list[tuple[float, int]] = []
+        first_gap: int | None = None
+        for place in places:
+            value = ys[place]
+            if value is not None:
+                values.append((value, place))
+            elif first_gap is None:
+                first_gap = place
         if values:
             kept |= {min(values)[1], max(values)[1]}
-        gap = next((place for place in places if ys[place] is None), None)
-        kept |= {gap} if gap is not None else set()
+        if first_gap is not None:
+            kept.add(first_gap)
     order = sorted(kept)
     return [xs[place] for place in order], [ys[place] for place in order]
 

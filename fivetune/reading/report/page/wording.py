@@ -131,6 +131,7 @@ def format_flags(change: Mapping[str, Any]) -> str:
     >>> format_flags({"strategy.name": "ddp", "report.sinks": []})
     '--strategy.name ddp --report.sinks []'
     """
-    return " ".join(
-        f"--{key} {value if isinstance(value, str) else json.dumps(value)}" for key, value in change.items()
-    )
+    flags: list[str] = []
+    for key, value in change.items():
+        flags.append(f"--{key} {value if isinstance(value, str) else json.dumps(value)}")
+    return " ".join(flags)
