@@ -88,8 +88,22 @@ class EvalSection(_Section):
     )
     num_beams: PositiveInt = Field(default=1, description="beams of the beam search; 1: greedy search")
     num_candidates: PositiveInt = Field(
-        default=1, description="answers kept per input, at most num_beams; 5 for ranked answers such as BioASQ's"
+        default=1,
+        description="answers kept per input: at most num_beams, 5 for ranked answers such as BioASQ's; with a "
+        "temperature, as many are drawn",
     )
+    temperature: Annotated[float, Field(ge=0)] = Field(
+        default=0.0,
+        description="above 0, answers are drawn at random, the higher the more varied; 0: the most probable",
+    )
+    top_k: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="with a temperature: draw among so many of the most probable tokens; 0: among all"
+    )
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=1.0,
+        description="with a temperature: draw among the most probable tokens that have this share of the probability",
+    )
+    sampling_seed: int = Field(default=0, ge=0, lt=2**63, description="seed of the answers drawn with a temperature")
     length_penalty: float = Field(
         default=1.0,
         description="exponent of the length in beam search: above 0 favours long answers, below 0 short ones",
@@ -97,16 +111,43 @@ class EvalSection(_Section):
     repetition_penalty: Annotated[float, Field(gt=0)] = Field(
         default=1.0, description="above 1 makes tokens that were already generated less probable"
     )
+    no_repeat_ngram_size: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="no sequence of so many tokens occurs twice in an answer; 0: off"
+    )
+    stop: Names = Field(default=(), description="texts before which an answer ends, such as a line end")
     score_labels: bool = Field(
         default=True, description="label tasks: score the labels in one decoder step; false: generate free text"
     )
     metric: str | None = Field(default=None, description="score that selects the best checkpoint; default: the task's")
 
     @model_validator(mode="after")
-    def _check_num_beams(self) -> EvalSection:
+    def _check_sampling(self) -> EvalSection:
+        if self.temperature:
+            if self.num_beams > 1:
+                raise ValueError(
+                    f"temperature {self.temperature:g} draws answers, and num_beams {self.num_beams} searches for the "
+                    "most probable one. Set temperature 0 or num_beams 1"
+                )
+            return self
         if self.num_candidates > self.num_beams:
-            raise ValueError(f"num_candidates {self.num_candidates} exceeds num_beams {self.num_beams}")
+            raise ValueError(
+                f"num_candidates {self.num_candidates} exceeds num_beams {self.num_beams}. Search with more beams, or "
+                "set a temperature, with which answers are drawn"
+            )
+        for name, value, off in (("top_k", self.top_k, 0), ("top_p", self.top_p, 1)):
+            if value != off:
+                raise ValueError(
+                    f"{name} {value:g} has no effect with temperature 0. Set a temperature, such as 1, or leave "
+                    f"{name} out"
+                )
         return self
+
+    @field_validator("stop")
+    @classmethod
+    def _check_stop(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if "" in value:
+            raise ValueError("an empty text ends every answer before it begins. Leave it out")
+        return value
 
     @model_validator(mode="after")
     def _check_final(self) -> EvalSection:
@@ -377,6 +418,20 @@ class RunConfig(_Section):
             raise ValueError(obstacle)
         if self.loss.class_weights and len(self.tasks) > 1:
             raise ValueError("loss.class_weights weighs the labels of one task, not of a mixture. Remove it")
+        return self
+
+    @model_validator(mode="after")
+    def _check_written(self) -> RunConfig:
+        """Refuse settings of written answers where no task writes any; in a mixture one that does is enough."""
+        ways: list[str] = []  # how each task answers without writing
+        for task in self.tasks:
+            if getattr(task, "head", "generate") == "extractive":
+                ways.append(f"{task.plugin_name()} with head extractive marks a span")
+            elif task.labels is not None and self.eval.score_labels:
+                ways.append(f"{task.plugin_name()} scores its labels (eval.score_labels)")
+        for name in ("temperature", "no_repeat_ngram_size", "stop"):
+            if getattr(self.eval, name) and len(ways) == len(self.tasks):
+                raise ValueError(f"eval.{name} has no effect: task {ways[0]}, and no answer is written. Leave it out")
         return self
 
     @model_validator(mode="after")

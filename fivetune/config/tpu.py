@@ -26,10 +26,14 @@ SUPPORTED: dict[str, tuple[object, ...]] = {
     "train.capture": ("auto", "off"),
     "eval.num_beams": (1,),
     "eval.repetition_penalty": (1.0,),
+    "eval.no_repeat_ngram_size": (0,),
+    "eval.temperature": (0.0,),
 }
 PLUGINS = {"optimizer": "optimizers", "strategy": "strategies"}
 """Section -> kind of its plugin, which has a field `supports_tpu`."""
-ANSWERING = ("train.precision", "eval.num_beams", "eval.repetition_penalty")  # also of a trained run
+ANSWERING = (  # also of a trained run
+    "train.precision", "eval.num_beams", "eval.repetition_penalty", "eval.no_repeat_ngram_size", "eval.temperature",
+)  # fmt: skip
 
 
 def explain_unsupported_tpu(settings: JsonTable, *, for_training: bool = True) -> str:

@@ -335,7 +335,7 @@ class Prediction:
         answer_clipped: every reference was clipped.
         num_clipped_tokens: input tokens beyond the length limit, at `clipped_spans` of inputs (not in files).
         in_context: the answer is a span of its context.
-        candidates: the best answers, best first.
+        candidates: the best answers, best first, or several that were drawn, the prediction first.
         no_answer_score: probability of no answer, on the scale of confidence.
         answer: best answer other than no answer.
         left_label_set: free generation leaves the set of labels.

@@ -142,6 +142,8 @@ def replace_targets(
         max_new_tokens=min(decoding.max_new_tokens, limit),
         num_beams=config.distill.num_beams,
         num_candidates=1,
+        sampling=None,
+        stop=(),
         phrase_ids=(),
         score_targets=False,
     )

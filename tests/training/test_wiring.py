@@ -39,7 +39,8 @@ ACTING: dict[str, Any] = {
     "loss.label_smoothing": 0.1, "loss.z_loss": 1e-2, "loss.r_drop": 1.0,
     "eval.every_steps": 2, "eval.batch_size": 3, "eval.suppress_sentinels": False, "eval.max_new_tokens": 4,
     "eval.min_new_tokens": 3, "eval.num_beams": 2, "eval.num_candidates": 3, "eval.length_penalty": 2.0,
-    "eval.repetition_penalty": 1.5, "eval.metric": "exact", "checkpoint.every_steps": 1,
+    "eval.repetition_penalty": 1.5, "eval.no_repeat_ngram_size": 2, "eval.stop": ["\n"], "eval.temperature": 0.5,
+    "eval.top_k": 3, "eval.top_p": 0.5, "eval.sampling_seed": 1, "eval.metric": "exact", "checkpoint.every_steps": 1,
 }  # fmt: skip
 # Settings whose effect another file tests, or that this set-up cannot show.
 ELSEWHERE = {
@@ -114,6 +115,9 @@ def test_a_setting_acts(tmp_path, model_folder, base, setting):
         recipe["model"] |= {"config": str(model_folder), "tokenizer": str(model_folder), "path": None}
     if setting == "eval.num_candidates":
         recipe["eval"]["num_beams"] = 3
+    if setting in ("eval.top_k", "eval.top_p", "eval.sampling_seed"):
+        recipe["eval"]["temperature"] = 0.5
+        base = observe(set_up(load_config(recipe)))
     assert differs(base, observe(set_up(load_config(recipe, {setting: ACTING[setting]}))))
 
 

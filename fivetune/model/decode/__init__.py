@@ -1,4 +1,4 @@
-"""Decoding: greedy search, beam search, or choice of the best label, with the scores of given sequences.
+"""Decoding: greedy search, sampling, beam search, or choice of the best label, with the scores of given sequences.
 
 In: a model and the encoded inputs of a store. Out: one GeneratedAnswer per example, as it ends; longest inputs begin.
 """
@@ -25,7 +25,8 @@ from fivetune.model.decode.greedy import GreedySearch
 from fivetune.model.decode.labels import score_given
 from fivetune.model.decode.logits import LogitsProcessor
 from fivetune.model.decode.padded import PaddedDecoder
-from fivetune.model.decode.records import Decoding, GeneratedAnswer, Hypothesis
+from fivetune.model.decode.records import Decoding, GeneratedAnswer, Hypothesis, Sampling
+from fivetune.model.decode.sampling import draw_uniforms
 from fivetune.model.decode.steps import Decoder
 from fivetune.model.decode.weights import keep_weights
 from fivetune.model.family import ACTIVATIONS, get_family
@@ -42,6 +43,7 @@ __all__ = [
     "Decoding",
     "GenerateAnswers",
     "GeneratedAnswer",
+    "Sampling",
     "estimate_max_new_tokens",
     "explain_slow_decoding",
     "generate",
@@ -172,10 +174,15 @@ def _run_round(
     scored = list(zip(rows, _split_by_row(given, len(rows)), strict=True))
     found: list[GeneratedAnswer] = []
     if not decoding.label_ids and decoding.num_beams == 1:
+        uniforms = None
+        if decoding.sampling:
+            inputs = [store.inputs[row] for row in rows or [0]]
+            table = draw_uniforms(decoding.sampling.seed, inputs, decoding.num_candidates, decoding.max_new_tokens)
+            uniforms = torch.from_numpy(table)
         # The answers that end here may belong to rows of earlier rounds.
-        search.fill_slots(memory, scored)
-        for (row, scores), hypothesis in search.write_answers(together, has_more=has_more):
-            found.append(_build_answer(row, [hypothesis], scores, decoding))
+        search.fill_slots(memory, scored, uniforms)
+        for (row, scores), hypotheses in search.write_answers(together, has_more=has_more):
+            found.append(_build_answer(row, hypotheses, scores, decoding))
         return found
     if decoding.label_ids:
         answers = _choose_labels(given["label_logprobs"], decoding)
@@ -212,7 +219,7 @@ def _build_answer(
     best = hypotheses[0]
     if "label_logprobs" in scores:
         scores["label_logprobs"] = tuple(scores["label_logprobs"])
-    if decoding.num_beams > 1:
+    if max(decoding.num_beams, decoding.num_candidates) > 1:
         scores["candidates"] = tuple((one.token_ids, one.logprob) for one in hypotheses)
     return GeneratedAnswer(row, best.token_ids, best.hit_cap, best.logprob, best.num_scored_tokens, **scores)
 

@@ -33,6 +33,13 @@ class EncodedInputs:
     states: Tensor
     lengths: list[int]
 
+    def repeat(self, number: int) -> EncodedInputs:
+        """Every input `number` times, one after another."""
+        if number == 1:
+            return self
+        lengths = [length for length in self.lengths for _ in range(number)]
+        return EncodedInputs(self.states.repeat_interleave(number, 0), lengths)
+
     def build_mask(self) -> Tensor:
         """The mask of real tokens, [B, S]."""
         lengths = torch.tensor(self.lengths, device=self.states.device)

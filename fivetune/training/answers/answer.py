@@ -113,6 +113,11 @@ def _build_text_prediction(settings: AnswerSettings, one: GeneratedAnswer, loss:
     tokenizer = settings.tokenizer
     example = settings.store.read_example(one.row)
     text = to_text(tokenizer, one.token_ids, keep_special=settings.keep_special)
+    is_stopped = False
+    if settings.decoding.stop:
+        whole = text
+        text = cut_at_stop(whole, settings.decoding.stop)
+        is_stopped = len(text) < len(whole)
     prediction = task.from_text(text)
     confidence = compute_probability(one.logprob)
     candidates = ()
@@ -144,7 +149,7 @@ def _build_text_prediction(settings: AnswerSettings, one: GeneratedAnswer, loss:
         confidence=confidence,
         logprob=one.logprob,
         num_tokens=one.num_scored_tokens,
-        hit_cap=one.hit_cap,
+        hit_cap=one.hit_cap and not is_stopped,
         sentinel=SENTINEL in text,
         unknown_chars=sum(token_id == tokenizer.unk_token_id for token_id in one.token_ids),
         no_answer_score=no_answer_score,
@@ -166,13 +171,14 @@ def _rank_labels(task: Task, logprobs: Sequence[float]) -> tuple[Candidate, ...]
 
 
 def _decode_candidates(settings: AnswerSettings, one: GeneratedAnswer) -> tuple[Candidate, ...]:
-    """Decode the hypotheses of a beam search to texts, each with its probability, and no answer if they lack it.
+    """Decode several answers to texts, each with its probability, and no answer if they lack it.
 
-    They are in the order of the search: by log p / length^length_penalty.
+    They are in the order of the search: by log p / length^length_penalty, or as drawn.
     """
     found: list[Candidate] = []
     for ids, logprob in one.candidates:
         text = to_text(settings.tokenizer, ids, keep_special=settings.keep_special)
+        text = cut_at_stop(text, settings.decoding.stop)
         found.append(Candidate(settings.task.from_text(text), compute_probability(logprob)))
     if one.phrase_loss is not None and all(candidate.text for candidate in found):
         found.append(Candidate("", compute_probability(-one.phrase_loss)))
@@ -229,6 +235,16 @@ def _build_span_prediction(
         no_answer_score=no_answer_score,
         answer=answer,
     )
+
+
+def cut_at_stop(text: str, stop: Sequence[str]) -> str:
+    """Cut a text before the first place at which one of the texts `stop` begins.
+
+    >>> cut_at_stop("Rouen. Q: Who", ["Q:", "."]), cut_at_stop("Rouen", ["."])
+    ('Rouen', 'Rouen')
+    """
+    places = [place for place in map(text.find, stop) if place >= 0]
+    return text[: min(places)].rstrip() if places else text
 
 
 def compute_probability(logprob: float) -> float:

@@ -13,7 +13,7 @@ from fivetune.data.store.encode import encode_labels, find_frame
 from fivetune.data.store.mixture import ConcatStore
 from fivetune.data.store.token_store import TokenStore
 from fivetune.errors import ConfigError
-from fivetune.model.decode import Decoding, GenerateAnswers, estimate_max_new_tokens
+from fivetune.model.decode import Decoding, GenerateAnswers, Sampling, estimate_max_new_tokens
 from fivetune.model.tokenizer import list_sentinel_ids
 from fivetune.training.answers.evaluator import Evaluator
 from fivetune.training.compute import ComputeConfig
@@ -77,6 +77,9 @@ def build_decoding(config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, tar
     label_ids: tuple[tuple[int, ...], ...] = ()
     if section.score_labels and config.task.labels:
         label_ids = _encode_labels(tokenizer, [*config.task.labels.values()], config.data.max_target_tokens)
+    sampling = None
+    if section.temperature and not label_ids:  # in a mixture, other parts may write their answers
+        sampling = Sampling(section.temperature, section.top_k, section.top_p, section.sampling_seed)
     return Decoding(
         max_new_tokens=section.max_new_tokens or estimate_max_new_tokens(target_p99),
         suppressed_ids=tuple(suppressed),
@@ -85,9 +88,12 @@ def build_decoding(config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, tar
         label_ids=label_ids,
         min_new_tokens=section.min_new_tokens,
         num_beams=section.num_beams,
-        num_candidates=section.num_candidates,
+        num_candidates=section.num_candidates if sampling else min(section.num_candidates, section.num_beams),
+        sampling=sampling,
         length_penalty=section.length_penalty,
         repetition_penalty=section.repetition_penalty,
+        no_repeat_ngram_size=section.no_repeat_ngram_size,
+        stop=section.stop,
     )
 
 

@@ -19,9 +19,11 @@ RULES = [
     {},
     {"repetition_penalty": 1.7},
     {"repetition_penalty": 0.6},
+    {"no_repeat_ngram_size": 1},
+    {"no_repeat_ngram_size": 2},
     {"min_new_tokens": 5},
     {"suppressed_ids": (3, 5, 8, 9, 40)},
-    {"repetition_penalty": 1.3, "min_new_tokens": 3, "suppressed_ids": (4, 7)},
+    {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "min_new_tokens": 3, "suppressed_ids": (4, 7)},
 ]
 SEARCHES = [
     {},

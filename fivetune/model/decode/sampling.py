@@ -1,0 +1,112 @@
+"""Sampling of tokens: temperature, top-k and top-p in the order of transformers, drawn by given uniform numbers.
+
+In: scores of all tokens, one uniform number per row. Out: a token per row. No generator has a state: the numbers of an
+answer depend on the seed and its input alone, not on the batch, the order of the rows or the process that draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fivetune.model.decode.records import Sampling
+
+BLOCK = 128  # shares that are added up before the sums are: divides the vocabularies of T5, mT5 and umT5
+FIRST_TOKENS = 64  # most probable tokens that top-p looks at first: more are seldom needed
+
+
+def draw_uniforms(seed: int, inputs: Sequence[NDArray[Any]], num_answers: int, num_steps: int) -> NDArray[np.float32]:
+    """Draw the uniform numbers of answers, [inputs * num_answers, num_steps] in [0, 1).
+
+    The bits are Philox's (Salmon et al. 2011) with a hash of seed and token ids as key, and the number of the answer
+    in the counter.
+
+    >>> ids = np.array([7, 8, 1])
+    >>> np.array_equal(draw_uniforms(0, [ids[:1], ids], 1, 4)[1:], draw_uniforms(0, [ids], 2, 4)[:1])
+    True
+    """
+    found = np.empty((len(inputs) * num_answers, num_steps), np.float32)
+    for row, ids in enumerate(inputs):
+        digest = blake2b(ids.astype("<i8").tobytes(), digest_size=16, key=seed.to_bytes(8, "little")).digest()
+        key = int.from_bytes(digest, "little")
+        for answer in range(num_answers):
+            bits = np.random.Philox(key=key, counter=answer << 192).random_raw(num_steps)
+            # 23 bits: a product with the whole stays below it after rounding to fp32.
+            found[row * num_answers + answer] = (bits >> np.uint64(41)) / np.float32(2**23)
+    return found
+
+
+def draw_tokens(scores: Tensor, sampling: Sampling, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw a token of every row.
+
+    Args:
+        scores: [B, V] fp32, overwritten.
+        uniforms: [B] in [0, 1).
+
+    Returns: ids [B], and their log p before temperature, top-k and top-p, [B].
+    """
+    heat = sampling.temperature
+    best, best_ids = scores.max(-1, keepdim=True)
+    scores.sub_(best)
+    whole: Tensor | None = None  # sum of exp(score - best)
+    if heat != 1:
+        whole = scores.exp().sum(-1, keepdim=True)
+        scores.div_(heat)
+    shares = scores.exp_()
+    if whole is None:
+        whole = shares.sum(-1, keepdim=True)
+    if sampling.top_k or sampling.top_p < 1:
+        shares.masked_fill_(shares < _find_least_share(shares, sampling), 0.0)
+    chosen = invert_cumulative(shares, uniforms)
+    # Rounding may end at a token with a share of 0, which a rule forbids.
+    share = shares.gather(-1, chosen)
+    chosen = torch.where(share > 0, chosen, best_ids)
+    share = torch.where(share > 0, share, 1.0)
+    logprobs = heat * share.log() - whole.log()
+    return chosen[:, 0], logprobs[:, 0]
+
+
+def _find_least_share(shares: Tensor, sampling: Sampling, first: int = FIRST_TOKENS) -> Tensor:
+    """The share of the least probable token of every row that top-k and top-p leave, [B, V] -> [B, 1].
+
+    Args:
+        first: number of the most probable tokens that top-p looks at before it looks at more.
+    """
+    vocabulary = shares.shape[-1]
+    number = min(sampling.top_k or first, vocabulary)
+    found = shares.topk(number).values.double()
+    whole = (found if sampling.top_k else shares).sum(-1, keepdim=True)
+    # A token stays if the more probable ones have less than top_p together: the first one always does.
+    is_kept = found.cumsum(-1) - found < sampling.top_p * whole
+    least = found.gather(-1, is_kept.sum(-1, keepdim=True).clamp_min_(1) - 1).float()
+    if not sampling.top_k and number < vocabulary:
+        rows = is_kept[:, -1].nonzero()[:, 0]
+        if len(rows):
+            least[rows] = _find_least_share(shares[rows], sampling, 64 * first)
+    return least
+
+
+def invert_cumulative(shares: Tensor, uniforms: Tensor) -> Tensor:
+    """The place of every row at which the sum of its shares exceeds a part of the whole: [B, N], [B] -> [B, 1].
+
+    Shares are added up in blocks: one running sum over a vocabulary would lose small ones beside large ones.
+
+    >>> invert_cumulative(torch.tensor([[1.0, 0.0, 2.0, 1.0]]).expand(4, -1), torch.tensor([0.0, 0.2, 0.25, 0.9]))[:, 0]
+    tensor([0, 0, 2, 3])
+    """
+    blocks = F.pad(shares, (0, -shares.shape[-1] % BLOCK)).unflatten(-1, (-1, BLOCK))
+    sums = blocks.sum(-1).double()
+    ends = sums.cumsum(-1)
+    wanted = uniforms[:, None] * ends[:, -1:]
+    block = torch.searchsorted(ends, wanted, right=True).clamp_max_(ends.shape[-1] - 1)
+    wanted -= ends.gather(-1, block) - sums.gather(-1, block)
+    inside = blocks[torch.arange(len(shares), device=shares.device), block[:, 0]].double().cumsum(-1)
+    place = torch.searchsorted(inside, wanted, right=True).clamp_max_(BLOCK - 1)
+    return (block * BLOCK + place).clamp_max_(shares.shape[-1] - 1)
