@@ -17,7 +17,7 @@ import numpy as np
 
 from fivetune.data.store.token_store import TokenStore
 from fivetune.distributed.world import SINGLE_PROCESS, World
-from fivetune.errors import FiveTuneEnvironmentError
+from fivetune.errors import ConfigError, FiveTuneEnvironmentError
 from fivetune.installation import name_install
 from fivetune.model.decode import Decoding, GeneratedAnswer, group_by_length
 from fivetune.model.family import compute_output_scale
@@ -135,6 +135,11 @@ class Engine:
         world: World = SINGLE_PROCESS,
     ) -> Iterator[GeneratedAnswer]:
         """Yield the answers for `rows` of a store, batch by batch, longest inputs first."""
+        if decoding.sampling:
+            raise ConfigError(
+                f"eval.temperature {decoding.sampling.temperature:g}: an export of format ctranslate2 does not draw "
+                "answers. Allowed is 0. Leave it out, or answer with the run itself."
+            )
         chosen = np.asarray(rows, dtype=np.int64)
         end_id = model.config.eos_token_id
         answer = self._choose_labels if decoding.label_ids else self._search
@@ -202,6 +207,7 @@ class Engine:
             num_hypotheses=decoding.num_candidates,
             length_penalty=penalty,
             repetition_penalty=decoding.repetition_penalty,
+            no_repeat_ngram_size=decoding.no_repeat_ngram_size,
             suppress_sequences=[[self._pieces[number]] for number in decoding.suppressed_ids] or None,
             max_input_length=0,
             max_decoding_length=decoding.max_new_tokens,

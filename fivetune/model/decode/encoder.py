@@ -33,7 +33,7 @@ class EncodedInputs:
     states: Tensor
     lengths: list[int]
 
-    def repeat(self, number: int) -> EncodedInputs:
+    def copy_rows(self, number: int) -> EncodedInputs:
         """Every input `number` times, one after another."""
         if number == 1:
             return self

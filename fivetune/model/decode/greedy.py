@@ -64,7 +64,7 @@ class GreedySearch:
         keys: list[_Key] = []
         for row in rows:
             keys += [(row, number) for number in range(self._num_answers)]
-        memory = memory.repeat(self._num_answers)
+        memory = memory.copy_rows(self._num_answers)
         if not self.num_running and (keys or not self._keys):
             # All slots begin anew: `memory` has one row for each.
             self.decoder.start(memory)

@@ -64,7 +64,7 @@ def draw_tokens(scores: Tensor, sampling: Sampling, uniforms: Tensor) -> tuple[T
         whole = shares.sum(-1, keepdim=True)
     if sampling.top_k or sampling.top_p < 1:
         shares.masked_fill_(shares < _find_least_share(shares, sampling), 0.0)
-    chosen = invert_cumulative(shares, uniforms)
+    chosen = find_places(shares, uniforms)
     # Rounding may end at a token with a share of 0, which a rule forbids.
     share = shares.gather(-1, chosen)
     chosen = torch.where(share > 0, chosen, best_ids)
@@ -93,12 +93,12 @@ def _find_least_share(shares: Tensor, sampling: Sampling, first: int = FIRST_TOK
     return least
 
 
-def invert_cumulative(shares: Tensor, uniforms: Tensor) -> Tensor:
+def find_places(shares: Tensor, uniforms: Tensor) -> Tensor:
     """The place of every row at which the sum of its shares exceeds a part of the whole: [B, N], [B] -> [B, 1].
 
     Shares are added up in blocks: one running sum over a vocabulary would lose small ones beside large ones.
 
-    >>> invert_cumulative(torch.tensor([[1.0, 0.0, 2.0, 1.0]]).expand(4, -1), torch.tensor([0.0, 0.2, 0.25, 0.9]))[:, 0]
+    >>> find_places(torch.tensor([[1.0, 0.0, 2.0, 1.0]]).expand(4, -1), torch.tensor([0.0, 0.2, 0.25, 0.9]))[:, 0]
     tensor([0, 0, 2, 3])
     """
     blocks = F.pad(shares, (0, -shares.shape[-1] % BLOCK)).unflatten(-1, (-1, BLOCK))
