@@ -83,12 +83,11 @@ def print_checks(checks: Iterable[Check], *, json_wanted: bool, facts: Mapping[s
 def _print_check(console: Console, state: str, name: str, detail: str) -> None:
     """Print a check, its detail wrapped to the terminal under its beginning; each set has a paragraph of its own."""
     indent = 6 + len(name)
-    width = (console.width if console.is_terminal else CHECK_WIDTH) - indent
+    width = console.width if console.is_terminal else CHECK_WIDTH
+    width = max(width - indent, 20)
     lines: list[str] = []
     for paragraph in re.split(r"; (?=(?:train|eval)[ :])", detail):
-        lines += textwrap.wrap(
-            name_invisible(paragraph), max(width, 20), break_long_words=False, break_on_hyphens=False
-        )
+        lines += textwrap.wrap(name_invisible(paragraph), width, break_long_words=False, break_on_hyphens=False)
     console.print(state, style={"pass": "green", "warn": "yellow", "fail": "red"}[state], end="")
     console.print(f"  {name}" + ("\n" + " " * indent).join(lines), markup=False)
 
@@ -123,13 +122,15 @@ def add_strategy(recipe: str, settings: Mapping[str, Any], *, quiet: bool) -> di
 
     # Read as layers: a strategy that has a default must not count as named.
     table = load_layers(recipe, settings)[0].to_dict()
-    counts = [table.get("launch", {}).get(name, 1) for name in ("nnodes", "nproc")]
-    if "strategy" in table or not all(type(count) is int for count in counts) or max(counts) < 2:
+    launch = table.get("launch", {})
+    nnodes = launch.get("nnodes", 1)
+    nproc = launch.get("nproc", 1)
+    if "strategy" in table or type(nnodes) is not int or type(nproc) is not int or max(nnodes, nproc) < 2:
         return {}
     from fivetune.fleet.estimation.recipe import suggest_strategy
 
     config = load_config(recipe, {**settings, "launch.nnodes": 1, "launch.nproc": 1})
-    proposed, reason = suggest_strategy(config, *counts)
+    proposed, reason = suggest_strategy(config, nnodes, nproc)
     if not quiet:
         print(f"strategy: {proposed['strategy.name']}, {reason}; --strategy.name sets another", flush=True)
     return proposed
@@ -196,10 +197,13 @@ def print_page(page: Page) -> None:
                 print(escape_hidden(f"\n{part.caption}"))
                 rows: list[list[str]] = []
                 for row in part.rows:
-                    rows.append([])
+                    cells: list[str] = []
                     for cell in row:  # it may be a whole example, of a language without blanks
                         line = escape_hidden(" ".join(cell.split()))
-                        rows[-1].append(line if len(line) <= MAX_CELL_CHARS else f"{line[: MAX_CELL_CHARS - 4]} ...")
+                        if len(line) > MAX_CELL_CHARS:
+                            line = f"{line[: MAX_CELL_CHARS - 4]} ..."
+                        cells.append(line)
+                    rows.append(cells)
                 print_table(part.header, rows)
 
 
@@ -271,8 +275,10 @@ def print_start(started: Started) -> None:
     fields.append(("", f"these flags change it: {flags}"))
     fields.append(("model", f"{plan.model}: {plan.model_reason}; another one: --model NAME"))
     sizes = ", ".join(f"{size:,} {name}" for name, size in plan.sizes.items())
-    how = f"in {plan.split.num_groups:,} groups of records with {plan.describe_relations()}; another group: --column "
-    how = plan.describe_given_sets() or f"{how}group=NAME or none"
+    how = plan.describe_given_sets()
+    if not how:
+        groups = f"in {plan.split.num_groups:,} groups of records with {plan.describe_relations()}"
+        how = f"{groups}; another group: --column group=NAME or none"
     fields.append(("sets", f"{sizes}, {how}"))
     width = min(CHECK_WIDTH, shutil.get_terminal_size((CHECK_WIDTH, 24)).columns)
     for head, text in fields:
@@ -296,24 +302,27 @@ def print_start(started: Started) -> None:
 def _print_columns(started: Started) -> None:
     """Print the columns of the data; of many the first, and those that the task reads."""
     plan = started.plan
-    rows = [
-        [
-            column.name,
-            column.kind,
-            f"{column.num_filled:,}",
-            f"{column.num_distinct:,}",
-            f"{column.mean_chars:.0f}",
-            f"{column.max_chars:,}",
-            textwrap.shorten(column.example, 40, placeholder=" ..."),
-        ]
-        for column in plan.table.columns.values()
-    ]
-    num_columns = len(rows)
-    if num_columns > MAX_COLUMNS:
-        read = {*plan.reading.inputs, *plan.reading.targets}
-        rows = [row for number, row in enumerate(rows) if number < MAX_COLUMNS - 1 or row[0] in read]
-        rows.append([f"... {num_columns - len(rows):,} others", *[""] * 6])
     table = plan.table
+    num_columns = len(table.columns)
+    read = {*plan.reading.inputs, *plan.reading.targets}
+    rows: list[list[str]] = []
+    for number, column in enumerate(table.columns.values(), start=1):
+        # of many columns the last line is their number
+        if num_columns > MAX_COLUMNS and number >= MAX_COLUMNS and column.name not in read:
+            continue
+        rows.append(
+            [
+                column.name,
+                column.kind,
+                f"{column.num_filled:,}",
+                f"{column.num_distinct:,}",
+                f"{column.mean_chars:.0f}",
+                f"{column.max_chars:,}",
+                textwrap.shorten(column.example, 40, placeholder=" ..."),
+            ]
+        )
+    if num_columns > MAX_COLUMNS:
+        rows.append([f"... {num_columns - len(rows):,} others", *[""] * 6])
     sample = f"; the columns of a sample of {table.num_records:,}" if table.num_read > table.num_records else ""
     print_text(f"{plan.source}: {table.num_read:,} records, {num_columns} columns{sample}")
     print_table(["column", "kind", "filled", "distinct", "mean chars", "longest", "first value"], rows)
@@ -401,7 +410,9 @@ def assign_nodes(
     config = read({key: value for key, value in given.items() if key not in counts})
     nodes = launcher.nodes or given.get(counts[0], config.launch.nnodes)
     nproc = launcher.gpus or given.get(counts[1], config.launch.nproc)
-    gpus = nproc if launcher.gpus is None and config.device != "cpu" else launcher.gpus
+    gpus = launcher.gpus
+    if gpus is None and config.device != "cpu":
+        gpus = nproc
     settings = dict(given)
     if nodes != config.launch.nnodes:
         settings["launch.nnodes"] = nodes
@@ -463,11 +474,10 @@ def launch_sweep(
     left = [(run, []) for run in sweep.runs] if args.overwrite else list_unfinished(sweep)
     if not left:
         return False
-    recipes = sweep.folder / RECIPES
-    runs = [
-        JobRun(run.name, run.config.run.dir, str(recipes / f"{run.name}.yaml"), flags=(*own, *flags))
-        for run, own in left
-    ]
+    runs: list[JobRun] = []
+    for run, own in left:
+        recipe = sweep.folder / RECIPES / f"{run.name}.yaml"
+        runs.append(JobRun(run.name, run.config.run.dir, str(recipe), flags=(*own, *flags)))
     folder = build_sibling_path(str(sweep.folder), args.on)
     words = ["compare", str(sweep.folder), *page]
     plan = build_job(sweep.folder.name, runs, left[0][0].config, folder, page=words)

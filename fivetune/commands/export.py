@@ -42,7 +42,8 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.errors import ConfigError, IncompleteError
     from fivetune.rundir.progress import Progress
 
-    if reason := NOT_OFFERED.get(args.format):
+    reason = NOT_OFFERED.get(args.format)
+    if reason:
         allowed = ", ".join(plugins.list_plugins("exporters"))
         raise ConfigError(f"--format {args.format}: is not offered: {reason}. Allowed: {allowed}.")
     if args.examples < 1:
@@ -61,13 +62,15 @@ def run(args: argparse.Namespace) -> int:
             on_progress=progress.update,
             on_note=progress.log,
         )
+    proof = export["proof"]
     _print_proof(export)
-    print_text(f"verdict  {export['proof']['verdict']}" + "".join(f": {one}" for one in export["proof"]["reasons"]))
+    print_text(f"verdict  {': '.join([proof['verdict'], *proof['reasons']])}")
     print_text(f"export   {target}")
     if args.json:
-        print_json({"output": str(target), **{name: export[name] for name in export if name != "files"}})
-    if export["proof"].get("failed"):
-        raise IncompleteError(f"{target}: the export is written, but {export['proof']['reasons'][0]}")
+        result = {name: value for name, value in export.items() if name != "files"}
+        print_json({"output": str(target), **result})
+    if proof.get("failed"):
+        raise IncompleteError(f"{target}: the export is written, but {proof['reasons'][0]}")
     return 0
 
 
@@ -88,8 +91,10 @@ def _print_proof(export: dict[str, Any]) -> None:
         rows.append([proof["metric"], *scores])
     for one in proof.get("speed", ()):
         name = f"batches of {one['batch_size']}"
-        sides = [one[side] for side in ("original", "export")]
-        rows.append([f"{name}: p50, p99", *(f"{side['p50_ms']:.1f} ms, {side['p99_ms']:.1f} ms" for side in sides)])
-        rates = [f"{side['examples_per_second']:.1f} examples/s" for side in sides]
-        rows.append([name, *rates])
+        latencies = [f"{name}: p50, p99"]
+        rates = [name]
+        for side in (one["original"], one["export"]):
+            latencies.append(f"{side['p50_ms']:.1f} ms, {side['p99_ms']:.1f} ms")
+            rates.append(f"{side['examples_per_second']:.1f} examples/s")
+        rows += [latencies, rates]
     print_table(["", "original", "export"], rows)

@@ -29,7 +29,8 @@ def find_device(name: str, memory_mib: int | None = None) -> Accelerator | None:
     """
     if name == CPU:
         return None
-    if (found := find_accelerator(name, memory_mib)) is None:
+    found = find_accelerator(name, memory_mib)
+    if found is None:
         raise ConfigError(f"--device: there is no {name!r}. {suggest_names(name, [*ACCELERATORS, CPU])}")
     return found
 
@@ -63,6 +64,9 @@ def build_workload(config: RunConfig, device: Accelerator | None) -> Workload:
     batch_size = 1 if config.train.batch_size == "auto" else config.train.batch_size
     shape = read_shape(config.model.path, config.model.config)
     tables = shape.table_share
+    state_bytes = tables * optimizer.get_state_bytes("table") + (1 - tables) * optimizer.get_state_bytes("matrix")
+    if config.train.ema:
+        state_bytes += FP32
     return Workload(
         shape=shape,
         batch_size=batch_size,
@@ -72,9 +76,7 @@ def build_workload(config: RunConfig, device: Accelerator | None) -> Workload:
         matmul_bytes=FP32 if precision in ("fp32", "tf32") else 2,
         dropout=config.model.dropout or 0.0,
         recompute=config.train.recompute,
-        state_bytes=tables * optimizer.get_state_bytes("table")
-        + (1 - tables) * optimizer.get_state_bytes("matrix")
-        + (FP32 if config.train.ema else 0),
+        state_bytes=state_bytes,
         gathers_state=optimizer.gathers_state,
         on_gpu=device is not None,
         passes=2 if config.loss.r_drop else 1,
@@ -87,7 +89,9 @@ def _read_teacher_shape(config: RunConfig) -> ModelShape | None:
     name = config.distill.teacher
     if name is None or config.distill.kind != "logits":
         return None
-    return read_shape(str(Path(name) / "model") if is_run_directory(name) else name, None)
+    if is_run_directory(name):
+        name = str(Path(name) / "model")
+    return read_shape(name, None)
 
 
 def build_machine(device: Accelerator | None, num_devices: int, *, devices_per_node: int | None = None) -> Machine:
@@ -104,10 +108,15 @@ def build_machine(device: Accelerator | None, num_devices: int, *, devices_per_n
 
 def find_local_device(requested: str) -> Accelerator | None:
     """Find what `device: requested` is on this node; None for a CPU. Raises ConfigError for an unknown GPU."""
-    samples = Nvml().sample() if requested in ("auto", "cuda") else ()
+    if requested not in ("auto", "cuda"):
+        return None
+    samples = Nvml().sample()
     if not samples:
         return None
-    first = next((sample for sample in samples if sample.cuda_index == 0), samples[0])
+    first = samples[0]
+    for sample in samples:
+        if sample.cuda_index == 0:
+            first = sample
     memory_mib = first.memory_total_bytes // 2**20 if first.memory_total_bytes else None
     return find_device(first.name or "a device without a name", memory_mib)
 
@@ -132,17 +141,20 @@ def suggest_strategy(config: RunConfig, nnodes: int, nproc: int) -> tuple[dict[s
     # The default if it fits, else the simplest that does.
     found = estimate_strategies(work, machine, nnodes * nproc, config)
     several = [one for one in found if one.layout.world > 1 and one.memory is not None]
-    usual = next((one for one in several if one.strategy.plugin_name() == STRATEGY_OF_SEVERAL), None)
-    if usual is None or usual.memory is None:
+    usual = [one for one in several if one.strategy.plugin_name() == STRATEGY_OF_SEVERAL][:1]
+    if not usual or usual[0].memory is None:
         return default, "the default"
-    need, usable = (format_size(size) for size in (usual.memory.peak, USABLE_SHARE * machine.memory_bytes))
-    if usual.fits:
+    need = format_size(usual[0].memory.peak)
+    usable = format_size(USABLE_SHARE * machine.memory_bytes)
+    if usual[0].fits:
         return default, f"which fits: {need} of {usable} for each process by estimate"
     chosen = choose_estimate(several)
     why = f"because {STRATEGY_OF_SEVERAL} needs {need} of {usable} for each process by estimate"
     if chosen is None:
         chosen = min(several, key=lambda one: one.memory.peak if one.memory else 0.0)
-        excluded = next((f". {one.obstacle}" for one in found if one.obstacle), "")
-        why += f"; no strategy fits, this one needs least (fivetune estimate prints what to change){excluded}"
+        why += "; no strategy fits, this one needs least (fivetune estimate prints what to change)"
+        obstacles = [one.obstacle for one in found if one.obstacle]
+        if obstacles:
+            why += f". {obstacles[0]}"
     assert chosen.memory is not None
     return chosen.as_settings(), f"{why}, this one {format_size(chosen.memory.peak)}"

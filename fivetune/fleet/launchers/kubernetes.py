@@ -55,14 +55,15 @@ class Kubernetes(Launcher):
                 f"run.dir: {run_dir} is not on the volume, which pods have at {self.mount}: the run would be lost with "
                 f"its pod. Give a path below {self.mount} (--mount), or a relative one."
             )
-        name = _make_name(plan.name, plan.launch_id)
         if plan.nnodes == 1:
             version, kind, spec = "batch/v1", "Job", self._build_job(plan)
         elif self.kind == "trainjob":
             version, kind, spec = "trainer.kubeflow.org/v1alpha1", "TrainJob", self._build_train_job(plan)
         else:
             version, kind, spec = "kubeflow.org/v1", "PyTorchJob", self._build_pytorch_job(plan)
-        metadata = {"name": name, **({"namespace": self.namespace} if self.namespace else {})}
+        metadata = {"name": _make_name(plan.name, plan.launch_id)}
+        if self.namespace:
+            metadata["namespace"] = self.namespace
         manifest = {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
         return {"job.yaml": format_manifest(plan, manifest, command="kubectl create -f job.yaml")}
 
@@ -145,8 +146,12 @@ class Kubernetes(Launcher):
             amounts["memory"] = f"{self.memory}i"
         if self.gpus:
             amounts["nvidia.com/gpu"] = self.gpus
-        given = [entry.partition("=") for entry in self.env]
-        variables = {**(OFFLINE if self.offline else {}), **{name: value for name, _, value in given}}
+        variables: dict[str, str] = {}
+        if self.offline:
+            variables |= OFFLINE
+        for entry in self.env:
+            name, _, value = entry.partition("=")
+            variables[name] = value
         return {
             "image": self.image,
             "workingDir": self.mount,
@@ -168,5 +173,6 @@ def _make_name(name: str, launch_id: str) -> str:
     ('squad-v2-small-0a1b2c3d', 'run-3b-0a1b2c3d')
     """
     kept = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    begun = kept if kept[:1].isalpha() else f"run-{kept}"
-    return f"{begun[:30].rstrip('-')}-{launch_id}"
+    if not kept[:1].isalpha():
+        kept = f"run-{kept}"
+    return f"{kept[:30].rstrip('-')}-{launch_id}"

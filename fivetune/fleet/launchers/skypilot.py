@@ -42,26 +42,39 @@ class Skypilot(Launcher):
             raise ConfigError(
                 f"--memory {self.memory}: SkyPilot counts in gigabytes. Give a number with G, such as 64G."
             )
-        resources: dict[str, Any] = {
-            "infra": self.infra,
-            "accelerators": f"{self.gpu_type}:{self.gpus}" if self.gpus else None,
-            "cpus": f"{self.cpus}+" if self.cpus else None,
-            "memory": f"{self.memory.rstrip('G')}+" if self.memory else None,
-            "image_id": self.image,
-            "use_spot": self.spot or None,
-            "job_recovery": {"max_restarts_on_errors": self.retries},
-        }
+        resources: dict[str, Any] = {}
+        if self.infra:
+            resources["infra"] = self.infra
+        if self.gpus:
+            resources["accelerators"] = f"{self.gpu_type}:{self.gpus}"
+        if self.cpus:
+            resources["cpus"] = f"{self.cpus}+"
+        if self.memory:
+            resources["memory"] = f"{self.memory.rstrip('G')}+"
+        if self.image:
+            resources["image_id"] = self.image
+        if self.spot:
+            resources["use_spot"] = True
+        resources["job_recovery"] = {"max_restarts_on_errors": self.retries}
+        lines: list[str] = []
+        if plan.nnodes > 1:
+            lines += [
+                "# Where the nodes meet. torchrun reads these variables.",
+                'export PET_MASTER_ADDR=$(head -n 1 <<< "$SKYPILOT_NODE_IPS")',
+                f"export PET_NODE_RANK=$SKYPILOT_NODE_RANK PET_MASTER_PORT={DEFAULT_PORT}",
+            ]
+        lines += build_start_lines(plan)
         manifest: dict[str, Any] = {
             "name": re.sub(r"[^A-Za-z0-9]+", "-", plan.name).strip("-") or "fivetune",
             "num_nodes": plan.nnodes,
             "workdir": ".",
-            "resources": {name: value for name, value in resources.items() if value is not None},
-            "file_mounts": {"~/sky_workdir/runs": {"source": self.bucket, "mode": "MOUNT"}} if self.bucket else None,
-            "setup": "\n".join(self.setup) + "\n",
-            "run": "\n".join(self._list_lines(plan)) + "\n",
+            "resources": resources,
         }
-        kept = {name: value for name, value in manifest.items() if value is not None}
-        return {"job.yaml": format_manifest(plan, kept, command="sky jobs launch job.yaml")}
+        if self.bucket:
+            manifest["file_mounts"] = {"~/sky_workdir/runs": {"source": self.bucket, "mode": "MOUNT"}}
+        manifest["setup"] = "\n".join(self.setup) + "\n"
+        manifest["run"] = "\n".join(lines) + "\n"
+        return {"job.yaml": format_manifest(plan, manifest, command="sky jobs launch job.yaml")}
 
     def submit(self, folder: Path) -> str:
         words = ["sky", "jobs", "launch", "--yes", "--detach-run", str(folder / "job.yaml")]
@@ -69,11 +82,3 @@ class Skypilot(Launcher):
 
     def explain_next_steps(self, job: str) -> list[str]:
         return ["sky jobs queue", "sky jobs logs", "sky jobs cancel"]
-
-    def _list_lines(self, plan: JobPlan) -> list[str]:
-        meeting = [
-            "# Where the nodes meet. torchrun reads these variables.",
-            'export PET_MASTER_ADDR=$(head -n 1 <<< "$SKYPILOT_NODE_IPS")',
-            f"export PET_NODE_RANK=$SKYPILOT_NODE_RANK PET_MASTER_PORT={DEFAULT_PORT}",
-        ]
-        return [*(meeting if plan.nnodes > 1 else []), *build_start_lines(plan)]
