@@ -46,7 +46,7 @@ def build_trial_config(config: RunConfig, settings: Mapping[str, Any], folder: s
 
     Trials have no copy at checkpoint.url, which would be that of the first one.
     """
-    own = {"run.dir": str(folder), "checkpoint.url": None, "search.over": {}}
+    own: dict[str, Any] = {"run.dir": str(folder), "checkpoint.url": None, "search.over": {}}
     return load_config(config.as_dict(), {**settings, **own})
 
 

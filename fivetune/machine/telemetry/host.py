@@ -84,14 +84,17 @@ class HostCounters:
             found["core_utilisation"] = cores
             found["cpu_utilisation"] = round(sum(cores) / len(cores), 4)
         found["process_cores"], found["process_ram_bytes"] = self._read_process_usage(now)
+        found |= dict.fromkeys(("ram_used_bytes", "ram_total_bytes", "ram_share", "swap_used_bytes", "swap_share"))
         ram = call_or_none(psutil.virtual_memory)
-        used = ram.total - ram.available if ram else None
-        found["ram_used_bytes"] = used
-        found["ram_total_bytes"] = ram.total if ram else None
-        found["ram_share"] = _compute_share(used, ram.total) if ram else None
+        if ram:
+            used = ram.total - ram.available  # what programs hold: caches can be freed
+            found["ram_used_bytes"] = used
+            found["ram_total_bytes"] = ram.total
+            found["ram_share"] = _compute_share(used, ram.total)
         swap = call_or_none(psutil.swap_memory)
-        found["swap_used_bytes"] = swap.used if swap else None
-        found["swap_share"] = _compute_share(swap.used, swap.total) if swap else None
+        if swap:
+            found["swap_used_bytes"] = swap.used
+            found["swap_share"] = _compute_share(swap.used, swap.total)
         found |= self._read_io_rates(now)
         self._time = now
         return found
