@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 from fivetune.start.roles import DIALOGUES, USUAL, has_word
@@ -27,10 +28,8 @@ def read_chat(survey: Survey) -> Iterator[Reading]:
         member = _find_text_of_turns(survey, name) if has_word(name, DIALOGUES) else None
         if member is not None:
             reason = f"{name} holds the turns of dialogues; the first answer is learned, and what follows is not read"
-            roles = {"inputs": [f"{name}.0{member}"], "targets": [f"{name}.1{member}"]}
             others = describe_outputs(survey.list_outputs([name]))
-            evidence = [Evidence(CERTAIN, "lists of turns")]
-            yield Reading("chat", "jsonl", roles, reason, evidence=evidence, doubts=others)
+            yield _build(reason, [f"{name}.0{member}"], f"{name}.1{member}", "lists of turns", others)
         if column.kind == "list":
             for role, content, *speakers in CHATS:
                 yield from _read_messages(survey, name, role, content, speakers)
@@ -85,10 +84,8 @@ def _read_messages(survey: Survey, name: str, role: str, content: str, speakers:
         answers = survey.list_columns("targets", "answer", minimum=USUAL)
         for target in answers:
             reason = f"{name} holds messages by {join_names(form[:-1])}, and {target} the answer"
-            roles = {"inputs": paths[:-1], "targets": [target]}
             others = describe_outputs([one for one in answers if one != target])
-            evidence = [Evidence(CERTAIN, "messages that end with a question")]
-            yield Reading("chat", "jsonl", roles, reason, evidence=evidence, doubts=others)
+            yield _build(reason, paths[:-1], target, "messages that end with a question", others)
         return
     reason = f"{name} holds messages by {join_names(form)}; the first answer is learned"
     warnings: list[str] = []
@@ -108,7 +105,12 @@ def _read_messages(survey: Survey, name: str, role: str, content: str, speakers:
     warnings += [f"{one} is not read" for one in survey.columns if one in ("tools", "functions")]
     outputs = survey.list_outputs([name])
     doubts += describe_outputs(outputs)
-    evidence = [Evidence(CERTAIN, "lists of messages")]
     for target in (paths[-1], *outputs):
-        roles = {"inputs": paths[:-1], "targets": [target]}
-        yield Reading("chat", "jsonl", roles, reason, warnings=warnings, evidence=evidence, doubts=doubts)
+        found = _build(reason, paths[:-1], target, "lists of messages", doubts)
+        yield replace(found, warnings=warnings)
+
+
+def _build(reason: str, inputs: Sequence[str], target: str, form: str, doubts: Sequence[str]) -> Reading:
+    """Build the reading of an exchange, which is certain by the form of its column."""
+    roles = {"inputs": inputs, "targets": [target]}
+    return Reading("chat", "jsonl", roles, reason, evidence=[Evidence(CERTAIN, form)], doubts=doubts)

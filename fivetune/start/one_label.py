@@ -37,14 +37,18 @@ MIN_LABEL = 3  # characters of a label that is looked for in texts
 NO_LABEL = "no column is named as a label"
 STANCES = "against favor favour pro con support deny agree disagree"
 
+_TextsRead = tuple[list[str], list[str], list[str]]
+"""The texts that a label is learned from, the texts that are left out, and why that is doubtful."""
+
 
 def read_labels(survey: Survey) -> Iterator[Reading]:
     """Yield each column of few and short values that repeat, as the label of the texts."""
-    repeating = [name for name, column in survey.columns.items() if column.has_labels and not survey.is_amount(name)]
+    columns = survey.columns
+    repeating = [name for name in columns if columns[name].has_labels and not survey.is_amount(name)]
     labels = [name for name in survey.list_columns("label", "answer", minimum=0) if name in repeating][:8]
     if not labels:
         # what says something of the records may be learned, such as their language, if there are no other facts
-        facts = [name for name in survey.columns if survey.is_aside(name) and survey.columns[name].num_distinct > 1]
+        facts = [name for name in columns if columns[name].num_distinct > 1 and survey.is_aside(name)]
         if all(name in repeating or rate_name("id", name) >= USUAL for name in facts):
             labels = [name for name in repeating if survey.rate(name, "label") > 1]
     for label in labels:
@@ -58,7 +62,7 @@ def read_labels(survey: Survey) -> Iterator[Reading]:
                 yield _read_label(survey, label, texts, [*same, *spare], doubts)
 
 
-def _list_read(survey: Survey, label: str, same: Sequence[str]) -> Iterator[tuple[list[str], list[str], list[str]]]:
+def _list_read(survey: Survey, label: str, same: Sequence[str]) -> Iterator[_TextsRead]:
     """Yield the texts that a label may be given for, what else is known of them, and why it is doubtful.
 
     Args:
@@ -97,7 +101,7 @@ def _list_read(survey: Survey, label: str, same: Sequence[str]) -> Iterator[tupl
 
 def _list_more(
     survey: Survey, label: str, learned: Sequence[str], texts: Sequence[str], doubts: list[str]
-) -> Iterator[tuple[list[str], list[str], list[str]]]:
+) -> Iterator[_TextsRead]:
     """Yield the texts with one more column: what they are about, or answers to them, if these tell labels apart, or
     another text, which repeats.
 
@@ -130,9 +134,11 @@ def _find_short_pair(survey: Survey, texts: Sequence[str]) -> list[str]:
     for name in texts:
         pairs.setdefault(" ".join(split_name(name)), []).append(name)
     both = sorted(pairs.values(), key=lambda pair: survey.columns[pair[0]].mean_chars)
-    if [*map(len, both)] == [2, 2] and survey.measure_overlap(both[0][0], both[1][0])[0] >= COPY:
-        return both[0]
-    return []
+    if [*map(len, both)] != [2, 2]:
+        return []
+    short, long = both
+    share, _ = survey.measure_overlap(short[0], long[0])
+    return short if share >= COPY else []
 
 
 def _has_gaps(survey: Survey, name: str, label: str) -> bool:
@@ -211,15 +217,16 @@ def _list_rivals(survey: Survey, label: str, used: Sequence[str]) -> list[str]:
     if _is_general(label) and len(split_name(label)) == 1:
         return []
     least = USUAL if survey.rate(label, "label") >= USUAL else 0
-    values = survey.columns[label].values
+    columns = survey.columns
+    values = columns[label].values
     named: list[str] = []
     unknown: list[str] = []
     for name in survey.list_unread(used):
-        if not survey.columns[name].has_labels or survey.is_amount(name):
+        if not columns[name].has_labels or survey.is_amount(name):
             continue
         if survey.rate(name, "label", "flag", "answer") >= least or _is_general(name):
             named.append(name)
-        elif survey.rate(name, *READ, *LEARNED) == 0 and _is_judgement(survey.columns[name], values):
+        elif survey.rate(name, *READ, *LEARNED) == 0 and _is_judgement(columns[name], values):
             unknown.append(name)
     if _is_general(label):  # of label_sexist and label_category none is the label alone
         return [name for name in (*named, *unknown) if _is_general(name)]
@@ -242,8 +249,8 @@ def _is_judgement(column: Column, values: Mapping[str, int]) -> bool:
 
 def _choose_words(survey: Survey, same: Sequence[str]) -> str:
     """Choose which of the columns that say the same is learned: T5 learns words rather than numbers."""
-    ranks = {name: (survey.columns[name].kind != "number", survey.rate(name, "label")) for name in reversed(same)}
-    return max(ranks, key=ranks.__getitem__)
+    words = [name for name in same if survey.columns[name].kind != "number"] or same
+    return max(reversed(words), key=lambda name: survey.rate(name, "label"))
 
 
 def _count_conflicts(survey: Survey, texts: Sequence[str], label: str) -> int:
@@ -266,10 +273,12 @@ def read_numbers(survey: Survey) -> Iterator[Reading]:
         forms = [texts]
         if "inputs" not in survey.given and survey.rate(name, "answer") == 0:
             # an answer is scored beside its reference
-            answers = [one for one in survey.list_unread([name, *texts]) if survey.columns[one].has_text]
-            answers = [one for one in answers if survey.rate(one, "answer") > 1]
-            if answers:
-                forms.insert(0, [one for one in survey.columns if one in (*texts, *answers)])
+            both = [*texts]
+            for one in survey.list_unread([name, *texts]):
+                if survey.columns[one].has_text and survey.rate(one, "answer") > 1:
+                    both.append(one)
+            if len(both) > len(texts):
+                forms.insert(0, [one for one in survey.columns if one in both])
         for inputs in forms:
             if inputs:
                 reason = f"{name} holds numbers, and {describe_columns(inputs)} text"

@@ -91,9 +91,10 @@ def _find_asked(survey: Survey) -> tuple[str, ...]:
     """Find a question and the passage that it is about, as retrieval has them, if no column is left for an answer: the
     question may be written for the passage, or the passage for the question.
     """
-    texts = [name for name in survey.free if survey.columns[name].has_text or survey.columns[name].is_list_of_texts]
+    columns = survey.columns
+    texts = [name for name in survey.free if columns[name].has_text or columns[name].is_list_of_texts]
     asked = [name for name in survey.list_columns("question", minimum=2) if name in texts]
-    if not asked or survey.columns[asked[0]].has_code:
+    if not asked or columns[asked[0]].has_code:
         return ()
     retrieved = [name for name in texts if has_word(name, RETRIEVED)]
     told: list[str] = []
@@ -179,6 +180,7 @@ def _list_sources(survey: Survey, target: str, texts: Sequence[str]) -> list[lis
     # nothing is answered from a query
     known = [name for name in named if name in contexts or not columns[name].has_code] or named
     together = survey.list_named_inputs(target)
+    learned = survey.rate(target, "targets")
     plain = [name for name in known if name not in contexts]
     questions = [name for name in plain if survey.rate(name, "question") >= USUAL]
     if questions and contexts:  # of a question and the schema of its tables, both
@@ -188,10 +190,10 @@ def _list_sources(survey: Survey, target: str, texts: Sequence[str]) -> list[lis
         return [together, *([name] for name in known[:2])]
     asked = [name for name in plain if survey.rate(name, "inputs") >= USUAL]
     # a prompt of a word or two, which is no running text, and what it is about
-    if asked and contexts and survey.rate(target, "targets") >= USUAL:
+    if asked and contexts and learned >= USUAL:
         return [_sort(survey, asked[0], contexts[0]), asked[:1], contexts[:1]]
     long = [name for name in contexts if columns[name].mean_words >= LONG_CONTEXT]
-    if long and plain and survey.rate(target, "targets") == 0:  # what a text asks of a long one
+    if long and plain and learned == 0:  # what a text asks of a long one
         return [_sort(survey, plain[0], long[0]), plain[:1], long[:1]]
     unknown = [name for name in texts if survey.rate(name, "targets", "answer", *SOURCES) < 2]
     others = [name for name in unknown or texts if name != target]
@@ -209,7 +211,9 @@ def _sort(survey: Survey, *names: str) -> list[str]:
 
 def _is_longer_summary(survey: Survey, name: str, other: str) -> bool:
     """Whether a column is named as a summary, and its texts are longer than the texts of another column."""
-    return rate_name("summary", name) >= 2 and survey.table.describe(name).mean_chars > survey.columns[other].mean_chars
+    if rate_name("summary", name) < 2:
+        return False
+    return survey.table.describe(name).mean_chars > survey.columns[other].mean_chars
 
 
 def _weigh_target(survey: Survey, source: str, target: str) -> tuple[str, int]:
@@ -264,8 +268,8 @@ def _read_pair(survey: Survey, sources: Sequence[str], target: str, versions: Se
             doubts.append(f"{target} is longer than {source}, so it is no summary of it: perhaps the other way round")
         doubts += _list_doubts(survey, source, target, used)
     # of one text and its contexts, the text is meant
-    mains = [one for one in sources if survey.rate(one, "context") < USUAL or survey.rate(one, "text") >= CLEAR]
-    are_alike = len(sources) > 1 and len(mains) != 1 and "inputs" not in survey.given
+    num_main = sum(survey.rate(one, "context") < USUAL or survey.rate(one, "text") >= CLEAR for one in sources)
+    are_alike = len(sources) > 1 and num_main != 1 and "inputs" not in survey.given
     if are_alike and all(survey.is_named_input(one, target) for one in sources):
         doubts.append(f"{list_names(sources)} are named as texts to be read, together or one of them")
     if target in survey.golds:

@@ -135,6 +135,7 @@ def _build(roles: Mapping[str, Sequence[str]], key: str, own: JsonTable) -> Read
 
 
 def _read(choices: Sequence[str], record: RawRecord) -> Choices | None:
+    """Read the choices of a record; None if it has none."""
     values = {name: find_value(record.fields, name) for name in choices}
     try:
         return read_choices(RawRecord(values, record.where), choices)
@@ -281,13 +282,14 @@ def _list_keys(
     the same, the first counts.
     """
     others = [name for name in survey.columns if name not in (*choices, question)]
-    # texts first, as numbers may be counts
-    ranks = {name: (survey.columns[name].kind == "number", -survey.rate(name, "answer", "label")) for name in others}
+    # the clearest name first, texts before numbers, which may be counts
+    others.sort(key=lambda name: -survey.rate(name, "answer", "label"))
+    others.sort(key=lambda name: survey.columns[name].kind == "number")
     is_named = survey.rate(choices[0], "choices") >= USUAL
     num_asked = len(found) - found.count(None)
     widest = max(filter(None, found), key=lambda one: len(one.texts))
     keys: dict[str, _Key] = {}
-    for name in survey.given.get("answer") or sorted(others, key=ranks.__getitem__):
+    for name in survey.given.get("answer", others):
         column = survey.columns[name]
         if column.kind not in ("text", "number"):
             continue
@@ -317,10 +319,16 @@ def _list_keys(
         least = RESOLVED * len(places)
         if not any(sum(map(eq, places, known.places)) >= least for known in keys.values()):
             num_other = num_none + num_apart
-            keys[name] = _Key(first, places, num_other if num_other > (1 - RESOLVED) * len(found) else 0)
+            is_many = num_other > (1 - RESOLVED) * len(found)
+            keys[name] = _Key(first, places, num_other if is_many else 0)
     return keys
 
 
 def _has_texts(values: Sequence[object], found: Sequence[Choices | None]) -> bool:
-    both = [(value, one) for value, one in zip(values, found, strict=True) if one]
-    return sum(as_text(value) in one.texts for value, one in both) >= RESOLVED * len(both)
+    """Whether nearly all values are texts of their choices."""
+    num_held = num_known = 0
+    for value, one in zip(values, found, strict=True):
+        if one:
+            num_known += 1
+            num_held += as_text(value) in one.texts
+    return num_held >= RESOLVED * num_known

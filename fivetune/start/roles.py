@@ -507,5 +507,5 @@ def find_group(table: RawTable, given: Given, taken: Sequence[str], inputs: Sequ
         if column.is_running and column.num_distinct >= MIN_GROUPS / 2 and column.share_distinct <= SHARED:
             shared.append(column)
     # a context, else the one of most values: few that repeat often are templates
-    ranks = {one.name: (rate_name("context", one.name) >= USUAL, one.num_distinct) for one in shared}
-    return max(ranks, key=ranks.__getitem__, default=None)
+    shared.sort(key=lambda one: (rate_name("context", one.name) < USUAL, -one.num_distinct))
+    return shared[0].name if shared else None

@@ -54,10 +54,13 @@ def _read_columns_of_tags(survey: Survey, named: Sequence[str], texts: Sequence[
         named: columns that the user named as tags.
         texts: columns that the labels are given for.
     """
-    are_flags = all({*map(str.casefold, survey.columns[name].values)} <= FLAGS.keys() for name in named)
+    columns = survey.columns
+    are_flags = True
+    for name in named:
+        are_flags &= all(value.casefold() in FLAGS for value in columns[name].values)
     flags = named if are_flags else []
     if not named:
-        stems = Counter(" ".join(split_name(name)) for name in survey.columns)
+        stems = Counter(" ".join(split_name(name)) for name in columns)
         flags = [name for name in survey.list_unread(()) if _is_flag(survey, name, stems)]
     ticked = [name for name in flags if survey.is_ticked(name)]
     # two columns of 0 and 1 may be facts, two boxes are labels
@@ -68,7 +71,7 @@ def _read_columns_of_tags(survey: Survey, named: Sequence[str], texts: Sequence[
         # facts that are yes or no stand beside a label of words, too
         labels: list[str] = []
         for name in survey.list_unread([*flags, *texts]):
-            if survey.columns[name].kind == "text" and survey.columns[name].has_labels:
+            if columns[name].kind == "text" and columns[name].has_labels:
                 labels.append(name)
         doubts = [f"{join_names(labels[:2])} may be the label, too"] if labels else []
         yield survey.weigh(reading, form="a column of 0 and 1 per label", doubts=doubts)
@@ -101,8 +104,8 @@ def _find_numbered(survey: Survey) -> list[str]:
             by_stem.setdefault((*split_name(name),), []).append(name)
     for names in by_stem.values():
         first, *others = (survey.columns[name] for name in names)
-        shared = [one for one in others if len({*one.values} & {*first.values}) > 1 or one.num_distinct == 1]
-        if others and shared == others and others[-1].num_filled < 0.8 * first.num_filled:
+        is_shared = all(one.num_distinct == 1 or len(one.values.keys() & first.values) > 1 for one in others)
+        if others and is_shared and others[-1].num_filled < 0.8 * first.num_filled:
             return names
     return []
 
@@ -115,8 +118,9 @@ def _is_flag(survey: Survey, name: str, stems: Mapping[str, int]) -> bool:
     """
     if survey.is_ticked(name):
         return True
-    is_one_of_several = stems[" ".join(split_name(name))] > 2  # category_a, _b, _c
-    if survey.rate(name, "label") >= CLEAR and not survey.rate(name, "flag") and not is_one_of_several:
+    # the name of one label of words, unless there are several such columns: category_a, _b, _c
+    is_label = survey.rate(name, "label") >= CLEAR and survey.rate(name, "flag") == 0
+    if is_label and stems[" ".join(split_name(name))] <= 2:
         return False
     return {FLAGS.get(value.casefold()) for value in survey.columns[name].values} == {True, False}
 
@@ -128,7 +132,10 @@ def _find_separator(survey: Survey, name: str) -> str:
     is_list = column.has_lists
     if column.num_distinct < 2 or not (is_list or column.kind == "text"):
         return ""
-    if survey.rate(name, *READ, *TARGET_ROLES["targets"]) > max(1, rating) or (is_list and survey.is_sequence(name)):
+    # a text to be read or an answer is none, and neither is a list with a value for each word
+    if survey.rate(name, *READ, *TARGET_ROLES["targets"]) > max(1, rating):
+        return ""
+    if is_list and survey.is_sequence(name):
         return ""
     # where most records have no label, a few with several may do; so of a list, which needs no guess about its parts
     is_rare = rating >= USUAL and survey.is_mostly_blank(name)
