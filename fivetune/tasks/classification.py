@@ -28,7 +28,6 @@ from fivetune.tasks import (
     get_column,
     get_record_id,
     is_missing_label,
-    normalize_label,
     shorten_repr,
 )
 from fivetune.types import ConversionResult, RawRecord, TextExample
@@ -58,17 +57,18 @@ class Classification(LabelOptions):
         label = self.read_label(record) if labelled or self.label in record.fields else None
         if label is None and labelled:
             raise self._make_missing_label_error(record)
-        form = record.fields.get(self.label)
-        meta = {LABEL_FORM: str(form)} if label and isinstance(form, str) and form != label else {}
-        return TextExample(get_record_id(record), inputs, label or "", (label,) if label else (), clippable, meta)
+        if label is None:
+            return TextExample(get_record_id(record), inputs, "", (), clippable)
+        form = record.fields[self.label]
+        meta = {LABEL_FORM: form} if isinstance(form, str) and form != label else {}
+        return TextExample(get_record_id(record), inputs, label, (label,), clippable, meta)
 
     def to_score(self, record: RawRecord) -> ConversionResult:
         """Return the gold label without inputs, which scoring does not need."""
         label = self.read_label(record)
         if label is None:
             raise self._make_missing_label_error(record)
-        known = {normalize_label(own): own for own in self.labels}
-        label = known.get(normalize_label(label), label)
+        label = self._find_label(label) or label
         meta = {"labels": list(self.labels)} if self.labels else {}
         return TextExample(get_record_id(record), "", label, (label,), meta=meta)
 

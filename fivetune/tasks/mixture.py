@@ -14,7 +14,7 @@ In a run every part has its own files, or those of `data`, and its share of each
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
@@ -154,24 +154,29 @@ class Mixture(TaskOptions):
 
     def to_text(self, record: RawRecord, *, labelled: bool = True) -> ConversionResult:
         """Convert a record by its part's task. Raises RecordError if the record names no part."""
-        return self._convert_by_part(record, lambda task: task.to_text(record, labelled=labelled))
+        return _name_part(record, self._find_task(record).to_text(record, labelled=labelled))
 
     def to_score(self, record: RawRecord) -> ConversionResult:
         """Convert a record for scoring by its part's task. Raises RecordError if the record names no part."""
-        return self._convert_by_part(record, lambda task: task.to_score(record))
+        return _name_part(record, self._find_task(record).to_score(record))
 
-    def _convert_by_part(self, record: RawRecord, convert: Callable[[Task], ConversionResult]) -> ConversionResult:
+    def _find_task(self, record: RawRecord) -> Task:
         name = get_column(record, "part")
         if name not in self.parts:
             raise RecordError(
                 record.where, f"part is {shorten_repr(name)}. {suggest_names(str(name), list(self.parts))}"
             )
-        converted = convert(self.parts[name].task)
-        if converted is None:
-            return None
-        several = converted if isinstance(converted, tuple) else (converted,)
-        named = tuple(replace(example, meta={**example.meta, "source_task": name}) for example in several)
-        return named if isinstance(converted, tuple) else named[0]
+        return self.parts[name].task
+
+
+def _name_part(record: RawRecord, converted: ConversionResult) -> ConversionResult:
+    """Write the name of a record's part into `meta` of its examples."""
+    if converted is None:
+        return None
+    named: list[TextExample] = []
+    for example in converted if isinstance(converted, tuple) else (converted,):
+        named.append(replace(example, meta={**example.meta, "source_task": record.fields["part"]}))
+    return tuple(named) if isinstance(converted, tuple) else named[0]
 
 
 SAMPLE = (

@@ -69,9 +69,12 @@ def parse_tags(value: object) -> list[str]:
     >>> parse_tags("<c#><.net-3.5>"), parse_tags("python|pandas"), parse_tags(["c++", "c"]), parse_tags(None)
     (['c#', '.net-3.5'], ['python', 'pandas'], ['c++', 'c'], [])
     """
-    parts = value if isinstance(value, list | tuple) else [value]
-    texts = [part for part in parts if isinstance(part, str)]
-    return list(dict.fromkeys(tag for text in texts for tag in _SEPARATORS.split(text) if tag))
+    tags: dict[str, None] = {}  # an ordered set
+    for part in value if isinstance(value, list | tuple) else [value]:
+        if isinstance(part, str):
+            tags |= dict.fromkeys(_SEPARATORS.split(part))
+    tags.pop("", None)
+    return [*tags]
 
 
 SAMPLE = (
