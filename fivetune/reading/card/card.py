@@ -109,26 +109,30 @@ def build_model_card(
     Secrets in settings are hidden as in config.yaml: labels and templates are unchanged.
 
     Args:
-        evaluation: evaluation of the exported weights; None without evaluations. best: as in status.json.
+        evaluation: evaluation of the exported weights; None without evaluations.
+        best: best evaluation as in status.json.
     """
     settings = config.as_redacted_dict()
     shown = shorten_paths(settings)
     base = find_base(config, request.folder)
-    model, given = shown["model"], config.model.path
+    model = shown["model"]
+    given = config.model.path
     export = request.export if request.kind == "export" else {}
     # A name on a command line may hold a token.
     place = Place(redact_settings(request.place.name), request.place.is_published)
     name = place.name if place.is_published else redact_settings(run.name)
-    adapter, adapted = resolve_adapter(config.model.adapter, str(request.folder)), ""
+    adapter = resolve_adapter(config.model.adapter, str(request.folder))
+    adapted = ""
     if adapter:
         kind = "its virtual tokens are apart" if adapter.is_virtual else "its matrices are merged into the weights"
         if request.kind == "adapter":
             kind = "the weights here are the adapter's alone"
         adapted = f", with the adapter `{adapter.plugin_name()}` ({kind})"
     scorers: dict[str, None] = {}
-    for spec in (spec for task in config.tasks for spec in task.metrics):
-        source = "" if find_absent([spec]) else f" ({load_metric(spec).source})"
-        scorers[f"`{get_metric_name(spec)}`{source}"] = None
+    for task in config.tasks:
+        for spec in task.metrics:
+            source = "" if find_absent([spec]) else f" ({load_metric(spec).source})"
+            scorers[f"`{get_metric_name(spec)}`{source}"] = None
     is_virtual = adapter is not None and adapter.is_virtual
     part = next(iter(getattr(config.task, "parts", ())), None)
     yaml = as_yaml(shown).strip()
@@ -229,7 +233,8 @@ def shorten_paths(settings: Any) -> Any:
     if isinstance(settings, Mapping):
         shown = {key: value if key == "task" else shorten_paths(value) for key, value in settings.items()}
         task = shown.get("task")
-        if isinstance(task, Mapping) and isinstance(parts := task.get("parts"), Mapping):
+        parts = task.get("parts") if isinstance(task, Mapping) else None
+        if isinstance(task, Mapping) and isinstance(parts, Mapping):
             short = {name: shorten_paths(part) if isinstance(part, Mapping) else part for name, part in parts.items()}
             shown["task"] = {**task, "parts": short}
         return shown
@@ -259,21 +264,26 @@ def _build_metadata(
         library = str(request.export.get("format"))
         if request.export.get("options", {}).get("quantization", "none") != "none":
             relation = "quantized"
-    dataset, results = name_eval_data(run), list[EvalResult]()
-    first = get_metric_name(config.tasks[0].metrics[0])
-    for score, value in evaluation.scores.items() if evaluation and dataset else ():
-        if math.isfinite(value) and not score.endswith(("total", "_thresh")) and not score.startswith("best_"):
-            kind = dataset.partition(":")[0] if "/" in dataset else re.sub(r"\W+", "-", dataset).strip("-")
-            results.append(
-                EvalResult(
-                    task_type=TASK_TYPES.get(first, "text2text-generation"),
-                    dataset_type=kind,
-                    dataset_name=dataset,
-                    metric_type=score,
-                    metric_name=score,
-                    metric_value=round(value, 4),
-                )
+    dataset = name_eval_data(run)
+    dataset_type = re.sub(r"\W+", "-", dataset).strip("-")
+    if "/" in dataset:  # a data set of the hub, with its configuration and split
+        dataset_type = dataset.partition(":")[0]
+    task_type = TASK_TYPES.get(get_metric_name(config.tasks[0].metrics[0]), "text2text-generation")
+    scores = evaluation.scores if evaluation and dataset else {}
+    results: list[EvalResult] = []
+    for score, value in scores.items():
+        if not math.isfinite(value) or score.endswith(("total", "_thresh")) or score.startswith("best_"):
+            continue
+        results.append(
+            EvalResult(
+                task_type=task_type,
+                dataset_type=dataset_type,
+                dataset_name=dataset,
+                metric_type=score,
+                metric_name=score,
+                metric_value=round(value, 4),
             )
+        )
     data = ModelCardData(
         base_model=base,
         base_model_relation=relation if base else None,
@@ -309,7 +319,10 @@ def quote_python(value: object) -> str:
 
 def _list_training(settings: JsonTable, run: Run) -> Iterator[tuple[str, object]]:
     """Yield facts about settings, machine, time and energy; the template leaves out None."""
-    optimizer, data, plan, machine = settings["optimizer"], settings["data"], run.plan, run.machine
+    optimizer = settings["optimizer"]
+    data = settings["data"]
+    plan = run.plan
+    machine = run.machine
     yield "optimizer", optimizer["name"]
     yield "learning rate", _format_number(plan.lr if plan and plan.lr else optimizer.get("lr"))
     yield "weight decay", _format_number(optimizer.get("weight_decay"))
@@ -323,14 +336,17 @@ def _list_training(settings: JsonTable, run: Run) -> Iterator[tuple[str, object]
     yield "dropout", _format_number(settings["model"].get("dropout"))
     yield "seed", settings["run"].get("seed")
     yield "beams of the evaluation", settings["eval"].get("num_beams")
-    world, device = machine.strategy.world_size or 1, machine.device.name or machine.device.kind
+    world = machine.strategy.world_size or 1
+    device = machine.device.name or machine.device.kind
     yield "hardware", f"{world} x {device}" if device and world > 1 else device
     yield "cores of the host", machine.host.num_cores
     yield "strategy", machine.strategy.name if world > 1 else None
-    num, trained = machine.num_parameters, machine.num_trained_parameters
+    num = machine.num_parameters
+    trained = machine.num_trained_parameters
     yield "parameters", f"{num:,}" if num else None
     yield "trained parameters", f"{trained:,}" if trained and trained != num else None
-    peak, seconds = compute_peak_bytes(run.steps), run.status.seconds
+    peak = compute_peak_bytes(run.steps)
+    seconds = run.status.seconds
     yield "peak memory of a device", format_size(peak) if peak else None
     yield "time", f"{seconds / 60:,.1f} min" if seconds else None
     energy = compute_energy_joules(run.telemetry)

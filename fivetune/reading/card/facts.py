@@ -20,7 +20,7 @@ from fivetune.redaction import name_invisible
 from fivetune.rundir.checksums import compute_sha256
 from fivetune.rundir.records import EvalRecord, Prediction, Run, SplitSummary
 from fivetune.scores.analysis.labels import build_confusion
-from fivetune.scores.analysis.slices import compute_slices
+from fivetune.scores.analysis.slices import Slice, compute_slices
 
 MIN_GROUP = 20
 """Fewest examples of a group that a card names: the interval of a smaller one is wider than most differences."""
@@ -37,7 +37,10 @@ def iter_splits(run: Run) -> Iterator[tuple[str, SplitSummary]]:
         if summary is None:
             continue
         parts = {f"{words}, {name}": part for name, part in summary.parts.items()}
-        yield from (parts or {words: summary}).items()
+        if parts:
+            yield from parts.items()
+        else:
+            yield words, summary
 
 
 def list_data_sets(run: Run) -> list[tuple[str, str]]:
@@ -64,40 +67,48 @@ def list_data_files(run: Run, folder: Path, *, with_checksums: bool) -> list[tup
     """List set, name, size and sha256 of each file in Markdown; "" for what is unknown.
 
     Args:
-        folder: the run directory, which relative paths are resolved with.
-        with_checksums: read the files and give their sha256, but of those that were changed after the run started.
+        folder: run directory, which relative paths are resolved with.
+        with_checksums: whether to read the files for their sha256; files that changed after the start have none.
     """
     try:
         started = datetime.fromisoformat(run.status.started or "").timestamp()
     except ValueError:
         started = -math.inf  # unknown, so that any file may have changed
     rows: list[tuple[str, str, str, str]] = []
-    # A file that changed after the start of the run is not what the run read.
-    for name, source in ((name, source) for name, summary in iter_splits(run) for source in summary.source):
-        path = Path(find_typed_path(source, folder))
-        size = digest = ""
-        if not is_hub_name(source) and path.is_file():
-            with suppress(OSError):
-                facts = path.stat()
-                if with_checksums and facts.st_mtime <= started:
-                    digest = f"`{compute_sha256(path)}`"
-                size = format_size(facts.st_size)
-        shown = source if is_hub_name(source) else path.name
-        rows.append((escape_markdown(name), quote_markdown(shown), size, digest))
+    for name, summary in iter_splits(run):
+        for source in summary.source:
+            if is_hub_name(source):
+                rows.append((escape_markdown(name), quote_markdown(source), "", ""))
+                continue
+            path = Path(find_typed_path(source, folder))
+            size = digest = ""
+            if path.is_file():
+                with suppress(OSError):
+                    facts = path.stat()
+                    # A file that changed after the start of the run is not what the run read.
+                    if with_checksums and facts.st_mtime <= started:
+                        digest = f"`{compute_sha256(path)}`"
+                    size = format_size(facts.st_size)
+            rows.append((escape_markdown(name), quote_markdown(path.name), size, digest))
     return rows
 
 
 def list_dataset_names(run: Run) -> list[str]:
     """List the data sets of the hub that a run was trained on, without configuration and split."""
-    found = [source for name, part in iter_splits(run) if name.startswith(SETS["train"]) for source in part.source]
-    return list(dict.fromkeys(source.partition(":")[0] for source in found if is_hub_name(source)))
+    names: dict[str, None] = {}
+    for name, part in iter_splits(run):
+        if name.startswith(SETS["train"]):
+            names |= dict.fromkeys(source.partition(":")[0] for source in part.source if is_hub_name(source))
+    return list(names)
 
 
 def name_eval_data(run: Run) -> str:
     """The name of the evaluation data: of its first file, or of the data set of the hub; "" if unknown."""
-    summary = next((part for name, part in iter_splits(run) if name.startswith(SETS["eval"])), None)
-    source = summary.source[0] if summary and summary.source else ""
-    return source if not source or is_hub_name(source) else os.path.basename(source.rstrip("/"))
+    parts = [part for name, part in iter_splits(run) if name.startswith(SETS["eval"])]
+    if not parts or not parts[0].source:
+        return ""
+    source = parts[0].source[0]
+    return source if is_hub_name(source) else os.path.basename(source.rstrip("/"))
 
 
 # --- limits ---
@@ -107,10 +118,13 @@ def list_limits(run: Run, evaluation: EvalRecord | None, *, no_answer: str | Non
     """List sentences on limits: truncation, unknown tokens, broken and missing answers, groups that do worse.
 
     Args:
-        evaluation: of the exported weights. no_answer: the text of an unanswerable question, for tasks with such.
+        evaluation: evaluation of the exported weights.
+        no_answer: text of an unanswerable question, for tasks with such.
         score: name of the main score.
     """
-    lines = [sentence for name, part in iter_splits(run) for sentence in _describe_truncation(name, part)]
+    lines: list[str] = []
+    for name, part in iter_splits(run):
+        lines += _describe_truncation(name, part)
     if evaluation:
         num_damaged = len(run.damage)
         predictions = run.read_predictions(evaluation)
@@ -127,7 +141,8 @@ def list_limits(run: Run, evaluation: EvalRecord | None, *, no_answer: str | Non
         if no_answer is not None or any("" in one.references for one in predictions):
             del texts["empty"]  # it is right for some questions
         for rate, words in texts.items():
-            if share := evaluation.rates.get(rate):
+            share = evaluation.rates.get(rate)
+            if share:
                 lines.append(f"{share:.1%} of the answers {words}.")
         known = [one for one in predictions if one.references]
         if no_answer is not None and known:
@@ -153,9 +168,9 @@ def _describe_truncation(name: str, part: SplitSummary) -> Iterator[str]:
         limit = f" of {part.max_input_tokens:,} tokens" if part.max_input_tokens else ""
         if part.num_examples_clipped:
             lost = f"; {part.num_answers_lost:,} lost their answer" if part.num_answers_lost else ""
-            share = f"{part.num_examples_clipped:,} of {part.num_examples:,} inputs"
-            share += f" ({part.num_examples_clipped / part.num_examples:.1%})"
-            yield f"{name}: {share} are longer than the limit{limit} and were truncated{lost}."
+            inputs = f"{part.num_examples_clipped:,} of {part.num_examples:,} inputs"
+            share = part.num_examples_clipped / part.num_examples
+            yield f"{name}: {inputs} ({share:.1%}) are longer than the limit{limit} and were truncated{lost}."
         else:
             yield f"{name}: no input is longer than the limit{limit}."
     if part.num_clipped_targets:
@@ -174,11 +189,12 @@ def _describe_weak_groups(predictions: Sequence[Prediction], score: str | None) 
     values = [line.scores[score] for line in predictions if score in line.scores] if score else []
     if values and score:
         mean = 100 * sum(values) / len(values)
-        groups = (group for group in compute_slices(predictions, score).values() if len(group) > 1)
-        # Compared as printed: no "worse" between equals.
-        weak = [
-            one for group in groups for one in group if round(one.high, 1) < round(mean, 1) and one.num >= MIN_GROUP
-        ]
+        weak: list[Slice] = []
+        for group in compute_slices(predictions, score).values():
+            for one in group:
+                # Compared as printed: no "worse" between equals.
+                if len(group) > 1 and one.num >= MIN_GROUP and round(one.high, 1) < round(mean, 1):
+                    weak.append(one)
         for one in sorted(weak, key=lambda one: one.score)[:MAX_GROUPS]:
             yield (
                 f"Worse where {one.name} is {quote_markdown(one.value)}: {score} {one.score:.1f} (95 % interval "

@@ -67,7 +67,11 @@ def summarise_devices(telemetry: Iterable[TelemetryRecord]) -> tuple[DeviceUse, 
             continue
         known = [sample for sample in samples if sample.throttle_reasons is not None]
         throttled = [sample for sample in known if _find_fault_reasons(sample)]
-        clocks, throttled_clocks = _select_clocks(samples), _select_clocks(throttled)
+        reasons: set[str] = set()
+        for sample in throttled:
+            reasons.update(_find_fault_reasons(sample))
+        clocks = _select_clocks(samples)
+        throttled_clocks = _select_clocks(throttled)
         utilisations = select_finite([sample.utilisation for sample in samples])
         traffic = select_finite([sample.memory_busy for sample in samples])
         memory = select_finite([divide(sample.memory_used_bytes, sample.memory_total_bytes) for sample in samples])
@@ -80,7 +84,7 @@ def summarise_devices(telemetry: Iterable[TelemetryRecord]) -> tuple[DeviceUse, 
             memory_share=max(memory, default=None),
             throttled_share=len(throttled) / len(known) if known else None,
             clock_loss=1 - fmean(throttled_clocks) / max(clocks) if throttled_clocks else None,
-            reasons=tuple(sorted({reason for sample in throttled for reason in _find_fault_reasons(sample)})),
+            reasons=tuple(sorted(reasons)),
         )
         # A device that another program keeps busy is not the run's, an idle one may have been asked for.
         if use.is_used or not use.is_busy:
@@ -93,4 +97,8 @@ def _select_clocks(samples: Sequence[DeviceSample]) -> list[float]:
 
 
 def _find_fault_reasons(sample: DeviceSample) -> list[str]:
-    return [reason for reason in sample.throttle_reasons or () if any(part in reason.lower() for part in FAULT_REASONS)]
+    found: list[str] = []
+    for reason in sample.throttle_reasons or ():
+        if any(part in reason.lower() for part in FAULT_REASONS):
+            found.append(reason)
+    return found

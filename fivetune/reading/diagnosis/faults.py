@@ -52,20 +52,25 @@ def check_not_finite(stats: RunStats) -> Verdict | None:
     step = stats.nonfinite_step
     if step is None:
         return None
-    in_fp16 = stats.precision == "fp16"
+    message = f"The loss or the gradient was not finite at step {step:,}"
     num_others = stats.num_nonfinite - 1
-    others = f" and in {num_others:,} more step{'s' if num_others > 1 else ''}" if num_others else ""
+    if num_others:
+        message += f" and in {num_others:,} more step{'s' if num_others > 1 else ''}"
+    if stats.precision == "fp16":
+        message += " in fp16, whose largest number is 65,504"
+        change: Mapping[str, Any] = {"train.precision": _choose_wide_precision(stats)}
+        advice = "Train in bf16 or fp32, which hold larger numbers."
+    else:
+        change = suggest_lower_lr(stats)
+        advice = "Lower the learning rate or add warm-up steps, and inspect the examples that the error names."
     return Verdict(
         rule="not_finite",
-        message=f"The loss or the gradient was not finite at step {step:,}{others}"
-        f"{' in fp16, whose largest number is 65,504' if in_fp16 else ''}.",
+        message=f"{message}.",
         figure=float(step),
         threshold=None,
         confidence=1.0,
-        change={"train.precision": _choose_wide_precision(stats)} if in_fp16 else suggest_lower_lr(stats),
-        advice="Train in bf16 or fp32, which hold larger numbers."
-        if in_fp16
-        else "Lower the learning rate or add warm-up steps, and inspect the examples that the error names.",
+        change=change,
+        advice=advice,
     )
 
 
@@ -179,7 +184,8 @@ def check_updates_below_precision(stats: RunStats) -> Verdict | None:
     eps = stats.get_setting("optimizer.eps") if stats.get_setting("optimizer.name") == "adamw" else None
     if not (eps and stats.num_parameters) or stats.grad_norm is None:
         return None
-    each, losses = stats.grad_norm / math.sqrt(stats.num_parameters), list(stats.train_loss.values())
+    each = stats.grad_norm / math.sqrt(stats.num_parameters)
+    losses = list(stats.train_loss.values())
     tenth = max(1, len(losses) // 10)
     has_learnt = bool(losses) and median(losses[-tenth:]) < 0.5 * median(losses[:tenth])
     if each >= 0.1 * eps or has_learnt:
@@ -201,7 +207,8 @@ def check_frozen(stats: RunStats) -> Verdict | None:
     length, first = stats.freeze or (0, 0)
     losses = [(record.step, record.loss) for record in stats.evals if record.loss is not None]
     values = [loss for _, loss in losses]
-    highest, final = max(values, default=0.0), values[-1] if values else 0.0
+    highest = max(values, default=0.0)
+    final = values[-1] if values else 0.0
     moved = (highest - min(values)) / highest if highest else math.inf
     same = [step for step, loss in losses if loss == final]
     if length >= FROZEN_STEPS:
@@ -216,8 +223,9 @@ def check_frozen(stats: RunStats) -> Verdict | None:
         )
         figure, threshold = moved, MIN_LOSS_RANGE
     elif len(same) >= FROZEN_EVALS and set(values[-len(same) :]) == {final}:
-        message = f"The evaluation loss is exactly {final:.4f} in the last {len(same)} evaluations, since step "
-        message += f"{same[0]:,}."
+        message = (
+            f"The evaluation loss is exactly {final:.4f} in the last {len(same)} evaluations, since step {same[0]:,}."
+        )
         figure, threshold = float(len(same)), FROZEN_EVALS
     else:
         return None
@@ -242,8 +250,10 @@ def check_padded_labels(stats: RunStats) -> Verdict | None:
     """The loss counts padding as labels."""
     ratio, length = stats.scored_ratio, stats.padded_length
     if ratio is not None and ratio >= SCORED_RATIO and len(stats.train_loss) >= MIN_SCORED_STEPS:
-        message = f"The loss counts {ratio:.1f} times as many labels as the examples have: "
-        message += f"{format_share(1 - 1 / ratio)} of the loss is padding."
+        padding = format_share(1 - 1 / ratio)
+        message = (
+            f"The loss counts {ratio:.1f} times as many labels as the examples have: {padding} of the loss is padding."
+        )
         figure, threshold, confidence = ratio, SCORED_RATIO, 0.95
     elif length is not None and length >= MIN_PADDED_LENGTH:
         message = (

@@ -99,8 +99,11 @@ def _describe_model(stats: RunStats) -> str:
 def check_majority_label(stats: RunStats) -> Verdict | None:
     """Almost all predictions of a label task are the same label."""
     record = stats.best_eval or (stats.evals[-1] if stats.evals else None)
-    one_label, majority = (record.rates.get(name) if record else None for name in ("one_label", "majority_label"))
-    if record is None or record.step == 0 or one_label is None or one_label < ONE_LABEL_SHARE:
+    if record is None or record.step == 0:
+        return None
+    one_label = record.rates.get("one_label")
+    majority = record.rates.get("majority_label")
+    if one_label is None or one_label < ONE_LABEL_SHARE:
         return None
     if majority is not None and majority >= ONE_LABEL_SHARE:
         return None  # almost all gold labels are equal too, so the predictions can be right
@@ -120,7 +123,8 @@ def check_majority_label(stats: RunStats) -> Verdict | None:
 
 def check_short_training(stats: RunStats) -> Verdict | None:
     """The run ended before it had seen its data once: the loss still fell, and no score is better than before."""
-    data, seen = stats.splits.get("train"), stats.num_examples_seen
+    data = stats.splits.get("train")
+    seen = stats.num_examples_seen
     scores = {record.step: record.scores.get(stats.metric or "") for record in stats.evals}
     known = [score for score in scores.values() if score is not None]
     if not data or not data.num_examples or not seen or not known or not stats.has_model:
@@ -130,7 +134,8 @@ def check_short_training(stats: RunStats) -> Verdict | None:
     quarter = len(losses) // 4
     if seen >= data.num_examples or not stats.higher_is_better or max(known) > before or len(losses) < MIN_LOSSES:
         return None
-    earlier, last = fmean(losses[-2 * quarter : -quarter]), fmean(losses[-quarter:])
+    earlier = fmean(losses[-2 * quarter : -quarter])
+    last = fmean(losses[-quarter:])
     if last > (1 - FALL) * earlier:
         return None
     share = seen / data.num_examples
@@ -161,12 +166,17 @@ def check_over_fitting(stats: RunStats) -> Verdict | None:
         return None
     # A score that leaves the 95 % interval of the score at the turn has improved all the same.
     if stats.metric is not None and stats.metric in turn.scores and stats.metric in last.scores:
-        (low, high), score = compute_eval_interval(turn, stats.metric), last.scores[stats.metric]
-        if score > high if stats.higher_is_better else score < low:
+        low, high = compute_eval_interval(turn, stats.metric)
+        score = last.scores[stats.metric]
+        has_improved = score > high if stats.higher_is_better else score < low
+        if has_improved:
             return None
-    message = f"Over-fitting since step {turn.step:,}: the evaluation loss is {least:.3f} there and "
-    message += f"{final:.3f} at step {last.step:,}"
-    if trained := list(stats.train_loss.values()):
+    message = (
+        f"Over-fitting since step {turn.step:,}: the evaluation loss is {least:.3f} there and {final:.3f} at step "
+        f"{last.step:,}"
+    )
+    trained = list(stats.train_loss.values())
+    if trained:
         width = max(1, len(trained) // 20)
         before = [loss for at, loss in stats.train_loss.items() if at <= turn.step][-width:] or trained[:width]
         message += f", while the training loss went from {fmean(before):.3f} to {fmean(trained[-width:]):.3f}"
@@ -189,8 +199,10 @@ def check_abstention(stats: RunStats) -> Verdict | None:
     found = [record.scores for record in records if record.scores.keys() >= ABSTENTION_SCORES]
     if not found or len(found) < len(records):
         return None
-    last, first = found[-1], max(found, key=lambda scores: scores["HasAns_exact"])
-    answered, silent = last["HasAns_exact"], last["NoAns_exact"]
+    last = found[-1]
+    first = max(found, key=lambda scores: scores["HasAns_exact"])
+    answered = last["HasAns_exact"]
+    silent = last["NoAns_exact"]
     if answered < MIN_ANSWERED and silent > MIN_SILENT and records[-1].step > 0:
         message = f"The score comes from silence: HasAns_exact is {answered:.1f}, NoAns_exact {silent:.1f}"
         threshold, figure = MIN_ANSWERED, answered
@@ -208,9 +220,11 @@ def check_abstention(stats: RunStats) -> Verdict | None:
             f"{first['NoAns_exact']:.1f} to {silent:.1f}"
         )
     empty = records[-1].rates.get("empty")
+    if empty is not None:
+        message += f"; {format_share(empty)} of the answers are empty"
     return Verdict(
         rule="abstention",
-        message=f"{message}{'' if empty is None else f'; {format_share(empty)} of the answers are empty'}.",
+        message=f"{message}.",
         figure=figure,
         threshold=threshold,
         confidence=0.9,

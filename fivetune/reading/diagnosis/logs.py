@@ -134,7 +134,8 @@ def read_log(
     bad: list[str] = []
     order: dict[str, int] = {}
     for number, cells in _read_table(Path(path)):
-        if header := _parse_header(cells):
+        header = _parse_header(cells)
+        if header:
             groups.append((header, []))
             continue
         if not groups:
@@ -143,9 +144,12 @@ def read_log(
             groups[-1][1].append(_parse_row(cells, groups[-1][0], order))
         except _RowError as error:
             bad.append(f"line {number}: {error}")
-    rows = [row for layout, group in groups for row in _merge_device_rows(group, layout, path)]
+    rows: list[_Row] = []
+    for header, group in groups:
+        rows += _merge_device_rows(group, header, path)
     if not rows:
-        raise DataError(f"{path}: no row of figures{f' ({bad[0]})' if bad else ''}. Give a log with at least one row.")
+        reason = f" ({bad[0]})" if bad else ""
+        raise DataError(f"{path}: no row of figures{reason}. Give a log with at least one row.")
     if bad:
         warn(f"{path}: skipped {len(bad)} unreadable rows. The first is {bad[0]}.")
     records: list[TelemetryRecord] = []
@@ -161,10 +165,12 @@ def find_run_starts(records: Sequence[TelemetryRecord]) -> list[int]:
     >>> find_run_starts([TelemetryRecord(seconds=second) for second in (0, 30, 60, 300, 330, 10, 40)])
     [0, 3, 5]
     """
+    if not records:
+        return []
     steps = [after.seconds - before.seconds for before, after in pairwise(records)]
     usual = statistics.median([step for step in steps if step > 0] or [0.0])
     later = [place for place, step in enumerate(steps, start=1) if step < 0 or step > PAUSE_FACTOR * usual]
-    return [0, *later] if records else []
+    return [0, *later]
 
 
 def _read_table(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -181,7 +187,8 @@ def _read_table(path: Path) -> Iterator[tuple[int, list[str]]]:
         raise DataError(f"{path}: binary file, not a CSV log. Give a CSV file, plain or gzipped.")
     # backslashreplace: a message that quotes a cell never prints raw bytes
     lines = content.decode("utf-16" if wide else "utf-8-sig", errors="backslashreplace").split("\n")
-    delimiter = max(",;\t", key=next(filter(str.strip, lines), "").count)
+    first = next((line for line in lines if line.strip()), "")
+    delimiter = max(",;\t", key=first.count)
     for number, line in enumerate(lines, start=1):
         if line.strip():
             yield number, [cell.strip(' "\r') for cell in line.split(delimiter)]
@@ -205,11 +212,11 @@ def _parse_header(headings: Sequence[str]) -> _Layout | None:
         else:
             continue
         columns[place] = _Column(what, kind, unit or kind, device)
-    time = next((places[name] for name in TIME_COLUMNS if name in places), None)
-    if time is None or not columns:
+    times = [places[name] for name in TIME_COLUMNS if name in places]
+    identities = [places[name] for name in ID_COLUMNS if name in places]
+    if not times or not columns:
         return None
-    identity = next((places[name] for name in ID_COLUMNS if name in places), None)
-    return _Layout(columns, time, identity, len(headings))
+    return _Layout(columns, times[0], identities[0] if identities else None, len(headings))
 
 
 def _parse_row(cells: Sequence[str], layout: _Layout, order: dict[str, int]) -> _Row:

@@ -191,18 +191,24 @@ def diagnose(stats: RunStats) -> tuple[Verdict, ...]:
 
     Without what another verdict explains, and without verdicts on speed where other programs distorted the times.
     """
-    found = [(rule.kind, verdict) for rule in RULES if (verdict := rule.check(stats)) is not None]
-    explained = {rule for _, verdict in found for rule in CONSEQUENCES.get(verdict.rule, ())}
+    found: list[tuple[int, Verdict]] = []
+    explained: set[str] = set()
+    for rule in RULES:
+        verdict = rule.check(stats)
+        if verdict is not None:
+            found.append((rule.kind, verdict))
+            explained |= CONSEQUENCES.get(verdict.rule, set())
     is_distorted = any(kind == DISTURBED for kind, _ in found)
-    found = [
-        (kind, verdict)
-        for kind, verdict in found
-        if verdict.rule not in explained and not (is_distorted and kind == SLOW)
-    ]
-    ranked = (verdict for _, verdict in sorted(found, key=lambda pair: (pair[0], -(pair[1].gain or 0.0))))
-    if not stats.is_log:
-        return tuple(ranked)
-    return tuple(replace(v, change={}, gain=None, advice=LOG_ADVICE.get(v.rule, v.advice)) for v in ranked)
+    found.sort(key=lambda pair: (pair[0], -(pair[1].gain or 0.0)))
+    verdicts: list[Verdict] = []
+    for kind, verdict in found:
+        if verdict.rule in explained or (is_distorted and kind == SLOW):
+            continue
+        if stats.is_log:
+            advice = LOG_ADVICE.get(verdict.rule, verdict.advice)
+            verdict = replace(verdict, change={}, gain=None, advice=advice)
+        verdicts.append(verdict)
+    return tuple(verdicts)
 
 
 def diagnose_run(run: Run, *, devices_requested: int | None = None) -> tuple[Verdict, ...]:
@@ -218,13 +224,13 @@ def list_missing_data(stats: RunStats, verdicts: Iterable[Verdict]) -> dict[str,
     """Return the missing data, each with the rules that require it.
 
     Args:
-        verdicts: of `diagnose`; a rule whose verdict another check has returned is excluded, because low utilisation
-            is reported as host_bound too.
+        verdicts: verdicts of `diagnose`; a rule whose verdict another check has returned is excluded, because low
+            utilisation is reported as host_bound too.
     """
     given = {verdict.rule for verdict in verdicts}
     missing: dict[str, list[str]] = {}
     for rule in RULES:
-        unknown = next((need for need in rule.requirements if not need.is_known(stats)), None)
+        unknown = [need for need in rule.requirements if not need.is_known(stats)]
         if unknown and rule.name not in given and all(need.applies(stats) for need in rule.requirements):
-            missing.setdefault(unknown.description, []).append(rule.name)
+            missing.setdefault(unknown[0].description, []).append(rule.name)
     return {description: tuple(rules) for description, rules in missing.items()}

@@ -85,12 +85,14 @@ def check_input_bound(stats: RunStats) -> Verdict | None:
     if times is None or times.shares["data"] < MIN_TIME_SHARE:
         return None
     share = min(times.shares["data"], 0.99)
-    change, gain = dict[str, Any](), 1 / (1 - share)
+    change: dict[str, Any] = {}
+    gain = 1 / (1 - share)
     # On a CPU, a compute thread less leaves a core for the assembly of batches, if that pays.
     threads = stats.num_threads or 1
     slower = threads / max(1, threads - 1)
     if stats.device_kind == "cpu" and threads > 1 and (1 - share) * slower < 1:
-        change, gain = {"train.num_threads": threads - 1}, 1 / ((1 - share) * slower)
+        change["train.num_threads"] = threads - 1
+        gain = 1 / ((1 - share) * slower)
     return _build_verdict(
         "input_bound",
         f"{format_share(share)} of the steps' time waits for the batch "
@@ -158,34 +160,43 @@ def check_waiting_device(stats: RunStats) -> Verdict | None:
     """The device is often idle, but not for lack of data: the host launches too slowly, or the cause is unknown."""
     times = stats.times
     busy = [device.utilisation for device in stats.devices if device.is_busy and device.utilisation is not None]
-    if not busy or (
-        times is not None and times.shares["data"] + (times.host or 0) + (times.exchange or 0) > MIN_TIME_SHARE
-    ):
+    if not busy:
+        return None
+    # Waiting that has a name is the business of another rule.
+    if times is not None and times.shares["data"] + (times.host or 0) + (times.exchange or 0) > MIN_TIME_SHARE:
         return None
     share = sum(busy) / len(busy)
     if share >= LOW_UTILISATION:
         return None
-    why = "not for data: the host does not launch kernels fast enough" if times else "for an unknown reason"
+    busy_share = f"The device is busy {format_share(share)} of the time while training{describe_left_out(stats)}"
+    if times is None:
+        return _build_verdict(
+            "host_bound",
+            f"{busy_share}; it waits for an unknown reason.",
+            share,
+            LOW_UTILISATION,
+            "Record the times of the steps: data, host, forward and backward show what the device waits for.",
+            confidence=0.5,
+        )
     return _build_verdict(
         "host_bound",
-        f"The device is busy {format_share(share)} of the time while training{describe_left_out(stats)}; "
-        f"it waits {why}.",
+        f"{busy_share}; it waits not for data: the host does not launch kernels fast enough.",
         share,
         LOW_UTILISATION,
-        "Increase the examples per forward pass (train.batch_size), and use the flat forward."
-        if times
-        else "Record the times of the steps: data, host, forward and backward show what the device waits for.",
-        confidence=0.8 if times else 0.5,
-        change=suggest_larger_batch(stats)[0] if times and stats.accumulates else {},
-        gain=1 / share if times else None,
+        "Increase the examples per forward pass (train.batch_size), and use the flat forward.",
+        confidence=0.8,
+        change=suggest_larger_batch(stats)[0] if stats.accumulates else {},
+        gain=1 / share,
     )
 
 
 def check_padding_bound(stats: RunStats) -> Verdict | None:
     """Computing padding takes a considerable part of the time."""
     times = stats.times
-    wasted = times.padding * max(0.0, times.compute_share - (times.fixed_step_share or 0.0)) if times else 0.0
-    if times is None or wasted < MIN_TIME_SHARE or stats.forward == "flat":
+    if times is None or stats.forward == "flat":
+        return None
+    wasted = times.padding * max(0.0, times.compute_share - (times.fixed_step_share or 0.0))
+    if wasted < MIN_TIME_SHARE:
         return None
     if stats.get_setting("train.forward") != "auto" and stats.get_setting("strategy.name") != "fsdp":
         change: dict[str, Any] = {"train.forward": "flat"}  # auto chooses it where it runs and is faster
@@ -346,12 +357,12 @@ def check_memory_full(stats: RunStats) -> Verdict | None:
     if lowered is None and (share is None or share < threshold):
         return None
     size = stats.get_setting("train.batch_size")
-    smaller = lowered or max((n for n in _list_batch_sizes(stats) if isinstance(size, int) and n < size), default=None)
-    message = (
-        f"Memory ran out with {size} examples per forward pass; later steps use {lowered}."
-        if lowered
-        else f"{format_share(share or 0)} of the memory was in use; a longer batch may not fit."
-    )
+    smaller = lowered
+    message = f"Memory ran out with {size} examples per forward pass; later steps use {lowered}."
+    if not lowered:
+        fitting = [n for n in _list_batch_sizes(stats) if isinstance(size, int) and n < size]
+        smaller = max(fitting, default=None)
+        message = f"{format_share(share or 0)} of the memory was in use; a longer batch may not fit."
     return _build_verdict(
         "memory_full",
         message,
@@ -400,14 +411,17 @@ def suggest_larger_batch(stats: RunStats) -> tuple[dict[str, Any], float]:
     If an update is a single pass, suggest four times the batch, which changes the training. All memory is assumed to
     grow with the batch, an upper bound, because weights and optimizer states do not.
     """
-    size, total = stats.get_setting("train.batch_size"), stats.examples_per_step
+    size = stats.get_setting("train.batch_size")
+    total = stats.examples_per_step
     share, _ = compute_memory_share(stats)
     if not isinstance(size, int) or not total:
         return {}, 1.0
     most = size * USABLE_MEMORY_SHARE / share if share else math.inf
     if stats.accumulates:
         fitting = [n for n in _list_batch_sizes(stats) if size < n <= most]
-        return ({"train.batch_size": fitting[-1]}, fitting[-1] / size) if fitting else ({}, 1.0)
+        if not fitting:
+            return {}, 1.0
+        return {"train.batch_size": fitting[-1]}, fitting[-1] / size
     if 4 * size > most:
         return {}, 1.0
     return {"train.batch_size": 4 * size, "train.global_batch_size": 4 * total}, 4.0

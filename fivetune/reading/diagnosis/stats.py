@@ -200,8 +200,11 @@ class RunStats:
     @property
     def num_passes(self) -> int | None:
         """Forward passes of one device in an optimizer step."""
-        size, total = self.get_setting("train.batch_size"), self.examples_per_step
-        return -(-total // (size * (self.world_size or 1))) if isinstance(size, int) and total else None
+        size = self.get_setting("train.batch_size")
+        total = self.examples_per_step
+        if not isinstance(size, int) or not total:
+            return None
+        return -(-total // (size * (self.world_size or 1)))  # rounded up
 
     @property
     def accumulates(self) -> bool:
@@ -227,15 +230,19 @@ def collect_log_stats(records: Sequence[TelemetryRecord], *, devices_requested: 
 
 def collect_run_stats(run: Run, *, devices_requested: int | None = None) -> RunStats:
     """Collect the statistics of a run, finished or in progress."""
-    steps, machine, status = run.steps, run.machine, run.status
-    kind, metric = machine.device.kind, status.best.metric if status.best else None
+    steps = run.steps
+    machine = run.machine
+    status = run.status
+    kind = machine.device.kind
+    metric = status.best.metric if status.best else None
     exported = find_exported_eval(run)
     # The step at which a run ended has no record, but stands in status.json.
     nonfinite = [step.step for step in steps if step.loss is None]
     if status.nonfinite_step is not None:
         nonfinite.append(status.nonfinite_step)
     norms = {step.step: step.grad_norm for step in steps if step.grad_norm is not None}
-    task, splits = load_run_task(run.config or {}), {"train": run.data.train, "eval": run.data.eval}
+    task = load_run_task(run.config or {})
+    splits = {"train": run.data.train, "eval": run.data.eval}
     # An outside launcher may set the number of processes, so that one, the default, says nothing.
     counts = [get_nested(run.config, "launch", key) for key in ("nnodes", "nproc")]
     requested = math.prod(count for count in counts if isinstance(count, int))
@@ -243,6 +250,11 @@ def collect_run_stats(run: Run, *, devices_requested: int | None = None) -> RunS
     rates = [step.effective_lr for step in steps if step.effective_lr is not None]
     batch_size = get_nested(run.config, "train", "batch_size")
     size = run.plan.batch_size if run.plan else None
+    is_lowered = isinstance(batch_size, int) and size is not None and size < batch_size
+    # A CPU run can use the memory of the host; of an accelerator without a known size, nothing is known.
+    memory = machine.device.memory_bytes
+    if not memory and kind == "cpu":
+        memory = machine.host.memory_bytes
     # Few samples cover the time before the training as well, so that they say nothing.
     training = select_training_samples(run.telemetry)
     sampled = [record.rank for record in training if record.process_cores is not None]
@@ -279,9 +291,8 @@ def collect_run_stats(run: Run, *, devices_requested: int | None = None) -> RunS
         grad_norms=norms,
         num_examples_seen=steps[-1].num_examples_seen if steps else None,
         peak_bytes=compute_peak_bytes(steps),
-        # A CPU run can use the memory of the host; of an accelerator without a known size, nothing is known.
-        memory_bytes=machine.device.memory_bytes or (machine.host.memory_bytes if kind == "cpu" else None),
-        batch_size_now=size if isinstance(batch_size, int) and size is not None and size < batch_size else None,
+        memory_bytes=memory,
+        batch_size_now=size if is_lowered else None,
         mfu=compute_mfu(steps),
         devices=() if kind == "cpu" else summarise_devices(run.telemetry),
         ranks={rank: cores for rank, cores in busy.items() if sampled.count(rank) >= MIN_SAMPLES},
@@ -301,12 +312,13 @@ def compute_time_breakdown(steps: Sequence[StepRecord]) -> StepTimeBreakdown | N
     shares = compute_phase_shares(steps)
     if len(steady) < MIN_STEPS or not shares:
         return None
-    seconds = [
-        step.phase_seconds.get("forward", 0.0) + step.phase_seconds["backward"]
-        if "backward" in step.phase_seconds
-        else step.step_seconds - step.data_seconds
-        for step in steady
-    ]
+    seconds: list[float] = []
+    for step in steady:
+        phases = step.phase_seconds
+        if "backward" in phases:
+            seconds.append(phases.get("forward", 0.0) + phases["backward"])
+        else:
+            seconds.append(step.step_seconds - step.data_seconds)
     return StepTimeBreakdown(
         num_steps=len(steady),
         step_seconds=fmean(step.step_seconds for step in steady),
@@ -406,7 +418,8 @@ def _measure_evaluations(run: Run) -> Interruption | None:
 
 def _measure_checkpoints(run: Run) -> Interruption | None:
     """Measure the checkpoints before the last one. The phase includes the export of the weights: one more."""
-    seconds, done = run.status.seconds_by_phase.get("checkpoint"), run.status.step
+    seconds = run.status.seconds_by_phase.get("checkpoint")
+    done = run.status.step
     every = run.plan.checkpoint_every_steps if run.plan else None
     if not (seconds and every) or done <= every:
         return None
@@ -415,9 +428,10 @@ def _measure_checkpoints(run: Run) -> Interruption | None:
 
 
 def _build_interruption(steps: Sequence[StepRecord], num: int, seconds: float, every_steps: int) -> Interruption | None:
-    if training := sum(step.step_seconds for step in steps):
-        return Interruption(num * seconds / (num * seconds + training), every_steps, seconds, num / len(steps))
-    return None
+    training = sum(step.step_seconds for step in steps)
+    if not training:
+        return None
+    return Interruption(num * seconds / (num * seconds + training), every_steps, seconds, num / len(steps))
 
 
 def compute_eval_interval(record: EvalRecord, metric: str) -> tuple[float, float]:

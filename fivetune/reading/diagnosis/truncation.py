@@ -73,10 +73,15 @@ def _build_verdict(
     known = [length for length in whole if length is not None]
     first = next(iter(splits.values()))
     now = first.max_input_tokens if is_input else first.max_target_tokens
-    key, fits, change = f"data.max_{kind}_tokens", "", dict[str, int]()
+    key = f"data.max_{kind}_tokens"
+    advice = f"Raise {key}"
+    if now:
+        advice += f" from {now:,}"
+    change: dict[str, int] = {}
     if len(known) == len(whole):
         limit = -(-max(known) // BLOCK) * BLOCK
-        fits, change = f" to {limit:,}, which keeps {FITTING_SHARE} whole", {key: limit}
+        change[key] = limit
+        advice += f" to {limit:,}, which keeps {FITTING_SHARE} whole"
     return Verdict(
         rule=rule,
         message=message,
@@ -84,7 +89,7 @@ def _build_verdict(
         threshold=threshold,
         confidence=0.95,
         change=change,
-        advice=f"Raise {key}{f' from {now:,}' if now else ''}{fits}.{more}",
+        advice=f"{advice}.{more}",
     )
 
 
@@ -104,4 +109,7 @@ def check_truncated_targets(stats: RunStats) -> Verdict | None:
 
 
 def _find_cut(stats: RunStats, rule: str) -> Verdict | None:
-    return next((one for one in find_cuts(stats.splits, extractive=stats.extractive) if one.rule == rule), None)
+    for verdict in find_cuts(stats.splits, extractive=stats.extractive):
+        if verdict.rule == rule:
+            return verdict
+    return None

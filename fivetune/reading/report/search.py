@@ -138,7 +138,7 @@ def _draw_history_charts(found: Search) -> Iterator[Chart]:
     axis = {"dtick": max(1, len(found.trials) // 12), "tick0": 0}
     caption = "Score of each trial; of a pruned one, the best score before it was stopped."
     yield build_chart(caption, traces, "trial", score, hovermode="closest", height=320, xaxis=axis)
-    traces = []
+    curves: list[Trace] = []
     curved = [trial for trial in scored if len(trial.curve) > 1]
     for trial in curved[-MAX_CURVES:]:  # as the pruner compares them
         is_best = found.best is not None and trial.number == found.best.number
@@ -146,10 +146,10 @@ def _draw_history_charts(found: Search) -> Iterator[Chart]:
         steps = [float(step) for step, _ in trial.curve]
         scores: Series = [score for _, score in trial.curve]
         color = COLORS[0] if is_best else MUTED
-        traces.append(build_line_trace(f"trial {trial.number}", steps, scores, color, line=style))
-    if traces:
+        curves.append(build_line_trace(f"trial {trial.number}", steps, scores, color, line=style))
+    if curves:
         caption = "Scores over the steps: the best trial in colour, pruned ones dotted."
-        yield build_chart(caption, traces, "step", score, hovermode="closest", showlegend=False, height=320)
+        yield build_chart(caption, curves, "step", score, hovermode="closest", showlegend=False, height=320)
 
 
 def _build_trials_traces(points: Sequence[tuple[Any, Trial]]) -> list[Trace]:

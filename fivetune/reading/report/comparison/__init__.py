@@ -199,7 +199,8 @@ def build_variant_load_section(variants: Sequence[Variant]) -> Section:
     header = ["variant", "run"]
     rows: list[list[Cell]] = []
     for variant in variants:
-        rows += [[variant.name, run.name] for run in variant.runs]
+        for run in variant.runs:
+            rows.append([variant.name, run.name])
     for gauge in GAUGES:
         for word in gauge.fields.values():
             cells = [_format_mean_and_max(load, gauge, word) for own in loads for load in own]
