@@ -80,10 +80,10 @@ class Column:
         num_filled: records with a value that is not blank.
         num_distinct: distinct values.
         values: value -> records, of a column with few and short values; else empty.
-        mean_words, mean_chars, max_chars: of the filled values as text.
+        mean_words, mean_chars, max_chars: length of the filled values as text.
         code_share: share of the values that look like code, SQL or a formula.
         has_fractions: a number with a fraction is among the values.
-        has_codes: nearly all values differ, and they are single words with digits, as those of an id are.
+        has_codes: nearly all values are different single words with digits, as ids are.
         least: records per value, from which on values may be labels.
     """
 
@@ -104,15 +104,16 @@ class Column:
     @property
     def has_labels(self) -> bool:
         """Whether the values may be labels: few, short, whole numbers if numbers, each of several records on average;
-        one may be all that the first records of a sorted file have.
+        one label may be all that few records of a sorted file have.
         """
-        is_few = self.num_filled >= self.least * self.num_distinct
-        is_few &= len(self.values) >= (1 if self.least < LABELLED else 2)
-        return is_few and self.mean_words <= 5 and not self.has_fractions
+        least_distinct = 1 if self.least < LABELLED else 2
+        if len(self.values) < least_distinct or self.num_filled < self.least * self.num_distinct:
+            return False
+        return self.mean_words <= 5 and not self.has_fractions
 
     @property
     def has_text(self) -> bool:
-        """Whether the values are free text: not those of labels or ids."""
+        """Whether the values are free text: neither labels nor ids."""
         return self.kind == "text" and self.num_distinct > 1 and not self.has_labels and not self.has_codes
 
     @property
@@ -155,18 +156,23 @@ class Column:
 
 
 class Division(Protocol):
-    """What makes the records of a table from those of its source."""
+    """What makes the records of a table from the records of its source."""
 
     def is_meant(self, learned: Collection[str], tasks: Collection[str]) -> bool:
-        """Whether it may be meant although the undivided records have readings, which learn columns for tasks."""
+        """Whether the division may be meant although the undivided records have readings.
+
+        Args:
+            learned: columns that these readings learn.
+            tasks: tasks of these readings.
+        """
         ...
 
     def describe(self) -> str:
-        """Describe what it does, as a clause."""
+        """Describe the division, as a clause."""
         ...
 
     def iter_records(self, records: Iterable[RawRecord], on_bad: Callable[[BadRecord], None]) -> Iterator[RawRecord]:
-        """Yield the records; what has another form goes to `on_bad`."""
+        """Yield the records; a record of another form goes to `on_bad`."""
         ...
 
 
@@ -177,10 +183,10 @@ class RawTable:
     Args:
         header: the names of --header.
         first_line: the names that the first line of a table of text gives, if it does.
-        num_names: first records that are further lines of names.
-        flags: other words of the command line that commands repeat.
+        flags: further words of the command line that commands repeat.
         num_read: records of the source.
-        division: what made the records of those of the source.
+        num_names: first records that are further lines of names.
+        division: what made the records from the records of the source.
     """
 
     source: str
@@ -198,7 +204,7 @@ class RawTable:
         return len(self.records)
 
     def list_values(self, name: str, most: int | None = None) -> list[object]:
-        """List the values of a column, None where a record has none; with `most` those of the first records."""
+        """List the values of a column, None where a record has none; with `most` of the first records only."""
         return [find_value(record.fields, name) for record in self.records[:most]]
 
     def describe(self, name: str) -> Column:
@@ -217,17 +223,20 @@ def build_table(
     first, num_read = draw_records(records, MAX_RECORDS)
     values: dict[str, list[object]] = {}
     for record in first:
-        own = str(record.fields.get("id"))
-        is_copy = any(key.lower() == "id" != key and str(value) == own for key, value in record.fields.items())  # of Id
+        # the reader numbers records without an id, and copies a column Id
+        copies = [value for key, value in record.fields.items() if key.lower() == "id" != key]
+        has_id = record.has_own_id and str(record.fields.get("id")) not in map(str, copies)
         for key, value in record.fields.items():
-            if key != "id" or (record.has_own_id and not is_copy):
+            if key != "id" or has_id:
                 values.setdefault(key, []).append(value)
-    names = dict.fromkeys(name for key, of_key in values.items() for name in _list_names(key, of_key))
     least = LABELLED if len(first) >= MIN_RECORDS else LABELLED_FEW
     columns: dict[str, Column] = {}
-    for name in names:
-        columns[name] = describe_column(name, [find_value(record.fields, name) for record in first], least=least)
-    return RawTable(source, first, columns, header, flags, num_read, () if header else read_first_line(source))
+    for key, of_key in values.items():
+        for name in _list_names(key, of_key):
+            all_values = [find_value(record.fields, name) for record in first]
+            columns[name] = describe_column(name, all_values, least=least)
+    first_line = () if header else read_first_line(source)
+    return RawTable(source, first, columns, header, flags, num_read, first_line)
 
 
 def read_table(source: str, header: Sequence[str], flags: Sequence[str]) -> RawTable:
@@ -238,7 +247,8 @@ def read_table(source: str, header: Sequence[str], flags: Sequence[str]) -> RawT
 
 def describe_form(source: str) -> list[str]:
     """Describe what is unusual in how the first file of a source is written, if that is a table of text."""
-    return [note] if read_first_line(source) and (note := describe_quotes(list_source_files(source)[0])) else []
+    note = describe_quotes(list_source_files(source)[0]) if read_first_line(source) else ""
+    return [note] if note else []
 
 
 def read_first_line(source: str) -> list[str]:
@@ -248,8 +258,7 @@ def read_first_line(source: str) -> list[str]:
     path = list_source_files(source)[0]
     with open_bytes(path) as file:
         head = file.read(HEAD_BYTES)
-    is_table = detect_format(head, path) == "csv"
-    return read_first_cells(head, path) if is_table else []
+    return read_first_cells(head, path) if detect_format(head, path) == "csv" else []
 
 
 def find_value(fields: Mapping[str, object], name: str) -> object:
@@ -271,29 +280,34 @@ def describe_column(name: str, values: Sequence[object], *, least: float = LABEL
     filled = [value for value in values if not is_empty_cell(value)]
     if not filled:
         return Column(name, "empty", 0, 0, {})
-    texts = [as_text(value) for value in filled]
+    texts = [*map(as_text, filled)]
     counts = Counter(texts)
     kind = _find_kind(filled, texts)
-    lengths = [len(text) for text in texts]
-    is_short = len(counts) <= MAX_LABELS and max(lengths) <= MAX_LABEL_CHARS and kind in ("text", "number")
+    lengths = [*map(len, texts)]
     mean_words = statistics.fmean(map(count_words, texts))
     has_fractions = kind == "number" and any(map(FRACTION.fullmatch, counts))
-    num_codes = sum(map(bool, map(LONG_CODE.fullmatch, texts)))
-    is_unique = mean_words <= 1.2 and len(counts) > 0.9 * len(texts) and not has_fractions
-    num_with_digits = sum(any(map(str.isdigit, text)) for text in texts) if is_unique else 0
+    # codes: long ones, or different single words with digits
+    has_codes = sum(map(bool, map(LONG_CODE.fullmatch, texts))) > 0.9 * len(texts)
+    if mean_words <= 1.2 and len(counts) > 0.9 * len(texts) and not has_fractions:
+        num_with_digits = sum(any(map(str.isdigit, text)) for text in texts)
+        has_codes |= num_with_digits > 0.5 * len(texts)
+    first = [text[:2_000] for text in texts[:200]]  # code is looked for in these
+    few: dict[str, int] = {}
+    if kind in ("text", "number") and len(counts) <= MAX_LABELS and max(lengths) <= MAX_LABEL_CHARS:
+        few = dict(counts.most_common())
     return Column(
         name,
         kind,
         len(filled),
         len(counts),
-        dict(counts.most_common()) if is_short else {},
+        few,
         mean_words,
         statistics.fmean(lengths),
         max(lengths),
         texts[0],
-        code_share=statistics.fmean(bool(CODE.search(text[:2_000])) for text in texts[:200]),
+        code_share=count_matches(CODE, first) / len(first),
         has_fractions=has_fractions,
-        has_codes=num_with_digits > 0.5 * len(texts) or num_codes > 0.9 * len(texts),
+        has_codes=has_codes,
         least=least,
     )
 
@@ -307,13 +321,18 @@ def count_words(text: str) -> int:
     return max(len(text.split()), len(WITHOUT_BLANKS.findall(text)) // 2)
 
 
+def count_matches(form: re.Pattern[str], texts: Iterable[str]) -> int:
+    """Count the texts that hold a form."""
+    return sum(form.search(text) is not None for text in texts)
+
+
 def as_text(value: object) -> str:
     """Return a value as text, without surrounding space; true and false as files have them."""
     return str(value).lower() if isinstance(value, bool) else str(value).strip()
 
 
 def read_list(value: object) -> Sequence[object] | None:
-    """Return a list, also of one that is written as text; None for other values."""
+    """Return a list, also if it is written as text; None for other values."""
     found = parse_tags(value.strip(), ",") if isinstance(value, str) else value
     return cast("Sequence[object]", found) if isinstance(found, list | tuple) else None
 
@@ -332,8 +351,8 @@ def are_cells_empty(fields: Mapping[str, object], names: Iterable[str]) -> bool:
 def _list_names(key: str, values: Sequence[object]) -> dict[str, None]:
     """List the columns of some values: an object that holds a text has one, dotted, for each of its members.
 
-    {A: text} is a list of choices. A list of one object with two texts, in all records, counts as that object; one of
-    documents as their texts together.
+    {A: text} is a list of choices. A list of one object with two texts, in all records, counts as that object; a list
+    of documents as their texts together.
 
     >>> list(_list_names("x", [{"en": "a hat", "de": "ein Hut"}])), list(_list_names("x", [[{"in": "a", "out": "b"}]]))
     (['x.en', 'x.de'], ['x.0.in', 'x.0.out'])
@@ -341,25 +360,29 @@ def _list_names(key: str, values: Sequence[object]) -> dict[str, None]:
     filled = [value for value in values if value]
     is_single = bool(filled) and all(isinstance(value, list) and len(value) == 1 for value in filled)
     names: dict[str, None] = {}
+    stem = f"{key}.0" if is_single else key
+    are_documents = not is_single and key.casefold() in DOCUMENTS.split()
     for value in filled:
         inner = value[0] if is_single else value  # pyright: ignore
         parts = inner if isinstance(inner, Mapping) else {}
         num_texts = sum(isinstance(part, str) for part in parts.values())
-        member = _find_text_member(value) if key.casefold() in DOCUMENTS.split() else ""
-        if member and not is_single:
+        member = _find_text_member(value) if are_documents and isinstance(value, list) else ""
+        if member:
             names[f"{key}.*.{member}"] = None
         elif num_texts > is_single and any(len(name) > 1 for name in parts):
-            names |= {f"{key}.0.{name}" if is_single else f"{key}.{name}": None for name in parts}
+            names |= {f"{stem}.{name}": None for name in parts}
         else:
             names[key] = None
     return names or {key: None}
 
 
-def _find_text_member(value: object) -> str:
+def _find_text_member(items: Sequence[object]) -> str:
     """Find the member that all objects of a list have a text in."""
-    objects = [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
-    names = [name for name in DOCUMENT_TEXTS if all(isinstance(one.get(name), str) for one in objects)]
-    return names[0] if names and objects else ""
+    objects = [item for item in items if isinstance(item, Mapping)]
+    for name in DOCUMENT_TEXTS:
+        if objects and all(isinstance(one.get(name), str) for one in objects):
+            return name
+    return ""
 
 
 def _find_kind(values: Sequence[object], texts: Sequence[str]) -> Kind:
@@ -368,7 +391,7 @@ def _find_kind(values: Sequence[object], texts: Sequence[str]) -> Kind:
     if any(isinstance(value, list | Mapping) for value in values):
         return "object"
     for kind, form in FORMS.items():
-        if all(form.fullmatch(text) for text in texts):
+        if all(map(form.fullmatch, texts)):
             return kind
     return "text"
 
@@ -376,7 +399,7 @@ def _find_kind(values: Sequence[object], texts: Sequence[str]) -> Kind:
 def find_wholes(table: RawTable, columns: Mapping[str, Column]) -> dict[str, list[str]]:
     """Find the texts that are made of at least two others, and of words that repeat: the whole prompt with its answer.
 
-    Returns: column -> those that it holds.
+    Returns: column -> the columns that it holds.
     """
     texts = [name for name, column in columns.items() if column.has_text and column.mean_words >= 2]
     texts.sort(key=lambda name: -columns[name].mean_chars * columns[name].num_filled)
@@ -396,7 +419,7 @@ def find_wholes(table: RawTable, columns: Mapping[str, Column]) -> dict[str, lis
                     frame = frame.replace(value, " ", 1)
             frames.append((held, "".join(frame.split())))
         times = Counter(part for held, _ in frames for part in held)
-        parts = [part for part in times if times[part] > 0.9 * num_filled[part]]
+        parts = [part for part in texts if times[part] > 0.9 * num_filled[part]]
         # where a cell is blank, its text is a part of the frame
         whole = [frame for held, frame in frames if held.issuperset(parts)]
         if len(parts) > 1 and len({*whole}) <= max(3, 0.1 * len(whole)) < len(whole):

@@ -6,12 +6,11 @@ column for each part. The files of `fivetune new` have these columns; the source
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, pairwise
+from itertools import chain, pairwise, product
 from operator import attrgetter
 from pathlib import Path
 
@@ -39,12 +38,11 @@ from fivetune.start.columns import (
 )
 from fivetune.start.marks import MIN_SHARE, SPEAKERS, Marks, find_marks
 from fivetune.start.roles import CLEAR, REFERENCES, has_word, rate_name
-from fivetune.start.survey import FEW_WORDS, READ
+from fivetune.start.survey import FEW_WORDS, READ, SAMPLE
 from fivetune.tasks import list_names
 from fivetune.tasks._choices import parse_literal
 from fivetune.types import RawRecord
 
-SAMPLE = 300  # records that show what divides them
 LABEL_TASKS = frozenset(("classification", "tags"))
 MIN_LINES = 5  # of text that show marks
 MIN_LIST, MAX_LIST = 2, 4  # texts of a list that are columns
@@ -65,8 +63,8 @@ class Parts:
     """Divides each record by itself.
 
     Args:
-        column: that holds the parts, and is replaced by them.
-        names: of their columns.
+        column: the column that holds the parts, which replace it.
+        names: columns of the parts.
     """
 
     column: str
@@ -96,14 +94,16 @@ class Parts:
     def iter_records(self, records: Iterable[RawRecord], on_bad: Callable[[BadRecord], None]) -> Iterator[RawRecord]:
         """Yield the records with a column for each part; one without the parts goes to `on_bad`."""
         for record in records:
-            kept = {name: value for name, value in record.fields.items() if name not in self.replaced}
-            if is_empty_cell(find_value(record.fields, self.column)):
-                yield replace(record, fields={**kept, **dict.fromkeys(self.names)})
-            elif parts := self.find_parts(record.fields):
-                yield replace(record, fields={**kept, **dict(zip(self.names, parts, strict=True))})
-            else:
-                shown = quote_value(find_value(record.fields, self.column), limit=30)
+            value = find_value(record.fields, self.column)
+            parts = self.find_parts(record.fields)
+            if is_empty_cell(value):
+                parts = [None] * len(self.names)
+            if not parts:
+                shown = quote_value(value, limit=30)
                 on_bad(BadRecord(record.where, f"{shown} has another form: {self.describe()}. Correct it."))
+                continue
+            fields = {name: one for name, one in record.fields.items() if name not in self.replaced}
+            yield replace(record, fields={**fields, **dict(zip(self.names, parts, strict=True))})
 
 
 @dataclass(frozen=True)
@@ -111,20 +111,20 @@ class TextParts(Parts):
     """Divides a text at its marks."""
 
     marks: Marks
-    num_longer: int = 0  # of SAMPLE texts: those with more marks behind the last part
+    num_longer: int = 0  # texts, of the first SAMPLE, with more marks behind the last part
 
     def find_parts(self, fields: Mapping[str, object]) -> Sequence[object] | None:
         found = self.marks.split(as_text(find_value(fields, self.column)))
-        return [part for part, name in zip(found[0], self.marks.names, strict=True) if name] if found else None
+        if found is None:
+            return None
+        return [part for part, name in zip(found[0], self.marks.names, strict=True) if name]
 
     def describe(self) -> str:
         marks = " and ".join(dict.fromkeys(map(quote_value, self.marks.marks)))
-        longer = (
-            f"; {self.num_longer} of the first {SAMPLE} texts have more marks, and the rest is not read"
-            if self.num_longer
-            else ""
-        )
-        return f"{self.column} is divided at {marks} into {list_names(self.names)}{longer}"
+        told = f"{self.column} is divided at {marks} into {list_names(self.names)}"
+        if self.num_longer:
+            told += f"; {self.num_longer} of the first {SAMPLE} texts have more marks, and the rest is not read"
+        return told
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class Excerpt(Parts):
     Args:
         context: the column of the other text.
         start, end: columns of the places, in characters from 0.
-        is_inclusive: whether the character at the end belongs to it.
+        is_inclusive: whether the character at the end belongs to the part.
     """
 
     context: str
@@ -179,11 +179,11 @@ class Excerpt(Parts):
     is_inclusive: bool = False
 
     def find_parts(self, fields: Mapping[str, object]) -> Sequence[object] | None:
-        text, start, end = (find_value(fields, name) for name in (self.context, self.start, self.end))
-        place, stop = _read_place(start), _read_place(end)
-        if place is None or stop is None:
+        text = _read_text(find_value(fields, self.context))
+        start, end = _read_place(fields, self.start), _read_place(fields, self.end)
+        if start is None or end is None:
             return None
-        part = _read_text(text)[place : stop + self.is_inclusive]
+        part = text[start : end + self.is_inclusive]
         return [part] if part.strip() else None
 
     @property
@@ -203,9 +203,9 @@ class Turns:
 
     Args:
         text: the column of the turns.
-        dialogue: the column whose value the rows of one dialogue share.
+        dialogue: the column with one value in all rows of a dialogue.
         speaker: the column of the speaker, if there is one.
-        replying: the speakers whose rows are replies; all if empty.
+        replying: the speakers of replies; all if empty.
     """
 
     text: str
@@ -221,12 +221,15 @@ class Turns:
         """Yield the replies, each with the text of the row before."""
         for before, record in pairwise(records):
             first, second = before.fields, record.fields
-            speakers = [as_text(find_value(one, self.speaker)) for one in (first, second)] if self.speaker else []
-            is_same = as_text(find_value(first, self.dialogue)) == as_text(find_value(second, self.dialogue))
-            is_reply = not speakers or (speakers[0] != speakers[1] and speakers[1] in (self.replying or speakers))
-            if is_same and is_reply:
-                kept = {name: value for name, value in second.items() if name not in (self.text, self.speaker)}
-                yield replace(record, fields={**kept, PAIR[0]: first.get(self.text), PAIR[1]: second.get(self.text)})
+            if as_text(find_value(first, self.dialogue)) != as_text(find_value(second, self.dialogue)):
+                continue
+            if self.speaker:
+                speaker = as_text(find_value(second, self.speaker))
+                is_other = speaker != as_text(find_value(first, self.speaker))
+                if not is_other or (self.replying and speaker not in self.replying):
+                    continue
+            fields = {name: value for name, value in second.items() if name not in (self.text, self.speaker)}
+            yield replace(record, fields={**fields, PAIR[0]: first.get(self.text), PAIR[1]: second.get(self.text)})
 
     def describe(self) -> str:
         by = f" by {list_names(sorted(self.replying))}" if self.replying else ""
@@ -253,33 +256,42 @@ def find_lines_header(source: str) -> Sequence[str]:
 
 def find_division(table: RawTable) -> Division | None:
     """Find what divides the records of a table, or joins its rows; None if nothing does."""
-    finders = (_find_written, _find_excerpt, _find_turns, _find_text_parts, _find_question_parts, _find_list_parts)
-    return next(filter(None, (find(table) for find in finders)), None)
+    for find in (_find_written, _find_excerpt, _find_turns, _find_text_parts, _find_question_parts, _find_list_parts):
+        if found := find(table):
+            return found
+    return None
 
 
 def _iter_texts(table: RawTable) -> Iterator[tuple[Column, list[str]]]:
     """Yield each column of different texts, the longest texts first, with the texts of the first records."""
     texts = [column for column in table.columns.values() if column.kind == "text" and column.num_distinct > 1]
     for column in sorted(texts, key=attrgetter("mean_chars"), reverse=True):
-        yield column, [as_text(value) for value in table.list_values(column.name, SAMPLE) if not is_empty_cell(value)]
+        values = table.list_values(column.name, SAMPLE)
+        yield column, [as_text(value) for value in values if not is_empty_cell(value)]
 
 
 def _find_text_parts(table: RawTable) -> TextParts | None:
     for column, filled in _iter_texts(table):
-        if marks := find_marks(filled) if len(filled) >= MIN_SHARE * min(SAMPLE, table.num_records) else None:
-            longer = sum(found[1] for text in filled if (found := marks.split(text)))
+        marks = find_marks(filled)
+        if marks and len(filled) >= _count_needed(table):
+            num_longer = sum(found[1] for found in map(marks.split, filled) if found)
             names = [_find_free_name(table, column.name, name) for name in marks.names if name]
-            return TextParts(column.name, names, marks, longer)
+            return TextParts(column.name, names, marks, num_longer)
     return None
 
 
 def _find_question_parts(table: RawTable) -> QuestionParts | None:
     for column, filled in _iter_texts(table):
         num_answered = sum(ANSWERED.fullmatch(text) is not None for text in filled)
-        if num_answered >= MIN_SHARE * min(SAMPLE, table.num_records):
+        if num_answered >= _count_needed(table):
             names = [_find_free_name(table, column.name, name) for name in ("question", "answer")]
             return QuestionParts(column.name, names)
     return None
+
+
+def _count_needed(table: RawTable) -> float:
+    """Count the texts, among the first SAMPLE records, that have to be divided alike."""
+    return MIN_SHARE * min(SAMPLE, table.num_records)
 
 
 def _find_free_name(table: RawTable, column: str, name: str) -> str:
@@ -296,22 +308,25 @@ def _find_written(table: RawTable) -> Written | None:
 
 def _read_written(value: object) -> object:
     """Read an object, or a list of objects, that is written as text; None for anything else."""
-    text = value.strip() if isinstance(value, str) else ""
-    found = parse_literal(text) if re.match(r"[\[(]?\s*\{", text) else None
+    if not isinstance(value, str) or not re.match(r"\s*[\[(]?\s*\{", value):
+        return None
+    found = parse_literal(value.strip())
     items = found if isinstance(found, list | tuple) else [found]
     return found if all(isinstance(item, dict) for item in items) else None
 
 
 def _find_list_parts(table: RawTable) -> ListParts | None:
     for column in table.columns.values():
-        if column.has_lists:
-            lists = [read_list(value) or () for value in table.list_values(column.name, SAMPLE) if value]
-            size, times = Counter(map(len, lists)).most_common(1)[0] if lists else (0, 0)
-            are_texts = all(isinstance(part, str) for part in chain.from_iterable(lists))
-            num_words = sum(map(count_words, map(as_text, chain.from_iterable(lists))))
-            is_running = are_texts and num_words >= MIN_WORDS * sum(map(len, lists))
-            if MIN_LIST <= size <= MAX_LIST and times >= MIN_SHARE * len(lists) and is_running:
-                return ListParts(column.name, [f"{column.name}_{number}" for number in range(1, size + 1)])
+        if not column.has_lists:
+            continue
+        lists = [read_list(value) or () for value in table.list_values(column.name, SAMPLE) if value]
+        texts = [part for part in chain.from_iterable(lists) if isinstance(part, str)]
+        # of one length, and of running texts alone
+        if not lists or len(texts) < sum(map(len, lists)) or sum(map(count_words, texts)) < MIN_WORDS * len(texts):
+            continue
+        size, times = Counter(map(len, lists)).most_common(1)[0]
+        if MIN_LIST <= size <= MAX_LIST and times >= MIN_SHARE * len(lists):
+            return ListParts(column.name, [f"{column.name}_{number}" for number in range(1, size + 1)])
     return None
 
 
@@ -319,29 +334,26 @@ def _find_excerpt(table: RawTable) -> Excerpt | None:
     """Find two columns, or members of an object, with the places where a part of a text begins and ends; none if
     another column, or that object, holds the part itself.
     """
-    first = table.records[:SAMPLE]
-    names: dict[str, None] = {}
-    for name in table.columns:
-        objects = [value for value in table.list_values(name, SAMPLE) if isinstance(value, Mapping)]
-        names |= dict.fromkeys((f"{name}.{key}" for key in objects[0]) if objects else (name,))
+    places: dict[str, tuple[str, str, str, str]] = {}
+    for column in table.columns:
+        objects = [value for value in table.list_values(column, SAMPLE) if isinstance(value, Mapping)]
+        names = [f"{column}.{member}" for member in objects[0]] if objects else [column]
+        places |= {name: split_place(name) for name in names}
     texts = [name for name, column in table.columns.items() if column.is_running]
-    places = {name: split_place(name) for name in names}
     for start, (outer, stem, side, unit) in places.items():
-        ends = [
-            name for name, place in places.items() if place in ((outer, stem, one, unit) for one in ENDS.get(side, ()))
-        ]
-        for end, context in itertools.product(ends, texts):
+        opposite = [(outer, stem, one, unit) for one in ENDS.get(side, ())]
+        ends = [name for name, place in places.items() if place in opposite]
+        for end, context, is_inclusive in product(ends, texts, (False, True)):
             name = outer or _find_free_name(table, start, stem or "span")
-            usual = Excerpt(outer or start, [name], context, start, end)
-            for found in (usual, replace(usual, is_inclusive=True)):
-                if _is_excerpt(found, first):
-                    return found
+            found = Excerpt(outer or start, [name], context, start, end, is_inclusive)
+            if _is_excerpt(found, table.records[:SAMPLE]):
+                return found
     return None
 
 
 def split_place(name: str) -> tuple[str, str, str, str]:
-    """Split the name of a column of places into the object that it is in, what begins or ends, the side, and the unit;
-    empty for other names.
+    """Split the name of a column of places into its object, what begins or ends, the side, and the unit; empty for
+    other names.
 
     >>> split_place("answers.answer_start"), split_place("spanEndChar"), split_place("age")
     (('answers', 'answer', 'start', ''), ('', 'span', 'end', '_char'), ('', '', '', ''))
@@ -356,18 +368,20 @@ def _is_excerpt(found: Excerpt, records: Sequence[RawRecord]) -> bool:
     num_found = num_whole = num_told = 0
     for record in records:
         parts = found.find_parts(record.fields)
-        start, end = (_read_place(find_value(record.fields, name)) for name in (found.start, found.end))
+        start, end = _read_place(record.fields, found.start), _read_place(record.fields, found.end)
         text = _read_text(find_value(record.fields, found.context))
         if parts is None or start is None or end is None or end > len(text):
             continue
         num_found += 1
+        # two letters around a place are the middle of a word
         edges = [f" {text} "[place : place + 2] for place in (start, end + found.is_inclusive)]
         num_whole += not any(edge.isalnum() and not WITHOUT_BLANKS.match(edge) for edge in edges)
         outer = find_value(record.fields, found.column)
         members = outer.values() if isinstance(outer, Mapping) else ()
-        num_told += any(as_text(one) == as_text(parts[0]) for one in (*record.fields.values(), *members))
-    is_found = num_found >= MIN_SHARE * len(records) and num_whole >= IN_WORDS * num_found
-    return is_found and num_told < IN_WORDS * num_found
+        num_told += as_text(parts[0]) in map(as_text, (*record.fields.values(), *members))
+    if num_found < MIN_SHARE * len(records) or num_whole < IN_WORDS * num_found:
+        return False
+    return num_told < IN_WORDS * num_found
 
 
 def _read_text(value: object) -> str:
@@ -375,15 +389,20 @@ def _read_text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _read_place(value: object) -> int | None:
+def _read_place(fields: Mapping[str, object], name: str) -> int | None:
     """Read a place in a text, also as text or as the only item of a list."""
-    one = value[0] if isinstance(value, list) and len(value) == 1 else value
-    text = as_text(one)
+    value = find_value(fields, name)
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    return _read_whole(as_text(value))
+
+
+def _read_whole(text: str) -> int | None:
     return int(float(text)) if re.fullmatch(r"\d+(\.0)?", text) else None
 
 
 def _find_turns(table: RawTable) -> Turns | None:
-    """Find the rows of dialogues: a text, a value that neighbouring rows share, and a number that counts them or a
+    """Find the rows of dialogues: a text, a value that neighbouring rows share, and a number that counts the rows or a
     speaker who changes.
     """
     columns = table.columns
@@ -392,37 +411,44 @@ def _find_turns(table: RawTable) -> Turns | None:
     if not texts or not columns.keys().isdisjoint(PAIR):
         return None
     text = max(texts, key=attrgetter("mean_chars")).name
-    cells = {name: [as_text(value) for value in table.list_values(name)] for name in columns if name != text}
+    cells = {name: [*map(as_text, table.list_values(name))] for name in columns if name != text}
     for dialogue, values in cells.items():
+        # the rows that the next row continues: neither few nor all, and equal values are together
         same = {place for place, (one, two) in enumerate(pairwise(values)) if one == two}
-        if not 0.3 * len(values) < len(same) < len(values) - 2 or columns[dialogue].num_distinct < 3:
+        num_distinct = columns[dialogue].num_distinct
+        if not 0.3 * len(values) < len(same) < len(values) - 2 or num_distinct < 3:
             continue
         num_gaps = len(values) / RUN_LENGTH if table.num_read > len(values) else 0  # between runs that were drawn
-        if len(values) - len(same) > 1.1 * columns[dialogue].num_distinct + num_gaps:
-            continue  # equal values are not together
-        numbers = [name for name in cells if columns[name].kind == "number" and _is_counter(cells[name], same)]
-        speakers = [name for name in cells if name != dialogue and _is_alternating(cells[name], same)]
-        speakers = [name for name in speakers if columns[name].num_distinct <= MAX_SPEAKERS or numbers]
-        speakers = [name for name in speakers if name not in numbers and columns[name].mean_words <= 2]
-        if numbers or speakers:
-            speaker = min(((columns[name].num_distinct, name) for name in speakers), default=(0, ""))[1]
-            values = columns[speaker].values if speaker else {}
-            found = frozenset(value for value in values if _is_assistant(value))
-            replying = found if len(found) < len(values) else frozenset[str]()
-            return Turns(text, dialogue, speaker, replying)
+        if len(values) - len(same) > 1.1 * num_distinct + num_gaps:
+            continue
+        counters = {name for name in cells if columns[name].kind == "number" and _is_counter(cells[name], same)}
+        # without a counter, many who alternate are no speakers; of several columns the one of fewest is meant
+        most = len(values) if counters else MAX_SPEAKERS
+        speakers: list[tuple[int, str]] = []
+        for name in cells.keys() - counters - {dialogue}:
+            column = columns[name]
+            if column.num_distinct <= most and column.mean_words <= 2 and _is_alternating(cells[name], same):
+                speakers.append((column.num_distinct, name))
+        if speakers:
+            speaker = min(speakers)[1]
+            names = columns[speaker].values.keys()
+            assistants = frozenset(filter(_is_assistant, names))
+            return Turns(text, dialogue, speaker, assistants if assistants < names else frozenset())
+        if counters:
+            return Turns(text, dialogue)
     return None
 
 
 def _is_counter(cells: Sequence[str], same: Collection[int]) -> bool:
     """Whether numbers are one higher in the next row of the same dialogue, and not in the first one of another."""
-    places = [_read_place(cell) for cell in cells]
+    places = [*map(_read_whole, cells)]
     higher = {place for place, (one, two) in enumerate(pairwise(places)) if one is not None and two == one + 1}
     num_within = len(higher.intersection(same))
     return num_within >= MIN_SHARE * len(same) and len(higher) - num_within < (len(cells) - len(same)) / 2
 
 
 def _is_alternating(cells: Sequence[str], same: Collection[int]) -> bool:
-    """Whether values differ in neighbouring rows of a dialogue, and most are those of the second row before."""
+    """Whether values differ in neighbouring rows of a dialogue, and most are the value of the second row before."""
     num_unlike = sum(cells[place] != cells[place + 1] for place in same)
     inner = [place for place in same if place + 1 in same]
     num_back = sum(cells[place] == cells[place + 2] for place in inner)

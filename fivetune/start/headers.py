@@ -8,15 +8,18 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from string import ascii_uppercase
 
 from fivetune.data.readers.delimited import QUESTION_END, list_plain_names
 from fivetune.errors import DataError
 from fivetune.start.choose import DoubtError, infer_divided
-from fivetune.start.columns import MIN_RECORDS, Column, RawTable, as_text, read_table
+from fivetune.start.columns import MIN_RECORDS, Column, RawTable, as_text, build_table, count_matches, read_table
 from fivetune.start.several_labels import read_tags
 from fivetune.start.survey import make_survey
+from fivetune.types import RawRecord
 
-MIN_CHOICES = 3  # texts beside a question and the label that says which of them is right
+MIN_CHOICES = 3  # texts with a question, and with the label that says which of them is right
 MAX_NUMBERED_LABELS = 5  # whole numbers that are labels, such as stars
 MAX_SCORES = 101  # whole numbers that are scores
 LONG_KEY = 1.1  # mean words of codes such as u0
@@ -37,12 +40,13 @@ def explain_missing_header(
     Returns: the error; None if the values say nothing of the columns, as of fewer than MIN_RECORDS records.
     """
     try:
-        names = _name_columns(read_table(source, list_plain_names(num), flags))
-        table = read_table(source, names, flags)
+        plain = read_table(source, list_plain_names(num), flags)
     except DataError:  # of another file of a folder
         return None
-    if table.num_records < MIN_RECORDS:
+    if plain.num_records < MIN_RECORDS:
         return None
+    names = _name_columns(plain)
+    table = _rename_columns(plain, names)
     invented = f"{why}; the names in --header are invented, and may be others"
     try:
         return DoubtError(invented, [infer_divided(table, task=task)])
@@ -52,29 +56,40 @@ def explain_missing_header(
         return DataError(f"{error} These names are invented, as there is {why}: --header {','.join(names)}.")
 
 
+def _rename_columns(table: RawTable, names: Sequence[str]) -> RawTable:
+    """Return a table as it is read with other names in its header."""
+    by_plain = dict(zip(table.header, names, strict=True))
+    records: list[RawRecord] = []
+    for record in table.records:
+        fields = {by_plain.get(name, name): value for name, value in record.fields.items()}
+        fields["id"] = str(fields["id"])  # of a column, else made up by the reader
+        records.append(RawRecord(fields, record.where, record.has_own_id or "id" in names))
+    renamed = build_table(table.source, records, header=names, flags=table.flags)
+    return replace(renamed, num_read=table.num_read)
+
+
 def _name_columns(table: RawTable) -> list[str]:
     """Invent names for columns by what their values are; a name that says nothing for the texts of a pair, of which
     either may be learned.
     """
-    columns = {name: table.columns[name] for name in table.header if name in table.columns}
-    survey = make_survey(table, {})
-    tags = {name for reading in read_tags(survey) for name in reading.roles["tags"]}
-    kinds = {name: "labels" if name in tags else _find_kind(table, column) for name, column in columns.items()}
+    kinds: dict[str, str] = {}
+    for name in table.header:
+        if name in table.columns:
+            kinds[name] = _find_kind(table, table.columns[name])
+    for reading in read_tags(make_survey(table, {})):
+        kinds |= dict.fromkeys(reading.roles["tags"], "labels")
     texts = [name for name, kind in kinds.items() if kind == "text"]
     labels = [name for name, kind in kinds.items() if kind in ("label", "labels")]
     asked = [name for name in texts if _has_form(table, name, QUESTION_END)][:1]
     others = [name for name in texts if name not in asked]
-    if asked and len(labels) == 1 and len(others) >= max(MIN_CHOICES, columns[labels[0]].num_distinct):
-        kinds |= {
-            asked[0]: "question",
-            labels[0]: "answer",
-            **{name: chr(ord("A") + i) for i, name in enumerate(others)},
-        }
+    if asked and len(labels) == 1 and len(others) >= max(MIN_CHOICES, table.columns[labels[0]].num_distinct):
+        kinds |= {asked[0]: "question", labels[0]: "answer"}
+        kinds |= dict(zip(others, ascii_uppercase, strict=False))
+    elif asked and not labels and len(texts) == 2:
+        kinds |= {asked[0]: "question", others[0]: "answer"}
     elif not labels and len(texts) == 2:
-        if asked:
-            kinds |= {asked[0]: "question", others[0]: "answer"}
-        else:
-            kinds |= {name: name for name in texts}
+        kinds |= {name: name for name in texts}
+    # equal names are numbered
     times = Counter(kinds.values())
     numbers: Counter[str] = Counter()
     names: list[str] = []
@@ -86,12 +101,13 @@ def _name_columns(table: RawTable) -> list[str]:
 
 
 def _find_kind(table: RawTable, column: Column) -> str:
-    if column.has_labels and (column.kind == "text" or column.num_distinct <= MAX_NUMBERED_LABELS):
+    is_number = column.kind == "number"
+    if column.has_labels and (not is_number or column.num_distinct <= MAX_NUMBERED_LABELS):
         return "label"
-    is_whole = column.kind == "number" and not column.has_fractions
+    is_whole = is_number and not column.has_fractions
     if column.num_distinct == table.num_records and (column.has_codes or is_whole):
         return "id"
-    if column.kind == "number":
+    if is_number:
         return "number" if is_whole and column.num_distinct > MAX_SCORES else "score"
     if column.kind == "text":
         return "key" if column.mean_words < LONG_KEY and _has_form(table, column.name, CODE) else "text"
@@ -100,5 +116,4 @@ def _find_kind(table: RawTable, column: Column) -> str:
 
 def _has_form(table: RawTable, name: str, form: re.Pattern[str]) -> bool:
     """Whether nearly all texts of a column hold what is looked for."""
-    texts = [as_text(value) for value in table.list_values(name)]
-    return sum(map(bool, map(form.search, texts))) >= MOST * len(texts)
+    return count_matches(form, map(as_text, table.list_values(name))) >= MOST * table.num_records

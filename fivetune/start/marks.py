@@ -7,8 +7,9 @@ script, and by its being in nearly all texts; what it says is known by the words
 from __future__ import annotations
 
 import re
+import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -16,7 +17,7 @@ from fivetune.start.columns import MIN_WORDS, WITHOUT_BLANKS, count_words
 from fivetune.start.roles import USUAL, is_column_name, rate_name
 from fivetune.start.survey import ASIDE
 
-MIN_SHARE = 0.95  # of the texts that have all marks, in order
+MIN_SHARE = 0.95  # share of texts that have all marks, in order
 MAX_PARTS = 5
 MAX_FRAMES = 3  # different beginnings of texts up to which they are a frame, such as "Below is an instruction ..."
 FEW = 0.1  # different last parts per text up to which they are few
@@ -24,6 +25,7 @@ FOOTER = 6  # mean words from which on few last parts are text that many pages e
 MAX_TIMES = 4  # that a separator is in each text
 LETTERS = r"""[^\s_▁:：#*|｜<>\[\](){}.,;!?/"'“”]*"""  # also signs of vowels, which are no letters to `re`
 WORD = rf"[^\W\d_]{LETTERS}"
+NAME = re.compile(rf"[^\W_]{LETTERS}")
 WORDS = rf"{WORD}(?:[ ][^\W_]{LETTERS}){{0,3}}"
 TOKEN = r"<[|｜]?/?[\w ▁]{1,30}[|｜]?>"  # <s>, <|im_start|>, </user>
 MARK = re.compile(
@@ -60,10 +62,10 @@ class Marks:
     """The marks that divide a text, and what is between them.
 
     Args:
-        marks: in their order.
-        at_starts: the marks that are at the beginning of a line wherever they divide.
-        are_separators: whether they are, and say nothing of what follows.
-        names: of the text before the first mark and behind each; "" for a part that says nothing.
+        marks: marks in their order.
+        at_starts: marks that are at the beginning of a line wherever they divide.
+        are_separators: whether the marks say nothing of what follows.
+        names: names of the text before the first mark and of each text behind one; "" for a part that says nothing.
     """
 
     marks: Sequence[str]
@@ -73,16 +75,17 @@ class Marks:
 
     @cached_property
     def _forms(self) -> list[re.Pattern[str]]:
-        return [re.compile(self._build_form(mark)) for mark in self.marks]
-
-    def _build_form(self, mark: str) -> str:
-        """Build the form of a mark where it divides a text, which may hold the same letters elsewhere."""
-        form = re.escape(mark)
-        if self.are_separators:
-            return rf"(?<=\s){form}(?=\s)" if APART.fullmatch(f" {mark} ", 1, len(mark) + 1) else form
-        if not mark[0].isalpha() or WITHOUT_BLANKS.match(mark):
-            return form
-        return rf"(?m:^)[ \t]*{form}" if mark in self.at_starts else rf"(?<![^\W\d_]){form}"
+        """The forms of the marks where they divide a text, which may hold the same letters elsewhere."""
+        forms: list[re.Pattern[str]] = []
+        for mark in self.marks:
+            form = re.escape(mark)
+            if self.are_separators:
+                if APART.fullmatch(f" {mark} ", 1, len(mark) + 1):
+                    form = rf"(?<=\s){form}(?=\s)"
+            elif mark[0].isalpha() and not WITHOUT_BLANKS.match(mark):
+                form = (r"(?m:^)[ \t]*" if mark in self.at_starts else r"(?<![^\W\d_])") + form
+            forms.append(re.compile(form))
+        return forms
 
     def split(self, text: str) -> tuple[list[str], bool] | None:
         """Divide a text; None if it lacks a mark.
@@ -98,8 +101,10 @@ class Marks:
             ends.append(match.end())
         parts: list[str] = []
         for end, start in zip(ends, [*starts[1:], len(text)], strict=True):
-            following = [match.start() for form in {*self._forms} if (match := form.search(text, end, start))]
-            stop = min(following, default=start)
+            stop = start
+            for form in self._forms:  # a mark may be repeated before the next one
+                if match := form.search(text, end, start):
+                    stop = min(stop, match.start())
             parts.append(text[end:stop].strip())
         named = [form for form, name in zip(self._forms, self.names[1:], strict=False) if name]
         return parts, any(form.search(text, ends[-1]) for form in named)
@@ -121,16 +126,22 @@ def find_marks(texts: Sequence[str]) -> Marks | None:
         for mark, (place, at_start) in _list_marks(text).items():
             places.setdefault(mark, []).append(place)
             starts[mark] += at_start
+    # the marks of nearly all texts, without the ends of others, by their median places
     least = MIN_SHARE * len(texts)
-    kept = {mark: sorted(found) for mark, found in places.items() if len(found) >= least}
-    kept = {mark: found for mark, found in kept.items() if not any(_is_end(mark, one) for one in kept)}
-    ordered = sorted(kept, key=lambda mark: kept[mark][len(kept[mark]) // 2])
-    at_starts = frozenset(mark for mark in ordered if starts[mark] >= least)
-    separated = (Marks(marks, frozenset(), are_separators=True) for marks in _list_separators(texts))
-    for found in (Marks(ordered, at_starts), *separated):
-        if found.marks and (named := _name_parts(found, texts)):
-            return named
-    return None
+    frequent = [mark for mark in places if len(places[mark]) >= least]
+    medians: dict[str, int] = {}
+    for mark in frequent:
+        if not any(other.endswith(mark) for other in frequent if other != mark):
+            medians[mark] = statistics.median_high(places[mark])
+    at_starts = frozenset(mark for mark in medians if starts[mark] >= least)
+    found = [Marks(sorted(medians, key=medians.__getitem__), at_starts)] if medians else []
+    # else the separators that nearly all texts have equally often, those of most signs first
+    counts = [Counter(SEPARATOR.findall(text)) for text in texts]
+    for mark in sorted(counts[0], key=len, reverse=True) if counts else ():
+        times = counts[0][mark]
+        if times <= MAX_TIMES and sum(one[mark] == times for one in counts) >= least:
+            found.append(Marks([mark] * times, frozenset(), are_separators=True))
+    return next(filter(None, (_name_parts(one, texts) for one in found)), None)
 
 
 def _list_marks(text: str) -> dict[str, tuple[int, bool]]:
@@ -147,58 +158,46 @@ def _list_marks(text: str) -> dict[str, tuple[int, bool]]:
     return found
 
 
-def _is_end(mark: str, other: str) -> bool:
-    return mark != other and other.endswith(mark)
-
-
-def _list_separators(texts: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the separators that nearly all texts have equally often, those of most signs first."""
-    counts = [Counter(SEPARATOR.findall(text)) for text in texts]
-    for mark in sorted(counts[0], key=len, reverse=True) if counts else ():
-        times = counts[0][mark]
-        if times <= MAX_TIMES and sum(one[mark] == times for one in counts) >= MIN_SHARE * len(texts):
-            yield [mark] * times
-
-
 def _name_parts(found: Marks, texts: Sequence[str]) -> Marks | None:
     """Name the parts that differ from text to text; None for fewer than two, or for texts that lack marks."""
     divided = [one[0] for one in map(found.split, texts) if one]
     if len(divided) < MIN_SHARE * len(texts):
         return None
     columns = [*zip(*divided, strict=True)]
-    filled = [sum(map(bool, column)) >= MIN_SHARE * len(column) and len({*column}) > 1 for column in columns]
-    filled[0] &= len({*columns[0]}) > MAX_FRAMES or sum(filled) <= 2
-    places = [place for place, is_filled in enumerate(filled) if is_filled]
-    num_words = [sum(map(count_words, column)) for column in columns]
-    if not 1 < len(places) <= MAX_PARTS or max(num_words[place] for place in places) < MIN_WORDS * len(divided):
+    places: list[int] = []
+    for place, parts in enumerate(columns):
+        if sum(map(bool, parts)) >= MIN_SHARE * len(parts) and len({*parts}) > 1:
+            places.append(place)
+    if len(places) > 2 and places[0] == 0 and len({*columns[0]}) <= MAX_FRAMES:
+        places.pop(0)  # a frame
+    num_words = max((sum(map(count_words, columns[place])) for place in places), default=0)
+    if not 1 < len(places) <= MAX_PARTS or num_words < MIN_WORDS * len(divided):
         return None
+    # few and long last parts are the text that pages end in, unless their mark says that they are learned
     last = _name_mark(found.marks[places[-1] - 1])
     is_learned = max(rate_name(role, last) for role in ("targets", "answer")) >= USUAL
-    if not is_learned and not found.are_separators and _is_footer(columns[places[-1]]):
+    times = {*columns[places[-1]]}
+    is_few = len(times) <= max(MAX_FRAMES, FEW * len(divided))
+    is_footer = is_few and sum(map(count_words, times)) > FOOTER * len(times)
+    if is_footer and not is_learned and not found.are_separators:
         return None
-    words = ["" if found.are_separators else _name_mark(mark) for mark in ("", *found.marks)]
-    if "question" in words:
-        words = ["answer" if word == "a" else word for word in words]
-    own = ["" if len(words[place]) < 2 or _is_aside(words[place]) else words[place] for place in places]
-    if len({*filter(None, own)}) < len([*filter(None, own)]):  # a speaker twice: the parts are no question and answer
-        return None
-    if not words[places[0]] and any(own):
-        own[0] = "text" if places[0] == 0 else own[0]
+    # the parts are named after their marks, as far as such a column is read or learned, unlike `speaker_1`
+    words = [""] * len(columns)
+    if not found.are_separators:
+        words = ["", *map(_name_mark, found.marks)]
     names = [""] * len(columns)
-    for number, (place, word) in enumerate(zip(places, own, strict=True), 1):
-        names[place] = word or f"part{number}"
+    for place in places:
+        word = "answer" if words[place] == "a" and "question" in words else words[place]
+        if len(word) > 1 and all(rate_name(role, word) < USUAL for role in ASIDE):
+            names[place] = word
+    named = [*filter(None, names)]
+    if len({*named}) < len(named):  # a speaker twice: the parts are no question and answer
+        return None
+    if named and places[0] == 0:
+        names[0] = "text"
+    for number, place in enumerate(places, 1):
+        names[place] = names[place] or f"part{number}"
     return replace(found, names=names)
-
-
-def _is_footer(parts: Sequence[str]) -> bool:
-    """Whether parts are few and long: the text that pages end in, rather than labels or answers."""
-    times = Counter(parts)
-    return len(times) <= max(MAX_FRAMES, FEW * len(parts)) and sum(map(count_words, times)) > FOOTER * len(times)
-
-
-def _is_aside(word: str) -> bool:
-    """Whether a column of this name would be neither read nor learned, such as `speaker_1`."""
-    return any(rate_name(role, word) >= USUAL for role in ASIDE)
 
 
 def _name_mark(mark: str) -> str:
@@ -209,11 +208,12 @@ def _name_mark(mark: str) -> str:
     """
     if mark.casefold() in SPEAKERS:
         return SPEAKERS[mark.casefold()]
-    words = re.findall(rf"[^\W_]{LETTERS}", re.sub(TOKEN, " ", mark))
+    words = NAME.findall(re.sub(TOKEN, " ", mark))
     is_token = not words
-    words = words or re.findall(rf"[^\W_]{LETTERS}", re.sub("<?</.*", "", mark))
+    if is_token:
+        words = NAME.findall(re.sub("<?</.*", "", mark))
     name = "_".join(words).casefold()
-    known = SPEAKERS.get(name, SPEAKERS.get(words[-1].casefold() if words else ""))
-    if known is not None or (is_token and not is_column_name(name)):
-        return known or ""
-    return name
+    for known in (name, name.rpartition("_")[2]):
+        if known in SPEAKERS:
+            return SPEAKERS[known]
+    return "" if is_token and not is_column_name(name) else name

@@ -1,6 +1,6 @@
 """Texts and what is learned from them in two tables of equal length, such as X_train.csv and y_train.csv.
 
-In: the source of a table that fits no task. Out: the command that joins it with the table beside it, as a sentence.
+In: the source of a table that fits no task. Out: the command that joins it with its neighbour, as a sentence.
 """
 
 from __future__ import annotations
@@ -28,15 +28,13 @@ MAX_BYTES = 2**26  # of a table that is compared with another one
 
 
 def describe_partner(source: str) -> str:
-    """Describe the table beside another one, or in the same folder, whose records belong to its records; "" without
-    such a one.
-    """
+    """Describe another table of a folder with the rest of a table's records; "" without such a table."""
     path = Path(source).expanduser()
     if is_hub_name(source) or not path.exists() or is_saved_dataset(path):
         return ""
     for file in sorted(list_source_files(source), key=_is_no_training_set):
         partner = find_partner(file)
-        if partner and all(map(_can_be_compared, (file, partner))):
+        if partner and _can_be_compared(file) and _can_be_compared(partner):
             return _describe_tables(file, partner)
     return ""
 
@@ -50,7 +48,7 @@ def _is_no_training_set(path: Path) -> bool:
 
 
 def _describe_tables(first: Path, second: Path) -> str:
-    one, two = map(_read_rows, (first, second))
+    one, two = _read_rows(first), _read_rows(second)
     if not one or not two:
         return ""
     if len(one) != len(two):

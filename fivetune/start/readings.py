@@ -8,14 +8,15 @@ In: a Survey. Out: Readings, in no order; choose.py takes the best, or doubts. A
     one_label       texts with one label, or with a number
     several_labels  texts with several labels: a list, a separated text, a column for each
 
-Here are the two that ask for no form of the values: the columns of a published data set, which has a task of its own,
-and those that the user named.
+Here are the two readings that ask for no form of the values: the columns of a published data set, which has a task of
+its own, and the columns that the user named.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 from fivetune.start.chats import read_chat
 from fivetune.start.one_label import read_labels, read_numbers
@@ -41,7 +42,8 @@ def read_signatures(survey: Survey) -> Iterator[Reading]:
     for task, needed in SIGNATURES.items():
         if not set(needed) <= survey.table.columns.keys():
             continue
-        name, roles, options = task, {}, {}
+        roles: dict[str, Sequence[str]] = {}
+        options: JsonTable = {}
         reason = f"it has the columns {', '.join(needed)} of that data set"
         if task == "stackoverflow_quality":
             roles = {"label": ("Y",)}
@@ -49,13 +51,13 @@ def read_signatures(survey: Survey) -> Iterator[Reading]:
         elif task == "bioasq_factoid":
             counts = Counter(survey.columns["type"].values)
             kind = "yesno" if counts["yesno"] > counts["factoid"] else "factoid"
-            name = f"bioasq_{kind}"
+            task = f"bioasq_{kind}"
             reason += f", and {counts[kind]:,} questions are of type {kind}; the others are left out"
-        yield Reading(name, name, roles, reason, options, evidence=[Evidence(CERTAIN, reason)])
+        yield Reading(task, task, roles, reason, options, evidence=[Evidence(CERTAIN, reason)])
 
 
 def read_named(survey: Survey) -> Iterator[Reading]:
-    """Yield what the columns of the user say by themselves, whatever else their values look like."""
+    """Yield what the user's columns say by themselves, whatever their values look like."""
     given = survey.given
     for learned, read, task in (
         ("label", "text", "classification"),
@@ -72,24 +74,34 @@ def read_named(survey: Survey) -> Iterator[Reading]:
         if task == "classification" and not 2 <= column.num_distinct <= most:
             continue
         roles = {read: texts, learned: given[learned]}
-        many = f"{column.name} has {column.num_distinct:,} different values in {column.num_filled:,} records"
-        warnings = [many] if task == "classification" and not column.has_labels else []
+        warnings: list[str] = []
+        if task == "classification" and not column.has_labels:
+            warnings = [f"{column.name} has {column.num_distinct:,} different values in {column.num_filled:,} records"]
         options: JsonTable = {"separator": ","} if task == "tags" else {}
         yield Reading(task, task, roles, "the columns were named", options, warnings=warnings)
 
 
 def iter_readings(survey: Survey) -> Iterator[Reading]:
-    """Yield the readings of all forms; of columns in several languages, those of each. A choice is never learned."""
+    """Yield the readings of all forms, for each language if the columns are there in several."""
     for part in survey.split_by_language():
         choices: set[str] = set()
-        for form in (
-            *(read_signatures, read_chat, read_instructions, read_questions),
-            *(read_pairs, read_labels, read_tags, read_numbers, read_named),
-        ):
-            for reading in form(part):
-                choices.update(reading.roles.get("choices", ()))
-                if "choices" in reading.roles or choices.isdisjoint(reading.targets):
-                    yield fill_options(part, reading)
+        for reading in chain.from_iterable(form(part) for form in FORMS):
+            choices.update(reading.roles.get("choices", ()))
+            if "choices" in reading.roles or choices.isdisjoint(reading.targets):  # a choice is never learned
+                yield fill_options(part, reading)
+
+
+FORMS = (
+    read_signatures,
+    read_chat,
+    read_instructions,
+    read_questions,  # before all that may learn one of the choices
+    read_pairs,
+    read_labels,
+    read_tags,
+    read_numbers,
+    read_named,
+)
 
 
 TASKS = frozenset((*SIGNATURES, *TEXT_TASKS, "unifiedqa", "squad", "squad_v2", "gsm8k"))

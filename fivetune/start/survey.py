@@ -19,6 +19,7 @@ from fivetune.start.columns import (
     Column,
     RawTable,
     as_text,
+    count_matches,
     count_words,
     find_value,
     find_wholes,
@@ -48,7 +49,7 @@ from fivetune.tasks import list_names
 from fivetune.tasks.tags import FLAGS
 from fivetune.types import JsonTable
 
-# Points of evidence, beside the 1 to CLEAR of a name (roles.py). Names that leave no doubt on both sides, and values
+# Points of evidence, with the 1 to CLEAR of a name (roles.py). Names that leave no doubt on both sides, and values
 # that fit them, are 4 + 4 + 2 = 10. A reading is taken with ENOUGH points and a lead of MARGIN: values alone are none.
 FORM = 6  # columns that no other layout has: instruction and output, choices, messages, two languages
 CODE = 3  # the target is code, a query or a formula: these are written for nothing else
@@ -70,6 +71,8 @@ BLANK = ("", "None")  # an empty cell as text
 ENOUGH = 5
 MARGIN = 2
 
+ID = re.compile(r"[^\W\d_][\w-]*|[\w-]{8,}")
+SMALL_WORD = re.compile(r"\d|\b[a-zß-ÿα-ωа-я]{4,}")  # or a digit: names of persons have neither
 COUNT = re.compile(r"(?i)(?:.*[._ ])?(?:n|nb|num|number|count|total)[_ ]")
 STATISTICS = "count counts total length len density ratio percent percentage words chars characters sentences std stdev"
 FEW_WORDS = 1.1  # mean words up to which a text is one word
@@ -100,15 +103,15 @@ PARTS = (
 OUTPUTS = "output outputs completion response answer answers reply a chosen gold reference"
 NO_PEARSON = "numbers are learned as text, and exact_match counts equal ones only: there is no correlation yet"
 OBJECTS = "expected extraction extracted annotation annotations json result parsed structured fields"
-"""Words for objects that are learned, beside those of TARGET_ROLES."""
+"""Words for objects that are learned, with the words of TARGET_ROLES."""
 
-MEASURES = "start end begin stop offset"  # what numbers beside the text of an answer are
+MEASURES = "start end begin stop offset"  # numbers that stand with the text of an answer
 ANNOTATIONS = "entities slots"  # what is marked in texts that have a label, too
 GENERAL_LABELS = "label labels class y gold"  # what is learned, whatever else is known of the texts
 READ = ("text", "inputs", "question", "context", "choices", "instruction")
 LEARNED = ("targets", "answer", "label", "tags", "number")
 ASIDE = ("id", "date", "link", "person", "place", "fact")
-SPEAKERS = "user customer client speaker"  # whose name a column of what they say may have
+SPEAKERS = "user customer client speaker"  # a column of what they say may have their name
 REPLIERS = "assistant bot chatbot agent ai gpt doctor operator support"  # who answers them
 
 TARGET_ROLES: Mapping[str, tuple[str, ...]] = {
@@ -206,29 +209,32 @@ class Survey:
         if self.is_given(name):
             return name in self.given.get("id", ())
         column = self.columns[name]
+        is_number = column.kind == "number"
         learned = self.rate(name, *LEARNED)
-        if column.kind == "number" and learned < USUAL <= self.rate(name, "context") and column.num_distinct > 2:
-            return True  # the number of a text
-        is_long = column.kind == "number" and column.mean_chars >= LONG_ID
-        is_code = column.has_codes and (learned < USUAL or is_long) and not self._is_quantity(name)
-        if column.kind in ("date", "link") or is_code or (column.kind == "number" and is_statistic(name)):
+        # by the kind of the values: dates, links, ids, numbers that count or measure a text, or number the texts
+        if column.kind in ("date", "link") or (is_number and is_statistic(name)):
             return True
-        if (
-            column.num_distinct < 2
-            and not self.is_ticked(name)
-            and max(learned, self.rate(name, "instruction", "choices")) < USUAL
-        ):
+        if is_number and learned < USUAL <= self.rate(name, "context") and column.num_distinct > 2:
+            return True
+        is_long = is_number and column.mean_chars >= LONG_ID
+        if column.has_codes and (learned < USUAL or is_long) and not self._is_quantity(name):
+            return True
+        # one value in all records teaches nothing, unless a box is ticked or its name asks for the column
+        asked = max(learned, self.rate(name, "instruction", "choices"))
+        if column.num_distinct < 2 and asked < USUAL and not self.is_ticked(name):
             return True
         if self._is_note(name):
             return True
-        is_flag = column.kind == "number" and {*column.values} == {"0", "1"}
-        # what a person says may be named after the person
-        is_said = has_word(name, SPEAKERS) and (column.is_running or (column.has_text and self._has_replies))
-        other = {"id": is_flag, "person": is_said or self._is_name_of_thing(name)}
-        aside = max(rate_name(role, name) for role in ASIDE if not other.get(role))
+        # by the name; but 0 and 1 are no ids, and what a person says may be named after the person
+        roles = {*ASIDE}
+        if is_number and {*column.values} == {"0", "1"}:
+            roles.discard("id")
+        is_said = has_word(name, SPEAKERS) and (column.is_running or (column.has_text and self._has_replies()))
+        if is_said or self._is_name_of_thing(name):
+            roles.discard("person")
+        aside = max(rate_name(role, name) for role in roles)
         return aside >= USUAL and aside > max(learned, self.rate(name, *READ))
 
-    @cached_property
     def _has_replies(self) -> bool:
         """Whether a column holds what an assistant says."""
         return any(one.is_running and has_word(name, REPLIERS) for name, one in self.columns.items())
@@ -238,27 +244,34 @@ class Survey:
         column = self.columns[name]
         if column.has_labels or column.kind != "text" or not has_word(name, NOTES):
             return False
-        rated = self._rate_texts(NOTES)
-        longer = [one for one in rated if self.columns[one].mean_chars > column.mean_chars]
-        return CLEAR in rated.values() or USUAL in map(rated.__getitem__, longer)
+        for one, points in self._rate_texts(NOTES).items():
+            is_longer = self.columns[one].mean_chars > column.mean_chars
+            if points == CLEAR or (points == USUAL and is_longer):
+                return True
+        return False
 
     def _is_name_of_thing(self, name: str) -> bool:
-        """Whether the names in a column are the texts of a table that has no others, such as those of products: by its
-        name, or as most have digits or small words, which those of persons have not.
+        """Whether the names in a column are the texts of a table that has no other texts, such as names of products: by
+        the column's name, or as most values have digits or small words, which names of persons have not.
         """
         column = self.columns[name]
         *before, last = split_name(name) or [""]
         is_name = last in ("name", "names") and column.has_text and column.mean_words > FEW_WORDS
         if not is_name or max(self._rate_texts("name names").values(), default=0) >= USUAL:
             return False
-        small = [re.search(r"\d|\b[a-zß-ÿα-ωа-я]{4,}", text) for text in self.list_examples(name, SAMPLE)]
-        is_text = column.is_running and sum(map(bool, small)) > len(small) / 2
-        return has_word(name, THINGS) or (is_text and not before)
+        if has_word(name, THINGS):
+            return True
+        texts = self.list_examples(name, SAMPLE)
+        num_unlike = count_matches(SMALL_WORD, texts)
+        return column.is_running and num_unlike > len(texts) / 2 and not before
 
     def _rate_texts(self, others: str) -> dict[str, int]:
-        """Rate how clearly the columns of running text are named so, those with some words in their names left out."""
-        texts = [name for name, one in self.columns.items() if one.has_text and one.is_running]
-        return {name: self.rate(name, "text", "question", "inputs") for name in texts if not has_word(name, others)}
+        """Rate how clearly columns of running text are named as text; columns with the other words are left out."""
+        rated: dict[str, int] = {}
+        for name, column in self.columns.items():
+            if column.has_text and column.is_running and not has_word(name, others):
+                rated[name] = self.rate(name, "text", "question", "inputs")
+        return rated
 
     def is_ticked(self, name: str) -> bool:
         """Whether a column says yes, ticks a box, or repeats its name for some records, and is blank for the others."""
@@ -269,23 +282,26 @@ class Survey:
         column = self.columns[name]
         if column.kind != "number" or column.mean_chars >= LONG_ID or rate_name("id", name) >= USUAL - 1:
             return False
-        values = [float(one.replace(",", ".")) for one in self.list_examples(name, SAMPLE) if NUMBER.fullmatch(one)]
+        texts = self.list_examples(name, SAMPLE)
+        values = [float(text.replace(",", ".")) for text in texts if NUMBER.fullmatch(text)]
         return values not in (sorted(values), sorted(values, reverse=True))
 
     @cached_property
     def free(self) -> Sequence[str]:
-        """The columns that are not aside: each reading of a survey of people asks for those of a thousand."""
+        """The columns that are not aside; kept, as a survey of people has a thousand, and each reading asks again."""
         return [name for name in self.columns if not self.is_aside(name)]
 
     def is_id(self, name: str) -> bool:
         """Whether a column tells the records apart: codes in all of them, with the name of an id, or as T-0017."""
         column = self.columns.get(name)
-        if column is None or column.has_fractions or column.num_filled < self.table.num_records:
+        num = self.table.num_records
+        if column is None or not column.has_codes or column.kind == "date" or column.num_filled < num:
             return False
         others = max(rate_name(role, name) for role in ("date", "number", "targets", "answer"))
-        is_code = column.kind == "text" and re.fullmatch(r"[^\W\d_][\w-]*|[\w-]{8,}", column.example) is not None
-        is_code &= others == 0 and column.num_distinct == self.table.num_records
-        return column.has_codes and column.kind != "date" and (is_code or rate_name("id", name) > others)
+        if rate_name("id", name) > others:
+            return True
+        is_code = column.kind == "text" and ID.fullmatch(column.example) is not None
+        return is_code and others == 0 and column.num_distinct == num
 
     def is_mostly_blank(self, name: str) -> bool:
         """Whether most records with a text have nothing in a column."""
@@ -299,40 +315,50 @@ class Survey:
         return is_shared and has_word(name, SUBJECTS)
 
     def is_of_system(self, name: str) -> bool:
-        """Whether a column holds the answers of a system beside the right ones: by its name, or as a text without a
-        known name beside a gold text and its source.
+        """Whether a column holds the answers of a system, next to the right answers: by its name, or as a text without
+        a known name next to a gold text and its source.
         """
-        if self.is_given(name) or not any(one != name for one in self.golds):
+        if self.is_given(name) or not {*self.golds} - {name}:
             return False
-        is_unknown = name in self.columns and self.columns[name].has_text and self.rate(name, *READ, *LEARNED) == 0
-        return has_word(name, SYSTEMS) or (is_unknown and self.has_source)
+        if has_word(name, SYSTEMS):
+            return True
+        is_text = name in self.columns and self.columns[name].has_text
+        return is_text and self.rate(name, *READ, *LEARNED) == 0 and self._has_source
 
     @cached_property
     def golds(self) -> Sequence[str]:
         """The columns named as what is right, or as a label, of no system."""
-        known = [name for name in self.free if not has_word(name, SYSTEMS)]
-        labels = [name for name in known if self.columns[name].has_labels and self.rate(name, "label") >= USUAL]
-        return [*labels, *(name for name in known if has_word(name, GOLD))]
+        labels: list[str] = []
+        named: list[str] = []
+        for name in self.free:
+            if has_word(name, SYSTEMS):
+                continue
+            if self.columns[name].has_labels and self.rate(name, "label") >= USUAL:
+                labels.append(name)
+            if has_word(name, GOLD):
+                named.append(name)
+        return labels + named
 
     @cached_property
-    def has_source(self) -> bool:
-        """Whether a gold text stands beside its source."""
-        texts = [name for name in self.golds if self.columns[name].has_text]
-        return bool(texts) and any(self.rate(name, "inputs") == CLEAR for name in self.free)
+    def _has_source(self) -> bool:
+        """Whether the table has a gold text and its source."""
+        has_text = any(self.columns[name].has_text for name in self.golds)
+        return has_text and any(self.rate(name, "inputs") == CLEAR for name in self.free)
 
     def is_sequence(self, name: str) -> bool:
-        """Whether the lists of a column have a value for each word of a text: unlike those of a set, they repeat, or
-        are numbers without the name of labels, or with the same at one end, such as 0 or the token of the end.
+        """Whether the lists of a column have a value for each word of a text: values repeat, unlike in a set, or are
+        numbers without the name of labels, or with the same number at one end, such as 0 or the token of the end.
         """
         lists = self.read_lists(name)
         several = [value for value in lists if len(value) > 1]
-        if several and all(isinstance(part, int) for value in several for part in value):
-            ends = {value[0] for value in several}, {value[-1] for value in several}
-            if self.rate(name, "tags") == 0 or min(map(len, ends)) == 1:
+        if several and all(isinstance(part, int) for part in chain.from_iterable(several)):
+            firsts, lasts = {value[0] for value in several}, {value[-1] for value in several}
+            if self.rate(name, "tags") == 0 or len(firsts) == 1 or len(lasts) == 1:
                 return True
-        is_short = all(count_words(as_text(part)) <= 3 for value in lists[:100] for part in value)
+        if any(count_words(as_text(part)) > 3 for part in chain.from_iterable(lists[:100])):
+            return False
         num_repeating = sum(len({*map(as_text, value)}) < len(value) > 2 for value in lists)
-        return is_short and num_repeating > SEQUENCE * len(lists)
+        return num_repeating > SEQUENCE * len(lists)
 
     def has_several(self, name: str) -> bool:
         """Whether a column has lists of texts, and several texts in some of them."""
@@ -340,32 +366,37 @@ class Survey:
         return sum(len(value) > 1 for value in lists) > SEVERAL * len(lists)
 
     def has_phrases(self, name: str) -> bool:
-        """Whether the texts of lists have several words, as those of a text's words have not."""
-        words = [count_words(as_text(text)) for value in self.read_lists(name)[:SAMPLE] for text in value]
+        """Whether the texts of lists have several words, unlike lists of the words of a text."""
+        texts = chain.from_iterable(self.read_lists(name)[:SAMPLE])
+        words = [count_words(as_text(text)) for text in texts]
         return statistics.fmean(words or [0]) > FEW_WORDS
 
     def has_alternatives(self, name: str) -> bool:
         """Whether the texts of each list are several right ones: by the name of the column, as short answers, or as
-        they are alike, which the parts of one text are not.
+        the texts are alike, which the parts of one text are not.
         """
-        if has_word(name, PARTS) or has_word(name, ALTERNATIVES):
-            return not has_word(name, PARTS)
-        lists = [value for value in self.read_lists(name)[:SAMPLE] if len(value) > 1]
+        if has_word(name, PARTS):
+            return False
+        if has_word(name, ALTERNATIVES):
+            return True
+        lists = [value for value in self.read_lists(name) if len(value) > 1][:SAMPLE]
+        words = [count_words(as_text(text)) for text in chain.from_iterable(lists)]
+        if self.rate(name, "answer") >= USUAL and statistics.fmean(words) <= MIN_WORDS:
+            return True
         shares = [_measure_share(_list_triples(one), _list_triples(two)) for one, two, *_ in lists]
-        mean_words = statistics.fmean(count_words(as_text(text)) for value in lists for text in value)
-        is_short = self.rate(name, "answer") >= USUAL and mean_words <= MIN_WORDS
-        return is_short or statistics.fmean(shares) >= ALIKE
+        return statistics.fmean(shares) >= ALIKE
 
     def list_forms(self, name: str) -> list[str]:
-        """List the forms in which a column can be a target: a text; of a list its first text, whose others are right,
-        too, or all of it (`steps.*`), of an object all of it.
+        """List the forms in which a column can be a target: a text; the first text of a list, if the others are right,
+        too; all of a list or an object (`steps.*`).
         """
         column = self.columns[name]
+        whole = f"{name}.*"
         if self.has_several(name) and not self.has_alternatives(name):
-            return [f"{name}.*"] if has_word(name, PARTS) else [f"{name}.*", name]
+            return [whole] if has_word(name, PARTS) else [whole, name]
         if column.is_list_of_texts or (column.kind == "text" and not column.has_labels):
             return [name]
-        return [f"{name}.*"] if column.kind in ("list", "object") else []
+        return [whole] if column.kind in ("list", "object") else []
 
     @cached_property
     def attributes(self) -> Sequence[str]:
@@ -378,14 +409,16 @@ class Survey:
 
     def _is_attribute(self, name: str, texts: Sequence[str]) -> bool:
         column = self.columns[name]
-        is_repeated = 1 < column.num_distinct < REPEATED * column.num_filled
-        is_known = self.rate(name, *READ, "targets", "answer") >= USUAL
-        if is_known or not is_repeated or column.kind not in ("text", "list"):
+        if column.kind not in ("text", "list") or self.rate(name, *READ, "targets", "answer") >= USUAL:
+            return False
+        if not 1 < column.num_distinct < REPEATED * column.num_filled:
             return False
         told: list[bool] = []
         for record in self.table.records[:SAMPLE]:
             value = find_value(record.fields, name)
-            words = [] if is_empty_cell(value) else WORD.findall(str(value).casefold())
+            if is_empty_cell(value):
+                continue
+            words = WORD.findall(str(value).casefold())
             if words:
                 text = " ".join(as_text(find_value(record.fields, one)) for one in texts).casefold()
                 told.append(len(words) <= FEW_PARTS and any(word in text for word in words))
@@ -402,10 +435,14 @@ class Survey:
         """
         names = frozenset((name, other))
         if names not in self.overlaps:
-            pairs = zip(self.table.list_values(name, SAMPLE), self.table.list_values(other, SAMPLE), strict=True)
-            sets = [(_list_triples(one), _list_triples(two)) for one, two in pairs if one and two]
-            of_shorter = [_measure_share(one, two) for one, two in sets]
-            of_all = [len(one & two) / max(1, len(one | two)) for one, two in sets]
+            of_shorter: list[float] = []
+            of_all: list[float] = []
+            values = self.table.list_values(name, SAMPLE), self.table.list_values(other, SAMPLE)
+            for first, second in zip(*values, strict=True):
+                if first and second:
+                    one, two = _list_triples(first), _list_triples(second)
+                    of_shorter.append(_measure_share(one, two))
+                    of_all.append(len(one & two) / max(1, len(one | two)))
             self.overlaps[names] = statistics.fmean(of_shorter or [0]), statistics.fmean(of_all or [0])
         return self.overlaps[names]
 
@@ -418,24 +455,25 @@ class Survey:
         is_one_named = has_word(name, COPIES) != has_word(other, COPIES)
         return of_all >= NEAR or (is_one_named and of_shorter >= COPY)
 
-    def is_version(self, name: str, other: str) -> bool:
-        """Whether the name of a text has one word more than a second one, with which it shares most words:
-        attacked_hypothesis beside hypothesis.
-        """
-        more, less = sorted(({*split_name(name)}, {*split_name(other)}), key=len, reverse=True)
-        return less < more and len(more) == len(less) + 1 and self.measure_overlap(name, other)[0] >= VERSION
-
     def is_form(self, name: str, other: str) -> bool:
-        """Whether a text is a copy or a version of a second one."""
-        return self.is_copy(name, other) or self.is_version(name, other)
+        """Whether a text is a copy of a second one, or shares letters with it and has a name with one word more:
+        attacked_hypothesis next to hypothesis.
+        """
+        if self.is_copy(name, other):
+            return True
+        less, more = sorted(({*split_name(name)}, {*split_name(other)}), key=len)
+        return less < more and len(more) == len(less) + 1 and self.measure_overlap(name, other)[0] >= VERSION
 
     def list_columns(self, *roles: str, minimum: int) -> list[str]:
         """List the columns with a role, the clearest name first; those that the user gave the first role, if any."""
         if roles[0] in self.given:
             return [*self.given[roles[0]]]
-        free = [name for name in self.free if not self.is_given(name)]
-        rated = [(-self.rate(name, *roles), len(name), name) for name in free]  # the plainer first: ctx before ctx_a
-        return [name for points, _, name in sorted(rated) if -points >= minimum]
+        rated: list[tuple[int, int, str]] = []
+        for name in self.free:
+            points = self.rate(name, *roles)
+            if points >= minimum and not self.is_given(name):
+                rated.append((-points, len(name), name))  # the plainer first: ctx before ctx_a
+        return [name for _, _, name in sorted(rated)]
 
     def list_texts(self, target: str, *, only_known: bool = False) -> list[str]:
         """List the texts that a label is given for, in the order of the file; not what is learned by its name.
@@ -446,26 +484,30 @@ class Survey:
         if "text" in self.given:
             return [*self.given["text"]]
         texts = [name for name in self.list_unread([target]) if self.columns[name].kind == "text"]
-        found = [name for name in texts if self._is_read(name)]
-        if len(texts) > 1:  # code is none; posts may hold marks that look like it
-            found = [name for name in found if self.rate(name, "text") >= USUAL or not self.columns[name].has_code]
-        if not only_known:
-            found += [name for name in texts if self._can_be_read(name)]
-        named = {name for name in found if has_word(name, COPIES)}
-        alike = [(name, one) for name in named for one in found if one != name and self.is_copy(name, one)]
-        copies = {name for name, _ in alike} if any(one not in named for _, one in alike) else set[str]()
+        found: set[str] = set()
+        for name in texts:
+            # code is no text of others; posts may hold marks that look like code
+            is_code = len(texts) > 1 and self.columns[name].has_code and self.rate(name, "text") < USUAL
+            if (self._is_read(name) and not is_code) or (not only_known and self._can_be_read(name)):
+                found.add(name)
         if not found and self.rate(target, "label") >= USUAL:  # code or answers that are classified
             rest = [name for name in texts if not self.columns[name].has_labels]
             return rest or [name for name in texts if self._can_repeat(name, target)][:1]
-        kept = [name for name in texts if name in found and name not in copies]
+        # of a text and its copies the text is read, if it is there
+        named = {name for name in found if has_word(name, COPIES)}
+        copied = {name: {one for one in found - {name} if self.is_copy(name, one)} for name in named}
+        if any(others - named for others in copied.values()):
+            found -= {name for name, others in copied.items() if others}
+        kept = [name for name in texts if name in found]
         return kept if len(kept) <= MAX_TEXTS else []
 
     def _is_read(self, name: str) -> bool:
         """Whether a name says that a column is read, and its other words not that it is learned: replyContent."""
         if any(name in members for members in self.objects.values()):
             return False
-        roles = ("answer", "label") if rate_name("summary", name) >= 2 else ("targets", "answer", "label")
-        read, learned = self.rate(name, *READ), self.rate(name, *roles)  # a title is a text of a label
+        read, learned = self.rate(name, *READ), self.rate(name, "answer", "label")
+        if rate_name("summary", name) < 2:  # a title is a text of a label
+            learned = max(learned, self.rate(name, "targets"))
         if self.columns[name].has_labels:  # a question that is cause or effect, but not the source "web"
             return self.rate(name, "text", "question") >= USUAL and read >= learned
         return read >= max(2, learned) and (learned == 0 or learned >= USUAL or read >= CLEAR)
@@ -474,72 +516,73 @@ class Survey:
         """Whether a column holds running text, or lists of texts, and its name says that it is read; a note may be left
         out, and a title if another summary of the text is learned."""
         column = self.columns[name]
+        if not column.is_list_of_texts and not (column.has_text and column.is_running):
+            return False
         is_title = rate_name("summary", name) >= 2
-        is_spare = (
-            (is_title and rate_name("summary", target) >= 2)
-            or has_word(name, f"{NOTES} {COMMENTS}")
-            or self.rate(name, "choices") >= USUAL
-        )
-        is_known = self._is_read(name) and self.rate(name, *READ) >= (2 if is_title else USUAL)
-        return is_known and not is_spare and (column.is_list_of_texts or (column.has_text and column.is_running))
+        if is_title and rate_name("summary", target) >= 2:
+            return False
+        if has_word(name, f"{NOTES} {COMMENTS}") or self.rate(name, "choices") >= USUAL:
+            return False
+        return self._is_read(name) and self.rate(name, *READ) >= (2 if is_title else USUAL)
 
     def list_named_inputs(self, target: str) -> list[str]:
         """List the texts that are read by their names, in the order of the file; of forms of one text, such as
         seniorDescription and juniorDescription, the first.
         """
-        found: dict[str, str] = {}  # last word -> name
         known = self.list_texts(target, only_known=True)
-        asked = [name for name in known if self.rate(name, "question") >= USUAL]
-        if asked and any(self.rate(name, "context") >= USUAL for name in known if name not in asked):
+        asked = {name for name in known if self.rate(name, "question") >= USUAL}
+        if asked and any(self.rate(name, "context") >= USUAL for name in {*known} - asked):
             known = [name for name in known if rate_name("summary", name) < 2]  # of where the context is from
+        found: dict[str, str] = {}  # last word -> name
         for name in known:
             words = [word for word in split_name(name) if word not in INNER.split()] or [name]
-            if self.is_named_input(name, target) and not any(self.is_copy(name, one) for one in found.values()):
+            is_copy = any(self.is_copy(name, one) for one in found.values())
+            if self.is_named_input(name, target) and not is_copy:
                 found.setdefault(words[-1], name)
         return [*found.values()]
 
     def _can_be_read(self, name: str) -> bool:
         """Whether a column holds running text, and its name says nothing."""
-        is_unknown = self.rate(name, *READ) < 2 and self.rate(name, "targets", "answer", "label") == 0
-        is_unknown &= not self.is_of_system(name)
-        return is_unknown and self.columns[name].has_text and self.columns[name].is_running
+        column = self.columns[name]
+        if not column.has_text or not column.is_running or self.is_of_system(name):
+            return False
+        return self.rate(name, *READ) < 2 and self.rate(name, "targets", "answer", "label") == 0
 
     def _can_repeat(self, name: str, label: str) -> bool:
-        """Whether the only text beside a label is one of a few words, each of several records: `fast and kind`."""
+        """Whether a label's only text has a few words and is the text of several records: `fast and kind`."""
         column = self.columns[name]
         is_only = all(one == name or self.columns[one].kind != "text" for one in self.list_unread([label]))
         return is_only and column.mean_words >= FEW_WORDS and column.num_distinct > self.columns[label].num_distinct
 
     def list_unread(self, used: Collection[str]) -> list[str]:
-        """List the columns that a reading leaves out, those aside not counted."""
+        """List the columns that a reading leaves out, without the columns aside."""
         return [name for name in self.free if name not in used]
 
     def list_counts(self) -> list[str]:
         """List the columns that count something other than words or letters: few numbers, which may be learned."""
-        counts = [name for name in self.columns if COUNT.match(name) and not has_word(name, STATISTICS)]
-        return [name for name in counts if self.columns[name].kind == "number" and self.columns[name].has_labels]
+        numbers = [name for name, one in self.columns.items() if one.kind == "number" and one.has_labels]
+        return [name for name in numbers if COUNT.match(name) and not has_word(name, STATISTICS)]
 
     def list_outputs(self, used: Collection[str]) -> list[str]:
         """List the further columns that are named as what is learned."""
-        unread = self.list_unread({*used, *(name.removesuffix(".*") for name in used)})
+        lists = {name.removesuffix(".*") for name in used}
+        unread = self.list_unread(lists.union(used))
         return [name for name in unread if is_named_output(name) and self.list_forms(name)]
 
     def is_amount(self, name: str) -> bool:
-        """Whether a column holds numbers that are no labels: with fractions, or many whole ones without their name."""
+        """Whether a column holds numbers that are no labels: with fractions, or many without the name of a label."""
         column = self.columns[name]
-        is_many = column.num_distinct > MAX_NUMBERED and self.rate(name, "label") < CLEAR
-        return column.kind == "number" and (is_many or not column.has_labels)
+        if column.kind != "number":
+            return False
+        return not column.has_labels or (column.num_distinct > MAX_NUMBERED and self.rate(name, "label") < CLEAR)
 
     def can_learn_other(self, used: Collection[str]) -> bool:
         """Whether a column that a reading leaves out could be learned."""
         for name in self.list_unread(used):
             column = self.columns[name]
-            if (
-                column.has_labels
-                or column.has_text
-                or column.kind in ("number", "text list")
-                or self.rate(name, *LEARNED) >= 2
-            ):
+            if column.has_labels or column.has_text or column.kind in ("number", "text list"):
+                return True
+            if self.rate(name, *LEARNED) >= 2:
                 return True
         return False
 
@@ -564,39 +607,51 @@ class Survey:
         target, inputs = reading.targets[0], reading.inputs
         roles = next(words for role, words in TARGET_ROLES.items() if role in reading.roles)
         named = self.rate(target, *roles)
-        used = {*reading.targets, *inputs, *read, target.removesuffix(".*"), *self.objects.get(target, ())}
-        rated = {name: self.rate(name, *READ) for name in inputs}
-        unread = [name for name in inputs if max(rated[name], self.rate(name, "answer")) < 2]
-        unknown = [name for name in unread if not self.is_subject(name)]
+        unknown: list[str] = []  # inputs without a known name
+        for name in inputs:
+            if self.rate(name, *READ, "answer") < 2 and not self.is_subject(name):
+                unknown.append(name)
         is_mixed = 0 < len(unknown) < len(inputs) and "choices" not in reading.roles
-        table = [
-            (named, f"{target} is named as {roles[0]}"),
-            (max(rated.values(), default=0), "names of the inputs"),
-            (FORM if form else 0, form),
-            (points if values else 0, values),
-            (0 if self.can_learn_other(used) else ONLY, "no other column could be learned"),
-            (UNKNOWN // 2 if is_mixed else 0, "an input has no known name"),
-            (-CLEAR if self.is_of_system(target) else 0, f"{target} holds the answers of a system"),
-        ]
-        told = [*doubts, *([] if "tags" in reading.roles else self._describe_list(target))]
+        used = {*reading.targets, *inputs, *read, target.removesuffix(".*"), *self.objects.get(target, ())}
+
+        # the columns that are used: names, form, values
+        rated = [self.rate(name, *READ) for name in inputs]
+        table = [(named, f"{target} is named as {roles[0]}"), (max(rated, default=0), "names of the inputs")]
+        if form:
+            table.append((FORM, form))
+        if values:
+            table.append((points, values))
+        if not self.can_learn_other(used):
+            table.append((ONLY, "no other column could be learned"))
+        if is_mixed:
+            table.append((UNKNOWN // 2, "an input has no known name"))
+        if self.is_of_system(target):
+            table.append((-CLEAR, f"{target} holds the answers of a system"))
+        told = [*doubts]
+        if "tags" not in reading.roles:
+            told += self._describe_list(target)
+
+        # the columns that are left out
         is_certain = bool(form or self.given.keys() & {"text", "inputs", "context"})
         is_general = has_word(target, GENERAL_LABELS)
-        is_labelled = not reading.roles.keys().isdisjoint(("label", "tags"))
         for name in self.list_unread(used):
+            # another form of an input, or what systems answered next to the right answer, is left out on purpose
             is_told = self.is_named_input(name) and any(self.is_form(name, one) for one in inputs)
             if is_told or (target in self.golds and self.is_of_system(name)):
                 continue
             weight, doubt = self._weigh_unread(name, is_certain=is_certain, named=0 if form else named)
-            is_output = self._is_output(name) and (
-                self.rate(name, "targets", "answer") >= named or (has_word(name, GOLD) and not is_general)
-            )
-            if is_output and not is_certain:
+            column = self.columns[name]
+            learned = self.rate(name, "targets", "answer")
+            is_rival = learned >= named or (has_word(name, GOLD) and not is_general)
+            if is_rival and learned >= USUAL and column.has_text and column.is_running and not is_certain:
                 doubt = f"{name} holds text that is named as what is learned, and is not read"
             table.append((weight, f"{name} is not read"))
             told.append(doubt)
+
+        # inputs that may be meant otherwise, and targets that are mostly missing
         if is_mixed and [split_name(name) for name in inputs].count(split_name(unknown[0])) == 1:  # not one of several
             told.append(f"{unknown[0]} holds text without a known name, and may be read or not")
-        elif is_labelled and "text" not in self.given and len(unknown) > 1:
+        elif reading.roles.keys() & {"label", "tags"} and "text" not in self.given:
             told += self._describe_answer(unknown, is_general=is_general)
         if self.is_mostly_blank(target) and reading.task not in BLANKS_MEANT:
             told.append(f"{target} is empty in more than half of the records, which are left out")
@@ -618,15 +673,15 @@ class Survey:
             yield f"{name} holds {self.columns[name].kind}s, which are learned as text, {target}"
 
     def _describe_answer(self, unknown: Sequence[str], *, is_general: bool) -> list[str]:
-        """Describe what may be learned from another one of some texts with unknown names, rather than read beside it:
-        one is an answer by its values, or the label may be no more than their topic.
+        """Describe which of some texts with unknown names may be learned from another one, rather than read with it:
+        a text is an answer by its values, or the label may be no more than the topic of the texts.
         """
-        texts = sorted((name for name in unknown if self.columns[name].has_text), key=self.has_questions, reverse=True)
+        texts = [name for name in unknown if self.columns[name].has_text]
         if len(texts) < 2:
             return []
-        first, *_, last = texts
-        lengths = [self.columns[name].mean_chars for name in (first, last)]
-        if is_general and self.has_questions(first) == self.has_questions(last) and max(lengths) < 2 * min(lengths):
+        first, *_, last = sorted(texts, key=self.has_questions, reverse=True)
+        shorter, longer = sorted(self.columns[name].mean_chars for name in (first, last))
+        if is_general and longer < 2 * shorter and self.has_questions(first) == self.has_questions(last):
             return []
         return [f"{last} holds text without a known name: it may be read, or be what is learned from {first}"]
 
@@ -635,21 +690,13 @@ class Survey:
         English question word.
         """
         texts = self.list_examples(name, SAMPLE)
-        return sum(map(bool, map(QUESTION.search, texts))) > 0.5 * len(texts)
+        return count_matches(QUESTION, texts) > 0.5 * len(texts)
 
     def has_titles_asked(self, name: str, other: str) -> bool:
         """Whether the titles in a column are questions, of which the texts of another column may be the answers."""
-        is_title = rate_name("summary", name) >= 2 and not self.is_given(name)
-        return (
-            is_title
-            and self.rate(other, "answer", "targets") < 2
-            and self.has_questions(name)
-            and not self.has_questions(other)
-        )
-
-    def _is_output(self, name: str) -> bool:
-        column = self.columns[name]
-        return column.has_text and column.is_running and self.rate(name, "targets", "answer") >= USUAL
+        if self.is_given(name) or rate_name("summary", name) < 2 or self.rate(other, "answer", "targets") >= 2:
+            return False
+        return self.has_questions(name) and not self.has_questions(other)
 
     def _weigh_unread(self, name: str, *, is_certain: bool, named: int) -> tuple[int, str]:
         """Weigh a column that a reading leaves out: one that is named as a target speaks for another reading.
@@ -662,16 +709,20 @@ class Survey:
         learned = self.rate(name, "targets", "answer", "label", "tags")
         if learned <= self.rate(name, "text") and not column.has_labels:  # a title is a text, too
             learned = 0
-        read = self.rate(name, *READ if self.is_named_input(name) else ("context", "choices", "instruction"))
+        # what is read by its name
+        roles = READ if self.is_named_input(name) else ("context", "choices", "instruction")
+        read = self.rate(name, *roles)
         is_readable = is_nested or column.is_running or self.rate(name, "choices") >= USUAL
         if read >= USUAL > learned and is_readable:
-            doubt = f"{name} is named as a text to be read and is not read" if is_nested or not is_certain else ""
-            return 1 - read, doubt
+            is_doubtful = is_nested or not is_certain
+            return 1 - read, f"{name} is named as a text to be read and is not read" if is_doubtful else ""
+        # what is learned by its name or as code
         is_object = (column.has_objects or column.kind == "object") and not has_word(name, ANNOTATIONS)
         if is_object and self.rate(name, "targets", "answer") >= max(USUAL, named):
             return 1 - learned, f"{name} is named as what is learned, and holds {column.kind}s"
         if learned >= 2 and column.kind != "object":  # code is written for nothing else
             return 1 - (CLEAR if column.has_code else learned), ""
+        # what has no known name
         if column.has_text and column.mean_words >= LONG_WORDS and self.rate(name, *READ) < 2:
             return UNKNOWN, "" if is_certain else f"{name} holds text without a known name and is not read"
         if named <= 2 and column.has_objects and self.rate(name, *READ, *LEARNED) < 2:
@@ -681,16 +732,20 @@ class Survey:
     def split_by_language(self) -> list[Survey]:
         """Divide a survey whose columns are there in several languages: question_en, answer_en, question_de ...
 
-        A column that is there once belongs to all of them. One column in several languages is a translation.
+        A column that is there once belongs to all languages. One column in several languages is a translation.
         """
         by_base: dict[str, dict[str | None, str]] = {}
         for name in self.columns:
             base, language = split_language(name)
             by_base.setdefault(base, {})[language] = name
         several = [names for names in by_base.values() if len(names) > 1]
+        if len(several) < 2:
+            return [self]
         parts: list[Survey] = []
-        for language in dict.fromkeys(chain.from_iterable(several)) if len(several) > 1 else ():
-            others = {name for names in several for other, name in names.items() if other != language}
+        for language in dict.fromkeys(chain.from_iterable(several)):
+            others: set[str] = set()
+            for names in several:
+                others.update(name for other, name in names.items() if other != language)
             if not any(map(self.is_given, others)):
                 kept = {name: column for name, column in self.columns.items() if name not in others}
                 parts.append(replace(self, columns=kept))
@@ -698,10 +753,12 @@ class Survey:
 
     def is_same(self, name: str, other: str) -> bool:
         """Whether two columns of labels say the same in each record, such as `label` and `label_text`."""
-        values = [[as_text(value) for value in self.table.list_values(one)] for one in (name, other)]
-        pairs = {*zip(*values, strict=True)}
-        is_filled_alike = all((one in BLANK) == (two in BLANK) for one, two in pairs)
-        return is_filled_alike and len(pairs) == len({*values[0]}) == len({*values[1]})
+        first = [*map(as_text, self.table.list_values(name))]
+        second = [*map(as_text, self.table.list_values(other))]
+        pairs = {*zip(first, second, strict=True)}
+        if any((one in BLANK) != (two in BLANK) for one, two in pairs):
+            return False
+        return len(pairs) == len({*first}) == len({*second})
 
     def list_examples(self, name: str, number: int) -> list[str]:
         """List the first filled values of a column as text."""
@@ -710,23 +767,27 @@ class Survey:
 
 
 def _measure_share(one: set[str], two: set[str]) -> float:
-    """Measure the share of what the smaller set has in common with the other."""
+    """Measure the share of the smaller set that the larger set has, too."""
     return len(one & two) / max(1, min(len(one), len(two)))
 
 
 def is_statistic(name: str) -> bool:
-    """Whether a name says that numbers count or measure the text beside them, or votes for it.
+    """Whether a name says that numbers count or measure a text, or the votes for it.
 
     >>> [is_statistic(name) for name in ("n_words", "seniorLength", "sum_word_density", "score")]
     [True, True, True, False]
     """
-    return COUNT.match(name) is not None or split_name(name)[-1:] in [[word] for word in STATISTICS.split()]
+    return COUNT.match(name) is not None or _has_last_word(name, STATISTICS)
 
 
 def is_named_output(name: str) -> bool:
-    """Whether the last word of a name says that the column is learned; a name such as `0` has no word."""
-    words = split_name(name)
-    return bool(words) and words[-1] in OUTPUTS.split()
+    """Whether the last word of a name says that the column is learned."""
+    return _has_last_word(name, OUTPUTS)
+
+
+def _has_last_word(name: str, words: str) -> bool:
+    last = split_name(name)[-1:]  # none of a name such as `0`
+    return bool(last) and last[0] in words.split()
 
 
 def describe_outputs(outputs: Sequence[str]) -> list[str]:
@@ -759,7 +820,6 @@ def _is_ticked(column: Column, num_records: int) -> bool:
 
 def make_survey(table: RawTable, given: Given) -> Survey:
     """Make the survey of a table; parts of lists that the user named are described too."""
-    named = [name for names in given.values() for name in names]
     num = table.num_records
     columns = {name: one for name, one in table.columns.items() if one.num_filled > 0.02 * num or _is_ticked(one, num)}
     if "ResponseId" in columns:  # Qualtrics: whether the answers are a test
@@ -768,16 +828,21 @@ def make_survey(table: RawTable, given: Given) -> Survey:
     for name in chain.from_iterable(objects.values()):
         if not columns[name].has_labels:
             columns.pop(name)
-    for name in named:
+    named = {*chain.from_iterable(given.values())}
+    for name in chain.from_iterable(given.values()):
         columns.pop(name.removesuffix(".*"), None)
         columns[name] = table.describe(name)
     wholes = {name: parts for name, parts in find_wholes(table, columns).items() if name not in named}
-    return Survey(table, given, {name: columns[name] for name in columns if name not in wholes}, wholes, objects)
+    for name in wholes:
+        columns.pop(name)
+    return Survey(table, given, columns, wholes, objects)
 
 
 def _find_objects(table: RawTable, columns: Mapping[str, Column]) -> dict[str, list[str]]:
-    """Find the objects that are learned by their names, such as {"input": text, "output": {...}}: all of one, as a
-    column is named, and its members. No text with its score or place, and none in several languages.
+    """Find the objects that are learned by their names, such as {"input": text, "output": {...}}: no text with its
+    score or place, and no text in several languages.
+
+    Returns: the name of all of an object -> its members.
     """
     members: dict[str, list[str]] = {}
     for name in columns:
@@ -786,14 +851,14 @@ def _find_objects(table: RawTable, columns: Mapping[str, Column]) -> dict[str, l
             members.setdefault(stem, []).append(name)
     found: dict[str, list[str]] = {}
     for stem, names in members.items():
-        is_learned = has_word(stem, OBJECTS) or any(rate_name(role, stem) >= USUAL for role in TARGET_ROLES)
-        is_object = any(stem in record.fields for record in table.records)  # else a name with a dot
-        has_input = any(one.has_text or one.has_lists for name, one in columns.items() if name not in names)
-        if not (is_learned and is_object and has_input):
+        if not has_word(stem, OBJECTS) and all(rate_name(role, stem) < USUAL for role in TARGET_ROLES):
             continue
+        is_object = any(stem in record.fields for record in table.records)  # else a name with a dot
+        others = [column for name, column in columns.items() if name not in names]
+        has_input = any(one.has_text or one.has_lists for one in others)
         scores = [name for name in names if columns[name].kind == "number" and rate_name("number", name) >= USUAL]
         is_text = any(has_word(name, MEASURES) or name.split(".")[-1] in INNER.split() for name in names)
         is_translation = any(map(find_language, names))
-        if len(names) - len(scores) > 1 and not is_text and not is_translation:
+        if is_object and has_input and len(names) - len(scores) > 1 and not is_text and not is_translation:
             found[f"{stem}.*"] = names
     return found

@@ -27,7 +27,7 @@ VOCABULARIES: dict[Vocabulary, str] = {
 """Vocabulary -> the names of models that have it."""
 
 T5_LACKS = "{}<^\\~`"  # of ASCII, as its tokenizer.json has them; line ends and tabs become spaces
-T5_LETTERS = "ÉÎÜßàáâäçèéêîóôöùûüăşţșț"  # beside ASCII: English, German, French, Romanian
+T5_LETTERS = "ÉÎÜßàáâäçèéêîóôöùûüăşţșț"  # with ASCII: English, German, French, Romanian
 T5_SIGNS = "£«®°»–—‘’“”„•′€"
 T5_WORDS = (
     "the of and that for with it was are you this what how is not have from by be at can if has which select where "
@@ -36,8 +36,8 @@ T5_WORDS = (
 """Frequent words of its four languages and of SQL, and of few others."""
 T5_SHARE = 0.085  # least share of T5_WORDS in a text of these languages
 
-# Tokens per letter, measured with T5's tokenizer on 420 columns of published files: words of its languages, other ones
-# and those in capitals, words of other vocabularies; codes such as kX9a
+# Tokens per letter, measured with T5's tokenizer on 420 columns of published files: words of its languages, other words
+# and words in capitals, words of other vocabularies; codes such as kX9a
 KNOWN, STRANGE, OTHER, MIXED = 0.26, 0.72, 0.33, 0.85
 PER_SIGN, PER_DIGIT = 1.25, 0.5
 LETTER = 1.7  # tokens of a word of one letter
@@ -65,14 +65,18 @@ def find_lost_characters(model: str, characters: Collection[str]) -> set[str]:
     vocabulary = find_vocabulary(model)
     if vocabulary not in ("t5", "multilingual"):
         return set()
-    lost = {character for character in characters if character.isspace() and character != " "}
-    return lost | {character for character in characters if vocabulary == "t5" and not _is_in_t5(character)}
+    lost: set[str] = set()
+    for character in characters:
+        is_break = character.isspace() and character != " "
+        if is_break or (vocabulary == "t5" and not _is_in_t5(character)):
+            lost.add(character)
+    return lost
 
 
 def _is_in_t5(character: str) -> bool:
     if character.isascii():
         return character not in T5_LACKS
-    return character in T5_LETTERS or character in T5_SIGNS
+    return character in T5_LETTERS + T5_SIGNS
 
 
 def choose_start_model(examples: Sequence[TextExample]) -> tuple[str, str]:
@@ -95,8 +99,10 @@ def estimate_lengths(model: str, texts: Collection[str]) -> list[int]:
     if vocabulary == "bytes":
         return [len(text.encode()) + 1 for text in texts]
     words = Counter(word for text in texts for word in re.findall(r"[^\W\d_]+", text.casefold()))
-    is_known = sum(words[word] for word in T5_WORDS.split()) >= T5_SHARE * words.total()
-    per_letter = OTHER if vocabulary == "multilingual" else (STRANGE, KNOWN)[is_known]
+    num_known = sum(words[word] for word in T5_WORDS.split())
+    per_letter = KNOWN if num_known >= T5_SHARE * words.total() else STRANGE
+    if vocabulary == "multilingual":
+        per_letter = OTHER
     return [estimate_tokens(text, per_letter) for text in texts]
 
 
@@ -104,13 +110,14 @@ def estimate_tokens(text: str, per_letter: float) -> int:
     """Estimate the tokens of a text, the end token included; a character of a script without blanks is one.
 
     Args:
-        per_letter: tokens per letter of a word, which has one at least.
+        per_letter: tokens per letter of a word; a word has at least one token.
 
     >>> estimate_tokens("red hat", KNOWN), estimate_tokens("什么是人工智能", KNOWN), estimate_tokens("x={1}", KNOWN)
     (3, 8, 8)
     """
-    num_tokens = float(len(WITHOUT_BLANKS.findall(text)))
-    for part in PART.findall(WITHOUT_BLANKS.sub(" ", text) if num_tokens else text):
+    rest, num_signs = WITHOUT_BLANKS.subn(" ", text)
+    num_tokens = float(num_signs)
+    for part in PART.findall(rest):
         if part.isdecimal():
             rate = PER_DIGIT
         elif not part.isalnum():
