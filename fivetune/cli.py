@@ -48,7 +48,7 @@ SYNONYMS = {
 GROUPS = {
     "Start": ("quickstart", "new", "inspect", "check", "import-config"),
     "Train": ("train", "tune", "launch", "prepare", "estimate", "find-lr"),
-    "Look": ("watch", "report", "diagnose", "compare", "profile"),
+    "Look": ("watch", "board", "report", "diagnose", "compare", "profile"),
     "Use": ("predict", "evaluate", "score", "serve", "export", "card", "push", "trim-vocab"),
     "Help": ("list", "config", "doctor", "completion"),
 }

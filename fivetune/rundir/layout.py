@@ -1,7 +1,7 @@
 """The files of a run directory by name.
 
     config.yaml      resolved, re-runnable as is          machine.json   device, versions, commit
-    plan.json        numbers resolved at the start
+    plan.json        numbers resolved at the start        activity.json  while a run prepares or evaluates: how far
     data.json        counts, lengths, truncation          status.json    running, finished, failed: why
     steps.jsonl      one StepRecord a line                evals.jsonl    one EvalRecord a line
     telemetry.jsonl   one TelemetryRecord a line; telemetry-<rank>.jsonl: of ranks above 0
@@ -30,6 +30,7 @@ STEPS, EVALS, STATUS, MACHINE, DATA, CONFIG = (
 TELEMETRY, TELEMETRY_OF_RANK = "telemetry.jsonl", "telemetry-{rank}.jsonl"
 TELEMETRY_FILES = "telemetry*.jsonl"
 LOG = "log.txt"
+ACTIVITY = "activity.json"  # of a run that is not over
 CARD = "README.md"  # the model card, in model/, adapter/ and exports
 CONFIDENCE = "confidence.json"  # of model/
 TRACE_FOLDER, TRACE = "trace", "trace/summary.json"

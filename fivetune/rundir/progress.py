@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fivetune.redaction import name_invisible, redact_secrets
+from fivetune.rundir.activity import Activity, ActivityFile
 from fivetune.rundir.lines import append_line, open_for_append
 from fivetune.rundir.notebook import Panel, is_notebook
 from fivetune.rundir.records import EvalRecord, StepRecord
@@ -46,11 +47,19 @@ class Progress:
         log_every_steps: number of steps per step line outside a terminal.
         quiet: print warnings only.
         silent: print nothing, because another rank prints.
+        activity: is told the progress of each phase, for readers of the run directory.
     """
 
     def __init__(
-        self, log: Path | None = None, *, log_every_steps: int = 10, quiet: bool = False, silent: bool = False
+        self,
+        log: Path | None = None,
+        *,
+        log_every_steps: int = 10,
+        quiet: bool = False,
+        silent: bool = False,
+        activity: ActivityFile | None = None,
     ) -> None:
+        self._activity = activity
         self._every = log_every_steps
         self._quiet = quiet or silent
         self._console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=silent)
@@ -144,6 +153,8 @@ class Progress:
 
     def update(self, what: str, done: int, total: int | None = None) -> None:
         """Show the progress of a phase, with the time that it will take, once it has shown its speed."""
+        if self._activity:
+            self._activity.update(Activity(what, done, total))
         now = time.monotonic()
         if self._facts.get("phase") != what or done < self._done:  # the same phase again: its speed is measured again
             self._last_line = now
@@ -205,6 +216,8 @@ class Progress:
         if self._log:
             self._log.close()
             self._log = None
+        if self._activity:
+            self._activity.remove()
 
     def _show(self, **facts: str) -> None:
         self._facts |= facts

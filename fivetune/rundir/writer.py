@@ -24,6 +24,7 @@ from fivetune.rundir.config_file import find_config_change, stamp_config
 from fivetune.rundir.damage import Damage
 from fivetune.rundir.files import advise_on_space, lock_file, replace_file, write_json, write_text
 from fivetune.rundir.layout import (
+    ACTIVITY,
     CHECKSUMS,
     CONFIG,
     DATA,
@@ -475,5 +476,7 @@ def _is_free(entry: Path) -> bool:
             return False
         return has_lock or entry.stat().st_size == 0
     if entry.match(TELEMETRY_FILES):  # like the log, written before the config
+        return has_lock
+    if entry.name == ACTIVITY:
         return has_lock
     return entry.name in (LOCK, TRACE_FOLDER) or _is_leftover(entry)

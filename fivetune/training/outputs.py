@@ -18,6 +18,7 @@ from fivetune.distributed.world import World
 from fivetune.errors import RunDirError
 from fivetune.machine.telemetry.sampler import Sampler
 from fivetune.rundir import LOG, TELEMETRY, TELEMETRY_OF_RANK, NullRunDir, RunDir
+from fivetune.rundir.activity import ActivityFile
 from fivetune.rundir.progress import Progress
 from fivetune.rundir.records import RunStatus
 from fivetune.training.signals import StopRequest
@@ -64,7 +65,12 @@ def open_outputs(
         try:
             checkpoint.restore_replaced_checkpoints(folder / "checkpoints")
             world.broadcast_object(run.status)
-            progress = Progress(folder / LOG, log_every_steps=config.train.log_every_steps, quiet=quiet)
+            progress = Progress(
+                folder / LOG,
+                log_every_steps=config.train.log_every_steps,
+                quiet=quiet,
+                activity=ActivityFile(folder),
+            )
         except BaseException:
             # Nothing has used the run yet: a new one leaves no folder behind.
             if resume:

@@ -22,9 +22,10 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from fivetune.delivery.page import render_page
 from fivetune.delivery.serving.batching import Batcher, Inputs, QueueFullError, ServerStoppingError
 from fivetune.delivery.serving.body import RequestError, choose_model, parse_json, read_inputs, read_prompts, read_query
-from fivetune.delivery.serving.demo import describe_models, render_demo
+from fivetune.delivery.serving.demo import PAGE, describe_models
 from fivetune.delivery.serving.guard import BROWSER_ROUTES, Guard
 from fivetune.delivery.serving.measures import ServerMeasures
 from fivetune.delivery.serving.schema import RunFacts, build_openapi, render_docs
@@ -112,7 +113,7 @@ class Service:
         return PlainTextResponse(self.measures.format_text(len(self.batcher)))
 
     async def show_demo(self, request: Request) -> Response:
-        page, policy = render_demo()
+        page, policy = render_page(PAGE)
         return HTMLResponse(page, headers={"Content-Security-Policy": policy})
 
     async def describe_demo(self, request: Request) -> Response:

@@ -7,11 +7,8 @@ alone, and what the page asks for at /demo.json. Without a token the page shows 
 from __future__ import annotations
 
 import json
-from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from functools import cache
-from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 
@@ -28,21 +25,6 @@ from fivetune.types import JsonTable
 PAGE = Path(__file__).with_name("page")
 MAX_ROWS = 20_000  # of the evaluation data that are searched for the records of examples
 MAX_CHARACTERS = 20_000  # of an example
-
-
-@cache
-def render_demo() -> tuple[str, str]:
-    """Render the page; also returns its content security policy."""
-    style, script, page = ((PAGE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js", "page.html"))
-    policy = (
-        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
-    return page.replace("{style}", style).replace("{script}", script), policy
-
-
-def _hash(text: str) -> str:
-    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
 def describe_models(models: Iterable[RunFacts]) -> list[JsonTable]:

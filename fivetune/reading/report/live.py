@@ -33,11 +33,12 @@ from fivetune.reading.report.page.wording import (
     format_percent,
     format_significant,
 )
-from fivetune.reading.report.run.scores import choose_best_eval, find_main_score_key
+from fivetune.reading.report.run.scores import choose_best_eval, compute_score_interval, find_main_score_key
 from fivetune.redaction import name_invisible
+from fivetune.rundir.activity import Activity, read_activity
 from fivetune.rundir.damage import Damage
 from fivetune.rundir.figures import count_tokens, list_device_series
-from fivetune.rundir.layout import TELEMETRY_FILES
+from fivetune.rundir.layout import ACTIVITY, TELEMETRY_FILES
 from fivetune.rundir.parse import parse_records
 from fivetune.rundir.reader import read_plan
 from fivetune.rundir.records import Run, StepRecord, TelemetryRecord
@@ -73,6 +74,9 @@ class View:
         seconds_left: seconds of the remaining steps and evaluations.
         verdict: message of the first verdict of the diagnosis.
         is_bad: whether the verdict says that the training failed its goal.
+        interval: 95 % interval of the score.
+        activity: what an active run does instead of training, such as evaluating, and how far it is.
+        run: what was read of the run, without steps, telemetry and predictions.
     """
 
     name: str
@@ -92,6 +96,9 @@ class View:
     seconds: float | None = None
     verdict: str = ""
     is_bad: bool = False
+    interval: tuple[float, float] | None = None
+    activity: Activity | None = None
+    run: Run | None = None
 
 
 Marked = tuple[tuple[float, ...], View]
@@ -111,13 +118,16 @@ class Watcher:
 
     def read_views(self) -> list[View]:
         """Return the views of all runs: active ones first, then the others, each by name."""
-        views = [self._read_view(path) for path in list_run_folders(self.folder)]
-        return sorted(views, key=lambda view: (view.state not in ACTIVE, view.name))
+        return sorted(self.read_folders().values(), key=lambda view: (view.state not in ACTIVE, view.name))
+
+    def read_folders(self) -> dict[Path, View]:
+        """Return the views of all runs by their folders; a view of a run without new records is the same object."""
+        return {path: self._read_view(path) for path in list_run_folders(self.folder)}
 
     def _read_view(self, path: Path) -> View:
         times: list[float] = []
         sizes: list[int] = []
-        for name in (rundir.STATUS, rundir.STEPS, rundir.EVALS, rundir.TELEMETRY):
+        for name in (rundir.STEPS, rundir.EVALS, rundir.STATUS, rundir.TELEMETRY, ACTIVITY):
             try:
                 found = (path / name).stat()
             except OSError:
@@ -135,11 +145,16 @@ class Watcher:
                 return known
         name = str(path.relative_to(self.folder)) if path != self.folder else path.resolve().name
         try:
+            damage = Damage()
+            run = _read_recent_run(path, name, damage)
             made, (verdict, is_bad) = self._verdicts.get(path, (float("-inf"), ("", False)))
             if time.monotonic() - made > VERDICT_INTERVAL_SECONDS:
-                verdict, is_bad = find_first_verdict(path)
+                verdict, is_bad = _find_first_verdict(run, damage)
                 self._verdicts[path] = (time.monotonic(), (verdict, is_bad))
-            view = replace(read_view(path, name=name), verdict=verdict, is_bad=is_bad)
+            view = replace(_build_view(path, run, damage), verdict=verdict, is_bad=is_bad)
+            if view.state in ACTIVE:
+                # Steps and evaluations that are newer than the file tell that the activity is over.
+                view = replace(view, activity=read_activity(path, after=max(times[:2])))
         except (FiveTuneError, OSError) as error:
             view = View(name, "unreadable", why=str(error))
         self._views[path] = (marks, view)
@@ -161,22 +176,39 @@ def _iter_run_folders(folder: Path, depth: int) -> Iterator[Path]:
                     yield from _iter_run_folders(Path(entry), depth - 1)
 
 
-def read_view(path: Path, *, name: str) -> View:
-    """Read the View of one run. Raises RunDirError for a damaged config.yaml."""
-    damage = Damage()
+def _read_recent_run(path: Path, name: str, damage: Damage) -> Run:
+    """Read a run without its predictions, and of steps and telemetry the last records only.
+
+    Raises RunDirError for a damaged config.yaml.
+    """
     status = rundir.read_status(path, damage)
-    config = rundir.read_run_config(path)  # raises where the directory is damaged
-    steps = parse_records(StepRecord, read_last_records(path / rundir.STEPS))
-    recent = steps[-NUM_RECENT_STEPS:]
+    return Run(
+        name=name,
+        config=rundir.read_run_config(path),  # raises where the directory is damaged
+        machine=rundir.read_machine(path, damage),
+        status=status,
+        data=rundir.read_data(path, damage),
+        steps=parse_records(StepRecord, read_last_records(path / rundir.STEPS)),
+        evals=rundir.read_evals(path, is_growing=status.state in ACTIVE, damage=damage),
+        telemetry=_read_telemetry(path),
+        plan=read_plan(path, damage),
+    )
+
+
+def _build_view(path: Path, run: Run, damage: Damage) -> View:
+    """Build the View of a run that was read by `_read_recent_run`."""
+    status = run.status
+    plan = run.plan
+    evals = run.evals
+    recent = run.steps[-NUM_RECENT_STEPS:]
     seconds = fmean(step.step_seconds for step in recent) if recent else None
     tokens = fmean(map(count_tokens, recent)) if recent else None
-    state = status.state or ("unreadable" if damage else "preparing")
+    state = status.state
+    if not state:  # a damaged status.json, or none yet
+        state = "unreadable" if (path / rundir.STATUS).is_file() else "preparing"
     is_active = state in ACTIVE
-    step = steps[-1].step if steps else status.step or None
-    utilisation, on_gpu = _read_utilisation(path)
-    plan = read_plan(path, damage)
-    evals = rundir.read_evals(path, is_growing=is_active, damage=damage)
-    run = Run(name=name, config=config, status=status, evals=evals)
+    step = recent[-1].step if recent else status.step or None
+    utilisation, on_gpu = _compute_utilisation(run.telemetry)
     metric = find_main_score_key(run)
     best = choose_best_eval(run)
     # The remaining steps and evaluations take as long as the last ones.
@@ -187,16 +219,16 @@ def read_view(path: Path, *, name: str) -> View:
     # The curve is of means at evenly spaced places.
     losses: list[float] = []
     for records in sample_records(path / rundir.STEPS, NUM_SAMPLES):
-        known = select_finite([step.loss for step in parse_records(StepRecord, records)])
+        known = select_finite([record.get("loss") for record in records])
         if known:
             losses.append(fmean(known))
     return View(
-        name=name,
+        name=run.name,
         state=state,
         why=" ".join([status.why, *damage[:1]]).strip(),
         step=step,
         num_steps=plan.num_steps if plan else None,
-        loss=steps[-1].loss if steps else None,
+        loss=recent[-1].loss if recent else None,
         losses=tuple(losses),
         metric=metric or "",
         score=get_score(best, metric) if metric else None,
@@ -206,6 +238,8 @@ def read_view(path: Path, *, name: str) -> View:
         tokens_per_second=tokens / seconds if seconds and tokens else None,
         seconds_left=left,
         seconds=status.seconds,
+        interval=compute_score_interval(best, metric) if best and metric else None,
+        run=replace(run, steps=[], telemetry=[]),  # which would be most of the memory
     )
 
 
@@ -250,9 +284,8 @@ def _parse_records(lines: Sequence[bytes]) -> list[JsonTable]:
     return records
 
 
-def _read_utilisation(path: Path) -> tuple[float | None, bool]:
-    """Read the mean utilisation over the last seconds of the devices that the run uses, else of the host's cores."""
-    records = _read_telemetry(path)
+def _compute_utilisation(records: Sequence[TelemetryRecord]) -> tuple[float | None, bool]:
+    """Compute the mean utilisation over the last seconds of the devices that the run uses, else of the host's cores."""
     newest = records[-1].seconds if records else 0.0
     records = [record for record in records if newest - record.seconds <= RECENT_SECONDS]
     values: list[float] = []
@@ -275,24 +308,18 @@ def _read_telemetry(path: Path) -> list[TelemetryRecord]:
 
 def find_first_verdict(path: Path) -> tuple[str, bool]:
     """Return the damage of a run's files, else the first verdict on its last part or "", and whether it is bad."""
-    from fivetune.reading.diagnosis.rules import diagnose_run, is_severe
-
     damage = Damage()
     try:
-        status = rundir.read_status(path, damage)
-        found = diagnose_run(
-            Run(
-                name=path.name,
-                config=rundir.read_run_config(path),
-                machine=rundir.read_machine(path, damage),
-                status=status,
-                data=rundir.read_data(path, damage),
-                steps=parse_records(StepRecord, read_last_records(path / rundir.STEPS)),
-                evals=rundir.read_evals(path, is_growing=status.state in ACTIVE, damage=damage),
-                telemetry=_read_telemetry(path),
-                plan=read_plan(path, damage),
-            )
-        )
+        return _find_first_verdict(_read_recent_run(path, path.name, damage), damage)
+    except FiveTuneError as error:
+        return str(error), True
+
+
+def _find_first_verdict(run: Run, damage: Damage) -> tuple[str, bool]:
+    from fivetune.reading.diagnosis.rules import diagnose_run, is_severe
+
+    try:
+        found = diagnose_run(run)
     except FiveTuneError as error:
         return str(error), True
     if damage:

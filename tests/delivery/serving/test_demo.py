@@ -15,7 +15,8 @@ import pytest
 from browser import Tab, browser, open_tab
 from serving_kit import FIELDS, RECORDS, Server, Slow, serving
 
-from fivetune.delivery.serving.demo import find_examples, render_demo
+from fivetune.delivery.page import render_page
+from fivetune.delivery.serving.demo import PAGE, find_examples
 from fivetune.delivery.serving.models import open_models
 from fivetune.delivery.serving.schema import DemoExample, RunFacts, list_fields
 from fivetune.plugins import list_plugins, load_plugin
@@ -82,7 +83,7 @@ def write(tab: Tab, **values: str) -> None:
 
 
 def test_the_page_holds_all_that_it_needs() -> None:
-    page, policy = render_demo()
+    page, policy = render_page(PAGE)
     assert not re.search(r"https?://|@import|url\(|<script [^>]*src|<link rel=\"style", page)
     assert "'unsafe" not in policy and "default-src 'none'" in policy and "connect-src 'self'" in policy
     assert not re.search(r"innerHTML|document\.write|eval\(| style=| on\w+=", page)
@@ -144,7 +145,7 @@ def test_the_page_needs_no_token_and_its_data_does() -> None:
     with serving(Slow(), token="0123456789abcdef") as server:
         page = server.client.get("/", headers={"Authorization": ""})
         assert page.status_code == 200 and "squad" not in page.text
-        assert page.headers.get_list("Content-Security-Policy") == [render_demo()[1]]
+        assert page.headers.get_list("Content-Security-Policy") == [render_page(PAGE)[1]]
         assert server.client.get("/demo.json", headers={"Authorization": ""}).status_code == 401
         assert [one["name"] for one in server.client.get("/demo.json").json()["models"]] == ["run"]
 
