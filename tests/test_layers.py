@@ -28,7 +28,7 @@ WITHOUT_TORCH = (
     "data.corpus", "model.family", "model.flops", "model.shapes", "model.adapters", "reading", "start",
     "training.answers.inputs", "training.answers.merge", "training.answers.output", "training.answers.score_file",
     "training.answers.tally", "training.optimizers", "training.schedules", "training.strategies", "training.sinks",
-    "fleet", "delivery.exporters", "delivery.hub", "commands", "cli",
+    "fleet", "delivery.exporters", "delivery.hub", "delivery.board", "delivery.page", "commands", "cli",
 )  # fmt: skip
 WITH_TORCH = ("fivetune.distributed.tensor_parallel", "fivetune.distributed.shards")  # imported when a model is placed
 BANNED = {"utils", "util", "common", "helpers", "helper", "manager", "managers", "misc"}

@@ -21,6 +21,7 @@ NOT_RUN = {  # pattern of a command (without `fivetune`) -> why it is not run he
     r"^(train|prepare|launch) .*(s3://|gs://)": "needs a bucket; tests/data/store/test_prepared.py runs one",
     r"--device tpu": "needs torchax; tests/training/step/test_tpu.py runs it",
     r"^serve ": "serves until it is stopped; tests/delivery/serving runs it",
+    r"^board": "serves until it is stopped; tests/delivery/board runs it",
     r"^watch ": "shows until it is stopped; tests/reading/report/test_watch.py runs it",
     r"^launch (?!.*--dry-run)|^compare .*--on slurm|--on skypilot": "needs a cluster: tests/launchers",
     r"^push (?!.*--dry-run)": "uploads; tests/delivery/hub runs it against a hub on loopback",
