@@ -1,4 +1,4 @@
-"""Show all runs on a local page, live: scores, curves, predictions.
+"""Show all runs on a local page: scores, curves, predictions.
 
 The page is served to this machine only, and only reads the run directories.
 """
@@ -42,7 +42,7 @@ def run(args: Namespace) -> int:
     if args.port is not None and not 0 <= args.port <= 65_535:
         raise ConfigError(f"--port {args.port}: Allowed are 1 to 65535, and 0 for a free one.")
     try:
-        from fivetune.delivery.board.app import build_app
+        from fivetune.delivery.board.app import build_board_app
         from fivetune.delivery.board.rows import Board
         from fivetune.delivery.serving.guard import Guard
         from fivetune.delivery.serving.server import bind_socket, build_server, run_until_stopped
@@ -66,7 +66,7 @@ def run(args: Namespace) -> int:
             print_text(f"board of {', '.join(map(str, args.folders))}: {address}   Ctrl-C stops it; the runs continue")
             sys.stdout.flush()
 
-        app = build_app(Board(list(dict.fromkeys(args.folders))), Guard())
+        app = build_board_app(Board(list(dict.fromkeys(args.folders))), Guard())
         run_until_stopped(build_server(app, drain_seconds=DRAIN_SECONDS, on_listening=announce), bound)
     print("stopped", flush=True)
     return 0

@@ -47,7 +47,7 @@ class Progress:
         log_every_steps: number of steps per step line outside a terminal.
         quiet: print warnings only.
         silent: print nothing, because another rank prints.
-        activity: is told the progress of each phase, for readers of the run directory.
+        activity: receives the progress of each phase, for readers of the run directory.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """The ASGI application of the board.
 
-In: a Board. Out: `build_app`, an application for uvicorn. It reads run directories and changes nothing in them, but for
-report.html of a finished run, which it writes where it is missing or old, as `fivetune report` does.
+In: a Board. Out: `build_board_app`, an application for uvicorn. It only reads run directories, but for report.html of a
+finished run, which it writes where it is missing or old, as `fivetune report` does.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _is_current(report: Path) -> bool:
     return True
 
 
-def build_app(board: Board, guard: Guard) -> ASGIApp:
+def build_board_app(board: Board, guard: Guard) -> ASGIApp:
     """Build the application."""
     pages = Pages(board)
     routes = [

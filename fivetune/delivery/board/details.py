@@ -77,7 +77,7 @@ def _describe_eval(record: EvalRecord, keys: Sequence[str], *, is_best: bool) ->
 
 
 def describe_predictions(folder: Path, run: Run) -> JsonTable:
-    """Describe what the model said at each evaluation about the same examples, drawn by a hash of their ids."""
+    """Describe the answers of each evaluation to the same examples, which are drawn by a hash of their ids."""
     damage = Damage()
     chosen: dict[str, JsonTable] = {}
     answers: list[dict[str, list[object]]] = []
@@ -100,7 +100,7 @@ def describe_predictions(folder: Path, run: Run) -> JsonTable:
         evals.insert(0, {"step": record.step, "split": escape_hidden(record.split)})
     examples: list[JsonTable] = []
     for key, example in chosen.items():
-        examples.append({**example, "answers": [said.get(key) for said in answers]})
+        examples.append({**example, "answers": [given.get(key) for given in answers]})
     return {"total": total, "evals": evals, "examples": examples, "damage": [escape_hidden(text) for text in damage]}
 
 

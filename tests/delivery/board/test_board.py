@@ -18,7 +18,7 @@ from fake_run import HOSTILE, change_run, fake_run, make_step, write_run
 from starlette.testclient import TestClient
 
 from fivetune import cli
-from fivetune.delivery.board.app import PAGE, build_app
+from fivetune.delivery.board.app import PAGE, build_board_app
 from fivetune.delivery.board.details import MAX_EVALS, describe_curves, describe_predictions, select_evals
 from fivetune.delivery.board.rows import Board
 from fivetune.delivery.page import render_page
@@ -32,10 +32,10 @@ from fivetune.rundir.plan import Plan
 from fivetune.rundir.progress import Progress
 from fivetune.rundir.records import EvalRecord, Run
 
-
 # What stands out of the window at the right, and is not in a table that scrolls.
 WIDE = """[...document.querySelectorAll("body *")].filter((one) => !one.closest(".scroll, .hidden")
-  && one.getBoundingClientRect().right > document.documentElement.clientWidth).map((one) => one.outerHTML.slice(0, 90))"""
+  && one.getBoundingClientRect().right > document.documentElement.clientWidth)
+  .map((one) => one.outerHTML.slice(0, 90))"""
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def board(runs: Path) -> Board:
 
 @pytest.fixture
 def client(board: Board) -> TestClient:
-    return TestClient(build_app(board, Guard()), base_url="http://localhost:8070")
+    return TestClient(build_board_app(board, Guard()), base_url="http://localhost:8070")
 
 
 def read_rows(board: Board) -> dict[str, Any]:
@@ -247,7 +247,7 @@ def serving(folder: Path) -> Iterator[str]:
     """Serve the board of a folder; yields its address."""
     with bind_socket("127.0.0.1", 0) as bound:
         ready = threading.Event()
-        server = build_server(build_app(Board([folder]), Guard()), drain_seconds=1, on_listening=ready.set)
+        server = build_server(build_board_app(Board([folder]), Guard()), drain_seconds=1, on_listening=ready.set)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
         thread.start()
         try:
