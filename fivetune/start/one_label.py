@@ -17,7 +17,6 @@ from fivetune.start.survey import (
     COPY,
     GENERAL_LABELS,
     LEARNED,
-    NO_PEARSON,
     NUM_ANSWERED,
     READ,
     SAMPLE,
@@ -265,7 +264,7 @@ def _count_conflicts(survey: Survey, texts: Sequence[str], label: str) -> int:
 
 
 def read_numbers(survey: Survey) -> Iterator[Reading]:
-    """Yield texts with a number that is no label: a similarity, a score. There is no metric for them yet."""
+    """Yield texts with a number that is no label: a similarity, a score."""
     for name in survey.list_columns("number", "label", "targets", minimum=2):
         if not survey.is_amount(name) or survey.columns[name].num_distinct < 2:
             continue
@@ -282,5 +281,5 @@ def read_numbers(survey: Survey) -> Iterator[Reading]:
         for inputs in forms:
             if inputs:
                 reason = f"{name} holds numbers, and {describe_columns(inputs)} text"
-                found = Reading("numbers as text", "jsonl", {"inputs": inputs, "targets": [name]}, reason)
-                yield survey.weigh(found, values="numbers that are no labels", doubts=[NO_PEARSON])
+                found = Reading("numbers", "regression", {"inputs": inputs, "targets": [name]}, reason)
+                yield survey.weigh(found, values="numbers that are no labels")

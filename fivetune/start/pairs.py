@@ -23,11 +23,11 @@ from fivetune.start.roles import (
     split_name,
 )
 from fivetune.start.survey import (
+    AS_TEXT,
     CODE,
     FORM,
     IN_TEXT,
     LEARNED,
-    NO_PEARSON,
     READ,
     SHORTER,
     UNKNOWN,
@@ -260,7 +260,7 @@ def _read_pair(survey: Survey, sources: Sequence[str], target: str, versions: Se
     # what speaks against it
     doubts: list[str] = []
     if last.has_fractions:
-        doubts.append(NO_PEARSON)
+        doubts.append(AS_TEXT)
     if survey.rate(source, *READ) < survey.rate(source, "targets"):
         doubts.append(f"{source} is named as what is learned, too")
     if not form:

@@ -63,12 +63,13 @@ def read_named(survey: Survey) -> Iterator[Reading]:
         ("label", "text", "classification"),
         ("tags", "text", "tags"),
         ("targets", "inputs", "jsonl"),
+        ("targets", "inputs", "regression"),
     ):
         if learned not in given:
             continue
         column = survey.columns[given[learned][0]]
         texts = given.get(read) or (survey.list_texts(column.name) if read == "text" else ())
-        if not texts:
+        if not texts or (task == "regression" and column.kind != "number"):
             continue
         most = max(column.num_filled / 2, min(MAX_NUMBERED, column.num_filled - 1))
         if task == "classification" and not 2 <= column.num_distinct <= most:

@@ -39,6 +39,8 @@ OPTIONS: Mapping[str, str] = {
     "references": "the column with all right answers",
     "tags": "the columns of the labels",
     "separator": "what separates several labels, in the data and in what the model writes",
+    "target": "the column of the number",
+    "step": "learned numbers are rounded to multiples of it, so that few texts stand for all",
     "main_metric": "the score that selects the best weights",
 }
 """Option of a task -> what it says."""

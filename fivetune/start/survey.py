@@ -101,7 +101,7 @@ PARTS = (
 """Words for lists of the parts of one text."""
 
 OUTPUTS = "output outputs completion response answer answers reply a chosen gold reference"
-NO_PEARSON = "numbers are learned as text, and exact_match counts equal ones only: there is no correlation yet"
+AS_TEXT = "numbers are learned as text here, and only equal ones are right: the task regression scores correlation"
 OBJECTS = "expected extraction extracted annotation annotations json result parsed structured fields"
 """Words for objects that are learned, with the words of TARGET_ROLES."""
 

@@ -5,23 +5,26 @@ In: a Survey and a Reading. Out: the Reading with options as a recipe has them.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 
+from fivetune.scores.metrics.correlation import parse_number
 from fivetune.start.columns import Column
 from fivetune.start.roles import USUAL, split_name
-from fivetune.start.survey import Reading, Survey
+from fivetune.start.survey import SAMPLE, Reading, Survey
 from fivetune.types import JsonTable
 
 SHORT_TARGET_WORDS = 2.0  # mean words up to which a target is right or wrong as a whole
 MIN_PROSE = 0.3  # share of targets in sentences from which on formulas among them are parts of prose
+NUM_STEPS = 25  # of numbers that are learned as text, as T5 has them for STS-B
 PLAIN_WORDS = 0.5  # share of words of letters alone in a sentence
 PLAIN_WORD = re.compile(r"[^\W\d_]{2,}")
 CODE_LINE = re.compile(r"(?m)^(?:\s{2,}\S|#|//)|[;{}]\s*$")  # indented, a comment or a statement
 SENTENCE_END = re.compile(r"[^\W\d_]{3,}[.!?。！？](?=\s|$)")
-TEXT_TASKS = ("jsonl", "classification", "tags")
+TEXT_TASKS = ("jsonl", "classification", "tags", "regression")
 
 
 def fill_options(survey: Survey, reading: Reading) -> Reading:
@@ -46,6 +49,8 @@ def fill_options(survey: Survey, reading: Reading) -> Reading:
         options["tags"] = learned
     elif reading.task == "classification":
         options["label"] = learned[0]
+    elif reading.task == "regression":
+        options |= {"target": learned[0], "step": choose_step(survey.list_examples(reading.targets[0], SAMPLE))}
     else:
         slot = learned[0]
         target = survey.table.describe(reading.targets[0])
@@ -70,6 +75,26 @@ def _build_template(survey: Survey, columns: Sequence[str], slots: Sequence[str]
     if len(slots) == 1 or is_turn or survey.rate(columns[0], "instruction") >= USUAL:
         return " ".join(plain)
     return " ".join(f"{name}: {{{name}}}" for name in slots)
+
+
+def choose_step(values: Sequence[str]) -> float:
+    """Choose the step of numbers that are learned as text: 1, 2 or 5 times a power of ten, about 25 in their range.
+
+    That is the 0.2 of T5 for the numbers from 0 to 5 of STS-B. Whole numbers have a step of 1 or more.
+
+    >>> choose_step(["0.0", "2.5", "5.0"]), choose_step(["0", "0.75", "1"]), choose_step(["3", "40"]), choose_step([])
+    (0.2, 0.05, 2, 0.2)
+    """
+    numbers = [number for number in map(parse_number, values) if number is not None]
+    if not numbers or min(numbers) == max(numbers):
+        return 0.2
+    wanted = (max(numbers) - min(numbers)) / NUM_STEPS
+    power = 10.0 ** math.floor(math.log10(wanted))
+    step = min((power, 2 * power, 5 * power, 10 * power), key=lambda one: abs(math.log(one / wanted)))
+    step = float(f"{step:.0e}")  # 0.05, not 0.05000000000000001
+    if step >= 1 or all(number.is_integer() for number in numbers):
+        return max(1, round(step))
+    return step
 
 
 def choose_metrics(survey: Survey, column: Column, kind: str) -> JsonTable:

@@ -57,8 +57,8 @@ def test_order_does_not_matter(name, case):
 @pytest.mark.parametrize("name", METRICS)
 def test_perfect_beats_empty(name):
     metric = plugins.load_plugin("metrics", name)()
-    references = [("42", "forty-two"), ("42",)]
-    perfect = metric.score(["42", "42"], references).corpus[metric.main]
+    references = [("42", "forty-two"), ("41",)]
+    perfect = metric.score(["42", "41"], references).corpus[metric.main]
     empty = metric.score(["", ""], references).corpus[metric.main]
     assert (perfect > empty) == metric.higher_is_better
     assert perfect in (0, 100)
