@@ -2,7 +2,8 @@
 
 The model has the t5-small config and random weights, made so that every answer ends by itself where a real one would:
 see `make_answers_end`. The peers compute in fp32, greedily. All engines get the same token ids; those in fp32 write the
-same tokens, which is checked, and those in bf16 the same but for rounding, of which the share is told. Blocks of 64
+same tokens, which is checked, and those in bf16 the same but for rounding, of which the share is told. Sampling draws
+with temperature, top-k and top-p; these answers are so certain that it writes the same tokens too. Blocks of 64
 neighbouring questions are taken evenly over the whole file, so that batches in data-set order pad as they do in it.
 Windows are interleaved A B B A; the ratio is that of the medians, beside it the least and the most.
     OMP_NUM_THREADS=2 python -m benchmarks.decode --json
@@ -26,7 +27,7 @@ from fivetune.data.examples import Source
 from fivetune.data.store.batch import collate, pad
 from fivetune.data.store.encode import LengthLimits
 from fivetune.data.store.token_store import TokenStore, load_or_build_store
-from fivetune.model.decode import Decoding, generate, group_by_length
+from fivetune.model.decode import Decoding, Sampling, generate, group_by_length
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.model.tokenizer import suppress_output
 from fivetune.plugins import load_plugin as load_plugin
@@ -38,6 +39,8 @@ BATCH_SIZE, NUM_FIRST, CAP = 64, 64, 48
 CHAIN = 32_064  # ids from here on and the 64 before them stand in no text
 
 OURS, OURS_BF16 = "fivetune fp32", "fivetune bf16"
+DRAWN = "fivetune fp32, sampled"
+SAMPLING = Sampling(temperature=0.7, top_k=50, top_p=0.95)  # all that sampling can cost
 
 Answers = dict[int, list[int]]
 
@@ -103,6 +106,7 @@ def _compare(model: Any, tokenizer: Any, store: TokenStore, folder: Path, args: 
         Engine(
             OURS_BF16, lambda: answer_with_fivetune(model, store, rows, lambda: torch.autocast("cpu", torch.bfloat16))
         ),
+        Engine(DRAWN, lambda: answer_with_fivetune(model, store, rows, nullcontext, SAMPLING)),
         Engine("generate", lambda: answer_with_generate(model, store, in_order)),
         Engine("generate, sorted", lambda: answer_with_generate(model, store, by_length)),
     ]
@@ -128,8 +132,10 @@ def _compare(model: Any, tokenizer: Any, store: TokenStore, folder: Path, args: 
     }
 
 
-def answer_with_fivetune(model: Any, store: TokenStore, rows: list[int], autocast: Autocast) -> Answers:
-    decoding = Decoding(CAP, batch_size=BATCH_SIZE, score_targets=False)
+def answer_with_fivetune(
+    model: Any, store: TokenStore, rows: list[int], autocast: Autocast, sampling: Sampling | None = None
+) -> Answers:
+    decoding = Decoding(CAP, batch_size=BATCH_SIZE, score_targets=False, sampling=sampling)
     answers = generate(model, store, rows, decoding, device="cpu", autocast=autocast)
     return {one.row: one.token_ids for one in answers}
 

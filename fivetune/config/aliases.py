@@ -79,6 +79,12 @@ ALIASES: dict[str, str] = {
     "generation_num_beams": "eval.num_beams",
     "num_return_sequences": "eval.num_candidates",
     "min_length": "eval.min_new_tokens",
+    "do_sample": "eval.temperature",
+    "temperature": "eval.temperature",
+    "top_k": "eval.top_k",
+    "top_p": "eval.top_p",
+    "no_repeat_ngram_size": "eval.no_repeat_ngram_size",
+    "stop_strings": "eval.stop",
     "save_steps": "checkpoint.every_steps",
     "save_total_limit": "checkpoint.keep",
     "report_to": "report.sinks",
@@ -121,8 +127,7 @@ VALUE_ALIASES: dict[str, dict[str | float, object]] = {
 }
 
 EVALUATIONS = "By default a run evaluates ten times: eval.every_steps. Without data.eval nothing is evaluated."
-NO_SAMPLING = "Answers are decoded greedily or by beam search (eval.num_beams): sampling is not offered."
-NO_NGRAMS = "Not offered; eval.repetition_penalty, such as 1.2, makes tokens that were generated less probable."
+SAMPLING_DEFAULTS = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}  # of transformers, with do_sample
 NO_GROUPS = "Beams are one group; eval.num_candidates keeps several answers of eval.num_beams."
 UNCHANGED: dict[str, tuple[tuple[object, ...], str]] = {  # accepted with these values: FiveTune's fixed behaviour
     "do_train": ((True,), "fivetune train always trains. To score only: fivetune evaluate RUN --data.eval FILE."),
@@ -151,13 +156,8 @@ UNCHANGED: dict[str, tuple[tuple[object, ...], str]] = {  # accepted with these 
     "prediction_loss_only": ((False,), "Evaluation always generates; leave it out."),
     "trust_remote_code": ((False,), "Code from a model's repository is never run."),
     "ignore_data_skip": ((False,), "A resumed run continues at its place in the data."),
-    "do_sample": ((False,), NO_SAMPLING),
-    "temperature": ((1,), NO_SAMPLING),
-    "top_k": ((50,), NO_SAMPLING),
-    "top_p": ((1,), NO_SAMPLING),
-    "typical_p": ((1,), NO_SAMPLING),
-    "no_repeat_ngram_size": ((0,), NO_NGRAMS),
-    "encoder_no_repeat_ngram_size": ((0,), NO_NGRAMS),
+    "typical_p": ((1,), "Answers are drawn by eval.temperature, eval.top_k and eval.top_p."),
+    "encoder_no_repeat_ngram_size": ((0,), "eval.no_repeat_ngram_size counts within the answer alone."),
     "num_beam_groups": ((1,), NO_GROUPS),
     "diversity_penalty": ((0,), NO_GROUPS),
     "gradient_accumulation_steps": ((), "Set train.global_batch_size: accumulation is derived from it."),
@@ -265,7 +265,7 @@ DATASETS = {  # names that the hub once had without their owner
 _COMPOSED = {"dataset_name", "dataset_config_name"}
 _SWITCHES = {
     "gradient_checkpointing", "activation_checkpointing", "eval_on_start", "version_2_with_negative",
-    "auto_find_batch_size", "bf16", "use_cpu", "no_cuda", "adafactor",
+    "auto_find_batch_size", "bf16", "use_cpu", "no_cuda", "adafactor", "do_sample",
 }  # fmt: skip
 
 
@@ -342,6 +342,8 @@ def translate_argument(name: str, value: object, *, where: str, beside: Mapping[
         raise NoEquivalentError(name, where=where, advice=advice)
     if name in _COMPOSED:
         return _translate_dataset(name, value, where=where, beside=beside)
+    if name == "do_sample" or name in SAMPLING_DEFAULTS:
+        return _translate_sampling(name, value, beside)
     if name == "doc_stride":
         return {ALIASES[name]: value, "data.overlong": "windows"}
     if name in ("question_column", "context_column", "answer_column"):
@@ -362,6 +364,23 @@ def translate_argument(name: str, value: object, *, where: str, beside: Mapping[
     if name == "report_to" and isinstance(value, str):
         value = [value]
     return {ALIASES[name]: value}
+
+
+def _translate_sampling(name: str, value: object, beside: Mapping[str, object]) -> JsonTable:
+    """Translate do_sample to transformers' defaults of what is not given; do_sample false switches the others off.
+
+    >>> _translate_sampling("do_sample", True, {"do_sample": True, "top_k": 9})
+    {'eval.temperature': 1.0}
+    """
+    if not beside.get("do_sample", True):
+        return {}
+    if name != "do_sample":
+        return {ALIASES[name]: value}
+    settings: JsonTable = {}
+    for other, default in SAMPLING_DEFAULTS.items():
+        if beside.get(other) is None and other != "top_p":
+            settings[ALIASES[other]] = default
+    return settings
 
 
 def _translate_dataset(name: str, value: object, *, where: str, beside: Mapping[str, object]) -> JsonTable:

@@ -430,9 +430,7 @@ def test_transformers_arguments_arrive(arguments, settings):
     [
         ("--resume_from_checkpoint", "--resume_from_checkpoint: resume_from_checkpoint has no setting of its own here. "
          "Write fivetune train RUN --resume."),
-        ("--no_repeat_ngram_size 3", "eval.repetition_penalty"),
-        ("--do_sample", "greedily or by beam search"),
-        ("--top_p 0.9", "greedily or by beam search"),
+        ("--typical_p 0.5", "Answers are drawn by eval.temperature, eval.top_k and eval.top_p."),
         ("--source_prefix x", "--task.inputs"),
         ("--forced_bos_token ro_RO", "leave it out"),
         ("--eval_strategy epoch", "has no setting of its own here. By default a run evaluates ten times"),
@@ -741,11 +739,49 @@ def test_characters_that_a_terminal_obeys_are_escaped_in_yaml():
     assert not set(text) & set("\u202e\u2069\x1b") and yaml.safe_load(text) == table
 
 
+LABELLED = {"task": {"name": "classification", "inputs": "{text}", "label": "label"}}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings", "message"),
+    [
+        ({}, {"eval.temperature": 0.7, "eval.num_beams": 4}, "Set temperature 0 or num_beams 1"),
+        ({}, {"eval.temperature": -1}, "eval.temperature"),
+        ({}, {"eval.temperature": 1, "eval.top_p": 0}, "eval.top_p"),
+        ({}, {"eval.temperature": 1, "eval.top_p": 1.5}, "eval.top_p"),
+        ({}, {"eval.temperature": 1, "eval.top_k": -1}, "eval.top_k"),
+        ({}, {"eval.top_k": 5}, "top_k 5 has no effect with temperature 0"),
+        ({}, {"eval.top_p": 0.9}, "top_p 0.9 has no effect with temperature 0"),
+        ({}, {"eval.num_candidates": 3}, "num_candidates 3 exceeds num_beams 1"),
+        ({}, {"eval.stop": [".", " "], "eval.no_repeat_ngram_size": -1}, "eval.no_repeat_ngram_size"),
+        ({}, {"eval.stop": [""]}, "an empty text ends every answer"),
+        (LABELLED, {"eval.temperature": 1}, "eval.temperature has no effect: task classification scores its labels"),
+        (LABELLED, {"eval.stop": "."}, "eval.stop has no effect: task classification scores its labels"),
+        ({"task": {"name": "squad_v2", "head": "extractive"}}, {"eval.temperature": 1}, "marks a span"),
+        ({"device": "tpu"}, {"eval.temperature": 1}, "eval.temperature 1.0 is not supported with device tpu. Use 0.0"),
+    ],
+)
+def test_settings_of_answers_that_cannot_act_are_refused(recipe, settings, message):
+    with pytest.raises(ConfigError) as caught:
+        load_config({**BASIC, **recipe}, settings)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_label_task_that_writes_its_answers_may_draw_them():
+    found = load_config({**BASIC, **LABELLED}, {"eval.score_labels": False, "eval.temperature": 1, "eval.top_k": 5})
+    assert (found.eval.temperature, found.eval.top_k) == (1.0, 5)
+
+
 def test_generation_names_of_transformers_are_settings():
     names = {"num_return_sequences": 2, "num_beams": 4, "min_length": 3, "no_repeat_ngram_size": 0, "do_sample": False}
     found = load_config("squad_v2", {**names, "lr_scheduler_type": "polynomial", "optim": "paged_adamw_32bit"})
     assert (found.eval.num_candidates, found.eval.num_beams, found.eval.min_new_tokens) == (2, 4, 3)
     assert (found.schedule.plugin_name(), found.optimizer.plugin_name()) == ("linear", "adamw")
+    drawn = load_config("squad_v2", {"do_sample": True, "top_p": 0.9, "no_repeat_ngram_size": 3})
+    assert (drawn.eval.temperature, drawn.eval.top_k, drawn.eval.top_p) == (1.0, 50, 0.9)
+    assert drawn.eval.no_repeat_ngram_size == 3
+    drawn = load_config("squad_v2", {"temperature": 0.5, "num_return_sequences": 4, "stop_strings": "."})
+    assert (drawn.eval.temperature, drawn.eval.num_candidates, drawn.eval.stop) == (0.5, 4, (".",))
     shared = load_config({"model": {"path": "m"}, "task": "jsonl"}, {"validation_split": 0.1})
     assert shared.data.eval_share == 0.1
 

@@ -133,6 +133,7 @@ class Engine:
         device: str,
         autocast: Autocast,
         world: World = SINGLE_PROCESS,
+        tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> Iterator[GeneratedAnswer]:
         """Yield the answers for `rows` of a store, batch by batch, longest inputs first."""
         if decoding.sampling:

@@ -28,6 +28,7 @@ from fivetune.model.decode.padded import PaddedDecoder
 from fivetune.model.decode.records import Decoding, GeneratedAnswer, Hypothesis, Sampling
 from fivetune.model.decode.sampling import draw_uniforms
 from fivetune.model.decode.steps import Decoder
+from fivetune.model.decode.texts import cut_at_stop, to_text
 from fivetune.model.decode.weights import keep_weights
 from fivetune.model.family import ACTIVATIONS, get_family
 from fivetune.model.precision import suppress_half
@@ -44,6 +45,7 @@ __all__ = [
     "GenerateAnswers",
     "GeneratedAnswer",
     "Sampling",
+    "cut_at_stop",
     "estimate_max_new_tokens",
     "explain_slow_decoding",
     "generate",
@@ -65,6 +67,7 @@ class GenerateAnswers(Protocol):
         device: str,
         autocast: Autocast,
         world: World = SINGLE_PROCESS,
+        tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> Iterator[GeneratedAnswer]: ...
 
 
@@ -97,6 +100,7 @@ def generate(
     device: str,
     autocast: Autocast,
     world: World = SINGLE_PROCESS,
+    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> Iterator[GeneratedAnswer]:
     """Yield the answers for `rows` of a store as they end. The encoder runs once per example.
 
@@ -104,6 +108,8 @@ def generate(
         autocast: function that returns a new autocast context.
         world: ranks that generate at the same time. If the weights are gathered for each computation, all ranks run the
             same number of rounds and steps; a rank without rows repeats the store's first row, unused.
+        tokenizer: ends an answer as soon as it has a text of `decoding.stop`, but not with beams; the answer keeps the
+            text. None: answers do not end there.
     """
     together = world if is_gathered_by_call(model) else SINGLE_PROCESS
     was_training = model.training
@@ -129,7 +135,8 @@ def generate(
                 decoder = Decoder(model, num_beams=decoding.num_beams, max_steps=max_steps, max_tokens=max_tokens)
             else:
                 decoder = PaddedDecoder(model, num_beams=decoding.num_beams)
-        search = GreedySearch(decoder, decoding, LogitsProcessor(decoding, model.config.eos_token_id, device))
+        rules = LogitsProcessor(decoding, model.config.eos_token_id, device)
+        search = GreedySearch(decoder, decoding, rules, tokenizer)
         # Each round encodes the next inputs; greedy search also goes on with answers of earlier rounds.
         while together.all_reduce_max(len(queue) + search.num_running):
             taken = [queue.popleft() for _ in range(min(search.num_wanted, len(queue)))]
@@ -222,8 +229,3 @@ def _build_answer(
     if max(decoding.num_beams, decoding.num_candidates) > 1:
         scores["candidates"] = tuple((one.token_ids, one.logprob) for one in hypotheses)
     return GeneratedAnswer(row, best.token_ids, best.hit_cap, best.logprob, best.num_scored_tokens, **scores)
-
-
-def to_text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], *, keep_special: bool = False) -> str:
-    """Decode generated ids to text; special tokens, sentinels among them, are dropped unless `keep_special`."""
-    return str(tokenizer.decode(list(ids), skip_special_tokens=not keep_special)).strip()

@@ -6,6 +6,7 @@ In: a decoder, and inputs that it has encoded. Out: the answers to an input, as 
 from __future__ import annotations
 
 from operator import itemgetter
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,6 +19,10 @@ from fivetune.model.decode.padded import PaddedDecoder
 from fivetune.model.decode.records import Decoding, Hypothesis, ScoredRow
 from fivetune.model.decode.sampling import draw_tokens
 from fivetune.model.decode.steps import Decoder
+from fivetune.model.decode.texts import to_text
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 MIN_FREE_SHARE = 1 / 8  # share of free slots at which they are filled again, or removed
 _Key = tuple[ScoredRow, int]  # row of a slot and the number of its answer
@@ -30,10 +35,17 @@ class GreedySearch:
     The answers to one input begin together, in slots of their own; if they are more than a batch, alone.
     """
 
-    def __init__(self, decoder: Decoder | PaddedDecoder, decoding: Decoding, rules: LogitsProcessor) -> None:
+    def __init__(
+        self,
+        decoder: Decoder | PaddedDecoder,
+        decoding: Decoding,
+        rules: LogitsProcessor,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> None:
         self.decoder = decoder
         self.decoding = decoding
         self.rules = rules
+        self._tokenizer = tokenizer if decoding.stop else None
         self._cap = decoding.max_new_tokens
         self._eos = decoder.config.eos_token_id
         self._num_answers = decoding.num_candidates  # of one input
@@ -142,7 +154,7 @@ class GreedySearch:
             if self._keys[slot] is None:
                 continue
             self._ages[slot] += 1
-            if token == self._eos or self._ages[slot] == self._cap:
+            if token == self._eos or self._ages[slot] == self._cap or self._has_stop(slot):
                 ended.append(slot)
         found: list[tuple[ScoredRow, list[Hypothesis]]] = []
         answers = zip(ended, self._written[ended].tolist(), self._logprobs[ended].tolist(), strict=True)
@@ -150,8 +162,8 @@ class GreedySearch:
             key = self._keys[slot]
             assert key is not None
             ids = tokens[1 : self._ages[slot] + 1]
-            hit_cap = ids[-1] != self._eos
-            answer = ids if hit_cap else ids[:-1]
+            answer = ids[:-1] if ids[-1] == self._eos else ids
+            hit_cap = len(answer) == self._cap
             self._keys[slot] = None
             self._ages[slot] = 0
             scored, number = key
@@ -161,6 +173,13 @@ class GreedySearch:
                 drawn = sorted(self._ended.pop(scored[0]), key=itemgetter(0))
                 found.append((scored, [one for _, one in drawn]))
         return found
+
+    def _has_stop(self, slot: int) -> bool:
+        """Whether the text of an answer so far has a text that ends it."""
+        if self._tokenizer is None:
+            return False
+        text = to_text(self._tokenizer, self._written[slot, 1 : self._ages[slot] + 1].tolist())
+        return any(stop in text for stop in self.decoding.stop)
 
     def _remove_free_slots(self) -> None:
         device = self.decoder.device

@@ -19,6 +19,7 @@ from torch import Tensor
 from fivetune.model.decode.records import Sampling
 
 BLOCK = 128  # shares that are added up before the sums are: divides the vocabularies of T5, mT5 and umT5
+SMALL_BLOCK = 32  # shares of which the largest is found first
 FIRST_TOKENS = 64  # most probable tokens that top-p looks at first: more are seldom needed
 
 
@@ -63,8 +64,9 @@ def draw_tokens(scores: Tensor, sampling: Sampling, uniforms: Tensor) -> tuple[T
     if whole is None:
         whole = shares.sum(-1, keepdim=True)
     if sampling.top_k or sampling.top_p < 1:
-        shares.masked_fill_(shares < _find_least_share(shares, sampling), 0.0)
-    chosen = find_places(shares, uniforms)
+        chosen = _draw_probable(shares, sampling, uniforms)
+    else:
+        chosen = find_places(shares, uniforms)
     # Rounding may end at a token with a share of 0, which a rule forbids.
     share = shares.gather(-1, chosen)
     chosen = torch.where(share > 0, chosen, best_ids)
@@ -73,24 +75,51 @@ def draw_tokens(scores: Tensor, sampling: Sampling, uniforms: Tensor) -> tuple[T
     return chosen[:, 0], logprobs[:, 0]
 
 
-def _find_least_share(shares: Tensor, sampling: Sampling, first: int = FIRST_TOKENS) -> Tensor:
-    """The share of the least probable token of every row that top-k and top-p leave, [B, V] -> [B, 1].
+def _draw_probable(shares: Tensor, sampling: Sampling, uniforms: Tensor, first: int = FIRST_TOKENS) -> Tensor:
+    """Draw among the most probable tokens that top-k and top-p leave: [B, V], [B] -> [B, 1].
 
     Args:
-        first: number of the most probable tokens that top-p looks at before it looks at more.
+        first: number of tokens that top-p looks at before it looks at more.
     """
     vocabulary = shares.shape[-1]
     number = min(sampling.top_k or first, vocabulary)
-    found = shares.topk(number).values.double()
+    found, ids = _list_probable(shares, number)
     whole = (found if sampling.top_k else shares).sum(-1, keepdim=True)
     # A token stays if the more probable ones have less than top_p together: the first one always does.
     is_kept = found.cumsum(-1) - found < sampling.top_p * whole
-    least = found.gather(-1, is_kept.sum(-1, keepdim=True).clamp_min_(1) - 1).float()
+    # In the order of the vocabulary: that of two equally probable tokens would depend on the last bit.
+    ids, order = ids.sort(-1)
+    kept = (found * is_kept).gather(-1, order)
+    chosen = ids.gather(-1, find_places(kept, uniforms)).clamp_max_(vocabulary - 1)  # not the filler of a block
     if not sampling.top_k and number < vocabulary:
         rows = is_kept[:, -1].nonzero()[:, 0]
         if len(rows):
-            least[rows] = _find_least_share(shares[rows], sampling, 64 * first)
-    return least
+            chosen[rows] = _draw_probable(shares[rows], sampling, uniforms[rows], 64 * first)
+    return chosen
+
+
+def _list_probable(shares: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    """The largest shares of every row, largest first, in fp64, and their ids: [B, V] -> [B, number], [B, number].
+
+    >>> _list_probable(torch.arange(4096).float()[None], 2)
+    (tensor([[4095., 4094.]], dtype=torch.float64), tensor([[4095, 4094]]))
+    """
+    blocks = _divide(shares, SMALL_BLOCK)
+    if number >= blocks.shape[1]:
+        found, ids = shares.topk(number)
+        return found.double(), ids
+    # They are in the blocks with the largest shares: topk over a vocabulary takes longer than all else here.
+    block = blocks.amax(-1).topk(number).indices
+    near = blocks.gather(1, block[..., None].expand(-1, -1, SMALL_BLOCK)).flatten(1)
+    found, place = near.topk(number)
+    return found.double(), block.gather(-1, place // SMALL_BLOCK) * SMALL_BLOCK + place % SMALL_BLOCK
+
+
+def _divide(shares: Tensor, size: int) -> Tensor:
+    """Divide rows into blocks, [B, N] -> [B, blocks, size]."""
+    if filler := -shares.shape[-1] % size:  # padding by nothing would copy too
+        shares = F.pad(shares, (0, filler))
+    return shares.unflatten(-1, (-1, size))
 
 
 def find_places(shares: Tensor, uniforms: Tensor) -> Tensor:
@@ -101,7 +130,7 @@ def find_places(shares: Tensor, uniforms: Tensor) -> Tensor:
     >>> find_places(torch.tensor([[1.0, 0.0, 2.0, 1.0]]).expand(4, -1), torch.tensor([0.0, 0.2, 0.25, 0.9]))[:, 0]
     tensor([0, 0, 2, 3])
     """
-    blocks = F.pad(shares, (0, -shares.shape[-1] % BLOCK)).unflatten(-1, (-1, BLOCK))
+    blocks = _divide(shares, BLOCK)
     sums = blocks.sum(-1).double()
     ends = sums.cumsum(-1)
     wanted = uniforms[:, None] * ends[:, -1:]

@@ -118,7 +118,9 @@ def _translate(recipe: ImportedRecipe, name: str, argument: Argument, values: Ma
             return
         value = max(1, round(total * value))
     try:
-        found = translate_argument(name, value, where=written, beside=values) if value is not None else {}
+        # transformers draws no answer without do_sample, whatever else is given.
+        beside = {"do_sample": False, **values}
+        found = translate_argument(name, value, where=written, beside=beside) if value is not None else {}
     except ConfigError as error:
         reason = error.advice if isinstance(error, NoEquivalentError) else str(error).removeprefix(f"{written}: ")
         recipe.add(written, "left out", reason)

@@ -115,6 +115,7 @@ NUMBERS = (  # names of numbers that stand for settings -> the argument and the 
      "data.max_target_tokens"),
     (r"(?=.*len)\w*(max|source|src|input|seq|text)\w*", "max_source_length", "data.max_input_tokens"),
 )  # fmt: skip
+DRAWING = ("do_sample", "temperature", "top_k", "top_p", "no_repeat_ngram_size")  # of generate, as on a command line
 LENGTHS = ("max_source_length", "max_target_length")
 MODEL_CHANGES = "resize_token_embeddings|add_tokens|add_special_tokens"
 UNREAD = "of the code, which is read and not executed"
@@ -356,8 +357,11 @@ def _read_loop(script: Script) -> None:
             if named in KERAS_OPTIMIZERS:
                 script.add("optim", KERAS_OPTIMIZERS[named], call)
     for call in python.find_calls("generate")[-1:]:
-        found = {f"generate: {name}": one for name, one in python.read_table(call).items()}
-        script.arguments |= {name: one for name, one in found.items() if name in OWN_RULES.settings}
+        for name, one in python.read_table(call).items():
+            if name in DRAWING:
+                script.arguments[name] = one
+            elif f"generate: {name}" in OWN_RULES.settings:
+                script.arguments[f"generate: {name}"] = one
     for call in python.find_calls(SEEDS):
         if call.args and isinstance(seed := python.read_value(call.args[0]), int):
             script.add("seed", seed, call)

@@ -17,7 +17,7 @@ from fivetune.data.store.spans import Offsets, extract_span_text, find_context_p
 from fivetune.data.store.token_store import TokenStore
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import NumericError
-from fivetune.model.decode import Decoding, GenerateAnswers, GeneratedAnswer, to_text
+from fivetune.model.decode import Decoding, GenerateAnswers, GeneratedAnswer, cut_at_stop, to_text
 from fivetune.model.decode.span_search import SpanAnswer, extract_spans
 from fivetune.model.family import SENTINEL
 from fivetune.rundir.records import Candidate, Prediction
@@ -82,9 +82,17 @@ def _answer_with_text(
     settings: AnswerSettings, model: T5Model, rows: Sequence[int], loss: TargetLoss, world: World
 ) -> Iterator[tuple[int, Prediction]]:
     store = settings.store
-    device = settings.device
-    autocast = settings.autocast
-    for one in settings.generate(model, store, rows, settings.decoding, device=device, autocast=autocast, world=world):
+    answers = settings.generate(
+        model,
+        store,
+        rows,
+        settings.decoding,
+        device=settings.device,
+        autocast=settings.autocast,
+        world=world,
+        tokenizer=settings.tokenizer,
+    )
+    for one in answers:
         yield one.row, _build_text_prediction(settings, one, loss)
 
 
@@ -171,16 +179,18 @@ def _rank_labels(task: Task, logprobs: Sequence[float]) -> tuple[Candidate, ...]
 
 
 def _decode_candidates(settings: AnswerSettings, one: GeneratedAnswer) -> tuple[Candidate, ...]:
-    """Decode several answers to texts, each with its probability, and no answer if they lack it.
+    """Decode several answers to texts, each with its probability.
 
-    They are in the order of the search: by log p / length^length_penalty, or as drawn.
+    Those of a search are in its order, by log p / length^length_penalty, and no answer follows if they lack it; drawn
+    ones are as drawn.
     """
     found: list[Candidate] = []
     for ids, logprob in one.candidates:
         text = to_text(settings.tokenizer, ids, keep_special=settings.keep_special)
         text = cut_at_stop(text, settings.decoding.stop)
         found.append(Candidate(settings.task.from_text(text), compute_probability(logprob)))
-    if one.phrase_loss is not None and all(candidate.text for candidate in found):
+    is_ranked = settings.decoding.sampling is None
+    if is_ranked and one.phrase_loss is not None and all(candidate.text for candidate in found):
         found.append(Candidate("", compute_probability(-one.phrase_loss)))
     return tuple(found)
 
@@ -235,16 +245,6 @@ def _build_span_prediction(
         no_answer_score=no_answer_score,
         answer=answer,
     )
-
-
-def cut_at_stop(text: str, stop: Sequence[str]) -> str:
-    """Cut a text before the first place at which one of the texts `stop` begins.
-
-    >>> cut_at_stop("Rouen. Q: Who", ["Q:", "."]), cut_at_stop("Rouen", ["."])
-    ('Rouen', 'Rouen')
-    """
-    places = [place for place in map(text.find, stop) if place >= 0]
-    return text[: min(places)].rstrip() if places else text
 
 
 def compute_probability(logprob: float) -> float:

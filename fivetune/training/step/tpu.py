@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,9 @@ from fivetune.training.step.groups import set_lr
 from fivetune.training.step.learner import Learner, StepEngine, StepInputs, Update
 from fivetune.training.step.nonfinite import refuse_nonfinite
 from fivetune.types import Autocast, Batch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Arrays = dict[str, Any]
 """jax arrays by name; jax is an optional dependency, so its types are not used."""
@@ -315,6 +318,7 @@ class Chips(StepEngine):
         device: str,
         autocast: Autocast,
         world: World = SINGLE_PROCESS,
+        tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> Iterator[GeneratedAnswer]:
         """Yield the answers for `rows` as `model.decode.generate` does: of greedy search, or the best label."""
         assert model is self.model

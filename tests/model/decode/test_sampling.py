@@ -17,8 +17,9 @@ from transformers.generation.logits_process import (
 )
 
 from fivetune.errors import ConfigError
-from fivetune.model.decode import Decoding, Sampling, generate
+from fivetune.model.decode import Decoding, Sampling, generate, to_text
 from fivetune.model.decode.sampling import draw_tokens, draw_uniforms
+from fivetune.model.load import load_model_and_tokenizer
 
 OTHERS = [family for family in kit.FAMILIES if family != "t5"]
 WAYS = [
@@ -157,6 +158,27 @@ def test_answers_do_not_depend_on_the_batch_or_the_order(family_folders, store, 
         assert first == [ids for ids, _ in several[row].candidates]
     other = answer(model, store, Sampling(1.2, top_p=0.9, seed=6))
     assert any(other[row].token_ids != one.token_ids for row, one in together.items())
+
+
+def test_an_answer_ends_as_soon_as_it_has_a_stop_text(model_folder, store):
+    loaded = load_model_and_tokenizer(str(model_folder))
+    model = lively(model_folder)
+    for sampling in (None, Sampling(1.5, seed=2)):
+        whole = answer(model, store, sampling)
+        longest = max((one.token_ids for one in whole.values()), key=len)
+        stop = to_text(loaded.tokenizer, longest[: len(longest) // 2 + 1])[-2:]
+        decoding = Decoding(10, score_targets=False, sampling=sampling, stop=("\n", stop), batch_size=5)
+        found = generate(
+            model, store, range(14), decoding, device="cpu", autocast=nullcontext, tokenizer=loaded.tokenizer
+        )
+        num_stopped = 0
+        for one in found:
+            ids = whole[one.row].token_ids
+            ends = [end for end in range(1, len(ids)) if stop in to_text(loaded.tokenizer, ids[:end])]
+            num_stopped += bool(ends)
+            assert one.token_ids == ids[: (ends or [len(ids)])[0]]
+            assert not (ends and one.hit_cap)
+        assert num_stopped
 
 
 def test_a_low_temperature_is_greedy_search(model_folder, store):

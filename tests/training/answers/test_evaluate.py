@@ -357,7 +357,15 @@ def test_metrics_are_looked_up_once(setup, monkeypatch):
 
 @pytest.mark.parametrize(
     "name, value",
-    [("length_penalty", 3.0), ("repetition_penalty", 1.9), ("min_new_tokens", 6), ("num_beams", 3), ("batch_size", 5)],
+    [
+        ("length_penalty", 3.0),
+        ("repetition_penalty", 1.9),
+        ("min_new_tokens", 6),
+        ("num_beams", 3),
+        ("batch_size", 5),
+        ("no_repeat_ngram_size", 2),
+        ("stop", ("a", "\n")),
+    ],
 )
 def test_settings_of_decoding_reach_the_decoder(tmp_path, model_folder, name, value):
     setup = kit.ready(tmp_path, model_folder, **{f"eval__{name}": value})
@@ -377,6 +385,47 @@ def test_settings_of_decoding_change_the_answers(tmp_path, model_folder, monkeyp
     assert min(num for _, num in plain.values()) < 8
     assert answers(eval__repetition_penalty=1.9) != plain
     assert answers(eval__num_beams=4, eval__length_penalty=5.0) != beams
+
+
+def test_several_answers_are_drawn_and_the_first_is_the_prediction(tmp_path, model_folder):
+    model = lively(model_folder)
+
+    def predict(**settings):
+        options = {"eval__max_new_tokens": 12, "eval__temperature": 1.5, **settings}
+        return {one.id: one for _, one in kit.ready(tmp_path, model_folder, **options).data.evaluator.predict(model)}
+
+    one_each, several = predict(), predict(eval__num_candidates=5, eval__batch_size=7)
+    assert {key: one.prediction for key, one in one_each.items()} == {
+        key: one.prediction for key, one in several.items()
+    }
+    for one in several.values():
+        assert len(one.candidates) == 5  # the probability of no answer is none of them
+        assert one.candidates[0].text == one.prediction and one.candidates[0].score == one.confidence
+        assert one.confidence == pytest.approx(math.exp(one.logprob))
+    assert any(len({candidate.text for candidate in one.candidates}) > 1 for one in several.values())
+    assert predict(eval__sampling_seed=1).keys() == one_each.keys() and predict(eval__sampling_seed=1) != one_each
+
+
+@pytest.mark.parametrize("search", [{}, {"eval__num_beams": 3, "eval__num_candidates": 2}])
+def test_an_answer_ends_before_a_stop_text(tmp_path, model_folder, search):
+    model = lively(model_folder)
+
+    def predict(**settings):
+        options = {"eval__max_new_tokens": 12, **search, **settings}
+        return {one.id: one for _, one in kit.ready(tmp_path, model_folder, **options).data.evaluator.predict(model)}
+
+    whole = predict()
+    longest = max((one.prediction for one in whole.values()), key=len)
+    middle = len(longest) // 2
+    stop = longest[middle : middle + 3]
+    found = predict(eval__stop=["#none#", stop])
+    for key, one in found.items():
+        before, _, after = whole[key].prediction.partition(stop)
+        assert one.prediction == (before.rstrip() if stop in whole[key].prediction else before)
+        assert not any(stop in candidate.text for candidate in one.candidates)
+        if after:
+            assert not one.hit_cap and (search or one.num_tokens < whole[key].num_tokens)
+    assert longest.partition(stop)[0].rstrip() in {one.prediction for one in found.values()}
 
 
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
