@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fivetune.config import RunConfig
     from fivetune.fleet.experiments.sweep import Sweep
     from fivetune.fleet.launchers import JobPlan, JobRun, Launcher
-    from fivetune.reading.report.page.parts import Page
+    from fivetune.reading.report.page.parts import Page, Results
     from fivetune.start.choose import DoubtError
     from fivetune.start.columns import RawTable
     from fivetune.start.files import Started
@@ -205,6 +205,82 @@ def print_page(page: Page) -> None:
                         cells.append(line)
                     rows.append(cells)
                 print_table(part.header, rows)
+
+
+# --- files for a paper ---
+
+
+def add_output_arguments(parser: ArgumentParser, *, page: str = "") -> None:
+    """Add --output and --figures.
+
+    Args:
+        page: where the page is written without --output; "" for a command without a page.
+    """
+    html = f"of the page (.html; default: {page}) or " if page else ""
+    parser.add_argument(
+        "--output",
+        metavar="FILE",
+        type=Path,
+        action="append",
+        default=[],
+        help=f"file {html}of a table of the results (.csv, .md, .tex); several may be given",
+    )
+    parser.add_argument(
+        "--figures", metavar="DIR", type=Path, help="folder for the charts: each as SVG, PDF, and CSV of its data"
+    )
+
+
+def refuse_outputs(args: Namespace, *made: Path, page: bool = True) -> None:
+    """Raise an error for files and folders that cannot be written, before work begins.
+
+    Args:
+        made: folders that the command creates.
+        page: whether the command has a page.
+    """
+    from fivetune.errors import ConfigError
+    from fivetune.reading.report.page.figures import require_matplotlib
+    from fivetune.reading.report.page.tables import SUFFIXES
+
+    allowed = (*([".html"] if page else []), *SUFFIXES)
+    for path in args.output:
+        if path.is_dir():
+            raise ConfigError(
+                f"--output {path}: is a folder. Give a file in it, such as {path / f'table{allowed[0]}'}."
+            )
+        if path.suffix.lower() not in allowed:
+            raise ConfigError(f"--output {path}: has none of the suffixes {', '.join(allowed)}. Give it one of them.")
+        if not path.parent.is_dir() and path.parent not in made:
+            raise ConfigError(f"--output {path}: there is no folder {path.parent}. Create it, or give another file.")
+    if args.figures is not None:
+        if args.figures.exists() and not args.figures.is_dir():
+            raise ConfigError(f"--figures {args.figures}: is a file. Give a folder, which is created.")
+        require_matplotlib()
+
+
+def find_page_file(args: Namespace, default: Path) -> Path:
+    """The file of the page: of --output with .html, else the default one."""
+    pages = [path for path in args.output if path.suffix.lower() == ".html"]
+    return pages[-1] if pages else default
+
+
+def write_outputs(args: Namespace, page: Page, results: Results) -> list[Path]:
+    """Write the tables and figures that were asked for, and name them unless JSON is; returns their paths."""
+    from fivetune.reading.report.page.figures import write_figures
+    from fivetune.reading.report.page.tables import SUFFIXES, write_results
+
+    written: list[Path] = []
+    for path in args.output:
+        if path.suffix.lower() in SUFFIXES:
+            write_results(results, path)
+            written.append(path)
+            if not args.json:
+                print_text(f"table   {path}")
+    if args.figures is not None:
+        num = write_figures(page, args.figures, warn=print_warning)
+        written.append(args.figures)
+        if not args.json:
+            print_text(f"figures {args.figures}: {num}, each as .svg, .pdf and .csv")
+    return written
 
 
 # --- a recipe from data ---

@@ -14,12 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from fivetune.commands import (
     add_launcher_arguments,
+    add_output_arguments,
     assign_nodes,
+    find_page_file,
     launch_sweep,
     print_json,
     print_table,
     print_text,
     read_launcher,
+    refuse_outputs,
+    write_outputs,
 )
 
 if TYPE_CHECKING:
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
 
 TAKES_SETTINGS = True
 PAGE = "comparison.html"
-PAGE_OPTIONS = ("baseline", "metric", "price_per_hour", "output")
+PAGE_OPTIONS = ("baseline", "metric", "price_per_hour", "output", "figures")
 COLUMNS = ("score_best", "seconds", "examples_per_second", "scaling_efficiency", "energy_joules", "cost")
 LABELS = {
     "seconds": "time", "examples_per_second": "examples/s", "scaling_efficiency": "scaling",
@@ -58,12 +62,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "(default: all that differ)",
     )
     parser.add_argument("--price-per-hour", metavar="PRICE", type=float, help="of the machine, in any currency")
-    parser.add_argument(
-        "--output",
-        metavar="FILE",
-        type=Path,
-        help=f"the page; default: {PAGE} in the sweep's directory, comparison-RUN-RUN.html beside runs",
-    )
+    add_output_arguments(parser, page=f"{PAGE} in the sweep's directory, comparison-RUN-RUN.html beside runs")
     parser.add_argument("--quiet", action="store_true", help="print the result only")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     add_launcher_arguments(parser, required=False)
@@ -141,9 +140,10 @@ def _launch_sweep(args: Namespace, launcher: Launcher, settings: dict[str, Any])
     _refuse_wrong_page(args, sweep)
     page: list[str] = []
     for name in PAGE_OPTIONS:
-        value = getattr(args, name)
-        if value is not None:
-            page += (f"--{name.replace('_', '-')}", str(value))
+        given = getattr(args, name)
+        for value in given if isinstance(given, list) else [given]:
+            if value is not None:
+                page += (f"--{name.replace('_', '-')}", str(value))
     if launch_sweep(sweep, placed, args, page=page):
         return 0
     return _compare_sweep_folder(args, sweep.folder)
@@ -218,16 +218,21 @@ def build_page_name(names: Sequence[str]) -> str:
     return f"comparison-{'-'.join(parts)}.html"
 
 
-def _write_and_print(comparison: Comparison, args: Namespace, page: Path) -> None:
-    """Write the page, to --output if given, and print its summary."""
-    from fivetune.reading.report.comparison import write_comparison
+def _write_and_print(comparison: Comparison, args: Namespace, path: Path) -> None:
+    """Write the page and the files of --output and --figures, and print a summary."""
+    from fivetune.reading.report.comparison import build_comparison_page
+    from fivetune.reading.report.comparison.variants import build_comparison_results
+    from fivetune.reading.report.page.render import render_html
+    from fivetune.rundir import write_text
 
-    page = args.output or page
-    write_comparison(comparison, page)
+    path = find_page_file(args, path)
+    page = build_comparison_page(comparison)
+    write_text(path, render_html(page))
     _print_comparison(comparison)
-    print_text(f"page  {page}")
+    print_text(f"page    {path}")
+    written = write_outputs(args, page, build_comparison_results(comparison))
     if args.json:
-        print_json({"page": str(page), **build_comparison_result(comparison)})
+        print_json({"page": str(path), "written": list(map(str, written)), **build_comparison_result(comparison)})
 
 
 # --- checks of the arguments ---
@@ -243,7 +248,7 @@ def _refuse_wrong_arguments(args: Namespace, variants: Sequence[Variant]) -> Non
     _refuse_unknown("--baseline", args.baseline, [variant.name for variant in variants])
     if scores:  # else no run has an evaluation, which the page says
         _refuse_unknown("--metric", args.metric, scores)
-    _refuse_output(args.output)
+    refuse_outputs(args)
 
 
 def _refuse_wrong_page(args: Namespace, sweep: Sweep) -> None:
@@ -252,7 +257,7 @@ def _refuse_wrong_page(args: Namespace, sweep: Sweep) -> None:
 
     _refuse_unknown("--baseline", args.baseline, sweep.variants)
     _refuse_unknown("--metric", args.metric, list_score_names(sweep.runs[0].config.task.metrics))
-    _refuse_output(args.output, sweep.folder)
+    refuse_outputs(args, sweep.folder)
 
 
 def _refuse_unknown(flag: str, name: str | None, allowed: Collection[str]) -> None:
@@ -260,18 +265,6 @@ def _refuse_unknown(flag: str, name: str | None, allowed: Collection[str]) -> No
 
     if name is not None and name not in allowed:
         raise ConfigError(f"{flag} {name}: there is no such name. {suggest_names(name, allowed)}")
-
-
-def _refuse_output(page: Path | None, *made: Path) -> None:
-    """Raise ConfigError for a page in a folder that neither exists nor is one of `made`, which will be created."""
-    from fivetune.errors import ConfigError
-
-    if page is None:
-        return
-    if page.is_dir():
-        raise ConfigError(f"--output {page}: is a folder. Give a file in it, such as {page / PAGE}.")
-    if not page.parent.is_dir() and page.parent not in made:
-        raise ConfigError(f"--output {page}: there is no folder {page.parent}. Create it, or give another file.")
 
 
 # --- output ---

@@ -1,8 +1,9 @@
 """Say what limits or invalidates a run, and what to change.
 
 Each finding has the change and its predicted gain. torch is not imported.
-In: a run directory, finished or in progress, or another tool's CSV log of utilisation, plain or gzipped. Out: the
-verdicts, most important first, and the rules that were not checked. --verify measures the first change in short runs.
+In: run directories, finished or in progress, or other tools' CSV logs of utilisation, plain or gzipped. Out: the
+verdicts, most important first, and the rules that were not checked; with --figures pictures of the load over time.
+--verify measures the first change in short runs.
 """
 
 from __future__ import annotations
@@ -10,13 +11,22 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from fivetune.commands import print_json, print_text, print_warning
+from fivetune.commands import (
+    add_output_arguments,
+    print_json,
+    print_text,
+    print_warning,
+    refuse_outputs,
+    write_outputs,
+)
 from fivetune.errors import ConfigError, RunDirError
 from fivetune.reading.diagnosis import faults, speed
 from fivetune.reading.diagnosis.logs import read_log
@@ -25,12 +35,19 @@ from fivetune.reading.diagnosis.stats import RunStats, collect_log_stats, collec
 from fivetune.reading.diagnosis.verify import Verification, can_verify, verify_change
 from fivetune.reading.report.page.wording import format_flags
 from fivetune.redaction import name_invisible
-from fivetune.rundir import read_run
+from fivetune.rundir import read_run, write_text
+from fivetune.rundir.records import TelemetryRecord
 from fivetune.types import Verdict
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="RUN|CSV", type=Path, help="run directory, or a CSV log of utilisation")
+    parser.add_argument(
+        "runs",
+        metavar="RUN|CSV",
+        nargs="+",
+        type=Path,
+        help="run directories, or CSV logs of utilisation; --figures draws several side by side",
+    )
     parser.add_argument("--devices", metavar="N", type=int, help="number of devices that were requested")
     parser.add_argument(
         "--verify",
@@ -38,46 +55,97 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="measure the first change with a predicted gain, in short runs of a few dozen steps",
     )
     parser.add_argument("--verbose", action="store_true", help="list the rules that lack data, with that data")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    add_output_arguments(parser, page="none")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead; of several, an array")
 
 
 def run(args: argparse.Namespace) -> int:
     if args.devices is not None and args.devices < 1:
         raise ConfigError(f"--devices: {args.devices} is not a number of devices. Give 1 or more.")
-    stats = read_source_stats(args.source, devices_requested=args.devices)
-    verdicts = diagnose(stats)
-    if args.verify and not args.source.is_dir():
-        raise ConfigError(f"--verify: {args.source} is a log; there is no recipe to run again. Give a run directory.")
-    if not args.json:
-        console = Console(highlight=False)
-        for line, remark in format_diagnosis(str(args.source), stats, verdicts, verbose=args.verbose):
-            text = Text.assemble(name_invisible(line), (name_invisible(remark), "dim"))
-            console.print(text, soft_wrap=not console.is_terminal)  # wrapped at words in a terminal
-    verified = _verify_first_change(args.source, stats, verdicts) if args.verify else None
+    if args.verify and len(args.runs) > 1:
+        raise ConfigError(f"--verify: {len(args.runs)} sources are given. Give one run directory.")
+    first = args.runs[0]
+    if args.verify and first.exists() and not first.is_dir():
+        raise ConfigError(f"--verify: {first} is a log; there is no recipe to run again. Give a run directory.")
+    refuse_outputs(args)
+    logs: dict[str, Sequence[TelemetryRecord]] = {}
+    found: dict[str, tuple[Verdict, ...]] = {}
+    tables: list[dict[str, Any]] = []
+    for place, source in enumerate(args.runs):
+        telemetry, stats = read_source(source, devices_requested=args.devices)
+        verdicts = diagnose(stats)
+        name = source.name if source.name and source.name not in logs else str(source)
+        logs[name] = telemetry
+        found[name] = verdicts
+        if args.json:
+            verified = _verify_first_change(source, stats, verdicts) if args.verify else None
+            tables.append(_build_table(source, stats, verdicts, verified))
+        else:
+            if place:
+                print()
+            _print_diagnosis(source, stats, verdicts, args)
+    written = _write_files(args, logs, found)
     if args.json:
-        note = faults.describe_idle_devices(stats)
-        missing = list_missing_data(stats, verdicts)
-        print_json(
-            {
-                "source": str(args.source),
-                "verdicts": list(map(asdict, verdicts)),
-                "time": None if verdicts else speed.describe_time_use(stats),
-                "notes": [note] if note else [],
-                "not_judged": {data: list(rules) for data, rules in missing.items()},
-                "verified": asdict(verified) if verified else None,
-            }
-        )
-    elif verified:
+        if written:
+            tables[0]["written"] = list(map(str, written))
+        print_json(tables[0] if len(tables) == 1 else tables)
+    return 0
+
+
+def _print_diagnosis(source: Path, stats: RunStats, verdicts: tuple[Verdict, ...], args: argparse.Namespace) -> None:
+    console = Console(highlight=False)
+    for line, remark in format_diagnosis(str(source), stats, verdicts, verbose=args.verbose):
+        text = Text.assemble(name_invisible(line), (name_invisible(remark), "dim"))
+        console.print(text, soft_wrap=not console.is_terminal)  # wrapped at words in a terminal
+    verified = _verify_first_change(source, stats, verdicts) if args.verify else None
+    if verified:
         print_text(
             f"\nVerified {format_flags(verified.change)}: {verified.num_rounds} rounds of {verified.num_steps} steps "
             f"with and without it.\n   predicted {verified.predicted:.2f} times as fast, measured "
             f"{verified.measured:.2f} ({verified.low:.2f} to {verified.high:.2f})"
         )
-    return 0
 
 
-def read_source_stats(source: Path, *, devices_requested: int | None) -> RunStats:
-    """Collect the statistics of a run directory or of a log; damaged files of a run are named on standard error.
+def _build_table(
+    source: Path, stats: RunStats, verdicts: tuple[Verdict, ...], verified: Verification | None
+) -> dict[str, Any]:
+    """Build the JSON result of one source."""
+    note = faults.describe_idle_devices(stats)
+    missing = list_missing_data(stats, verdicts)
+    return {
+        "source": str(source),
+        "verdicts": list(map(asdict, verdicts)),
+        "time": None if verdicts else speed.describe_time_use(stats),
+        "notes": [note] if note else [],
+        "not_judged": {data: list(rules) for data, rules in missing.items()},
+        "verified": asdict(verified) if verified else None,
+    }
+
+
+def _write_files(
+    args: argparse.Namespace,
+    logs: Mapping[str, Sequence[TelemetryRecord]],
+    verdicts: Mapping[str, Sequence[Verdict]],
+) -> list[Path]:
+    """Write the files of --output and --figures, if they are given; returns their paths."""
+    if not args.output and args.figures is None:
+        return []
+    from fivetune.reading.report.logs import build_logs_page, build_logs_results
+    from fivetune.reading.report.page.render import render_html
+
+    page = build_logs_page(logs, verdicts)
+    written: list[Path] = []
+    for path in args.output:
+        if path.suffix.lower() == ".html":
+            write_text(path, render_html(page))
+            written.append(path)
+            if not args.json:
+                print_text(f"page    {path}")
+    return written + write_outputs(args, page, build_logs_results(logs))
+
+
+def read_source(source: Path, *, devices_requested: int | None) -> tuple[Sequence[TelemetryRecord], RunStats]:
+    """Read telemetry and statistics of a run directory or of a log; damaged files of a run are named on standard error.
 
     Raises RunDirError if the source is neither.
     """
@@ -85,10 +153,11 @@ def read_source_stats(source: Path, *, devices_requested: int | None) -> RunStat
         found = read_run(source)
         for text in found.damage:
             print_warning(text)
-        return collect_run_stats(found, devices_requested=devices_requested)
+        return found.telemetry, collect_run_stats(found, devices_requested=devices_requested)
     if not source.is_file():
         raise RunDirError(f"{source}: no such run or log. Give the run.dir of a run (runs/<name>), or a CSV file.")
-    return collect_log_stats(read_log(source), devices_requested=devices_requested)
+    records = read_log(source)
+    return records, collect_log_stats(records, devices_requested=devices_requested)
 
 
 def format_diagnosis(

@@ -8,26 +8,40 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from fivetune.commands import print_json, print_text, print_warning
+from fivetune.commands import (
+    add_output_arguments,
+    find_page_file,
+    print_json,
+    print_text,
+    print_warning,
+    refuse_outputs,
+    write_outputs,
+)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="run directory (runs/<name>)")
-    parser.add_argument("--output", metavar="FILE", type=Path, help="file to write; default: RUN_DIR/report.html")
+    add_output_arguments(parser, page="RUN_DIR/report.html")
     parser.add_argument("--json", action="store_true", help="print the report's headline as one JSON object")
 
 
 def run(args: Namespace) -> int:
-    from fivetune.reading.report import write_report
-    from fivetune.reading.report.run.build import read_reference_runs
+    from fivetune.reading.report.page.render import render_html
+    from fivetune.reading.report.run.build import read_page
+    from fivetune.reading.report.run.methods import build_run_results
     from fivetune.reading.report.run.scores import build_run_summary
-    from fivetune.rundir import read_run
+    from fivetune.rundir import write_text
 
-    path = write_report(args.run_dir, output=args.output, on_damage=print_warning)
-    if args.json:
-        this = read_run(args.run_dir)
-        beside, _ = read_reference_runs(args.run_dir, this)
-        print_json({"report": str(path), **build_run_summary(this, reference_runs=beside)})
-    else:
+    refuse_outputs(args, args.run_dir)
+    path = find_page_file(args, args.run_dir / "report.html")
+    loaded, beside, page = read_page(args.run_dir)
+    write_text(path, render_html(page))
+    for text in loaded.damage:
+        print_warning(text)
+    if not args.json:
         print_text(str(path))
+    written = write_outputs(args, page, build_run_results(loaded))
+    if args.json:
+        summary = build_run_summary(loaded, reference_runs=beside)
+        print_json({"report": str(path), "written": list(map(str, written)), **summary})
     return 0

@@ -16,7 +16,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from fivetune.commands import print_json, print_scores, print_table, print_warning
+from fivetune.commands import (
+    add_output_arguments,
+    print_json,
+    print_scores,
+    print_table,
+    print_warning,
+    refuse_outputs,
+    write_outputs,
+)
 from fivetune.config import load_layers
 from fivetune.config.layers import Layers, parse_listed_names, parse_overrides
 from fivetune.config.recipes import is_run_directory
@@ -97,6 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="other predictions of the same questions: prints the difference with its p-value",
     )
+    add_output_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     parser.epilog = "Settings: --data.columns.question Frage, --task.no_answer 'no answer'"
 
@@ -104,6 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.predictions is None and args.settings and not args.settings[0].startswith("-"):
         args.predictions = args.settings.pop(0)  # after a flag argparse no longer takes an optional argument
+    refuse_outputs(args, page=False)
     recipe = _read_recipe(args.task)
     if args.predictions is None:
         args.references, args.predictions = _find_references(args.task, recipe), args.references
@@ -149,6 +159,7 @@ def run(args: argparse.Namespace) -> int:
             table |= build_label_table(labels)
         if without_blanks:
             table["without_blank_golds"] = without_blanks
+        _write_files(args, len(questions), ours, intervals, theirs, differences, labels)
         print_json(table)
         return 0
     print(f"{args.task}: {len(questions)} examples")
@@ -161,7 +172,27 @@ def run(args: argparse.Namespace) -> int:
         print_scores(without_blanks["scores"], {}, all_digits=True)
     if labels:
         _print_labels(labels)
+    _write_files(args, len(questions), ours, intervals, theirs, differences, labels)
     return 0
+
+
+def _write_files(
+    args: argparse.Namespace,
+    num: int,
+    ours: Scores,
+    intervals: Mapping[str, tuple[float, float]],
+    theirs: Scores | None,
+    differences: Mapping[str, Difference],
+    labels: ConfusionMatrix | None,
+) -> None:
+    """Write the files of --output and --figures, if they are given."""
+    if not args.output and args.figures is None:
+        return
+    from fivetune.reading.report.score import build_score_page, build_score_results
+
+    others = theirs.corpus if theirs else {}
+    page = build_score_page(args.task, ours.corpus, intervals, others, labels)
+    write_outputs(args, page, build_score_results(args.task, num, ours.corpus, intervals, others, differences))
 
 
 def _read_recipe(source: str) -> JsonTable:

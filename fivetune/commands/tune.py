@@ -9,7 +9,15 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fivetune.commands import print_json, print_table, print_text
+from fivetune.commands import (
+    add_output_arguments,
+    find_page_file,
+    print_json,
+    print_table,
+    print_text,
+    refuse_outputs,
+    write_outputs,
+)
 
 if TYPE_CHECKING:
     from fivetune.types import Search
@@ -21,6 +29,7 @@ NUM_SHOWN = 10
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="YAML file or name of a shipped recipe, with a section search")
     parser.add_argument("--dir", type=Path, help="folder of the study; default: the recipe's run.dir with -search")
+    add_output_arguments(parser, page="search.html in the study's folder")
     parser.add_argument("--quiet", action="store_true", help="print the result only")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     parser.epilog = (
@@ -31,12 +40,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from fivetune.config.layers import parse_overrides
-    from fivetune.fleet.experiments.search import tune
+    from fivetune.fleet.experiments.search import build_study_page, tune
     from fivetune.fleet.experiments.space import load_search
+    from fivetune.reading.report.page.render import render_html
+    from fivetune.reading.report.search import build_search_results
+    from fivetune.rundir import write_text
 
     # Each searched setting and value is checked before any trial runs.
     config = load_search(args.recipe, parse_overrides(args.settings))
     folder = args.dir or Path(f"{config.run.dir}-search")
+    refuse_outputs(args, folder)
 
     def say(text: str) -> None:
         if not args.quiet:
@@ -45,12 +58,16 @@ def run(args: argparse.Namespace) -> int:
     say(f"{config.search.num_trials} trials in {folder}; look at them with: fivetune watch {folder}")
     found = tune(config, folder=folder, write_line=say)
     best = found.best
+    path = find_page_file(args, folder / "search.html")
+    page = build_study_page(found, folder)
+    write_text(path, render_html(page))
     if not args.json:
         _print_table(found)
         if best:
             print_text(f"recipe  {folder}/best.yaml (train it with: fivetune train {folder}/best.yaml)")
-        print_text(f"page    {folder}/search.html")
-    else:
+        print_text(f"page    {path}")
+    written = write_outputs(args, page, build_search_results(found))
+    if args.json:
         print_json(
             {
                 "study": str(folder),
@@ -58,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
                 "num_trials": len(found.trials),
                 "best": {"trial": best.number, "score": best.score, "settings": best.settings} if best else None,
                 "importances": found.importances,
-                "page": str(folder / "search.html"),
+                "page": str(path),
+                "written": list(map(str, written)),
             }
         )
     return 0

@@ -19,6 +19,7 @@ from fivetune.errors import ConfigError, IncompleteError, NumericError
 from fivetune.fleet.experiments.space import build_trial_config
 from fivetune.fleet.experiments.study import Heartbeat, Study
 from fivetune.reading.report.live import find_first_verdict
+from fivetune.reading.report.page.parts import Page
 from fivetune.reading.report.page.render import render_html
 from fivetune.reading.report.page.wording import format_setting
 from fivetune.reading.report.run.build import write_report
@@ -180,9 +181,13 @@ def _write_results(found: Search, config: RunConfig, folder: Path) -> None:
         recipe = build_trial_config(config, found.best.settings, f"{config.run.dir}-best").as_redacted_yaml()
         title = f"# Trial {found.best.number} of {folder.name}: {found.metric} {found.best.score:.2f}, the best so far."
         rundir.write_text(folder / "best.yaml", f"{title}\n{recipe}")
+    rundir.write_text(folder / "search.html", render_html(build_study_page(found, folder)))
+
+
+def build_study_page(found: Search, folder: Path) -> Page:
+    """Build the page of a study in its folder, with the doubt about its best run if there is one."""
     doubt = ""
     if found.best and found.best.run:
         verdict, is_bad = find_first_verdict(folder / found.best.run)
         doubt = verdict if is_bad else ""
-    page = build_search_page(found, recipe=str(folder / "best.yaml"), doubt=doubt)
-    rundir.write_text(folder / "search.html", render_html(page))
+    return build_search_page(found, recipe=str(folder / "best.yaml"), doubt=doubt)

@@ -19,7 +19,19 @@ from fivetune.reading.report.page.charts import (
     build_marks_trace,
     escape_label,
 )
-from fivetune.reading.report.page.parts import Chart, Figure, Page, Part, Problem, Section, Table, Text, build_section
+from fivetune.reading.report.page.parts import (
+    Chart,
+    Figure,
+    Measured,
+    Page,
+    Part,
+    Problem,
+    Results,
+    Section,
+    Table,
+    Text,
+    build_section,
+)
 from fivetune.reading.report.page.series import Series
 from fivetune.reading.report.page.wording import (
     format_decimal,
@@ -50,23 +62,13 @@ def build_search_page(found: Search, *, recipe: str = "", doubt: str = "") -> Pa
     for state in (*ENDED_STATES, "running", "waiting"):
         if state in states:
             badges.append(Text(f"{states.count(state)} {state}", kinds.get(state, "note")))
-    keys: dict[str, Any] = {}
-    for trial in found.trials:
-        keys |= trial.settings
-    rows: list[Sequence[str]] = []
-    for trial in sort_trials(found):
-        row = [str(trial.number), trial.state, format_decimal(trial.score)]
-        row += [str(len(trial.curve)), format_duration(trial.seconds)]
-        for key in keys:
-            row.append(format_setting(key, trial.settings[key]) if key in trial.settings else "")
-        row.append(trial.why)
-        rows.append(row)
-    header = ("trial", "state", found.metric, "evaluations", "time", *keys, "why")
+    results = build_search_results(found)
+    rows = [[cell if isinstance(cell, str) else cell.text for cell in row] for row in results.rows]
     sections = (
         _build_result_section(found, recipe, doubt),
         build_section("History", _draw_history_charts(found)),
         build_section("Importance of settings", _iter_importance_parts(found)),
-        build_section("Trials", Table("All trials, the best first.", header, rows)),
+        build_section("Trials", Table("All trials, the best first.", results.header, rows)),
     )
     return Page(
         title=found.name,
@@ -74,6 +76,28 @@ def build_search_page(found: Search, *, recipe: str = "", doubt: str = "") -> Pa
         subtitle=f"Search for the best {get_score_label(found.metric)}",
         badges=tuple(badges),
     )
+
+
+def build_search_results(found: Search) -> Results:
+    """Build all trials with their settings as a table, the best first."""
+    keys: dict[str, Any] = {}
+    for trial in found.trials:
+        keys |= trial.settings
+    rows: list[list[str | Measured]] = []
+    for trial in sort_trials(found):
+        row: list[str | Measured] = [str(trial.number), trial.state, Measured(format_decimal(trial.score), trial.score)]
+        row += [str(len(trial.curve)), Measured(format_duration(trial.seconds), trial.seconds)]
+        for key in keys:
+            row.append(format_setting(key, trial.settings[key]) if key in trial.settings else "")
+        row.append(trial.why)
+        rows.append(row)
+    header = ("trial", "state", found.metric, "evaluations", "time", *keys, "why")
+    caption = (
+        f"{format_plural(len(rows), 'trial')} of a search for the best {get_score_label(found.metric)}, the best "
+        "first; of a pruned one, the best score before it was stopped. The best score is chosen on the same examples, "
+        "so that it is biased upwards."
+    )
+    return Results(caption, header, rows, {"time": "s"})
 
 
 def _build_result_section(found: Search, recipe: str, doubt: str) -> Section:

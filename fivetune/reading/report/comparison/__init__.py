@@ -56,7 +56,7 @@ from fivetune.reading.report.page.wording import (
     format_significant,
 )
 from fivetune.reading.report.run.load import DEVICE_GAUGES, HOST_GAUGES, Gauge, Load
-from fivetune.reading.report.run.load_charts import Lane, choose_line_style, describe_line_styles, draw_lanes_chart
+from fivetune.reading.report.run.load_charts import choose_line_style, iter_lanes_charts, list_used_values
 from fivetune.reading.report.run.problems import build_verdicts_table
 from fivetune.reading.report.run.scores import get_score_label
 from fivetune.reading.report.run.speed import (
@@ -68,7 +68,6 @@ from fivetune.reading.report.run.speed import (
 from fivetune.rundir import write_text
 from fivetune.rundir.records import Run, StepRecord
 from fivetune.types import Verdict
-from fivetune.values import select_finite
 
 GAUGES = (*DEVICE_GAUGES, *HOST_GAUGES)
 PHASE_TIMES = "Time of a run by phase, the median over the variant's runs. (status.json)"
@@ -185,16 +184,8 @@ def build_variant_load_section(variants: Sequence[Variant]) -> Section:
     loads = [[Load(run.telemetry) for run in variant.runs] for variant in variants]
     several = any(len(variant.runs) > 1 for variant in variants)
     what = "the first run of each variant" if several else "each run"
-    parts: list[Part] = []
-    for gauge in GAUGES:
-        lanes: list[Lane] = []
-        for place, (variant, own) in enumerate(zip(variants, loads, strict=True)):
-            tracks = own[0].build_tracks(gauge) if own else ()
-            if tracks:
-                lanes.append(Lane(variant.name, tracks, own[0].list_phase_intervals(), choose_line_style(place)))
-        if lanes:
-            caption = f"{gauge.title}, {what}. {gauge.description}{describe_line_styles(lanes)}"
-            parts.append(draw_lanes_chart(gauge, lanes, caption, wide=True, group="load"))
+    named = [(variant.name, own[0] if own else None) for variant, own in zip(variants, loads, strict=True)]
+    parts: list[Part] = [*iter_lanes_charts(named, GAUGES, what)]
     # Mean and maximum of each quantity, which stays away where no run has it.
     header = ["variant", "run"]
     rows: list[list[Cell]] = []
@@ -220,10 +211,7 @@ def build_variant_load_section(variants: Sequence[Variant]) -> Section:
 
 def _format_mean_and_max(load: Load, gauge: Gauge, word: str) -> tuple[str, float | None]:
     """Format mean and maximum of a quantity over the devices that a run used, and return the mean."""
-    values: list[float] = []
-    for track in load.build_tracks(gauge):
-        if track.quantity == word and track.used:
-            values += select_finite(track.values)
+    values = list_used_values(load, gauge, word)
     if not values:
         return UNKNOWN, None
     mean = sum(values) / len(values)

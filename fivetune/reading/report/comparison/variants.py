@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from fivetune.reading.compare import MEASURES, MeasureSpec
 from fivetune.reading.compare.records import Comparison, Measure, Variant
 from fivetune.reading.compare.variants import select_work_settings
-from fivetune.reading.report.page.parts import Cell, Table, build_sortable_table
+from fivetune.reading.report.page.parts import Cell, Measured, Results, Table, build_sortable_table
 from fivetune.reading.report.page.wording import (
     UNKNOWN,
     format_bytes,
@@ -187,6 +187,81 @@ def build_baseline_tables(comparison: Comparison) -> list[Table]:
     return tables
 
 
+MARKS = {
+    "*": "marks a difference from the baseline that is significant over the seeds: its 95 % interval excludes 0",
+    "\u2020": "marks a difference from the baseline that is significant over the examples, for these trained models: "
+    "its 95 % interval excludes 0, and other seeds may differ",
+}
+
+
+def build_comparison_results(comparison: Comparison) -> Results:
+    """Build the variants with their main measures as a table for a paper; significant differences are marked."""
+    variants = comparison.variants
+    names = _select_known_measures((variant.measures for variant in variants), main=True)
+    headings = _list_headings(names, comparison.metric)
+    keys = comparison.varied if len(comparison.varied) <= MAX_SETTINGS else ()
+    score = get_score_label(comparison.metric)
+    difference = f"{score} against the baseline"
+    rows: list[list[str | Measured]] = []
+    for variant in variants:
+        remark = f" ({CONSTANTS[variant.constant.rule]})" if variant.constant else ""
+        row: list[str | Measured] = [variant.name + remark]
+        resolved = select_work_settings(variant.runs[0]) if variant.runs else {}
+        for key in keys:
+            row.append(format_setting(key, variant.settings.get(key, resolved.get(key, UNKNOWN))))
+        row.append(str(len(variant.runs)))
+        gap = find_score_gap(variant)
+        measured = _build_measured(format_measure_difference, SCORE, gap, _choose_mark(SCORE, gap))
+        row.append("baseline" if variant.name == comparison.baseline else measured)
+        for name in names:
+            mark = _choose_mark(name, variant.against.get(name, UNKNOWN_MEASURE))
+            row.append(_build_measured(format_measure, name, get_measure(variant, name), mark))
+        rows.append(row)
+    caption = (
+        f"{len(variants)} variants compared by {score}; the baseline is {comparison.baseline}. Scores and losses are "
+        "means with 95 % intervals, over seeds from three runs on and over examples for one run, and with both values "
+        "of two runs; other measures are medians with minimum and maximum. Intervals are not corrected for the number "
+        "of comparisons."
+    )
+    if comparison.incomparable:
+        caption += f" {comparison.incomparable}"
+    num_failed = sum(len(variant.failures) for variant in variants)
+    if num_failed:
+        caption += f" {format_plural(num_failed, 'run')} did not finish and are left out."
+    if comparison.warnings:
+        caption += f" More than the varied settings differs: {' '.join(comparison.warnings)}"
+    units = {difference: "points"}
+    for heading, name in zip(headings, names, strict=True):
+        if MEASURES[name].unit:
+            units[heading] = MEASURES[name].unit
+    return Results(caption, ("variant", *keys, "runs", difference, *headings), rows, units, MARKS)
+
+
+def find_score_gap(variant: Variant) -> Measure:
+    """Find the difference of the best score from the baseline's: over seeds, else over the examples."""
+    gap = variant.against.get(SCORE, UNKNOWN_MEASURE)
+    if gap.spread != "seeds" and variant.over_examples:
+        return variant.over_examples
+    return gap
+
+
+def _choose_mark(name: str, gap: Measure) -> str:
+    """Choose the mark of a significant difference; ranges of minimum and maximum say nothing of chance."""
+    if not is_significant(MEASURES[name], gap):
+        return ""
+    if gap.spread == "seeds":
+        return "*"
+    return "\u2020" if gap.spread == "examples" else ""
+
+
+def _build_measured(
+    format_value: Callable[[MeasureSpec, float | None], str], name: str, one: Measure, mark: str
+) -> Measured:
+    value, _, ends = format_with_range(format_value, MEASURES[name], one).partition("\n")
+    interval = None if one.low is None or one.high is None else (one.low, one.high)
+    return Measured(value, one.value, interval, ends, mark)
+
+
 # --- sentences ---
 
 
@@ -283,9 +358,7 @@ def _describe_leader(comparison: Comparison, best: Variant, measure: str, name: 
         return f"No variant has a {better} {name} than the baseline {quote_name(best)}: {reached}.{doubted}"
     superlative = "best" if better == "better" else "lowest"
     leads = f"{quote_name(best)} has the {superlative} {name}: {reached}"
-    gap = best.against.get(measure, UNKNOWN_MEASURE)
-    if measure == SCORE and gap.spread != "seeds" and best.over_examples:
-        gap = best.over_examples
+    gap = find_score_gap(best) if measure == SCORE else best.against.get(measure, UNKNOWN_MEASURE)
     if gap.value is None:
         return f"{leads}.{doubted}"
     over = trained = ""

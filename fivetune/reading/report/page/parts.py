@@ -131,10 +131,48 @@ def build_sortable_table(
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """A number in a table of results.
+
+    Args:
+        text: the number as a page prints it, with its unit.
+        value: the number itself, in the unit of its column; None if unknown.
+        interval: lower and upper end of its interval; None without one.
+        ends: the interval as a page prints it; "" without one.
+        mark: sign of its significance, one of `Results.marks`; "" without one.
+    """
+
+    text: str
+    value: float | None = None
+    interval: tuple[float, float] | None = None
+    ends: str = ""
+    mark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """The results of a page as one table for a paper.
+
+    Args:
+        units: column -> unit of its numbers, for files in which numbers have no unit of their own.
+        marks: sign -> meaning, as a clause.
+        methods: a paragraph that stands before the table; "" without one.
+    """
+
+    caption: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str | Measured]]
+    units: Mapping[str, str] = field(default_factory=dict[str, str])
+    marks: Mapping[str, str] = field(default_factory=dict[str, str])
+    methods: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Page:
-    """One HTML page before it is rendered; `badges` are short labels of its state."""
+    """One HTML page before it is rendered; `badges` are short labels of its state, `results` the table for a paper."""
 
     title: str
     sections: tuple[Section, ...]
     subtitle: str = ""
     badges: tuple[Text, ...] = ()
+    results: Results | None = None

@@ -116,13 +116,19 @@ def write_report(
     page.html
     """
     folder = Path(folder)
-    run = read_run(folder)
-    beside, notes = read_reference_runs(folder, run)
+    run, _, page = read_page(folder)
     path = Path(output) if output else folder / "report.html"
-    write_text(path, render_html(build_page(run, reference_runs=beside, notes=notes)))
+    write_text(path, render_html(page))
     for text in run.damage:
         on_damage(text)
     return path
+
+
+def read_page(folder: Path) -> tuple[Run, list[Run], Page]:
+    """Read a run directory, and the runs of `report.beside`; returns both with the page. Raises RunDirError."""
+    run = read_run(folder)
+    beside, notes = read_reference_runs(folder, run)
+    return run, beside, build_page(run, reference_runs=beside, notes=notes)
 
 
 def read_reference_runs(folder: Path, run: Run) -> tuple[list[Run], list[str]]:

@@ -5,7 +5,7 @@ In: Tracks and PhaseIntervals. Out: Charts, and a Section.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -131,6 +131,35 @@ def draw_lanes_chart(gauge: Gauge, lanes: Sequence[Lane], caption: str, *, wide:
     if num > 1:
         _stack_lanes(chart.layout, lanes, gauge.unit)
     return chart
+
+
+def iter_lanes_charts(
+    named_loads: Sequence[tuple[str, Load | None]], gauges: Sequence[Gauge], what: str
+) -> Iterator[Chart]:
+    """Yield a chart of each gauge that any run has, with a lane per run.
+
+    Args:
+        named_loads: name and load of each run, which has one colour in all charts.
+        what: the runs that are drawn, for the caption.
+    """
+    for gauge in gauges:
+        lanes: list[Lane] = []
+        for place, (name, load) in enumerate(named_loads):
+            tracks = load.build_tracks(gauge) if load else ()
+            if load and tracks:
+                lanes.append(Lane(name, tracks, load.list_phase_intervals(), choose_line_style(place)))
+        if lanes:
+            caption = f"{gauge.title}, {what}. {gauge.description}{describe_line_styles(lanes)}"
+            yield draw_lanes_chart(gauge, lanes, caption, wide=True, group="load")
+
+
+def list_used_values(load: Load, gauge: Gauge, word: str) -> list[float]:
+    """List all known values of a quantity over the devices that a run used."""
+    values: list[float] = []
+    for track in load.build_tracks(gauge):
+        if track.quantity == word and track.used:
+            values += select_finite(track.values)
+    return values
 
 
 def _name_axis(letter: str, place: int) -> str:

@@ -10,6 +10,7 @@ from pathlib import PurePath
 
 from fivetune.reading.report.page.parts import Part, Section, Table, Text, build_section
 from fivetune.reading.report.page.wording import format_bytes, format_count, format_plain, format_setting, shorten_home
+from fivetune.reading.report.run.methods import describe_methods
 from fivetune.reading.report.run.scores import DEFINITIONS
 from fivetune.rundir.records import MachineRecord, Run
 from fivetune.values import flatten_table, get_nested
@@ -76,6 +77,8 @@ def iter_machine_parts(run: Run) -> Iterator[Part]:
             rows.append((format_count(part.step), *facts, ", ".join(part.changed) or "nothing"))
         header = ("from step", "started", "device", "threads", "changed settings")
         yield Table("Parts of the run: it was resumed. (machine.json)", header, rows)
+    yield Text("Methods, for a paper", "heading")
+    yield Text(describe_methods(run))
     yield Text("Commands", "heading")
     folder = str(get_nested(run.config, "run", "dir") or f"runs/{run.name}")
     for words, command in (

@@ -5,10 +5,10 @@ In: the prediction lines of the best evaluation and the score that counts. Out: 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from fivetune.reading.report.page import charts
-from fivetune.reading.report.page.parts import Section, Table, Text, build_section
+from fivetune.reading.report.page.parts import Part, Section, Table, Text, build_section
 from fivetune.reading.report.page.wording import (
     format_count,
     format_decimal,
@@ -20,6 +20,7 @@ from fivetune.reading.report.run.scores import get_score_label
 from fivetune.rundir.records import Prediction
 from fivetune.scores.analysis.labels import build_confusion
 from fivetune.scores.analysis.slices import Slice, compute_slices
+from fivetune.scores.metrics.classification import ConfusionMatrix
 
 MAX_LABELS = 20
 
@@ -92,8 +93,11 @@ def build_slices_section(lines: Sequence[Prediction], key: str | None) -> Sectio
 def build_labels_section(lines: Sequence[Prediction]) -> Section:
     """Build the section: confusion matrix, precision and recall of labels; no parts for tasks that write answers."""
     found = build_confusion(lines)
-    if found is None:
-        return build_section("Labels")
+    return build_section("Labels", iter_confusion_parts(found) if found else None)
+
+
+def iter_confusion_parts(found: ConfusionMatrix) -> Iterator[Part]:
+    """Yield the confusion matrix as a chart, and precision and recall of each label as a table."""
     shown = found.labels[:MAX_LABELS]
     rest = len(found.labels) - len(shown)
     more = f" The {format_plural(rest, 'rarest label')} are left out." if rest else ""
@@ -122,7 +126,7 @@ def build_labels_section(lines: Sequence[Prediction]) -> Section:
         "hovertemplate": "gold %{y}, predicted %{x}: %{text:,} (%{z:.1f} % of the row)<extra></extra>",
     }
     axis = {"type": "category", "dtick": 1, "showgrid": False, "showline": False}
-    chart = charts.build_chart(
+    yield charts.build_chart(
         caption,
         [cells],
         "predicted",
@@ -147,4 +151,4 @@ def build_labels_section(lines: Sequence[Prediction]) -> Section:
         )
     caption = "Each label: examples with it as gold label, predictions of it, precision, recall and F1."
     header = ("label", "examples", "predicted", "precision", "recall", "F1")
-    return build_section("Labels", chart, Table(caption, header, rows))
+    yield Table(caption, header, rows)
