@@ -139,7 +139,11 @@ def _collect_scores(run: Run, record: EvalRecord | None, metric: str, order: Seq
         details=[collect_details(one) for one in predictions],
     )
     # Another version of the metric would give another score than the run recorded.
-    return found if math.isclose(found.corpus.get(metric, math.inf), total, abs_tol=1e-6) else None
+    if not math.isclose(found.corpus.get(metric, math.inf), total, abs_tol=1e-6):
+        return None
+    # Scores at the best threshold cannot be resampled.
+    resample = found.resample or build_mean_resampler(found)
+    return found if metric in resample(np.arange(len(order))) else None
 
 
 def _average_scores(scores: Sequence[Scores], metric: str) -> Scores:

@@ -17,6 +17,7 @@ from fake_run import fake_run, make_run
 
 from fivetune.cli import main
 from fivetune.errors import ConfigError
+from fivetune.reading.compare.changes import compute_paired_difference
 from fivetune.reading.compare.records import Measure
 from fivetune.reading.diagnosis.logs import read_log
 from fivetune.reading.report.comparison import build_comparison_page
@@ -29,6 +30,7 @@ from fivetune.reading.report.page.tables import build_csv, build_latex, build_ma
 from fivetune.reading.report.run.build import build_page
 from fivetune.reading.report.run.methods import build_run_results, describe_methods
 from fivetune.reading.report.run.slices import iter_confusion_parts
+from fivetune.scores.metrics import Scorer, collect_details
 from fivetune.scores.metrics.classification import ConfusionMatrix
 
 LOG = """Timestamp (s),CPU (%),RAM (%),Swap (%),0:GPU (%),0:Mem (%),0:Temp (C)
@@ -116,6 +118,25 @@ def test_the_scores_of_a_run_stand_beside_those_before(tmp_path):
     assert first[0] == "Exact match" and float(first[header.index("fine-tuned")]) == 92.65
     empty = build_run_results(make_run())
     assert not empty.rows and build_latex(empty)
+
+
+def test_scores_that_cannot_be_resampled_have_no_interval():
+    run = fake_run()
+    lines = {}
+    evals = []
+    for record in (run.evals[0], run.evals[-1]):
+        name = f"eval-{record.step}"
+        lines[name] = [replace(line, references=line.references or ("",)) for line in run.read_predictions(record)]
+        scores = Scorer(["squad_v2"]).score(
+            [line.prediction for line in lines[name]],
+            [line.references for line in lines[name]],
+            details=[collect_details(line) for line in lines[name]],
+        )
+        evals.append(replace(record, scores=scores.corpus))
+    run = replace(run, evals=evals, predictions=lines)
+    assert compute_paired_difference([(run, evals[1])], [(run, evals[0])], metric="HasAns_f1") is not None
+    assert compute_paired_difference([(run, evals[1])], [(run, evals[0])], metric="best_exact") is None
+    assert build_run_results(run).rows
 
 
 # --- methods ---

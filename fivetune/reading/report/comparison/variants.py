@@ -30,6 +30,7 @@ SCORE, LAST, LOSS, SPEED = "score_best", "score_last", "loss_best", "examples_pe
 COSTS = ("seconds", "energy_joules", "cost")
 MAIN_MEASURES = (SCORE, LAST, LOSS, "seconds", "seconds_to_score", SPEED, *COSTS[1:])
 MAX_SETTINGS = 3  # maximum number of varied keys with their own column
+MAX_WARNINGS = 3  # of a table for a paper
 MAX_LEFT_OUT = 3  # variants whose reason the outcome tells
 UNKNOWN_MEASURE = Measure(None)
 CONSTANTS = {"abstention": "learnt to give no answer", "majority_label": "learnt one label"}
@@ -229,7 +230,9 @@ def build_comparison_results(comparison: Comparison) -> Results:
     if num_failed:
         caption += f" {format_plural(num_failed, 'run')} did not finish and are left out."
     if comparison.warnings:
-        caption += f" More than the varied settings differs: {' '.join(comparison.warnings)}"
+        caption += f" More than the varied settings differs: {' '.join(comparison.warnings[:MAX_WARNINGS])}"
+    if len(comparison.warnings) > MAX_WARNINGS:
+        caption += f" The page has {len(comparison.warnings) - MAX_WARNINGS} more warnings."
     units = {difference: "points"}
     for heading, name in zip(headings, names, strict=True):
         if MEASURES[name].unit:
