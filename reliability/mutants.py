@@ -259,8 +259,13 @@ SHOWN = [
 
 ANSWERS = [
     Mutant("answers go on after their end", "model/decode/greedy.py",
-           "if token == self._eos or self._ages[slot] == self._cap:", "if self._ages[slot] == self._cap:",
+           "if token == self._eos or self._ages[slot] == self._cap or", "if self._ages[slot] == self._cap or",
            ("tests/model/decode/test_decode_beam.py",), "greedy_writes"),
+    Mutant("a new answer is drawn by the numbers of the one before it", "model/decode/greedy.py",
+           "self._uniforms[slots] = ", "_ = ", ("tests/model/decode/test_sampling.py",), "batch_or_the_order"),
+    Mutant("top-p leaves out the token that reaches it", "model/decode/sampling.py",
+           "found.cumsum(-1) - found < ", "found.cumsum(-1) < ", ("tests/model/decode/test_sampling.py",),
+           "tokens_have"),
     Mutant("suppressed tokens are written", "model/decode/logits.py",
            "if self._suppressed.numel():", "if False:", ("tests/model/decode/test_decode.py",), "suppressed"),
     Mutant("an answer's probability begins with that of the answer before", "model/decode/greedy.py",
