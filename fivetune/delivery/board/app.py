@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fivetune import rundir
 from fivetune.delivery.board.details import describe_curves, describe_predictions
-from fivetune.delivery.board.rows import Board, Row, list_all_settings
+from fivetune.delivery.board.rows import Board, Entry, list_all_settings
 from fivetune.delivery.page import render_page
 from fivetune.delivery.serving.body import RequestError
 from fivetune.delivery.serving.guard import Guard
@@ -61,39 +61,48 @@ class Pages:
         return JSONResponse(self.board.read_changes(request.query_params.get("server", ""), number))
 
     def show_curves(self, request: Request) -> Response:
-        folder, _, run = self._find_run(request)
-        return JSONResponse({**describe_curves(folder, run), "settings": list_all_settings(run)})
+        entry = self._find_run(request)
+        run = _get_run(entry)
+        found = describe_curves(entry.folder, run)
+        found["settings"] = list_all_settings(run)
+        return JSONResponse(found)
 
     def show_predictions(self, request: Request) -> Response:
-        folder, _, run = self._find_run(request)
-        return JSONResponse(describe_predictions(folder, run))
+        entry = self._find_run(request)
+        return JSONResponse(describe_predictions(entry.folder, _get_run(entry)))
 
     def show_report(self, request: Request) -> Response:
-        folder, row, _ = self._find_run(request)
-        return HTMLResponse(_read_report(folder, row), headers={"Content-Security-Policy": REPORT_POLICY})
+        entry = self._find_run(request)
+        page = _read_report(entry.folder, entry.view.state)
+        return HTMLResponse(page, headers={"Content-Security-Policy": REPORT_POLICY})
 
     def show_comparison(self, request: Request) -> Response:
         from fivetune.reading.compare import compare_runs
         from fivetune.reading.report.comparison import build_comparison_page
         from fivetune.reading.report.page.render import render_html
 
-        folders = [self._find(name)[0] for name in dict.fromkeys(request.query_params.getlist("run"))]
+        names = dict.fromkeys(request.query_params.getlist("run"))
+        folders = [self._find(name).folder for name in names]
         if len(folders) < 2:
             raise RequestError(422, "too_few_runs", "a comparison needs two runs. Tick two or more.")
         page = render_html(build_comparison_page(compare_runs(folders)))
         return HTMLResponse(page, headers={"Content-Security-Policy": REPORT_POLICY})
 
-    def _find_run(self, request: Request) -> tuple[Path, Row, Run]:
+    def _find_run(self, request: Request) -> Entry:
         return self._find(request.query_params.get("run", ""))
 
-    def _find(self, name: str) -> tuple[Path, Row, Run]:
+    def _find(self, name: str) -> Entry:
         found = self.board.find_run(name)
         if found is None:
             raise RequestError(404, "unknown_run", f"run {name[:100]!r}: is not on the board. Choose one of its list.")
         return found
 
 
-def _read_report(folder: Path, row: Row) -> str:
+def _get_run(entry: Entry) -> Run:
+    return entry.view.run or Run(name=entry.view.name)
+
+
+def _read_report(folder: Path, state: str) -> str:
     """Read report.html of a run; it is written again where it is older than the records, and only built for a run that
     is not over or a folder that cannot be written.
     """
@@ -101,7 +110,7 @@ def _read_report(folder: Path, row: Row) -> str:
     from fivetune.reading.report.run.build import build_page, read_reference_runs, write_report
 
     path = folder / REPORT
-    if row.state not in ACTIVE:
+    if state not in ACTIVE:
         try:
             if not _is_current(path):
                 write_report(folder)

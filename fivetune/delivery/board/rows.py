@@ -1,21 +1,21 @@
 """The list of runs as the board shows it, and what has changed in it since a page last asked.
 
-In: folders of runs, read again by `reading/report/live.py` where their files have changed. Out: Rows, as JSON.
+In: folders of runs, read again by `reading/report/live.py` where their files have changed. Out: rows, as JSON: the
+fields of a View, and those that `Board._build_row` adds.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import Lock
 
 from fivetune.reading.compare.variants import find_differing_settings, select_work_settings
 from fivetune.reading.report.live import View, Watcher
 from fivetune.reading.report.page.wording import escape_hidden, format_setting
-from fivetune.rundir.activity import Activity
 from fivetune.rundir.records import Run
 from fivetune.types import JsonTable
 from fivetune.values import flatten_table, get_nested
@@ -23,47 +23,14 @@ from fivetune.values import flatten_table, get_nested
 MIN_SECONDS = 1.0  # between two looks at the files, however many pages ask
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One run as the list shows it; unknown values are None, unknown texts "".
+@dataclass(slots=True)
+class Entry:
+    """A run of the list: its folder, what was read of it, its row, and the number of the change that made the row."""
 
-    Args:
-        folder: path of the run directory, as commands take it.
-        low, high: 95 % interval of the score.
-        losses: evenly spaced losses of the whole run, oldest first.
-        activity: what an active run does instead of training, such as evaluating; done, total: how far it is.
-        settings: name and value of each setting that differs between the runs of its task, the unusual values first.
-    """
-
-    name: str
-    folder: str
-    state: str
-    why: str
-    verdict: str
-    is_bad: bool
-    task: str
-    model: str
-    device: str
-    started: str | None
-    seconds: float | None
-    seconds_left: float | None
-    step: int | None
-    num_steps: int | None
-    num_evals: int
-    metric: str
-    score: float | None
-    score_step: int | None
-    low: float | None
-    high: float | None
-    loss: float | None
-    losses: tuple[float, ...]
-    tokens_per_second: float | None
-    utilisation: float | None
-    on_gpu: bool
-    activity: str
-    done: int
-    total: int | None
-    settings: tuple[tuple[str, str], ...]
+    folder: Path
+    view: View
+    row: JsonTable
+    changed: int
 
 
 class Board:
@@ -73,126 +40,127 @@ class Board:
         self._watchers = [Watcher(folder) for folder in folders]
         self._started = f"{time.time():.6f}"  # tells the numbers of two servers apart
         self._lock = Lock()  # requests are answered in threads
-        self._looked = float("-inf")
+        self._updated = float("-inf")
         self._number = 0
-        self._views: dict[str, View] = {}
-        self._folders: dict[str, Path] = {}
-        self._rows: dict[str, Row] = {}
-        self._changed: dict[str, int] = {}
-        self._varied: dict[str, tuple[str, ...]] = {}
+        self._entries: dict[str, Entry] = {}
         self._usual: dict[str, dict[str, str]] = {}
 
     def read_changes(self, server: str, since: int) -> JsonTable:
         """Return the names of all runs, and the rows that have changed after change number `since` of this server."""
         with self._lock:
-            if time.monotonic() - self._looked >= MIN_SECONDS:
-                self._update()
-                self._looked = time.monotonic()
+            self._update()
             if server != self._started:
                 since = 0
             rows: list[JsonTable] = []
-            for name, row in self._rows.items():
-                if self._changed[name] > since:
-                    rows.append(asdict(row))
-            return {"server": self._started, "number": self._number, "names": list(self._rows), "rows": rows}
+            for entry in self._entries.values():
+                if entry.changed > since:
+                    rows.append(entry.row)
+            return {
+                "server": self._started,
+                "number": self._number,
+                "names": list(self._entries),
+                "rows": rows,
+            }
 
-    def find_run(self, name: str) -> tuple[Path, Row, Run] | None:
-        """Find a run by its name in the list: its folder, its row, and what was read of it; None if it is unknown."""
+    def find_run(self, name: str) -> Entry | None:
+        """Find a run by its name in the list; None if it is unknown."""
         with self._lock:
-            if not self._rows:
+            if not self._entries:
                 self._update()
-            view = self._views.get(name)
-            if view is None:
-                return None
-            return self._folders[name], self._rows[name], view.run or Run(name=name)
+            return self._entries.get(name)
 
     def _update(self) -> None:
-        """Read what has changed, and number the rows that differ from before."""
-        views: dict[str, View] = {}
+        """Read what has changed, unless it was read just now, and number the rows that differ from before."""
+        now = time.monotonic()
+        if now - self._updated < MIN_SECONDS:
+            return
+        self._updated = now
+        found: dict[str, tuple[Path, View]] = {}
         for watcher in self._watchers:
             for path, view in watcher.read_folders().items():
+                # Runs of two folders may have the same name.
                 name = view.name if len(self._watchers) == 1 else str(path)
-                name = escape_hidden(name)
-                views[name] = view
-                self._folders[name] = path
-        before = self._views
-        self._views = views
-        if [_get_config(view) for view in views.values()] != [_get_config(view) for view in before.values()]:
-            self._compare_settings()
-            before = {}  # settings of one run may change what is unusual in all others
-        rows: dict[str, Row] = {}
-        for name, view in views.items():
-            known = self._rows.get(name)
-            rows[name] = known if known and before.get(name) is view else self._build_row(name, view)
-            if rows[name] != known:
-                self._changed[name] = self._number + 1
-        if rows != self._rows:
-            self._number += 1
-        self._rows = rows
+                found[escape_hidden(name)] = (path, view)
 
-    def _compare_settings(self) -> None:
-        """Find the settings that differ between the runs of a task, and the most frequent value of each."""
-        by_task: dict[str, list[Run]] = {}
-        for view in self._views.values():
-            if view.run:
-                by_task.setdefault(_get_task(view.run), []).append(view.run)
-        for task, runs in by_task.items():
-            self._varied[task] = find_differing_settings(runs)
-            tables = [select_work_settings(run) for run in runs]
-            self._usual[task] = {}
-            for key in self._varied[task]:
-                counts = Counter(format_setting(key, table[key]) for table in tables if key in table)
-                self._usual[task][key] = counts.most_common(1)[0][0]
+        # The settings of one run may change what is unusual in all others.
+        before = [_get_config(entry.view) for entry in self._entries.values()]
+        after = [_get_config(view) for _, view in found.values()]
+        has_other_settings = before != after
+        if has_other_settings:
+            self._usual = find_usual_settings(view for _, view in found.values())
 
-    def _list_settings(self, run: Run) -> tuple[tuple[str, str], ...]:
-        task = _get_task(run)
-        table = select_work_settings(run)
-        unusual: list[tuple[str, str]] = []
-        usual: list[tuple[str, str]] = []
-        for key in self._varied.get(task, ()):
-            if key not in table:
-                continue
-            value = format_setting(key, table[key])
-            kept = usual if value == self._usual[task][key] else unusual
-            kept.append((key, escape_hidden(value)))
-        return (*unusual, *usual)
+        entries: dict[str, Entry] = {}
+        number = self._number + 1
+        for name, (path, view) in found.items():
+            known = self._entries.get(name)
+            if known is None or known.view is not view or has_other_settings:
+                row = self._build_row(name, path, view)
+                is_same = known is not None and known.row == row
+                changed = known.changed if known and is_same else number
+                known = Entry(path, view, row, changed)
+            if known.changed == number:
+                self._number = number
+            entries[name] = known
+        self._entries = entries
 
-    def _build_row(self, name: str, view: View) -> Row:
+    def _build_row(self, name: str, path: Path, view: View) -> JsonTable:
         run = view.run or Run(name=name)
-        low, high = view.interval or (None, None)
         device = run.machine.device
-        activity = view.activity or Activity("")
-        return Row(
-            name=name,
-            folder=escape_hidden(str(self._folders[name])),
-            state=view.state,
-            why=escape_hidden(view.why),
-            verdict=escape_hidden(view.verdict),
-            is_bad=view.is_bad,
-            task=escape_hidden(_get_task(run)),
-            model=escape_hidden(str(get_nested(run.config, "model", "path") or "")),
-            device=escape_hidden(device.name or device.kind or ""),
-            started=run.status.started,
-            seconds=view.seconds,
-            seconds_left=view.seconds_left,
-            step=view.step,
-            num_steps=view.num_steps,
-            num_evals=len(run.evals),
-            metric=view.metric,
-            score=view.score,
-            score_step=view.score_step,
-            low=low,
-            high=high,
-            loss=view.loss,
-            losses=view.losses,
-            tokens_per_second=view.tokens_per_second,
-            utilisation=view.utilisation,
-            on_gpu=view.on_gpu,
-            activity=activity.what,
-            done=activity.done,
-            total=activity.total,
-            settings=self._list_settings(run),
-        )
+        task = _get_task(run)
+        row = asdict(replace(view, name=name, run=None))
+        row["folder"] = str(path)  # as commands take it
+        row["task"] = task
+        row["model"] = str(get_nested(run.config, "model", "path") or "")
+        row["device"] = device.name or device.kind or ""
+        row["started"] = run.status.started
+        row["num_evals"] = len(run.evals)
+        row["settings"] = list_differing_settings(run, self._usual.get(task, {}))
+        for key, value in row.items():
+            if isinstance(value, str):
+                row[key] = escape_hidden(value)
+        return row
+
+
+def find_usual_settings(views: Iterable[View]) -> dict[str, dict[str, str]]:
+    """Find the settings that differ between the runs of a task, each with its most frequent value: by task."""
+    by_task: dict[str, list[Run]] = {}
+    for view in views:
+        if view.run:
+            by_task.setdefault(_get_task(view.run), []).append(view.run)
+    usual: dict[str, dict[str, str]] = {}
+    for task, runs in by_task.items():
+        tables = [select_work_settings(run) for run in runs]
+        usual[task] = {}
+        for key in find_differing_settings(runs):
+            counts = Counter(format_setting(key, table[key]) for table in tables if key in table)
+            [(value, _)] = counts.most_common(1)
+            usual[task][key] = value
+    return usual
+
+
+def list_differing_settings(run: Run, usual: Mapping[str, str]) -> list[tuple[str, str]]:
+    """List a run's values of the settings that differ between runs, those first that are not the usual ones."""
+    table = select_work_settings(run)
+    first: list[tuple[str, str]] = []
+    others: list[tuple[str, str]] = []
+    for key, most_frequent in usual.items():
+        if key not in table:
+            continue
+        value = format_setting(key, table[key])
+        shown = (key, escape_hidden(value))
+        if value == most_frequent:
+            others.append(shown)
+        else:
+            first.append(shown)
+    return first + others
+
+
+def list_all_settings(run: Run) -> list[tuple[str, str]]:
+    """List all settings of a run, as texts."""
+    settings: list[tuple[str, str]] = []
+    for key, value in flatten_table(run.config).items():
+        settings.append((key, escape_hidden(format_setting(key, value))))
+    return settings
 
 
 def _get_config(view: View) -> JsonTable:
@@ -201,8 +169,3 @@ def _get_config(view: View) -> JsonTable:
 
 def _get_task(run: Run) -> str:
     return str(get_nested(run.config, "task", "name") or "")
-
-
-def list_all_settings(run: Run) -> list[tuple[str, str]]:
-    """List all settings of a run, as texts."""
-    return [(key, escape_hidden(format_setting(key, value))) for key, value in flatten_table(run.config).items()]

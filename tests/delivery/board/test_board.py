@@ -74,7 +74,7 @@ def test_a_row_has_state_task_score_with_interval_date_and_what_differs(board: B
     row = rows["one"]
     best = max(one.scores["f1"] for one in read_run(runs / "one").evals)
     assert (row["state"], row["task"], row["metric"], row["score"]) == ("finished", "squad_v2", "f1", best)
-    assert row["low"] < row["score"] < row["high"] and row["started"].startswith("2026-11-21")
+    assert row["interval"][0] < row["score"] < row["interval"][1] and row["started"].startswith("2026-11-21")
     assert ("optimizer.lr", "0.003") in row["settings"] and ("optimizer.lr", "0.001") in rows["two"]["settings"]
     assert {name.partition(".")[0] for name, _ in row["settings"]} <= {"optimizer"}
     assert rows["deep/bad"]["state"] == "failed" and "no memory" in rows["deep/bad"]["why"]
@@ -127,7 +127,7 @@ def test_what_a_run_does_between_its_steps_is_read_from_outside(tmp_path: Path) 
     progress.update("evaluating", 30, 600)
     progress.update("evaluating", 31, 600)  # within a second: not written
     row = read_rows(Board([tmp_path]))["run"]
-    assert (row["state"], row["activity"], row["done"], row["total"]) == ("running", "evaluating", 30, 600)
+    assert (row["state"], row["activity"]) == ("running", {"what": "evaluating", "done": 30, "total": 600})
     records = tmp_path / "run" / "evals.jsonl"
     records.write_text("")
     later = records.stat().st_mtime + 1
@@ -145,7 +145,7 @@ def test_curves_stay_small_and_name_the_best_evaluation(runs: Path) -> None:
     found = describe_curves(runs / "one", read_run(runs / "one"))
     assert len(found["steps"]) <= 300 and found["steps"][0][1] > found["steps"][-1][1]
     assert [one["step"] for one in found["evals"] if one["is_best"]] == [250]
-    assert found["scores"][0] == "F1" and found["evals"][5]["scores"][0]["low"] is not None
+    assert found["scores"][0] == "F1" and found["evals"][5]["scores"][0]["interval"]
 
 
 def test_predictions_are_of_the_same_examples_at_each_evaluation(runs: Path) -> None:

@@ -1,5 +1,5 @@
 "use strict";
-const EVERY_SECONDS = 2, CURVES_SECONDS = 10, PAGE_SIZE = 20, MAX_WORDS = 400;
+const EVERY_SECONDS = 2, CURVES_SECONDS = 10, PAGE_SIZE = 20, MAX_WORDS = 400, LONG = 700;
 const ACTIVE = ["running", "preparing"];
 const find = (id) => document.getElementById(id);
 const rows = new Map(), lines = new Map(), ticked = new Set();
@@ -48,9 +48,14 @@ const shortKey = (key) => key.split(".").slice(-2).join(".").replace(/\.name$/, 
 
 function describeActivity(row) {
   if (!ACTIVE.includes(row.state)) return "";
-  if (row.activity) return `${row.activity}${row.total ? ` ${count(row.done)} of ${count(row.total)}` : row.done ? ` ${count(row.done)}` : ""}`;
+  if (row.activity) {
+    const { what, done, total } = row.activity;
+    return [what, total ? `${count(done)} of ${count(total)}` : done ? count(done) : ""].filter(Boolean).join(" ");
+  }
   return known(row.step) ? "training" : "";
 }
+
+const describeInterval = ({ interval }) => (interval ? interval.map((value) => decimal(value, 1)).join(" to ") : "");
 
 function describeProgress(row) {
   if (!known(row.step)) return "";
@@ -137,7 +142,7 @@ function fillLine(row) {
   for (const text of [progress, left, describeActivity(row) === "training" ? "" : describeActivity(row), describeSpeed(row)]) {
     if (text) cells.state.append(make("span", { class: "small" }, text));
   }
-  const interval = known(row.low) ? `${decimal(row.low, 1)} to ${decimal(row.high, 1)}` : "";
+  const interval = describeInterval(row);
   cells.score.replaceChildren(...(known(row.score) ? [
     make("span", { class: "value" }, showScore(row.score)), make("span", { class: "small" }, row.metric.replaceAll("_", " ")),
     make("span", { class: "small" }, interval)] : []));
@@ -259,7 +264,7 @@ async function showDetail(isChanged) {
 }
 
 function fillFacts(row) {
-  const interval = known(row.low) ? `${decimal(row.low, 1)} to ${decimal(row.high, 1)}, 95 %` : "";
+  const interval = row.interval ? `${describeInterval(row)}, 95 %` : "";
   const facts = [
     ["State", row.state, [describeActivity(row)].filter(Boolean).join(", ")],
     ["Step", known(row.step) ? count(row.step) : "", row.num_steps ? `of ${count(row.num_steps)}` : ""],
@@ -267,7 +272,7 @@ function fillFacts(row) {
       [interval, known(row.score_step) ? `at step ${count(row.score_step)}` : ""].filter(Boolean).join(", ")],
     ["Loss", known(row.loss) ? showLoss(row.loss) : "", "last step"],
     ["Speed", known(row.tokens_per_second) ? `${count(Math.round(row.tokens_per_second))}` : "", "tokens per second"],
-    ["Device", known(row.utilisation) ? percent(row.utilisation) : row.device ? "\u2013" : "", row.device],
+    [row.on_gpu ? "GPU busy" : "CPU busy", known(row.utilisation) ? percent(row.utilisation) : "", row.device],
     ["Time left", known(row.seconds_left) ? span(row.seconds_left) : "", ""],
     ["Time", known(row.seconds) ? span(row.seconds) : "", row.started ? `started ${date(row.started)}` : ""],
   ];
@@ -290,16 +295,17 @@ function fillFacts(row) {
     make("tbody", {}, ...row.settings.map(([key, value]) => make("tr", {}, make("td", {}, key), make("td", {}, value))))) : "");
 }
 
-const makeHead = (names) => make("tr", {}, ...names.map((name) => make("th", { scope: "col" }, name)));
+const makeHead = (names, numbersFrom = names.length) => make("tr", {}, ...names.map((name, place) =>
+  make("th", place < numbersFrom ? { scope: "col" } : { scope: "col", class: "num" }, name)));
 
 function showCurves() {
   showLossChart();
   find("score-title").textContent = curves.metric ? `${curves.metric} at each evaluation` : "Score";
   const own = curves.evals.filter((one) => one.scores.length && known(one.scores[0].value));
-  drawChart(find("score-chart"), own.map(({ step, scores: [score], is_best }) => ({ x: step, y: score.value, low: score.low, high: score.high, is_best })), curves.metric || "score", showScore);
+  drawChart(find("score-chart"), own.map(({ step, scores: [{ value, interval }], is_best }) => ({ x: step, y: value, low: interval && interval[0], high: interval && interval[1], is_best })), curves.metric || "score", showScore);
   const numbers = (value, show) => make("td", { class: "num" }, known(value) ? show(value) : "");
   find("evals").replaceChildren(
-    make("thead", {}, makeHead(["Step", "Split", "Examples", ...curves.scores, "Loss", "Time"])),
+    make("thead", {}, makeHead(["Step", "Split", "Examples", ...curves.scores, "Loss", "Time"], 2)),
     make("tbody", {}, ...curves.evals.map((one) => make("tr", { class: one.is_best ? "best" : "" },
       make("td", {}, `${count(one.step)}${one.is_best ? " (best)" : ""}`), make("td", {}, one.split), numbers(one.num_examples, count),
       ...one.scores.map((score) => numbers(score.value, showScore)), numbers(one.loss, showLoss), numbers(one.seconds, span)))));
@@ -309,6 +315,14 @@ function showCurves() {
 
 function showLossChart() {
   drawChart(find("loss-chart"), curves.steps.map(([x, y]) => ({ x, y })), "loss, nats per token", showLoss);
+}
+
+function chooseTicks(least, most) { // round numbers: 1, 2 or 5 times a power of ten apart
+  const rough = (most - least) / 5, power = 10 ** Math.floor(Math.log10(rough));
+  const size = [1, 2, 5, 10].map((one) => one * power).find((one) => one >= rough);
+  const ticks = [];
+  for (let i = Math.ceil(least / size); i * size <= most; i += 1) ticks.push(i * size);
+  return ticks;
 }
 
 function drawChart(place, points, label, show) {
@@ -325,10 +339,9 @@ function drawChart(place, points, label, show) {
   const y = (value) => top + ((most - value) / (most - least)) * (height - top - bottom);
   const start = points[0], end = points[points.length - 1];
   const svg = draw("svg", { width, height, role: "img", "aria-label": `${label}: ${show(start.y)} at step ${count(start.x)}, ${show(end.y)} at step ${count(end.x)}` });
-  for (let i = 0; i <= 4; i += 1) {
-    const value = least + (i / 4) * (most - least);
+  for (const value of chooseTicks(least, most)) {
     svg.append(draw("line", { class: "grid", x1: left, x2: width - right, y1: y(value), y2: y(value) }));
-    svg.append(draw("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" }, show(value)));
+    svg.append(draw("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" }, Number(value.toPrecision(6)).toLocaleString("en-US", { maximumSignificantDigits: 4 })));
   }
   svg.append(draw("text", { x: left, y: height - 6 }, `step ${count(Math.round(first))}`));
   svg.append(draw("text", { x: width - right, y: height - 6, "text-anchor": "end" }, count(Math.round(last))));
@@ -408,12 +421,17 @@ function selectExamples() {
 
 function showExamples() {
   const chosen = selectExamples();
-  const some = predictions.total > predictions.examples.length ? `, ${count(predictions.examples.length)} drawn of ${count(predictions.total)}` : "";
-  const kept = predictions.evals.length ? `${count(chosen.length)} ${chosen.length === 1 ? "example" : "examples"}${some}` : "This run has no predictions yet.";
+  const drawn = predictions.examples.length, some = predictions.total > drawn ? `, drawn from ${count(predictions.total)}` : "";
+  const kept = predictions.evals.length ? `${count(chosen.length)} of ${count(drawn)} examples${some}` : "This run has no predictions yet";
   find("num-examples").textContent = [kept, ...predictions.damage].join(". ");
   find("prediction-tools").hidden = !predictions.evals.length;
   find("examples").replaceChildren(...chosen.slice(0, numExamples).map(makeExample));
   find("more").hidden = chosen.length <= numExamples;
+}
+
+function makeInput(id, inputs) {
+  const isLong = inputs.length > LONG;
+  return make("div", { class: isLong ? "given long" : "given", dir: "auto", ...(isLong ? { tabindex: "0", role: "group", "aria-label": `Input of ${id}` } : {}) }, inputs);
 }
 
 function makeExample({ id, inputs, references, answers }) {
@@ -436,7 +454,7 @@ function makeExample({ id, inputs, references, answers }) {
   }
   const gold = references.filter(Boolean);
   return make("article", { class: "example" }, make("h3", {}, id),
-    make("div", { class: "given", dir: "auto", ...(inputs.length > 500 ? { tabindex: "0", role: "group", "aria-label": `Input of ${id}` } : {}) }, inputs),
+    makeInput(id, inputs),
     make("p", { class: "gold" }, "Gold: ", gold.length ? make("b", { dir: "auto" }, gold.join(" / ")) : make("span", { class: "empty" }, "no answer")), list);
 }
 
