@@ -21,6 +21,7 @@ from fivetune.types import JsonTable
 from fivetune.values import flatten_table, get_nested
 
 MIN_SECONDS = 1.0  # between two looks at the files, however many pages ask
+MAX_SECONDS = 1.0  # of a look, after which runs that are new to the board wait for the next one
 
 
 @dataclass(slots=True)
@@ -42,11 +43,15 @@ class Board:
         self._lock = Lock()  # requests are answered in threads
         self._updated = float("-inf")
         self._number = 0
+        self._num_waiting = 0
         self._entries: dict[str, Entry] = {}
         self._usual: dict[str, dict[str, str]] = {}
 
     def read_changes(self, server: str, since: int) -> JsonTable:
-        """Return the names of all runs, and the rows that have changed after change number `since` of this server."""
+        """Return the names of all runs, and the rows that have changed after change number `since` of this server.
+
+        `waiting` is the number of runs that are not read yet: the list of hundreds of runs comes in several answers.
+        """
         with self._lock:
             self._update()
             if server != self._started:
@@ -59,6 +64,7 @@ class Board:
                 "server": self._started,
                 "number": self._number,
                 "names": list(self._entries),
+                "waiting": self._num_waiting,
                 "rows": rows,
             }
 
@@ -72,20 +78,26 @@ class Board:
     def _update(self) -> None:
         """Read what has changed, unless it was read just now, and number the rows that differ from before."""
         now = time.monotonic()
-        if now - self._updated < MIN_SECONDS:
+        if now - self._updated < MIN_SECONDS and not self._num_waiting:
             return
         self._updated = now
+        self._num_waiting = 0
         found: dict[str, tuple[Path, View]] = {}
         for watcher in self._watchers:
-            for path, view in watcher.read_folders().items():
+            for path, view in watcher.read_folders(until=now + MAX_SECONDS).items():
+                if view is None:
+                    self._num_waiting += 1
+                    continue
                 # Runs of two folders may have the same name.
                 name = view.name if len(self._watchers) == 1 else str(path)
                 found[escape_hidden(name)] = (path, view)
 
         # The settings of one run may change what is unusual in all others.
-        before = [_get_config(entry.view) for entry in self._entries.values()]
-        after = [_get_config(view) for _, view in found.values()]
-        has_other_settings = before != after
+        has_other_settings = found.keys() != self._entries.keys()
+        for name, (_, view) in found.items():
+            known = self._entries.get(name)
+            if known and known.view is not view and _get_config(known.view) != _get_config(view):
+                has_other_settings = True
         if has_other_settings:
             self._usual = find_usual_settings(view for _, view in found.values())
 

@@ -104,6 +104,15 @@ def test_the_files_are_looked_at_once_however_many_pages_ask(board: Board, monke
     assert len(looks) == 1
 
 
+def test_a_long_list_comes_in_several_answers(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fivetune.delivery.board.rows.MAX_SECONDS", -1.0)
+    first = board.read_changes("", 0)
+    assert (first["rows"], first["waiting"]) == ([], 3)
+    monkeypatch.setattr("fivetune.delivery.board.rows.MAX_SECONDS", 60.0)
+    rest = board.read_changes(first["server"], first["number"])
+    assert (len(rest["rows"]), rest["waiting"]) == (3, 0)
+
+
 def test_runs_of_several_folders_are_told_apart(runs: Path) -> None:
     rows = read_rows(Board([runs, runs / "deep"]))
     assert set(rows) == {str(runs / name) for name in ("one", "two", "deep/bad")}

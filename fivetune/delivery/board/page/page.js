@@ -3,7 +3,7 @@ const EVERY_SECONDS = 2, CURVES_SECONDS = 10, PAGE_SIZE = 20, MAX_WORDS = 400, L
 const ACTIVE = ["running", "preparing"];
 const find = (id) => document.getElementById(id);
 const rows = new Map(), lines = new Map(), ticked = new Set();
-let server = "", number = 0, sorted = { by: "", up: true }, order = "", since = "";
+let server = "", number = 0, waiting = 0, sorted = { by: "", up: true }, order = null, since = "";
 let shown = "", curves = null, curvesAt = 0, predictions = null, numExamples = PAGE_SIZE;
 
 function make(tag, attributes = {}, ...children) {
@@ -87,7 +87,7 @@ async function ask(path) {
 
 async function update() {
   const found = await ask(`/runs.json?server=${encodeURIComponent(server)}&since=${number}`);
-  ({ server, number } = found);
+  ({ server, number, waiting } = found);
   for (const row of found.rows) rows.set(row.name, row);
   const names = new Set(found.names);
   for (const name of [...rows.keys()]) {
@@ -97,7 +97,7 @@ async function update() {
     if (lines.has(name)) lines.get(name).line.remove();
     lines.delete(name);
   }
-  if (found.rows.length || lines.size !== rows.size) {
+  if (found.rows.length || found.names.length !== lines.size || order === null) {
     for (const row of found.rows) fillLine(row);
     showList();
   }
@@ -114,7 +114,7 @@ async function watch() {
       fail(error.message);
     }
   }
-  setTimeout(watch, 1000 * EVERY_SECONDS);
+  setTimeout(watch, waiting ? 0 : 1000 * EVERY_SECONDS);
 }
 
 function fail(message) {
@@ -216,7 +216,8 @@ function showList() {
   find("none").textContent = rows.size ? "No run matches." : "No run yet. A training that starts appears here.";
   const counts = [...ACTIVE, ...states.filter((state) => !ACTIVE.includes(state))]
     .map((state) => [state, [...rows.values()].filter((row) => row.state === state).length]).filter(([, num]) => num);
-  const text = counts.map(([state, num]) => `${num} ${state}`).join(", ") || "no run";
+  const left = waiting ? [`reading ${waiting} more`] : [];
+  const text = [...counts.map(([state, num]) => `${num} ${state}`), ...left].join(", ") || "no run";
   if (!shown && find("about").textContent !== text) find("about").textContent = text;
   showTicked();
 }
