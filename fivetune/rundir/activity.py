@@ -9,7 +9,7 @@ import json
 import os
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fivetune.rundir.damage import Damage
@@ -31,15 +31,20 @@ class Activity:
 
 @dataclass(slots=True)
 class ActivityFile:
-    """Writes the activity of a run, at most once in MIN_SECONDS. A write that fails is not repeated and no error."""
+    """Writes the activity of a run: a new one at once, its progress at most once in MIN_SECONDS.
+
+    A write that fails is not repeated and no error.
+    """
 
     folder: Path
-    _written: float = field(default=float("-inf"))
+    _what: str = ""
+    _written: float = 0.0
 
     def update(self, activity: Activity) -> None:
         now = time.monotonic()
-        if now - self._written < MIN_SECONDS:
+        if activity.what == self._what and now - self._written < MIN_SECONDS:
             return
+        self._what = activity.what
         self._written = now
         # Not synced to the disk: after a power cut nobody asks how far an evaluation was.
         staging = self.folder / f".{ACTIVITY}.{os.getpid()}.tmp"

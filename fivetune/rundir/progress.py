@@ -12,8 +12,9 @@ from io import FileIO
 from pathlib import Path
 from typing import Protocol
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -21,11 +22,13 @@ from fivetune.redaction import name_invisible, redact_secrets
 from fivetune.rundir.activity import Activity, ActivityFile
 from fivetune.rundir.lines import append_line, open_for_append
 from fivetune.rundir.notebook import Panel, is_notebook
-from fivetune.rundir.records import EvalRecord, StepRecord
+from fivetune.rundir.records import BestEval, EvalRecord, StepRecord
 
 MAX_COLUMNS = 80  # of a line in a terminal, and of a line of a step or an evaluation anywhere
 FOLD = "\n  "  # between the lines of a folded one
-FACTS = ("phase", "done", "loss", "score", "speed", "lr", "eta")  # of the live line, in this order
+FACTS = ("phase", "done", "loss", "score", "speed", "lr", "eta")  # of the live line of a notebook, in this order
+BELOW_BAR = ("loss", "score", "speed", "lr")  # facts of the second line in a terminal
+MIN_BAR, MAX_BAR = 6, 28  # columns
 SECONDS_BETWEEN_LINES = 5.0  # of a phase's progress, outside a terminal
 
 
@@ -66,6 +69,7 @@ class Progress:
         self._live: Live | None = None
         self._panel = Panel(log) if is_notebook() and not silent else None
         self._facts: dict[str, str] = {}
+        self._share: float | None = None  # of the phase that is done; None if its length is unknown
         self._recent: list[StepRecord] = []
         self._last_line = time.monotonic()
         self._phase_start = (self._last_line, 0)  # time and count at which the speed of a phase is first known
@@ -160,7 +164,11 @@ class Progress:
             self._last_line = now
             self._phase_start = (now, done)
         self._done = done
-        progress = f"{done:,} of {total:,}" if total else f"{done:,}"
+        progress = f"{done:,}" if done else ""
+        self._share = None
+        if total:
+            progress = f"{done:,} of {total:,}"
+            self._share = done / total
         started, first = self._phase_start
         left = ""
         if total and done > first and now - started > SECONDS_BETWEEN_LINES:
@@ -183,14 +191,20 @@ class Progress:
         speed = f"{num_tokens / seconds:,.0f} tokens/s"
         left = f"{format_time_span(eta)} left"
         done = f"step {record.step:,} of {num_steps:,}"
+        self._share = record.step / num_steps
         self._show(phase="training", done=done, loss=loss, lr=lr, speed=speed, eta=left)
         if not self._is_live and (record.step % self._every == 0 or record.step == num_steps):
             self.log(wrap_line([f"step {record.step:>6,}/{num_steps:,}", loss, lr, speed, left]))
         elif record.step % self._every == 0:
             self.write_log(f"step {record.step} {loss}")
 
-    def show_evaluation(self, record: EvalRecord) -> None:
-        """Show one evaluation."""
+    def show_evaluation(self, record: EvalRecord, *, metric: str = "", best: BestEval | None = None) -> None:
+        """Show one evaluation: a display that is updated in place has the main score alone, the log file all scores.
+
+        Args:
+            metric: the main score; "": all scores are shown everywhere.
+            best: the best evaluation so far, this one included.
+        """
         shown: list[str] = []
         for name, score in record.scores.items():
             if name.endswith(("total", "thresh", "best_exact", "best_f1")):  # SQuAD's counts and thresholds
@@ -200,12 +214,29 @@ class Progress:
                 low, high = record.intervals[name]
                 text += f" ({low:.1f}-{high:.1f})"
             shown.append(text)
-        # The live line has no room for SQuAD's scores by kind of question.
-        self._show(score="  ".join(shown).split("  HasAns")[0])
+        main = [text for text in shown if text.startswith(f"{metric} ")]
+        last = []
         if record.loss is not None:
-            shown.append(f"loss {record.loss:.4f}")
+            last.append(f"loss {record.loss:.4f}")
+        last.append(f"({format_time_span(record.seconds)})")
         when = f"{record.split} at step {record.step:,}:"
-        self.log(wrap_line([when, *shown, f"({format_time_span(record.seconds)})"]), style="bold")
+        whole = wrap_line([when, *shown, *last])
+        if not (self._is_live and main):
+            self._show(score=shown[0] if shown else "")
+            self.log(whole, style="bold")
+            return
+        self.write_log(whole.replace(FOLD, "  "))
+        is_best = best is not None and best.step == record.step
+        score = f"{metric} {record.scores[metric]:.2f}"
+        if best is not None and not is_best:
+            score += f" (best {best.score:.2f} at step {best.step:,})"
+        self._show(score=score)
+        mark = ["best so far"] if is_best else []
+        line = "  ".join([f"{record.split} at step {record.step:>6,}:", *main, *last, *mark])
+        if self._panel and not self._quiet:
+            self._panel.add_line(line)
+        elif not self._quiet:
+            self._print(line, "bold green" if is_best else "")
 
     def close(self) -> None:
         if self._live:
@@ -226,12 +257,31 @@ class Progress:
         elif self._panel and not self._quiet:
             self._panel.show_live("  ".join(self._facts[name] for name in FACTS if self._facts.get(name)))
 
-    def _build_panel(self) -> Table:
-        table = Table.grid(padding=(0, 2))
-        for _ in self._facts:
-            table.add_column(no_wrap=True)
-        table.add_row(*(Text(self._facts[name]) for name in FACTS if name in self._facts))
-        return table
+    def _build_panel(self) -> Group:
+        """Build the live lines of a terminal: phase, bar, progress and time left; below them the figures."""
+        width = min(self._console.width, MAX_COLUMNS)
+        facts = self._facts
+        first = Table.grid(padding=(0, 2, 0, 0))
+        cells: list[Text | ProgressBar] = [Text(facts.get("phase", ""))]
+        words = [facts.get("done", "")]
+        if self._share is not None:
+            words.append(f"{100 * self._share:.0f} %")
+        words.append(facts.get("eta", ""))
+        words = [word for word in words if word]
+        if self._share is not None:
+            room = width - len(facts.get("phase", "")) - sum(len(word) + 2 for word in words) - 2
+            bar = max(MIN_BAR, min(room, MAX_BAR))
+            cells.append(ProgressBar(total=1.0, completed=self._share, width=bar))
+        cells += [Text(word) for word in words]
+        for _ in cells:
+            first.add_column(no_wrap=True)
+        first.add_row(*cells)
+        figures = "  ".join(facts[name] for name in BELOW_BAR if facts.get(name))
+        if not figures:
+            return Group(first)
+        second = Text(figures, style="dim", no_wrap=True, overflow="ellipsis")
+        second.truncate(width, overflow="ellipsis")
+        return Group(first, second)
 
 
 def wrap_line(parts: Sequence[str]) -> str:

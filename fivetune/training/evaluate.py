@@ -12,9 +12,9 @@ from dataclasses import replace
 from fivetune.errors import ConfigError
 from fivetune.machine.telemetry.devices import translate_oom_errors
 from fivetune.rundir import EVALS
-from fivetune.rundir.figures import build_best_eval
+from fivetune.rundir.figures import build_best_eval, is_better_eval
 from fivetune.rundir.layout import OWN_SPLITS
-from fivetune.rundir.records import EvalRecord, Prediction
+from fivetune.rundir.records import BestEval, EvalRecord, Prediction
 from fivetune.scores.metrics import is_maximized
 from fivetune.training.state.past_evals import log_whole_evaluation
 from fivetune.training.step_records import write_steps
@@ -114,10 +114,21 @@ def run_evaluation(
 
     def publish() -> None:
         training.run.append(EVALS, record.as_dict())
-        training.progress.show_evaluation(record)
+        training.progress.show_evaluation(record, metric=setup.metric, best=_find_best(training, record))
         if split in OWN_SPLITS:
             for sink in training.sinks:
                 sink.evaluation(record)
 
     world.run_on_all(publish)  # a full disk or a sink fails on rank 0 alone, and the others go on
     return record
+
+
+def _find_best(training: Training, record: EvalRecord) -> BestEval | None:
+    """Find the best evaluation so far, this one included; None before the first step."""
+    best = training.state.best
+    if record.step == 0 or record.split not in OWN_SPLITS:
+        return best
+    setup = training.setup
+    found = build_best_eval(record, setup.metric)
+    higher = is_maximized(setup.config.task.metrics, setup.metric)
+    return found if best is None or is_better_eval(found, best, higher_is_better=higher) else best

@@ -161,10 +161,12 @@ def set_up(
     seed_everything(config.run.seed)
 
     # Files and labels before the model, which may be a download.
+    on_progress("checking the files", 0)
     with world.run_rank_zero_first("sources"):
         check_sources(config)
         config = with_data_labels(config)
         weigh_labels(config, {})  # refuses unknown labels
+    on_progress("loading the model", 0)
     loaded = _load_supported_model(config, compute, world)
     model = loaded.model
     tokenizer = loaded.tokenizer
@@ -183,6 +185,7 @@ def set_up(
         train = replace_targets(config, train, decoding, compute, world, on_progress)
     stream = TrainingStream(train, _build_batch_plan(config), build_mixture_sampler(config, train), world)
 
+    on_progress("choosing precision and forward", 0)
     # The precision of a CPU or an older GPU is measured with the data; evaluations compute in it.
     compute = _choose_precision(config, model, stream, compute, world, chosen)
     if compute.precision == "fp16":  # chosen, or of a resumed run with auto
