@@ -94,7 +94,7 @@ def test_training_in_a_notebook_is_one_display(
     run = fivetune.train(kit.recipe(tmp_path, model_folder), {"train.log_every_steps": 1})
     (shown,) = display.outputs
     lines = shown.splitlines()
-    assert "eval at step 6:" in shown and lines[-1].startswith("finished in ") and "step      6/6" not in shown
+    assert "eval at step      6:" in shown and lines[-1].startswith("finished in ") and "step      6/6" not in shown
     assert not "".join(capsys.readouterr())
     assert "step 6 loss" in (run.folder / "log.txt").read_text()
 
