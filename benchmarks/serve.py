@@ -38,6 +38,7 @@ from fivetune.delivery.serving.schema import RunFacts
 from fivetune.delivery.serving.server import bind_socket, build_server, run_until_stopped
 from fivetune.distributed.world import SINGLE_PROCESS
 from fivetune.machine.telemetry.devices import find_bf16_units
+from fivetune.model.decode import Decoding
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.rundir.progress import ignore_progress
 from fivetune.rundir.records import Prediction
@@ -62,11 +63,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         runs = _open_runs(args, Path(folder))
         records = _select_records(args.squad, args.requests)
-        sides: dict[str, tuple[AnswerTogether, int]] = {}
+        sides: dict[str, tuple[AnswerTogether, int, Decoding]] = {}
         for precision, run in runs.items():
-            sides[f"{BATCHED}, {precision}"] = run.predict_each, 32
-            sides[f"{ONE_BY_ONE}, {precision}"] = run.predict_each, 1
-            sides[f"{PEER}, {precision}"] = _make_peer(run), 1
+            own = run.loaded.build_decoding()
+            sides[f"{BATCHED}, {precision}"] = run.predict_each, 32, own
+            sides[f"{ONE_BY_ONE}, {precision}"] = run.predict_each, 1, own
+            sides[f"{PEER}, {precision}"] = _make_peer(run), 1, own
         with ExitStack() as stack:
             ports = {name: stack.enter_context(_serve(*side)) for name, side in sides.items()}
             windows = _measure(ports, records, args.windows)
@@ -114,7 +116,7 @@ def _make_peer(run: TrainedRun) -> AnswerTogether:
     if loaded.compute.precision != "fp32":
         model = copy.deepcopy(loaded.model).to(torch.bfloat16)
 
-    def answer(requests: Sequence[Sequence[Any]]) -> list[list[Prediction]]:
+    def answer(requests: Sequence[Sequence[Any]], **options: Any) -> list[list[Prediction]]:
         found: list[list[Prediction]] = []
         for request in requests:
             texts = [_format_input(run, one) for one in request]
@@ -135,12 +137,13 @@ def _format_input(run: TrainedRun, record: dict[str, object]) -> str:
 
 
 @contextmanager
-def _serve(answer: AnswerTogether, max_batch: int) -> Iterator[int]:
+def _serve(answer: AnswerTogether, max_batch: int, decoding: Decoding) -> Iterator[int]:
     """Serve on loopback; yields the port."""
     batcher = Batcher({"run": answer}, max_batch=max_batch, max_wait_seconds=0.05 if max_batch > 1 else 0, max_queue=64)
     with bind_socket("127.0.0.1", 0) as bound:
         port = bound.getsockname()[1]
-        server = build_server(build_app(Service(batcher, {"run": RunFacts("run", "squad_v2", 0)})), drain_seconds=1)
+        facts = RunFacts("run", "squad_v2", 0, (), decoding)
+        server = build_server(build_app(Service(batcher, {"run": facts})), drain_seconds=1)
         thread = threading.Thread(target=run_until_stopped, args=(server, bound))
         thread.start()
         while not server.started:

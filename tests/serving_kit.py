@@ -18,6 +18,7 @@ from fivetune.delivery.serving.guard import Guard
 from fivetune.delivery.serving.measures import ServerMeasures
 from fivetune.delivery.serving.schema import FieldFacts, RunFacts
 from fivetune.delivery.serving.server import bind_socket, build_server, run_until_stopped
+from fivetune.model.decode import Decoding
 from fivetune.rundir.records import Prediction
 from reliability.requests import RECORDS as RECORDS
 
@@ -52,7 +53,7 @@ def serving(
     answers: Any,
     *,
     token: str | None = None,
-    max_new_tokens: int | None = 8,
+    max_new_tokens: int = 8,
     facts: dict[str, RunFacts] | None = None,
     **options: Any,
 ) -> Iterator[Server]:
@@ -63,7 +64,7 @@ def serving(
         answers if facts else {"run": answers},
         **{"max_batch": 32, "max_wait_seconds": 0.01, "max_queue": 64, "on_batch": measures.add_batch, **options},
     )
-    models = facts or {"run": RunFacts("run", "squad_v2", 6, FIELDS, max_new_tokens)}
+    models = facts or {"run": RunFacts("run", "squad_v2", 6, FIELDS, Decoding(max_new_tokens))}
     service = Service(batcher, models, limits, Guard(token=token), measures)
     with bind_socket("127.0.0.1", 0) as bound:
         port = bound.getsockname()[1]
@@ -89,7 +90,7 @@ class Slow:
     def __init__(self) -> None:
         self.may_answer, self.begun, self.asked = threading.Event(), threading.Event(), list[Any]()
 
-    def __call__(self, requests: Any) -> Any:
+    def __call__(self, requests: Any, **options: Any) -> Any:
         self.begun.set()
         assert self.may_answer.wait(20)
         self.asked += requests

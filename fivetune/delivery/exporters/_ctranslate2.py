@@ -19,7 +19,7 @@ from fivetune.data.store.token_store import TokenStore
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError
 from fivetune.installation import name_install
-from fivetune.model.decode import Decoding, GeneratedAnswer, group_by_length
+from fivetune.model.decode import Decoding, GeneratedAnswer, OnToken, group_by_length
 from fivetune.model.family import compute_output_scale
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.model.tokenizer import suppress_output
@@ -134,6 +134,7 @@ class Engine:
         autocast: Autocast,
         world: World = SINGLE_PROCESS,
         tokenizer: PreTrainedTokenizerBase | None = None,
+        on_token: OnToken | None = None,
     ) -> Iterator[GeneratedAnswer]:
         """Yield the answers for `rows` of a store, batch by batch, longest inputs first."""
         if decoding.sampling:

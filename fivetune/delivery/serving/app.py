@@ -7,10 +7,10 @@ In: a Batcher that answers. Out: `build_app`, an application for uvicorn. Every 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
-import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -18,20 +18,30 @@ from http import HTTPStatus
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fivetune.delivery.page import render_page
 from fivetune.delivery.serving.batching import Batcher, Inputs, QueueFullError, ServerStoppingError
-from fivetune.delivery.serving.body import RequestError, choose_model, parse_json, read_inputs, read_prompts, read_query
+from fivetune.delivery.serving.body import RequestError, check_table, choose_model, parse_json, read_inputs, read_query
 from fivetune.delivery.serving.demo import PAGE, describe_models
 from fivetune.delivery.serving.guard import BROWSER_ROUTES, Guard
 from fivetune.delivery.serving.measures import ServerMeasures
+from fivetune.delivery.serving.openai import (
+    AnswerForm,
+    Asked,
+    choose_decoding,
+    read_chat_request,
+    read_completion_request,
+)
 from fivetune.delivery.serving.schema import RunFacts, build_openapi, render_docs
 from fivetune.errors import is_out_of_memory
+from fivetune.model.decode import Decoding
 from fivetune.rundir.records import Prediction
+from fivetune.training.answers.listening import WrittenToken
 from fivetune.training.answers.output import build_line
+from fivetune.types import JsonTable
 
 LOG = logging.getLogger("fivetune.delivery.serving")
 DISCARDED_BYTES = 32 * 2**20  # of a body that is too long: a client that still sends could not read the answer
@@ -74,27 +84,22 @@ class Service:
         model = choose_model(read_query(request.query_params.multi_items()), list(self.models))
         value = parse_json(await self._read_body(request))
         inputs, is_list = read_inputs(value, max_records=self.limits.records)
-        found = await self._answer(request, model, inputs)
+        found = await self._answer(request, model, inputs, self.models[model].decoding)
         if is_list:
             return JSONResponse({"predictions": [_build_answer(one) for one in found]})
         _refuse_skipped(found)
         return JSONResponse(_build_answer(found[0]))
 
     async def complete(self, request: Request) -> Response:
-        value = parse_json(await self._read_body(request))
-        given = value.get("model") if isinstance(value, dict) else None
-        model = choose_model(given, list(self.models))
-        limits = {"max_records": self.limits.records, "max_new_tokens": self.models[model].max_new_tokens}
-        found = await self._answer(request, model, read_prompts(value, **limits))
-        _refuse_skipped(found)
-        num_read, num_written = _count_tokens(found)
-        usage = {"prompt_tokens": num_read, "completion_tokens": num_written, "total_tokens": num_read + num_written}
-        choices: list[dict[str, object]] = []
-        for index, one in enumerate(found):
-            reason = "length" if one.hit_cap else "stop"
-            choices.append({"index": index, "text": one.prediction, "logprobs": None, "finish_reason": reason})
-        head = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time())}
-        return JSONResponse({**head, "model": model, "choices": choices, "usage": usage})
+        table = check_table(parse_json(await self._read_body(request)), '{"prompt": TEXT}')
+        model = choose_model(table.get("model"), list(self.models))
+        return await self._respond(request, model, read_completion_request(table, max_records=self.limits.records))
+
+    async def chat(self, request: Request) -> Response:
+        table = check_table(parse_json(await self._read_body(request)), '{"messages": [MESSAGES]}')
+        model = choose_model(table.get("model"), list(self.models))
+        fields = [one.name for one in self.models[model].fields if one.is_required]
+        return await self._respond(request, model, read_chat_request(table, fields=fields))
 
     async def list_models(self, request: Request) -> Response:
         common = {"object": "model", "created": int(self.started), "owned_by": "fivetune"}
@@ -152,10 +157,49 @@ class Service:
         request.scope["fivetune.has_body"] = True
         return bytes(body)
 
-    async def _answer(self, request: Request, model: str, inputs: Inputs) -> Sequence[Prediction]:
+    async def _respond(self, request: Request, model: str, asked: Asked) -> Response:
+        """Answer a request in OpenAI's form, whole or in pieces."""
+        facts = self.models[model]
+        decoding = choose_decoding(asked, facts.decoding, writes=facts.writes)
+        form = AnswerForm(asked, model, stop=decoding.stop, sends_tokens=facts.sends_tokens)
+        if not asked.stream:
+            written: list[WrittenToken] = []
+            listener = written.append if form.listens else None
+            found = await self._answer(request, model, asked.inputs, decoding, listener)
+            _refuse_skipped(found)
+            for token in written:
+                form.add_token(token)
+            return JSONResponse(form.build_whole(found))
+
+        loop = asyncio.get_running_loop()
+        tokens: asyncio.Queue[WrittenToken | None] = asyncio.Queue()
+
+        def hear(token: WrittenToken) -> None:  # in the thread of the model
+            loop.call_soon_threadsafe(tokens.put_nowait, token)
+
+        answer = asyncio.ensure_future(self._answer(request, model, asked.inputs, decoding, hear))
+        answer.add_done_callback(lambda done: tokens.put_nowait(None))
+        # A request that fails before its first token is answered by a status code.
+        try:
+            first = await tokens.get()
+        except asyncio.CancelledError:
+            answer.cancel()
+            raise
+        if first is None:
+            _refuse_skipped(answer.result())
+        return StreamingResponse(_send_pieces(form, answer, tokens, first), media_type="text/event-stream")
+
+    async def _answer(
+        self,
+        request: Request,
+        model: str,
+        inputs: Inputs,
+        decoding: Decoding,
+        on_token: Callable[[WrittenToken], object] | None = None,
+    ) -> Sequence[Prediction]:
         """Queue the inputs and wait for the answers; a client that has gone, or a timeout, cancels them."""
         try:
-            answer = asyncio.wrap_future(self.batcher.submit(model, inputs))
+            answer = asyncio.wrap_future(self.batcher.submit(model, inputs, decoding, on_token))
         except QueueFullError:
             raise RequestError(
                 429, "queue_full", "the queue is full. Send the request again later.", retry_seconds=1
@@ -175,6 +219,41 @@ class Service:
         num_read, num_written = _count_tokens(found)
         self.measures.add_answers(model, records=len(found), input_tokens=num_read, output_tokens=num_written)
         return found
+
+
+async def _send_pieces(
+    form: AnswerForm,
+    answer: asyncio.Future[Sequence[Prediction]],
+    tokens: asyncio.Queue[WrittenToken | None],
+    first: WrittenToken | None,
+) -> AsyncGenerator[str]:
+    """Yield the events of a stream: pieces as tokens are written, then what remains; an error is its last event."""
+    token = first
+    try:
+        while token is not None:
+            piece = form.add_token(token)
+            if piece:
+                yield _format_event(piece)
+            token = await tokens.get()
+        found = answer.result()
+        _refuse_skipped(found)
+        for piece in form.build_rest(found):
+            yield _format_event(piece)
+        yield "data: [DONE]\n\n"
+    except ClientDisconnect:
+        return
+    except RequestError as error:
+        yield _format_event({"error": {"message": str(error), "type": error.kind}})
+    except Exception:
+        LOG.exception("a stream failed")
+        message = "internal error. The server's log has the cause."
+        yield _format_event({"error": {"message": message, "type": "internal_error"}})
+    finally:
+        answer.cancel()
+
+
+def _format_event(table: JsonTable) -> str:
+    return f"data: {json.dumps(table, ensure_ascii=False)}\n\n"
 
 
 def _count_tokens(found: Sequence[Prediction]) -> tuple[int, int]:
@@ -225,6 +304,7 @@ def build_app(service: Service) -> ASGIApp:
     routes = {
         "/predict": (service.predict, "POST"),
         "/v1/completions": (service.complete, "POST"),
+        "/v1/chat/completions": (service.chat, "POST"),
         "/v1/models": (service.list_models, "GET"),
         "/health": (service.report_health, "GET"),
         "/ready": (service.report_ready, "GET"),

@@ -12,13 +12,25 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Condition, Thread
+from typing import Protocol
 
+from fivetune.model.decode import Decoding
 from fivetune.rundir.records import Prediction
+from fivetune.training.answers.listening import OnWritten, WrittenToken
 
 GAP_SHARE = 1 / 5
 Inputs = Sequence[dict[str, object] | str]
-AnswerTogether = Callable[[Sequence[Inputs]], Sequence[Sequence[Prediction]]]
-"""Answers several requests; `TrainedRun.predict_each` is one."""
+
+
+class AnswerTogether(Protocol):
+    """Answers several requests with the same options of the search; `TrainedRun.predict_each` does it.
+
+    `decoding` None: the options of the run. `on_written` is called with the number of a request and each token.
+    """
+
+    def __call__(
+        self, requests: Sequence[Inputs], *, decoding: Decoding | None, on_written: OnWritten | None
+    ) -> Sequence[Sequence[Prediction]]: ...
 
 
 class QueueFullError(Exception):
@@ -31,12 +43,23 @@ class ServerStoppingError(Exception):
 
 @dataclass(slots=True)
 class WaitingRequest:
-    """A request in the queue; one whose future is cancelled is dropped before it is computed."""
+    """A request in the queue; one whose future is cancelled is dropped before it is computed.
+
+    Args:
+        decoding: options of the search; None: those of the run.
+        on_token: called for each token of the answers by the model's thread; None: not asked for.
+    """
 
     model: str
     inputs: Inputs
+    decoding: Decoding | None = None
+    on_token: Callable[[WrittenToken], object] | None = None
     future: Future[Sequence[Prediction]] = field(default_factory=Future[Sequence[Prediction]])
     arrived: float = field(default_factory=time.monotonic)
+
+    def is_answered_with(self, other: WaitingRequest) -> bool:
+        """Whether both can be answered together."""
+        return self.model == other.model and self.decoding == other.decoding
 
 
 class Batcher:
@@ -44,8 +67,9 @@ class Batcher:
 
     A batch begins when `max_batch` records wait, when the oldest request has waited `max_wait_seconds`, or when no
     request has arrived for GAP_SHARE of that: clients that got their answers from one batch come back one after the
-    other. What arrives during a batch joins the next one, so that under load none waits longer than the batches before
-    it. A batch is for one model, that of the oldest request.
+    other. It begins at once if the last one had one request, and none arrived while it was computed: there is one
+    client. What arrives during a batch joins the next one, so that under load none waits longer than the batches before
+    it. A batch is for one model and one choice of options, those of the oldest request.
 
     Args:
         answers: what answers, by the name of the model.
@@ -68,6 +92,7 @@ class Batcher:
         self._waiting: deque[WaitingRequest] = deque()
         self._changed = Condition()
         self._is_closing = False
+        self._is_alone = False  # whether the last batch had one request, and none arrived meanwhile
         self._thread = Thread(target=self._run, name="model", daemon=True)
         self._thread.start()
 
@@ -79,9 +104,18 @@ class Batcher:
     def is_ready(self) -> bool:
         return self._thread.is_alive() and not self._is_closing
 
-    def submit(self, model: str, inputs: Inputs) -> Future[Sequence[Prediction]]:
-        """Queue a request for the model of that name. Raises QueueFullError, ServerStoppingError."""
-        request = WaitingRequest(model, inputs)
+    def submit(
+        self,
+        model: str,
+        inputs: Inputs,
+        decoding: Decoding | None = None,
+        on_token: Callable[[WrittenToken], object] | None = None,
+    ) -> Future[Sequence[Prediction]]:
+        """Queue a request for the model of that name; further arguments as for WaitingRequest.
+
+        Raises QueueFullError, ServerStoppingError.
+        """
+        request = WaitingRequest(model, inputs, decoding, on_token)
         with self._changed:
             if not self.is_ready:
                 raise ServerStoppingError
@@ -114,6 +148,7 @@ class Batcher:
         while (batch := self._take_batch()) is not None:
             if batch:
                 self._compute(batch)
+                self._is_alone = len(batch) == 1 and not self._waiting
 
     def _take_batch(self) -> list[WaitingRequest] | None:
         """Wait for the requests of the next batch; None when the queue is empty and closed."""
@@ -127,19 +162,21 @@ class Batcher:
                 oldest, newest = self._waiting[0], self._waiting[-1]  # other ones after each wait: clients may go
                 until = min(oldest.arrived + self._max_wait, newest.arrived + GAP_SHARE * self._max_wait)
                 left = until - time.monotonic()
-                num_records = sum(len(one.inputs) for one in self._waiting if one.model == oldest.model)
-                if self._is_closing or left <= 0 or num_records >= self._max_batch:
-                    return self._take_requests(oldest.model)
+                num_records = sum(len(one.inputs) for one in self._waiting if one.is_answered_with(oldest))
+                if self._is_closing or self._is_alone or left <= 0 or num_records >= self._max_batch:
+                    return self._take_requests(oldest)
                 self._changed.wait(left)
 
-    def _take_requests(self, model: str) -> list[WaitingRequest]:
-        """Take the oldest requests for a model that fit into a batch, at least one."""
-        taken, left, num_records, is_full = list[WaitingRequest](), deque[WaitingRequest](), 0, False
+    def _take_requests(self, oldest: WaitingRequest) -> list[WaitingRequest]:
+        """Take the requests that can be answered with the oldest one and fit into a batch, at least one."""
+        taken: list[WaitingRequest] = []
+        left: deque[WaitingRequest] = deque()
+        num_records = 0
+        is_full = False
         for one in self._waiting:
-            is_full = is_full or (
-                one.model == model and bool(taken) and num_records + len(one.inputs) > self._max_batch
-            )
-            if is_full or one.model != model:
+            is_same = one.is_answered_with(oldest)
+            is_full = is_full or (is_same and bool(taken) and num_records + len(one.inputs) > self._max_batch)
+            if is_full or not is_same:
                 left.append(one)
             elif one.future.set_running_or_notify_cancel():
                 taken.append(one)
@@ -151,13 +188,23 @@ class Batcher:
         """Answer a batch; if that fails, each request alone, so that one cannot fail the others."""
         # A record that breaks the model must fail its own request alone.
         started = time.monotonic()
+        answer = self._answers[batch[0].model]
+        on_written = None
+        if any(one.on_token for one in batch):
+
+            def on_written(number: int, token: WrittenToken) -> None:
+                listener = batch[number].on_token
+                if listener:
+                    listener(token)
+
         try:
-            found = self._answers[batch[0].model]([one.inputs for one in batch])
+            found = answer([one.inputs for one in batch], decoding=batch[0].decoding, on_written=on_written)
         except Exception as error:
             if len(batch) == 1:
                 batch[0].future.set_exception(error)
             else:
                 for one in batch:
+                    one.on_token = None  # it has heard the tokens of the first attempt
                     self._compute([one])
             return
         self._on_batch(sum(len(one.inputs) for one in batch), time.monotonic() - started)

@@ -10,26 +10,10 @@ from math import isfinite
 from typing import Any, cast
 
 from fivetune.data.readers.json_text import decode_line, describe_kind, describe_value, find_json_error
-from fivetune.data.readers.source_files import quote_value
-from fivetune.errors import suggest_names
 from fivetune.types import JsonTable
 
 MAX_DEPTH = 32
 MAX_INTEGER = 2**63
-COMPLETION_OPTIONS: dict[str, tuple[object, ...]] = {
-    "temperature": (0, None),
-    "n": (1, None),
-    "best_of": (1, None),
-    "stream": (False, None),
-    "echo": (False, None),
-    "logprobs": (None,),
-    "stop": (None, []),
-    "suffix": (None, ""),
-}
-"""Options of completions with the values that describe what a run does."""
-IGNORED_OPTIONS = ("user", "seed", "top_p", "frequency_penalty", "presence_penalty", "logit_bias")
-"""Without effect on a search for the most probable answer where they have their default value."""
-NEUTRAL = {"top_p": 1, "frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}}
 
 
 class RequestError(Exception):
@@ -80,20 +64,25 @@ def _find_excess(value: Any) -> str:
     return f"nested too deeply. Allowed are {MAX_DEPTH} levels."
 
 
+def check_table(value: Any, form: str) -> JsonTable:
+    """Return the table of a request. Raises RequestError 422 for anything else; `form` shows what is allowed."""
+    if not isinstance(value, dict):
+        raise refuse(f"body: {describe_kind(value)}. Allowed is {form}.")
+    return cast("JsonTable", value)
+
+
 def read_inputs(value: Any, *, max_records: int) -> tuple[list[JsonTable | str], bool]:
     """Read the records or texts of a prediction, and whether they are a list.
 
     >>> read_inputs({"inputs": ["a", "b"]}, max_records=2), read_inputs({"question": "Why?"}, max_records=2)
     ((['a', 'b'], True), ([{'question': 'Why?'}], False))
     """
-    if not isinstance(value, dict):
-        raise _refuse(f'body: {describe_kind(value)}. Allowed is one record, or {{"inputs": [records or texts]}}.')
-    table = cast("JsonTable", value)
+    table = check_table(value, 'one record, or {"inputs": [records or texts]}')
     if not isinstance(table.get("inputs"), list):
         return [table], False
     if len(table) > 1:
         other = next(name for name in table if name != "inputs")
-        raise _refuse(f"body: {other!r} beside the list 'inputs'. Leave it out.")
+        raise refuse(f"body: {other!r} beside the list 'inputs'. Leave it out.")
     return check_inputs(table["inputs"], "inputs", max_records=max_records), True
 
 
@@ -106,7 +95,7 @@ def choose_model(given: Any, names: Sequence[str]) -> str:
     if given is None and len(names) == 1:
         return names[0]
     if given is None:
-        raise _refuse(f"model: missing. Several are served: {known}. Name one.")
+        raise refuse(f"model: missing. Several are served: {known}. Name one.")
     if given not in names:
         shown = repr(given[:100]) if isinstance(given, str) else describe_value(given)
         raise RequestError(404, "unknown_model", f"model: {shown}: not served here. Known: {known}.")
@@ -118,71 +107,28 @@ def read_query(query: Iterable[tuple[str, str]]) -> str | None:
     given = list(query)
     for name, _ in given:
         if name != "model":
-            raise _refuse(f"{name[:100]!r}: no parameter of this route. Allowed is model.")
+            raise refuse(f"{name[:100]!r}: no parameter of this route. Allowed is model.")
     if len(given) > 1:
-        raise _refuse("model: given twice. Name one.")
+        raise refuse("model: given twice. Name one.")
     return given[0][1] if given else None
 
 
 def check_inputs(found: list[Any], name: str, *, max_records: int) -> list[JsonTable | str]:
     """Return a list of records or texts. Raises RequestError 413 for too many, 422 for others."""
     if not found:
-        raise _refuse(f"{name}: an empty list. Give at least one.")
+        raise refuse(f"{name}: an empty list. Give at least one.")
     if len(found) > max_records:
         raise RequestError(
             413, "too_many_records", f"{name}: {len(found)} records. Allowed are {max_records}. Send several requests."
         )
     for number, one in enumerate(found):
         if not isinstance(one, dict | str):
-            raise _refuse(f"{name}[{number}]: {describe_value(one)}. Allowed are records and texts.")
+            raise refuse(f"{name}[{number}]: {describe_value(one)}. Allowed are records and texts.")
     if len({isinstance(one, str) for one in found}) > 1:
-        raise _refuse(f"{name}: texts and records are mixed. Give one kind.")
+        raise refuse(f"{name}: texts and records are mixed. Give one kind.")
     return found
 
 
-def read_prompts(value: Any, *, max_records: int, max_new_tokens: int | None) -> list[JsonTable | str]:
-    """Read the prompts of /v1/completions. Raises RequestError for options that the run does not support.
-
-    Args:
-        max_new_tokens: most tokens of an answer, which `max_tokens` must allow; None: answers have no tokens.
-    """
-    if not isinstance(value, dict):
-        raise _refuse(f'body: {describe_kind(value)}. Allowed is {{"prompt": TEXT}}.')
-    table = cast("JsonTable", value)
-    names = {"model", "prompt", "max_tokens", *COMPLETION_OPTIONS, *IGNORED_OPTIONS}
-    for name, given in table.items():
-        if name not in names:
-            raise _refuse(f"{name!r}: no option of completions. {suggest_names(name, names)}")
-        if name in COMPLETION_OPTIONS and not _is_among(given, COMPLETION_OPTIONS[name]):
-            wrong = "is not offered: the server returns the most probable answer, whole"
-            raise _refuse(f"{name}: {quote_value(given)} {wrong}. {_advise_value(COMPLETION_OPTIONS[name][0])}")
-        if name in NEUTRAL and not _is_among(given, (NEUTRAL[name], None)):
-            wrong = "is not offered: the server does not sample"
-            raise _refuse(f"{name}: {quote_value(given)} {wrong}. {_advise_value(NEUTRAL[name])}")
-    asked = table.get("max_tokens")
-    if asked is not None and (type(asked) is not int or asked < 1):
-        raise _refuse(f"max_tokens: {describe_value(asked)}. Allowed is a whole number, 1 or more.")
-    if asked is not None and max_new_tokens is not None and asked < max_new_tokens:
-        raise _refuse(
-            f"max_tokens: {asked}, and answers of this run have up to {max_new_tokens} tokens. Leave it out, or start "
-            f"the server with --eval.max_new_tokens {asked}."
-        )
-    prompt = table.get("prompt")
-    found = prompt if isinstance(prompt, list) else [prompt]
-    if not all(isinstance(one, str) for one in found):
-        raise _refuse("prompt: Allowed is a text, or a list of texts.")
-    return check_inputs(found, "prompt", max_records=max_records)
-
-
-def _advise_value(neutral: object) -> str:
-    """Name the value that changes nothing: clients may send an option that their user cannot leave out."""
-    return "Leave it out." if neutral is None else f"Allowed is {quote_value(neutral)}. Send it, or leave it out."
-
-
-def _is_among(given: Any, values: Iterable[object]) -> bool:
-    """Whether a value is one of several; true and false are no numbers."""
-    return any(given == one and isinstance(given, bool) == isinstance(one, bool) for one in values)
-
-
-def _refuse(message: str) -> RequestError:
+def refuse(message: str) -> RequestError:
+    """Make the error of a request that asks for what is not offered."""
     return RequestError(422, "invalid_request", message)

@@ -15,6 +15,7 @@ from fivetune.delivery.serving.demo import find_examples
 from fivetune.delivery.serving.schema import RunFacts, list_fields
 from fivetune.errors import ConfigError
 from fivetune.rundir.export_file import read_export
+from fivetune.tasks import TaskOptions, head_of
 from fivetune.training.answers.loading import load_run_model
 from fivetune.training.answers.trained_run import TrainedRun
 from fivetune.training.mixture import require_single_part
@@ -82,7 +83,16 @@ def open_models(
         task = loaded.config.task
         fields = list_fields(task, loaded.config.data.columns)
         examples = find_examples(trained, fields, num=num_examples, on_warning=warn_once)
-        facts = RunFacts(name, task.plugin_name(), trained.step, fields, loaded.config.eval.max_new_tokens, examples)
+        facts = RunFacts(
+            name=name,
+            task=task.plugin_name(),
+            step=trained.step,
+            fields=fields,
+            decoding=loaded.build_decoding(),
+            writes=head_of(task) != "extractive",
+            sends_tokens=type(task).from_text is TaskOptions.from_text,
+            examples=examples,
+        )
         found[name] = ServedModel(
             facts, partial(trained.predict_each, max_input_tokens=max_input_tokens), trained.folder
         )

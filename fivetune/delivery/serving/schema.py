@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from html import escape
 
 from fivetune import __version__
+from fivetune.delivery.serving.openai import list_option_schemas
+from fivetune.model.decode import Decoding
 from fivetune.tasks import convert_inputs, find_needed_columns, list_input_columns
 from fivetune.training.answers.output import PREDICTED
 from fivetune.types import JsonTable, Task
@@ -24,7 +26,7 @@ ERRORS = {
     408: "the request arrived too slowly",
     413: "too many bytes or records",
     415: "not application/json",
-    422: "a record that the run cannot answer",
+    422: "a record that the run cannot answer, or an option that is not offered",
     429: "the queue is full: see Retry-After",
     500: "internal error",
     503: "stopping, or not answered in time",
@@ -68,14 +70,19 @@ class RunFacts:
     Args:
         name: model name in requests.
         fields: columns of a record; the required ones make an example.
-        max_new_tokens: cap of an answer; None for answers without tokens.
+        decoding: options of the run's searches.
+        writes: whether the run writes its answers; else it marks spans or chooses labels.
+        sends_tokens: whether the text of the written tokens is that of the answer; else the task makes the answer from
+            the whole text.
     """
 
     name: str
     task: str
     step: int
-    fields: Sequence[FieldFacts] = ()
-    max_new_tokens: int | None = None
+    fields: Sequence[FieldFacts]
+    decoding: Decoding
+    writes: bool = True
+    sends_tokens: bool = True
     examples: Sequence[DemoExample] = ()
 
     @property
@@ -107,7 +114,12 @@ def build_openapi(models: Sequence[RunFacts]) -> JsonTable:
     batch = {"type": "object", "properties": {"inputs": inputs}, "required": ["inputs"]}
     prompt = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
     required = ["prompt", "model"] if len(models) > 1 else ["prompt"]
-    completion = {"type": "object", "properties": {"prompt": prompt, "model": name}, "required": required}
+    shared: JsonTable = {"model": name, **list_option_schemas()}
+    completion = {"type": "object", "properties": {"prompt": prompt, **shared}, "required": required}
+    message = {"type": "object", "properties": {"role": {"type": "string"}, "content": {}}, "required": ["role"]}
+    messages = {"type": "array", "items": message, "minItems": 1}
+    required = ["messages", "model"] if len(models) > 1 else ["messages"]
+    chat = {"type": "object", "properties": {"messages": messages, **shared}, "required": required}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -123,7 +135,12 @@ def build_openapi(models: Sequence[RunFacts]) -> JsonTable:
                 [parameter],
             ),
             "/v1/completions": _describe_post(
-                "Answer prompts, which are texts as the model reads them, in OpenAI's form", completion, {}
+                "Answer prompts, which are texts as the model reads them, in OpenAI's form, whole or as a stream",
+                completion,
+                {},
+            ),
+            "/v1/chat/completions": _describe_post(
+                "Answer the last turn of the user, in OpenAI's form, whole or as a stream", chat, {}
             ),
             **{
                 path: {"get": {"summary": summary, "responses": {"200": {"description": "OK"}}}}

@@ -25,7 +25,7 @@ from fivetune.model.decode.greedy import GreedySearch
 from fivetune.model.decode.labels import score_given
 from fivetune.model.decode.logits import LogitsProcessor
 from fivetune.model.decode.padded import PaddedDecoder
-from fivetune.model.decode.records import Decoding, GeneratedAnswer, Hypothesis, Sampling
+from fivetune.model.decode.records import Decoding, GeneratedAnswer, Hypothesis, OnToken, Sampling
 from fivetune.model.decode.sampling import draw_uniforms
 from fivetune.model.decode.steps import Decoder
 from fivetune.model.decode.texts import cut_at_stop, to_text
@@ -44,6 +44,7 @@ __all__ = [
     "Decoding",
     "GenerateAnswers",
     "GeneratedAnswer",
+    "OnToken",
     "Sampling",
     "cut_at_stop",
     "estimate_max_new_tokens",
@@ -68,6 +69,7 @@ class GenerateAnswers(Protocol):
         autocast: Autocast,
         world: World = SINGLE_PROCESS,
         tokenizer: PreTrainedTokenizerBase | None = None,
+        on_token: OnToken | None = None,
     ) -> Iterator[GeneratedAnswer]: ...
 
 
@@ -101,6 +103,7 @@ def generate(
     autocast: Autocast,
     world: World = SINGLE_PROCESS,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    on_token: OnToken | None = None,
 ) -> Iterator[GeneratedAnswer]:
     """Yield the answers for `rows` of a store as they end. The encoder runs once per example.
 
@@ -110,6 +113,7 @@ def generate(
             same number of rounds and steps; a rank without rows repeats the store's first row, unused.
         tokenizer: ends an answer as soon as it has a text of `decoding.stop`, but not with beams; the answer keeps the
             text. None: answers do not end there.
+        on_token: called for each token of greedy search and sampling.
     """
     together = world if is_gathered_by_call(model) else SINGLE_PROCESS
     was_training = model.training
@@ -136,7 +140,7 @@ def generate(
             else:
                 decoder = PaddedDecoder(model, num_beams=decoding.num_beams)
         rules = LogitsProcessor(decoding, model.config.eos_token_id, device)
-        search = GreedySearch(decoder, decoding, rules, tokenizer)
+        search = GreedySearch(decoder, decoding, rules, tokenizer, on_token)
         # Each round encodes the next inputs; greedy search also goes on with answers of earlier rounds.
         while together.all_reduce_max(len(queue) + search.num_running):
             taken = [queue.popleft() for _ in range(min(search.num_wanted, len(queue)))]

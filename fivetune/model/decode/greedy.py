@@ -16,7 +16,7 @@ from fivetune.model.decode.cache import RowCompactor
 from fivetune.model.decode.encoder import EncodedInputs
 from fivetune.model.decode.logits import LogitsProcessor
 from fivetune.model.decode.padded import PaddedDecoder
-from fivetune.model.decode.records import Decoding, Hypothesis, ScoredRow
+from fivetune.model.decode.records import Decoding, Hypothesis, OnToken, ScoredRow
 from fivetune.model.decode.sampling import draw_tokens
 from fivetune.model.decode.steps import Decoder
 from fivetune.model.decode.texts import to_text
@@ -41,11 +41,13 @@ class GreedySearch:
         decoding: Decoding,
         rules: LogitsProcessor,
         tokenizer: PreTrainedTokenizerBase | None = None,
+        on_token: OnToken | None = None,
     ) -> None:
         self.decoder = decoder
         self.decoding = decoding
         self.rules = rules
         self._tokenizer = tokenizer if decoding.stop else None
+        self._on_token = on_token
         self._cap = decoding.max_new_tokens
         self._eos = decoder.config.eos_token_id
         self._num_answers = decoding.num_candidates  # of one input
@@ -142,15 +144,20 @@ class GreedySearch:
         if self.decoding.sampling:
             uniforms = self._uniforms.gather(1, ages[:, None])[:, 0]
             ids, logprobs = draw_tokens(scores, self.decoding.sampling, uniforms)
-            self._logprobs += logprobs
         else:
             best, ids = scores.max(-1)
             # log p of the best token is -log of the sum of exp(score - best); the scores are not needed any more.
-            self._logprobs -= scores.sub_(best[:, None]).exp_().sum(-1).log_()
+            logprobs = scores.sub_(best[:, None]).exp_().sum(-1).log_().neg_()
+        self._logprobs += logprobs
         self._written.scatter_(1, ages[:, None] + 1, ids[:, None])
         # One copy to the host a step, which waits for the device: the ids decide which slots have ended.
         ended: list[int] = []  # slots
-        for slot, token in enumerate(ids.tolist()):
+        tokens = ids.tolist()
+        if self._on_token:
+            for key, token, logprob in zip(self._keys, tokens, logprobs.tolist(), strict=True):
+                if key is not None:
+                    self._on_token(key[0][0], key[1], token, logprob)
+        for slot, token in enumerate(tokens):
             if self._keys[slot] is None:
                 continue
             self._ages[slot] += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,8 @@ from fivetune.types import JsonTable
 
 ScoredRow = tuple[int, dict[str, Any]]
 """Row of a store, and its scores by fields of GeneratedAnswer."""
+OnToken = Callable[[int, int, int, float], object]
+"""Called as a token is written: row of the store, number of its answer, token id, log p (as in `logprob`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,16 +23,17 @@ class Sampling:
         temperature: above 0.
         top_k: number of the most probable tokens that may be drawn; 0: all.
         top_p: share of the probability, of which the most probable tokens that have it may be drawn; 1: all.
-        seed: seed of the draws, 0 to 2^63 - 1; equal inputs get equal answers.
+        seed: seed of the draws, 0 to 2^63 - 1; equal inputs get equal answers. None: each answer has new draws.
     """
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
-    seed: int = 0
+    seed: int | None = 0
 
     def __post_init__(self) -> None:
-        if not (self.temperature > 0 and self.top_k >= 0 and 0 < self.top_p <= 1 and 0 <= self.seed < 2**63):
+        is_seed = self.seed is None or 0 <= self.seed < 2**63
+        if not (self.temperature > 0 and self.top_k >= 0 and 0 < self.top_p <= 1 and is_seed):
             raise ConfigError(
                 f"decoding: {self}. Allowed: temperature above 0, top_k from 0, top_p above 0 up to 1, seed from 0 to "
                 "2^63 - 1. Change it."

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import blake2b
+from secrets import token_bytes
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,13 @@ SMALL_BLOCK = 32  # shares of which the largest is found first
 FIRST_TOKENS = 64  # most probable tokens that top-p looks at first: more are seldom needed
 
 
-def draw_uniforms(seed: int, inputs: Sequence[NDArray[Any]], num_answers: int, num_steps: int) -> NDArray[np.float32]:
+def draw_uniforms(
+    seed: int | None, inputs: Sequence[NDArray[Any]], num_answers: int, num_steps: int
+) -> NDArray[np.float32]:
     """Draw the uniform numbers of answers, [inputs * num_answers, num_steps] in [0, 1).
 
     The bits are Philox's (Salmon et al. 2011) with a hash of seed and token ids as key, and the number of the answer
-    in the counter.
+    in the counter. Without a seed the key is random.
 
     >>> ids = np.array([7, 8, 1])
     >>> np.array_equal(draw_uniforms(0, [ids[:1], ids], 1, 4)[1:], draw_uniforms(0, [ids], 2, 4)[:1])
@@ -35,7 +38,10 @@ def draw_uniforms(seed: int, inputs: Sequence[NDArray[Any]], num_answers: int, n
     """
     found = np.empty((len(inputs) * num_answers, num_steps), np.float32)
     for row, ids in enumerate(inputs):
-        digest = blake2b(ids.astype("<i8").tobytes(), digest_size=16, key=seed.to_bytes(8, "little")).digest()
+        digest = token_bytes(16)
+        if seed is not None:
+            hashed = blake2b(ids.astype("<i8").tobytes(), digest_size=16, key=seed.to_bytes(8, "little"))
+            digest = hashed.digest()
         key = int.from_bytes(digest, "little")
         for answer in range(num_answers):
             bits = np.random.Philox(key=key, counter=answer << 192).random_raw(num_steps)

@@ -17,7 +17,7 @@ from fivetune.data.store.spans import Offsets, extract_span_text, find_context_p
 from fivetune.data.store.token_store import TokenStore
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import NumericError
-from fivetune.model.decode import Decoding, GenerateAnswers, GeneratedAnswer, cut_at_stop, to_text
+from fivetune.model.decode import Decoding, GenerateAnswers, GeneratedAnswer, OnToken, cut_at_stop, to_text
 from fivetune.model.decode.span_search import SpanAnswer, extract_spans
 from fivetune.model.family import SENTINEL
 from fivetune.rundir.records import Candidate, Prediction
@@ -53,6 +53,8 @@ class AnswerSettings(Protocol):
     def autocast(self) -> Autocast: ...
     @property
     def generate(self) -> GenerateAnswers: ...
+    @property
+    def on_token(self) -> OnToken | None: ...
 
 
 def answer_passages(
@@ -91,6 +93,7 @@ def _answer_with_text(
         autocast=settings.autocast,
         world=world,
         tokenizer=settings.tokenizer,
+        on_token=settings.on_token,
     )
     for one in answers:
         yield one.row, _build_text_prediction(settings, one, loss)

@@ -32,12 +32,14 @@ def make_evaluator(
     *,
     target_p99: int,
     generate: GenerateAnswers,
+    decoding: Decoding | None = None,
 ) -> Evaluator:
     """Build the evaluator of a store, for a mixture with one per part.
 
     Args:
         target_p99: 99th percentile of the training targets' lengths in tokens, from which the generation cap follows.
         generate: searches for answers.
+        decoding: options of the search, of a task that is no mixture; default: those of the config.
     """
     parts: dict[str, Evaluator] = {}
     if isinstance(store, ConcatStore):
@@ -48,7 +50,7 @@ def make_evaluator(
         task=config.task,
         tokenizer=tokenizer,
         store=store,
-        decoding=build_decoding(config, tokenizer, target_p99=target_p99),
+        decoding=decoding or build_decoding(config, tokenizer, target_p99=target_p99),
         device=compute.device,
         keep_special=not config.eval.suppress_sentinels,
         limits=build_length_limits(config),

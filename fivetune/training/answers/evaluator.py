@@ -20,7 +20,7 @@ import numpy as np
 from fivetune.data.store.encode import LengthLimits
 from fivetune.data.store.token_store import TokenStore
 from fivetune.distributed.world import SINGLE_PROCESS, World
-from fivetune.model.decode import Decoding, GenerateAnswers, generate
+from fivetune.model.decode import Decoding, GenerateAnswers, OnToken, generate
 from fivetune.rundir.records import EvalRecord, Prediction
 from fivetune.scores.analysis.bootstrap import compute_intervals
 from fivetune.scores.analysis.calibration import calibrate_prediction
@@ -58,6 +58,7 @@ class Evaluator:
         limits: the length limits that the store was encoded with.
         autocast: returns a new autocast context.
         generate: searches for answers: `fivetune.model.decode.generate`, or the same on another device.
+        on_token: called for each token that is written, where the search reports them.
         parts: evaluators of the parts of a mixture, in the order of the store; empty for other tasks.
         temperature: temperature of the confidences; scores are computed before it.
     """
@@ -73,6 +74,7 @@ class Evaluator:
     generate: GenerateAnswers = field(default=generate)
     parts: Mapping[str, Evaluator] = field(default_factory=dict[str, "Evaluator"])
     temperature: float = 1.0
+    on_token: OnToken | None = None
 
     @property
     def num_questions(self) -> int:

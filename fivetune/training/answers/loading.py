@@ -27,7 +27,7 @@ from fivetune.data.store.token_store import TokenStore
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import ConfigError, DataError, RunDirError
 from fivetune.model.adapter import FOLDER, attach_exported, find_adapter
-from fivetune.model.decode import GenerateAnswers, explain_slow_decoding, generate
+from fivetune.model.decode import Decoding, GenerateAnswers, explain_slow_decoding, generate
 from fivetune.model.load import LoadedModel, load_model_and_tokenizer, load_without_weights
 from fivetune.rundir.confidence_file import read_temperature
 from fivetune.rundir.config_file import find_config_change
@@ -35,7 +35,7 @@ from fivetune.rundir.progress import ProgressCallback, ignore_progress
 from fivetune.rundir.reader import read_checksums
 from fivetune.rundir.record_checksums import describe_change
 from fivetune.tasks import head_of
-from fivetune.training.answers.decoding import make_evaluator
+from fivetune.training.answers.decoding import build_decoding, make_evaluator
 from fivetune.training.answers.evaluator import Evaluator
 from fivetune.training.answers.exported import load_exporter_of, open_engine, refuse_fixed_settings
 from fivetune.training.answers.model_folder import refuse_foreign_model, refuse_missing_model, with_exported_cap
@@ -85,17 +85,32 @@ class RunModel:
     threads: ThreadControl | None = None
     temperature: float = 1.0
 
-    def make_evaluator(self, store: TokenStore) -> Evaluator:
-        """Make the evaluator of tokenised questions, which scores the answers where there are references."""
+    def make_evaluator(self, store: TokenStore, *, decoding: Decoding | None = None) -> Evaluator:
+        """Make the evaluator of tokenised questions, which scores the answers where there are references.
+
+        Args:
+            decoding: options of the search; default: those of the run.
+        """
         evaluator = make_evaluator(
-            self.config, self.tokenizer, store, self.compute, target_p99=NO_TARGETS, generate=self.generate
+            self.config,
+            self.tokenizer,
+            store,
+            self.compute,
+            target_p99=NO_TARGETS,
+            generate=self.generate,
+            decoding=decoding,
         )
         return replace(evaluator, temperature=self.temperature)
 
-    def make_predictor(self, store: TokenStore) -> Evaluator:
+    def make_predictor(self, store: TokenStore, *, decoding: Decoding | None = None) -> Evaluator:
         """Make the evaluator of tokenised questions without references: it computes no loss of targets."""
-        evaluator = self.make_evaluator(store)
+        evaluator = self.make_evaluator(store, decoding=decoding)
         return replace(evaluator, decoding=replace(evaluator.decoding, score_targets=False))
+
+    def build_decoding(self) -> Decoding:
+        """Build the options of the run's searches for answers without references."""
+        own = build_decoding(self.config, self.tokenizer, target_p99=NO_TARGETS)
+        return replace(own, score_targets=False)
 
     def build_evaluator(
         self,

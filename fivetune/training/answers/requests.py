@@ -29,6 +29,7 @@ from fivetune.tasks.jsonl import JSONL
 from fivetune.training.answers.batch_size import AutoBatchSize, predict_in_batches
 from fivetune.training.answers.evaluator import Evaluator, ignore_count
 from fivetune.training.answers.inputs import InputRow, iter_input_rows, write_records, write_texts
+from fivetune.training.answers.listening import Listener, OnWritten
 from fivetune.types import RawRecord, Task, TextExample
 
 if TYPE_CHECKING:
@@ -190,12 +191,14 @@ def answer_requests(
     batch_size: AutoBatchSize | int | None = None,
     max_input_tokens: int | None = None,
     on_progress: Callable[[int, int], object] = ignore_count,
+    on_written: OnWritten | None = None,
 ) -> list[list[Prediction]]:
     """Answer requests in common batches; returns the Predictions of each, in its order.
 
     Args:
         batch_size: examples per generation batch; default: the evaluator's.
         max_input_tokens: most tokens of a record before clipping; one with more has a reason in `skipped`.
+        on_written: called for each token of an answer, where the search reports them.
     """
     usable = [one for one in requests if one.converted]
     if not usable:
@@ -204,21 +207,44 @@ def answer_requests(
     found = _refuse_long_inputs(store, max_input_tokens)
     questions = np.setdiff1d(np.arange(store.num_groups), np.fromiter(found, np.int64))
     evaluator = build_evaluator(store)
+    if on_written:
+        listener = Listener(
+            _find_places(requests, store), on_written, evaluator.tokenizer, keep_special=evaluator.keep_special
+        )
+        evaluator = replace(evaluator, on_token=listener)
     answered = predict_in_batches(evaluator, model, questions, batch_size)
     for number, (question, prediction) in enumerate(answered, start=1):
         found[question] = _add_clipped_spans(prediction, evaluator, store, question)
         on_progress(number, len(questions))
-    # Ids repeat among requests: each is joined with its own answers only, whose numbers follow one another.
-    ends = [*store.first_groups[1:], store.num_groups]
-    ranges = iter(zip(store.first_groups, ends, strict=True))
+    # Ids repeat among requests: each is joined with its own answers only.
     joined: list[list[Prediction]] = []
-    for one in requests:
-        own: dict[str, Prediction] = {}
-        if one.converted:
-            for question in range(*next(ranges)):
-                own[found[question].id] = found[question]
+    for one, questions in zip(requests, _list_questions(requests, store), strict=True):
+        own = {found[question].id: found[question] for question in questions}
         joined.append(_join_rows(one, own))
     return joined
+
+
+def _list_questions(requests: Sequence[ReadRequest], store: MemoryStore) -> list[range]:
+    """List the numbers of the questions of each request, which follow one another."""
+    ends = [*store.first_groups[1:], store.num_groups]
+    usable = iter(zip(store.first_groups, ends, strict=True))
+    return [range(*next(usable)) if one.converted else range(0) for one in requests]
+
+
+def _find_places(requests: Sequence[ReadRequest], store: MemoryStore) -> dict[int, tuple[int, int]]:
+    """Find the number of the request and of its record for each row that is the only passage of its question."""
+    rows_of: dict[int, list[int]] = {}
+    for row, question in enumerate(store.groups.tolist()):
+        rows_of.setdefault(question, []).append(row)
+    places: dict[int, tuple[int, int]] = {}
+    for number, (one, questions) in enumerate(zip(requests, _list_questions(requests, store), strict=True)):
+        records = {row.key: record for record, row in enumerate(one.rows)}
+        for question in questions:
+            rows = rows_of[question]
+            example = store.read_example(rows[0])
+            if len(rows) == 1:
+                places[rows[0]] = number, records[example.group or example.id]
+    return places
 
 
 def _add_clipped_spans(prediction: Prediction, evaluator: Evaluator, store: MemoryStore, question: int) -> Prediction:

@@ -25,6 +25,7 @@ from fivetune.data.readers.tables import is_table, name_tables
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import ConfigError
 from fivetune.machine.telemetry.devices import translate_oom_errors
+from fivetune.model.decode import Decoding
 from fivetune.rundir.export_file import EXPORT
 from fivetune.rundir.figures import find_exported_eval
 from fivetune.rundir.notebook import HtmlPage, is_notebook
@@ -42,6 +43,7 @@ from fivetune.rundir.records import (
 from fivetune.tasks.mixture import Mixture
 from fivetune.training.answers.answer_file import answer_file, describe_questions
 from fivetune.training.answers.batch_size import AutoBatchSize
+from fivetune.training.answers.listening import OnWritten
 from fivetune.training.answers.loading import RunModel, check_folder, ignore_note, load_run_model, resolve_config
 from fivetune.training.answers.model_folder import find_exported_step
 from fivetune.training.answers.requests import answer_requests, list_inputs, name_texts, read_requests
@@ -347,6 +349,8 @@ class TrainedRun:
         *,
         batch_size: AutoBatchSize | int | None = None,
         max_input_tokens: int | None = None,
+        decoding: Decoding | None = None,
+        on_written: OnWritten | None = None,
         on_progress: ProgressCallback = ignore_progress,
         on_note: Callable[[str], object] = ignore_note,
     ) -> list[list[Prediction]]:
@@ -356,6 +360,8 @@ class TrainedRun:
             requests: unlike for `predict`, a text is always the whole input, exactly as the model reads it.
             batch_size: examples per generation batch; default: eval.batch_size of the run.
             max_input_tokens: most tokens of an input before clipping; one with more has a reason in `skipped`.
+            decoding: options of the search; default: those of the run.
+            on_written: called for each token of an answer, where the search reports them.
         """
         loaded = self.loaded
         config = loaded.config
@@ -372,10 +378,11 @@ class TrainedRun:
             return answer_requests(
                 read,
                 loaded.model,
-                build_evaluator=loaded.make_predictor,
+                build_evaluator=partial(loaded.make_predictor, decoding=decoding),
                 batch_size=batch_size,
                 max_input_tokens=max_input_tokens,
                 on_progress=partial(report, "answering"),
+                on_written=on_written,
             )
 
     def predict_file(

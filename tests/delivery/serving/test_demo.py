@@ -19,6 +19,7 @@ from fivetune.delivery.page import render_page
 from fivetune.delivery.serving.demo import PAGE, find_examples
 from fivetune.delivery.serving.models import open_models
 from fivetune.delivery.serving.schema import DemoExample, RunFacts, list_fields
+from fivetune.model.decode import Decoding
 from fivetune.plugins import list_plugins, load_plugin
 from fivetune.rundir.config_file import stamp_config
 from fivetune.rundir.layout import CHECKSUMS
@@ -34,7 +35,7 @@ SHOWN = "!document.getElementById('work').hidden"
 LONG = "question: " + "é😀 " * 900 + " tail"
 
 
-def answer(requests: Sequence[Sequence[Any]], name: str = "a") -> list[list[Prediction]]:
+def answer(requests: Sequence[Sequence[Any]], name: str = "a", **options: Any) -> list[list[Prediction]]:
     """Answer by the question; one that begins with `cut` is too long by its last 4 characters, `long` is refused."""
     return [[_answer_one(one, name) for one in request] for request in requests]
 
@@ -61,9 +62,9 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Generator[Tab]:
 @contextmanager
 def showing(tab: Tab, answers: Any = answer, **options: Any) -> Iterator[Server]:
     """Serve, and open the page."""
-    facts = {"a": RunFacts("a", "squad_v2", 6, FIELDS, 8, EXAMPLES)}
+    facts = {"a": RunFacts("a", "squad_v2", 6, FIELDS, Decoding(8), examples=EXAMPLES)}
     names = answers if isinstance(answers, dict) else {"a": answers}
-    models = {name: RunFacts(name, "squad_v2", 6, FIELDS, 8) for name in names} | facts
+    models = {name: RunFacts(name, "squad_v2", 6, FIELDS, Decoding(8)) for name in names} | facts
     with serving(names, facts=models, **options) as server:
         tab.open(f"http://127.0.0.1:{server.port}/")
         tab.wait(f"{SHOWN} || !document.getElementById('access').hidden")
@@ -212,7 +213,7 @@ def test_examples_fill_in_the_form(tab: Tab) -> None:
 @browser
 @pytest.mark.slow
 def test_two_models_answer_side_by_side(tab: Tab) -> None:
-    answers = {name: lambda asked, name=name: answer(asked, name) for name in ("a", "b")}
+    answers = {name: lambda asked, name=name, **options: answer(asked, name) for name in ("a", "b")}
     with showing(tab, answers):
         tab.set_width(1100)
         write(tab, question="Who?", context="Ann.")
@@ -280,7 +281,7 @@ def test_text_can_be_read_in_both_schemes(tab: Tab, scheme: str) -> None:
     """Contrast of WCAG 2.1, AA: 4.5 for text; nothing is wider than a narrow screen."""
     tab.set_scheme(scheme)
     tab.set_width(400)
-    with showing(tab, {name: lambda asked, name=name: answer(asked, name) for name in ("a", "b")}):
+    with showing(tab, {name: lambda asked, name=name, **options: answer(asked, name) for name in ("a", "b")}):
         write(tab, question="cut", context="c" * 300)
         tab.wait("document.querySelectorAll('#answers del').length === 2")
         assert tab.run("document.documentElement.scrollWidth") <= 400

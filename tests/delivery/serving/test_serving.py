@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,14 @@ import httpx
 import kit
 import psutil
 import pytest
-from serving_kit import Server, Slow, serving
+from serving_kit import FIELDS, Server, Slow, serving
 from starlette.responses import PlainTextResponse
 
 from fivetune.cli import main
 from fivetune.delivery.serving.batching import Batcher, QueueFullError
-from fivetune.delivery.serving.body import RequestError, parse_json, read_inputs, read_prompts
+from fivetune.delivery.serving.body import RequestError, parse_json, read_inputs
 from fivetune.delivery.serving.guard import Guard
-from fivetune.delivery.serving.schema import list_fields
+from fivetune.delivery.serving.schema import RunFacts, list_fields
 from fivetune.delivery.serving.server import bind_socket, build_server, run_until_stopped
 from fivetune.errors import NumericError
 from fivetune.rundir.records import Prediction
@@ -41,7 +42,10 @@ NUM_FUZZED = int(os.environ.get("FIVETUNE_FUZZ", "300"))
 
 @pytest.fixture(scope="module")
 def server(trained: TrainedRun) -> Generator[Server]:
-    with serving(lambda asked: trained.predict_each(asked, max_input_tokens=200), seconds=2) as found:
+    own = trained.loaded.build_decoding()
+    facts = {"run": RunFacts("run", "squad_v2", 6, FIELDS, own, sends_tokens=False)}
+    answers = {"run": partial(trained.predict_each, max_input_tokens=200)}
+    with serving(answers, facts=facts, seconds=2) as found:
         yield found
 
 
@@ -165,7 +169,7 @@ def test_no_answer_in_time_is_503_and_a_slow_body_408() -> None:
 def test_a_batch_waits_while_requests_keep_coming_and_not_longer() -> None:
     sizes: list[int] = []
     batcher = Batcher(
-        {"run": lambda batch: [[Prediction(id="0", prediction="yes")] for _ in batch]},
+        {"run": lambda batch, **options: [[Prediction(id="0", prediction="yes")] for _ in batch]},
         max_batch=100,
         max_wait_seconds=5,
         max_queue=9,
@@ -213,7 +217,7 @@ def test_a_batch_has_no_more_records_than_it_may() -> None:
 
 
 def test_one_request_cannot_fail_the_others_of_its_batch() -> None:
-    def answer(requests: Any) -> Any:
+    def answer(requests: Any, **options: Any) -> Any:
         if any("bad" in one for one in requests):
             raise NumericError("/secret/path: not finite")
         return [[Prediction(id="0", prediction="yes")] for _ in requests]
@@ -315,26 +319,39 @@ def test_idle_connections_are_closed() -> None:
         ("/predict", {"json": {"question": "long " * 300, "context": "c"}}, 422, "Allowed are 200. Shorten it"),
         ("/v1/completions", {"json": {"prompt": 1}}, 422, "prompt: Allowed is a text, or a list of texts."),
         ("/v1/completions", {"json": [1]}, 422, 'body: a list. Allowed is {"prompt": TEXT}.'),
-        (
-            "/v1/completions",
-            {"json": {"prompt": "a", "temperature": 0.7}},
-            422,
-            "temperature: 0.7 is not offered: the server returns the most probable answer, whole. Allowed is 0.",
-        ),
-        (
-            "/v1/completions",
-            {"json": {"prompt": "a", "top_p": 0.9}},
-            422,
-            "top_p: 0.9 is not offered: the server does not sample. Allowed is 1.",
-        ),
-        ("/v1/completions", {"json": {"prompt": "a", "n": True}}, 422, "n: true is not offered: the server returns"),
-        ("/v1/completions", {"json": {"prompt": "a", "n": "2"}}, 422, "n: '2' is not offered"),
-        ("/v1/completions", {"json": {"prompt": "a", "stream": True}}, 422, "stream: true is not offered"),
-        ("/v1/completions", {"json": {"prompt": "a", "logprobs": 1}}, 422, "logprobs: 1 is not offered: the server"),
         ("/predict", {"content": b"[" + b"1" * 5000 + b"]"}, 400, "a whole number of more than 4,300 digits"),
-        ("/v1/completions", {"json": {"prompt": "a", "max_tokens": 3}}, 422, "max_tokens: 3, and answers of this run"),
-        ("/v1/completions", {"json": {"prompt": "a", "max_tokens": 0}}, 422, "max_tokens: a number: 0. Allowed is"),
-        ("/v1/completions", {"json": {"prompt": "a", "tempreature": 0}}, 422, "Did you mean temperature?"),
+        *(
+            ("/v1/completions", {"json": {"prompt": "a", **options}}, 422, message)
+            for options, message in (
+                ({"temperature": 2.5}, "temperature: a number: 2.5. Allowed is a number, 0 to 2."),
+                ({"temperature": True}, "temperature: true or false: true. Allowed is a number"),
+                ({"top_p": -0.1}, "top_p: a number: -0.1. Allowed"),
+                ({"n": "2"}, "n: text: '2'. Allowed is a whole number, 1 to 8."),
+                ({"n": 9}, "n: a number: 9. Allowed"),
+                ({"seed": 1.5}, "seed: a number: 1.5. Allowed"),
+                ({"logprobs": True}, "logprobs: true or false: true. Allowed"),
+                ({"stream": 1}, "stream: a number: 1. Allowed is true or false."),
+                ({"stop": [1]}, "stop: a list"),
+                ({"stop": [""]}, "stop: a list"),
+                ({"best_of": 2}, "best_of: 2 is not offered. Allowed is n, 1."),
+                ({"echo": True}, "echo: true is not offered. Allowed is false."),
+                ({"logit_bias": {"5": 1}}, "logit_bias: "),
+                ({"presence_penalty": 1}, "presence_penalty: 1 is not offered. Allowed is 0."),
+                ({"max_tokens": 0}, "max_tokens: a number: 0. Allowed is"),
+                ({"tempreature": 0}, "Did you mean temperature?"),
+            )
+        ),
+        *(
+            ("/v1/chat/completions", {"json": body}, 422, message)
+            for body, message in (
+                ({}, "messages: null. Allowed is a list"),
+                ({"messages": ["a"]}, "messages[0]: text: 'a'. Allowed is"),
+                ({"messages": [{"role": "system", "content": "a"}]}, "messages: no turn of the user."),
+                ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content: a list."),
+                ({"messages": [{"role": "user", "content": "a"}], "tools": [{}]}, "tools: "),
+                ({"messages": [{"role": "user", "content": "a"}], "prompt": "a"}, "'prompt': no option of chats."),
+            )
+        ),
         ("/nothing", {"json": {}}, 404, "POST /nothing: Not Found. See /docs."),
         ("/predict/", {"json": {}}, 404, "POST /predict/: Not Found."),
         ("/health", {"json": {}}, 405, "POST /health: Method Not Allowed."),
@@ -576,13 +593,14 @@ import sys, time, torch
 from pathlib import Path
 from fivetune.cli import main
 from fivetune.delivery.serving import models, schema
+from fivetune.model.decode import Decoding
 
-def compute(requests):
+def compute(requests, **options):
     until = time.monotonic() + 60
     while time.monotonic() < until:
         torch.ones(500, 500) @ torch.ones(500, 500)
 
-facts = schema.RunFacts("run", "squad_v2", 6, ())
+facts = schema.RunFacts("run", "squad_v2", 6, (), Decoding(8))
 models.open_models = lambda *args, **options: {"run": models.ServedModel(facts, compute, Path())}
 sys.exit(main(["serve", "run", "--port", "0", "--drain-seconds", "0"]))
 """
@@ -610,6 +628,3 @@ def test_bodies_are_read_as_they_are() -> None:
         [{"inputs": "text of a jsonl record"}],
         False,
     )
-    assert read_prompts({"prompt": "a", "model": "run", "stop": None}, max_records=1, max_new_tokens=None) == ["a"]
-    with pytest.raises(RequestError, match="Did you mean"):
-        read_prompts({"promt": "a"}, max_records=1, max_new_tokens=None)
