@@ -180,10 +180,10 @@ MISTAKES = (
         code=3,
     ),
     Mistake(
-        "A workbook",
-        f"{TRAIN} --data.train a.xlsx",
-        ("a.xlsx: this is a workbook", "Save its sheet as CSV in UTF-8"),
-        {"a.xlsx": b"PK\x03\x04" + bytes(99)},
+        "A workbook of Excel 97",
+        f"{TRAIN} --data.train a.xls",
+        ("a.xls: this is a workbook of Excel 97", "save it as .xlsx"),
+        {"a.xls": b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(99)},
         code=3,
     ),
     Mistake(
@@ -306,8 +306,8 @@ MISTAKES = (
     ),
     Mistake(
         "An output that is not offered",
-        "fivetune predict runs/done --input train.jsonl --output out.xlsx",
-        (".xlsx is not written", "Allowed: .csv"),
+        "fivetune predict runs/done --input train.jsonl --output out.docx",
+        (".docx is not written", "Allowed: .csv"),
     ),
     Mistake(
         "Predictions of another file",

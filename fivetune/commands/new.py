@@ -12,7 +12,13 @@ from fivetune.commands import describe_doubt, describe_start, print_json, print_
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("data", metavar="DATA", help="data file, folder or hub name")
+    parser.add_argument(
+        "data",
+        metavar="DATA",
+        nargs="+",
+        help="data file, folder or hub name; a sheet of a workbook: FILE.xlsx#SHEET; files of lines that belong "
+        "together: train.de train.en",
+    )
     parser.add_argument("--task", help="the task, if another one is meant (fivetune list tasks)")
     parser.add_argument("--model", help="folder or hub name of the model; default: google-t5/t5-small")
     parser.add_argument(
@@ -34,18 +40,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from fivetune.data.readers.nested_records import describe_nested
+    from fivetune.data.readers.source_files import format_parallel
     from fivetune.errors import ConfigError, DataError
     from fivetune.model.tokenizer import load_local_tokenizer
     from fivetune.start.choose import DoubtError
     from fivetune.start.files import choose_files, start_recipe
     from fivetune.start.roles import parse_columns
 
+    source = args.data[0] if len(args.data) == 1 else format_parallel(args.data)
     if args.seed < 0:
         raise ConfigError(f"--seed {args.seed}: is negative. Allowed: 0 and more.")
     try:
-        files = choose_files(args.data, args.output, overwrite=args.overwrite)
+        files = choose_files(source, args.output, overwrite=args.overwrite)
         started = start_recipe(
-            args.data,
+            source,
             files,
             task=args.task,
             model=args.model,
@@ -57,9 +65,9 @@ def run(args: argparse.Namespace) -> int:
     except DataError as error:
         if args.json and isinstance(error, DoubtError):
             print_json(describe_doubt(error))
-        nested = "" if args.column else describe_nested(Path(args.data))
+        nested = "" if args.column else describe_nested(Path(source))
         if nested and isinstance(error, DoubtError):  # the records may be meant, or what they hold
-            inner = nested.removeprefix(f"{args.data}: ")
+            inner = nested.removeprefix(f"{source}: ")
             raise DataError(f"{error}\nOr {inner}") from error
         if nested:
             raise DataError(nested) from error

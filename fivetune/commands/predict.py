@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 from fivetune.commands import print_json
 
 if TYPE_CHECKING:
+    from fivetune.data.readers.delimited import TableForm
     from fivetune.distributed.world import World
     from fivetune.rundir.progress import Progress
     from fivetune.training.answers.inputs import InputRow
@@ -60,9 +62,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         default=STDOUT,
         metavar="FILE",
-        help="file to write; .csv, .tsv, .parquet: the input's columns with prediction and confidence; .json: an "
-        "array; .jsonl or no suffix: JSON lines; default, or -: standard output. Answers stay in FILE.partial until "
-        "the file is whole: the same command goes on after it was stopped",
+        help="file to write; .csv, .tsv, .xlsx, .parquet: the input's columns with prediction and confidence, .csv and "
+        ".tsv in the form of the input; .txt: a line per record; .json: an array; .jsonl or no suffix: JSON lines; "
+        "default, or -: standard output. Answers stay in FILE.partial until the file is whole: the same command goes "
+        "on after it was stopped",
+    )
+    parser.add_argument(
+        "--delimiter", choices=(",", ";", "|", "tab"), help="separator of a .csv; default: the input's, or a comma"
+    )
+    parser.add_argument(
+        "--safe-csv",
+        action="store_true",
+        help="write an apostrophe before texts in .csv and .tsv that begin with = + - @, which spreadsheets run as "
+        "formulas",
     )
     parser.add_argument(
         "--overwrite", action="store_true", help="replace an existing --output, as soon as the new one is whole"
@@ -113,6 +125,7 @@ def run(args: argparse.Namespace) -> int:
         elif args.json and args.format:
             raise ConfigError("--json: has no effect with --format on standard output. Leave it out, or give --output.")
         _refuse_shared_work(args.nproc, args.input, target)
+        _refuse_form(args)
         settings = parse_overrides(args.settings)
     # Several processes are this command again, with the variables of torchrun.
     if launch.is_needed(args.nproc):
@@ -148,7 +161,8 @@ def run(args: argparse.Namespace) -> int:
         if not world.is_first:
             return 0
         print(escape_invisible(counts.describe().replace(f"{temporary}/", "")), file=sys.stderr)
-        predicted = Predicted(merged, counts, found, loaded.config.data.columns)
+        form = _choose_form(args, source)
+        predicted = Predicted(merged, counts, found, loaded.config.data.columns, form)
         _write(target, folder, args.format, predicted, as_array=args.json)
         if target and args.json:
             print_json(
@@ -162,6 +176,34 @@ def run(args: argparse.Namespace) -> int:
                 }
             )
     return 0
+
+
+def _refuse_form(args: argparse.Namespace) -> None:
+    """Raise ConfigError for a form of a table where none is written."""
+    from fivetune.errors import ConfigError
+
+    suffix = "" if args.format else Path(args.output).suffix.lower()
+    if args.delimiter and suffix != ".csv":
+        raise ConfigError("--delimiter: has an effect on .csv alone. Give --output FILE.csv, or leave it out.")
+    if args.safe_csv and suffix not in (".csv", ".tsv"):
+        raise ConfigError("--safe-csv: has an effect on .csv and .tsv alone. Give --output FILE.csv, or leave it out.")
+
+
+def _choose_form(args: argparse.Namespace, source: str | None) -> TableForm:
+    """Choose how a table is written: as the first file of the input; .tsv has tabs, and .csv of a .tsv commas."""
+    from fivetune.data.readers.delimited import TableForm, read_form
+    from fivetune.data.readers.records import is_hub_name, list_source_files
+
+    files = [] if source is None or is_hub_name(source) else list_source_files(source)
+    form = (read_form(files[0]) if files else None) or TableForm()
+    separator = form.separator
+    if args.delimiter:
+        separator = args.delimiter.replace("tab", "\t")
+    elif args.output.lower().endswith(".tsv"):
+        separator = "\t"
+    elif separator == "\t" and files[0].suffix.lower() != ".csv":
+        separator = ","
+    return replace(form, separator=separator, is_safe=args.safe_csv)
 
 
 @contextmanager
@@ -298,7 +340,9 @@ def _build_record(args: argparse.Namespace) -> dict[str, str]:
 
 def _refuse_output(path: Path, source: str | None, format: str | None, *, overwrite: bool) -> None:
     """Raise ConfigError, before any record is answered, for an --output that cannot or should not be written."""
+    from fivetune.data.readers.records import is_hub_name
     from fivetune.data.readers.source_files import list_local_files
+    from fivetune.data.readers.workbooks import import_openpyxl
     from fivetune.errors import ConfigError
     from fivetune.training.answers.output import FORMATS, SUFFIXES
 
@@ -313,9 +357,11 @@ def _refuse_output(path: Path, source: str | None, format: str | None, *, overwr
         raise ConfigError(f"{where}: there is no folder {path.parent}. Create it, or give another file.")
     if not os.access(path.parent, os.W_OK):
         raise ConfigError(f"{where}: the folder {path.parent} is not writable. Give another file.")
+    if path.suffix.lower() == ".xlsx":
+        import_openpyxl(where)
     if not os.path.exists(path):
         return
-    files = list_local_files(source) if source and source != STDIN and os.path.exists(source) else ()
+    files = list_local_files(source) if source and source != STDIN and not is_hub_name(source) else ()
     if any(file.samefile(path) for file in files):
         raise ConfigError(f"{where}: is the file of --input, which would be overwritten. Give another file.")
     if not overwrite:

@@ -20,11 +20,20 @@ from fivetune.data.readers.records import (
     find_column,
     ignore_bad_record,
     is_hub_name,
-    list_source_files,
     read_records,
 )
-from fivetune.data.readers.source_files import HEAD_BYTES, BadRecord, is_saved_dataset, open_bytes
+from fivetune.data.readers.source_files import (
+    HEAD_BYTES,
+    SUFFIXES,
+    BadRecord,
+    get_data_suffix,
+    is_saved_dataset,
+    list_tables,
+    open_bytes,
+    split_sheet,
+)
 from fivetune.data.readers.tables import replace_empty_cell
+from fivetune.data.readers.workbooks import describe_sheets
 from fivetune.tasks import is_missing_label
 from fivetune.tasks.tags import parse_tags
 from fivetune.types import JsonTable, RawRecord
@@ -247,18 +256,21 @@ def read_table(source: str, header: Sequence[str], flags: Sequence[str]) -> RawT
 
 def describe_form(source: str) -> list[str]:
     """Describe what is unusual in how the first file of a source is written, if that is a table of text."""
-    note = describe_quotes(list_source_files(source)[0]) if read_first_line(source) else ""
+    if not read_first_line(source):
+        return []
+    path = list_tables(source)[0]
+    note = describe_sheets(path) if SUFFIXES.get(get_data_suffix(path)) == "workbook" else describe_quotes(path)
     return [note] if note else []
 
 
 def read_first_line(source: str) -> list[str]:
     """Read the names of the columns from the first file of a source, if that is a table of text."""
-    if is_hub_name(source) or not Path(source).exists() or is_saved_dataset(Path(source)):
+    if is_hub_name(source) or not Path(split_sheet(source)[0]).exists() or is_saved_dataset(Path(source)):
         return []
-    path = list_source_files(source)[0]
+    path = list_tables(source)[0]
     with open_bytes(path) as file:
         head = file.read(HEAD_BYTES)
-    return read_first_cells(head, path) if detect_format(head, path) == "csv" else []
+    return read_first_cells(head, path) if detect_format(head, path) in ("csv", "workbook") else []
 
 
 def find_value(fields: Mapping[str, object], name: str) -> object:

@@ -19,7 +19,7 @@ from fivetune.config import load_config
 from fivetune.config.layers import parse_listed_names
 from fivetune.config.recipes import find_shipped_recipe
 from fivetune.data.readers.records import is_hub_name, list_source_files
-from fivetune.data.readers.source_files import get_data_suffix, is_saved_dataset
+from fivetune.data.readers.source_files import get_data_suffix, is_saved_dataset, list_parallel, split_sheet
 from fivetune.data.store.token_store import translate_disk_errors
 from fivetune.distributed.world import World
 from fivetune.errors import ConfigError
@@ -53,6 +53,8 @@ class Started:
 
 def is_data(source: str) -> bool:
     """Whether a path is a data file or a folder of data files, not a recipe and not a run directory."""
+    if list_parallel(source):
+        return True
     path = Path(source).expanduser()
     if path.is_dir():
         names = {file.name for file in path.iterdir()}
@@ -193,8 +195,9 @@ def choose_recipe_path(source: str, output: str | None) -> Path:
     >>> str(choose_recipe_path("data/My tickets.csv.gz", None)), str(choose_recipe_path("a.csv", "out"))
     ('My-tickets.yaml', 'out/a.yaml')
     """
-    path = Path(source.rstrip("/").removesuffix(".gz"))
-    stem = path.stem if get_data_suffix(path) else path.name
+    path, sheet = split_sheet(source.rstrip("/").removesuffix(".gz"))
+    path = Path(re.sub(r"[{}]", "", path))
+    stem = f"{path.stem}-{sheet}" if get_data_suffix(path) else path.name
     plain = re.sub(r"[^\w.-]+", "-", stem).strip("-.") or "data"
     name = f"{plain}.yaml"
     if output is None:

@@ -11,7 +11,8 @@ import re
 import shlex
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, islice, takewhile
 from pathlib import Path
@@ -21,16 +22,22 @@ from fivetune.data.readers.quotes import Quoting, are_quotes_well_formed
 from fivetune.data.readers.source_files import (
     HEAD_BYTES,
     MAX_RECORD_BYTES,
+    SUFFIXES,
     BadRecord,
     decode_head,
     format_too_long_message,
     get_data_suffix,
+    is_workbook,
     make_utf8_error,
+    name_sides,
     open_bytes,
+    open_text,
     quote_in_code,
     quote_value,
     read_lines,
+    refuse_unequal,
 )
+from fivetune.data.readers.workbooks import iter_sheet_rows, take_head
 from fivetune.errors import DataError
 from fivetune.tasks import list_names
 from fivetune.types import RawRecord
@@ -40,6 +47,7 @@ SEPARATORS = "\t;,|"  # of several that divide all lines alike, the first counts
 PROSE_SEPARATORS = ";,"  # sentences hold them, followed by a space or at the end of a line
 COMMENTS = ("#", "//")
 BY_SUFFIX = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
+OF_SHEET = "\t"  # in the first rows of a workbook as text
 MAX_BLANK_FILLED = 0.1  # share of rows with a value in a last column without a name: texts with a separator
 MAX_NAMED = 8  # columns that an example of --header names
 MAX_CHECKED = 100_000  # lines below a missing header that are decoded, so that their encoding is told with it
@@ -112,6 +120,31 @@ class TableRow(NamedTuple):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class TableForm:
+    """How a table of text is written: the separator, a byte order mark or none, and the end of lines.
+
+    Args:
+        is_safe: whether a text that a spreadsheet would read as a formula has an apostrophe before it.
+    """
+
+    separator: str = ","
+    has_mark: bool = False
+    line_end: str = "\n"
+    is_safe: bool = False
+
+
+def read_form(path: Path) -> TableForm | None:
+    """Read how a table of text is written; None for a file of another format."""
+    with open_bytes(path) as file:
+        head = file.read(HEAD_BYTES)
+    text = decode_head(head)
+    separator = find_start(text, path)[1]
+    if SUFFIXES.get(get_data_suffix(path), "csv") != "csv" or len(separator) != 1:
+        return None
+    return TableForm(separator, head.startswith(BOM), "\r\n" if text.partition("\n")[0].endswith("\r") else "\n")
+
+
 # --- separator ---
 
 
@@ -128,6 +161,8 @@ def find_separator(head: str, path: Path) -> str:
     '|||'
     """
     suffix = get_data_suffix(path)
+    if SUFFIXES.get(suffix) == "workbook":
+        return OF_SHEET
     shares: dict[str, float] = {}
     alike: list[str] = []
     enclosing: list[str] = []  # separators of cells in quotes
@@ -679,7 +714,7 @@ def read_csv_rows(
         if not names:
             sample = _sample_rows(rest, separator, quoting)
             try:
-                names, is_record = _find_names(cells, sample, header, where)
+                names, is_record = find_names(cells, sample, header, where)
             except DataError as error:
                 blocks = "" if header else _describe_blocks(sample, path, separator)
                 if blocks:
@@ -861,15 +896,28 @@ def read_text_lines(file: IO[bytes], path: Path, header: Sequence[str]) -> Itera
         yield TableRow(path, number, header, [line.removesuffix("\n").removesuffix("\r")])
 
 
+def read_parallel_lines(files: Sequence[Path], header: Sequence[str]) -> Iterator[TableRow]:
+    """Yield lines of the same number from several files as one row; the columns are named as `name_sides` does.
+
+    Raises DataError for files of different numbers of lines, before the first row.
+    """
+    refuse_unequal(files)
+    names = header or name_sides(files)
+    with ExitStack() as stack:
+        sides = [read_text_lines(stack.enter_context(open_text(file)), file, ()) for file in files]
+        for rows in zip(*sides, strict=True):
+            yield TableRow(files[0], rows[0].number, names, [row.cells[0] for row in rows], "\t")
+
+
 def read_first_cells(head: bytes, path: Path) -> list[str]:
     """Return the cells of a table's first row, of lines without a separator the first line."""
-    text = decode_head(head)
+    text = take_head(iter_sheet_rows(path))[1] if is_workbook(head) else decode_head(head)
     start, separator, rest = _divide_head(text, path)
     rows = _sample_rows(rest, separator)
     return _find_other_names(text, start, rows) or next(iter(rows), [])
 
 
-def _find_names(
+def find_names(
     cells: Sequence[str], sample: Sequence[Sequence[str]], header: Sequence[str], where: str
 ) -> tuple[list[str], bool]:
     """Return the names of the columns, and whether the first row is a record, not the header."""

@@ -24,7 +24,6 @@ from fivetune.data.readers.source_files import (
     format_filter,
     format_output,
     format_too_long_message,
-    format_unpacked,
     make_utf8_error,
     open_bytes,
     quote_value,
@@ -182,10 +181,11 @@ def _describe_ragged(rows: Sequence[Sequence[str]], num: int, separator: str, pa
     into = format_output(path, "-joined.tsv")
     header = shlex.quote(",".join([*names, "text"]))
     shown = quote_value(" and ".join(rows[0][:num]), limit=30)
+    command = format_filter(f"awk -F {form} {shlex.quote(code)}", path)
     return (
         f"each line begins with {cells} ({shown}), then {min(widths):,} to {max(widths):,} in the first {len(rows):,} "
-        "lines, of a word each. Allowed is one cell per column. Join the words of each line: awk -F "
-        f"{form} {shlex.quote(code)} {format_unpacked(str(path))} > {into}, and name that file, with --header {header}."
+        "lines, of a word each. Allowed is one cell per column. Join the words of each line: "
+        f"{command} > {into}, and name that file, with --header {header}."
     )
 
 

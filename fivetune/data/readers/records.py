@@ -4,8 +4,9 @@ In: a source's name and the column mapping. Out: RawRecords with an `id` (text) 
 Memory holds one record, one SQuAD article or one small batch of rows, however large the source is.
 
 Formats: SQuAD JSON (nested), {"data": [...]} or {"questions": [...]} with flat records, {id: record}, a JSON array,
-JSONL, CSV, TSV, fastText's lines, Parquet, each also gzipped; a folder of such files; a folder saved by `datasets`;
-`org/name:config:split`. The format is detected from the content first, then from the suffix.
+JSONL, CSV, TSV, fastText's lines, Parquet, each also gzipped; a sheet of a workbook (`a.xlsx#Sheet`); files of lines
+that belong together (`train.{de,en}`); a folder of files; a folder saved by `datasets`; `org/name:config:split`. The
+format is detected from the content first, then from the suffix.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from fivetune.data.readers.delimited import (
     find_start,
     has_columns,
     read_csv_rows,
+    read_parallel_lines,
     read_text_lines,
 )
 from fivetune.data.readers.json_records import RECORD_LISTS, SPLIT_NAMES, RawLine, read_json_records, read_jsonl_lines
@@ -52,11 +54,16 @@ from fivetune.data.readers.source_files import (
     find_partner,
     get_data_suffix,
     is_saved_dataset,
+    is_workbook,
     list_local_files,
+    list_parallel,
+    list_tables,
     make_utf8_error,
     open_bytes,
     quote_value,
     refuse_foreign_format,
+    refuse_unequal,
+    split_sheet,
 )
 from fivetune.data.readers.table_records import (
     ArrowRow,
@@ -65,7 +72,9 @@ from fivetune.data.readers.table_records import (
     read_hub_records,
     read_parquet_rows,
     read_saved_records,
+    read_sheet_records,
 )
+from fivetune.data.readers.workbooks import iter_sheet_rows
 from fivetune.errors import DataError, FiveTuneError, RecordError
 from fivetune.types import ConversionResult, JsonTable, RawRecord, Task, TextExample
 
@@ -126,13 +135,19 @@ def check_source(source: str, *, allows_lines: bool = False) -> None:
     """
     if is_hub_name(source):
         return
-    files = list_local_files(source)
+    if parts := list_parallel(source):
+        refuse_unequal(parts)
+        return
+    files = list_tables(source)
     if is_saved_dataset(Path(source).expanduser()):
         return
     for file in files:
         with open_bytes(file) as content:
             head = content.read(HEAD_BYTES)
-        if detect_format(head, file) == "lines" and not allows_lines:
+        kind = detect_format(head, file)
+        if kind == "workbook":
+            next(iter_sheet_rows(file), None)  # the package and the sheet are there
+        elif kind == "lines" and not allows_lines:
             raise _make_lines_error(head, file)
 
 
@@ -370,13 +385,16 @@ def _iter_readers(
     if is_hub_name(source):
         yield source, re.sub(r"\W+", "-", source), read_hub_records(source, columns=columns)
         return
-    files = list_local_files(source)
+    if parts := list_parallel(source):
+        yield source, parts[0].name.partition(".")[0], read_parallel_lines(parts, header)
+        return
+    files = list_tables(source)
     folder = Path(source).expanduser()
     if is_saved_dataset(folder):
         yield source, folder.name, read_saved_records(folder, columns=columns)
         return
     for file in files:
-        name = file.name.removesuffix(".gz")
+        name = split_sheet(file.name)[0].removesuffix(".gz")
         items = _read_file_items(file, columns, header, on_open)
         yield str(file), Path(name).stem if get_data_suffix(file) else name, items
 
@@ -396,6 +414,8 @@ def _read_file_items(
             yield from read_csv_rows(file, path, columns=columns, header=header)
         elif kind == "fasttext":
             yield from read_fasttext_lines(file, path)
+        elif kind == "workbook":
+            yield from read_sheet_records(path, columns=columns, header=header)
         elif kind == "parquet":
             yield from read_parquet_rows(file, path, columns=columns)
         elif kind == "jsonl":
@@ -498,7 +518,7 @@ def _find_id(fields: Mapping[str, object]) -> object:
 
 def detect_format(head: bytes, path: Path) -> str:
     """Detect a file's format from its first bytes, then from its suffix: "json", "jsonl", "csv", "parquet",
-    "fasttext" or "lines", which are text that nothing divides alike.
+    "workbook", "fasttext" or "lines", which are text that nothing divides alike.
 
     Raises DataError for other content: an empty file, a Git-LFS pointer, an HTML page, an archive, UTF-16, NUL bytes,
     features or tokens in place of texts.
@@ -512,6 +532,8 @@ def detect_format(head: bytes, path: Path) -> str:
     """
     if head.startswith(b"PAR1"):
         return "parquet"
+    if is_workbook(head):
+        return "workbook"
     refuse_foreign_format(head, path)
     text = decode_head(head)
     expected = SUFFIXES.get(get_data_suffix(path), "")
@@ -524,9 +546,10 @@ def detect_format(head: bytes, path: Path) -> str:
             return "jsonl"
         is_spread = text.lstrip().partition("\n")[0].strip() == "{"  # over several lines
         return "jsonl" if expected == "jsonl" and not is_spread else "json"
-    if expected == "parquet":
+    if expected in ("parquet", "workbook"):
         raise DataError(
-            f"{path}: not a Parquet file: begins with {quote_value(text, limit=20)}. {FORMATS} Rename or replace it."
+            f"{path}: not {path.suffix} but text: begins with {quote_value(text, limit=20)}. {FORMATS} Rename or "
+            "replace it."
         )
     if is_fasttext(text):
         return "fasttext"
@@ -555,9 +578,8 @@ def _make_lines_error(head: bytes, path: Path) -> DataError:
         return DataError(f"{what} {describe_paste([str(path), str(partner)])}")
     return DataError(
         f"{what} {FORMATS} "
-        f"{describe_label_files(['pos.txt', 'neg.txt'])} Two files whose lines belong together do, too: "
-        "paste A.en A.de > A.tsv, with --header en,de. And so do records of several lines, with a dash for each: "
-        "paste - - - < A > A.tsv."
+        f"{describe_label_files(['pos.txt', 'neg.txt'])} So do records of several lines, with a dash for each: paste - "
+        "- - < A > A.tsv. Two files whose lines belong together are named so: 'A.{en,de}'."
     )
 
 

@@ -35,9 +35,10 @@ SUFFIXES = {
     ".tsv": "csv",
     ".tab": "csv",
     ".parquet": "parquet",
+    ".xlsx": "workbook",
+    ".xlsm": "workbook",
 }
-WORKBOOKS = (".xlsx", ".xls", ".xlsm", ".ods")
-FORMATS = "Allowed: SQuAD JSON, a JSON array, JSONL, CSV, TSV, Parquet, each also gzipped."
+FORMATS = "Allowed: SQuAD JSON, a JSON array, JSONL, CSV, TSV, Parquet, each also gzipped; an Excel workbook (.xlsx)."
 
 IN_ICONV = {"mac-roman": "macintosh", "iso8859-5": "iso-8859-5"}  # names of Python that iconv lacks
 SIDES = (  # names of the files of pairs
@@ -59,6 +60,7 @@ MIN_CONTROL_BYTES = 100  # a file with fewer is accepted here; its records are c
 
 _GZIP = b"\x1f\x8b"
 _CONTROL_BYTES = bytes({*range(32)} - {*b"\t\n\v\f\r\x1b"})
+_WORKBOOK = re.compile(rb"xl/(?:workbook\.xml|worksheets|_rels|theme|styles|sharedStrings)")  # files in its archive
 _FOREIGN = {  # first bytes, compared in lower case -> kind of file, advice
     b"pk\x03\x04": ("a zip archive", "Unpack it and name the file inside"),
     b"\xfd7zXZ": ("an xz archive", "Unpack it with xz -d"),
@@ -129,8 +131,23 @@ def get_data_suffix(path: Path) -> str:
     >>> get_data_suffix(Path("README.md"))
     ''
     """
-    suffix = Path(path.name.lower().removesuffix(".gz")).suffix
+    suffix = Path(split_sheet(path.name)[0].lower().removesuffix(".gz")).suffix
     return suffix if suffix in SUFFIXES else ""
+
+
+def split_sheet(source: str) -> tuple[str, str]:
+    """Split the sheet off the name of a workbook; "" if none is named: then its first one is meant.
+
+    >>> split_sheet("data/tickets.xlsx#May #2"), split_sheet("a#b.csv")
+    (('data/tickets.xlsx', 'May #2'), ('a#b.csv', ''))
+    """
+    found = re.fullmatch(r"(.+?\.xls[xm])#(.+)", source, re.IGNORECASE)
+    return (found[1], found[2]) if found else (source, "")
+
+
+def is_workbook(head: bytes) -> bool:
+    """Return whether the first bytes are those of an Excel workbook (.xlsx, .xlsm), however the file is named."""
+    return head.startswith(b"PK\x03\x04") and _WORKBOOK.search(head) is not None
 
 
 def is_saved_dataset(path: Path) -> bool:
@@ -150,7 +167,9 @@ def list_local_files(source: str) -> list[Path]:
             f"{source}: a URL. Allowed here: a file, a folder, a hub name; a URL leads to prepared data, which only "
             "train, check and evaluate read. Copy the file to this machine."
         )
-    path = Path(source).expanduser()
+    if parts := list_parallel(source):
+        return parts
+    path = Path(split_sheet(source)[0]).expanduser()
     try:
         if not os.path.exists(path):  # unlike Path.exists, false for an impossible name
             raise DataError(_describe_missing_path(path, source))
@@ -165,11 +184,76 @@ def list_local_files(source: str) -> list[Path]:
     return [path]
 
 
+def list_tables(source: str) -> list[Path]:
+    """Return the files of a source as `list_local_files` does; the one of a named sheet keeps its name, for readers."""
+    sheet = split_sheet(source)[1]
+    return [file.with_name(f"{file.name}#{sheet}") if sheet else file for file in list_local_files(source)]
+
+
+def list_parallel(source: str) -> list[Path]:
+    """Return the files of lines that belong together, which one name in braces stands for; none for other sources.
+
+    Raises DataError for a part that is absent, or that is a file of records.
+
+    >>> list_parallel("train.csv"), format_parallel(["par/train.de.gz", "par/train.en.gz"])
+    ([], 'par/train.{de,en}.gz')
+    """
+    found = re.fullmatch(r"(.*)\{([^{}]+,[^{}]+)\}(.*)", source)
+    if found is None or os.path.exists(source):
+        return []
+    parts: list[Path] = []
+    for part in found[2].split(","):
+        files = list_local_files(f"{found[1]}{part.strip()}{found[3]}")
+        if len(files) > 1 or get_data_suffix(files[0]):
+            raise DataError(
+                f"{source}: {files[0]} is no file of lines. Allowed in braces are plain texts whose lines belong "
+                "together. Files of records are a list: [A, B]."
+            )
+        parts += files
+    return parts
+
+
+def format_parallel(files: Sequence[str]) -> str:
+    """Format the name of files of lines that belong together: what they share, and their differing parts in braces."""
+    words = [re.findall(r"[^/._-]+|[/._-]", file) for file in files]
+    start = end = ""
+    while min(map(len, words)) > 1 and len({one[0] for one in words}) == 1:
+        start += words[0][0]
+        words = [one[1:] for one in words]
+    while min(map(len, words)) > 1 and len({one[-1] for one in words}) == 1:
+        end = words[0][-1] + end
+        words = [one[:-1] for one in words]
+    return f"{start}{{{','.join(map(''.join, words))}}}{end}"
+
+
+def name_sides(files: Sequence[Path]) -> list[str]:
+    """Name the columns that files of lines are: the differing parts of their names.
+
+    >>> name_sides([Path("a/train.de"), Path("a/train.en")]), name_sides([Path("a.txt"), Path("a.txt.gz")])
+    (['de', 'en'], ['column1', 'column2'])
+    """
+    inner = format_parallel([*map(str, files)]).partition("{")[2].rpartition("}")[0]
+    names = [Path(part).name.partition(".")[0] for part in inner.split(",")]
+    are_names = len({*names}) == len(files) and all(names)
+    return names if are_names else [f"column{number}" for number in range(1, len(files) + 1)]
+
+
+def refuse_unequal(files: Sequence[Path]) -> None:
+    """Raise DataError for files of lines that belong together, but differ in their number."""
+    sizes = [_measure_lines(file)[0] for file in files]
+    if len({*sizes}) > 1:
+        told = ", ".join(f"{file} has {size:,}" for file, size in zip(files, sizes, strict=True))
+        raise DataError(
+            f"Files whose lines belong together have as many lines: {told}. Find the lines that are missing, or write "
+            "the texts that belong together into one line of one file."
+        )
+
+
 def _list_folder_files(path: Path, source: str) -> list[Path]:
     if is_saved_dataset(path):
         return sorted(file for file in path.rglob("*") if file.is_file())
     inside = sorted(path.iterdir())
-    visible = [file for file in inside if file.is_file() and not file.name.startswith(".")]
+    visible = [file for file in inside if file.is_file() and not file.name.startswith((".", "~$"))]  # Excel's lock
     files = [file for file in visible if get_data_suffix(file)]
     if files:
         return files
@@ -202,7 +286,7 @@ def open_bytes(path: Path, on_open: Callable[[IO[bytes]], None] = lambda file: N
         on_open: called with the file on disk, whose position shows how much was read.
     """
     try:
-        with path.open("rb") as file:
+        with Path(split_sheet(str(path))[0]).open("rb") as file:
             on_open(file)
             packed = file.read(2) == _GZIP
             file.seek(0)
@@ -232,8 +316,13 @@ def refuse_foreign_format(head: bytes, path: Path) -> None:
         raise DataError(
             f"{path}: the text is {encoding}. Allowed is UTF-8. Convert it: {format_iconv_command(encoding, path)}"
         )
-    if path.suffix.lower() in WORKBOOKS and start.startswith((b"pk", b"\xd0\xcf\x11\xe0")):
-        raise DataError(f"{path}: this is a workbook. {FORMATS} Save its sheet as CSV in UTF-8, and name that file.")
+    if start.startswith(b"\xd0\xcf\x11\xe0"):
+        is_old = get_data_suffix(path) == ""
+        what = "of Excel 97 (.xls)" if is_old else "with a password"
+        way = "Open it, and save it as .xlsx" if is_old else "Open it, and save it without"
+        raise DataError(f"{path}: this is a workbook {what}. {FORMATS} {way}.")
+    if start.startswith(b"pk") and (b"opendocument" in head or b"xl/workbook.bin" in head):
+        raise DataError(f"{path}: this is no workbook in the form of Excel. {FORMATS} Open it, and save it as .xlsx.")
     for magic, (what, advice) in _FOREIGN.items():
         if start.startswith(magic.lower()):
             raise DataError(f"{path}: this is {what}. {FORMATS} {advice}.")
@@ -406,11 +495,6 @@ def _rank_encodings(path: Path, data: bytes) -> tuple[str, list[str]]:
     return "cp1252" if are_damaged_bytes_of("cp1252", lines) else "utf-8", names
 
 
-def format_unpacked(source: str) -> str:
-    """Format a file as an argument of a shell command that reads text."""
-    return f"<(gzip -dc {shlex.quote(source)})" if source.endswith(".gz") else shlex.quote(source)
-
-
 def _format_folders_command(path: Path, depth: int = 0) -> str:
     """Return the shell command that joins the texts or objects in folders, one folder for each label.
 
@@ -541,21 +625,12 @@ def describe_label_files(files: Sequence[str]) -> str:
 
 
 def describe_paste(parts: Sequence[str]) -> str:
-    """Describe how files whose lines belong together become a table, or that they do not."""
-    sizes = [_measure_lines(Path(part).expanduser())[0] for part in parts]
-    if len({*sizes}) > 1:
-        told = ", ".join(f"{part} has {size:,}" for part, size in zip(parts, sizes, strict=True))
-        return (
-            f"Files whose lines belong together have as many lines: {told}. Find the lines that are missing, or write "
-            "the texts that belong together into one line of one file."
-        )
-    stems = [re.split(r"[\s.,]", Path(part).name)[0] or part for part in parts]
-    if len({*stems}) < len(parts):
-        stems = [f"column{number}" for number in range(1, len(parts) + 1)]
-    names = ",".join(_find_sides([*map(Path, parts)]) or stems)
-    joined = " ".join(map(format_unpacked, parts))
-    table = f"{Path(parts[0]).stem}.tsv"
-    return f"Files of lines that belong together become one table: paste {joined} > {table}, with --header {names}."
+    """Describe how files whose lines belong together are named, or that they do not."""
+    try:
+        refuse_unequal([Path(part).expanduser() for part in parts])
+    except DataError as error:
+        return str(error)
+    return f"Files of lines that belong together are read as one table. Name them so: '{format_parallel(parts)}'."
 
 
 def _describe_missing_path(path: Path, source: str) -> str:

@@ -1,4 +1,4 @@
-"""Read records from tables: Parquet, a folder saved by `datasets`, a data set of the Hugging Face hub.
+"""Read records from tables: Parquet, a workbook, a folder saved by `datasets`, a data set of the Hugging Face hub.
 
 In: a binary stream, a folder or a hub name. Out: RawRecord, row by row; of Parquet rows that another process can
 convert to records. `pyarrow` and `datasets` are imported on first use.
@@ -10,17 +10,19 @@ import gzip
 import os
 import re
 import tempfile
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, NamedTuple
 
 from fivetune.data.class_labels import find_class_labels, name_row_labels, read_class_labels
 from fivetune.data.hub import DATASETS, describe_limit, get_max_wait_seconds, query_hub, restrict_waits
-from fivetune.data.readers.delimited import describe_missing_column
-from fivetune.data.readers.source_files import HEAD_BYTES, quote_value
+from fivetune.data.readers.delimited import describe_missing_column, find_names, find_start
+from fivetune.data.readers.source_files import HEAD_BYTES, BadRecord, quote_value
+from fivetune.data.readers.workbooks import iter_sheet_rows, take_head
 from fivetune.errors import DataError, FiveTuneEnvironmentError
 from fivetune.types import RawRecord
 
@@ -118,6 +120,39 @@ def _translate_parquet_errors(path: Path) -> Generator[None]:
             f"{path}: damaged Parquet file: {quote_value(error, limit=120)}. "
             f"Allowed is a complete file. Copy or download it again."
         ) from error
+
+
+def read_sheet_records(
+    path: Path, *, columns: Mapping[str, str], header: Sequence[str] = ()
+) -> Iterator[RawRecord | BadRecord]:
+    """Yield each row of a workbook's sheet below its header, as `read_csv_rows` those of a CSV file."""
+    rows = iter_sheet_rows(path)
+    head, text = take_head(rows)
+    if not head:
+        return
+    start = find_start(text, path)[0] - 1
+    first_row = head[start][0]
+    sample = [line.split("\t") for line in text.split("\n")[start:]]
+    # The first row with cells says how wide the table is; left of it may be nothing.
+    filled = [place for place, cell in enumerate(sample[0]) if cell]
+    left, right = filled[0], max(filled[-1] + 1, filled[0] + len(header))
+    sample = [[*row, *[""] * right][left:right] for row in sample]
+    names, is_record = find_names(sample[0], sample, header, f"{path}:{first_row}")
+    if wrong := describe_missing_column(names, columns):
+        raise DataError(f"{path}: {wrong}")
+    for number, cells in chain(head, rows):
+        where = f"{path}:{number}"
+        outside = [str(value) for value in (*cells[:left], *cells[right:]) if value is not None]
+        if number < first_row or outside:
+            shown = outside or [str(value) for value in cells if value is not None]
+            yield BadRecord(
+                where,
+                f"{quote_value(shown[0], limit=30)} is outside of the table, which begins in row {first_row} and has "
+                f"{len(names)} columns. Allowed is a header in the first row, and cells below it. Delete the cell.",
+            )
+        elif number > first_row or is_record:
+            values = [*cells, *[None] * right][left:right]
+            yield RawRecord(dict(zip(names, values, strict=True)), where)
 
 
 def read_saved_records(path: Path, *, columns: Mapping[str, str]) -> Iterator[RawRecord]:

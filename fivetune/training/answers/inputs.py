@@ -22,7 +22,7 @@ from fivetune.data.readers.records import (
     is_hub_name,
     read_records,
 )
-from fivetune.data.readers.source_files import HEAD_BYTES, get_data_suffix, open_bytes
+from fivetune.data.readers.source_files import HEAD_BYTES, get_data_suffix, open_bytes, split_sheet
 from fivetune.data.readers.tables import NUMBERS, find_unwritable_column, format_json, replace_empty_cell
 from fivetune.errors import AbsentColumnError, DataError
 from fivetune.tasks import find_needed_columns
@@ -80,12 +80,12 @@ def choose_header(source: str, task: Task, columns: Mapping[str, str], header: S
     Raises DataError for lines of text and a task of several columns.
     """
     path = Path(source).expanduser()
-    if is_hub_name(source) or not path.is_file():
+    if is_hub_name(source) or not Path(split_sheet(str(path))[0]).is_file():
         return tuple(header)
     # A file to predict often has no header although the training data have one, or the other way round.
     with open_bytes(path) as file:
         head = file.read(HEAD_BYTES)
-    if detect_format(head, path) not in ("csv", "lines"):
+    if detect_format(head, path) not in ("csv", "lines", "workbook"):
         return tuple(header)
     needed = [columns.get(name, name) for name in find_needed_columns(task)]
     first = read_first_cells(head, path)

@@ -10,13 +10,15 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
+from datetime import date, time
 from importlib import import_module
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from fivetune.data.readers.delimited import NUMBER, TableForm
+from fivetune.data.readers.workbooks import import_openpyxl
 from fivetune.errors import ConfigError, DataError
 from fivetune.redaction import INVISIBLE
 from fivetune.rundir.records import Prediction
@@ -31,6 +33,8 @@ TARGET_NAMES = ("label", "answer", "answers", "target", "targets")
 AS_JSON = (bool, int, float, list, dict)
 EXACT_INTEGERS = 2**53  # that a double holds
 ROWS_PER_GROUP = 1024  # of a Parquet file that is written
+MAX_ROWS, MAX_CHARS = 2**20, 32_767  # of a sheet of Excel, and of a cell
+FORMULA_STARTS = tuple("=+-@\t\r\n＝＋－＠")  # https://owasp.org/www-community/attacks/CSV_Injection
 
 
 class TextFile(Protocol):
@@ -48,12 +52,14 @@ class Predicted:
         counts: counts of these rows.
         parts: rows by the name of the task; for a mixture, an entry per part.
         columns: data.columns of the run.
+        form: how a table of text is written.
     """
 
     rows: Iterable[PredictedRow]
     counts: PredictionCounts
     parts: Mapping[str, Iterable[PredictedRow]]
     columns: Mapping[str, str]
+    form: TableForm = field(default_factory=TableForm)
 
 
 def build_line(prediction: Prediction) -> dict[str, object]:
@@ -79,7 +85,7 @@ def write_array(file: TextFile, predicted: Predicted) -> None:
     file.write("\n]\n")
 
 
-def write_table(file: TextFile, predicted: Predicted, *, delimiter: str = ",") -> None:
+def write_table(file: TextFile, predicted: Predicted) -> None:
     """Write a table of the input's columns, prediction and confidence, one row per record of the input.
 
     If a record was skipped, the column `skipped` has the reasons.
@@ -92,11 +98,25 @@ def write_table(file: TextFile, predicted: Predicted, *, delimiter: str = ",") -
     ticket,text,prediction,confidence
     17,"no screen, help",hardware,0.5
     """
-    table = csv.writer(file, delimiter=delimiter, lineterminator="\n")
+    form = predicted.form
+    if form.has_mark:
+        file.write("\ufeff")
+    table = csv.writer(file, delimiter=form.separator, lineterminator=form.line_end)
     names = _list_table_columns(predicted.counts)
-    table.writerow(names)
-    for cells in _iter_table_rows(predicted, names):
-        table.writerow([_format_cell(value) for value in cells])
+    for row in chain([names], _iter_table_rows(predicted, names)):
+        cells = [_format_cell(value) for value in row]
+        if form.is_safe:
+            cells = [_make_harmless(cell) for cell in cells]
+        table.writerow(cells)
+
+
+def _make_harmless(cell: str) -> str:
+    """Put an apostrophe before a text that a spreadsheet would read as a formula; numbers stay as they are.
+
+    >>> _make_harmless("=HYPERLINK(A1)"), _make_harmless("-3.5"), _make_harmless("- no")
+    ("'=HYPERLINK(A1)", '-3.5', "'- no")
+    """
+    return f"'{cell}" if cell.startswith(FORMULA_STARTS) and not NUMBER.fullmatch(cell) else cell
 
 
 def _list_table_columns(counts: PredictionCounts) -> list[str]:
@@ -150,6 +170,59 @@ def write_parquet(file: IO[bytes], predicted: Predicted) -> None:
                     values = [None if value is None else _format_cell(value) for value in values]
                 arrays.append(pyarrow.array(values, type=kind or pyarrow.string()))
             writer.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
+
+
+def write_workbook(file: IO[bytes], predicted: Predicted) -> None:
+    """Write the table of `write_table` as an Excel workbook. A text stays text, also where it begins with = or is a
+    number; numbers, dates and true or false keep their types.
+
+    Raises DataError for more rows or a longer text than a sheet holds, FiveTuneEnvironmentError without openpyxl.
+    """
+    if predicted.counts.num_records >= MAX_ROWS:
+        raise DataError(
+            f"--output: {predicted.counts.num_records:,} records. Allowed in a sheet: {MAX_ROWS - 1:,}. Write .csv."
+        )
+    book = import_openpyxl("--output").Workbook(write_only=True)
+    cell_module = import_module("openpyxl.cell.cell")
+    sheet = book.create_sheet("predictions")
+    names = _list_table_columns(predicted.counts)
+    try:
+        for row in chain([names], _iter_table_rows(predicted, names)):
+            cells: list[object] = []
+            for value in row:
+                if not _has_cell_type(value):
+                    text = cell_module.ILLEGAL_CHARACTERS_RE.sub("\ufffd", _format_cell(value))
+                    if len(text) > MAX_CHARS:
+                        raise DataError(
+                            f"--output: a text has {len(text):,} characters: {text[:30]!r}... Allowed in a cell: "
+                            f"{MAX_CHARS:,}. Write .csv."
+                        )
+                    value = cell_module.WriteOnlyCell(sheet, text)
+                    value.data_type = "s"  # else a text that begins with = is a formula
+                cells.append(value)
+            sheet.append(cells)
+    finally:
+        sheet.close()  # it has a temporary file
+    book.save(file)
+
+
+def _has_cell_type(value: object) -> bool:
+    """Return whether a sheet has a type for a value, which shows all of it: no text, as its cells are made apart.
+
+    >>> [_has_cell_type(value) for value in (True, 2.5, date(2026, 1, 2), "a", 2**60, float("inf"), date(1066, 1, 2))]
+    [True, True, True, False, False, False, False]
+    """
+    if isinstance(value, int | float):
+        return abs(value) <= EXACT_INTEGERS
+    if isinstance(value, date | time):
+        return getattr(value, "year", 1900) >= 1900 and getattr(value, "tzinfo", None) is None
+    return value is None
+
+
+def write_texts(file: TextFile, predicted: Predicted) -> None:
+    """Write a line per record: its prediction with spaces for line ends, blank for a skipped record."""
+    for _, one in predicted.rows:
+        file.write(" ".join(one.prediction.splitlines()) + "\n")
 
 
 def _iter_column_groups(predicted: Predicted, names: Sequence[str]) -> Iterator[list[tuple[object, ...]]]:
@@ -241,7 +314,9 @@ class OutputFormat:
 
 FORMATS = {
     "csv": OutputFormat((".csv",), write_table),
-    "tsv": OutputFormat((".tsv",), partial(write_table, delimiter="\t")),
+    "tsv": OutputFormat((".tsv",), write_table),
+    "txt": OutputFormat((".txt",), write_texts),
+    "xlsx": OutputFormat((".xlsx",), write_workbook, is_text=False),
     "json": OutputFormat((".json",), write_array),
     "jsonl": OutputFormat((".jsonl", ".ndjson"), write_lines),
     "parquet": OutputFormat((".parquet",), write_parquet, is_text=False),

@@ -18,7 +18,8 @@ from fivetune.data.readers.json_text import JsonWindow
 from fivetune.data.readers.source_files import (
     HEAD_BYTES,
     get_data_suffix,
-    list_local_files,
+    is_workbook,
+    list_tables,
     open_bytes,
     open_text,
     quote_value,
@@ -101,7 +102,7 @@ def _read_values(source: str, *, keys: Sequence[str], parse: Callable[[JsonValue
     # An answer without an id is known by its place, so that one without a value keeps its place as None.
     by_id: dict[str, T] = {}
     in_order: list[T | None] = []
-    for path in list_local_files(source):
+    for path in list_tables(source):
         for key, value in _read_file(path, keys):
             try:
                 parsed = None if value is SKIPPED else parse(value)
@@ -126,7 +127,7 @@ def _read_file(path: Path, keys: Sequence[str]) -> Iterator[tuple[str | None, Js
     # By the content first: files of predictions come from many programs, and their names say little.
     with open_bytes(path) as file:
         head = file.read(HEAD_BYTES)
-    if head.startswith(b"PAR1"):
+    if head.startswith(b"PAR1") or is_workbook(head):
         yield from _read_table(path, keys)
         return
     with open_text(path) as file:

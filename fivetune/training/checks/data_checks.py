@@ -17,6 +17,7 @@ import numpy as np
 from fivetune.data.characters import describe_odd_targets, find_lossy_characters
 from fivetune.data.labels import describe_imbalance, describe_merged_forms, describe_placeholders
 from fivetune.data.readers.records import is_hub_name, list_source_files
+from fivetune.data.readers.source_files import split_sheet
 from fivetune.data.store.prepared import is_prepared
 from fivetune.data.store.token_store import TokenStore
 from fivetune.errors import ModelError
@@ -167,7 +168,7 @@ def _name_question(store: TokenStore, row: int) -> str:
 def _list_local_files(sources: Sequence[str]) -> list[Path]:
     files: list[Path] = []
     for source in sources:
-        if not is_prepared(source) and not is_hub_name(source):
+        if not is_prepared(source) and not is_hub_name(source) and not split_sheet(source)[1]:  # of one file, several
             files.extend(list_source_files(source))
     return files
 

@@ -420,7 +420,8 @@ def test_formats_that_are_not_recognised(put):
     assert "lines of text without labels, which nothing divides alike; the first begins with 'hello'" in complaint(
         put("a.txt", "hello")
     )
-    assert "not a Parquet file: begins with 'hello'" in complaint(put("a.parquet", "hello"))
+    for name in ("a.parquet", "a.xlsx"):
+        assert f"not {Path(name).suffix} but text: begins with 'hello'" in complaint(put(name, "hello"))
     message = complaint(put("a.parquet", b"PAR1 and no more"))
     assert message.startswith("a.parquet: damaged Parquet file: 'Parquet magic bytes not found in footer.")
     assert detect_format(b"[1, 2]", Path("a.json")) == "json"
@@ -806,11 +807,11 @@ def test_a_header_names_the_values_of_lists(put):
 @pytest.mark.parametrize(
     ("names", "told"),
     [
-        ("a.src a.trg", r"paste \S*a.src \S*a.trg > a.tsv, with --header src,trg"),
-        ("dev.src dev.trg train.src train.trg", r"paste \S*train.src \S*train.trg > train.tsv, with --header src,trg"),
-        ("all.csb.txt all.pl.txt", r"paste \S*all.csb.txt \S*all.pl.txt > all.csb.tsv, with --header csb,pl"),
-        ("source.txt target.txt", r"paste \S*source.txt \S*target.txt > source.tsv, with --header source,target"),
-        ("a.en a.de README.md", r"paste \S*a.de \S*a.en > a.tsv, with --header de,en"),
+        ("a.src a.trg", r"'\S*/a\.\{src,trg\}'"),
+        ("dev.src dev.trg train.src train.trg", r"'\S*/train\.\{src,trg\}'"),
+        ("all.csb.txt all.pl.txt", r"'\S*/all\.\{csb,pl\}\.txt'"),
+        ("source.txt target.txt", r"'\S*/\{source,target\}\.txt'"),
+        ("a.en a.de README.md", r"'\S*/a\.\{de,en\}'"),
         ("neg.txt pos.txt", r"of one label each .* \S*neg.txt \S*pos.txt > all.tsv, with --header text,label"),
     ],
 )
@@ -826,8 +827,13 @@ def test_files_of_texts_and_of_labels_for_them_are_one_table(put, tmp_path):
     (tmp_path / "pair").mkdir()
     for name, line in (("labels.txt", "0"), ("sents.txt", "It is a good film."), ("LICENSE", "Free.")):
         put(f"pair/{name}", f"{line}\n" * (7 if name == "LICENSE" else 9))
-    with pytest.raises(DataError, match=r"paste \S*labels.txt \S*sents.txt > labels.tsv, with --header labels,sents"):
+    with pytest.raises(DataError, match=r"'\S*/\{labels,sents\}\.txt'"):
         fields(str(tmp_path / "pair"))
+    assert fields(f"{tmp_path}/pair/{{labels,sents}}.txt")[0] == {
+        "id": "labels-1",
+        "labels": "0",
+        "sents": "It is a good film.",
+    }
 
 
 @pytest.mark.parametrize(

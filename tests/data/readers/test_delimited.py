@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fivetune.data.readers.delimited import describe_quotes, find_start, read_first_cells
-from fivetune.data.readers.records import draw_records, read_records
+from fivetune.data.readers.records import check_source, draw_records, read_records
 from fivetune.data.readers.source_files import BadRecord
 from fivetune.errors import DataError
 from fivetune.types import RawRecord
@@ -311,16 +311,41 @@ def test_carriage_returns_within_texts_are_kept_and_told_where_they_divide_no_ro
     assert bad[0].where.endswith("a.csv:3") and "tr < " in bad[0].reason
 
 
-def test_files_of_lines_are_refused_with_the_command_that_joins_them(tmp_path):
-    for name, told in (
-        ("train.en", r"paste A\.en A\.de > A"),
-        ("train.de", r"paste \S*train\.de \S*train\.en > train"),
-    ):
+def test_files_of_lines_are_refused_with_the_name_for_both(tmp_path):
+    for name, told in (("train.en", r"'A\.\{en,de\}'"), ("train.de", r"'\S*/train\.\{de,en\}'")):
         (tmp_path / name).write_text("Gus hat: Hut, rot.\n" * 5)
-        with pytest.raises(DataError, match=rf"{told}\.tsv, with --header (en,de|de,en)"):
+        with pytest.raises(DataError, match=told):
             list(read_records(str(tmp_path / name)))
-    with pytest.raises(DataError, match=r"paste .*train\.en .*train\.de > train\.tsv, with --header en,de"):
+    with pytest.raises(DataError, match=r"'\S*/train\.\{en,de\}'"):
         list(read_records(f"{tmp_path}/train.en,{tmp_path}/train.de"))
+
+
+def test_lines_of_several_files_are_the_columns_of_a_table(tmp_path):
+    (tmp_path / "a.de").write_bytes(b'\xef\xbb\xbfEin "Hut, rot\r\n\r\n{"x": 1}\tTab')
+    with gzip.open(tmp_path / "a.en.gz", "wt") as file:
+        file.write("A hat\n\nNo\n")
+    found = [record.fields for record in read_records(f"{tmp_path}/{{a.de,a.en.gz}}")]
+    assert [one["de"] for one in found] == ['Ein "Hut, rot', "", '{"x": 1}\tTab']
+    assert [one["en"] for one in found] == ["A hat", "", "No"] and found[2]["id"] == "a-3"
+    assert [*next(read_records(f"{tmp_path}/{{a.de,a.en.gz}}", header=["x", "y"])).fields] == ["id", "x", "y"]
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("a.{de,fr}", r"a\.de has 3, .*a\.fr has 2\."),
+        ("a.{de,it}", "a.it: no such file"),
+        ("{a.de,a.csv}", "a.csv is no file of lines"),
+        ("{a.de,more}", "more/.* is no file of lines"),
+    ],
+)
+def test_files_that_do_not_belong_together_are_refused(tmp_path, name, told):
+    for file, text in (("a.de", "a\nb\nc"), ("a.fr", "a\nb\n"), ("a.csv", "x,y\na,b\n"), ("more/x.csv", "x,y\n")):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(text)
+    for read in (check_source, read_records):
+        with pytest.raises(DataError, match=told):
+            list(read(f"{tmp_path}/{name}") or ())
 
 
 @pytest.mark.parametrize(
