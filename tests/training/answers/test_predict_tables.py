@@ -6,6 +6,7 @@ import csv
 from contextlib import nullcontext
 from datetime import date, datetime
 from pathlib import Path
+from typing import Any
 
 import kit
 import pytest
@@ -62,6 +63,13 @@ def test_a_table_is_written_as_the_input_is(
     assert [row[0] for row in rows] == [f"00{number}" for number in range(len(TEXTS))]
 
 
+def load(path: Path) -> list[Any]:
+    import openpyxl
+
+    sheet: Any = openpyxl.load_workbook(path).active
+    return list(sheet)
+
+
 def test_a_workbook_comes_from_one_and_from_a_table(labels: Path, tmp_path: Path) -> None:
     import openpyxl
 
@@ -75,7 +83,7 @@ def test_a_workbook_comes_from_one_and_from_a_table(labels: Path, tmp_path: Path
     book.save(tmp_path / "a.xlsx")
     target = tmp_path / "out.xlsx"
     assert main(["predict", str(labels), "--input", str(tmp_path / "a.xlsx"), "--output", str(target)]) == 0
-    cells = list(openpyxl.load_workbook(target).active)[1]
+    cells = load(target)[1]
     assert [cell.value for cell in cells[1:8]] == [*values[:3], datetime(2026, 1, 2), *values[4:]]
     assert cells[6].data_type == "s" and isinstance(cells[9].value, float)
     long = "x" * 40_000
@@ -91,7 +99,7 @@ def test_a_workbook_comes_from_one_and_from_a_table(labels: Path, tmp_path: Path
         with target.open("wb") as file, nullcontext() if value != long else pytest.raises(DataError, match=told):
             output.write_predictions(file, "xlsx", predicted)
         if value != long:
-            assert list(openpyxl.load_workbook(target).active.values)[1][0] == told
+            assert load(target)[1][0].value == told
 
 
 def test_lines_of_text_are_answered_line_by_line(labels: Path, tmp_path: Path) -> None:
