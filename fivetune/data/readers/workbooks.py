@@ -45,7 +45,7 @@ def iter_sheet_rows(path: Path) -> Iterator[tuple[int, list[object]]]:
             book = openpyxl.load_workbook(file, read_only=True, data_only=True)
         sheet = _choose_sheet(book, path)
         sheet.reset_dimensions()  # some programs write wrong ones
-        merged = _scan_cells(sheet, path)
+        merged = _find_merged(sheet, path)
         rows = enumerate(sheet.iter_rows(), 1)
         held: dict[int, tuple[int, object]] = {}  # column -> the last row that its value belongs to, the value
         while True:
@@ -102,7 +102,7 @@ def _choose_sheet(book: Any, path: Path) -> Any:
     raise DataError(f"{path}: holds no visible sheet. Allowed is one with a header and rows. Name it: FILE.xlsx#SHEET.")
 
 
-def _scan_cells(sheet: Any, path: Path) -> dict[int, list[tuple[int, int]]]:
+def _find_merged(sheet: Any, path: Path) -> dict[int, list[tuple[int, int]]]:
     """Find the cells that are merged with cells below: row -> (column from 0, last row); they stand behind all rows.
 
     Raises DataError for a formula without a value.

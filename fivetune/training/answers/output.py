@@ -219,7 +219,7 @@ def _has_cell_type(value: object) -> bool:
     return value is None
 
 
-def write_texts(file: TextFile, predicted: Predicted) -> None:
+def write_answers(file: TextFile, predicted: Predicted) -> None:
     """Write a line per record: its prediction with spaces for line ends, blank for a skipped record."""
     for _, one in predicted.rows:
         file.write(" ".join(one.prediction.splitlines()) + "\n")
@@ -315,7 +315,7 @@ class OutputFormat:
 FORMATS = {
     "csv": OutputFormat((".csv",), write_table),
     "tsv": OutputFormat((".tsv",), write_table),
-    "txt": OutputFormat((".txt",), write_texts),
+    "txt": OutputFormat((".txt",), write_answers),
     "xlsx": OutputFormat((".xlsx",), write_workbook, is_text=False),
     "json": OutputFormat((".json",), write_array),
     "jsonl": OutputFormat((".jsonl", ".ndjson"), write_lines),

@@ -17,6 +17,7 @@ from fivetune.data.readers.delimited import read_first_cells, read_text_lines
 from fivetune.data.readers.json_text import JsonWindow
 from fivetune.data.readers.source_files import (
     HEAD_BYTES,
+    SUFFIXES,
     get_data_suffix,
     is_workbook,
     list_tables,
@@ -150,6 +151,8 @@ def _read_table(path: Path, keys: Sequence[str]) -> Iterator[tuple[str | None, J
 
     for record in read_records(str(path)):
         fields = dict(record.fields)
+        if SUFFIXES.get(get_data_suffix(path)) == "workbook":  # has numbers, and no empty text
+            fields = {name: "" if value is None else str(value) for name, value in fields.items()}
         if not record.has_own_id:  # the reader numbers records without an id
             del fields["id"]
         yield _parse_row(fields, path, keys)
