@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from html import unescape
+from importlib import import_module
 from importlib.resources import files
 from importlib.util import find_spec
 from itertools import groupby
@@ -105,7 +106,10 @@ def iter_named_charts(page: Page) -> Iterator[tuple[str, Chart]]:
     taken: set[str] = set()
     for section in page.sections:
         for part in section.parts:
-            if not isinstance(part, Chart) or not any(_has_data(trace) for trace in part.data):
+            if not isinstance(part, Chart):
+                continue
+            values = [value for trace in part.data for value in trace.get("y", ())]
+            if all(value is None for value in values):
                 continue
             first = re.split(r"[.:;,(]", part.caption)[0]
             name = to_slug(f"{section.title} {first}")
@@ -118,10 +122,6 @@ def iter_named_charts(page: Page) -> Iterator[tuple[str, Chart]]:
                 place += 1
             taken.add(unique)
             yield unique, part
-
-
-def _has_data(trace: Mapping[str, Any]) -> bool:
-    return any(value is not None for value in trace.get("y", ()))
 
 
 # --- data ---
@@ -152,9 +152,10 @@ def build_chart_csv(chart: Chart) -> str:
             for letter, middle in zip("xy", (at, value), strict=True):
                 if letter in bars:
                     error = trace.get(f"error_{letter}")
-                    known = error is not None and middle is not None
-                    cells.append(middle - error["arrayminus"][place] if known else None)
-                    cells.append(middle + error["array"][place] if known else None)
+                    if error is None or middle is None:
+                        cells += (None, None)
+                    else:
+                        cells += (middle - error["arrayminus"][place], middle + error["array"][place])
             writer.writerow(cells)
     return text.getvalue()
 
@@ -169,8 +170,10 @@ def _name_axis_title(layout: Mapping[str, Any], start: str) -> str:
     return ""
 
 
-def _get_label(trace: Mapping[str, Any]) -> str:
-    return unescape(str(trace.get("name") or trace.get("meta") or ""))
+def _get_label(trace: Mapping[str, Any], *, shared: bool = False) -> str:
+    """Return the name of a trace, or the one that it shares with others in a legend; "" without one."""
+    own = trace.get("name") or ""
+    return unescape(str(trace.get("meta") or own if shared else own))
 
 
 # --- drawing ---
@@ -178,14 +181,15 @@ def _get_label(trace: Mapping[str, Any]) -> str:
 
 def draw_chart(chart: Chart) -> dict[str, bytes]:
     """Draw a chart; returns the content of its SVG and of its PDF."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
     layout = chart.layout
     lanes = sorted((name for name in layout if name.startswith("yaxis")), key=lambda name: (len(name), name))
     width = TEXT_WIDTH if chart.wide else COLUMN_WIDTH
-    with rc_context(STYLE):
-        figure = Figure(figsize=(width, layout["height"] / PIXELS), layout="constrained")
+    # Its own types are partial, so that strict checking takes it as untyped.
+    matplotlib: Any = import_module("matplotlib")
+    with matplotlib.rc_context(STYLE):
+        figure: Any = import_module("matplotlib.figure").Figure(
+            figsize=(width, layout["height"] / PIXELS), layout="constrained"
+        )
         grid = figure.subplots(len(lanes), 1, sharex=True, squeeze=False)
         planes = dict(zip(lanes, grid[:, 0], strict=True))
         for name, plane in planes.items():
@@ -262,7 +266,7 @@ def _draw_traces(plane: Axes, traces: Sequence[Mapping[str, Any]], layout: Mappi
 def _draw_line(plane: Axes, trace: Mapping[str, Any], xs: list[float], ys: list[float]) -> None:
     line = trace.get("line", {})
     mode = trace.get("mode", "lines")
-    label = str(trace.get("meta") or trace.get("name") or "_")
+    label = _get_label(trace, shared=True)
     marker = trace.get("marker", {})
     color = _find_color(marker.get("color") if mode == "markers" else line.get("color"))
     for letter in "xy":
@@ -279,28 +283,27 @@ def _draw_line(plane: Axes, trace: Mapping[str, Any], xs: list[float], ys: list[
             ys,
             color=color,
             linewidth=0.65 * line.get("width", 2),
-            linestyle=DASHES[line.get("dash", "solid")],
+            linestyle=DASHES.get(line.get("dash"), "-"),
             drawstyle="steps-post" if line.get("shape") == "hv" else "default",
             alpha=trace.get("opacity"),
-            label=unescape(label),
-            # A line of one point would be invisible.
+            label=label,
             marker="o" if "markers" in mode else None,
             markersize=POINT * marker.get("size", 6),
         )
         return
     symbol = str(marker.get("symbol", "circle"))
     is_open = symbol.endswith("-open")
-    shape = MARKERS[symbol.removesuffix("-open")]
+    shape = MARKERS.get(symbol.removesuffix("-open"), "o")
     look = {"edgecolors": color, "facecolors": "none" if is_open else color}
     if shape == "|":  # it has no face
         look = {"c": color}
     size = POINT * marker.get("size", 6)
-    plane.scatter(xs, ys, s=size**2, marker=shape, linewidths=1, zorder=3, label=unescape(label), **look)
+    plane.scatter(xs, ys, s=size**2, marker=shape, linewidths=1, zorder=3, label=label, **look)
 
 
 def _fill_areas(plane: Axes, trace: Mapping[str, Any], xs: list[float], ys: list[float]) -> None:
     """Fill the areas of a trace, between which stand gaps."""
-    label = unescape(str(trace.get("name", "_")))
+    label = _get_label(trace)
     points = zip(xs, ys, strict=True)
     for is_gap, group in groupby(points, key=lambda point: math.isnan(point[0])):
         if not is_gap:
@@ -308,7 +311,7 @@ def _fill_areas(plane: Axes, trace: Mapping[str, Any], xs: list[float], ys: list
             plane.fill(
                 *zip(*area, strict=True), color=_find_color(trace["fillcolor"]), linewidth=0, label=label, zorder=0
             )
-            label = "_"  # one entry in the legend
+            label = ""  # one entry in the legend
 
 
 def _draw_bars(
@@ -325,11 +328,11 @@ def _draw_bars(
         ends[place] = start + (0.0 if math.isnan(length) else length)
     widths = trace.get("width", 0.6)
     look = {"color": _find_color(marker.get("color")), "alpha": marker.get("opacity"), "linewidth": 0}
-    label = unescape(str(trace.get("name", "_")))
+    look["label"] = _get_label(trace)
     if is_lying:
-        plane.barh(places, lengths, widths, left=starts, label=label, **look)
+        plane.barh(places, lengths, widths, left=starts, **look)
     else:
-        plane.bar(places, lengths, widths, bottom=starts, label=label, **look)
+        plane.bar(places, lengths, widths, bottom=starts, **look)
         for place, length, text in zip(places, lengths, trace.get("text", ()), strict=False):
             plane.annotate(
                 text, (place, length), ha="center", va="bottom", fontsize=6, color=_find_color("var(--muted)")
@@ -338,10 +341,8 @@ def _draw_bars(
 
 def _draw_matrix(plane: Axes, trace: Mapping[str, Any]) -> None:
     """Draw a matrix of shares as colours, with its numbers as text."""
-    from matplotlib.colors import LinearSegmentedColormap
-
     scale = [_find_color(color) for _, color in trace["colorscale"]]
-    colors = LinearSegmentedColormap.from_list("page", scale)
+    colors = import_module("matplotlib.colors").LinearSegmentedColormap.from_list("page", scale)
     plane.imshow(trace["z"], cmap=colors, vmin=trace["zmin"], vmax=trace["zmax"], aspect="auto")
     for row, (numbers, shares) in enumerate(zip(trace["text"], trace["z"], strict=True)):
         for column, (number, share) in enumerate(zip(numbers, shares, strict=True)):
@@ -359,12 +360,18 @@ def _set_axis(plane: Axes, letter: str, axis: Mapping[str, Any], *, is_titled: b
     is_log = axis.get("type") == "log"
     if is_log:
         (plane.set_xscale if letter == "x" else plane.set_yscale)("log")
+        # Plain numbers: matplotlib's usual powers of ten are formulas, which no text is read as here.
+        low, high = own.get_data_interval()
+        if high < 200 * low:  # powers of ten alone would be one or two
+            own.set_major_locator(import_module("matplotlib.ticker").LogLocator(subs=(1, 2, 5)))
+        own.set_major_formatter("{x:g}")
+        own.set_minor_formatter("")
     own.grid(bool(axis.get("showgrid", letter == "y")))
     if names:
         own.set_ticks(list(names.values()), list(names))
         set_range(-0.5, len(names) - 0.5)
     if "nticks" in axis:
-        own.set_major_locator(_build_locator(axis["nticks"]))
+        plane.locator_params(letter, nbins=axis["nticks"])
     if "range" in axis:
         low, high = axis["range"]
         set_range(*((10**low, 10**high) if is_log else (low, high)))
@@ -375,17 +382,11 @@ def _set_axis(plane: Axes, letter: str, axis: Mapping[str, Any], *, is_titled: b
         own.set_inverted(True)
 
 
-def _build_locator(num: int) -> Any:
-    from matplotlib.ticker import MaxNLocator
-
-    return MaxNLocator(num)
-
-
 def _draw_shapes(plane: Axes, layout: Mapping[str, Any]) -> None:
     """Draw the lines across a plot, and its notes."""
     muted = _find_color("var(--muted)")
     for shape in layout.get("shapes", ()):
-        look = {"color": muted, "linewidth": 0.7, "linestyle": DASHES[shape["line"]["dash"]], "zorder": 1}
+        look = {"color": muted, "linewidth": 0.7, "linestyle": DASHES.get(shape["line"]["dash"], "-"), "zorder": 1}
         if shape["yref"] == "paper":
             plane.axvline(shape["x0"], **look)
         else:
@@ -399,12 +400,12 @@ def _draw_shapes(plane: Axes, layout: Mapping[str, Any]) -> None:
             transform = plane.get_xaxis_transform()
         else:
             transform = plane.get_yaxis_transform() if across else plane.transData
-        y = note["y"]
-        if not upright and layout["yaxis"].get("type") == "log":  # Plotly's notes take the logarithm there
-            y = 10**y
+        place = [note["x"], note["y"]]
+        for i, (letter, is_free) in enumerate((("x", across), ("y", upright))):
+            if not is_free and layout[f"{letter}axis"].get("type") == "log":  # Plotly's notes take the logarithm there
+                place[i] = 10 ** place[i]
         plane.text(
-            note["x"],
-            y,
+            *place,
             f" {unescape(note['text'])} ",
             transform=transform,
             ha=note.get("xanchor", "left"),
