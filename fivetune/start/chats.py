@@ -1,6 +1,6 @@
 """Chats in a table: lists of messages with roles, and the turns of dialogues.
 
-In: a Survey. Out: Readings of the first exchange of each chat.
+In: a Survey. Out: Readings of the exchange of each chat; of longer ones with roles, of the last answer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TURN_TEXTS = ("text", "content", "utterance", "value", "message")
 
 
 def read_chat(survey: Survey) -> Iterator[Reading]:
-    """Yield the first exchange of lists of messages, {"role": ..., "content": ...} or {"from": ..., "value": ...}, or
+    """Yield the exchange of lists of messages, {"role": ..., "content": ...} or {"from": ..., "value": ...}, or
     of texts."""
     for name, column in survey.columns.items():
         member = _find_text_of_turns(survey, name) if has_word(name, DIALOGUES) else None
@@ -77,7 +77,9 @@ def _read_messages(survey: Survey, name: str, role: str, content: str, speakers:
     form = speakers if spoken[0][:1] == speakers[:1] else speakers[1:]  # with or without a system
     paths = [f"{name}.{place}.{content}" for place in range(len(form))]
     num_other = sum(roles[: len(form)] != form for roles in spoken)
-    if num_other > 0.5 * len(spoken):
+    strange = Counter(str(one) for roles in spoken for one in roles if one not in speakers)
+    has_answers = not strange and any(roles[-1:] == speakers[-1:] for roles in spoken)
+    if num_other > 0.5 * len(spoken) and not has_answers:
         # what is asked alone, beside a column of answers
         if any(roles != form[:-1] for roles in spoken):
             return
@@ -87,19 +89,21 @@ def _read_messages(survey: Survey, name: str, role: str, content: str, speakers:
             others = describe_outputs([one for one in answers if one != target])
             yield _build(reason, paths[:-1], target, "messages that end with a question", others)
         return
-    reason = f"{name} holds messages by {join_names(form)}; the first answer is learned"
+    reason = f"{name} holds messages by {join_names(form)}; the answer is learned"
     warnings: list[str] = []
     doubts: list[str] = []
-    num_long = sum(len(roles) > len(form) for roles in spoken)
-    if num_long:
-        warnings.append(f"{num_long:,} of {len(spoken):,} chats go on after the first answer, which is not read")
-    strange = Counter(str(one) for roles in spoken for one in roles if one not in speakers)
     shown = ", ".join(f"{one} ({number:,})" for one, number in strange.most_common(5))
-    if num_other:  # a call of a tool would be learned as the answer
+    is_longer = any(roles != form for roles in spoken)
+    if is_longer and has_answers:
+        paths = [f"{name}.chat", f"{name}.answer"]
+        reason = f"{name} holds messages by {join_names(speakers)}; the last answer is learned from all before it"
+    elif is_longer:
+        reason = (
+            f"{name} holds messages by {join_names(form)}; the first answer is learned, and what follows is not read"
+        )
+    if num_other and shown:  # a call of a tool would be learned as the answer
         others = f"{num_other:,} of {len(spoken):,} chats do not begin with {join_names(form)}"
-        doubts.append(f"{others}, and their first turns are read as if they did")
-        if shown:
-            doubts[0] += f": {shown}"
+        doubts.append(f"{others}, and their first turns are read as if they did: {shown}")
     elif shown:
         warnings.append(f"turns of others are not read: {shown}")
     warnings += [f"{one} is not read" for one in survey.columns if one in ("tools", "functions")]

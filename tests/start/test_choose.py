@@ -273,11 +273,17 @@ def test_the_metric_sees_the_text(target, metrics, main):
     assert (options["metrics"], options["main_metric"]) == (metrics, main)
 
 
-def test_the_first_exchange_of_longer_chats_is_read_and_the_rest_told():
+def test_the_last_answer_of_longer_chats_is_learned():
     turns = [{"role": role, "content": text(0)} for role in ("user", "assistant")]
     found = infer_task(table(lambda i: {"messages": turns * (1 + i % 2)}))
-    assert found.columns == {"messages_0_content": "messages.0.content", "messages_1_content": "messages.1.content"}
-    assert found.warnings == ["30 of 60 chats go on after the first answer, which is not read"]
+    assert found.columns == {"messages_chat": "messages.chat", "messages_answer": "messages.answer"}
+    assert (found.options["inputs"], found.options["targets"]) == ("{messages_chat}", "{messages_answer}")
+
+
+def test_chats_with_and_without_a_system_are_one_form():
+    turns = [{"role": role, "content": text(0)} for role in ("system", "user", "assistant")]
+    found = infer_task(table(lambda i: {"messages": turns[i % 3 == 0 and i > 0 :]}))
+    assert found.targets == ["messages.answer"]
 
 
 def test_ids_and_groups_are_found():

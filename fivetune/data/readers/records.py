@@ -95,6 +95,8 @@ __all__ = [
 UnparsedItem = RawLine | TableRow | ArrowRow
 Item = RawRecord | BadRecord | UnparsedItem
 
+CHAT_MEMBERS = (("role", "content"), ("role", "text"), ("from", "value"))  # of a message: who speaks, and the text
+ASSISTANTS = ("assistant", "gpt")
 MIN_ROWS = 10  # of the lists of a document in one line that also has other values: fewer belong to one record
 
 NO_RENAMES: Mapping[str, str] = MappingProxyType({})
@@ -459,7 +461,8 @@ def find_column(fields: Mapping[str, object], name: str) -> tuple[object] | None
 
     A dotted name descends into objects and lists. A `*` stands for all items of a list: their texts are joined by line
     ends. As the last part it stands for the whole list or object as one text: texts and numbers joined by " | ",
-    anything else as JSON.
+    anything else as JSON. Of the messages of a chat, `answer` is the last one if an assistant says it, else None, and
+    `chat` is what is said before, with the names of who speaks.
 
     >>> find_column({"info": {"topics": ["rain", "snow"]}}, "info.topics.1")
     ('snow',)
@@ -467,6 +470,9 @@ def find_column(fields: Mapping[str, object], name: str) -> tuple[object] | None
     ('Rain.\\nSnow.',)
     >>> find_column({"steps": ["Stir.", "Bake."], "sql": {"sel": 1}}, "steps.*")
     ('Stir. | Bake.',)
+    >>> turns = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Yes?"}]
+    >>> find_column({"turns": turns}, "turns.chat"), find_column({"turns": turns}, "turns.answer")
+    (('user: Hi.',), ('Yes?',))
     """
     if name in fields:
         return (fields[name],)
@@ -478,6 +484,8 @@ def find_column(fields: Mapping[str, object], name: str) -> tuple[object] | None
             value = value[int(part)]
         elif part == "*" and name.endswith(".*"):
             return (_join_items(value),)
+        elif isinstance(value, list) and part in ("chat", "answer"):
+            return (_read_chat(cast("list[object]", value))[part],)
         elif isinstance(value, list) and part == "*":
             texts: list[str] = []
             for item in value:
@@ -488,6 +496,19 @@ def find_column(fields: Mapping[str, object], name: str) -> tuple[object] | None
         else:
             return None
     return (value,)
+
+
+def _read_chat(messages: Sequence[object]) -> dict[str, str | None]:
+    """Return what is said before the last answer, a line for each message, and that answer; None for what is absent."""
+    said: list[tuple[str, str]] = []
+    for message in messages:
+        table = cast("JsonTable", message) if isinstance(message, Mapping) else {}
+        for speaker, text in CHAT_MEMBERS:
+            if speaker in table and isinstance(table.get(text), str):
+                said.append((str(table[speaker]), table[text]))
+                break
+    answer = said.pop()[1] if said and said[-1][0] in ASSISTANTS else None
+    return {"chat": "\n".join(f"{speaker}: {text}" for speaker, text in said) or None, "answer": answer}
 
 
 def _join_items(value: object) -> object:
