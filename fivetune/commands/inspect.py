@@ -71,6 +71,7 @@ def _collect_facts(args: argparse.Namespace, settings: dict[str, Any], on_progre
     from fivetune.data.inspect import InspectedDataset, inspect_datasets, read_dataset
     from fivetune.data.readers.records import check_source
     from fivetune.data.store.encode import LengthLimits
+    from fivetune.model.added_tokens import add_tokens
     from fivetune.model.tokenizer import load_local_tokenizer, load_tokenizer
     from fivetune.scores.analysis.slices import find_question_word
     from fivetune.tasks.classification import Classification
@@ -96,7 +97,7 @@ def _collect_facts(args: argparse.Namespace, settings: dict[str, Any], on_progre
     args.tokenizer = args.tokenizer or TOKENIZER
     for source in (*args.data, *args.against):
         check_source(source)
-    tokenizer = load_tokenizer(args.tokenizer, Path(), key="--tokenizer")
+    tokenizer, _ = add_tokens(load_tokenizer(args.tokenizer, Path(), key="--tokenizer"), config.model.add_tokens)
     given = {"train": (args.data, data.max_train_examples), "eval": (args.against, data.max_eval_examples)}
     # The sets in full: leaks and duplicates are found between any two records.
     sets: dict[str, InspectedDataset] = {}

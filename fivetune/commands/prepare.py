@@ -72,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _prepare_splits(config: Any, output: str | None, progress: Any) -> Prepared:
     """Prepare "train" and "eval", as far as the recipe has them; returns the counts and seconds of each."""
+    from fivetune.model.added_tokens import add_tokens
     from fivetune.model.load import find_source
     from fivetune.model.tokenizer import load_tokenizer
     from fivetune.training.mixture import select_part
@@ -82,7 +83,7 @@ def _prepare_splits(config: Any, output: str | None, progress: Any) -> Prepared:
     check_sources(config)
     config = with_data_labels(config)
     source = find_source(model.path, config=model.config, init=model.init, revision=model.revision)
-    tokenizer = load_tokenizer(model.tokenizer, source)
+    tokenizer, _ = add_tokens(load_tokenizer(model.tokenizer, source), model.add_tokens)
     if output is not None:
         return _write_splits(config, tokenizer, output, progress)
     found: Prepared = {}

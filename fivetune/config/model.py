@@ -83,6 +83,10 @@ class ModelSection(BaseModel):
     path: str | None = Field(default=None, description="local folder, hub name, or t5-nano (part of the package)")
     config: str | None = Field(default=None, description="folder or config.json to build from, with init: random")
     tokenizer: str | None = Field(default=None, description="folder or hub name; default: the model's own")
+    add_tokens: Annotated[tuple[str, ...], BeforeValidator(parse_names)] = Field(
+        default=(),
+        description='signs and words that the vocabulary is grown by: ["<", "{", "\\n", metformin] (docs/models.md)',
+    )
     init: Literal["pretrained", "random"] = Field(
         default="pretrained", description="load the weights, or initialise them randomly"
     )

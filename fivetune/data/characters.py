@@ -124,7 +124,7 @@ def describe_odd_targets(
         if num:
             notes.append(
                 f"{num:,} {total} hold line ends, which the tokenizer turns into spaces: no answer can equal them. "
-                "Write another mark, such as ' | ', or use a model that keeps them (ByT5)"
+                "Write another mark, such as ' | ', keep them by model.add_tokens: ['\\n'], or use ByT5"
             )
     note = _describe_fixed_place(examples)
     return [*notes, note] if note else notes

@@ -6,6 +6,7 @@ The flags by which transformers ties and scales changed between its versions; se
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 from fivetune.errors import ModelError
 from fivetune.model import selfcheck, span_head
 from fivetune.model.adapter import find_adapter
+from fivetune.model.added_tokens import KEY as ADDED
+from fivetune.model.added_tokens import add_tokens, fill_rows
 from fivetune.model.family import Family, find_family, get_family, has_own_head, has_span_head
 from fivetune.model.files import find_folder, find_weight_files, read_model_config, refuse_missing_layers
 from fivetune.model.misfit import explain_misfit
@@ -48,6 +51,7 @@ def load_model_and_tokenizer(
     path: str,
     *,
     tokenizer: str | None = None,
+    new_tokens: Sequence[str] = (),
     init: str = "pretrained",
     dropout: float | None = None,
     head: str = "generate",
@@ -60,6 +64,7 @@ def load_model_and_tokenizer(
     Args:
         path: folder, hub name or t5-nano; of a model with random weights also its config.json.
         tokenizer: folder or hub name, if it is not in the model's folder.
+        new_tokens: what the vocabulary is grown by.
         head: "generate"; "extractive" adds a new span head to a generative model, or loads an existing one.
         on_meta: leave the weights of a pre-trained generative model of T5's blocks in their files, unless its
             vocabulary must grow.
@@ -79,6 +84,7 @@ def load_model_and_tokenizer(
     settings = _load_settings(source, dropout, family)
     words = load_tokenizer(tokenizer, source, key=tokenizer_key)
     _refuse_other_ids(words, settings, source, tokenizer_key)
+    words, added = add_tokens(words, new_tokens)
     if settings.pad_token_id is None:
         settings.pad_token_id = cast("int", words.pad_token_id)
     if isinstance(settings.eos_token_id, list):  # instruction-tuned models have several; answers end with the first
@@ -93,9 +99,12 @@ def load_model_and_tokenizer(
         # A saved span head is loaded; a new span head is attached to a generative model below.
         if has_span_head(raw):
             span_head.refuse_other_head(head, source)
+            if added:
+                raise ModelError(f"{ADDED}: {source} has a span head already. Add tokens before it is trained.")
             return LoadedModel(span_head.load_span_model(source, settings), words)
         # A vocabulary that must grow needs the values of its table.
-        if on_meta and family.t5_blocks and head == "generate" and count_ids(words) <= raw.get("vocab_size", 0):
+        fits = not added and count_ids(words) <= raw.get("vocab_size", 0)
+        if on_meta and family.t5_blocks and head == "generate" and fits:
             return LoadedModel(_build_on_meta(source, settings, raw, files), words, files=files)
         with suppress_output(), explain_misfit(source, files, settings, AutoModelForSeq2SeqLM.from_config):
             model = AutoModelForSeq2SeqLM.from_pretrained(
@@ -107,6 +116,11 @@ def load_model_and_tokenizer(
         model = _build_random(settings, raw)
     loaded = LoadedModel(model, words)
     _fit_vocabulary(loaded, source, tokenizer_key)
+    if added and init == "pretrained":
+        fill_rows(loaded.model, added)
+    if len(added) < len({*new_tokens}):
+        known = len({*new_tokens}) - len(added)
+        loaded.warnings.append(f"{ADDED}: {known} of {len({*new_tokens})} tokens are in the vocabulary already.")
     if head == "extractive":
         loaded.model = span_head.attach_span_head(loaded.model)
     return loaded

@@ -578,7 +578,7 @@ def _describe_lost_characters(
     """
     visible = {character for character in lost if not character.isspace()}
     others = "" if find_vocabulary(model) == "multilingual" else f"{MULTILINGUAL} or "
-    remedy = f"give --model {others}google/byt5-small"
+    remedy = f"give --model {others}google/byt5-small, or name them in the recipe's model.add_tokens"
     # others are read in another form, as "..." for the sign of three dots
     unseen = {character for character in visible if unicodedata.normalize("NFKC", character) == character}
     parts = {

@@ -19,6 +19,7 @@ from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import ConfigError
 from fivetune.machine.telemetry.devices import translate_oom_errors
 from fivetune.model.adapter import attach_adapter, refuse_lost_tokens
+from fivetune.model.added_tokens import KEY as ADDED_TOKENS
 from fivetune.model.backend import Forward
 from fivetune.model.family import explain_unsupported_parts, get_family
 from fivetune.model.flops import list_block_flops
@@ -286,6 +287,7 @@ def load_configured_model(config: RunConfig, device: str, *, on_meta: bool = Fal
     loaded = load_model_and_tokenizer(
         str(source),
         tokenizer=tokenizer,
+        new_tokens=section.add_tokens,
         init=section.init,
         dropout=section.dropout,
         head=head_of(config.task),
@@ -295,6 +297,11 @@ def load_configured_model(config: RunConfig, device: str, *, on_meta: bool = Fal
     if adapter := resolve_adapter(section.adapter, config.run.dir):
         attach_adapter(loaded.model, adapter, base=str(path), device=device)
     freeze_weights(loaded.model, section.freeze, until=section.unfreeze)
+    if section.add_tokens and not loaded.model.get_input_embeddings().weight.requires_grad:
+        raise ConfigError(
+            f"{ADDED_TOKENS}: the embedding is not trained (model.adapter or model.freeze), and the tokens would stay "
+            "means of others. Train all weights, or remove the setting."
+        )
     return loaded
 
 

@@ -217,7 +217,9 @@ def check_characters(setup: Setup) -> Outcome:
         if share > UNKNOWN_SHARE:
             state = "warn"
     if parts:
-        advice = ". Replace them, or use a model whose vocabulary has them (ByT5 has all)" if state == "warn" else ""
+        advice = ""
+        if state == "warn":
+            advice = ". Replace them, give them in model.add_tokens, or use a model that has them (ByT5 has all)"
         notes.append(f"{'; '.join(parts)}{advice}")
     # Odd targets are a warning in any case, lost characters only from a share on.
     if len(notes) > bool(parts):
