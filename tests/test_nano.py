@@ -2,15 +2,8 @@
 
 from transformers import AutoTokenizer
 
-from recipes.nano.pretraining import MIXTURE, corrupt_spans, generate_pretraining_examples
+from recipes.nano.pretraining import MIXTURE, generate_pretraining_examples
 from recipes.nano.tokenizer import train_tokenizer
-
-
-def test_corrupt_spans_literal():
-    assert corrupt_spans(["the", "flag", "of", "Velka", "is", "red"], [(1, 2), (4, 6)]) == (
-        "the <extra_id_0> of Velka <extra_id_1>",
-        "<extra_id_0> flag <extra_id_1> is red <extra_id_2>",
-    )
 
 
 def test_pretraining_has_every_kind_and_neither_the_prompt_nor_the_phrase_of_fine_tuning():

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from fivetune.data.corpus.names import NameGenerator
 from fivetune.data.corpus.reading import draw_absent_pair
+from fivetune.tasks.denoising import corrupt_spans
 
 ABSENT = "absent"
 
@@ -124,26 +125,6 @@ def generate_pretraining_examples(
         kind = rng.choices(kinds, weights)[0]
         inputs, targets = MIXTURE[kind][1](rng, make, max_facts)
         yield {"id": f"{split}-{index}", "inputs": inputs, "targets": targets, "kind": kind}
-
-
-def corrupt_spans(words: list[str], spans: list[tuple[int, int]]) -> tuple[str, str]:
-    """Replace each span of words by a sentinel; the targets hold the replaced words (Raffel et al. 2020, 3.1.4).
-
-    Spans are (start, end) in ascending order and do not touch.
-
-    >>> corrupt_spans("the flag of Velka is red".split(), [(1, 2), (4, 6)])
-    ('the <extra_id_0> of Velka <extra_id_1>', '<extra_id_0> flag <extra_id_1> is red <extra_id_2>')
-    """
-    inputs: list[str] = []
-    targets: list[str] = []
-    position = 0
-    for index, (start, end) in enumerate(spans):
-        inputs += [*words[position:start], f"<extra_id_{index}>"]
-        targets += [f"<extra_id_{index}>", *words[start:end]]
-        position = end
-    inputs += words[position:]
-    targets.append(f"<extra_id_{len(spans)}>")
-    return " ".join(inputs), " ".join(targets)
 
 
 def _draw_value(rng: random.Random, make: NameGenerator) -> str:

@@ -74,7 +74,7 @@ def test_context_may_be_clipped_and_nothing_before_it(name):
     assert 0 <= start < end <= len(example.inputs)
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", sorted({*TASKS} - {"denoising"}))  # whose targets are parts of the inputs
 def test_unlabelled_records_are_for_prediction_only(name):
     task, (record, labelled) = plugins.load_plugin("tasks", name)(), plugins.import_plugin("tasks", name).SAMPLE
     asked = RawRecord({key: record.fields[key] for key in record.fields if _is_read(task, record, key)}, "ask.jsonl:3")

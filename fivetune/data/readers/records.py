@@ -462,7 +462,7 @@ def find_column(fields: Mapping[str, object], name: str) -> tuple[object] | None
     A dotted name descends into objects and lists. A `*` stands for all items of a list: their texts are joined by line
     ends. As the last part it stands for the whole list or object as one text: texts and numbers joined by " | ",
     anything else as JSON. Of the messages of a chat, `answer` is the last one if an assistant says it, else None, and
-    `chat` is what is said before, with the names of who speaks.
+    `chat` is all before it, with the names of who speaks.
 
     >>> find_column({"info": {"topics": ["rain", "snow"]}}, "info.topics.1")
     ('snow',)
@@ -499,16 +499,16 @@ def find_column(fields: Mapping[str, object], name: str) -> tuple[object] | None
 
 
 def _read_chat(messages: Sequence[object]) -> dict[str, str | None]:
-    """Return what is said before the last answer, a line for each message, and that answer; None for what is absent."""
-    said: list[tuple[str, str]] = []
+    """Return all before the last answer, a line for each message, and that answer; None for what is absent."""
+    turns: list[tuple[str, str]] = []
     for message in messages:
         table = cast("JsonTable", message) if isinstance(message, Mapping) else {}
         for speaker, text in CHAT_MEMBERS:
             if speaker in table and isinstance(table.get(text), str):
-                said.append((str(table[speaker]), table[text]))
+                turns.append((str(table[speaker]), table[text]))
                 break
-    answer = said.pop()[1] if said and said[-1][0] in ASSISTANTS else None
-    return {"chat": "\n".join(f"{speaker}: {text}" for speaker, text in said) or None, "answer": answer}
+    answer = turns.pop()[1] if turns and turns[-1][0] in ASSISTANTS else None
+    return {"chat": "\n".join(f"{speaker}: {text}" for speaker, text in turns) or None, "answer": answer}
 
 
 def _join_items(value: object) -> object:

@@ -52,12 +52,17 @@ def make_evaluator(
         store=store,
         decoding=decoding or build_decoding(config, tokenizer, target_p99=target_p99),
         device=compute.device,
-        keep_special=not config.eval.suppress_sentinels,
+        keep_special=can_write_sentinels(config),
         limits=build_length_limits(config),
         autocast=compute.make_autocast,
         generate=generate,
         parts=parts,
     )
+
+
+def can_write_sentinels(config: RunConfig) -> bool:
+    """Whether answers may have tokens <extra_id_N>: the setting says so, or the task learns them."""
+    return not config.eval.suppress_sentinels or getattr(config.task, "writes_sentinels", False)
 
 
 def build_decoding(config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, target_p99: int) -> Decoding:
@@ -70,7 +75,7 @@ def build_decoding(config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, tar
     """
     section = config.eval
     suppressed: list[int] = []
-    if section.suppress_sentinels:
+    if not can_write_sentinels(config):
         suppressed = list_sentinel_ids(tokenizer)
     # The probability of the text that means no answer is computed for each question.
     phrase_ids: list[int] = []

@@ -1,0 +1,74 @@
+"""Span corruption: shares and places of spans, nothing lost, long texts, and a model that is fine-tuned from it."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from random import Random
+from statistics import fmean
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fivetune.tasks.denoising import Denoising, corrupt_spans, draw_spans
+from fivetune.types import RawRecord, TextExample
+
+
+def read(text: str, *, labelled: bool = True, **options: Any) -> Any:
+    return Denoising(**options).to_text(RawRecord({"id": "1", "text": text}, "a:1"), labelled=labelled)
+
+
+def fill(example: TextExample) -> str:
+    """Put the words of a target back into their places."""
+    parts = re.split(r"<extra_id_\d+>", example.targets)[1:-1]
+    for number, part in enumerate(parts):
+        example_inputs = example.inputs.replace(f"<extra_id_{number}>", part.strip())
+        example = TextExample("", example_inputs, example.targets, (), (0, 0))
+    return example.inputs
+
+
+def test_corrupt_spans_literal() -> None:
+    assert corrupt_spans(["the", "flag", "of", "Velka", "is", "red"], [(1, 2), (4, 6)]) == (
+        "the <extra_id_0> of Velka <extra_id_1>",
+        "<extra_id_0> flag <extra_id_1> is red <extra_id_2>",
+    )
+
+
+@given(st.integers(2, 400), st.floats(0.01, 0.99), st.floats(1, 9), st.integers(0, 99))
+def test_spans_are_apart_and_within_the_text(num_words: int, share: float, mean: float, seed: int) -> None:
+    spans = draw_spans(Random(seed), num_words, share, mean)
+    assert spans[0][0] >= 0 and spans[-1][1] <= num_words and len(spans) < 100
+    assert all(start < end for start, end in spans)
+    assert all(one[1] < two[0] for one, two in pairwise(spans))
+    assert sum(end - start for start, end in spans) == min(max(round(share * num_words), 1), num_words - 1)
+
+
+def test_shares_are_those_of_t5() -> None:
+    drawn = [draw_spans(Random(seed), 200, 0.15, 3) for seed in range(50)]
+    assert fmean(end - start for spans in drawn for start, end in spans) == 3
+    assert {sum(end - start for start, end in spans) for spans in drawn} == {30}
+    ends = sum(spans[-1][1] == 200 for spans in drawn)
+    assert 0 < ends < 25  # a span at the end is one of many
+
+
+def test_nothing_is_lost_and_copies_differ() -> None:
+    text = " ".join(f"w{number}" for number in range(100))
+    examples = read(text, copies=3, words=40)
+    assert [example.id for example in examples] == ["1", *(f"1/{number}" for number in range(2, 10))]
+    for copy in range(3):
+        assert " ".join(map(fill, examples[3 * copy : 3 * copy + 3])) == text
+    assert examples[0].inputs != examples[3].inputs
+    assert read(text, words=40) == examples[:3]
+    assert read(text, seed=1).inputs != read(text).inputs
+
+
+@pytest.mark.parametrize("text", ["hat", "<extra_id_0>", "<extra_id_3> hat"])
+def test_a_single_word_is_left_out(text: str) -> None:
+    assert read(text) is None
+
+
+def test_a_text_with_gaps_is_filled_as_it_stands() -> None:
+    assert read("Ann has a <extra_id_0> hat", labelled=False).inputs == "Ann has a <extra_id_0> hat"
+    assert "<extra_id_0>" in read("Ann has a red hat", labelled=False).inputs
