@@ -37,7 +37,7 @@ MAX_OPEN_SECONDS, MAX_SHARE = 2.0, 0.02
 def write_runs(folder: Path, num_runs: int) -> Path:
     """Write run directories that differ in rate, batch size and seed; returns the one that will train."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-    from fake_run import fake_run, write_run
+    from fake_run import fake_run, write_run  # pyright: ignore[reportMissingImports]
 
     first = write_run(folder / "run-000", fake_run(name="run-000"))
     config = yaml.safe_load((first / "config.yaml").read_text(encoding="utf-8"))

@@ -215,7 +215,7 @@ class Progress:
                 text += f" ({low:.1f}-{high:.1f})"
             shown.append(text)
         main = [text for text in shown if text.startswith(f"{metric} ")]
-        last = []
+        last: list[str] = []
         if record.loss is not None:
             last.append(f"loss {record.loss:.4f}")
         last.append(f"({format_time_span(record.seconds)})")

@@ -14,7 +14,7 @@ from rich.console import Console
 from fivetune.rundir.progress import Progress
 from fivetune.rundir.records import BestEval
 
-SCORES = dict.fromkeys(("exact", "f1", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1"), 42.5)
+SCORES: dict[str, float] = dict.fromkeys(("exact", "f1", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1"), 42.5)
 
 
 @pytest.fixture

@@ -363,7 +363,7 @@ def render_frame(views: Sequence[View], *, width: int, height: int | None = None
 
 
 def _format_run_lines(view: View, width: int, *, folded: bool) -> list[Text]:
-    """Format one run in up to three lines: progress, figures, verdict (`folded`: shortened to one line)."""
+    """Format one run in up to four lines: progress, figures, activity, verdict (`folded`: shortened to one line)."""
     end = format_duration(view.seconds)
     if view.seconds_left is not None:
         end = f"{format_duration(view.seconds_left)} left"
@@ -388,6 +388,10 @@ def _format_run_lines(view: View, width: int, *, folded: bool) -> list[Text]:
         figures = "  ".join(facts)
         curve = draw_sparkline(view.losses, num=max(8, min(40, width - len(figures) - 6)))
         lines.append(Text.assemble("  ", (curve, "cyan"), f"  {figures}", no_wrap=True, overflow="ellipsis"))
+    if view.activity:
+        activity = view.activity
+        parts = f"{format_count(activity.done)} of {format_count(activity.total)}" if activity.total else ""
+        lines.append(Text(f"  {activity.what} {parts}".rstrip(), style="cyan"))
     failed = view.state not in ("finished", *ACTIVE)
     reason = view.why if failed else view.verdict
     if reason:

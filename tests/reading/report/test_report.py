@@ -70,7 +70,7 @@ from fivetune.reading.report.run.confidence import build_confidence_section
 from fivetune.reading.report.run.learning import _list_points, iter_learning_parts
 from fivetune.reading.report.run.load_charts import build_run_load_section
 from fivetune.reading.report.run.outcome import describe_blank_golds, describe_verdict
-from fivetune.reading.report.run.problems import find_warnings, list_problems, select_own_warnings
+from fivetune.reading.report.run.problems import find_warnings, list_next_commands, list_problems, select_own_warnings
 from fivetune.reading.report.run.scores import (
     build_run_summary,
     choose_best_eval,
@@ -972,3 +972,19 @@ def test_scores_of_a_subset_and_of_the_whole_set_are_not_joined():
     table = list(iter_learning_parts(replace(run, evals=[*evals, whole, other]), ()))[2]
     assert [tuple(row[:3]) for row in table.rows[-2:]] == [("300", "1", "640"), ("300", "2", "640")]
     assert table.header[:3] == ["step", "set", "examples"] and "a resume changed it" in table.caption
+
+
+def test_the_first_screen_has_the_commands_that_come_next() -> None:
+    finished = fake_run(has_model=True)
+    text = "\n".join(list_next_commands(finished))
+    for command in ("predict", "evaluate", "serve", "push"):
+        assert f"fivetune {command} runs/quickstart " in text
+    shown = [one.body for one in build_page(finished).sections[0].parts if isinstance(one, Text) and one.kind == "code"]
+    assert shown == [text]
+    status = {"state": "interrupted", "begun": True, "step": 4}
+    assert list_next_commands(fake_run(status=status)) == ["fivetune train runs/quickstart --resume"]
+    # A model that has learnt nothing is not offered, nor one that is not there.
+    scores = {"exact": 50.0, "f1": 50.0, "HasAns_exact": 0.0, "HasAns_f1": 0.0, "NoAns_exact": 100.0, "NoAns_f1": 100.0}
+    silent = change_run(finished, evals=[replace(one, scores={**one.scores, **scores}) for one in finished.evals])
+    assert Text(text, "code") not in build_page(silent).sections[0].parts
+    assert list_next_commands(fake_run()) == []

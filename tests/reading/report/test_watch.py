@@ -31,7 +31,8 @@ from fivetune.reading.report.live import (
     sample_records,
 )
 from fivetune.reading.report.run.scores import choose_best_eval
-from fivetune.rundir import read_run
+from fivetune.rundir import RunDir, read_run
+from fivetune.rundir.activity import Activity, ActivityFile
 from fivetune.rundir.progress import Progress
 from fivetune.rundir.reader import read_plan
 
@@ -289,3 +290,12 @@ def test_scores_on_the_terminal_have_their_interval(capsys):
     record = make_run(evals=[line]).evals[0]
     Progress().show_evaluation(record)
     assert "eval at step 7: f1 93.50 (90.2-95.5)" in " ".join(capsys.readouterr().err.split())
+
+
+def test_what_an_active_run_does_is_shown(tmp_path):
+    run = RunDir.create(tmp_path / "one")
+    run.write_config("task: {name: squad_v2}\n")
+    run.update_status(state="running")
+    ActivityFile(run.path).update(Activity("evaluating", 30, 600))
+    assert "evaluating 30 of 600" in shown(tmp_path)
+    run.close()

@@ -29,7 +29,7 @@ from fivetune.reading.report.page.wording import (
     format_significant,
 )
 from fivetune.reading.report.run.data import count_examples
-from fivetune.reading.report.run.problems import describe_resume
+from fivetune.reading.report.run.problems import list_next_commands
 from fivetune.reading.report.run.rates import read_majority_score
 from fivetune.reading.report.run.scores import (
     EvalRecord,
@@ -54,6 +54,7 @@ from fivetune.scores.analysis.bootstrap import format_p_value
 from fivetune.types import Verdict
 from fivetune.values import divide, get_nested, select_finite, select_numbers
 
+NO_PROBLEM = "No problem found with the data, the losses, the predictions, the devices or the speed."
 NOTHING_LEARNT = "Nothing was learnt"
 BASELINE = "before fine-tuning"
 MAJORITY = "most frequent label"
@@ -71,13 +72,18 @@ def iter_verdict_parts(
     best = choose_best_eval(run)
     baseline = find_baseline_eval(run)
     yield Text(" ".join(describe_verdict(run, reference_runs, verdicts)), "lead")
-    command = describe_resume(run)
-    if command:
-        yield Text(command, "code")
-    yield from problems
-    if not problems:
-        yield Text("No problem found with the data, the losses, the predictions, the devices or the speed.", "good")
+    next_commands = list_next_commands(run)
+    if next_commands and run.status.state == "interrupted":
+        yield Text("\n".join(next_commands), "code")
+        next_commands = []
+    # The first screen: whether the run is good and what comes next. Warnings follow, of which there may be many.
+    bad = [problem for problem in problems if problem.kind == "bad"]
+    warnings = [problem for problem in problems if problem.kind != "bad"]
+    yield from bad
     if best is None:
+        yield from warnings
+        if not problems:
+            yield Text(NO_PROBLEM, "good")
         return
     keys = list_score_keys([best])
     for key in select_headline_scores(run, keys):
@@ -85,6 +91,13 @@ def iter_verdict_parts(
         was = "no baseline" if before is None else f"{format_decimal(before, 1)} before"
         now = format_decimal(get_score(best, key), 1)
         yield Figure(get_score_label(key), now, BASELINE if best is baseline else was)
+    # What follows: of a run that failed its goal, the change that its problems name.
+    if next_commands and not bad:
+        yield Text("What next", "heading")
+        yield Text("\n".join(next_commands), "code")
+    yield from warnings
+    if not problems:
+        yield Text(NO_PROBLEM, "good")
     # The columns beside the run's own scores.
     others = {other.name: get_best_scores(other) for other in reference_runs}
     expected = get_nested(run.config, "report", "expected")

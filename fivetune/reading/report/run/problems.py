@@ -179,9 +179,18 @@ def build_verdicts_table(found: Mapping[str, Sequence[Verdict]], *, named: bool)
     return Table(caption, header, rows, folded=True)
 
 
-def describe_resume(run: Run) -> str:
-    """Return the command that continues a run; "" for one that has ended or cannot be continued."""
-    if run.status.state != "interrupted" or not run.status.begun:
-        return ""
-    folder = get_nested(run.config, "run", "dir") or run.name
-    return f"fivetune train {shlex.quote(str(folder))} --resume"
+def list_next_commands(run: Run) -> list[str]:
+    """List the commands that continue an interrupted run or use the model of a finished one; [] for other runs."""
+    folder = shlex.quote(str(get_nested(run.config, "run", "dir") or run.name))
+    if run.status.state == "interrupted" and run.status.begun:
+        return [f"fivetune train {folder} --resume"]
+    if run.status.state != "finished" or not run.has_model:
+        return []
+    commands = {
+        f"fivetune predict {folder} --input new.csv --output answers.csv": "answers for new records",
+        f"fivetune evaluate {folder} --data.eval test.json": "the score on data that chose nothing",
+        f"fivetune serve {folder}": "a page to try it, and answers by HTTP",
+        f"fivetune push {folder} NAME/MODEL --dry-run": "what an upload to the hub would contain",
+    }
+    width = max(map(len, commands))
+    return [f"{command:<{width}}  # {purpose}" for command, purpose in commands.items()]
