@@ -24,10 +24,11 @@ from fivetune.tasks import list_names
 SAMPLE_ROWS = 100
 ROWS_AT_ONCE = 1_000
 OVERLAP = 2**15  # bytes of a block that are searched again with the next one: more than a cell with its formula
-MERGED = re.compile(rb'<mergeCell ref="([A-Z]+)(\d+):[A-Z]+(\d+)"')
+MERGED = re.compile(rb'<(?:\w+:)?mergeCell ref="([A-Z]+)(\d+):[A-Z]+(\d+)"')
 # A formula without the value that Excel stores with it, unless that is an empty text.
 UNCALCULATED = re.compile(
-    rb'<c r="([A-Z]+\d+)"(?![^>]*t="str")[^>]*>\s*<f\b[^>]*(?:/>|>[^<]*</f>)\s*(?:<v\s*/>|<v>\s*</v>)?\s*</c>'
+    rb'<(?:\w+:)?c\b(?![^>]*t="str")[^>]* r="([A-Z]+\d+)"[^>]*>\s*<(?:\w+:)?f\b[^>]*(?:/>|>[^<]*</(?:\w+:)?f>)\s*'
+    rb"(?:<(?:\w+:)?v\s*/>|<(?:\w+:)?v>\s*</(?:\w+:)?v>)?\s*</(?:\w+:)?c>"
 )
 
 

@@ -149,6 +149,16 @@ def test_a_formula_has_the_value_that_was_stored(tmp_path: Path) -> None:
         assert [one["n"] for one in read(source)[0]] == [found, 3]
 
 
+def test_cells_of_other_programs_have_a_prefix(tmp_path: Path) -> None:
+    path = tmp_path / "a.xlsx"
+    save(path, [*ROWS, ["=LEN(A2)", "late"]])
+    with zipfile.ZipFile(path) as archive:
+        plain = archive.read("xl/worksheets/sheet1.xml").decode()
+    replace_in_sheet(path, plain, re.sub(r"<(/?)([a-zA-Z])", r"<\1x:\2", plain).replace("xmlns=", "xmlns:x="))
+    with pytest.raises(DataError, match="formula in cell A5 has no value"):
+        read(str(path))
+
+
 def test_a_wrong_size_of_the_sheet_is_not_believed(tmp_path: Path) -> None:
     path = tmp_path / "a.xlsx"
     save(path)
