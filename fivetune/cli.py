@@ -41,6 +41,8 @@ SYNONYMS = {
     "init": "new",
     "upload": "push",
     "demo": "serve",
+    "dashboard": "board",
+    "ui": "board",
     "sweep": "compare",
     "env": "doctor",
 }
