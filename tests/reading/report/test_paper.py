@@ -70,10 +70,11 @@ def test_latex_is_escaped_and_has_the_rules_of_booktabs(results):
     for rule in ("toprule", "midrule", "bottomrule"):
         assert text.count(rf"\{rule}") == 1
     assert r"\caption{All 3. * marks it.}" in text
-    assert r"$-$1.00\textsuperscript{*} {\footnotesize ($-$2.0 to $-$0.5)}" in text
+    assert r"\shortstack[r]{$-$1.00\textsuperscript{*}\\{\tiny $-$2.0 to $-$0.5}}" in text
     body = [line for line in text.splitlines() if line.endswith(r"\\")]
     assert [len(re.findall(r"(?<!\\)&", line)) for line in body] == [1, 1, 1, 1]
-    assert text.count("{") - text.count(r"\{") == text.count("}") - text.count(r"\}")
+    braces = re.sub(r"\\[\\{}]", "", text)  # without escaped ones and line ends
+    assert braces.count("{") == braces.count("}")
     assert escape_latex(HOSTILE) == (
         r"50 \% of \{a\_b\} \& \$c\$ \textbackslash{} \textasciitilde{}\textasciicircum{}\#\textless{}i\textgreater{}"
         r"\textbar{}*"

@@ -10,6 +10,7 @@ import csv
 import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from textwrap import wrap
 
 from fivetune.reading.card.facts import escape_markdown
 from fivetune.reading.report.page.parts import Measured, Results
@@ -17,6 +18,7 @@ from fivetune.reading.report.page.wording import escape_hidden
 from fivetune.rundir import write_text
 from fivetune.values import are_numbers
 
+HEADING_CHARS, NAME_CHARS = 13, 24  # of a line in a cell
 SUFFIXES = (".csv", ".md", ".tex")
 LATEX = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_",
@@ -99,28 +101,35 @@ def build_latex(results: Results) -> str:
         lines += [escape_latex(results.methods), ""]
     lines += [
         r"\begin{table}",
-        r"  \centering\small",
+        r"  \centering\footnotesize\setlength{\tabcolsep}{4pt}",
         rf"  \caption{{{escape_latex(build_caption(results))}}}",
         rf"  \begin{{tabular}}{{{columns}}}",
         r"    \toprule",
-        rf"    {' & '.join(map(escape_latex, results.header))} \\",
+        rf"    {' & '.join(_stack_words(name, HEADING_CHARS) for name in results.header)} \\",
         r"    \midrule",
     ]
     for row in results.rows:
         cells: list[str] = []
         for cell in row:
             if isinstance(cell, str):
-                cells.append(escape_latex(cell))
+                cells.append(_stack_words(cell, NAME_CHARS))
                 continue
             text = escape_latex(cell.text)
             if cell.mark:
                 text += rf"\textsuperscript{{{escape_latex(cell.mark)}}}"
             if cell.ends:
-                text += rf" {{\footnotesize ({escape_latex(cell.ends)})}}"
+                text = rf"\shortstack[r]{{{text}\\{{\tiny {escape_latex(cell.ends)}}}}}"
             cells.append(text)
         lines.append(rf"    {' & '.join(cells)} \\")
     lines += [r"    \bottomrule", r"  \end{tabular}", r"\end{table}"]
     return "\n".join(lines) + "\n"
+
+
+def _stack_words(text: str, width: int) -> str:
+    """Break a text into lines of at most `width` characters, one above the other, so that its column is narrow."""
+    lines = list(map(escape_latex, wrap(text, width, break_long_words=False)))
+    words = r"\\".join(lines)
+    return rf"\shortstack[l]{{{words}}}" if len(lines) > 1 else words
 
 
 def escape_latex(text: str) -> str:
