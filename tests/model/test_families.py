@@ -82,9 +82,12 @@ def test_steps_train_and_the_saved_model_is_that_of_transformers(
     assert again.tokenizer(text).input_ids == setup.loaded.tokenizer(text).input_ids
 
 
-@pytest.mark.parametrize("name, num_beams", [*((name, 1) for name in NAMES), *((name, 3) for name in PADDED)])
+@pytest.mark.parametrize(
+    "name, num_beams, size",
+    [*((name, 1, 0) for name in NAMES), *((name, beams, 2) for name in PADDED for beams in (1, 3))],
+)
 def test_answers_are_those_of_transformers(
-    tmp_path: Path, folder_of: Callable[[str], Path], name: str, num_beams: int
+    tmp_path: Path, folder_of: Callable[[str], Path], name: str, num_beams: int, size: int
 ) -> None:
     """A head of its own with a tempting end token makes answers of different lengths, so that rows leave the batch."""
     foreign = name in family_kit.FOREIGN
@@ -95,7 +98,7 @@ def test_answers_are_those_of_transformers(
     head = torch.randn_like(model.get_output_embeddings().weight)
     head[end] *= 2
     model.get_output_embeddings().weight = torch.nn.Parameter(head)
-    decoding = Decoding(8, batch_size=3, num_beams=num_beams)
+    decoding = Decoding(8, batch_size=3, num_beams=num_beams, no_repeat_ngram_size=size)
     found = list(generate(model, store, range(5), decoding, device="cpu", autocast=nullcontext))
     for one in found:
         inputs = torch.tensor([store.inputs[one.row].tolist()])

@@ -23,7 +23,7 @@ from fivetune.delivery.exporters._ctranslate2 import Engine, convert_model
 from fivetune.delivery.exporters._export import export_run
 from fivetune.delivery.exporters._proof import choose_verdict, find_reasons, time_calls
 from fivetune.errors import ConfigError, ModelError, RunDirError
-from fivetune.model.decode import Decoding, generate
+from fivetune.model.decode import Decoding, Sampling, generate
 from fivetune.model.family import compute_output_scale
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.model.save import save_model
@@ -39,6 +39,7 @@ SEARCHES: list[dict[str, Any]] = [
     {"min_new_tokens": 4},
     {"suppressed_ids": (1, 7, 9, 20)},
     {"max_new_tokens": 2},
+    {"no_repeat_ngram_size": 2},
     {"phrase_ids": (7, 12, 1)},
     {"num_beams": 3, "num_candidates": 2, "length_penalty": 0.0},
     {"label_ids": LABELS},
@@ -97,6 +98,8 @@ def test_ctranslate2_gives_the_answers_and_scores_of_generate(family_folders, tm
                 assert getattr(one, name) == pytest.approx(getattr(own, name), abs=1e-3), (settings, name)
             assert len(one.candidates) == len(own.candidates)
             assert one.target_correct is None
+    with pytest.raises(ConfigError, match=r"^eval\.temperature 0\.5: .* does not draw answers"):
+        answers(engine, model, store, sampling=Sampling(0.5))
 
 
 def test_ctranslate2_gives_the_answers_of_t5gemma(tmp_path: Path) -> None:
