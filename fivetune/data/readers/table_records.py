@@ -148,7 +148,7 @@ def read_sheet_records(
             yield BadRecord(
                 where,
                 f"{quote_value(shown[0], limit=30)} is outside of the table, which begins in row {first_row} and has "
-                f"{len(names)} columns. Allowed is a header in the first row, and cells below it. Delete the cell.",
+                f"{len(names)} columns. Allowed are cells below a header. Name the column in it, or delete the cell.",
             )
         elif number > first_row or is_record:
             values = [*cells, *[None] * right][left:right]
