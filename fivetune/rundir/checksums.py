@@ -18,14 +18,14 @@ from typing import Any, NamedTuple, TypedDict, cast
 
 from fivetune.errors import RunDirError
 from fivetune.rundir.files import fsync_folder, open_regular, read_regular, write_json
-from fivetune.rundir.layout import CARD, CONFIDENCE
+from fivetune.rundir.layout import ABSTENTION, CARD, CONFIDENCE
 from fivetune.values import get_nested, is_file_name
 
 BLOCK_BYTES = 2**20  # of a file, read at once
 MANIFEST = "manifest.json"
 MANIFEST_VERSION = 1
 EDITABLE_FILES = (CARD,)  # not checked: users edit model cards
-OPTIONAL_FILES = (CONFIDENCE,)  # checked if it is there: users delete it
+OPTIONAL_FILES = (CONFIDENCE, ABSTENTION)  # checked if it is there: users delete it
 
 
 class Checksum(TypedDict):

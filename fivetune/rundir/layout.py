@@ -32,7 +32,7 @@ TELEMETRY_FILES = "telemetry*.jsonl"
 LOG = "log.txt"
 ACTIVITY = "activity.json"  # of a run that is not over
 CARD = "README.md"  # the model card, in model/, adapter/ and exports
-CONFIDENCE = "confidence.json"  # of model/
+CONFIDENCE, ABSTENTION = "confidence.json", "abstention.json"  # of model/
 TRACE_FOLDER, TRACE = "trace", "trace/summary.json"
 
 

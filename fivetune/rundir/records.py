@@ -342,6 +342,7 @@ class Prediction:
         teacher_forced_exact, free_running_exact: the reference was reproduced with and without its own prefix.
         num_passages: passages or windows merged into the answer.
         skipped: why a record has no prediction.
+        unsure: the answer, `withheld`, is not given because of its low confidence; `reason` says which was needed.
     """
 
     id: str
@@ -369,6 +370,9 @@ class Prediction:
     num_passages: int | None = None
     meta: JsonTable = field(default_factory=JsonTable)
     skipped: str | None = None
+    unsure: bool | None = None
+    reason: str | None = None
+    withheld: str | None = None
 
     def as_dict(self) -> JsonTable:
         """Return the JSON object of a predictions file, without the fields that do not apply."""
