@@ -113,6 +113,23 @@ def refuse_token_flag(given: str | None, variable: str) -> None:
         )
 
 
+def add_silence_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments that say when answers are withheld."""
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
+        "--max-error",
+        metavar="SHARE",
+        help="withhold unsure answers, so that at most this share of the others is wrong: 5%%; by the run's evaluation "
+        "with a confidence of 95 %%; default: what evaluate --max-error has kept in the run, if anything",
+    )
+    group.add_argument(
+        "--min-confidence",
+        type=float,
+        metavar="P",
+        help="withhold answers below this confidence (0-1); 0: none, whatever the run keeps",
+    )
+
+
 def add_strategy(recipe: str, settings: Mapping[str, Any], *, quiet: bool) -> dict[str, Any]:
     """Propose a strategy for a run of several processes of which neither recipe nor settings name one, and print why.
 

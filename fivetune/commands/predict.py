@@ -10,14 +10,14 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fivetune.commands import print_json
+from fivetune.commands import add_silence_arguments, print_json
 
 if TYPE_CHECKING:
     from fivetune.data.readers.delimited import TableForm
@@ -85,6 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a submission: BioASQ's JSON, factoid and yes/no questions together; SQuAD's JSON of id and answer; a CSV "
         "of id and answer",
     )
+    add_silence_arguments(parser)
     parser.add_argument(
         "--launch.nproc",
         dest="nproc",
@@ -145,6 +146,12 @@ def run(args: argparse.Namespace) -> int:
             # A submission to BioASQ has the questions of each type, which a mixture's parts answer.
             parts = trained.list_parts() if args.format == "bioasq" else {"": trained}
             # A format that cannot hold the answers is refused before the first one is computed.
+            withheld = {"max_error": args.max_error, "min_confidence": args.min_confidence}
+            silence = trained.find_silence(**withheld)
+            if silence and args.format:
+                raise ConfigError(
+                    f"--format {args.format}: a submission has no unsure answers. Add --min-confidence 0 to give all."
+                )
             rows: list[Iterable[InputRow]] = []
             for part in parts.values():
                 own = part.loaded.config
@@ -152,11 +159,12 @@ def run(args: argparse.Namespace) -> int:
             refuse_format(args.format, parts, chain.from_iterable(rows))
             found: dict[str, Iterable[PredictedRow]] = {}
             for name, part in parts.items():
-                found[name] = _predict(part, source, args.inputs, record, folder / name, progress, world)
+                found[name] = _predict(part, source, args.inputs, record, folder / name, progress, world, withheld)
             # Answers lie in the folder now; they are counted by one rank, which then writes them.
             merged = MergedParts(tuple(found.values()))
-            counts = PredictionCounts.count(merged) if world.is_first else PredictionCounts()
+            counts = PredictionCounts()
             if world.is_first:
+                counts = PredictionCounts.count(merged, counts_unsure=silence is not None)
                 _refuse_unanswered(counts)
         if not world.is_first:
             return 0
@@ -170,6 +178,7 @@ def run(args: argparse.Namespace) -> int:
                     "output": args.output,
                     "num_records": counts.num_records,
                     "num_answers": counts.num_answered,
+                    "num_unsure": counts.num_unsure or 0,
                     "num_skipped": counts.num_skipped - counts.num_foreign,
                     "num_other_types": counts.num_foreign,
                     "step": trained.step,
@@ -390,6 +399,7 @@ def _predict(
     folder: Path,
     progress: Progress,
     world: World,
+    withheld: Mapping[str, Any],
 ) -> Iterable[PredictedRow]:
     from fivetune.training.answers.inputs import InputRow
     from fivetune.training.answers.predicted_file import PredictedRow
@@ -397,13 +407,13 @@ def _predict(
     if source is not None:
         folder.mkdir(exist_ok=True)
         return trained.predict_file(
-            source, folder=folder, on_progress=progress.update, on_note=progress.log, world=world
+            source, folder=folder, on_progress=progress.update, on_note=progress.log, world=world, **withheld
         )
     # Inputs of the command line: there is no file to go on with, so no answers are kept.
     given = list(texts) if texts else [record]
     size = trained.loaded.config.eval.batch_size
     rows: list[PredictedRow] = []
-    for one in trained.predict(given, batch_size=size, on_progress=progress.update, on_note=progress.log):
+    for one in trained.predict(given, batch_size=size, on_progress=progress.update, on_note=progress.log, **withheld):
         row = InputRow(f"input {len(rows) + 1}", one.id, record, one.skipped or "")
         rows.append(PredictedRow(row, one))
     return rows

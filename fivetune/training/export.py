@@ -30,6 +30,7 @@ from fivetune.rundir.records import BestEval
 from fivetune.scores.analysis.calibration import FittedTemperature, calibrate_lines, choose_scored_name, restore_lines
 from fivetune.scores.metrics import is_maximized
 from fivetune.training.answers.decoding import build_decoding
+from fivetune.training.answers.promise import record_errors
 from fivetune.training.evaluate import run_evaluation
 from fivetune.training.state import checkpoint
 from fivetune.training.state.past_evals import read_past_evals
@@ -99,7 +100,8 @@ def _save_model(training: Training) -> None:
 
 
 def calibrate_confidence(folder: Path, best: BestEval | None, metric: str) -> FittedTemperature | None:
-    """Write the temperature of the confidences into model/ of a run, if it lowers their error.
+    """Write the temperature of the confidences into model/ of a run, if it lowers their error, and the errors by
+    confidence, from which a promised share of errors is kept.
 
     It is fitted on the predictions of the exported weights on the evaluation data, by whether they are wholly right,
     and judged on halves that it was not fitted on (`FittedTemperature.helps`).
@@ -116,6 +118,7 @@ def calibrate_confidence(folder: Path, best: BestEval | None, metric: str) -> Fi
         return None
     # The model's own confidences: the record's may have a temperature already.
     lines = restore_lines(run.read_predictions(record), record.temperature)
+    record_errors(folder, lines, metric, record)
     key = choose_scored_name(lines, metric)
     if not key:
         return None

@@ -51,6 +51,14 @@ class Exporter(Options, ABC):
             settings: content of its config.json. head: task.head of its run.
         """
 
+    def keeps_probabilities(self, settings: JsonTable) -> bool:
+        """Whether answers have the probabilities that the run gives them, so that a promise about them holds.
+
+        Args:
+            settings: content of config.json.
+        """
+        return True
+
     @abstractmethod
     def convert(self, source: Path, target: Path) -> None:
         """Write the weights of model/ of a run into an export.

@@ -33,9 +33,11 @@ from fivetune.model.files import read_model_config
 from fivetune.model.save import replace_folder
 from fivetune.rundir.checksums import MANIFEST, compute_sha256
 from fivetune.rundir.export_file import EXPORT, EXPORT_VERSION
+from fivetune.rundir.layout import ABSTENTION
 from fivetune.rundir.progress import ProgressCallback
 from fivetune.tasks import head_of
 from fivetune.training.answers.loading import ignore_note, load_run_model
+from fivetune.training.answers.promise import read_promise
 from fivetune.training.answers.trained_run import TrainedRun
 
 if TYPE_CHECKING:
@@ -70,7 +72,15 @@ def export_run(
     _refuse_model(original, exporter)
     with _prepare_folder(target) as staging:
         on_progress("converting", 0, None)
-        shutil.copytree(folder / "model", staging / "model", ignore=shutil.ignore_patterns(*WEIGHTS))
+        left_out = [*WEIGHTS]
+        if not exporter.keeps_probabilities(read_model_config(folder / "model")):
+            left_out.append(ABSTENTION)
+            if read_promise(folder):
+                on_note(
+                    "the export gives answers other probabilities, so that the run's max_error is left out: evaluate "
+                    "the export with --max-error"
+                )
+        shutil.copytree(folder / "model", staging / "model", ignore=shutil.ignore_patterns(*left_out))
         exporter.convert(folder / "model", staging)
         for name in (rundir.CONFIG, rundir.MACHINE, rundir.DATA, rundir.STATUS):
             if (folder / name).is_file():

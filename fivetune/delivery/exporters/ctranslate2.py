@@ -58,6 +58,10 @@ class CTranslate2(Exporter):
             return f"activation {name} is not converted. Allowed: {', '.join(ACTIVATIONS)}"
         return ""
 
+    def keeps_probabilities(self, settings: JsonTable) -> bool:
+        # The converter drops T5Gemma's cap of the logits; other types of weights round each product.
+        return self.quantization == "none" and settings.get("model_type") != "t5gemma"
+
     def convert(self, source: Path, target: Path) -> None:
         from fivetune.delivery.exporters._ctranslate2 import convert_model
 

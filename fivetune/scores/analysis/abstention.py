@@ -280,8 +280,8 @@ def choose_silence(
         share = parse_share(max_error, "max_error")
     if abstention is None:
         raise ConfigError(
-            f"max_error {share:.2%}: {run} has no abstention.json in its model folder. Write it with: fivetune evaluate "
-            f"{run} --max-error {format_share(share)}"
+            f"max_error {format_share(share)}: the model folder of {run} has no abstention.json. Write it with: "
+            f"fivetune evaluate {run} --max-error {format_share(share)}"
         )
     given = select_answer_settings(overrides)
     if given != abstention.settings:
@@ -303,6 +303,34 @@ def find_min_confidence(abstention: Abstention, max_error: float, temperature: f
     if temperature == 1 or level.probability == 0:  # the confidence is the probability; or all answers are given
         return level.probability
     return float(apply_temperature(level.probability, temperature))
+
+
+def list_promise_facts(abstention: Abstention, temperature: float) -> JsonTable:
+    """List what a kept promise says and was measured on, for scripts; {} without one that a level keeps."""
+    level = choose_level(abstention.levels, abstention.max_error) if abstention.max_error else None
+    if level is None or abstention.max_error is None:
+        return {}
+    return {
+        "max_error": abstention.max_error,
+        "min_confidence": find_min_confidence(abstention, abstention.max_error, temperature),
+        "num_examples": abstention.num,
+        "num_answered": level.answered,
+        "num_wrong": level.wrong,
+        "score": abstention.score,
+        "error_below": 100 * abstention.error_below,
+        "split": abstention.split,
+    }
+
+
+def describe_promise(facts: JsonTable) -> str:
+    """Describe what a kept promise says, from its facts."""
+    num = facts["num_answered"]
+    return (
+        f"Answers with a confidence below {facts['min_confidence']:.4g} are withheld as unsure: at most "
+        f"{format_share(facts['max_error'])} of the others are wrong, with a confidence of 95 %, on data like the "
+        f"evaluation's. Of its {facts['num_examples']:,} predictions {num / facts['num_examples']:.1%} were answered, "
+        f"{facts['num_wrong'] / num:.1%} of them wrong ({facts['score']} below {facts['error_below']:g})."
+    )
 
 
 def describe_failure(abstention: Abstention, max_error: float) -> str:

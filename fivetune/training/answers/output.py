@@ -26,7 +26,19 @@ from fivetune.scores.metrics.bioasq import NUM_RANKS
 from fivetune.training.answers.inputs import InputRow
 from fivetune.training.answers.predicted_file import PredictedRow, PredictionCounts
 
-PREDICTED = ("id", "prediction", "confidence", "logprob", "no_answer_score", "candidates", "hit_cap", "skipped")
+PREDICTED = (
+    "id",
+    "prediction",
+    "confidence",
+    "logprob",
+    "no_answer_score",
+    "candidates",
+    "hit_cap",
+    "skipped",
+    "unsure",
+    "reason",
+    "withheld",
+)
 BIOASQ_TYPES = {"bioasq_factoid": "factoid", "bioasq_yesno": "yesno"}
 ID_NAMES = ("id", "Id", "ID")
 TARGET_NAMES = ("label", "answer", "answers", "target", "targets")
@@ -63,9 +75,9 @@ class Predicted:
 
 
 def build_line(prediction: Prediction) -> dict[str, object]:
-    """Build the output line of a prediction; `prediction` is null if the record was skipped."""
+    """Build the output line of a prediction; `prediction` is null if the record was skipped or the answer withheld."""
     line = {key: value for key, value in prediction.as_dict().items() if key in PREDICTED}
-    if prediction.skipped:
+    if prediction.skipped or prediction.unsure:
         line["prediction"] = None
     return line
 
@@ -88,7 +100,8 @@ def write_array(file: TextFile, predicted: Predicted) -> None:
 def write_table(file: TextFile, predicted: Predicted) -> None:
     """Write a table of the input's columns, prediction and confidence, one row per record of the input.
 
-    If a record was skipped, the column `skipped` has the reasons.
+    If a record was skipped, the column `skipped` has the reasons. Where answers can be withheld, `unsure` is true for
+    those that are, and `withheld` has them.
 
     >>> import sys
     >>> from fivetune.training.answers.inputs import InputRow
@@ -121,6 +134,8 @@ def _make_harmless(cell: str) -> str:
 
 def _list_table_columns(counts: PredictionCounts) -> list[str]:
     added = ["prediction", "confidence"]
+    if counts.num_unsure is not None:
+        added += ["unsure", "withheld"]
     if counts.num_skipped:
         added.append("skipped")
     return [*counts.columns, *(_choose_free_name(name, counts.columns) for name in added)]
@@ -130,8 +145,11 @@ def _iter_table_rows(predicted: Predicted, names: Sequence[str]) -> Iterator[lis
     """Yield the values of each record in the order of the columns; None where there is none."""
     for row, one in predicted.rows:
         values = [row.fields.get(name) for name in predicted.counts.columns]
-        answer = [None, None] if one.skipped else [one.prediction, one.confidence]
-        yield [*values, *answer, one.skipped][: len(names)]
+        has_none = one.skipped or one.unsure
+        values += [None if has_none else one.prediction, one.confidence]
+        if predicted.counts.num_unsure is not None:
+            values += [one.unsure, one.withheld]
+        yield [*values, one.skipped][: len(names)]
 
 
 def _choose_free_name(name: str, taken: Iterable[str]) -> str:

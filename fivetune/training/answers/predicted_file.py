@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from fivetune.data.guard import SourceGuard
 from fivetune.rundir.records import Prediction
+from fivetune.scores.analysis.abstention import Silence, withhold
 from fivetune.training.answers.answer_log import AnswerLog
 from fivetune.training.answers.inputs import InputRow, iter_input_rows
 from fivetune.types import Task
@@ -38,6 +39,7 @@ class PredictedFile:
         folder: holds the answers (`AnswerLog`).
         guard: guard of the source, made when it was answered.
         temporary: delete the folder with this object.
+        silence: which answers are withheld; None: none.
     """
 
     source: str
@@ -47,6 +49,7 @@ class PredictedFile:
     guard: SourceGuard
     temporary: bool = False
     header: tuple[str, ...] = ()
+    silence: Silence | None = None
 
     def __post_init__(self) -> None:
         # Who has the predictions may read them long after the call that made them.
@@ -71,7 +74,8 @@ class PredictedFile:
                 if row.skipped:
                     yield PredictedRow(row, Prediction(id=row.id, skipped=row.skipped))
                 else:
-                    yield PredictedRow(row, replace(answers.find(row.key), id=row.id))
+                    found = withhold(answers.find(row.key), self.silence)
+                    yield PredictedRow(row, replace(found, id=row.id))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,7 @@ class PredictionCounts:
     Args:
         num_foreign: valid records that are not for the task.
         first_faulty: the first skipped record that is not foreign.
+        num_unsure: answers that are withheld; None where none can be.
     """
 
     num_records: int = 0
@@ -111,11 +116,16 @@ class PredictionCounts:
     num_foreign: int = 0
     first: InputRow | None = None
     first_faulty: InputRow | None = None
+    num_unsure: int | None = None
     columns: dict[str, None] = field(default_factory=dict[str, None])
 
     @classmethod
-    def count(cls, rows: Iterable[PredictedRow]) -> PredictionCounts:
-        """Count the records of a source and collect their columns, in order of first appearance."""
+    def count(cls, rows: Iterable[PredictedRow], *, counts_unsure: bool = False) -> PredictionCounts:
+        """Count the records of a source and collect their columns, in order of first appearance.
+
+        Args:
+            counts_unsure: whether answers may be withheld, so that each is read.
+        """
         found = cls()
         # Columns of all records, not of the first: JSON lines may differ.
         for row in iter_records(rows):
@@ -127,10 +137,13 @@ class PredictionCounts:
                 found.num_foreign += row.is_foreign
                 if not row.is_foreign:
                     found.first_faulty = found.first_faulty or row
+        if counts_unsure:
+            found.num_unsure = sum(bool(one.prediction.unsure) for one in rows)
         return found
 
     @property
     def num_answered(self) -> int:
+        """Records with an answer, the withheld ones among them."""
         return self.num_records - self.num_skipped
 
     def describe(self) -> str:
@@ -139,7 +152,9 @@ class PredictionCounts:
         >>> PredictionCounts.count([PredictedRow(InputRow("a:1"), Prediction(id="1", prediction="yes"))]).describe()
         '1 record: 1 answered'
         """
-        parts = [f"{self.num_answered:,} answered"]
+        parts = [f"{self.num_answered - (self.num_unsure or 0):,} answered"]
+        if self.num_unsure is not None:
+            parts.append(f"{self.num_unsure:,} unsure")
         if self.num_foreign:
             parts.append(f"{self.num_foreign:,} of other types")
         if row := self.first_faulty:

@@ -21,11 +21,14 @@ from warnings import warn
 
 import fivetune
 from fivetune import rundir
+from fivetune.config.aliases import find_setting
 from fivetune.data.readers.tables import is_table, name_tables
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import ConfigError
 from fivetune.machine.telemetry.devices import translate_oom_errors
 from fivetune.model.decode import Decoding
+from fivetune.rundir.abstention_file import read_abstention
+from fivetune.rundir.confidence_file import read_temperature
 from fivetune.rundir.export_file import EXPORT
 from fivetune.rundir.figures import find_exported_eval
 from fivetune.rundir.notebook import HtmlPage, is_notebook
@@ -40,12 +43,14 @@ from fivetune.rundir.records import (
     StepRecord,
     TelemetryRecord,
 )
+from fivetune.scores.analysis.abstention import Silence, choose_silence, withhold
 from fivetune.tasks.mixture import Mixture
 from fivetune.training.answers.answer_file import answer_file, describe_questions
 from fivetune.training.answers.batch_size import AutoBatchSize
 from fivetune.training.answers.listening import OnWritten
 from fivetune.training.answers.loading import RunModel, check_folder, ignore_note, load_run_model, resolve_config
 from fivetune.training.answers.model_folder import find_exported_step
+from fivetune.training.answers.promise import keep_promise, refuse_promise
 from fivetune.training.answers.requests import answer_requests, list_inputs, name_texts, read_requests
 from fivetune.training.answers.scoring import record_evaluation
 from fivetune.training.mixture import build_part_configs, require_single_part
@@ -306,6 +311,8 @@ class TrainedRun:
         inputs: Inputs,
         *,
         batch_size: int | Literal["auto"] = "auto",
+        max_error: str | float | None = None,
+        min_confidence: float | None = None,
         on_progress: ProgressCallback | None = None,
         on_note: Callable[[str], object] = ignore_note,
     ) -> list[Prediction]:
@@ -318,6 +325,10 @@ class TrainedRun:
                 reads it.
             batch_size: examples per generation batch. auto: what the free memory of the device holds, at most 256 on a
                 GPU and 64 elsewhere; it is halved where memory runs out.
+            max_error: promised share of wrong answers, "5%" or 0.05: an answer whose confidence is too low for it has
+                `unsure`, `reason` and `withheld` instead of a prediction. Default: the promise that `evaluate` has kept
+                in the model folder, if any.
+            min_confidence: the least confidence (0-1) of an answer instead; 0 withholds nothing.
             on_progress: called with what is done, the number of answers so far and of all; default: a notebook shows
                 the progress.
             on_note: called with a sentence when the number of CPU threads changes.
@@ -325,8 +336,9 @@ class TrainedRun:
         Returns one Prediction each, in order; a record that cannot be used has the reason in `skipped`, also where none
         can be used and whatever data.on_bad_record is.
 
-        Raises ConfigError for another `batch_size`, DataError for inputs that are neither records nor texts,
-        RunDirError for a run without a model, FiveTuneEnvironmentError if memory runs out at one example.
+        Raises ConfigError for another `batch_size` and for a promise that the evaluation does not support, DataError
+        for inputs that are neither records nor texts, RunDirError for a run without a model, FiveTuneEnvironmentError
+        if memory runs out at one example.
 
         >>> run = fivetune.open_run("runs/tickets")
         >>> answer, = run.predict([{"text": "my parcel is late"}], batch_size=8)
@@ -340,8 +352,28 @@ class TrainedRun:
         require_single_part(config)
         requests = [name_texts(list_inputs(inputs), config.task, config.data.columns)]
         size = self._auto_batch_size if batch_size == "auto" else batch_size
+        silence = self.find_silence(max_error=max_error, min_confidence=min_confidence)
         with _show_progress(on_progress) as report:
-            return self.predict_each(requests, batch_size=size, on_progress=report, on_note=on_note)[0]
+            (found,) = self.predict_each(requests, batch_size=size, on_progress=report, on_note=on_note)
+        return [withhold(one, silence) for one in found]
+
+    def find_silence(
+        self, *, max_error: str | float | None = None, min_confidence: float | None = None
+    ) -> Silence | None:
+        """Find the confidence below which answers are withheld, as `predict` does; None if none is.
+
+        >>> fivetune.open_run("runs/tickets").find_silence(min_confidence=0.8)
+        Silence(min_confidence=0.8, promise='')
+        """
+        model = rundir.find_model_folder(self.folder)
+        return choose_silence(
+            str(self.folder),
+            read_abstention(model),
+            read_temperature(model),
+            _name_settings(self.overrides),
+            max_error=max_error,
+            min_confidence=min_confidence,
+        )
 
     def predict_each(
         self,
@@ -354,7 +386,8 @@ class TrainedRun:
         on_progress: ProgressCallback = ignore_progress,
         on_note: Callable[[str], object] = ignore_note,
     ) -> list[list[Prediction]]:
-        """Answer several lists of records or texts in common batches; each gets what `predict` returns for it.
+        """Answer several lists of records or texts in common batches; each gets what `predict` returns for it, with
+        no answer withheld.
 
         Args:
             requests: unlike for `predict`, a text is always the whole input, exactly as the model reads it.
@@ -390,6 +423,8 @@ class TrainedRun:
         source: str | Path,
         *,
         folder: Path | None = None,
+        max_error: str | float | None = None,
+        min_confidence: float | None = None,
         on_progress: ProgressCallback | None = None,
         on_note: Callable[[str], object] = warn,
         world: World = SINGLE_PROCESS,
@@ -400,6 +435,7 @@ class TrainedRun:
             source: a file in any format of data.eval; gold answers are not needed.
             folder: holds the answers while they are computed and after that; a call that was killed goes on from
                 there if weights, settings and data are the same. Default: a temporary one.
+            max_error, min_confidence: as for `predict`.
             on_progress: as for `predict`.
             on_note: called with a sentence about answers that an earlier call has left in the folder, and when the
                 number of CPU threads changes.
@@ -414,6 +450,7 @@ class TrainedRun:
         """
         loaded = self.loaded
         require_single_part(loaded.config)
+        silence = self.find_silence(max_error=max_error, min_confidence=min_confidence)
         place = folder or Path(tempfile.mkdtemp(prefix="fivetune-predict-"))
         try:
             with _show_progress(on_progress) as report:
@@ -426,13 +463,15 @@ class TrainedRun:
             if folder is None:
                 shutil.rmtree(place, ignore_errors=True)
             raise
-        return replace(found, temporary=folder is None)
+        return replace(found, temporary=folder is None, silence=silence)
 
     def evaluate(
         self,
         data: object = None,
         *,
         split: str | None = None,
+        max_error: str | float | None = None,
+        error_below: float | None = None,
         on_progress: ProgressCallback | None = None,
         on_damage: Callable[[str], object] = warn,
         on_note: Callable[[str], object] = ignore_note,
@@ -443,24 +482,33 @@ class TrainedRun:
             data: a file, a folder, a hub name, a pandas DataFrame, a datasets.Dataset or a list of records; None: the
                 run's own evaluation data.
             split: name of the predictions file; default: the data file's name.
+            max_error: share of wrong answers, "5%" or 0.05, that is promised from now on: the confidence that keeps it
+                is chosen on this evaluation and kept in the model folder; `predict` and `serve` withhold answers below.
+            error_below: score (0-100) below which an answer is wrong, for a main score that is graded, such as F1.
             on_progress: as for `predict`.
             on_damage: called with a sentence for each damaged file that the evaluation does not need.
             on_note: called with a sentence when the number of CPU threads changes.
 
-        Returns the EvalRecord with `scores` and `intervals`, which `evals` has too. Raises DataError for bad data.
+        Returns the EvalRecord with `scores` and `intervals`, which `evals` has too. Raises DataError for bad data,
+        ConfigError if no confidence keeps the promise.
 
         >>> run = fivetune.open_run("runs/tickets")
         >>> run.evaluate([{"text": "give me my money back", "label": "refund"}], split="one").scores["accuracy"]
         100.0
         """
+        if max_error is not None:
+            refuse_promise(self.folder, max_error, error_below)
         # The model first: a table is written next to the run only when the folder has proved usable.
         loaded = self.loaded
         given = self.overrides if data is None else {**self.overrides, "data.eval": data}
         changes, files = write_tables(given, self.folder)
         with name_tables(files), _show_progress(on_progress) as report:
+            config = resolve_config(self.folder, changes)
+            if max_error is not None:
+                require_single_part(config)
             record = record_evaluation(
                 self.folder,
-                replace(loaded, config=resolve_config(self.folder, changes)),
+                replace(loaded, config=config),
                 step=self.step,
                 split=split,
                 has_own_settings=not changes,
@@ -470,7 +518,21 @@ class TrainedRun:
             )
         if self._records is not None:  # who reads them later finds the evaluation in the file
             self._records.evals.append(record)
+        if max_error is not None:
+            keep_promise(
+                self.folder,
+                record,
+                metric=config.eval.metric or config.task.main_metric,
+                max_error=max_error,
+                error_below=error_below,
+                overrides=_name_settings(self.overrides),
+            )
         return record
+
+
+def _name_settings(overrides: Mapping[str, object]) -> dict[str, object]:
+    """Return overrides by the full names of the settings."""
+    return {find_setting(name): value for name, value in overrides.items()}
 
 
 @contextmanager
@@ -522,6 +584,8 @@ def evaluate(
     overrides: Mapping[str, object] | None = None,
     *,
     split: str | None = None,
+    max_error: str | float | None = None,
+    error_below: float | None = None,
     on_progress: ProgressCallback = ignore_progress,
     on_damage: Callable[[str], object] = warn,
     on_note: Callable[[str], object] = ignore_note,
@@ -532,6 +596,7 @@ def evaluate(
         folder: the run directory.
         overrides: settings that differ from the run's; data.eval may be a table, as for `TrainedRun.evaluate`.
         split: name of the predictions file; default: the data file's name.
+        max_error, error_below: as for `TrainedRun.evaluate`.
         on_progress: called with what is done, and the number of questions so far and of all.
         on_damage: called with a sentence for each damaged file that the evaluation does not need.
         on_note: called with the reasons of the precision and of the number of CPU threads, and when the latter changes.
@@ -547,4 +612,11 @@ def evaluate(
     plain = {name: value for name, value in given.items() if not is_table(value)}
     loaded = load_run_model(folder, plain, on_damage=on_damage, on_note=on_note)
     run = TrainedRun(Path(folder), given, loaded=loaded)
-    return run.evaluate(split=split, on_progress=on_progress, on_damage=on_damage, on_note=on_note)
+    return run.evaluate(
+        split=split,
+        max_error=max_error,
+        error_below=error_below,
+        on_progress=on_progress,
+        on_damage=on_damage,
+        on_note=on_note,
+    )
