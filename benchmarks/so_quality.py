@@ -69,7 +69,7 @@ def prepare(source: Path, folder: Path) -> None:
     train, test = split(read_posts(source))
     folder.mkdir(parents=True, exist_ok=True)
     for name, posts in (("train", train), ("test", test)):
-        _write_posts(folder / f"{name}.csv", posts)
+        write_posts(folder / f"{name}.csv", posts)
     model = folder / "model"
     train_tokenizer(model, (f"quality: {post['text']}" for post in train), num_pieces=NUM_PIECES)
     write_json(model / "config.json", {**SHAPE, "vocab_size": len(load_tokenizer(None, model))})
@@ -91,7 +91,7 @@ def read_posts(path: Path) -> Posts:
         return list(csv.DictReader(file))
 
 
-def _write_posts(path: Path, posts: Posts) -> None:
+def write_posts(path: Path, posts: Posts) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(("text", "rating"))

@@ -30,7 +30,7 @@ VERBS = set(
     set shard shift shorten show shrink shuffle skip slice smooth sort split stack stamp start step stop store
     stratify stream strip submit subtract suggest sum summarise suppress swap sync synchronize take test thin time
     tokenize track train translate trim truncate try tune unescape unlock unpack update upload validate verify visit
-    wait walk warn watch weigh widen wrap write yield zero
+    wait walk warn watch weigh widen withhold wrap write yield zero
     """,
     )
 )

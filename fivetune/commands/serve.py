@@ -10,7 +10,7 @@ import os
 import sys
 from ipaddress import ip_address
 
-from fivetune.commands import print_text, print_warning, refuse_token_flag
+from fivetune.commands import add_silence_arguments, print_text, print_warning, refuse_token_flag
 
 TAKES_SETTINGS = True
 TOKEN = "FIVETUNE_TOKEN"
@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="right ones, and as many wrong ones, of each run's evaluation on the page; 0: none (default: 6)",
     )
+    add_silence_arguments(parser)
     group = parser.add_argument_group("batches and limits")
     for flag, kind, default, text in (
         ("--max-batch", int, 32, "most records of a batch"),
@@ -88,6 +89,7 @@ def run(args: argparse.Namespace) -> int:
             shares_base=args.one_base,
             max_input_tokens=args.max_input_tokens,
             num_examples=args.examples,
+            withheld={"max_error": args.max_error, "min_confidence": args.min_confidence},
             on_warning=print_warning,
             on_note=print,
         )
@@ -111,6 +113,8 @@ def run(args: argparse.Namespace) -> int:
         address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         for name, model in models.items():
             print_text(f"model {name}: {model.folder} ({model.facts.task}, step {model.facts.step})")
+            if silence := model.facts.silence:
+                print_text(f"model {name}: answers with a confidence below {silence.min_confidence:.4g} are withheld")
 
         def announce() -> None:
             print(f"serving on {address}")

@@ -18,6 +18,7 @@ from typing import TypeVar
 import yaml
 
 from fivetune.errors import RunDirError
+from fivetune.rundir.abstention_file import read_abstention
 from fivetune.rundir.confidence_file import read_temperature
 from fivetune.rundir.config_file import find_config_change
 from fivetune.rundir.damage import Damage
@@ -183,8 +184,10 @@ def read_run(folder: str | Path) -> Run:
     listed = read_checksums(folder, damage)
     damage += find_changes(folder, listed, known=damage)
     temperature = 1.0
+    abstention = None
     try:
         temperature = read_temperature(find_model_folder(folder))
+        abstention = read_abstention(find_model_folder(folder))
     except RunDirError as error:
         damage.append(str(error))
     return Run(
@@ -202,6 +205,7 @@ def read_run(folder: str | Path) -> Run:
         plan=plan,
         range_test=range_test,
         temperature=temperature,
+        abstention=abstention,
         has_model=find_model_folder(folder).is_dir(),
     )
 

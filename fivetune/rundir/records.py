@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
+from fivetune.rundir.abstention_file import Abstention
 from fivetune.rundir.plan import Plan
 from fivetune.types import JsonTable
 
@@ -488,6 +489,7 @@ class Run:
         damage: a sentence for each damaged file, with what the reader omitted; a file of predictions is included once
             it has been read.
         temperature: temperature of the confidences that model/ gives; 1 if they are the model's own.
+        abstention: errors by confidence and the promise of model/; None without the file.
         has_model: model/ is there, also of a run that failed after it was written.
         trace: the table of a TraceSummary; range_test: the table of a RangeTest (`fivetune find-lr`).
     """
@@ -506,6 +508,7 @@ class Run:
     range_test: JsonTable = field(default_factory=JsonTable)
     plan: Plan | None = None
     temperature: float = 1.0
+    abstention: Abstention | None = None
     has_model: bool = False
 
     @property

@@ -51,7 +51,7 @@ class Exporter(Options, ABC):
             settings: content of its config.json. head: task.head of its run.
         """
 
-    def keeps_probabilities(self, settings: JsonTable) -> bool:
+    def has_same_probabilities(self, settings: JsonTable) -> bool:
         """Whether answers have the probabilities that the run gives them, so that a promise about them holds.
 
         Args:

@@ -73,7 +73,7 @@ def export_run(
     with _prepare_folder(target) as staging:
         on_progress("converting", 0, None)
         left_out = [*WEIGHTS]
-        if not exporter.keeps_probabilities(read_model_config(folder / "model")):
+        if not exporter.has_same_probabilities(read_model_config(folder / "model")):
             left_out.append(ABSTENTION)
             if read_promise(folder):
                 on_note(

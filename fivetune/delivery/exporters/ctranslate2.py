@@ -58,7 +58,7 @@ class CTranslate2(Exporter):
             return f"activation {name} is not converted. Allowed: {', '.join(ACTIVATIONS)}"
         return ""
 
-    def keeps_probabilities(self, settings: JsonTable) -> bool:
+    def has_same_probabilities(self, settings: JsonTable) -> bool:
         # The converter drops T5Gemma's cap of the logits; other types of weights round each product.
         return self.quantization == "none" and settings.get("model_type") != "t5gemma"
 

@@ -24,7 +24,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fivetune.delivery.page import render_page
 from fivetune.delivery.serving.batching import Batcher, Inputs, QueueFullError, ServerStoppingError
-from fivetune.delivery.serving.body import RequestError, check_table, choose_model, parse_json, read_inputs, read_query
+from fivetune.delivery.serving.body import (
+    RequestError,
+    check_table,
+    choose_model,
+    parse_json,
+    read_inputs,
+    read_min_confidence,
+    read_query,
+)
 from fivetune.delivery.serving.demo import PAGE, describe_models
 from fivetune.delivery.serving.guard import BROWSER_ROUTES, Guard
 from fivetune.delivery.serving.measures import ServerMeasures
@@ -40,6 +48,7 @@ from fivetune.errors import is_out_of_memory
 from fivetune.model.decode import Decoding
 from fivetune.rundir.records import Prediction
 from fivetune.training.answers.listening import WrittenToken
+from fivetune.scores.analysis.abstention import Silence, withhold
 from fivetune.training.answers.output import build_line
 from fivetune.types import JsonTable
 
@@ -83,8 +92,12 @@ class Service:
     async def predict(self, request: Request) -> Response:
         model = choose_model(read_query(request.query_params.multi_items()), list(self.models))
         value = parse_json(await self._read_body(request))
+        facts = self.models[model]
+        least = read_min_confidence(value, [one.name for one in facts.fields])
+        silence = facts.silence if least is None else Silence(least)
         inputs, is_list = read_inputs(value, max_records=self.limits.records)
-        found = await self._answer(request, model, inputs, self.models[model].decoding)
+        found = await self._answer(request, model, inputs, facts.decoding)
+        found = [withhold(one, silence) for one in found]
         if is_list:
             return JSONResponse({"predictions": [_build_answer(one) for one in found]})
         _refuse_skipped(found)
@@ -167,6 +180,7 @@ class Service:
             listener = written.append if form.listens else None
             found = await self._answer(request, model, asked.inputs, decoding, listener)
             _refuse_skipped(found)
+            _refuse_unsure(found, facts.silence)
             for token in written:
                 form.add_token(token)
             return JSONResponse(form.build_whole(found))
@@ -179,6 +193,8 @@ class Service:
 
         answer = asyncio.ensure_future(self._answer(request, model, asked.inputs, decoding, hear))
         answer.add_done_callback(lambda done: tokens.put_nowait(None))
+        if facts.silence:  # no token is sent before it is known whether the answer is sure enough
+            _refuse_unsure(await answer, facts.silence)
         # A request that fails before its first token is answered by a status code.
         try:
             first = await tokens.get()
@@ -290,6 +306,14 @@ def _refuse_skipped(found: Sequence[Prediction]) -> None:
         if one.skipped:
             where = f"record {number}: " if len(found) > 1 else ""
             raise RequestError(422, "invalid_record", f"{where}{one.skipped}")
+
+
+def _refuse_unsure(found: Sequence[Prediction], silence: Silence | None) -> None:
+    """Raise RequestError 422 for the first answer that is withheld: OpenAI's form has no place for it."""
+    for number, one in enumerate(found):
+        if withhold(one, silence).unsure:
+            where = f"prompt {number}: " if len(found) > 1 else ""
+            raise RequestError(422, "unsure", f"{where}{withhold(one, silence).reason}. /predict gives it.")
 
 
 def _make_stopping_error() -> RequestError:

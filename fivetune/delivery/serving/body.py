@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from fivetune.data.readers.json_text import decode_line, describe_kind, describe_value, find_json_error
 from fivetune.types import JsonTable
+from fivetune.values import as_finite_number
 
 MAX_DEPTH = 32
 MAX_INTEGER = 2**63
@@ -84,6 +85,22 @@ def read_inputs(value: Any, *, max_records: int) -> tuple[list[JsonTable | str],
         other = next(name for name in table if name != "inputs")
         raise refuse(f"body: {other!r} beside the list 'inputs'. Leave it out.")
     return check_inputs(table["inputs"], "inputs", max_records=max_records), True
+
+
+def read_min_confidence(value: Any, columns: Iterable[str]) -> float | None:
+    """Take the least confidence of an answer out of a body; None if it names none, or if the records have that column.
+
+    >>> body = {"question": "Why?", "min_confidence": 0.9}
+    >>> read_min_confidence(body, ["question"]), body
+    (0.9, {'question': 'Why?'})
+    """
+    if not isinstance(value, dict) or "min_confidence" not in value or "min_confidence" in columns:
+        return None
+    given = cast("JsonTable", value).pop("min_confidence")
+    share = as_finite_number(given)
+    if share is None or not 0 <= share <= 1:
+        raise _refuse(f"min_confidence: {describe_value(given)}. Allowed are numbers from 0 to 1.")
+    return share
 
 
 def choose_model(given: Any, names: Sequence[str]) -> str:

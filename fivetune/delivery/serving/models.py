@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from fivetune.delivery.serving.batching import AnswerTogether
 from fivetune.delivery.serving.demo import find_examples
@@ -43,6 +44,7 @@ def open_models(
     shares_base: bool,
     max_input_tokens: int,
     num_examples: int,
+    withheld: Mapping[str, Any] | None = None,
     on_warning: Callable[[str], object],
     on_note: Callable[[str], object],
 ) -> dict[str, ServedModel]:
@@ -52,6 +54,7 @@ def open_models(
         settings: overrides, which apply to all.
         shares_base: whether all are adapters of one base, whose weights are held once.
         num_examples: right ones and wrong ones of each run's evaluation, for the page.
+        withheld: max_error and min_confidence, as for `TrainedRun.predict`; None: what each run keeps.
 
     Raises ConfigError for a folder given twice, a mixture, a search that costs too much, and runs without that base.
     """
@@ -92,6 +95,7 @@ def open_models(
             writes=head_of(task) != "extractive",
             sends_tokens=type(task).from_text is TaskOptions.from_text,
             examples=examples,
+            silence=trained.find_silence(**(withheld or {})),
         )
         found[name] = ServedModel(
             facts, partial(trained.predict_each, max_input_tokens=max_input_tokens), trained.folder

@@ -13,6 +13,7 @@ from html import escape
 from fivetune import __version__
 from fivetune.delivery.serving.openai import list_option_schemas
 from fivetune.model.decode import Decoding
+from fivetune.scores.analysis.abstention import Silence
 from fivetune.tasks import convert_inputs, find_needed_columns, list_input_columns
 from fivetune.training.answers.output import PREDICTED
 from fivetune.types import JsonTable, Task
@@ -74,6 +75,7 @@ class RunFacts:
         writes: whether the run writes its answers; else it marks spans or chooses labels.
         sends_tokens: whether the text of the written tokens is that of the answer; else the task makes the answer from
             the whole text.
+        silence: which answers are withheld unless a request says so; None: none.
     """
 
     name: str
@@ -84,6 +86,7 @@ class RunFacts:
     writes: bool = True
     sends_tokens: bool = True
     examples: Sequence[DemoExample] = ()
+    silence: Silence | None = None
 
     @property
     def example(self) -> dict[str, object]:
@@ -111,7 +114,8 @@ def build_openapi(models: Sequence[RunFacts]) -> JsonTable:
     name: JsonTable = {"type": "string", "enum": [one.name for one in models]}
     parameter = {"name": "model", "in": "query", "required": len(models) > 1, "schema": name}
     inputs = {"type": "array", "items": {"anyOf": [{"type": "string"}, {"$ref": "#/components/schemas/Record"}]}}
-    batch = {"type": "object", "properties": {"inputs": inputs}, "required": ["inputs"]}
+    least = {"type": "number", "minimum": 0, "maximum": 1, "description": "withhold answers below this confidence"}
+    batch = {"type": "object", "properties": {"inputs": inputs, "min_confidence": least}, "required": ["inputs"]}
     prompt = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
     required = ["prompt", "model"] if len(models) > 1 else ["prompt"]
     shared: JsonTable = {"model": name, **list_option_schemas()}

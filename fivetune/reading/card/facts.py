@@ -19,6 +19,7 @@ from fivetune.errors import FiveTuneError, format_size
 from fivetune.redaction import name_invisible
 from fivetune.rundir.checksums import compute_sha256
 from fivetune.rundir.records import EvalRecord, Prediction, Run, SplitSummary
+from fivetune.scores.analysis.abstention import describe_promise, list_promise_facts
 from fivetune.scores.analysis.labels import build_confusion
 from fivetune.scores.analysis.slices import Slice, compute_slices
 
@@ -152,6 +153,9 @@ def list_limits(run: Run, evaluation: EvalRecord | None, *, no_answer: str | Non
                 f"The model abstains ({quote_markdown(no_answer)}) on {abstained:.1%} of the questions; "
                 f"{unanswerable:.1%} of them have no answer."
             )
+        promise = list_promise_facts(run.abstention, run.temperature) if run.abstention else {}
+        if promise:
+            lines.append(describe_promise(promise))
         lines += _describe_weak_groups(predictions, score)
     else:
         lines.append("The run has no evaluation of these weights: nothing is known of their quality.")

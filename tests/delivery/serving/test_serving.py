@@ -32,6 +32,7 @@ from fivetune.delivery.serving.schema import RunFacts, list_fields
 from fivetune.delivery.serving.server import bind_socket, build_server, run_until_stopped
 from fivetune.errors import NumericError
 from fivetune.rundir.records import Prediction
+from fivetune.scores.analysis.abstention import Silence
 from fivetune.training.answers.trained_run import TrainedRun
 from reliability.requests import CUT, RECORDS, build_request, open_slow_clients, send_fuzzed
 from reliability.warm import WarmProcess, start_command
@@ -50,6 +51,26 @@ def server(trained: TrainedRun) -> Generator[Server]:
 
 
 # --- answers ---
+
+
+def test_answers_below_the_confidence_are_unsure(trained: TrainedRun) -> None:
+    expected = trained.predict(RECORDS[:1], min_confidence=0)[0]
+    facts = RunFacts("run", "squad_v2", 6, FIELDS, 8, silence=Silence(1.0))
+    with serving({"run": trained.predict_each}, facts={"run": facts}) as server:
+        code, one = server.post(json=RECORDS[0])
+        assert code == 200 and (one["prediction"], one["unsure"], one["withheld"]) == (None, True, expected.prediction)
+        assert one["reason"].endswith("is below 1")
+        # A request has the last word.
+        code, one = server.post(json={**RECORDS[0], "min_confidence": 0})
+        assert code == 200 and one["prediction"] == expected.prediction and "unsure" not in one
+        code, found = server.post(json={"inputs": RECORDS[:2], "min_confidence": 0.999})
+        assert code == 200 and all(one["unsure"] for one in found["predictions"])
+        for wrong in (1.5, "0.5", None, True):
+            code, found = server.post(json={**RECORDS[0], "min_confidence": wrong})
+            assert code == 422 and "from 0 to 1" in found["error"]["message"]
+        # OpenAI's form has no place for it.
+        code, found = server.post("/v1/completions", json={"prompt": "question: Who?"})
+        assert (code, found["error"]["type"]) == (422, "unsure")
 
 
 def test_answers_are_those_of_predict(server: Server, trained: TrainedRun) -> None:

@@ -78,8 +78,10 @@ from fivetune.reading.report.run.scores import (
     find_main_score_key,
 )
 from fivetune.rundir import write_json
+from fivetune.rundir.abstention_file import Abstention
 from fivetune.rundir.figures import find_exported_eval, find_own_eval
 from fivetune.rundir.records import Histogram, Run, RunStatus
+from fivetune.scores.analysis.abstention import measure_abstention
 from fivetune.scores.analysis.bootstrap import compute_wilson_interval
 from fivetune.scores.analysis.calibration import calibrate_prediction
 from fivetune.tasks.mixture import Mixture
@@ -395,12 +397,45 @@ def test_the_error_of_confidences_is_told_without_and_with_their_temperature(app
     )
     for given in (None, 2.0):
         read = lines if given is None else [calibrate_prediction(line, given) for line in lines]
-        parts = build_confidence_section(read, "f1", temperature=given, applied=applied).parts
+        record = replace(fake_run().evals[-1], temperature=given)
+        parts = build_confidence_section(read, "f1", record=record, applied=applied).parts
         error = next(p for p in parts if isinstance(p, Figure) and p.label == "Calibration error")
         words = next(p.body for p in parts if isinstance(p, Text))
         assert ("15.0 % without temperature" in error.remark) == (applied == 2)
         assert (error.value == "15.0 %") == (applied == 1)
         assert "temperature 2.00, which model/ holds" in words or "Temperature 2.00 would help" in words
+
+
+def test_the_confidence_of_each_promise_is_shown() -> None:
+    """Of the 400 surest of 600 answers one is wrong."""
+    lines = [
+        {"id": f"q{i}", "confidence": 0.9 if i < 400 else 0.4, "scores": {"f1": 0.5, "exact": float(0 < i < 450)}}
+        for i in range(600)
+    ]
+    record = fake_run().evals[-1]
+
+    def find(kept: Abstention | None = None) -> tuple[str, Table]:
+        parts = build_confidence_section(make_predictions(*lines), "f1", record=record, kept=kept).parts
+        place = parts.index(Text("When to stay silent", "heading"))
+        text = parts[place + 1]
+        table = parts[place + 3]
+        assert isinstance(text, Text) and isinstance(table, Table)
+        return text.body, table
+
+    words, table = find()
+    assert "600 predictions" in words and "Nothing is withheld" in words
+    assert [row[0] for row in table.rows] == ["1%", "2%", "5%", "10%"]
+    assert table.rows[0] == ("1%", "none", "", "", "", "", "628") and table.rows[2][2:5] == ("66.7 %", "400", "0.2 %")
+    kept = measure_abstention(make_predictions(*lines), "exact", split="eval", step=3)
+    assert kept
+    words, table = find(replace(kept, max_error=0.05))
+    assert "at most 5% of the others are wrong" in words and table.rows[2][0] == "5% (kept)"
+
+
+def test_a_graded_score_has_no_promise_without_its_limit() -> None:
+    lines = [{"id": str(i), "confidence": 0.9, "scores": {"f1": 0.5}} for i in range(30)]
+    parts = build_confidence_section(make_predictions(*lines), "f1", record=fake_run().evals[-1]).parts
+    assert any("--error-below 50" in part.body for part in parts if isinstance(part, Text))
 
 
 def test_confidence_slices_and_labels_have_their_sections() -> None:

@@ -19,7 +19,7 @@ from fivetune.rundir.checksums import find_damage, write_checksums
 from fivetune.rundir.records import BestEval
 from fivetune.training.export import calibrate_confidence
 
-TASK = {"task": {"name": "classification", "inputs": "colour: {thing}", "label": "colour"}}
+TASK: dict[str, Any] = {"task": {"name": "classification", "inputs": "colour: {thing}", "label": "colour"}}
 FAST = {"train.num_steps": 2, "eval.every_steps": 2, "eval.at_start": False}
 ROWS: list[dict[str, Any]] = [
     {"id": f"r{i}", "thing": f"{kit.COLOURS[i % 2]} hat {i}", "colour": kit.COLOURS[i % 2]} for i in range(12)

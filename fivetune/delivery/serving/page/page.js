@@ -188,9 +188,11 @@ async function answer() {
 
 function showAnswer(one, milliseconds) {
   const name = (text) => text || "no answer";
-  const parts = [make("p", { class: one.prediction ? "answer" : "answer none", dir: "auto" }, name(one.prediction))];
-  const rows = [[name(one.prediction), one.confidence]];
-  for (const other of one.candidates || []) if (other.text !== one.prediction) rows.push([name(other.text), other.score]);
+  const given = one.unsure ? one.withheld : one.prediction;
+  const parts = [make("p", { class: given && !one.unsure ? "answer" : "answer none", dir: "auto" }, one.unsure ? "unsure" : name(given))];
+  if (one.unsure) parts.push(make("p", { class: "cut" }, `Withheld: ${one.reason}.`));
+  const rows = [[name(given), one.confidence]];
+  for (const other of one.candidates || []) if (other.text !== given) rows.push([name(other.text), other.score]);
   if (one.no_answer_score !== undefined && rows.every(([text]) => text !== name(""))) rows.push(["no answer", one.no_answer_score]);
   const list = make("ol", { class: "scores", "aria-label": "Confidence, and other answers" });
   for (const [text, share] of rows.slice(0, 6)) {

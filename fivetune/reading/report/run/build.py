@@ -84,7 +84,7 @@ def build_page(run: Run, *, reference_runs: Sequence[Run] = (), notes: Sequence[
         build_run_load_section(run),
         *build_range_test_sections(run.range_test),
         build_section("Data", iter_data_parts(run)),
-        build_confidence_section(lines, key, temperature=best.temperature if best else None, applied=run.temperature),
+        build_confidence_section(lines, key, record=best, applied=run.temperature, kept=run.abstention),
         build_slices_section(lines, key),
         build_labels_section(lines),
         build_run_examples_section(run, lines),

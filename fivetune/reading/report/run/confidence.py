@@ -19,7 +19,9 @@ from fivetune.reading.report.page.wording import (
     format_significant,
 )
 from fivetune.reading.report.run.scores import get_score_label
-from fivetune.rundir.records import Prediction
+from fivetune.reading.report.run.silence import iter_silence_parts
+from fivetune.rundir.abstention_file import Abstention
+from fivetune.rundir.records import EvalRecord, Prediction
 from fivetune.scores.analysis.bootstrap import format_p_value
 from fivetune.scores.analysis.calibration import (
     FittedTemperature,
@@ -42,18 +44,24 @@ MEANING = (
 
 
 def build_confidence_section(
-    lines: Sequence[Prediction], key: str | None, *, temperature: float | None = None, applied: float = 1.0
+    lines: Sequence[Prediction],
+    key: str | None,
+    *,
+    record: EvalRecord | None = None,
+    applied: float = 1.0,
+    kept: Abstention | None = None,
 ) -> Section:
     """Build the section: calibration, score of the most confident answers, gain of a no-answer threshold.
 
     Args:
         key: name of the score of each line (0-1); 1 is right.
-        temperature: temperature of the confidences of the lines; None if they are the model's own.
+        record: evaluation of the lines.
         applied: temperature of model/, at which confidences are shown.
+        kept: errors by confidence of model/; None without them.
     """
     if not lines or key is None:
         return build_section("Confidence")
-    own = restore_lines(lines, temperature)
+    own = restore_lines(lines, record.temperature if record else None)
     fitted = calibrate_lines(own, key)
     shown = [calibrate_prediction(line, applied) for line in own]
     sure: list[float] = []
@@ -64,7 +72,10 @@ def build_confidence_section(
             values.append(line.scores[key])
     if sure:
         return build_section(
-            "Confidence", _iter_calibration_parts(sure, values, key, fitted, applied), _iter_threshold_parts(shown)
+            "Confidence",
+            _iter_calibration_parts(sure, values, key, fitted, applied),
+            iter_silence_parts(own, key, record, kept, applied),
+            _iter_threshold_parts(shown),
         )
     has_none = all(line.confidence is None for line in lines)
     lacking = "confidences" if has_none else f"{get_score_label(key)} per prediction"

@@ -1,0 +1,185 @@
+"""When to stay silent: does a promised share of errors hold on examples that did not choose the confidence?
+
+In: predictions of runs, which `fivetune evaluate` or a training wrote, of many examples. Each seed draws 600 of them,
+on which the confidence is chosen as `fivetune evaluate --max-error` does; all others are fresh. Out: for each run and
+promise the share of fresh examples that is answered, the share of wrong answers among them, and how often it is kept.
+
+    python -m benchmarks.silence quickstart 1600    # a corpus with 6,600 held-out questions, then the recipe's training
+    python -m benchmarks.silence stackoverflow 1 POSTS.csv.gz      # 4,050 posts to train on, 2,700 held out
+    python -m benchmarks.silence measure runs/silence/*/run --json
+
+The temperature of a run is left out: it changes no order. The run's own weights were chosen by other examples (the
+quickstart: of 600 of the 6,600) or after a fixed number of steps (Stack Overflow).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import fivetune
+from benchmarks import so_quality
+from benchmarks.harness import facts, make_parser, publish_result, table
+from fivetune.data.corpus import reading
+from fivetune.model.tokenizer import load_tokenizer
+from fivetune.rundir import read_run, write_json
+from fivetune.rundir.figures import find_exported_eval
+from fivetune.rundir.records import Prediction
+from fivetune.scores.analysis.abstention import choose_level, count_answers, find_error_score, format_share
+from fivetune.scores.analysis.calibration import restore_lines
+from recipes.nano.tokenizer import train_tokenizer
+
+FOLDER = Path("runs/silence")
+PROMISES = (0.01, 0.02, 0.05, 0.1)
+NUM_SEEDS, FIRST_SEEDS = 100, 10
+NUM_DRAWN = 600  # predictions that choose a confidence, as many as the quickstart evaluates
+NUM_HELD_OUT = 6_600  # questions of the quickstart
+NUM_POSTS = 4_050  # to train on
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    quickstart = commands.add_parser("quickstart", help="train the recipe quickstart")
+    quickstart.add_argument("steps", type=int, help="1600, as the recipe has it, or fewer for more errors")
+    posts = commands.add_parser("stackoverflow", help="train the recipe stackoverflow_quality_nano")
+    posts.add_argument("seed", type=int, help="of the split and of the run")
+    posts.add_argument("source", type=Path, help="CSV file with columns text and rating, also gzipped")
+    measuring = commands.add_parser("measure", help="measure the promises on ten splits of each run's predictions")
+    measuring.add_argument("runs", type=Path, nargs="+")
+    args = parser.parse_args()
+    if args.command == "quickstart":
+        train_quickstart(FOLDER / f"quickstart-{args.steps}", args.steps)
+    elif args.command == "stackoverflow":
+        train_stackoverflow(FOLDER / f"stackoverflow-{args.seed}", args.seed, args.source)
+    else:
+        publish_result(args, "silence", measure(args.runs))
+
+
+# --- the runs ---
+
+
+def train_quickstart(folder: Path, steps: int) -> None:
+    """Train the recipe on its own corpus, with more held-out questions; its weights are chosen by 600 of them."""
+    domains = (reading.SHIPS, reading.FIRMS, reading.PEOPLE)
+    train, held_out = reading.write_reading_corpus(
+        folder / "corpus",
+        num_train=reading.QUICKSTART_TRAIN,
+        num_eval=NUM_HELD_OUT,
+        seed=7,
+        domains=domains,
+        max_facts=4,
+    )
+    settings = {
+        "data.train": str(train),
+        "data.eval": str(held_out),
+        "run.dir": str(folder / "run"),
+        "eval.max_examples": NUM_DRAWN,
+        "eval.at_start": False,
+        "train.num_steps": steps,
+        "report.beside": [],
+    }
+    fivetune.train("quickstart", settings, overwrite=True)
+
+
+def train_stackoverflow(folder: Path, seed: int, source: Path) -> None:
+    """Train the recipe on a drawn part of the posts, with a tokenizer of that part."""
+    posts = list(so_quality.read_posts(source))
+    random.Random(seed).shuffle(posts)
+    train = posts[:NUM_POSTS]
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, part in (("train", train), ("test", posts[NUM_POSTS:])):
+        so_quality.write_posts(folder / f"{name}.csv", part)
+    model = folder / "model"
+    train_tokenizer(model, (f"quality: {post['text']}" for post in train), num_pieces=so_quality.NUM_PIECES)
+    write_json(model / "config.json", {**so_quality.SHAPE, "vocab_size": len(load_tokenizer(None, model))})
+    settings = {
+        "data.train": str(folder / "train.csv"),
+        "data.eval": str(folder / "test.csv"),
+        "model.config": str(model),
+        "run.dir": str(folder / "run"),
+        "run.seed": seed,
+    }
+    fivetune.train(so_quality.RECIPE, settings, overwrite=True)
+
+
+# --- the promises ---
+
+
+def measure(folders: Sequence[Path]) -> dict[str, Any]:
+    """Measure each run, print a table."""
+    found: list[dict[str, Any]] = []
+    rows = [["run", "promise", "held", "of ten", "silent", "answered (5, 50, 95 %)", "wrong (5, 50, 95 %)", "fresh"]]
+    for folder in folders:
+        run = read_run(folder)
+        record = find_exported_eval(run)
+        assert record is not None
+        lines = restore_lines(run.read_predictions(record), record.temperature)
+        score = find_error_score(lines, "exact")
+        assert score is not None
+        for promise in PROMISES:
+            seeds = [_measure_seed(lines, score, promise, seed) for seed in range(NUM_SEEDS)]
+            kept = _summarise(seeds, promise)
+            found.append({"run": folder.parent.name, "num_fresh": len(lines) - NUM_DRAWN, **kept})
+            rows.append(_build_row(found[-1]))
+    print(table(rows))
+    return {"runs": found, **facts("cpu")}
+
+
+def _measure_seed(lines: Sequence[Prediction], score: str, promise: float, seed: int) -> dict[str, Any]:
+    """Choose the confidence on drawn predictions, and measure it on all others."""
+    sure = np.array([line.confidence for line in lines])
+    wrong = np.array([line.scores[score] < 1 for line in lines])
+    order = np.random.default_rng(seed).permutation(len(lines))
+    chosen, fresh = order[:NUM_DRAWN], order[NUM_DRAWN:]
+    level = choose_level(count_answers(sure[chosen].tolist(), wrong[chosen].tolist()), promise)
+    if level is None:
+        return {"seed": seed, "answered": 0.0, "wrong": None}
+    is_answered = sure[fresh] >= level.probability
+    return {
+        "seed": seed,
+        "answered": float(is_answered.mean()),
+        "wrong": float(wrong[fresh][is_answered].mean()),
+    }
+
+
+def _summarise(seeds: Sequence[dict[str, Any]], promise: float) -> dict[str, Any]:
+    """Count the seeds that keep a promise, also by giving no answer; percentiles over the seeds."""
+    errors = [one["wrong"] for one in seeds if one["wrong"] is not None]
+    held = [one["wrong"] is None or one["wrong"] <= promise for one in seeds]
+    return {
+        "promise": promise,
+        "held": sum(held),
+        "held_of_first": sum(held[:FIRST_SEEDS]),
+        "silent": len(seeds) - len(errors),
+        "answered": _compute_spread([one["answered"] for one in seeds]),
+        "wrong": _compute_spread(errors) if errors else None,
+        "first_seeds": seeds[:FIRST_SEEDS],
+    }
+
+
+def _compute_spread(values: Sequence[float]) -> list[float]:
+    return np.percentile(values, (5, 50, 95)).tolist()
+
+
+def _build_row(found: dict[str, Any]) -> list[str]:
+    spreads: list[str] = []
+    for values in (found["answered"], found["wrong"] or ()):
+        spreads.append(", ".join(f"{100 * value:.1f}" for value in values))
+    return [
+        found["run"],
+        format_share(found["promise"]),
+        f"{found['held']} of {NUM_SEEDS}",
+        f"{found['held_of_first']} of {FIRST_SEEDS}",
+        f"{found['silent']}",
+        *spreads,
+        f"{found['num_fresh']:,}",
+    ]
+
+
+if __name__ == "__main__":
+    main()
