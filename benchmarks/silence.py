@@ -29,7 +29,7 @@ from fivetune.model.tokenizer import load_tokenizer
 from fivetune.rundir import read_run, write_json
 from fivetune.rundir.figures import find_exported_eval
 from fivetune.rundir.records import Prediction
-from fivetune.scores.analysis.abstention import choose_level, count_answers, find_error_score, format_share
+from fivetune.scores.analysis.abstention import choose_level, count_answers, find_error_score, format_promise
 from fivetune.scores.analysis.calibration import restore_lines
 from recipes.nano.tokenizer import train_tokenizer
 
@@ -172,7 +172,7 @@ def _build_row(found: dict[str, Any]) -> list[str]:
         spreads.append(", ".join(f"{100 * value:.1f}" for value in values))
     return [
         found["run"],
-        format_share(found["promise"]),
+        format_promise(found["promise"]),
         f"{found['held']} of {NUM_SEEDS}",
         f"{found['held_of_first']} of {FIRST_SEEDS}",
         f"{found['silent']}",

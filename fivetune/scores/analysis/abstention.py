@@ -280,18 +280,18 @@ def choose_silence(
         share = parse_share(max_error, "max_error")
     if abstention is None:
         raise ConfigError(
-            f"max_error {format_share(share)}: the model folder of {run} has no abstention.json. Write it with: "
-            f"fivetune evaluate {run} --max-error {format_share(share)}"
+            f"max_error {format_promise(share)}: the model folder of {run} has no abstention.json. Write it with: "
+            f"fivetune evaluate {run} --max-error {format_promise(share)}"
         )
     given = select_answer_settings(overrides)
     if given != abstention.settings:
         raise ConfigError(
-            f"max_error {format_share(share)}: was measured with {_name_settings(abstention.settings)}, and this call "
+            f"max_error {format_promise(share)}: was measured with {_name_settings(abstention.settings)}, and this call "
             f"has {_name_settings(given)}. Use the same ones, evaluate the run with these and --max-error, or give "
             "--min-confidence 0 to withhold nothing."
         )
     return Silence(
-        find_min_confidence(abstention, share, temperature), f"at most {format_share(share)} of the answers are wrong"
+        find_min_confidence(abstention, share, temperature), f"at most {format_promise(share)} of the answers are wrong"
     )
 
 
@@ -299,7 +299,7 @@ def find_min_confidence(abstention: Abstention, max_error: float, temperature: f
     """Find the confidence from which on a promise holds. Raises ConfigError if no level keeps it."""
     level = choose_level(abstention.levels, max_error)
     if level is None:
-        raise ConfigError(describe_failure(abstention, max_error))
+        raise ConfigError(describe_broken_promise(abstention, max_error))
     if temperature == 1 or level.probability == 0:  # the confidence is the probability; or all answers are given
         return level.probability
     return float(apply_temperature(level.probability, temperature))
@@ -327,15 +327,15 @@ def describe_promise(facts: JsonTable) -> str:
     num = facts["num_answered"]
     return (
         f"Answers with a confidence below {facts['min_confidence']:.4g} are withheld as unsure: at most "
-        f"{format_share(facts['max_error'])} of the others are wrong, with a confidence of 95 %, on data like the "
+        f"{format_promise(facts['max_error'])} of the others are wrong, with a confidence of 95 %, on data like the "
         f"evaluation's. Of its {facts['num_examples']:,} predictions {num / facts['num_examples']:.1%} were answered, "
         f"{facts['num_wrong'] / num:.1%} of them wrong ({facts['score']} below {facts['error_below']:g})."
     )
 
 
-def describe_failure(abstention: Abstention, max_error: float) -> str:
+def describe_broken_promise(abstention: Abstention, max_error: float) -> str:
     """Describe that no level keeps a promise, and what would help."""
-    share = format_share(max_error)
+    share = format_promise(max_error)
     needed = count_needed(abstention.levels, max_error)
     advice = "No confidence has fewer errors. Train a better model, or promise less."
     if needed:
@@ -347,10 +347,10 @@ def describe_failure(abstention: Abstention, max_error: float) -> str:
     )
 
 
-def format_share(share: float) -> str:
+def format_promise(share: float) -> str:
     """Format a share as a command line takes it.
 
-    >>> format_share(0.05), format_share(0.005)
+    >>> format_promise(0.05), format_promise(0.005)
     ('5%', '0.5%')
     """
     return f"{100 * share:.6g}%"

@@ -18,7 +18,7 @@ from fivetune.rundir.layout import ABSTENTION, find_model_folder
 from fivetune.rundir.records import EvalRecord, Prediction
 from fivetune.scores.analysis.abstention import (
     choose_level,
-    describe_failure,
+    describe_broken_promise,
     find_error_score,
     list_promise_facts,
     measure_abstention,
@@ -101,6 +101,6 @@ def keep_promise(
     if found is None:
         raise ConfigError("max_error: the predictions have no confidence. Leave it out.")
     if choose_level(found.levels, share) is None:
-        raise ConfigError(describe_failure(found, share))
+        raise ConfigError(describe_broken_promise(found, share))
     kept = replace(found, max_error=share, settings=select_answer_settings(overrides))
     write_abstention(find_model_folder(folder), kept)

@@ -425,7 +425,7 @@ def test_the_confidence_of_each_promise_is_shown() -> None:
     words, table = find()
     assert "600 predictions" in words and "Nothing is withheld" in words
     assert [row[0] for row in table.rows] == ["1%", "2%", "5%", "10%"]
-    assert table.rows[0] == ("1%", "none", "", "", "", "", "628") and table.rows[2][2:5] == ("66.7 %", "400", "0.2 %")
+    assert table.rows[0] == ("1%", "none", "", "", "", "", "718") and table.rows[2][2:5] == ("66.7 %", "400", "0.2 %")
     kept = measure_abstention(make_predictions(*lines), "exact", split="eval", step=3)
     assert kept
     words, table = find(replace(kept, max_error=0.05))
@@ -440,7 +440,7 @@ def test_a_graded_score_has_no_promise_without_its_limit() -> None:
 
 def test_confidence_slices_and_labels_have_their_sections() -> None:
     page = build_page(fake_run())
-    assert part(page, "Confidence", Table, 1).rows[0][0] == "Exact match"
+    assert part(page, "Confidence", Table, 2).rows[0][0] == "Exact match"
     assert "answerable" in {row[1] for row in part(page, "Slices", Table).rows}
     labels = part(build_page(label_run()), "Labels", Table)
     assert [row[1] for row in labels.rows] == ["180", "60", "60"]

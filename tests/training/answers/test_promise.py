@@ -58,7 +58,7 @@ def test_an_evaluation_keeps_a_promise(run: fivetune.TrainedRun) -> None:
     kept = read_abstention(run.folder / "model")
     assert kept and (kept.max_error, kept.num, kept.split, kept.settings) == (0.9, record.num_examples, "own", {})
     assert find_damage(run.folder / "model") is None
-    with pytest.raises(ConfigError, match="task.labels"):
+    with pytest.raises(ConfigError, match=r"task\.labels"):
         fivetune.predict(run.folder, ROWS, {"task.labels": ["red", "blue"]})
 
 

@@ -25,7 +25,7 @@ from fivetune.scores.analysis.abstention import (
     describe_promise,
     find_error_score,
     find_min_confidence,
-    format_share,
+    format_promise,
     list_promise_facts,
     measure_abstention,
 )
@@ -123,7 +123,7 @@ def _list_shares(levels: Sequence[Level], num: int) -> list[float]:
 
 def _build_row(found: Abstention, share: float, temperature: float) -> Sequence[str]:
     level = choose_level(found.levels, share)
-    name = format_share(share)
+    name = format_promise(share)
     if share == found.max_error:
         name += " (kept)"
     if level is None:
