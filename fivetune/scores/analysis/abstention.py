@@ -120,7 +120,7 @@ def choose_level(levels: Sequence[Level], max_error: float) -> Level | None:
 def count_needed(levels: Sequence[Level], max_error: float) -> int | None:
     """Estimate how many predictions an evaluation needs for a promise, if the errors at some level stay as measured.
 
-    None if no level with enough answers to tell has fewer errors than promised.
+    None if no level with enough answers has fewer errors than promised.
 
     >>> count_needed([Level(0.9, 30, 0), Level(0.0, 40, 4)], 0.05)  # 59 answers, as 3 of 4 predictions have
     79
@@ -139,18 +139,10 @@ def count_needed(levels: Sequence[Level], max_error: float) -> int | None:
 
 def _count_passing(wrong: int, max_error: float) -> int:
     """Count the answers with which so many errors still keep a promise."""
-    low = wrong
-    high = wrong + 1
-    while compute_tail(wrong, high, max_error) > ALPHA:
-        low = high
-        high *= 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        if compute_tail(wrong, middle, max_error) > ALPHA:
-            low = middle
-        else:
-            high = middle
-    return high
+    num = wrong + 1
+    while compute_tail(wrong, num, max_error) > ALPHA:
+        num = math.ceil(num * 1.01)
+    return num
 
 
 def _count_first(num: int, max_error: float) -> int:
@@ -286,9 +278,9 @@ def choose_silence(
     given = select_answer_settings(overrides)
     if given != abstention.settings:
         raise ConfigError(
-            f"max_error {format_promise(share)}: was measured with {_name_settings(abstention.settings)}, and this call "
-            f"has {_name_settings(given)}. Use the same ones, evaluate the run with these and --max-error, or give "
-            "--min-confidence 0 to withhold nothing."
+            f"max_error {format_promise(share)}: was measured with {_name_settings(abstention.settings)}, and this "
+            f"call has {_name_settings(given)}. Use the same ones, evaluate the run with these and --max-error, or "
+            "give --min-confidence 0 to withhold nothing."
         )
     return Silence(
         find_min_confidence(abstention, share, temperature), f"at most {format_promise(share)} of the answers are wrong"
