@@ -47,8 +47,8 @@ from fivetune.delivery.serving.schema import RunFacts, build_openapi, render_doc
 from fivetune.errors import is_out_of_memory
 from fivetune.model.decode import Decoding
 from fivetune.rundir.records import Prediction
-from fivetune.training.answers.listening import WrittenToken
 from fivetune.scores.analysis.abstention import Silence, withhold
+from fivetune.training.answers.listening import WrittenToken
 from fivetune.training.answers.output import build_line
 from fivetune.types import JsonTable
 

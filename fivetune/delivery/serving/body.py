@@ -99,7 +99,7 @@ def read_min_confidence(value: Any, columns: Iterable[str]) -> float | None:
     given = cast("JsonTable", value).pop("min_confidence")
     share = as_finite_number(given)
     if share is None or not 0 <= share <= 1:
-        raise _refuse(f"min_confidence: {describe_value(given)}. Allowed are numbers from 0 to 1.")
+        raise refuse(f"min_confidence: {describe_value(given)}. Allowed are numbers from 0 to 1.")
     return share
 
 

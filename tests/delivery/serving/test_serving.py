@@ -55,7 +55,7 @@ def server(trained: TrainedRun) -> Generator[Server]:
 
 def test_answers_below_the_confidence_are_unsure(trained: TrainedRun) -> None:
     expected = trained.predict(RECORDS[:1], min_confidence=0)[0]
-    facts = RunFacts("run", "squad_v2", 6, FIELDS, 8, silence=Silence(1.0))
+    facts = RunFacts("run", "squad_v2", 6, FIELDS, trained.loaded.build_decoding(), silence=Silence(1.0))
     with serving({"run": trained.predict_each}, facts={"run": facts}) as server:
         code, one = server.post(json=RECORDS[0])
         assert code == 200 and (one["prediction"], one["unsure"], one["withheld"]) == (None, True, expected.prediction)
@@ -69,8 +69,9 @@ def test_answers_below_the_confidence_are_unsure(trained: TrainedRun) -> None:
             code, found = server.post(json={**RECORDS[0], "min_confidence": wrong})
             assert code == 422 and "from 0 to 1" in found["error"]["message"]
         # OpenAI's form has no place for it.
-        code, found = server.post("/v1/completions", json={"prompt": "question: Who?"})
-        assert (code, found["error"]["type"]) == (422, "unsure")
+        for streams in (False, True):
+            code, found = server.post("/v1/completions", json={"prompt": "question: Who?", "stream": streams})
+            assert (code, found["error"]["type"]) == (422, "unsure")
 
 
 def test_answers_are_those_of_predict(server: Server, trained: TrainedRun) -> None:
