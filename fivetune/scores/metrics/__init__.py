@@ -27,7 +27,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from fivetune import plugins
-from fivetune.errors import suggest_names
+from fivetune.errors import ConfigError, suggest_names
 from fivetune.rundir.records import Prediction
 from fivetune.types import DrawnRows, JsonTable, MetricSpec, Resampler, Scores
 
@@ -173,7 +173,8 @@ def rewards_blank(scorer: Scorer, references: Sequence[str]) -> bool:
 
 
 def load_metric(spec: MetricSpec) -> Metric:
-    """Load a metric by name, or with options. Raises UnknownPluginError, ValidationError for an invalid option.
+    """Load a metric by name, or with options. Raises UnknownPluginError, ValidationError for an invalid option, and
+    ConfigError for the name of a score.
 
     >>> load_metric({"name": "exact_match", "ignore_case": True}).ignore_case
     True
@@ -182,6 +183,13 @@ def load_metric(spec: MetricSpec) -> Metric:
     name = table.pop("name", None)
     if not isinstance(name, str):
         raise ValueError(f"metrics: {spec!r} has no name. {suggest_names('', plugins.list_plugins('metrics'))}")
+    known = plugins.list_plugins("metrics")
+    for owner in known if name not in known else ():
+        scores = plugins.load_plugin("metrics", owner).score_names
+        if isinstance(scores, tuple) and name in scores:  # some depend on options
+            raise ConfigError(
+                f"metrics: {name!r} is a score of {owner}. Write metrics: [{owner}], main_metric: {name}."
+            )
     return plugins.load_plugin("metrics", name)(**table)
 
 

@@ -57,7 +57,8 @@ def test_no_metric_claims_certainty_for_right_answers(metric):
     """Macro F1 of 90 right answers had the interval 100 to 100 beside accuracy's 95.9 to 100."""
     case = {
         "squad_v2": ["a", ""], "yes_no": ["yes", "no"], "classification": ["a", "b"], "tags": ["a, b", "b"],
-        "gsm8k": ["#### 3", "#### 4"], "correlation": ["3", "4"], "bleu": ["one two three four five", "a b c d e"], "rouge": ["a b", "c d"],
+        "gsm8k": ["#### 3", "#### 4"], "correlation": ["3", "4"], "bleu": ["one two three four five", "a b c d e"],
+        "rouge": ["a b", "c d"],
     }.get(metric, ["red", "blue"])  # fmt: skip
     golds = [case[i % 9 == 0] for i in range(90)]
     details = [{"choices": ["red", "blue"], "candidates": [gold]} for gold in golds]

@@ -13,12 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fivetune import plugins
+from fivetune.errors import ConfigError
 from fivetune.scores.metrics import (
     UNANSWERED,
     Scorer,
     compute_percent,
     compute_token_f1,
     list_score_names,
+    load_metric,
     normalize_answer,
 )
 from fivetune.scores.metrics.squad_v2 import SQuADV2, find_best_threshold
@@ -174,3 +176,8 @@ def test_published_parts():
         "NoAns_exact": 50.08,
     }
     assert (corpus["HasAns_total"], corpus["NoAns_total"]) == (5_928, 5_945)
+
+
+def test_the_name_of_a_score_leads_to_its_metric():
+    with pytest.raises(ConfigError, match=r"a score of bleu. Write metrics: \[bleu\], main_metric: chrf"):
+        load_metric("chrf")
