@@ -44,7 +44,8 @@ ACTING: dict[str, Any] = {
 }  # fmt: skip
 # Settings whose effect another file tests, or that this set-up cannot show.
 ELSEWHERE = {
-    "run.dir", "model.path", "model.config", "model.tokenizer", "model.add_tokens", "model.revision", "model.unfreeze", "model.any_seq2seq",
+    "run.dir", "model.path", "model.config", "model.tokenizer", "model.add_tokens", "model.revision",
+    "model.unfreeze", "model.any_seq2seq",
     "model.adapter",  # tests/model/adapters
     "task.name", "task.train_answers",
     "task.language", "task.head", "data.train", "data.eval", "data.eval_share", "data.eval_seed", "data.group_column",
