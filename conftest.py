@@ -13,9 +13,12 @@ from _pytest.doctest import DoctestItem
 PUBLIC = {
     "fivetune.reading.compare",
     "fivetune.config",
+    "fivetune.delivery.exporters._export",
+    "fivetune.reading.diagnosis.diagnose",
     "fivetune.reading.report.run.build",
     "fivetune.rundir.reader",
     "fivetune.rundir.records",
+    "fivetune.start.files",
     "fivetune.training",
     "fivetune.training.answers.trained_run",
 }

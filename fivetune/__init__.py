@@ -2,8 +2,9 @@
 
     run = fivetune.train("quickstart")                       fine-tune, as `fivetune train` does
     run = fivetune.open_run("runs/quickstart")               the same TrainedRun, later
-    run.predict([{"question": "...", "context": "..."}])     -> list[Prediction]; loads the model once
+    run.predict([{"question": "...", "context": "..."}])     -> Predictions, a list; loads the model once
 
+The function of a command has its name: new, train, evaluate, predict, score, diagnose, inspect, tune, export, serve.
 The public names are imported at their first use, so that `import fivetune` does not import torch.
 """
 
@@ -15,11 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fivetune.config import RunConfig, load_config
+    from fivetune.delivery.exporters._export import export
+    from fivetune.delivery.serving.serve import serve
+    from fivetune.fleet.experiments.search import tune
     from fivetune.reading.compare import compare_runs
+    from fivetune.reading.diagnosis.diagnose import diagnose
     from fivetune.reading.report import write_report
     from fivetune.rundir import read_run
     from fivetune.rundir.records import Prediction
+    from fivetune.start.files import new
+    from fivetune.training.answers.score import score
     from fivetune.training.answers.trained_run import TrainedRun, evaluate, open_run, predict
+    from fivetune.training.inspect import inspect
     from fivetune.training.run import train
 
 ENVIRONMENT = {
@@ -42,12 +50,19 @@ __all__ = [
     "TrainedRun",
     "__version__",
     "compare_runs",
+    "diagnose",
     "evaluate",
+    "export",
+    "inspect",
     "load_config",
+    "new",
     "open_run",
     "predict",
     "read_run",
+    "score",
+    "serve",
     "train",
+    "tune",
     "write_report",
 ]
 
@@ -56,12 +71,19 @@ _PUBLIC_MODULES = {
     "RunConfig": "fivetune.config",
     "TrainedRun": "fivetune.training.answers.trained_run",
     "compare_runs": "fivetune.reading.compare",
+    "diagnose": "fivetune.reading.diagnosis.diagnose",
     "evaluate": "fivetune.training.answers.trained_run",
+    "export": "fivetune.delivery.exporters._export",
+    "inspect": "fivetune.training.inspect",
     "load_config": "fivetune.config",
+    "new": "fivetune.start.files",
     "open_run": "fivetune.training.answers.trained_run",
     "predict": "fivetune.training.answers.trained_run",
     "read_run": "fivetune.rundir",
+    "score": "fivetune.training.answers.score",
+    "serve": "fivetune.delivery.serving.serve",
     "train": "fivetune.training.run",
+    "tune": "fivetune.fleet.experiments.search",
     "write_report": "fivetune.reading.report",
 }
 
@@ -72,7 +94,12 @@ def __getattr__(name: str) -> Any:
     import_module("fivetune.errors").refuse_stripped_python()
     with import_module("fivetune.distributed.processes.signals").defer_interrupts():
         import_module("fivetune.rundir.notebook").prepare_imports()
-        return getattr(import_module(_PUBLIC_MODULES[name]), name)
+        found = getattr(import_module(_PUBLIC_MODULES[name]), name)
+    if not isinstance(found, type):
+        found = import_module("fivetune.errors").name_arguments(found)
+        found.__module__ = "fivetune"  # pickle finds it here
+    globals()[name] = found
+    return found
 
 
 def __dir__() -> list[str]:

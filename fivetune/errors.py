@@ -19,12 +19,17 @@ Every message has the form *where: what is wrong, with which value. What is allo
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 from fivetune.redaction import name_invisible, redact_secrets
 
+P = ParamSpec("P")
+R = TypeVar("R")
 OUT_OF_MEMORY = (
     "out of memory",
     "not enough memory",
@@ -84,6 +89,54 @@ def format_error(error: BaseException) -> str:
     ('RuntimeError: no kernel for this device', 'ValueError: no message')
     """
     return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
+
+
+def name_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Wrap a function that Python code calls: its errors name arguments and calls in place of flags and commands."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except InterruptedRunError:  # has both the command and the call
+            raise
+        except FiveTuneError as error:
+            if error.args:
+                error.args = (as_python(str(error.args[0])), *error.args[1:])
+            raise
+
+    return call
+
+
+def as_python(message: str) -> str:
+    """Write flags and commands of a message as arguments and calls; another command stays as it is.
+
+    >>> as_python("runs/a: holds a run already. Add --resume to continue it, --overwrite to move it aside")
+    'runs/a: holds a run already. Add resume=True to continue it, overwrite=True to move it aside'
+    >>> as_python("Resume with: fivetune train runs/a --resume")
+    "Resume with: fivetune.train('runs/a', resume=True)"
+    >>> as_python("A first try: --model.path t5-nano, which is small")
+    "A first try: {'model.path': 't5-nano'}, which is small"
+    >>> as_python("--max-batch 0: must be above 0."), as_python("Use --format hf.")
+    ('max_batch 0: must be above 0.', "Use format='hf'.")
+    >>> as_python("Train it with: fivetune train a.yaml --quiet. Add --overwrite to write it again.")
+    'Train it with: fivetune train a.yaml --quiet. Add overwrite=True to write it again.'
+    """
+    message = re.sub(r"fivetune train (\S+) --resume", r"fivetune.train('\1', resume=True)", message)
+    parts: list[str] = []
+    for part in re.split(r"(fivetune [a-z].*?(?=[.,;:] |\.?$))", message, flags=re.MULTILINE):
+        if not part.startswith("fivetune "):
+            part = re.sub(r"(?<![\w/])--(resume|overwrite|raw)\b", r"\1=True", part)
+            part = re.sub(r"(?<![\w/])--(format|missing) (\w+)", r"\1='\2'", part)
+            part = re.sub(r"--([a-z]+\.[\w.]+) (-?[\d.]+(?:e-?\d+)?|true|false|null)(?![\w/])", r"{'\1': \2}", part)
+            part = re.sub(r"--([a-z]+\.[\w.]+) ([\w/.-]*[\w/-])", r"{'\1': '\2'}", part)
+            part = re.sub(r"(?<![\w/-])--[a-z][\w-]*", _as_argument, part)
+        parts.append(part)
+    return "".join(parts)
+
+
+def _as_argument(flag: re.Match[str]) -> str:
+    return flag[0][2:].replace("-", "_")
 
 
 class ConfigError(FiveTuneError):

@@ -393,6 +393,7 @@ class Search:
     Args:
         log_settings: searched settings that are drawn log-uniformly.
         starts_from_recipe: trial 0 has the recipe's own values.
+        folder: folder of the study, with best.yaml and search.html.
     """
 
     name: str
@@ -403,3 +404,4 @@ class Search:
     importances: Mapping[str, float] = field(default_factory=dict[str, float])
     log_settings: tuple[str, ...] = ()
     starts_from_recipe: bool = False
+    folder: str = ""

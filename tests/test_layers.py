@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).parents[1] / "fivetune"
 ROOMS = ("config", "rundir", "scores", "tasks", "machine", "distributed", "data", "model", "reading", "start",
          "training", "fleet", "delivery", "commands")  # fmt: skip
 HALL = ("redaction", "errors", "types", "plugins", "values", "installation")  # below all rooms
-TOP = ("cli", "__main__")
+TOP = ("cli", "sklearn", "__main__")
 PLACE = {part: place for place, part in enumerate(("", *ROOMS, *TOP))} | dict.fromkeys(HALL, 0)
 FREE = {("types", "distributed")}  # the type of the ranks, in the contract of strategies
 WITHOUT_TORCH = (

@@ -27,7 +27,7 @@ VERBS = set(
     project prune publish put query quote raise rank rate read rebuild receive recompute record redact reduce refuse
     register reject release remove rename render replace replay report represent require resample reset resolve
     restore restrict resume retry return round run sample save scale scatter score search seed select send separate
-    set shard shift shorten show shrink shuffle skip slice smooth sort split stack stamp start step stop store
+    serve set shard shift shorten show shrink shuffle skip slice smooth sort split stack stamp start step stop store
     stratify stream strip submit subtract suggest sum summarise suppress swap sync synchronize take test thin time
     tokenize track train translate trim truncate try tune unescape unlock unpack update upload validate verify visit
     wait walk warn watch weigh widen withhold wrap write yield zero
@@ -46,6 +46,7 @@ CONTRACTS = {
     "connection_made", "data_received", "on_response_complete",  # of asyncio's and uvicorn's protocols
     "_repr_html_",  # of IPython's displays
     "forward", "backward", "state_dict", "main",  # torch.autograd and torch.optim; the entry point
+    "new",  # of the command
 }  # fmt: skip
 """Names of plugin contracts and of methods that a library calls."""
 

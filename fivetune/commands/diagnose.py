@@ -27,15 +27,13 @@ from fivetune.commands import (
     refuse_outputs,
     write_outputs,
 )
-from fivetune.errors import ConfigError, RunDirError
-from fivetune.reading.diagnosis import faults, speed
-from fivetune.reading.diagnosis.logs import read_log
-from fivetune.reading.diagnosis.rules import TITLES, diagnose, list_missing_data
-from fivetune.reading.diagnosis.stats import RunStats, collect_log_stats, collect_run_stats
+from fivetune.errors import ConfigError
+from fivetune.reading.diagnosis.diagnose import Diagnosis, diagnose
+from fivetune.reading.diagnosis.rules import TITLES
 from fivetune.reading.diagnosis.verify import Verification, can_verify, verify_change
 from fivetune.reading.report.page.wording import format_flags
 from fivetune.redaction import name_invisible
-from fivetune.rundir import read_run, write_text
+from fivetune.rundir import write_text
 from fivetune.rundir.records import TelemetryRecord
 from fivetune.types import Verdict
 
@@ -60,8 +58,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.devices is not None and args.devices < 1:
-        raise ConfigError(f"--devices: {args.devices} is not a number of devices. Give 1 or more.")
     if args.verify and len(args.runs) > 1:
         raise ConfigError(f"--verify: {len(args.runs)} sources are given. Give one run directory.")
     first = args.runs[0]
@@ -72,18 +68,17 @@ def run(args: argparse.Namespace) -> int:
     found: dict[str, tuple[Verdict, ...]] = {}
     tables: list[dict[str, Any]] = []
     for place, source in enumerate(args.runs):
-        telemetry, stats = read_source(source, devices_requested=args.devices)
-        verdicts = diagnose(stats)
+        diagnosis = diagnose(source, devices=args.devices, on_damage=print_warning)
         name = source.name if source.name and source.name not in logs else str(source)
-        logs[name] = telemetry
-        found[name] = verdicts
+        logs[name] = diagnosis.telemetry
+        found[name] = diagnosis.verdicts
         if args.json:
-            verified = _verify_first_change(source, stats, verdicts) if args.verify else None
-            tables.append(_build_table(source, stats, verdicts, verified))
+            verified = _verify_first_change(diagnosis) if args.verify else None
+            tables.append({**diagnosis.as_dict(), "verified": asdict(verified) if verified else None})
         else:
             if place:
                 print()
-            _print_diagnosis(source, stats, verdicts, args)
+            _print_diagnosis(diagnosis, args)
     written = _write_files(args, logs, found)
     if args.json:
         if written:
@@ -92,34 +87,18 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print_diagnosis(source: Path, stats: RunStats, verdicts: tuple[Verdict, ...], args: argparse.Namespace) -> None:
+def _print_diagnosis(diagnosis: Diagnosis, args: argparse.Namespace) -> None:
     console = Console(highlight=False)
-    for line, remark in format_diagnosis(str(source), stats, verdicts, verbose=args.verbose):
+    for line, remark in format_diagnosis(diagnosis, verbose=args.verbose):
         text = Text.assemble(name_invisible(line), (name_invisible(remark), "dim"))
         console.print(text, soft_wrap=not console.is_terminal)  # wrapped at words in a terminal
-    verified = _verify_first_change(source, stats, verdicts) if args.verify else None
+    verified = _verify_first_change(diagnosis) if args.verify else None
     if verified:
         print_text(
             f"\nVerified {format_flags(verified.change)}: {verified.num_rounds} rounds of {verified.num_steps} steps "
             f"with and without it.\n   predicted {verified.predicted:.2f} times as fast, measured "
             f"{verified.measured:.2f} ({verified.low:.2f} to {verified.high:.2f})"
         )
-
-
-def _build_table(
-    source: Path, stats: RunStats, verdicts: tuple[Verdict, ...], verified: Verification | None
-) -> dict[str, Any]:
-    """Build the JSON result of one source."""
-    note = faults.describe_idle_devices(stats)
-    missing = list_missing_data(stats, verdicts)
-    return {
-        "source": str(source),
-        "verdicts": list(map(asdict, verdicts)),
-        "time": None if verdicts else speed.describe_time_use(stats),
-        "notes": [note] if note else [],
-        "not_judged": {data: list(rules) for data, rules in missing.items()},
-        "verified": asdict(verified) if verified else None,
-    }
 
 
 def _write_files(
@@ -144,32 +123,16 @@ def _write_files(
     return written + write_outputs(args, page, build_logs_results(logs))
 
 
-def read_source(source: Path, *, devices_requested: int | None) -> tuple[Sequence[TelemetryRecord], RunStats]:
-    """Read telemetry and statistics of a run directory or of a log; damaged files of a run are named on standard error.
-
-    Raises RunDirError if the source is neither.
-    """
-    if source.is_dir():
-        found = read_run(source)
-        for text in found.damage:
-            print_warning(text)
-        return found.telemetry, collect_run_stats(found, devices_requested=devices_requested)
-    if not source.is_file():
-        raise RunDirError(f"{source}: no such run or log. Give the run.dir of a run (runs/<name>), or a CSV file.")
-    records = read_log(source)
-    return records, collect_log_stats(records, devices_requested=devices_requested)
-
-
-def format_diagnosis(
-    name: str, stats: RunStats, verdicts: tuple[Verdict, ...], *, verbose: bool = False
-) -> list[tuple[str, str]]:
+def format_diagnosis(diagnosis: Diagnosis, *, verbose: bool = False) -> list[tuple[str, str]]:
     """Format lines for the terminal, each with a remark in grey: verdicts with figures, change and gain; missing data.
 
     Args:
         verbose: list the rules that lack data.
     """
-    found = [(f"{name}: {stats.state}" if stats.state else name, "")]
-    for number, verdict in enumerate(verdicts, start=1):
+    name = str(diagnosis.source)
+    state = diagnosis.stats.state
+    found = [(f"{name}: {state}" if state else name, "")]
+    for number, verdict in enumerate(diagnosis.verdicts, start=1):
         remark = f"  ({verdict.rule}, confidence {verdict.confidence:.2f})"
         found += [("", ""), (f"{number}. {TITLES[verdict.rule]}", remark)]
         found += [(f"   {verdict.message}", ""), (f"   {verdict.advice}", "")]
@@ -178,12 +141,11 @@ def format_diagnosis(
         if verdict.gain is not None:
             found.append((f"   predicted: {verdict.gain:.2f} times as fast", ""))
     lines: list[str] = []  # all others, which have no remark
-    if not verdicts:
-        lines += ["No problem found.", f"Time: {speed.describe_time_use(stats)}."]
-    note = faults.describe_idle_devices(stats)
-    if note:
-        lines += ["", f"Note: {note}"]
-    missing = list_missing_data(stats, verdicts)
+    if not diagnosis.verdicts:
+        lines += ["No problem found.", f"Time: {diagnosis.describe_time()}."]
+    if diagnosis.note:
+        lines += ["", f"Note: {diagnosis.note}"]
+    missing = diagnosis.not_judged
     if missing and verbose:
         lines += ["", "Not checked, because data is missing:"]
         for data, rules in missing.items():
@@ -191,20 +153,23 @@ def format_diagnosis(
     elif missing:
         num = len(set[str]().union(*missing.values()))  # a rule may lack several kinds of data
         what = "1 rule needs" if num == 1 else f"{num} rules need"
-        lacking = "a run and its records" if stats.is_log else "records that are missing"
+        lacking = "a run and its records" if diagnosis.stats.is_log else "records that are missing"
         lines += ["", f"{what} {lacking} (--verbose)."]
     return found + [(line, "") for line in lines]
 
 
-def _verify_first_change(folder: Path, stats: RunStats, verdicts: tuple[Verdict, ...]) -> Verification | None:
+def _verify_first_change(found: Diagnosis) -> Verification | None:
     """Verify the first change that has a predicted gain; progress and reasons go to standard error."""
-    verdict = next(filter(can_verify, verdicts), None)
+    verdict = next(filter(can_verify, found.verdicts), None)
     if verdict is None:
         print("--verify: no verdict has both a change and a predicted gain.", file=sys.stderr)
         return None
     started = time.monotonic()
     verification = verify_change(
-        folder, stats, verdict, on_progress=lambda text: print(f"  {text} ...", file=sys.stderr, flush=True)
+        found.source,
+        found.stats,
+        verdict,
+        on_progress=lambda text: print(f"  {text} ...", file=sys.stderr, flush=True),
     )
     print(f"  measured in {time.monotonic() - started:.0f} s", file=sys.stderr)
     return verification

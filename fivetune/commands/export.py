@@ -11,11 +11,6 @@ from typing import Any
 
 from fivetune.commands import add_plugin_options, print_json, print_table, print_text, read_plugin_options
 
-NOT_OFFERED = {
-    "onnx": "no kept exporter supports transformers 5: optimum-onnx requires transformers below 4.58",
-    "gguf": "it is unproved: the converter of T5 is a script of llama.cpp's repository, which no package holds",
-}
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from fivetune import plugins
@@ -37,40 +32,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from fivetune import plugins
     from fivetune.delivery.exporters import load_format
-    from fivetune.errors import ConfigError, IncompleteError
+    from fivetune.errors import IncompleteError
     from fivetune.rundir.progress import Progress
 
-    reason = NOT_OFFERED.get(args.format)
-    if reason:
-        allowed = ", ".join(plugins.list_plugins("exporters"))
-        raise ConfigError(f"--format {args.format}: is not offered: {reason}. Allowed: {allowed}.")
-    if args.examples < 1:
-        raise ConfigError(f"--examples {args.examples}: is not a number of questions. Allowed: 1 or more. Try 200.")
-    exporter = load_format(args.format, read_plugin_options(args, "exporters"))
-    from fivetune.delivery.exporters._export import export_run
+    options = read_plugin_options(args, "exporters")
+    load_format(args.format, options)  # what is wrong is reported before torch is imported
+    from fivetune.delivery.exporters._export import export
 
     # Converted, then both sides answer the same questions.
     with Progress() as progress:
-        target, export = export_run(
-            Path(args.run),
-            exporter,
+        found = export(
+            args.run,
+            args.format,
+            options,
             output=args.output,
             overwrite=args.overwrite,
-            num_examples=args.examples,
+            examples=args.examples,
             on_progress=progress.update,
             on_note=progress.log,
         )
-    proof = export["proof"]
-    _print_proof(export)
-    print_text(f"verdict  {': '.join([proof['verdict'], *proof['reasons']])}")
-    print_text(f"export   {target}")
+    _print_proof(found.facts)
+    print_text(f"verdict  {': '.join([found.verdict, *found.reasons])}")
+    print_text(f"export   {found.folder}")
     if args.json:
-        result = {name: value for name, value in export.items() if name != "files"}
-        print_json({"output": str(target), **result})
-    if proof.get("failed"):
-        raise IncompleteError(f"{target}: the export is written, but {proof['reasons'][0]}")
+        result = {name: value for name, value in found.facts.items() if name != "files"}
+        print_json({"output": str(found.folder), **result})
+    if found.proof.get("failed"):
+        raise IncompleteError(f"{found.folder}: the export is written, but {found.reasons[0]}")
     return 0
 
 

@@ -6,7 +6,6 @@ Finds the task and says why, or asks; splits off a test set; the recipe is comme
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from fivetune.commands import describe_doubt, describe_start, print_json, print_start
 
@@ -39,38 +38,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from fivetune.data.readers.nested_records import describe_nested
-    from fivetune.data.readers.source_files import format_parallel
-    from fivetune.errors import ConfigError, DataError
-    from fivetune.model.tokenizer import load_local_tokenizer
     from fivetune.start.choose import DoubtError
-    from fivetune.start.files import choose_files, start_recipe
+    from fivetune.start.files import new
     from fivetune.start.roles import parse_columns
 
-    source = args.data[0] if len(args.data) == 1 else format_parallel(args.data)
-    if args.seed < 0:
-        raise ConfigError(f"--seed {args.seed}: is negative. Allowed: 0 and more.")
     try:
-        files = choose_files(source, args.output, overwrite=args.overwrite)
-        started = start_recipe(
-            source,
-            files,
+        started = new(
+            args.data[0] if len(args.data) == 1 else args.data,
             task=args.task,
             model=args.model,
-            given=parse_columns(args.column),
-            header=args.header,
+            output=args.output,
+            columns=parse_columns(args.column),
+            header=args.header or (),
             seed=args.seed,
-            load_tokenizer=load_local_tokenizer,
+            overwrite=args.overwrite,
         )
-    except DataError as error:
-        if args.json and isinstance(error, DoubtError):
-            print_json(describe_doubt(error))
-        nested = "" if args.column else describe_nested(Path(source))
-        if nested and isinstance(error, DoubtError):  # the records may be meant, or what they hold
-            inner = nested.removeprefix(f"{source}: ")
-            raise DataError(f"{error}\nOr {inner}") from error
-        if nested:
-            raise DataError(nested) from error
+    except DoubtError as doubt:
+        if args.json:
+            print_json(describe_doubt(doubt))
         raise
     if args.json:
         print_json(describe_start(started))

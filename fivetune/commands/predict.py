@@ -141,7 +141,9 @@ def run(args: argparse.Namespace) -> int:
         with Progress(silent=not world.is_first) as progress, _rename_standard_input(temporary):
             source = _find_source(args.input, Path(temporary))
             notes = {"on_damage": progress.warn, "on_note": progress.log}
-            loaded = load_run_model(args.run, settings, unsupported=OWN_SOURCE, world=world, **notes)
+            loaded = load_run_model(
+                args.run, settings, unsupported=OWN_SOURCE, world=world, uses_checkpoint=True, **notes
+            )
             trained = TrainedRun(Path(args.run), settings, loaded=loaded)
             # A submission to BioASQ has the questions of each type, which a mixture's parts answer.
             parts = trained.list_parts() if args.format == "bioasq" else {"": trained}

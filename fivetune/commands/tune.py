@@ -46,7 +46,6 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.reading.report.search import build_search_results
     from fivetune.rundir import write_text
 
-    # Each searched setting and value is checked before any trial runs.
     config = load_search(args.recipe, parse_overrides(args.settings))
     folder = args.dir or Path(f"{config.run.dir}-search")
     refuse_outputs(args, folder)
@@ -55,7 +54,6 @@ def run(args: argparse.Namespace) -> int:
         if not args.quiet:
             print_text(text)
 
-    say(f"{config.search.num_trials} trials in {folder}; look at them with: fivetune watch {folder}")
     found = tune(config, folder=folder, write_line=say)
     best = found.best
     path = find_page_file(args, folder / "search.html")

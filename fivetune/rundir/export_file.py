@@ -6,6 +6,7 @@ In: the folder of an export. Out: the content of its export.json, or the first f
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,34 @@ from fivetune.types import JsonTable
 from fivetune.values import is_file_name
 
 EXPORT, EXPORT_VERSION = "export.json", 1
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """An export that was written.
+
+    Args:
+        folder: the export, which `fivetune.open_run` opens.
+        facts: the content of its export.json.
+    """
+
+    folder: Path
+    facts: JsonTable
+
+    @property
+    def proof(self) -> JsonTable:
+        """What the export and the run answered: shares of the same predictions, scores, speeds."""
+        return self.facts["proof"]
+
+    @property
+    def verdict(self) -> str:
+        """The proof in a word, such as `use`; `reasons` explain it."""
+        return self.proof["verdict"]
+
+    @property
+    def reasons(self) -> list[str]:
+        """A sentence for each reason of the verdict."""
+        return self.proof["reasons"]
 
 
 def read_export(folder: Path) -> JsonTable | None:

@@ -6,12 +6,24 @@ place of missing and invalid values.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
 
+from fivetune.errors import ConfigError, suggest_names
 from fivetune.rundir.abstention_file import Abstention
 from fivetune.rundir.plan import Plan
 from fivetune.types import JsonTable
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+
+TABLE_FIELDS = (
+    "id", "inputs", "prediction", "references", "confidence", "no_answer_score", "answer", "num_clipped_tokens",
+    "withheld", "reason", "skipped",
+)  # fmt: skip
+"""Fields of a Prediction that a table of answers has, where an answer has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,6 +395,40 @@ class Prediction:
             if value is not None and not is_empty:
                 line[name] = value
         return line
+
+
+class Predictions(list[Prediction]):
+    """The answers of a call, in the order of its inputs; also a table.
+
+    >>> answers = Predictions([Prediction(id="1", inputs="hi", prediction="hello", confidence=0.75)])
+    >>> answers.build_rows(), answers.build_rows(["prediction"])
+    ([{'id': '1', 'inputs': 'hi', 'prediction': 'hello', 'confidence': 0.75}], [{'prediction': 'hello'}])
+    """
+
+    def build_rows(self, fields: Sequence[str] = TABLE_FIELDS) -> list[JsonTable]:
+        """Return a row of some fields of Prediction per answer, without the fields that no answer has.
+
+        Raises ConfigError for a field that Prediction does not have.
+        """
+        known = Prediction.__slots__
+        for name in fields:
+            if name not in known:
+                raise ConfigError(f"fields: {name}: Prediction has no such field. {suggest_names(name, known)}")
+        tables = [one.as_dict() for one in self]
+        kept = [name for name in fields if any(table.get(name) not in (None, ()) for table in tables)]
+        return [{name: table.get(name) for name in kept} for table in tables]
+
+    def to_pandas(self, fields: Sequence[str] = TABLE_FIELDS) -> pandas.DataFrame:
+        """Return the rows as a DataFrame of pandas, which has the order of the inputs. Errors: as of `build_rows`."""
+        import pandas
+
+        return pandas.DataFrame(self.build_rows(fields))
+
+    def to_polars(self, fields: Sequence[str] = TABLE_FIELDS) -> polars.DataFrame:
+        """Return the rows as a DataFrame of polars, which has the order of the inputs. Errors: as of `build_rows`."""
+        import polars
+
+        return polars.DataFrame(self.build_rows(fields), infer_schema_length=None)
 
 
 @dataclass(frozen=True, slots=True)

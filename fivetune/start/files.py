@@ -13,18 +13,28 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import cast
 
 from fivetune.config import load_config
 from fivetune.config.layers import parse_listed_names
 from fivetune.config.recipes import find_shipped_recipe
+from fivetune.data.readers.nested_records import describe_nested
 from fivetune.data.readers.records import is_hub_name, list_source_files
-from fivetune.data.readers.source_files import get_data_suffix, is_saved_dataset, list_parallel, split_sheet
+from fivetune.data.readers.source_files import (
+    format_parallel,
+    get_data_suffix,
+    is_saved_dataset,
+    list_parallel,
+    split_sheet,
+)
 from fivetune.data.store.token_store import translate_disk_errors
 from fivetune.distributed.world import World
-from fivetune.errors import ConfigError
+from fivetune.errors import ConfigError, DataError
+from fivetune.model.tokenizer import load_local_tokenizer
 from fivetune.rundir import CONFIG
 from fivetune.rundir.files import replace_file
+from fivetune.start.choose import DoubtError
 from fivetune.start.plan import SEED, SETS, StartPlan, build_plan, read_sets
 from fivetune.start.recipe import build_recipe, build_settings, list_lines
 from fivetune.start.roles import Given
@@ -101,6 +111,66 @@ def find_data_recipe(
         source, files, task=task, model=model, given={}, header=header, load_tokenizer=load_tokenizer
     )
     return str(started.recipe), started
+
+
+def new(
+    data: str | Path | Sequence[str | Path],
+    *,
+    task: str | None = None,
+    model: str | None = None,
+    output: str | Path | None = None,
+    columns: Mapping[str, str | Sequence[str]] = MappingProxyType({}),
+    header: str | Sequence[str] = (),
+    seed: int = SEED,
+    overwrite: bool = False,
+) -> Started:
+    """Write a recipe for data, with its three sets as JSONL, as `fivetune new` does.
+
+    Args:
+        data: a data file, a folder or a hub name; a list: files of lines that belong together.
+        task: the task, if another one is meant than the one that is found.
+        model: folder or hub name of the model; default: google-t5/t5-small.
+        output: folder or recipe to write; default: data's name with .yaml in the working directory.
+        columns: role -> column, or several of text, inputs, tags and choices: {"text": ["Subject", "Body"]}.
+        header: names of the columns of a table without a header.
+        seed: seed of the split, 0 or more.
+        overwrite: write the recipe and its sets again.
+
+    Returns the plan with its reasons (`started.plan`), `started.recipe` and `started.files`. Raises DoubtError, whose
+    text names the choices, if the data can be read in several ways, DataError for data that no task fits, ConfigError
+    for a recipe that exists.
+
+    >>> started = new("tickets.csv", model="t5-nano", output="made")
+    >>> started.plan.reading.task, str(started.recipe), sorted(started.files)
+    ('classification', 'made/tickets.yaml', ['test', 'train', 'validation'])
+    """
+    if seed < 0:
+        raise ConfigError(f"--seed {seed}: is negative. Allowed: 0 and more.")
+    source = str(data) if isinstance(data, str | Path) else format_parallel(list(map(str, data)))
+    given: dict[str, Sequence[str]] = {}
+    for role, names in columns.items():
+        given[role] = (names,) if isinstance(names, str) else tuple(names)
+    files = choose_files(source, None if output is None else str(output), overwrite=overwrite)
+    try:
+        return start_recipe(
+            source,
+            files,
+            task=task,
+            model=model,
+            given=given,
+            header=header,
+            seed=seed,
+            load_tokenizer=load_local_tokenizer,
+        )
+    except DataError as error:
+        nested = "" if given else describe_nested(Path(source))
+        if not nested:
+            raise
+        # The records may be meant, or what they hold.
+        if isinstance(error, DoubtError):
+            error.args = (f"{error}\nOr {nested.removeprefix(f'{source}: ')}",)
+            raise
+        raise DataError(nested) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ InterruptedRunError.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from fivetune.training.signals import StopNowError, StopRequest
 
 @contextmanager
 def name_python_call(folder: str, command: str | None) -> Iterator[None]:
-    """Name calls of Python in place of commands in the error of a run that no command started."""
+    """Add the call that resumes to the error of a stopped run that no command started."""
     try:
         yield
     except InterruptedRunError as error:
@@ -31,26 +30,6 @@ def name_python_call(folder: str, command: str | None) -> Iterator[None]:
             signum = error.exit_code - 128
             raise InterruptedRunError(f"{error}. {call}", signum=signum, can_resume=True, reason=error.reason) from None
         raise
-    except FiveTuneError as error:
-        if command is None and error.args:
-            error.args = (as_python(str(error.args[0])), *error.args[1:])
-        raise
-
-
-def as_python(message: str) -> str:
-    """Write flags and commands of a message as arguments and calls.
-
-    >>> as_python("runs/a: holds a run already. Add --resume to continue it, --overwrite to move it aside")
-    'runs/a: holds a run already. Add resume=True to continue it, overwrite=True to move it aside'
-    >>> as_python("Resume with: fivetune train runs/a --resume")
-    "Resume with: fivetune.train('runs/a', resume=True)"
-    >>> as_python("A first try: --model.path t5-nano, which is small")
-    "A first try: {'model.path': 't5-nano'}, which is small"
-    """
-    message = re.sub(r"fivetune train (\S+) --resume", r"fivetune.train('\1', resume=True)", message)
-    message = re.sub(r"(?<![\w/])--(resume|overwrite)\b", r"\1=True", message)
-    message = re.sub(r"--([a-z]+\.[\w.]+) (-?[\d.]+(?:e-?\d+)?|true|false|null)(?![\w/])", r"{'\1': \2}", message)
-    return re.sub(r"--([a-z]+\.[\w.]+) ([\w/.-]*[\w/-])", r"{'\1': '\2'}", message)
 
 
 @contextmanager

@@ -27,6 +27,12 @@ if TYPE_CHECKING:
     from fivetune.types import JsonTable
 
 
+NOT_OFFERED = {
+    "onnx": "no kept exporter supports transformers 5: optimum-onnx requires transformers below 4.58",
+    "gguf": "it is unproved: the converter of T5 is a script of llama.cpp's repository, which no package holds",
+}
+
+
 class Exporter(Options, ABC):
     """Options and methods of a format.
 
@@ -82,6 +88,9 @@ class Exporter(Options, ABC):
 
 def load_format(name: str, values: Mapping[str, object]) -> Exporter:
     """Load a format with its options. Raises ConfigError for an option that it does not have, or a wrong value."""
+    if reason := NOT_OFFERED.get(name):
+        allowed = ", ".join(plugins.list_plugins("exporters"))
+        raise ConfigError(f"--format {name}: is not offered: {reason}. Allowed: {allowed}.")
     kind = plugins.load_plugin("exporters", name)
     for option, value in values.items():
         if option not in kind.model_fields:

@@ -8,17 +8,18 @@ staging folder, which the next one of the same name removes.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
 
 import fivetune
 from fivetune import rundir
-from fivetune.delivery.exporters import Exporter
+from fivetune.delivery.exporters import Exporter, load_format
 from fivetune.delivery.exporters._proof import compare_export, count_folder_bytes
 from fivetune.errors import (
     ConfigError,
@@ -32,9 +33,9 @@ from fivetune.model.adapter import find_adapter
 from fivetune.model.files import read_model_config
 from fivetune.model.save import replace_folder
 from fivetune.rundir.checksums import MANIFEST, compute_sha256
-from fivetune.rundir.export_file import EXPORT, EXPORT_VERSION
+from fivetune.rundir.export_file import EXPORT, EXPORT_VERSION, Export
 from fivetune.rundir.layout import ABSTENTION
-from fivetune.rundir.progress import ProgressCallback
+from fivetune.rundir.progress import ProgressCallback, ignore_progress
 from fivetune.tasks import head_of
 from fivetune.training.answers.loading import ignore_note, load_run_model
 from fivetune.training.answers.promise import read_promise
@@ -45,6 +46,51 @@ if TYPE_CHECKING:
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", MANIFEST, "README.md")
 """Files of model/ that only the format hf has: the weights, their checksums, the model card."""
+
+
+def export(
+    run: str | Path,
+    format: str,
+    options: Mapping[str, object] = MappingProxyType({}),
+    *,
+    output: str | Path | None = None,
+    overwrite: bool = False,
+    examples: int = 200,
+    on_progress: ProgressCallback = ignore_progress,
+    on_note: Callable[[str], object] = ignore_note,
+) -> Export:
+    """Export a run to another format, with a proof on its evaluation data.
+
+    Args:
+        run: the run directory.
+        format: name of the format: hf, ctranslate2.
+        options: options of the format: {"quantization": "int8"}.
+        output: folder to write; default: export/<format> of the run.
+        overwrite: replace an existing export.
+        examples: questions of the proof, 1 or more.
+        on_progress: called with what is done, and the number of questions so far and of all.
+        on_note: called with the reasons of the precision and of the number of CPU threads.
+
+    Returns the Export: `folder`, which `open_run` opens, `verdict` and `proof`; the verdict is "not proved" if the
+    proof failed. Raises ConfigError for an unknown format or option and for an existing export, ModelError for a model
+    that the format does not hold, RunDirError for a run without a model.
+
+    >>> found = export("runs/tickets", "hf", output="exported", examples=8)
+    >>> found.verdict, found.proof["identical_predictions"]
+    ('use', 1.0)
+    """
+    if examples < 1:
+        raise ConfigError(f"--examples {examples}: is not a number of questions. Allowed: 1 or more. Try 200.")
+    target, facts = export_run(
+        Path(run),
+        load_format(format, options),
+        output=Path(output) if output else None,
+        overwrite=overwrite,
+        num_examples=examples,
+        on_progress=on_progress,
+        on_note=on_note,
+    )
+    return Export(target, facts)
 
 
 def export_run(

@@ -7,16 +7,16 @@ continues a study, and several processes can share one.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fivetune import rundir
 from fivetune.config import RunConfig
 from fivetune.distributed.processes.jobs import PERMANENT_ERROR_CODES, Job
 from fivetune.distributed.processes.signals import report_interrupts
 from fivetune.errors import ConfigError, IncompleteError, NumericError
-from fivetune.fleet.experiments.space import build_trial_config
+from fivetune.fleet.experiments.space import build_trial_config, load_search
 from fivetune.fleet.experiments.study import Heartbeat, Study
 from fivetune.reading.report.live import find_first_verdict
 from fivetune.reading.report.page.parts import Page
@@ -36,16 +36,33 @@ MAX_FAILED_TRIALS = 3  # a search ends if its first trials all fail
 OVER = ("finished", "pruned", "failed")
 
 
-def tune(config: RunConfig, *, folder: Path, write_line: Callable[[str], None]) -> Search:
+def tune(
+    recipe: str | Path | Mapping[str, Any] | RunConfig,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    folder: str | Path | None = None,
+    write_line: Callable[[str], object] = print,
+) -> Search:
     """Run trials until the study has `search.num_trials`; several processes may do so at once.
 
     Args:
-        config: from `space.load_search`.
-        folder: folder of the study, which is created or continued.
+        recipe: YAML file, name of a shipped recipe, or nested dict, with a section `search`.
+        overrides: dotted settings that override the recipe: {"search.num_trials": 40}.
+        folder: folder of the study, which is created or continued; default: run.dir of the recipe with -search.
         write_line: receives a line per trial.
 
-    Raises InterruptedRunError after a signal (the same command continues), IncompleteError if no trial has a score.
+    Returns the Search: `found.best.settings`, `found.trials`; `found.folder` holds best.yaml, which `train` takes, and
+    search.html. Raises ConfigError for settings that cannot be searched, before any trial runs, InterruptedRunError
+    after a signal (the same call continues), IncompleteError if no trial has a score.
+
+    >>> over = {"optimizer.lr": {"low": 1e-4, "high": 1e-2, "log": True}}
+    >>> found = tune({"base": "tickets.yaml", "search": {"over": over}}, folder="search")  # doctest: +SKIP
+    >>> found.best.settings, found.best.score  # doctest: +SKIP
+    ({'optimizer.lr': 0.0031}, 97.5)
     """
+    config = recipe if isinstance(recipe, RunConfig) else load_search(recipe, overrides)
+    folder = Path(folder or f"{config.run.dir}-search")
+    write_line(f"{config.search.num_trials} trials in {folder}; look at them with: fivetune watch {folder}")
     study = Study(config, folder)
     with study.translate_storage_errors():
         try:

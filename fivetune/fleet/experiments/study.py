@@ -213,6 +213,7 @@ class Study:
             self._compute_importances(shown),
             tuple(logarithmic),
             bool(select_recipe_values(self.config)),
+            str(self.folder),
         )
 
     def _build_trial(self, one: FrozenTrial, *, retried_as: int | None) -> Trial:

@@ -186,7 +186,7 @@ def find_cause(verdicts: Iterable[Verdict]) -> str | None:
     return None
 
 
-def diagnose(stats: RunStats) -> tuple[Verdict, ...]:
+def find_verdicts(stats: RunStats) -> tuple[Verdict, ...]:
     """Return all verdicts, most important first: by kind, then by gain, then in the order of RULES.
 
     Without what another verdict explains, and without verdicts on speed where other programs distorted the times.
@@ -217,14 +217,14 @@ def diagnose_run(run: Run, *, devices_requested: int | None = None) -> tuple[Ver
     Args:
         devices_requested: requested number of devices, if the recipe does not contain it.
     """
-    return diagnose(collect_run_stats(run, devices_requested=devices_requested))
+    return find_verdicts(collect_run_stats(run, devices_requested=devices_requested))
 
 
 def list_missing_data(stats: RunStats, verdicts: Iterable[Verdict]) -> dict[str, tuple[str, ...]]:
     """Return the missing data, each with the rules that require it.
 
     Args:
-        verdicts: verdicts of `diagnose`; a rule whose verdict another check has returned is excluded, because low
+        verdicts: verdicts of `find_verdicts`; a rule whose verdict another check has returned is excluded, because low
             utilisation is reported as host_bound too.
     """
     given = {verdict.rule for verdict in verdicts}

@@ -6,5 +6,6 @@ tally.py       Predictions -> each question's scores, corpus scores, rates, loss
 evaluator.py   runs the stages, also for parts of a mixture and several ranks -> EvalRecord
 inputs.py      records without answers -> rows for `fivetune predict`
 output.py      rows and Predictions -> JSON lines, a table, BioASQ's format
+score.py       predictions and gold answers -> scores, without a model (`fivetune score`)
 score_file.py  a file of predictions -> one value per id (`fivetune score`)
 """

@@ -118,7 +118,7 @@ def _discard_other_answers(
     # A list of checksums stands for the weights, which are large.
     listed = run / EXPORT
     if not listed.is_file():
-        listed = rundir.find_model_folder(run) / MANIFEST
+        listed = (loaded.checkpoint or rundir.find_model_folder(run)) / MANIFEST
     weights = sha256(listed.read_bytes())
     for path in sorted((run / FOLDER).glob("*.safetensors")):  # virtual tokens are not in model/
         weights.update(path.read_bytes())

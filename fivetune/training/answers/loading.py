@@ -38,7 +38,12 @@ from fivetune.tasks import head_of
 from fivetune.training.answers.decoding import build_decoding, make_evaluator
 from fivetune.training.answers.evaluator import Evaluator
 from fivetune.training.answers.exported import load_exporter_of, open_engine, refuse_fixed_settings
-from fivetune.training.answers.model_folder import refuse_foreign_model, refuse_missing_model, with_exported_cap
+from fivetune.training.answers.model_folder import (
+    find_whole_checkpoint,
+    refuse_foreign_model,
+    refuse_missing_model,
+    with_exported_cap,
+)
 from fivetune.training.autotune.precision import adopt_trained_precision
 from fivetune.training.compute import ComputeConfig, choose_compute
 from fivetune.training.mixture import select_part
@@ -75,6 +80,7 @@ class RunModel:
         generate: searches for answers: torch, TPU chips, or the engine of an export.
         threads: chooses the number of CPU threads again while answers are computed; None on other devices.
         temperature: temperature of the confidences.
+        checkpoint: the checkpoint whose weights answer; None: those of model/.
     """
 
     config: RunConfig
@@ -84,6 +90,7 @@ class RunModel:
     generate: GenerateAnswers = field(default=generate)
     threads: ThreadControl | None = None
     temperature: float = 1.0
+    checkpoint: Path | None = None
 
     def make_evaluator(self, store: TokenStore, *, decoding: Decoding | None = None) -> Evaluator:
         """Make the evaluator of tokenised questions, which scores the answers where there are references.
@@ -147,6 +154,7 @@ def load_run_model(
     on_note: Callable[[str], object] = ignore_note,
     world: World = SINGLE_PROCESS,
     load_model: LoadModel | None = None,
+    uses_checkpoint: bool = False,
 ) -> RunModel:
     """Load model/ of a run directory, or an export of one.
 
@@ -157,6 +165,8 @@ def load_run_model(
         on_note: called with the reasons of the precision, of the number of CPU threads, and of slower answers, where
             they need one.
         world: the ranks that predict together; each loads the model on its own device, by `load_model`.
+
+        uses_checkpoint: of a run that is not finished, load the newest whole checkpoint, and report it to `on_damage`.
 
     Raises RunDirError if the run has no model, its files are damaged or another run's, ConfigError for an override
     without effect.
@@ -176,7 +186,10 @@ def load_run_model(
 
     # The files of an export are verified by its own list; the manifest of model/ says to which run it belongs.
     exporter = load_exporter_of(folder)
-    if exporter is None:
+    checkpoint = None
+    if uses_checkpoint and status.state != "finished" and not rundir.find_model_folder(folder).is_dir():
+        checkpoint = find_whole_checkpoint(folder)
+    if exporter is None and checkpoint is None:
         refuse_missing_model(folder, status)
         refuse_foreign_model(folder, machine.run_id)
     config = resolve_config(folder, overrides or {}, unsupported)
@@ -193,7 +206,11 @@ def load_run_model(
         # The precision of the training, unless one is given: in another one answers and scores differ.
         compute = adopt_trained_precision(compute, config.train.precision, machine.precision)
         load = load_model or _load_model
-        loaded, answer = load(folder, config, compute)
+        if checkpoint:
+            loaded, answer = _load_checkpoint(checkpoint, config, compute)
+            on_damage(f"{folder}: the run is not finished; its checkpoint of step {int(checkpoint.name):,} answers")
+        else:
+            loaded, answer = load(folder, config, compute)
         if compute.kind == "cpu":
             threads = ThreadControl.from_setting(config.train.num_threads)
     if compute.reasons:
@@ -210,6 +227,7 @@ def load_run_model(
         generate=answer,
         threads=threads,
         temperature=read_temperature(rundir.find_model_folder(folder)),
+        checkpoint=checkpoint,
     )
 
 
@@ -250,6 +268,19 @@ def _load_model(folder: Path, config: RunConfig, compute: ComputeConfig) -> tupl
             f"{folder / FOLDER}: missing or damaged; it holds the virtual tokens that the run trained, and model/ is "
             f"the unchanged base. Copy {FOLDER}/ beside model/, or export again from the checkpoint with --resume."
         )
+    loaded.model = loaded.model.to(compute.device)
+    return loaded, build_engine(config, loaded.model, compute).generate
+
+
+def _load_checkpoint(
+    checkpoint: Path, config: RunConfig, compute: ComputeConfig
+) -> tuple[LoadedModel, GenerateAnswers]:
+    """Load the base of a run with the weights of a checkpoint."""
+    from fivetune.training.setup import load_configured_model  # the modules of training, not for a finished run
+    from fivetune.training.state.checkpoint import load_weights
+
+    loaded = load_configured_model(config, compute.device)
+    load_weights(checkpoint, loaded.model)
     loaded.model = loaded.model.to(compute.device)
     return loaded, build_engine(config, loaded.model, compute).generate
 

@@ -10,11 +10,21 @@ from pathlib import Path
 
 from fivetune.config import RunConfig
 from fivetune.errors import RunDirError
-from fivetune.rundir import MACHINE, find_model_folder
-from fivetune.rundir.checksums import MANIFEST, read_owner
+from fivetune.model.decode import estimate_max_new_tokens
+from fivetune.rundir import MACHINE, find_model_folder, read_data
+from fivetune.rundir.checksums import MANIFEST, find_damage, read_owner
 from fivetune.rundir.records import RunStatus
 from fivetune.tasks import head_of
 from fivetune.training.state import checkpoint
+
+
+def find_whole_checkpoint(folder: Path) -> Path | None:
+    """Find the newest whole checkpoint of a run, which may be in progress: nothing is renamed."""
+    for step in reversed(checkpoint.list_steps(folder / "checkpoints")):
+        path = folder / "checkpoints" / str(step)
+        if (find_damage(path) or checkpoint.find_state_damage(path)) is None:
+            return path
+    return None
 
 
 def refuse_missing_model(folder: Path, status: RunStatus) -> None:
@@ -73,6 +83,10 @@ def with_exported_cap(config: RunConfig, folder: Path) -> RunConfig:
     """Add the generation cap of the exported model to the config, unless eval.max_new_tokens is set."""
     if config.eval.max_new_tokens or head_of(config.task) == "extractive":
         return config
+    if not folder.is_dir():  # an unfinished run answers with a checkpoint
+        train = read_data(folder.parent).train
+        cap = estimate_max_new_tokens(train.target_p99) if train and train.target_p99 else None
+        return config.replace("eval", max_new_tokens=cap)
     path = folder / "generation_config.json"
     try:
         cap = json.loads(path.read_text(encoding="utf-8"))["max_new_tokens"]

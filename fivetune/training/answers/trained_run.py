@@ -38,6 +38,7 @@ from fivetune.rundir.records import (
     EvalRecord,
     MachineRecord,
     Prediction,
+    Predictions,
     Run,
     RunStatus,
     StepRecord,
@@ -49,7 +50,7 @@ from fivetune.training.answers.answer_file import answer_file, describe_question
 from fivetune.training.answers.batch_size import AutoBatchSize
 from fivetune.training.answers.listening import OnWritten
 from fivetune.training.answers.loading import RunModel, check_folder, ignore_note, load_run_model, resolve_config
-from fivetune.training.answers.model_folder import find_exported_step
+from fivetune.training.answers.model_folder import find_exported_step, refuse_missing_model
 from fivetune.training.answers.promise import keep_promise, refuse_promise
 from fivetune.training.answers.requests import answer_requests, list_inputs, name_texts, read_requests
 from fivetune.training.answers.scoring import record_evaluation
@@ -224,7 +225,9 @@ class TrainedRun:
 
     @property
     def step(self) -> int:
-        """The optimizer step of the weights in model/; `status.step` is the last step of the run."""
+        """The optimizer step of the weights in model/, or of the checkpoint that answers; `status.step` is the last."""
+        if self._loaded and self._loaded.checkpoint:
+            return int(self._loaded.checkpoint.name)
         return find_exported_step(self.folder, rundir.read_status(self.folder, rundir.Damage()))
 
     @property
@@ -289,9 +292,12 @@ class TrainedRun:
 
     @property
     def loaded(self) -> RunModel:
-        """The model, loaded to answer. Raises RunDirError for a run without one, or with a damaged one."""
+        """The model, loaded to answer; of a run that is not finished its newest whole checkpoint, with a warning.
+
+        Raises RunDirError for a run without either, or with a damaged model.
+        """
         if self._loaded is None:
-            self._loaded = load_run_model(self.folder, self.overrides)
+            self._loaded = load_run_model(self.folder, self.overrides, uses_checkpoint=True)
         return self._loaded
 
     def list_parts(self) -> dict[str, TrainedRun]:
@@ -315,14 +321,14 @@ class TrainedRun:
         min_confidence: float | None = None,
         on_progress: ProgressCallback | None = None,
         on_note: Callable[[str], object] = ignore_note,
-    ) -> list[Prediction]:
+    ) -> Predictions:
         """Answer records or texts with the run's model, which is loaded at the first call.
 
         Args:
-            inputs: a list of records with the columns of the run's data (answers are not needed), a pandas DataFrame, a
-                datasets.Dataset, or a list of texts. A text is the value of the only column that the task reads, which
-                puts it into its template; for a task of several columns it is the whole input, exactly as the model
-                reads it.
+            inputs: a list of records with the columns of the run's data (answers are not needed), a DataFrame of pandas
+                or polars, a datasets.Dataset, or a list of texts. A text is the value of the only column that the task
+                reads, which puts it into its template; for a task of several columns it is the whole input, exactly as
+                the model reads it.
             batch_size: examples per generation batch. auto: what the free memory of the device holds, at most 256 on a
                 GPU and 64 elsewhere; it is halved where memory runs out.
             max_error: promised share of wrong answers, "5%" or 0.05: an answer whose confidence is too low for it has
@@ -333,8 +339,8 @@ class TrainedRun:
                 the progress.
             on_note: called with a sentence when the number of CPU threads changes.
 
-        Returns one Prediction each, in order; a record that cannot be used has the reason in `skipped`, also where none
-        can be used and whatever data.on_bad_record is.
+        Returns a list of one Prediction each, in order, with `to_pandas` and `to_polars`; a record that cannot be used
+        has the reason in `skipped`, also where none can be used and whatever data.on_bad_record is.
 
         Raises ConfigError for another `batch_size` and for a promise that the evaluation does not support, DataError
         for inputs that are neither records nor texts, RunDirError for a run without a model, FiveTuneEnvironmentError
@@ -355,7 +361,7 @@ class TrainedRun:
         silence = self.find_silence(max_error=max_error, min_confidence=min_confidence)
         with _show_progress(on_progress) as report:
             (found,) = self.predict_each(requests, batch_size=size, on_progress=report, on_note=on_note)
-        return [withhold(one, silence) for one in found]
+        return Predictions(withhold(one, silence) for one in found)
 
     def find_silence(
         self, *, max_error: str | float | None = None, min_confidence: float | None = None
@@ -498,6 +504,8 @@ class TrainedRun:
         """
         if max_error is not None:
             refuse_promise(self.folder, max_error, error_below)
+        if not self.is_export:
+            refuse_missing_model(self.folder, self.status)  # a checkpoint answers, but its scores are the training's
         # The model first: a table is written next to the run only when the folder has proved usable.
         loaded = self.loaded
         given = self.overrides if data is None else {**self.overrides, "data.eval": data}
@@ -568,7 +576,7 @@ def open_run(folder: str | Path, overrides: Mapping[str, object] | None = None) 
     return TrainedRun(folder, overrides, records=records)
 
 
-def predict(folder: str | Path, inputs: Inputs, overrides: Mapping[str, object] | None = None) -> list[Prediction]:
+def predict(folder: str | Path, inputs: Inputs, overrides: Mapping[str, object] | None = None) -> Predictions:
     """Answer once with a run: `open_run(folder, overrides).predict(inputs)`. For more calls, keep the open run.
 
     Args, returns and errors: as for `open_run` and `TrainedRun.predict`.

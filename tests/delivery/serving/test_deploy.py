@@ -18,6 +18,7 @@ from serving_kit import Slow, serving
 
 from fivetune.commands import serve
 from fivetune.delivery.serving.guard import Guard
+from fivetune.delivery.serving.serve import read_server_token
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
@@ -92,7 +93,7 @@ def test_the_image_starts_a_server_that_is_not_root(
     assert float(service["stop_grace_period"].removesuffix("s")) > args.drain_seconds
     assert list(service["environment"]) == [serve.TOKEN]
     monkeypatch.setenv(serve.TOKEN, TOKEN)
-    assert serve.read_token(args) == TOKEN
+    assert read_server_token(args.host) == TOKEN
     [target] = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"][0]["static_configs"][0][
         "targets"
     ]

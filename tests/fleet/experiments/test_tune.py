@@ -282,7 +282,9 @@ def fast(monkeypatch):
 
 def tuned(folder: Path, over: Any, **section: Any) -> tuple[Search, list[str]]:
     said: list[str] = []
-    return search.tune(load_search(basic(over, **section)), folder=folder, write_line=said.append), said
+    found = search.tune(load_search(basic(over, **section)), folder=folder, write_line=said.append)
+    assert said[0].endswith(f"fivetune watch {found.folder}") and found.folder == str(folder)
+    return found, said[1:]
 
 
 def tuned_in_order(folder: Path, rates: list[float], **section: Any) -> tuple[Search, list[str]]:

@@ -14,7 +14,7 @@ from fivetune.config import load_config
 from fivetune.config.layers import as_yaml, parse_overrides
 from fivetune.errors import FiveTuneEnvironmentError
 from fivetune.reading.diagnosis import verify as trial
-from fivetune.reading.diagnosis.rules import diagnose
+from fivetune.reading.diagnosis.rules import find_verdicts
 from fivetune.reading.diagnosis.stats import RunStats, collect_run_stats
 from fivetune.reading.diagnosis.verify import can_verify, verify_change
 from fivetune.training.run import train
@@ -64,7 +64,7 @@ def test_larger_passes_are_faster_as_predicted(tmp_path, model_folder, here, cpu
     monkeypatch.setitem(trial.SHORT_RUN_SETTINGS, "train.num_steps", 20)
     run = tiny_run(tmp_path, model_folder, train__batch_size=1, train__num_steps=24, data__eval=[])
     evidence = collect_run_stats(run)
-    first = diagnose(evidence)[0]
+    first = find_verdicts(evidence)[0]
     assert first.rule == "launch_bound" and can_verify(first) and first.gain
     said = []
     done = verify_change(tmp_path / "run", evidence, first, on_progress=said.append)
@@ -87,7 +87,7 @@ def test_rarer_evaluations_are_measured_by_what_one_takes(tmp_path, model_folder
         checkpoint__every_steps=14,
     )
     evidence = collect_run_stats(run)
-    first = next(verdict for verdict in diagnose(evidence) if verdict.rule == "evaluation_bound")
+    first = next(verdict for verdict in find_verdicts(evidence) if verdict.rule == "evaluation_bound")
     done = verify_change(tmp_path / "run", evidence, first, on_progress=lambda words: None)
     assert 0.5 < done.measured / done.predicted < 2  # evaluations of milliseconds vary
 

@@ -21,7 +21,7 @@ from fivetune.cli import main
 from fivetune.reading.diagnosis import speed
 from fivetune.reading.diagnosis.device_use import summarise_devices
 from fivetune.reading.diagnosis.logs import read_log
-from fivetune.reading.diagnosis.rules import RULES, diagnose, diagnose_run, list_missing_data
+from fivetune.reading.diagnosis.rules import RULES, diagnose_run, find_verdicts, list_missing_data
 from fivetune.reading.diagnosis.stats import RunStats, collect_log_stats, collect_run_stats, compute_time_breakdown
 from fivetune.rundir.plan import Plan
 from fivetune.rundir.records import (
@@ -82,11 +82,11 @@ def first_rule(run: Run, **asked: Any) -> str:
 @needs_logs
 def test_two_gpus_asked_one_idle_in_system_cs_log():
     records = read_log(LOGS / "system_c_model_4_two_gpus_asked.csv")
-    verdicts = diagnose(collect_log_stats(records, devices_requested=2))
+    verdicts = find_verdicts(collect_log_stats(records, devices_requested=2))
     assert [verdict.rule for verdict in verdicts] == ["idle_device"]
     assert "1 of 2 devices worked. Mean utilisation" in verdicts[0].message
     assert verdicts[0].message.endswith(": device 0 92 %, device 1 0 %.")
-    assert diagnose(collect_log_stats(records)) == ()  # nobody said that two were wanted
+    assert find_verdicts(collect_log_stats(records)) == ()  # nobody said that two were wanted
     assert (
         "idle_device"
         in list_missing_data(collect_log_stats(records), ())["the number of requested devices (--devices N)"]
@@ -109,22 +109,24 @@ def test_a_log_with_an_idle_device_gets_a_note_though_nobody_said_how_many_were_
 @needs_logs
 @pytest.mark.parametrize("asked", [None, 1])
 def test_system_cs_log_of_one_gpu_has_nothing_wrong(asked):
-    assert diagnose(collect_log_stats(read_log(LOGS / "system_c_model_1_one_gpu.csv"), devices_requested=asked)) == ()
+    assert (
+        find_verdicts(collect_log_stats(read_log(LOGS / "system_c_model_1_one_gpu.csv"), devices_requested=asked)) == ()
+    )
 
 
 def test_a_log_knows_one_device_where_two_were_asked_for():
-    assert diagnose(collect_log_stats(samples({}, phase=None), devices_requested=2))[0].rule == "idle_device"
+    assert find_verdicts(collect_log_stats(samples({}, phase=None), devices_requested=2))[0].rule == "idle_device"
 
 
 def test_a_log_does_not_tell_why_the_device_waits():
-    first = diagnose(collect_log_stats(samples({"utilisation": 0.55, "memory_busy": 0.3}, phase=None)))[0]
+    first = find_verdicts(collect_log_stats(samples({"utilisation": 0.55, "memory_busy": 0.3}, phase=None)))[0]
     assert (first.rule, first.confidence, first.change, first.gain) == ("host_bound", 0.5, {}, None)
 
 
 def test_a_log_gets_no_advice_with_settings_of_fivetune_and_no_claim_about_its_data():
     busy, idle = {"memory_busy": 0.95, "memory_used_bytes": 79.9 * GIB}, {"utilisation": 0.0, "memory_busy": 0.0}
     records = samples(busy, idle, phase=None)
-    verdicts = diagnose(collect_log_stats(records, devices_requested=2))
+    verdicts = find_verdicts(collect_log_stats(records, devices_requested=2))
     assert [verdict.rule for verdict in verdicts] == ["idle_device", "memory_full", "memory_bandwidth_bound"]
     said = " ".join(f"{verdict.message} {verdict.advice}" for verdict in verdicts)
     assert all(verdict.change == {} and verdict.gain is None for verdict in verdicts)
@@ -133,7 +135,7 @@ def test_a_log_gets_no_advice_with_settings_of_fivetune_and_no_claim_about_its_d
 
 def test_a_log_says_which_samples_its_mean_leaves_out():
     records = [*samples({"utilisation": 0.0}, num=10, phase=None), *samples({"utilisation": 0.6}, phase=None)]
-    (verdict,) = diagnose(collect_log_stats(records))
+    (verdict,) = find_verdicts(collect_log_stats(records))
     assert "60 % of the time while training (10 samples in which no device was active are left out)" in verdict.message
 
 
@@ -430,7 +432,7 @@ def test_a_rule_that_has_spoken_is_not_listed_as_not_checked():
     run = gpu_run({"utilisation": 0.5})
     steps = [replace(step, phase_seconds={}) for step in run.steps]
     stats = collect_run_stats(replace(run, steps=steps))
-    verdicts = diagnose(stats)
+    verdicts = find_verdicts(stats)
     assert [verdict.rule for verdict in verdicts] == ["host_bound"]
     assert "host_bound" not in sum(list_missing_data(stats, verdicts).values(), ())
 
@@ -456,8 +458,10 @@ def test_wrong_results_come_before_lost_time():
 
 
 def test_no_rule_speaks_of_what_is_not_known():
-    assert diagnose(RunStats()) == ()
-    assert diagnose(collect_run_stats(fake_run(steps=[], evals=[], status={}, data={}, machine={}, config={}))) == ()
+    assert find_verdicts(RunStats()) == ()
+    assert (
+        find_verdicts(collect_run_stats(fake_run(steps=[], evals=[], status={}, data={}, machine={}, config={}))) == ()
+    )
     assert set(sum(list_missing_data(RunStats(), ()).values(), ())) >= {"idle_device", "input_bound", "frozen"}
 
 
@@ -539,7 +543,7 @@ def test_a_run_that_computes_is_told_so():
 @pytest.mark.parametrize("unclear", [{"num": 20}, {"noise": 20.0}], ids=["few steps", "a busy machine"])
 def test_computing_is_not_claimed_where_the_times_do_not_tell(unclear):
     evidence = collect_run_stats(passes(fixed=0.8, **unclear))
-    assert diagnose(evidence) == ()
+    assert find_verdicts(evidence) == ()
     assert "launch_bound" in sum(list_missing_data(evidence, ()).values(), ())
     assert speed.describe_time_use(evidence).endswith("the shares of computing and of launching kernels are unknown")
 

@@ -9,7 +9,6 @@ import json
 import pytest
 
 from fivetune.cli import main
-from fivetune.commands.score import GoldSet, _map_to_own_ids, _read_references
 from fivetune.config import load_config
 from fivetune.errors import DataError
 from fivetune.rundir.records import Prediction
@@ -17,6 +16,7 @@ from fivetune.tasks import load_task
 from fivetune.training.answers.inputs import iter_input_rows
 from fivetune.training.answers.output import FORMATS, Predicted, write_predictions
 from fivetune.training.answers.predicted_file import PredictedRow, PredictionCounts
+from fivetune.training.answers.score import GoldSet, _map_to_own_ids, _read_references
 from fivetune.training.answers.score_file import read_no_answer_scores, read_rankings
 from fivetune.types import RawRecord
 

@@ -17,6 +17,7 @@ from typing import Any, get_type_hints
 
 import kit
 import pytest
+from safetensors.torch import load_file
 
 import fivetune
 from fivetune import cli, rundir
@@ -88,8 +89,51 @@ def test_a_run_without_a_model_can_be_read(run: fivetune.TrainedRun, tmp_path: P
     assert opened.scores == run.scores
     with pytest.raises(RunDirError, match="model"):
         opened.predict([{"question": "a", "context": "b"}])
-    with pytest.raises(ConfigError, match=r"--optimizer\.lr: has no effect here"):
+    with pytest.raises(ConfigError, match=r"^optimizer\.lr: has no effect here"):
         fivetune.open_run(run.folder, {"optimizer.lr": 1})
+
+
+def test_a_run_that_was_stopped_answers_with_its_newest_whole_checkpoint(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Progress, "show_step", lambda *_: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(InterruptedRunError):
+        classify(tmp_path, model_folder, rows())
+    monkeypatch.undo()
+    opened = fivetune.open_run(tmp_path / "run")
+    with pytest.warns(UserWarning, match=r"/run: the run is not finished; its checkpoint of step 1 answers$"):
+        answers = opened.predict(rows())
+    assert {one.prediction for one in answers} <= {*kit.COLOURS} and opened.step == 1
+    assert opened.loaded.config.eval.max_new_tokens
+    saved = load_file(tmp_path / "run/checkpoints/1/model.safetensors")
+    assert all(saved[name].equal(one) for name, one in opened.loaded.model.named_parameters())
+    capsys.readouterr()
+    given = tmp_path / "rows.jsonl"
+    given.write_text("".join(f"{json.dumps(one)}\n" for one in rows()))
+    words = ["predict", str(opened.folder), "--input", str(given), "--output", str(tmp_path / "out.jsonl")]
+    assert cli.main(words) == 0 and "checkpoint of step 1" in capsys.readouterr().err
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [one["prediction"] for one in lines] == [one.prediction for one in answers]
+    with pytest.raises(RunDirError, match="has no model/ yet"):  # its scores would be the training's
+        opened.evaluate(rows(), split="own")
+    with (tmp_path / "run/checkpoints/1/model.safetensors").open("r+b") as file:
+        file.truncate(100)
+    with pytest.raises(RunDirError, match="has no model/ yet"):
+        fivetune.predict(opened.folder, rows())
+
+
+def test_answers_are_a_table(run: fivetune.TrainedRun) -> None:
+    pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    record = {"question": "What has Ann?", "context": "Ann has a red hat."}
+    answers = run.predict(pandas.DataFrame([record, {**record, "context": None}]))
+    frame = answers.to_pandas()
+    assert isinstance(answers, list) and [*frame.columns[:3]] == ["id", "inputs", "prediction"]
+    assert [*frame.prediction] == [one.prediction for one in answers] and frame.skipped[1] == answers[1].skipped
+    same = run.predict(polars.DataFrame([record])).to_polars(["prediction", "num_tokens", "answer"])
+    assert same["prediction"].to_list() == [answers[0].prediction] and same.columns == ["prediction", "num_tokens"]
+    with pytest.raises(ConfigError, match=r"score: Prediction has no such field\. Did you mean scores"):
+        answers.to_pandas(["score"])
+    assert run.predict([]).to_pandas().empty
 
 
 def test_texts_are_the_only_column_of_a_task(
