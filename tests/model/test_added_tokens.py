@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import kit
 import pytest
@@ -66,7 +67,8 @@ def test_rows_begin_as_means_and_transformers_alone_agrees(tmp_path, family_fold
     ids = words(TEXTS, return_tensors="pt", padding=True)
     assert ids["input_ids"].tolist() == loaded.tokenizer(TEXTS, padding=True).input_ids
     assert words.batch_decode(ids["input_ids"], skip_special_tokens=True) == TEXTS
-    written = [model.eval().generate(**ids, max_new_tokens=8) for model in (loaded.model, theirs)]
+    models: tuple[Any, ...] = (loaded.model, theirs)
+    written = [model.eval().generate(**ids, max_new_tokens=8) for model in models]
     assert torch.equal(*written)
     # Of a word the mean of its pieces, of an unknown sign the mean of all rows.
     for table, old in (
