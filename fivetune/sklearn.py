@@ -14,7 +14,7 @@ import tempfile
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -152,8 +152,10 @@ class FiveTuneClassifier(ClassifierMixin, BaseEstimator):
         given = X if isinstance(X, list) else np.asarray(X, dtype=object)
         if np.ndim(given) == 1 and len(given) and all(isinstance(one, str) for one in given):
             return [str(one) for one in given]
-        fits = {} if y is None else {"y": y}
-        table = validate_data(self, X, reset=bool(fits), dtype=None, ensure_all_finite="allow-nan", **fits)
+        fits: dict[str, Any] = {} if y is None else {"y": y}
+        table: Any = validate_data(
+            self, cast("Any", X), reset=bool(fits), dtype=None, ensure_all_finite="allow-nan", **fits
+        )
         if fits:
             table = table[0]
         names = getattr(self, "feature_names_in_", [f"x{place}" for place in range(table.shape[1])])
@@ -164,7 +166,7 @@ class FiveTuneClassifier(ClassifierMixin, BaseEstimator):
         return texts
 
     def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__().copy()
+        state = dict(cast("dict[str, Any]", super().__getstate__()))
         if removal := state.pop("_removal", None):
             removal.detach()  # the copy needs the folder
         if run := state.pop("run_", None):

@@ -16,7 +16,7 @@ from fivetune.rundir.plan import Plan
 from fivetune.types import JsonTable
 
 if TYPE_CHECKING:
-    import pandas
+    import pandas  # pyright: ignore[reportMissingTypeStubs]
     import polars
 
 TABLE_FIELDS = (
@@ -420,7 +420,7 @@ class Predictions(list[Prediction]):
 
     def to_pandas(self, fields: Sequence[str] = TABLE_FIELDS) -> pandas.DataFrame:
         """Return the rows as a DataFrame of pandas, which has the order of the inputs. Errors: as of `build_rows`."""
-        import pandas
+        import pandas  # pyright: ignore[reportMissingTypeStubs]
 
         return pandas.DataFrame(self.build_rows(fields))
 

@@ -189,13 +189,13 @@ class Batcher:
         # A record that breaks the model must fail its own request alone.
         started = time.monotonic()
         answer = self._answers[batch[0].model]
-        on_written = None
-        if any(one.on_token for one in batch):
 
-            def on_written(number: int, token: WrittenToken) -> None:
-                listener = batch[number].on_token
-                if listener:
-                    listener(token)
+        def pass_token(number: int, token: WrittenToken) -> None:
+            listener = batch[number].on_token
+            if listener:
+                listener(token)
+
+        on_written = pass_token if any(one.on_token for one in batch) else None
 
         try:
             found = answer([one.inputs for one in batch], decoding=batch[0].decoding, on_written=on_written)

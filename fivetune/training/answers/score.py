@@ -10,7 +10,7 @@ import json
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -89,10 +89,10 @@ class GoldSet:
         order: for every record the id of its question, "" if the record cannot be read.
     """
 
-    questions: dict[str, TextExample] = field(default_factory=dict)
-    left_out: set[str] = field(default_factory=set)
-    skipped: list[BadRecord] = field(default_factory=list)
-    order: list[str] = field(default_factory=list)
+    questions: dict[str, TextExample] = field(default_factory=dict[str, TextExample])
+    left_out: set[str] = field(default_factory=set[str])
+    skipped: list[BadRecord] = field(default_factory=list[BadRecord])
+    order: list[str] = field(default_factory=list[str])
 
     def skip(self, bad: BadRecord) -> None:
         """Count a record that cannot be read."""
@@ -191,7 +191,7 @@ def score(
 
 
 @contextmanager
-def _write_values(on_warning: Warn) -> Iterator[tuple[Callable[[object, str], str], Warn]]:
+def _write_values(on_warning: Warn) -> Generator[tuple[Callable[[object, str], str], Warn]]:
     """Give a function that returns the file of values, which it writes if they are in memory, and one that warns.
 
     Both kinds of messages name the values, not their temporary files.
@@ -263,8 +263,9 @@ def _find_references(source: str, recipe: Mapping[str, Any]) -> str:
             f"score: two files are needed after the task {source!r}: REFERENCES with the gold answers, then "
             "PREDICTIONS. After a recipe or run, PREDICTIONS alone: data.eval has the gold answers."
         )
-    found = recipe["data"].get("eval")
-    found = found[0] if isinstance(found, list) and len(found) == 1 else found
+    found: Any = recipe["data"].get("eval")
+    if isinstance(found, list) and len(cast("list[Any]", found)) == 1:
+        found = cast("list[Any]", found)[0]
     if not isinstance(found, str) or not found:
         shown = "is not set" if not found else "names several sets"
         raise ConfigError(f"{source}: data.eval {shown}. Write: fivetune score {source} REFERENCES PREDICTIONS.")
@@ -321,7 +322,7 @@ def _score_rankings(
     task: Any, questions: Mapping[str, TextExample], ranked: Sequence[Sequence[str]], leanings: Mapping[str, float]
 ) -> Scores:
     """Score the ranked answers of all questions."""
-    details = []
+    details: list[dict[str, Any]] = []
     for (key, example), texts in zip(questions.items(), ranked, strict=True):
         leaning = {"no_answer_score": leanings[key]} if leanings else {}
         details.append({**example.meta, **leaning, "candidates": texts})

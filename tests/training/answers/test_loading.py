@@ -44,7 +44,7 @@ def test_predictions_come_in_the_order_of_the_file(run: Path, tmp_path: Path) ->
     assert main(["predict", str(run), "--input", str(run.parent / "dev.json"), "--output", str(answers)]) == 0
     lines = [json.loads(line) for line in answers.read_text().splitlines()]
     assert [line["id"] for line in lines] == [f"q{i}" for i in range(100, 112)]
-    assert all(set(line) == {*PREDICTED} - {"candidates", "skipped"} for line in lines)
+    assert all(set(line) == {*PREDICTED} - {"candidates", "skipped", "unsure", "withheld", "reason"} for line in lines)
 
 
 def test_predictions_equal_those_of_the_evaluation(run: Path, tmp_path: Path) -> None:
@@ -474,7 +474,10 @@ def test_an_output_that_cannot_be_written_is_refused_first(
     source.write_text(ROWS)
     for name, message in (
         ("new.csv", "is the file of --input, which would be overwritten"),
-        ("x.xls", ".xls is not written. Allowed: .csv, .tsv, .json, .jsonl, .ndjson, .parquet, or no suffix"),
+        (
+            "x.xls",
+            ".xls is not written. Allowed: .csv, .tsv, .txt, .xlsx, .json, .jsonl, .ndjson, .parquet, or no suffix",
+        ),
         ("none/x.csv", f"there is no folder {tmp_path / 'none'}. Create it"),
         ("", "is a folder"),
     ):
