@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from _pytest.doctest import DoctestItem
 
+# Its functions are those of the modules below, where their examples run.
+collect_ignore = ["fivetune/__init__.py"]
+
 PUBLIC = {
     "fivetune.reading.compare",
     "fivetune.config",

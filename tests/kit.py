@@ -74,10 +74,10 @@ def signal_at(monkeypatch: pytest.MonkeyPatch, method: str, step: int, signum: i
     """Once, when Progress.<method> gets the record of `step`, the process gets a signal."""
     whole, left = getattr(Progress, method), [signum]
 
-    def told(self: Progress, record: Any, *rest: Any) -> None:
+    def told(self: Progress, record: Any, *rest: Any, **named: Any) -> None:
         if record.step == step and left:
             os.kill(os.getpid(), left.pop())
-        whole(self, record, *rest)
+        whole(self, record, *rest, **named)
 
     monkeypatch.setattr(Progress, method, told)
 

@@ -41,6 +41,8 @@ def add_tokens(
 
     Raises ModelError for a token that no text can hold, or that a text loses.
     """
+    if not tokens:
+        return tokenizer, {}
     if not tokenizer.is_fast:
         raise ModelError(f"{KEY}: this tokenizer reads bytes, and knows every sign. Remove the setting.")
     new: dict[str, list[int]] = {}

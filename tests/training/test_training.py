@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import fivetune
-from fivetune import cli, rundir
+from fivetune import cli, rundir, train
 from fivetune.data.store.batch import collate
 from fivetune.errors import ConfigError, DataError, FiveTuneEnvironmentError, NumericError, RunDirError
 from fivetune.machine.telemetry.devices import pick_device, pick_precision, translate_oom_errors
@@ -23,7 +23,6 @@ from fivetune.rundir.progress import Progress
 from fivetune.rundir.records import BestEval, Run
 from fivetune.scores.metrics.squad_v2 import SQuADV2 as SquadV2Metric
 from fivetune.training import run as training_run
-from fivetune.training.run import train
 from fivetune.training.step import learner
 from fivetune.training.step.learner import Update
 from fivetune.training.step.update import train_step

@@ -77,6 +77,8 @@ class CTranslate2(Exporter):
 def _explain_unsupported_gemma(settings: JsonTable) -> str:
     """Explain which value of a T5Gemma model the converter would lose; "" if none."""
     for side in ("encoder", "decoder"):
+        if side not in settings:  # a family by its name alone
+            continue
         values: JsonTable = settings[side]
         scale, width = values["query_pre_attn_scalar"], values["head_dim"]
         if scale != width:

@@ -33,7 +33,7 @@ def train_step(
     """
     if batch_size is None:
         batch_size = max(len(batch.ids) for batch in batches)
-    num_target_tokens = sum(batch.num_target_tokens for batch in batches)
+    num_target_tokens = sum(batch.num_target_tokens for batch in batches if not batch.is_filler)
     inputs = StepInputs(
         batches=batches,
         number=step,

@@ -854,7 +854,7 @@ def test_a_browser_draws_every_chart_in_silence_and_asks_nobody(tmp_path: Path) 
     num_charts = sum(isinstance(p, Chart) for s in page.sections for p in s.parts)
     seen = visit(render_html(page), tmp_path)
     drawn = re.findall(r'<div class="plot[^"]*"[^>]*>.*?class="main-svg"', seen.dom, flags=re.DOTALL)
-    assert (len(drawn), num_charts) == (13, 13)
+    assert (len(drawn), num_charts) == (14, 14)
     assert "1 of 1 shown" in seen.dom
     assert seen.dom.count("trace scatter") > 9
     assert (seen.console, seen.requests) == ([], [])

@@ -16,7 +16,7 @@ import pytest
 from bucket import bucket, s3_server  # noqa: F401
 from ranks import start_ranks
 
-from fivetune import cli, rundir
+from fivetune import cli, rundir, train
 from fivetune.config import load_config
 from fivetune.data import storage
 from fivetune.data.storage import StorageError, delete_object, get_object, join_location, list_objects, put_object
@@ -24,7 +24,6 @@ from fivetune.data.store.stream import TrainingStream
 from fivetune.errors import ConfigError, InterruptedRunError, RunDirError
 from fivetune.rundir.checksums import find_damage
 from fivetune.training import loop
-from fivetune.training.run import train
 from fivetune.training.state import bucket as copies
 from fivetune.training.state import checkpoint
 from fivetune.training.training import Training

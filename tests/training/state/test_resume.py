@@ -146,8 +146,8 @@ def _signal_during(monkeypatch, what: str, wanted: int, signum: int = signal.SIG
     """Once, at the `wanted`-th count of a phase, the process gets a signal."""
     whole, calls = Progress.update, []
 
-    def told(self, name, done, total=None):
-        whole(self, name, done, total)
+    def told(self, name, done, total=None, **rest):
+        whole(self, name, done, total, **rest)
         if name.startswith(what):
             calls.append(done)
             if len(calls) == wanted:
@@ -247,10 +247,10 @@ class _PowerCut(Exception):
 def _cut_at(monkeypatch, step: int) -> None:
     whole = Progress.show_step
 
-    def told(self, record, num_steps):
+    def told(self, record, num_steps, **rest):
         if record.step == step:
             raise _PowerCut
-        return whole(self, record, num_steps)
+        return whole(self, record, num_steps, **rest)
 
     monkeypatch.setattr(Progress, "show_step", told)
 
