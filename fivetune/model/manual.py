@@ -34,6 +34,13 @@ Adapters of matrices are lora, rslora, dora, qlora and ia3; prompt and prefix ne
   labels are shifted once.
   Where a text of the data spells one out, as `</s>`, it is letters; in a template it is the token, as in
   `{Title}</s>{Body}`. `<extra_id_N>` and tokens that were added to the vocabulary are tokens everywhere.
+- **Signs and words that the vocabulary lacks.** T5 has no `{ } < ^ ~`, backslash and backtick, and makes line ends spaces.
+  `model: {path: google-t5/t5-small, add_tokens: ["<", "{", "}", "\\n", metformin]}` grows the vocabulary. Texts come back
+  without further spaces (`a<b`); a word is a token where a word begins; spaces beside line ends and tabs are lost. New
+  rows of the embedding, and of an untied head, begin as the mean of the pieces that the token replaces, or of all rows
+  where it replaces unknown signs alone (Hewitt 2021), so that the model begins with nearly the same answers; they are
+  learned, which takes some hundred examples with each token. `model/` has them: transformers, exports and a further
+  training by `model.path` need no setting. Refused with adapters and a frozen embedding, which would not learn them.
 - **T5Gemma** has 256,000 pieces: the logits of a micro-batch of 8 with 64 target tokens take 0.5 GB in fp32. It has
   no tokens `<extra_id_N>`: `data.overlong: head_tail` truncates at the end. `model.dropout` is the rate of both
   stacks; null keeps the checkpoint's 0. Instruction-tuned models have several end tokens; answers end with the
