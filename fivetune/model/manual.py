@@ -36,8 +36,8 @@ Adapters of matrices are lora, rslora, dora, qlora and ia3; prompt and prefix ne
   `{Title}</s>{Body}`. `<extra_id_N>` and tokens that were added to the vocabulary are tokens everywhere.
 - **Signs and words that the vocabulary lacks.** T5 has no `{ } < ^ ~`, backslash and backtick, and makes line ends
   spaces. `model: {path: google-t5/t5-small, add_tokens: ["<", "{", "}", "\\n", metformin]}` grows the vocabulary.
-  Texts come back without further spaces (`a<b`); a word is a token where a word begins; spaces beside line ends and tabs
-  are lost. New
+  Texts come back without further spaces (`a<b`); a word is a token where a word begins; spaces beside line ends
+  and tabs are lost. New
   rows of the embedding, and of an untied head, begin as the mean of the pieces that the token replaces, or of all rows
   where it replaces unknown signs alone (Hewitt 2021), so that the model begins with nearly the same answers; they are
   learned, which takes some hundred examples with each token. `model/` has them: transformers, exports and a further
