@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fivetune.errors import RunDirError
-from fivetune.rundir.checksums import MANIFEST, parse_manifest, write_checksums
+from fivetune.rundir.checksums import MANIFEST, update_checksum
 from fivetune.rundir.files import write_json
 from fivetune.rundir.layout import ABSTENTION
 from fivetune.types import JsonTable
@@ -57,11 +57,8 @@ class Abstention:
 def write_abstention(folder: Path, abstention: Abstention) -> None:
     """Write the file into model/, and into its manifest. Raises RunDirError or OSError if the disk refuses."""
     write_json(folder / ABSTENTION, asdict(abstention))
-    if not (folder / MANIFEST).is_file():  # an export whose weights another engine holds
-        return
-    known = parse_manifest((folder / MANIFEST).read_bytes())
-    others = {name: checksum for name, checksum in known.files.items() if name != ABSTENTION}
-    write_checksums(folder, run_id=known.run_id, known=others)
+    if (folder / MANIFEST).is_file():  # an export whose weights another engine holds has none
+        update_checksum(folder, ABSTENTION)
 
 
 def read_abstention(folder: Path) -> Abstention | None:

@@ -73,6 +73,13 @@ def write_checksums(folder: Path, *, run_id: str | None = None, known: Mapping[s
     fsync_folder(folder)
 
 
+def update_checksum(folder: Path, name: str) -> None:
+    """Write manifest.json again, with a new checksum of one file. Raises ManifestError, and as `write_checksums`."""
+    manifest = parse_manifest((folder / MANIFEST).read_bytes())
+    manifest.files.pop(name, None)
+    write_checksums(folder, run_id=manifest.run_id, known=manifest.files)
+
+
 def find_damage(folder: Path, *, names: Collection[str] | None = None) -> str | None:
     """Describe the first file of a folder that is missing or differs from manifest.json; None if all are whole.
 

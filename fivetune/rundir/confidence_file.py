@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fivetune.errors import RunDirError
-from fivetune.rundir.checksums import MANIFEST, parse_manifest, write_checksums
+from fivetune.rundir.checksums import update_checksum
 from fivetune.rundir.files import write_json
 from fivetune.rundir.layout import CONFIDENCE
 from fivetune.values import as_finite_number
@@ -22,9 +22,7 @@ from fivetune.values import as_finite_number
 def write_confidence_file(folder: Path, fitted: Mapping[str, float]) -> None:
     """Write the file into model/, and into its manifest. Raises RunDirError or OSError if the disk refuses."""
     write_json(folder / CONFIDENCE, dict(fitted))
-    known = parse_manifest((folder / MANIFEST).read_bytes())
-    others = {name: checksum for name, checksum in known.files.items() if name != CONFIDENCE}
-    write_checksums(folder, run_id=known.run_id, known=others)
+    update_checksum(folder, CONFIDENCE)
 
 
 def read_temperature(folder: Path) -> float:

@@ -183,11 +183,12 @@ def read_run(folder: str | Path) -> Run:
     # After all files are read: of a file with known damage a different checksum says nothing new.
     listed = read_checksums(folder, damage)
     damage += find_changes(folder, listed, known=damage)
+    model = find_model_folder(folder)
     temperature = 1.0
     abstention = None
     try:
-        temperature = read_temperature(find_model_folder(folder))
-        abstention = read_abstention(find_model_folder(folder))
+        temperature = read_temperature(model)
+        abstention = read_abstention(model)
     except RunDirError as error:
         damage.append(str(error))
     return Run(
@@ -206,7 +207,7 @@ def read_run(folder: str | Path) -> Run:
         range_test=range_test,
         temperature=temperature,
         abstention=abstention,
-        has_model=find_model_folder(folder).is_dir(),
+        has_model=model.is_dir(),
     )
 
 

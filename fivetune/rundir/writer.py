@@ -475,8 +475,6 @@ def _is_free(entry: Path) -> bool:
         if not entry.is_file() or entry.is_symlink():
             return False
         return has_lock or entry.stat().st_size == 0
-    if entry.match(TELEMETRY_FILES):  # like the log, written before the config
-        return has_lock
-    if entry.name == ACTIVITY:
+    if entry.match(TELEMETRY_FILES) or entry.name == ACTIVITY:  # like the log, written before the config
         return has_lock
     return entry.name in (LOCK, TRACE_FOLDER) or _is_leftover(entry)
