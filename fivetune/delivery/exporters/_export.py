@@ -20,7 +20,7 @@ import torch
 import fivetune
 from fivetune import rundir
 from fivetune.delivery.exporters import Exporter, load_format
-from fivetune.delivery.exporters._proof import compare_export, count_folder_bytes
+from fivetune.delivery.exporters._proof import compare_export, count_bytes
 from fivetune.errors import (
     ConfigError,
     DataError,
@@ -81,38 +81,9 @@ def export(
     """
     if examples < 1:
         raise ConfigError(f"--examples {examples}: is not a number of questions. Allowed: 1 or more. Try 200.")
-    target, facts = export_run(
-        Path(run),
-        load_format(format, options),
-        output=Path(output) if output else None,
-        overwrite=overwrite,
-        num_examples=examples,
-        on_progress=on_progress,
-        on_note=on_note,
-    )
-    return Export(target, facts)
-
-
-def export_run(
-    folder: Path,
-    exporter: Exporter,
-    *,
-    output: Path | None,
-    overwrite: bool,
-    num_examples: int,
-    on_progress: ProgressCallback,
-    on_note: Callable[[str], object],
-) -> tuple[Path, JsonTable]:
-    """Export a run; returns the export's folder and the content of its export.json.
-
-    Args:
-        output: the folder to write; default: export/<format> of the run.
-        num_examples: questions of the proof.
-
-    Raises ConfigError if the folder exists and `overwrite` is false, ModelError for a model that the format does not
-    have, and the errors of `load_run_model`.
-    """
-    target = output or folder / "export" / exporter.get_folder_name()
+    exporter = load_format(format, options)
+    folder = Path(run)
+    target = Path(output) if output else folder / "export" / exporter.get_folder_name()
     _refuse_target(target, overwrite=overwrite)
     original = TrainedRun(folder, loaded=load_run_model(folder, on_damage=on_note, on_note=on_note))
     _refuse_model(original, exporter)
@@ -132,12 +103,12 @@ def export_run(
             if (folder / name).is_file():
                 shutil.copy(folder / name, staging / name)
         # Twice: the proof opens the export, which needs its export.json.
-        export = _describe_export(original, exporter, staging)
-        rundir.write_json(staging / EXPORT, export)
-        export["proof"] = _compare_with_run(original, exporter, staging, num_examples, on_progress)
-        rundir.write_json(staging / EXPORT, export)
+        facts = _describe_export(original, exporter, staging)
+        rundir.write_json(staging / EXPORT, facts)
+        facts["proof"] = _compare_with_run(original, exporter, staging, examples, on_progress)
+        rundir.write_json(staging / EXPORT, facts)
         replace_folder(staging, target)
-    return target, export
+    return Export(target, facts)
 
 
 def _refuse_target(target: Path, *, overwrite: bool) -> None:
@@ -206,8 +177,8 @@ def _describe_export(original: TrainedRun, exporter: Exporter, staging: Path) ->
             **{name: _find_version(name) for name in exporter.packages},
         },
         "bytes": {
-            "original": count_folder_bytes([original.folder / "model"]),
-            "export": count_folder_bytes([staging]),
+            "original": count_bytes(original.folder / "model"),
+            "export": count_bytes(staging),
         },
         "files": files,
         "proof": None,

@@ -7,7 +7,7 @@ and why.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle, islice
@@ -204,9 +204,6 @@ def find_reasons(proof: JsonTable, *, higher_is_better: bool = True) -> list[str
     return reasons
 
 
-def count_folder_bytes(folders: Iterable[Path]) -> int:
-    """Count the bytes of all files of some folders."""
-    num_bytes = 0
-    for folder in folders:
-        num_bytes += sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    return num_bytes
+def count_bytes(folder: Path) -> int:
+    """Count the bytes of all files of a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -20,7 +20,7 @@ from fivetune import rundir
 from fivetune.cli import main
 from fivetune.delivery.exporters import _proof, load_format
 from fivetune.delivery.exporters._ctranslate2 import Engine, convert_model
-from fivetune.delivery.exporters._export import export_run
+from fivetune.delivery.exporters._export import export as export_run
 from fivetune.delivery.exporters._proof import choose_verdict, find_reasons, time_calls
 from fivetune.errors import ConfigError, ModelError, RunDirError
 from fivetune.model.decode import Decoding, Sampling, generate
@@ -59,10 +59,9 @@ def short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def export(run: Path, name: str = "ctranslate2", **options: Any) -> tuple[Path, dict[str, Any]]:
-    given = {key: options.pop(key) for key in ("output", "overwrite", "num_examples") if key in options}
-    settings: Any = {"output": None, "overwrite": True, "num_examples": 200, **given}
-    exporter = load_format(name, options)
-    return export_run(run, exporter, **settings, on_progress=lambda *_: None, on_note=lambda _: None)
+    given = {key: options.pop(key) for key in ("output", "overwrite", "examples") if key in options}
+    found = export_run(run, name, options, **{"overwrite": True, **given})
+    return found.folder, found.facts
 
 
 def answers(search: Any, model: Any, store: Any, **settings: Any) -> list[Any]:
@@ -227,7 +226,7 @@ def test_an_export_that_fails_leaves_nothing_and_a_killed_one_is_replaced(
         with pytest.raises(KeyboardInterrupt):
             export(run, output=target)
     assert list(tmp_path.iterdir()) == []
-    assert export(run, output=target, num_examples=3)[1]["proof"]["examples"] == 3
+    assert export(run, output=target, examples=3)[1]["proof"]["examples"] == 3
     assert [one.name for one in tmp_path.iterdir()] == ["out"] and load_run_model(target)
 
 
