@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -184,15 +183,6 @@ def test_of_many_evaluations_first_best_and_last_are_read() -> None:
 
 
 # --- pages ---
-
-
-def test_the_page_holds_all_that_it_needs() -> None:
-    page, policy = render_page(PAGE)
-    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|@import|url\(|<script [^>]*src|<link rel=\"style", page)
-    assert "'unsafe" not in policy and "default-src 'none'" in policy and "connect-src 'self'" in policy
-    assert not re.search(r"innerHTML|document\.write|eval\(| style=| on\w+=", page)
-    ids = set(re.findall(r'id="([\w-]+)"', page))
-    assert set(re.findall(r'find\("([\w-]+)"\)', page)) <= ids
 
 
 def test_routes_answer_and_refuse(client: TestClient, runs: Path) -> None:

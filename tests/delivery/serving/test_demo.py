@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -81,16 +80,6 @@ def write(tab: Tab, **values: str) -> None:
 
 
 # --- without a browser ---
-
-
-def test_the_page_holds_all_that_it_needs() -> None:
-    page, policy = render_page(PAGE)
-    assert not re.search(r"https?://|@import|url\(|<script [^>]*src|<link rel=\"style", page)
-    assert "'unsafe" not in policy and "default-src 'none'" in policy and "connect-src 'self'" in policy
-    assert not re.search(r"innerHTML|document\.write|eval\(| style=| on\w+=", page)
-    ids = set(re.findall(r'id="([\w-]+)"', page))
-    used = set(re.findall(r'find\("([\w-]+)"\)', page)) | set(re.findall(r'(?:for|labelledby)="([\w-]+)"', page))
-    assert used - {"field-0"} <= ids
 
 
 def test_the_fields_are_those_that_a_task_reads() -> None:
