@@ -107,7 +107,7 @@ def _read_report(folder: Path, state: str) -> str:
     is not over or a folder that cannot be written.
     """
     from fivetune.reading.report.page.render import render_html
-    from fivetune.reading.report.run.build import build_page, read_reference_runs, write_report
+    from fivetune.reading.report.run.build import read_page, write_report
 
     path = folder / REPORT
     if state not in ACTIVE:
@@ -117,9 +117,8 @@ def _read_report(folder: Path, state: str) -> str:
             return path.read_text(encoding="utf-8")
         except (FiveTuneError, OSError, UnicodeDecodeError) as error:
             LOG.debug("%s", error)
-    run = rundir.read_run(folder)
-    beside, notes = read_reference_runs(folder, run)
-    return render_html(build_page(run, reference_runs=beside, notes=notes))
+    _, _, page = read_page(folder)
+    return render_html(page)
 
 
 def _is_current(report: Path) -> bool:

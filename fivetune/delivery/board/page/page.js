@@ -139,7 +139,8 @@ function fillLine(row) {
   const bar = make("progress", { max: 1, value: share.toFixed(4), "aria-label": `progress of ${row.name}` });
   const left = known(row.seconds_left) ? `${span(row.seconds_left)} left` : "";
   cells.state.replaceChildren(badge(), ...(isActive ? [bar] : []));
-  for (const text of [progress, left, describeActivity(row) === "training" ? "" : describeActivity(row), describeSpeed(row)]) {
+  const activity = describeActivity(row);
+  for (const text of [progress, left, activity === "training" ? "" : activity, describeSpeed(row)]) {
     if (text) cells.state.append(make("span", { class: "small" }, text));
   }
   const interval = describeInterval(row);
@@ -267,12 +268,12 @@ async function showDetail(isChanged) {
 function fillFacts(row) {
   const interval = row.interval ? `${describeInterval(row)}, 95 %` : "";
   const facts = [
-    ["State", row.state, [describeActivity(row)].filter(Boolean).join(", ")],
+    ["State", row.state, describeActivity(row)],
     ["Step", known(row.step) ? count(row.step) : "", row.num_steps ? `of ${count(row.num_steps)}` : ""],
     [row.metric ? `Best ${row.metric.replaceAll("_", " ")}` : "Score", known(row.score) ? showScore(row.score) : "",
       [interval, known(row.score_step) ? `at step ${count(row.score_step)}` : ""].filter(Boolean).join(", ")],
     ["Loss", known(row.loss) ? showLoss(row.loss) : "", "last step"],
-    ["Speed", known(row.tokens_per_second) ? `${count(Math.round(row.tokens_per_second))}` : "", "tokens per second"],
+    ["Speed", known(row.tokens_per_second) ? count(Math.round(row.tokens_per_second)) : "", "tokens per second"],
     [row.on_gpu ? "GPU busy" : "CPU busy", known(row.utilisation) ? percent(row.utilisation) : "", row.device],
     ["Time left", known(row.seconds_left) ? span(row.seconds_left) : "", ""],
     ["Time", known(row.seconds) ? span(row.seconds) : "", row.started ? `started ${date(row.started)}` : ""],
