@@ -4,7 +4,7 @@ An exporter's file holds one subclass of `Exporter`, whose fields are its option
 a run. Out: a folder that `fivetune evaluate` and `fivetune predict` run, with the proof of what changed.
 
     export.json    format, options, source run, versions, sha256 of the files, the proof and its verdict
-    config.yaml, machine.json, data.json, status.json    those of the run
+    config.yaml, machine.json, data.json, status.json    copies of the run's
     model/         config.json, tokenizer, generation_config.json; of the format hf also the weights
     <format>/      the files of another engine
 """

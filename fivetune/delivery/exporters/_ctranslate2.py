@@ -120,7 +120,7 @@ class Engine:
 
     @property
     def compute_type(self) -> str:
-        """The type that the device computes in, which may differ from that of the weights."""
+        """The type that the device computes in, which may differ from the type of the weights."""
         return str(self._translator.compute_type)
 
     def __call__(

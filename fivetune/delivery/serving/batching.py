@@ -46,7 +46,7 @@ class WaitingRequest:
     """A request in the queue; one whose future is cancelled is dropped before it is computed.
 
     Args:
-        decoding: options of the search; None: those of the run.
+        decoding: options of the search; None: the run's options.
         on_token: called for each token of the answers by the model's thread; None: not asked for.
     """
 
@@ -69,7 +69,7 @@ class Batcher:
     request has arrived for GAP_SHARE of that: clients that got their answers from one batch come back one after the
     other. It begins at once if the last one had one request, and none arrived while it was computed: there is one
     client. What arrives during a batch joins the next one, so that under load none waits longer than the batches before
-    it. A batch is for one model and one choice of options, those of the oldest request.
+    it. A batch is for one model and one choice of options: the model and options of the oldest request.
 
     Args:
         answers: what answers, by the name of the model.

@@ -104,7 +104,7 @@ def open_models(
 
 
 def name_folders(folders: Sequence[str]) -> list[str]:
-    """Name folders by as few of their last parts as differ from those of all others.
+    """Name folders by as few of their last parts as differ from the last parts of all others.
 
     >>> name_folders(["runs/a", "runs/b/export/hf", "runs/c/export/hf"])
     ['a', 'b/export/hf', 'c/export/hf']

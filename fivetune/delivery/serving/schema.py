@@ -73,8 +73,8 @@ class RunFacts:
         fields: columns of a record; the required ones make an example.
         decoding: options of the run's searches.
         writes: whether the run writes its answers; else it marks spans or chooses labels.
-        sends_tokens: whether the text of the written tokens is that of the answer; else the task makes the answer from
-            the whole text.
+        sends_tokens: whether the written tokens make the text of the answer; else the task makes the answer from the
+            whole text.
         silence: which answers are withheld unless a request says so; None: none.
     """
 
