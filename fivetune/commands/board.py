@@ -5,9 +5,11 @@ The page is served to this machine only, and only reads the run directories.
 
 from __future__ import annotations
 
-import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
+
+from fivetune.commands import print_text
+from fivetune.delivery.serving.serve import refuse_port
 
 HOST = "127.0.0.1"
 PORT = 8070
@@ -33,14 +35,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    from fivetune.commands import print_text
-    from fivetune.errors import ConfigError, FiveTuneEnvironmentError, RunDirError
+    from fivetune.errors import FiveTuneEnvironmentError, RunDirError
 
     for folder in args.folders:
         if not folder.is_dir():
             raise RunDirError(f"{folder}: no such directory. Give folders of runs, or run directories.")
-    if args.port is not None and not 0 <= args.port <= 65_535:
-        raise ConfigError(f"--port {args.port}: Allowed are 1 to 65535, and 0 for a free one.")
+    port = PORT if args.port is None else args.port
+    refuse_port(port)
     try:
         from fivetune.delivery.board.app import build_board_app
         from fivetune.delivery.board.rows import Board
@@ -54,7 +55,7 @@ def run(args: Namespace) -> int:
         ) from None
 
     try:
-        bound = bind_socket(HOST, PORT if args.port is None else args.port)
+        bound = bind_socket(HOST, port)
     except FiveTuneEnvironmentError:
         if args.port is not None:
             raise
@@ -64,7 +65,6 @@ def run(args: Namespace) -> int:
 
         def announce() -> None:
             print_text(f"board of {', '.join(map(str, args.folders))}: {address}   Ctrl-C stops it; the runs continue")
-            sys.stdout.flush()
 
         app = build_board_app(Board(list(dict.fromkeys(args.folders))), Guard())
         run_until_stopped(build_server(app, drain_seconds=DRAIN_SECONDS, on_listening=announce), bound)

@@ -10,9 +10,9 @@ import os
 import sys
 
 from fivetune.commands import add_silence_arguments, print_text, print_warning, refuse_token_flag
+from fivetune.delivery.serving.serve import TOKEN, serve
 
 TAKES_SETTINGS = True
-TOKEN = "FIVETUNE_TOKEN"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +57,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from fivetune.config.layers import parse_overrides
-    from fivetune.delivery.serving.serve import serve
 
     refuse_token_flag(args.token, TOKEN)
     has_ended = serve(

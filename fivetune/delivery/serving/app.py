@@ -1,7 +1,7 @@
 """The ASGI application: routes, limits, and errors as one JSON object each.
 
 In: a Batcher that answers. Out: `build_app`, an application for uvicorn. Every error is
-{"error": {"message", "type"}}, without traces and paths; the server's log has those of internal errors.
+{"error": {"message", "type"}}, without traces and paths; the server's log has the traces of internal errors.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from fivetune.delivery.serving.openai import (
     AnswerForm,
     Asked,
     choose_decoding,
+    count_answer_tokens,
     read_chat_request,
     read_completion_request,
 )
@@ -176,13 +177,10 @@ class Service:
         decoding = choose_decoding(asked, facts.decoding, writes=facts.writes)
         form = AnswerForm(asked, model, stop=decoding.stop, sends_tokens=facts.sends_tokens)
         if not asked.stream:
-            written: list[WrittenToken] = []
-            listener = written.append if form.listens else None
+            listener = form.add_token if form.listens else None
             found = await self._answer(request, model, asked.inputs, decoding, listener)
             _refuse_skipped(found)
             _refuse_unsure(found, facts.silence)
-            for token in written:
-                form.add_token(token)
             return JSONResponse(form.build_whole(found))
 
         loop = asyncio.get_running_loop()
@@ -232,7 +230,7 @@ class Service:
         finally:
             gone.cancel()
             answer.cancel()
-        num_read, num_written = _count_tokens(found)
+        num_read, num_written = count_answer_tokens(found)
         self.measures.add_answers(model, records=len(found), input_tokens=num_read, output_tokens=num_written)
         return found
 
@@ -272,15 +270,6 @@ def _format_event(table: JsonTable) -> str:
     return f"data: {json.dumps(table, ensure_ascii=False)}\n\n"
 
 
-def _count_tokens(found: Sequence[Prediction]) -> tuple[int, int]:
-    """Return the tokens that were read and written for answers."""
-    num_read = num_written = 0
-    for one in found:
-        num_read += one.num_input_tokens or 0
-        num_written += one.num_tokens or 0
-    return num_read, num_written
-
-
 async def _wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
@@ -311,9 +300,10 @@ def _refuse_skipped(found: Sequence[Prediction]) -> None:
 def _refuse_unsure(found: Sequence[Prediction], silence: Silence | None) -> None:
     """Raise RequestError 422 for the first answer that is withheld: OpenAI's form has no place for it."""
     for number, one in enumerate(found):
-        if withhold(one, silence).unsure:
+        given = withhold(one, silence)
+        if given.unsure:
             where = f"prompt {number}: " if len(found) > 1 else ""
-            raise RequestError(422, "unsure", f"{where}{withhold(one, silence).reason}. /predict gives it.")
+            raise RequestError(422, "unsure", f"{where}{given.reason}. /predict gives it.")
 
 
 def _make_stopping_error() -> RequestError:

@@ -307,7 +307,7 @@ class AnswerForm:
     Args:
         model: its name.
         stop: texts before which an answer ends.
-        sends_tokens: whether the text of the tokens is that of the answer, so that it can be sent while it is written.
+        sends_tokens: whether the tokens make the text of the answer, so that it can be sent while it is written.
     """
 
     def __init__(self, asked: Asked, model: str, *, stop: Sequence[str], sends_tokens: bool) -> None:
@@ -428,11 +428,11 @@ class AnswerForm:
         }
 
     def _count_usage(self, found: Sequence[Prediction]) -> JsonTable:
-        """Count tokens; of several answers that were not heard token by token, those of the best one."""
-        num_read = sum(one.num_input_tokens or 0 for one in found)
-        num_written = sum(len(choice.tokens) for choice in self._choices)
-        if not num_written or self._asked.num_answers == 1:
-            num_written = sum(one.num_tokens or 0 for one in found)
+        """Count tokens; of several answers that were not heard token by token, the tokens of the best one."""
+        num_read, num_written = count_answer_tokens(found)
+        num_heard = sum(len(choice.tokens) for choice in self._choices)
+        if num_heard and self._asked.num_answers > 1:
+            num_written = num_heard
         return {
             "prompt_tokens": num_read,
             "completion_tokens": num_written,
@@ -440,8 +440,17 @@ class AnswerForm:
         }
 
 
+def count_answer_tokens(found: Sequence[Prediction]) -> tuple[int, int]:
+    """Return the tokens that were read and written for answers."""
+    num_read = num_written = 0
+    for one in found:
+        num_read += one.num_input_tokens or 0
+        num_written += one.num_tokens or 0
+    return num_read, num_written
+
+
 def _take_log(probability: float) -> float:
-    """Compute the logarithm of a probability; JSON has no number for that of 0."""
+    """Compute the logarithm of a probability; JSON has no number for the logarithm of 0."""
     return log(probability) if probability else -9999.0
 
 

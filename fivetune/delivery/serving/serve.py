@@ -76,7 +76,8 @@ def serve(
         "max_input_tokens": max_input_tokens,
         "max_seconds": max_seconds,
     }
-    _refuse_limits(port, examples, limits, {"max_wait_ms": max_wait_ms, "drain_seconds": drain_seconds})
+    refuse_port(port)
+    _refuse_limits(examples, limits, {"max_wait_ms": max_wait_ms, "drain_seconds": drain_seconds})
     token = read_server_token(host)
     try:
         from fivetune.delivery.serving.app import Service, ServingLimits, build_app
@@ -90,10 +91,11 @@ def serve(
     from fivetune.delivery.serving.measures import ServerMeasures
     from fivetune.delivery.serving.models import open_models
 
+    folders = [runs] if isinstance(runs, str | Path) else runs
     # A port that is taken is reported before the models load.
     with bind_socket(host, port) as bound:
         models = open_models(
-            [str(one) for one in ([runs] if isinstance(runs, str | Path) else runs)],
+            [str(folder) for folder in folders],
             overrides or {},
             shares_base=one_base,
             max_input_tokens=max_input_tokens,
@@ -135,14 +137,12 @@ def serve(
         return batcher.close(timeout=END_SECONDS)
 
 
-def _refuse_limits(port: int, num_examples: int, limits: Mapping[str, float], waits: Mapping[str, float]) -> None:
+def _refuse_limits(num_examples: int, limits: Mapping[str, float], waits: Mapping[str, float]) -> None:
     """Raise ConfigError for a limit that would let no request pass.
 
     Args:
         limits: name -> number above 0. waits: name -> number, 0 or more.
     """
-    if not 0 <= port <= 65_535:  # the system would take the remainder
-        raise ConfigError(f"--port {port}: Allowed are 1 to 65535, and 0 for a free one.")
     for name, value in limits.items():
         if not value > 0:
             raise ConfigError(f"--{name.replace('_', '-')} {value}: must be above 0.")
@@ -151,6 +151,12 @@ def _refuse_limits(port: int, num_examples: int, limits: Mapping[str, float], wa
     for name, value in waits.items():
         if not 0 <= value <= 3_600_000:
             raise ConfigError(f"--{name.replace('_', '-')} {value}: must be 0 or more.")
+
+
+def refuse_port(port: int) -> None:
+    """Raise ConfigError for a number that is no port: the system would take its remainder."""
+    if not 0 <= port <= 65_535:
+        raise ConfigError(f"--port {port}: Allowed are 1 to 65535, and 0 for a free one.")
 
 
 def read_server_token(host: str) -> str | None:
