@@ -91,12 +91,13 @@ _PUBLIC_MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC_MODULES:
         raise AttributeError(f"module 'fivetune' has no attribute {name!r}")
-    import_module("fivetune.errors").refuse_stripped_python()
+    errors = import_module("fivetune.errors")
+    errors.refuse_stripped_python()
     with import_module("fivetune.distributed.processes.signals").defer_interrupts():
         import_module("fivetune.rundir.notebook").prepare_imports()
         found = getattr(import_module(_PUBLIC_MODULES[name]), name)
     if not isinstance(found, type):
-        found = import_module("fivetune.errors").name_arguments(found)
+        found = errors.name_arguments(found)
         found.__module__ = "fivetune"  # pickle finds it here
     globals()[name] = found
     return found

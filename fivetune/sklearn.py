@@ -100,9 +100,9 @@ class FiveTuneClassifier(ClassifierMixin, BaseEstimator):
         records = [{"text": text, "label": names[place]} for text, place in zip(texts, places, strict=True)]
         folder = self.run_dir
         if folder is None:
-            place = tempfile.mkdtemp(prefix="fivetune-classifier-")
-            self._removal = weakref.finalize(self, shutil.rmtree, place, ignore_errors=True)
-            folder = Path(place, "run")
+            parent = tempfile.mkdtemp(prefix="fivetune-classifier-")
+            self._removal = weakref.finalize(self, shutil.rmtree, parent, ignore_errors=True)
+            folder = Path(parent, "run")
         changes = {
             "run.seed": int(check_random_state(self.random_state).randint(MAX_SEED)),
             "run.dir": str(folder),
