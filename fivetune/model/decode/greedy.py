@@ -144,24 +144,26 @@ class GreedySearch:
         if self.decoding.sampling:
             uniforms = self._uniforms.gather(1, ages[:, None])[:, 0]
             ids, logprobs = draw_tokens(scores, self.decoding.sampling, uniforms)
+            losses = -logprobs
         else:
             best, ids = scores.max(-1)
-            # log p of the best token is -log of the sum of exp(score - best); the scores are not needed any more.
-            logprobs = scores.sub_(best[:, None]).exp_().sum(-1).log_().neg_()
-        self._logprobs += logprobs
+            # -log p of the best token is log of the sum of exp(score - best); the scores are not needed any more.
+            losses = scores.sub_(best[:, None]).exp_().sum(-1).log_()
+        self._logprobs -= losses
         self._written.scatter_(1, ages[:, None] + 1, ids[:, None])
         # One copy to the host a step, which waits for the device: the ids decide which slots have ended.
         ended: list[int] = []  # slots
         tokens = ids.tolist()
         if self._on_token:
-            for key, token, logprob in zip(self._keys, tokens, logprobs.tolist(), strict=True):
+            for key, token, loss in zip(self._keys, tokens, losses.tolist(), strict=True):
                 if key is not None:
-                    self._on_token(key[0][0], key[1], token, logprob)
+                    self._on_token(key[0][0], key[1], token, -loss)
+        has_stops = self._tokenizer is not None
         for slot, token in enumerate(tokens):
             if self._keys[slot] is None:
                 continue
             self._ages[slot] += 1
-            if token == self._eos or self._ages[slot] == self._cap or self._has_stop(slot):
+            if token == self._eos or self._ages[slot] == self._cap or (has_stops and self._has_stop(slot)):
                 ended.append(slot)
         found: list[tuple[ScoredRow, list[Hypothesis]]] = []
         answers = zip(ended, self._written[ended].tolist(), self._logprobs[ended].tolist(), strict=True)
@@ -183,8 +185,7 @@ class GreedySearch:
 
     def _has_stop(self, slot: int) -> bool:
         """Whether the text of an answer so far has a text that ends it."""
-        if self._tokenizer is None:
-            return False
+        assert self._tokenizer is not None
         text = to_text(self._tokenizer, self._written[slot, 1 : self._ages[slot] + 1].tolist())
         return any(stop in text for stop in self.decoding.stop)
 
