@@ -38,7 +38,6 @@ OTHER = "(other)"  # a prediction that is none of the labels, or missing
 NO_SETTINGS: Mapping[str, object] = {}
 T = TypeVar("T")
 Warn = Callable[[str], object]
-Predicted = str | Path | Mapping[str, object] | Sequence[object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,21 +159,21 @@ def score(
             leanings = _map_to_own_ids(read_no_answer_scores(place), gold, place, part)
             _compare_ids(gold, leanings, place, missing_is_error=True, on_warning=warn)
 
-        def read_answers(given: object, where: str) -> list[list[str]]:
-            place = find_file(given, where)
+        def read_answers(place: str) -> list[list[str]]:
             found = _map_to_own_ids(read_rankings(place), gold, place, part)
             _compare_ids(gold, found, place, missing_is_error=missing == "error", on_warning=warn)
             return _convert_rankings(own, questions, found, is_raw=raw, on_warning=warn)
 
-        ranked = read_answers(predictions, "predictions")
+        answer_file = find_file(predictions, "predictions")
+        ranked = read_answers(answer_file)
         ours = _score_rankings(own, questions, ranked, leanings)
         theirs = None
         if against is not None:
-            theirs = _score_rankings(own, questions, read_answers(against, "against"), {})
+            theirs = _score_rankings(own, questions, read_answers(find_file(against, "against")), {})
         # What the scores do not show by themselves.
         if words := describe_lenient_gap(ours.corpus):
             warn(words)
-        confusion = _build_confusion(own, questions, ranked, find_file(predictions, "predictions"), warn)
+        confusion = _build_confusion(own, questions, ranked, answer_file, warn)
         without_blanks = _score_without_blanks(own, questions, ranked, leanings)
     from fivetune.scores.analysis.bootstrap import compare_paired, compute_intervals  # numpy, not for --help
 
