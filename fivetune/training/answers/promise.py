@@ -15,6 +15,7 @@ from fivetune.rundir.abstention_file import read_abstention, write_abstention
 from fivetune.rundir.confidence_file import read_temperature
 from fivetune.rundir.export_file import read_export
 from fivetune.rundir.layout import ABSTENTION, find_model_folder
+from fivetune.rundir.reader import PredictionFiles
 from fivetune.rundir.records import EvalRecord, Prediction
 from fivetune.scores.analysis.abstention import (
     choose_level,
@@ -83,7 +84,9 @@ def keep_promise(
     Raises ConfigError if no prediction has such a score, or if no confidence keeps the promise.
     """
     share = parse_share(max_error, "max_error")
-    lines = restore_lines(rundir.read_run(folder).read_predictions(record), record.temperature)
+    # The file of these predictions alone: a long run has 100,000 steps.
+    written = PredictionFiles(folder, [record], {}, rundir.Damage())[f"{record.split}-{record.step}"]
+    lines = restore_lines(written, record.temperature)
     score = find_error_score(lines, metric, is_graded=error_below is not None)
     if score is None:
         if any(metric in line.scores for line in lines):

@@ -399,7 +399,7 @@ class TrainedRun:
             requests: unlike for `predict`, a text is always the whole input, exactly as the model reads it.
             batch_size: examples per generation batch; default: eval.batch_size of the run.
             max_input_tokens: most tokens of an input before clipping; one with more has a reason in `skipped`.
-            decoding: options of the search; default: those of the run.
+            decoding: options of the search; default: the run's options.
             on_written: called for each token of an answer, where the search reports them.
         """
         loaded = self.loaded
@@ -505,7 +505,8 @@ class TrainedRun:
         if max_error is not None:
             refuse_promise(self.folder, max_error, error_below)
         if not self.is_export:
-            refuse_missing_model(self.folder, self.status)  # a checkpoint answers, but its scores are the training's
+            # A checkpoint answers, but its scores are the training's.
+            refuse_missing_model(self.folder, rundir.read_status(self.folder, rundir.Damage()))
         # The model first: a table is written next to the run only when the folder has proved usable.
         loaded = self.loaded
         given = self.overrides if data is None else {**self.overrides, "data.eval": data}
