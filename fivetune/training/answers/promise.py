@@ -95,8 +95,8 @@ def keep_promise(
             )
         known = ", ".join(lines[0].scores) if lines else ""
         raise ConfigError(
-            f"max_error: {metric} has no value for a single prediction, so that no answer is right or wrong. Name "
-            f"another score with --eval.metric{f': {known}' if known else ''}, or leave max_error out."
+            f"max_error: {metric} has no value for a single prediction, so that no answer is right or wrong. Leave "
+            f"max_error out, or train with another eval.metric{f': {known}' if known else ''}."
         )
     found = measure_abstention(
         lines, score, error_below=(error_below or 100) / 100, split=record.split, step=record.step
