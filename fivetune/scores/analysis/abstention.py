@@ -36,14 +36,6 @@ GRID = np.append(expit(np.arange(18, -36.25, -0.25)), 0.0)  # levels of probabil
 SPARE_ERRORS = (2, 1)  # wrong answers with which the first level may pass, where the evaluation is large enough
 FIRST_SHARE = 0.25  # of all answers, which the first level has at least
 RIGHT_OR_WRONG = ("exact", "exact_match", "accuracy")  # scores of 0 or 1, in place of a graded main score
-SAME_ANSWERS = (
-    "eval.batch_size",
-    "eval.every_steps",
-    "eval.at_start",
-    "eval.max_examples",
-    "eval.final",
-    "eval.metric",
-)
 ANSWER_SETTINGS = ("data.max_input_tokens", "data.max_target_tokens", "data.overlong")
 
 
@@ -56,10 +48,10 @@ def compute_tail(wrong: int, answered: int, share: float) -> float:
     >>> round(compute_tail(0, 59, 0.05), 4), round(compute_tail(1, 2, 0.5), 4)
     (0.0485, 0.75)
     """
-    k = np.arange(1, wrong + 1)
+    k = np.arange(wrong + 1)
     # log C(n, k) from log C(n, k - 1): there is no factorial that overflows.
-    choices = np.concatenate([[0.0], np.cumsum(np.log(answered - k + 1) - np.log(k))])
-    terms = choices + np.arange(wrong + 1) * math.log(share) + (answered - np.arange(wrong + 1)) * math.log1p(-share)
+    choices = np.concatenate([[0.0], np.cumsum(np.log(answered - k[:-1]) - np.log(k[1:]))])
+    terms = choices + k * math.log(share) + (answered - k) * math.log1p(-share)
     return min(float(np.exp(terms).sum()), 1.0)
 
 
@@ -230,9 +222,10 @@ def select_answer_settings(overrides: Mapping[str, object]) -> JsonTable:
     {'eval.num_beams': 4}
     """
     found: JsonTable = {}
+    # Settings of eval that only a training has are no overrides of a run.
     for name, value in sorted(overrides.items()):
         is_of_answers = name.startswith(("eval.", "task.")) or name in ANSWER_SETTINGS
-        if is_of_answers and name not in SAME_ANSWERS:
+        if is_of_answers and name != "eval.batch_size":
             found[name] = value
     return found
 
@@ -292,6 +285,11 @@ def find_min_confidence(abstention: Abstention, max_error: float, temperature: f
     level = choose_level(abstention.levels, max_error)
     if level is None:
         raise ConfigError(describe_broken_promise(abstention, max_error))
+    return compute_min_confidence(level, temperature)
+
+
+def compute_min_confidence(level: Level, temperature: float) -> float:
+    """Compute the confidence from which on the answers of a level are given."""
     if temperature == 1 or level.probability == 0:  # the confidence is the probability; or all answers are given
         return level.probability
     return float(apply_temperature(level.probability, temperature))
@@ -299,12 +297,14 @@ def find_min_confidence(abstention: Abstention, max_error: float, temperature: f
 
 def list_promise_facts(abstention: Abstention, temperature: float) -> JsonTable:
     """List what a kept promise says and was measured on, for scripts; {} without one that a level keeps."""
-    level = choose_level(abstention.levels, abstention.max_error) if abstention.max_error else None
-    if level is None or abstention.max_error is None:
+    if abstention.max_error is None:
+        return {}
+    level = choose_level(abstention.levels, abstention.max_error)
+    if level is None:
         return {}
     return {
         "max_error": abstention.max_error,
-        "min_confidence": find_min_confidence(abstention, abstention.max_error, temperature),
+        "min_confidence": compute_min_confidence(level, temperature),
         "num_examples": abstention.num,
         "num_answered": level.answered,
         "num_wrong": level.wrong,

@@ -20,11 +20,11 @@ from fivetune.rundir.abstention_file import Abstention, Level
 from fivetune.rundir.records import EvalRecord, Prediction
 from fivetune.scores.analysis.abstention import (
     choose_level,
+    compute_min_confidence,
     compute_upper_bound,
     count_needed,
     describe_promise,
     find_error_score,
-    find_min_confidence,
     format_promise,
     list_promise_facts,
     measure_abstention,
@@ -131,7 +131,7 @@ def _build_row(found: Abstention, share: float, temperature: float) -> Sequence[
         return (name, "none", "", "", "", "", format_count(needed) if needed else "no number")
     return (
         name,
-        format_significant(find_min_confidence(found, share, temperature)),
+        format_significant(compute_min_confidence(level, temperature)),
         format_percent(level.answered / found.num),
         format_count(level.answered),
         format_percent(level.wrong / level.answered),
