@@ -123,12 +123,8 @@ def _build_text_prediction(settings: AnswerSettings, one: GeneratedAnswer, loss:
     task = settings.task
     tokenizer = settings.tokenizer
     example = settings.store.read_example(one.row)
-    text = to_text(tokenizer, one.token_ids, keep_special=settings.keep_special)
-    is_stopped = False
-    if settings.decoding.stop:
-        whole = text
-        text = cut_at_stop(whole, settings.decoding.stop)
-        is_stopped = len(text) < len(whole)
+    whole = to_text(tokenizer, one.token_ids, keep_special=settings.keep_special)
+    text = cut_at_stop(whole, settings.decoding.stop)
     prediction = task.from_text(text)
     confidence = compute_probability(one.logprob)
     candidates = ()
@@ -160,7 +156,7 @@ def _build_text_prediction(settings: AnswerSettings, one: GeneratedAnswer, loss:
         confidence=confidence,
         logprob=one.logprob,
         num_tokens=one.num_scored_tokens,
-        hit_cap=one.hit_cap and not is_stopped,
+        hit_cap=one.hit_cap and text == whole,
         sentinel=SENTINEL in text,
         unknown_chars=sum(token_id == tokenizer.unk_token_id for token_id in one.token_ids),
         no_answer_score=no_answer_score,
@@ -184,8 +180,8 @@ def _rank_labels(task: Task, logprobs: Sequence[float]) -> tuple[Candidate, ...]
 def _decode_candidates(settings: AnswerSettings, one: GeneratedAnswer) -> tuple[Candidate, ...]:
     """Decode several answers to texts, each with its probability.
 
-    Those of a search are in its order, by log p / length^length_penalty, and no answer follows if they lack it; drawn
-    ones are as drawn.
+    Answers of a search are in its order, by log p / length^length_penalty, and no answer follows if they lack it;
+    drawn answers are as drawn.
     """
     found: list[Candidate] = []
     for ids, logprob in one.candidates:
