@@ -63,7 +63,7 @@ def measure_filler(workload: str, num_examples: int, batch_size: int) -> dict[st
 
 
 if __name__ == "__main__":
-    args = make_parser(__doc__).parse_args()
+    args = make_parser(__doc__, results=None).parse_args()
     results = [measure_filler(*run) for run in RUNS]
     print("| lengths | examples, micro-batch | filler of inputs and targets | graphs |\n|---|---|---|---|")
     for row in results:

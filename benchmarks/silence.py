@@ -14,7 +14,6 @@ quickstart: of 600 of the 6,600) or after a fixed number of steps (Stack Overflo
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,13 +24,11 @@ import fivetune
 from benchmarks import so_quality
 from benchmarks.harness import facts, make_parser, publish_result, table
 from fivetune.data.corpus import reading
-from fivetune.model.tokenizer import load_tokenizer
-from fivetune.rundir import read_run, write_json
+from fivetune.rundir import read_run
 from fivetune.rundir.figures import find_exported_eval
 from fivetune.rundir.records import Prediction
 from fivetune.scores.analysis.abstention import choose_level, count_answers, find_error_score, format_promise
 from fivetune.scores.analysis.calibration import restore_lines
-from recipes.nano.tokenizer import train_tokenizer
 
 FOLDER = Path("runs/silence")
 PROMISES = (0.01, 0.02, 0.05, 0.1)
@@ -88,15 +85,8 @@ def train_quickstart(folder: Path, steps: int) -> None:
 
 def train_stackoverflow(folder: Path, seed: int, source: Path) -> None:
     """Train the recipe on a drawn part of the posts, with a tokenizer of that part."""
-    posts = list(so_quality.read_posts(source))
-    random.Random(seed).shuffle(posts)
-    train = posts[:NUM_POSTS]
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, part in (("train", train), ("test", posts[NUM_POSTS:])):
-        so_quality.write_posts(folder / f"{name}.csv", part)
-    model = folder / "model"
-    train_tokenizer(model, (f"quality: {post['text']}" for post in train), num_pieces=so_quality.NUM_PIECES)
-    write_json(model / "config.json", {**so_quality.SHAPE, "vocab_size": len(load_tokenizer(None, model))})
+    train, held_out = so_quality.split(so_quality.read_posts(source), num_train=NUM_POSTS, seed=seed)
+    model = so_quality.write_parts(folder, train, held_out)
     settings = {
         "data.train": str(folder / "train.csv"),
         "data.eval": str(folder / "test.csv"),

@@ -67,20 +67,15 @@ def main() -> None:
 def prepare(source: Path, folder: Path) -> None:
     """Write the two parts and what the model is built from; the same file gives the same bytes."""
     train, test = split(read_posts(source))
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, posts in (("train", train), ("test", test)):
-        write_posts(folder / f"{name}.csv", posts)
-    model = folder / "model"
-    train_tokenizer(model, (f"quality: {post['text']}" for post in train), num_pieces=NUM_PIECES)
-    write_json(model / "config.json", {**SHAPE, "vocab_size": len(load_tokenizer(None, model))})
+    model = write_parts(folder, train, test)
     print(f"{folder}: {len(train):,} posts to train on, {len(test):,} held out, {model}")
 
 
-def split(posts: Posts) -> tuple[Posts, Posts]:
+def split(posts: Posts, *, num_train: int = NUM_TRAIN, seed: int = SEED) -> tuple[Posts, Posts]:
     """A seeded draw: the training part and the held-out part."""
     shuffled = list(posts)
-    random.Random(SEED).shuffle(shuffled)
-    return shuffled[:NUM_TRAIN], shuffled[NUM_TRAIN:]
+    random.Random(seed).shuffle(shuffled)
+    return shuffled[:num_train], shuffled[num_train:]
 
 
 def read_posts(path: Path) -> Posts:
@@ -91,7 +86,18 @@ def read_posts(path: Path) -> Posts:
         return list(csv.DictReader(file))
 
 
-def write_posts(path: Path, posts: Posts) -> None:
+def write_parts(folder: Path, train: Posts, test: Posts) -> Path:
+    """Write train.csv, test.csv and model/ with the tokenizer of the training part; returns model/."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, posts in (("train", train), ("test", test)):
+        _write_posts(folder / f"{name}.csv", posts)
+    model = folder / "model"
+    train_tokenizer(model, (f"quality: {post['text']}" for post in train), num_pieces=NUM_PIECES)
+    write_json(model / "config.json", {**SHAPE, "vocab_size": len(load_tokenizer(None, model))})
+    return model
+
+
+def _write_posts(path: Path, posts: Posts) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(("text", "rating"))
