@@ -117,7 +117,7 @@ def _write_tokens(folder: Path, tokens: Sequence[str], words: Container[str]) ->
         pipeline["added_tokens"].append({"id": number, "content": token, **plain})
     path.write_text(json.dumps(pipeline), encoding="utf-8")
     if outside:
-        # The class of T5 makes its own pipeline when it loads; this one takes that of the file.
+        # The class of T5 makes its own pipeline when it loads; this class takes the file's pipeline.
         settings: JsonTable = json.loads(settings_path.read_text(encoding="utf-8"))
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
         settings_path.write_text(json.dumps(settings), encoding="utf-8")

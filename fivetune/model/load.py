@@ -118,9 +118,9 @@ def load_model_and_tokenizer(
     _fit_vocabulary(loaded, source, tokenizer_key)
     if added and init == "pretrained":
         fill_rows(loaded.model, added)
-    if len(added) < len({*new_tokens}):
-        known = len({*new_tokens}) - len(added)
-        loaded.warnings.append(f"{ADDED}: {known} of {len({*new_tokens})} tokens are in the vocabulary already.")
+    num_new = len({*new_tokens})
+    if num_known := num_new - len(added):
+        loaded.warnings.append(f"{ADDED}: {num_known} of {num_new} tokens are in the vocabulary already.")
     if head == "extractive":
         loaded.model = span_head.attach_span_head(loaded.model)
     return loaded

@@ -27,8 +27,8 @@ class LogitsProcessor:
         Args:
             scores: [..., V], changed in place.
             step: number of tokens generated before this one, the same for all rows or [B].
-            written: [..., step + 1], the decoder's inputs so far, with the start token; those of a row at an earlier
-                step are followed by filler.
+            written: [..., step + 1], the decoder's inputs so far, with the start token; filler follows the inputs of a
+                row at an earlier step.
         """
         if self._penalty != 1.0:  # a score falls whether it is negative or not
             there = scores.gather(-1, written)

@@ -93,7 +93,7 @@ def _draw_probable(shares: Tensor, sampling: Sampling, uniforms: Tensor, first: 
     whole = (found if sampling.top_k else shares).sum(-1, keepdim=True)
     # A token stays if the more probable ones have less than top_p together: the first one always does.
     is_kept = found.cumsum(-1) - found < sampling.top_p * whole
-    # In the order of the vocabulary: that of two equally probable tokens would depend on the last bit.
+    # In the order of the vocabulary: the order of two equally probable tokens would depend on the last bit.
     ids, order = ids.sort(-1)
     kept = (found * is_kept).gather(-1, order)
     chosen = ids.gather(-1, find_places(kept, uniforms)).clamp_max_(vocabulary - 1)  # not the filler of a block

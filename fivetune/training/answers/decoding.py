@@ -39,7 +39,7 @@ def make_evaluator(
     Args:
         target_p99: 99th percentile of the training targets' lengths in tokens, from which the generation cap follows.
         generate: searches for answers.
-        decoding: options of the search, of a task that is no mixture; default: those of the config.
+        decoding: options of the search, of a task that is no mixture; default: the config's options.
     """
     parts: dict[str, Evaluator] = {}
     if isinstance(store, ConcatStore):

@@ -80,7 +80,7 @@ class RunModel:
         generate: searches for answers: torch, TPU chips, or the engine of an export.
         threads: chooses the number of CPU threads again while answers are computed; None on other devices.
         temperature: temperature of the confidences.
-        checkpoint: the checkpoint whose weights answer; None: those of model/.
+        checkpoint: the checkpoint whose weights answer; None: the weights of model/.
     """
 
     config: RunConfig
@@ -96,7 +96,7 @@ class RunModel:
         """Make the evaluator of tokenised questions, which scores the answers where there are references.
 
         Args:
-            decoding: options of the search; default: those of the run.
+            decoding: options of the search; default: the run's options.
         """
         evaluator = make_evaluator(
             self.config,
@@ -165,7 +165,6 @@ def load_run_model(
         on_note: called with the reasons of the precision, of the number of CPU threads, and of slower answers, where
             they need one.
         world: the ranks that predict together; each loads the model on its own device, by `load_model`.
-
         uses_checkpoint: of a run that is not finished, load the newest whole checkpoint, and report it to `on_damage`.
 
     Raises RunDirError if the run has no model, its files are damaged or another run's, ConfigError for an override
