@@ -23,6 +23,8 @@ from typing import Any
 
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError
 from fivetune.installation import name_install
+from fivetune.reading.compare.variants import make_unique_name
+from fivetune.reading.report.page.charts import COLORS, INK, MUTED
 from fivetune.reading.report.page.parts import Chart, Page
 from fivetune.reading.report.page.render import to_slug
 from fivetune.reading.report.page.wording import name_invisible
@@ -30,7 +32,7 @@ from fivetune.rundir import write_bytes, write_text
 
 TEXT_WIDTH, COLUMN_WIDTH = 6.5, 3.25  # inches: the text of a page, and one of two columns
 PIXELS = 110  # of a page's chart, in an inch of a figure
-POINT = 0.65  # points of a mark per pixel of the page's
+POINT = 0.65  # points of a mark or line per pixel of the page's
 INCH_CHARS = 18  # characters of a legend in an inch; an entry's sign takes 7
 MAX_LEGEND = 12  # names; more hide the chart, as the lines of 40 trials
 NAME_CHARS = 48
@@ -115,13 +117,9 @@ def iter_named_charts(page: Page) -> Iterator[tuple[str, Chart]]:
             name = to_slug(f"{section.title} {first}")
             if len(name) > NAME_CHARS:  # cut between words
                 name = name[:NAME_CHARS].rpartition("-")[0]
-            place = 2
-            unique = name
-            while unique in taken:
-                unique = f"{name}-{place}"
-                place += 1
-            taken.add(unique)
-            yield unique, part
+            name = make_unique_name(name, taken, template="{}-{}")
+            taken.add(name)
+            yield name, part
 
 
 # --- data ---
@@ -195,9 +193,11 @@ def draw_chart(chart: Chart) -> dict[str, bytes]:
         for name, plane in planes.items():
             own = "y" + name.removeprefix("yaxis")
             traces = [trace for trace in chart.data if trace.get("yaxis", "y") == own]
-            _draw_traces(plane, traces, layout)
-            _set_axis(plane, "x", layout["xaxis"], is_titled=name == lanes[-1])
-            _set_axis(plane, "y", layout[name], is_titled=True)
+            columns = _number_names(traces, "x", layout["xaxis"])
+            rows = _number_names(traces, "y", layout[name])
+            _draw_traces(plane, traces, columns, rows, is_stacked=layout.get("barmode") == "stack")
+            _set_axis(plane, "x", layout["xaxis"], columns, is_titled=name == lanes[-1])
+            _set_axis(plane, "y", layout[name], rows, is_titled=True)
         if len(lanes) > 1:  # the annotations are the names of the lanes
             for plane, note in zip(planes.values(), layout["annotations"], strict=True):
                 plane.set_title(unescape(note["text"]), loc="left", fontsize=7, pad=2)
@@ -205,12 +205,10 @@ def draw_chart(chart: Chart) -> dict[str, bytes]:
             _draw_shapes(planes["yaxis"], layout)
         _add_legend(figure, list(planes.values()), is_stacked=len(lanes) > 1)
         found: dict[str, bytes] = {}
-        # Without dates, equal charts give equal files.
-        for suffix, metadata in (
-            ("svg", {"Date": None, "Title": chart.caption, "Creator": "FiveTune"}),
-            ("pdf", {"CreationDate": None, "Title": chart.caption, "Creator": "FiveTune"}),
-        ):
+        for suffix, date in (("svg", "Date"), ("pdf", "CreationDate")):
             content = io.BytesIO()
+            # Without dates, equal charts give equal files.
+            metadata = {date: None, "Title": chart.caption, "Creator": "FiveTune"}
             figure.savefig(content, format=suffix, metadata=metadata)
             found[suffix] = content.getvalue()
             figure.set_layout_engine("none")  # places are computed once, which takes half of the time
@@ -231,32 +229,46 @@ def _find_color(color: str | Sequence[str] | None) -> Any:
     """Convert colours of the page, one or one per mark; the page's first colour where a trace names none."""
     colors = _read_colors()
     if isinstance(color, str) or color is None:
-        return colors.get(color or "", color or colors["var(--series-1)"])
+        return colors.get(color or COLORS[0], color)
     return [colors.get(one, one) for one in color]
 
 
-def _compute_places(plane: Axes, letter: str, values: Sequence[Any], axis: Mapping[str, Any]) -> list[float]:
-    """Convert values of an axis to places: names get whole numbers in the order in which they come."""
-    is_named = axis.get("type") == "category" or any(isinstance(value, str) for value in values)
-    if not is_named:
-        return [math.nan if value is None else float(value) for value in values]
-    names: dict[str, int] = plane.__dict__.setdefault(f"fivetune_{letter}", {})
+def _number_names(traces: Sequence[Mapping[str, Any]], letter: str, axis: Mapping[str, Any]) -> dict[str, int]:
+    """Number the names of an axis in the order in which they come; {} for an axis of numbers."""
+    names: dict[str, int] = {}
+    for trace in traces:
+        for value in trace[letter]:
+            if isinstance(value, str) or axis.get("type") == "category":
+                names.setdefault(unescape(str(value)), len(names))
+    return names
+
+
+def _compute_places(values: Sequence[Any], names: Mapping[str, int]) -> list[float]:
+    """Convert values of an axis to places; a name is at its number."""
     places: list[float] = []
     for value in values:
-        places.append(float(names.setdefault(unescape(str(value)), len(names))))
+        at = names.get(unescape(str(value)), value) if names else value
+        places.append(math.nan if at is None else float(at))
     return places
 
 
-def _draw_traces(plane: Axes, traces: Sequence[Mapping[str, Any]], layout: Mapping[str, Any]) -> None:
-    """Draw lines, marks, areas, bars and the cells of a matrix."""
+def _draw_traces(
+    plane: Axes,
+    traces: Sequence[Mapping[str, Any]],
+    columns: Mapping[str, int],
+    rows: Mapping[str, int],
+    *,
+    is_stacked: bool,
+) -> None:
+    """Draw lines, marks, areas, bars and the cells of a matrix; `columns` and `rows` are the names of the axes."""
     ends: dict[float, float] = {}  # of stacked bars
     for trace in traces:
-        xs = _compute_places(plane, "x", trace["x"], layout["xaxis"])
-        ys = _compute_places(plane, "y", trace["y"], layout["yaxis"])
+        xs = _compute_places(trace["x"], columns)
+        ys = _compute_places(trace["y"], rows)
         if trace["type"] == "heatmap":
             _draw_matrix(plane, trace)
         elif trace["type"] == "bar":
-            _draw_bars(plane, trace, xs, ys, ends if layout.get("barmode") == "stack" else {})
+            _draw_bars(plane, trace, xs, ys, ends if is_stacked else {})
         elif trace.get("fill"):
             _fill_areas(plane, trace, xs, ys)
         else:
@@ -282,7 +294,7 @@ def _draw_line(plane: Axes, trace: Mapping[str, Any], xs: list[float], ys: list[
             xs,
             ys,
             color=color,
-            linewidth=0.65 * line.get("width", 2),
+            linewidth=POINT * line.get("width", 2),
             linestyle=DASHES.get(line.get("dash"), "-"),
             drawstyle="steps-post" if line.get("shape") == "hv" else "default",
             alpha=trace.get("opacity"),
@@ -334,9 +346,7 @@ def _draw_bars(
     else:
         plane.bar(places, lengths, widths, bottom=starts, **look)
         for place, length, text in zip(places, lengths, trace.get("text", ()), strict=False):
-            plane.annotate(
-                text, (place, length), ha="center", va="bottom", fontsize=6, color=_find_color("var(--muted)")
-            )
+            plane.annotate(text, (place, length), ha="center", va="bottom", fontsize=6, color=_find_color(MUTED))
 
 
 def _draw_matrix(plane: Axes, trace: Mapping[str, Any]) -> None:
@@ -346,15 +356,14 @@ def _draw_matrix(plane: Axes, trace: Mapping[str, Any]) -> None:
     plane.imshow(trace["z"], cmap=colors, vmin=trace["zmin"], vmax=trace["zmax"], aspect="auto")
     for row, (numbers, shares) in enumerate(zip(trace["text"], trace["z"], strict=True)):
         for column, (number, share) in enumerate(zip(numbers, shares, strict=True)):
-            color = "white" if share > 0.6 * trace["zmax"] else _find_color("var(--ink)")
+            color = "white" if share > 0.6 * trace["zmax"] else _find_color(INK)
             plane.text(column, row, f"{number:,}", ha="center", va="center", fontsize=7, color=color)
 
 
-def _set_axis(plane: Axes, letter: str, axis: Mapping[str, Any], *, is_titled: bool) -> None:
+def _set_axis(plane: Axes, letter: str, axis: Mapping[str, Any], names: Mapping[str, int], *, is_titled: bool) -> None:
     """Give an axis of a plot its title, scale, names and range."""
     own = plane.xaxis if letter == "x" else plane.yaxis
     set_range = plane.set_xlim if letter == "x" else plane.set_ylim
-    names: Mapping[str, int] = plane.__dict__.get(f"fivetune_{letter}", {})
     if is_titled:
         own.set_label_text(unescape(axis.get("title", {}).get("text", "")))
     is_log = axis.get("type") == "log"
@@ -384,7 +393,7 @@ def _set_axis(plane: Axes, letter: str, axis: Mapping[str, Any], *, is_titled: b
 
 def _draw_shapes(plane: Axes, layout: Mapping[str, Any]) -> None:
     """Draw the lines across a plot, and its notes."""
-    muted = _find_color("var(--muted)")
+    muted = _find_color(MUTED)
     for shape in layout.get("shapes", ()):
         look = {"color": muted, "linewidth": 0.7, "linestyle": DASHES.get(shape["line"]["dash"], "-"), "zorder": 1}
         if shape["yref"] == "paper":
