@@ -9,7 +9,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
 from fivetune.reading.report.page.charts import build_bars_chart
-from fivetune.reading.report.page.parts import Chart, Measured, Page, Problem, Results, Table, Text, build_section
+from fivetune.reading.report.page.parts import (
+    Chart,
+    Measured,
+    Page,
+    Problem,
+    Results,
+    Text,
+    build_plain_table,
+    build_section,
+)
 from fivetune.reading.report.page.wording import format_plural, format_significant
 from fivetune.reading.report.run.load import DEVICE_GAUGES, Gauge, Load
 from fivetune.reading.report.run.load_charts import iter_lanes_charts, list_used_values
@@ -35,8 +44,7 @@ def build_logs_page(logs: Logs, verdicts: Mapping[str, Sequence[Verdict]]) -> Pa
         problems += [Problem(f"{name}: {one.message}", one.advice) for one in found]
         if not found:
             problems.append(Text(f"{name}: no problem found.", "good"))
-    results = build_logs_results(logs)
-    rows = [[cell if isinstance(cell, str) else cell.text for cell in row] for row in results.rows]
+    results = _build_results(loads)
     what = "each log" if len(logs) > 1 else next(iter(logs))
     return Page(
         title="Load of " + ", ".join(logs) if len(logs) < 4 else f"Load of {len(logs)} logs",
@@ -46,7 +54,7 @@ def build_logs_page(logs: Logs, verdicts: Mapping[str, Sequence[Verdict]]) -> Pa
                 "Load",
                 iter_lanes_charts([*loads.items()], GAUGES, what),
                 _draw_highest_temperatures(loads),
-                Table(results.caption, results.header, rows),
+                build_plain_table(results, results.caption),
             ),
         ),
     )
@@ -67,9 +75,12 @@ def _draw_highest_temperatures(loads: Mapping[str, Load]) -> Iterator[Chart]:
 
 def build_logs_results(logs: Logs) -> Results:
     """Build mean and highest value of each quantity of each device and host."""
+    return _build_results({name: Load(records) for name, records in logs.items()})
+
+
+def _build_results(loads: Mapping[str, Load]) -> Results:
     rows: list[list[str | Measured]] = []
-    for name, records in logs.items():
-        load = Load(records)
+    for name, load in loads.items():
         for gauge in GAUGES:
             for track in load.build_tracks(gauge):
                 values = select_finite(track.values)
@@ -79,5 +90,5 @@ def build_logs_results(logs: Logs) -> Results:
                 row.append(str(len(values)))
                 rows.append(row)
     header = ("log", "quantity", "of", "unit", "mean", "highest", "samples")
-    caption = f"Load of {format_plural(len(logs), 'log')}: mean and highest sample of each device and of the host."
+    caption = f"Load of {format_plural(len(loads), 'log')}: mean and highest sample of each device and of the host."
     return Results(caption, header, rows)

@@ -30,6 +30,7 @@ from fivetune.reading.report.page.parts import (
     Section,
     Table,
     Text,
+    build_plain_table,
     build_section,
 )
 from fivetune.reading.report.page.series import Series
@@ -62,13 +63,11 @@ def build_search_page(found: Search, *, recipe: str = "", doubt: str = "") -> Pa
     for state in (*ENDED_STATES, "running", "waiting"):
         if state in states:
             badges.append(Text(f"{states.count(state)} {state}", kinds.get(state, "note")))
-    results = build_search_results(found)
-    rows = [[cell if isinstance(cell, str) else cell.text for cell in row] for row in results.rows]
     sections = (
         _build_result_section(found, recipe, doubt),
         build_section("History", _draw_history_charts(found)),
         build_section("Importance of settings", _iter_importance_parts(found)),
-        build_section("Trials", Table("All trials, the best first.", results.header, rows)),
+        build_section("Trials", build_plain_table(build_search_results(found), "All trials, the best first.")),
     )
     return Page(
         title=found.name,

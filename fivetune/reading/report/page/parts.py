@@ -167,12 +167,17 @@ class Results:
     methods: str = ""
 
 
+def build_plain_table(results: Results, caption: str) -> Table:
+    """Build the table of a page from the results of a paper: numbers as they are printed."""
+    rows = [[cell if isinstance(cell, str) else cell.text for cell in row] for row in results.rows]
+    return Table(caption, results.header, rows)
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One HTML page before it is rendered; `badges` are short labels of its state, `results` the table for a paper."""
+    """One HTML page before it is rendered; `badges` are short labels of its state."""
 
     title: str
     sections: tuple[Section, ...]
     subtitle: str = ""
     badges: tuple[Text, ...] = ()
-    results: Results | None = None

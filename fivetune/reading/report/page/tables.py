@@ -43,7 +43,7 @@ def build_csv(results: Results) -> str:
         cells = [row[place] for row in results.rows]
         unit = f" ({results.units[name]})" if name in results.units else ""
         columns.append([name + unit, *map(_format_value, cells)])
-        numbers = [cell if isinstance(cell, Measured) else Measured(cell) for cell in cells]
+        numbers = list(map(_as_measured, cells))
         if any(one.interval for one in numbers):
             for end, words in enumerate(("low", "high")):
                 column = [f"{name} {words}{unit}"]
@@ -55,6 +55,11 @@ def build_csv(results: Results) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(zip(*columns, strict=True))
     return text.getvalue()
+
+
+def _as_measured(cell: str | Measured) -> Measured:
+    """Return a text as a cell without a number."""
+    return Measured(cell) if isinstance(cell, str) else cell
 
 
 def _format_value(cell: str | Measured) -> str:
@@ -75,16 +80,15 @@ def format_number(value: float) -> str:
 def build_markdown(results: Results) -> str:
     """Build a table of GitHub's Markdown under its caption, and under the paragraph on methods."""
     lines = [escape_markdown(results.methods), ""] if results.methods else []
-    lines += [f"{escape_markdown(build_caption(results))}", ""]
+    lines += [escape_markdown(build_caption(results)), ""]
     lines.append(_join_cells(map(escape_markdown, results.header)))
     lines.append(_join_cells("---:" if is_number else "---" for is_number in _find_number_columns(results)))
     for row in results.rows:
         cells: list[str] = []
         for cell in row:
-            ends = f" ({cell.ends})" if isinstance(cell, Measured) and cell.ends else ""
-            mark = cell.mark if isinstance(cell, Measured) else ""
-            text = cell.text if isinstance(cell, Measured) else cell
-            cells.append(escape_markdown(f"{text}{mark}{ends}"))
+            one = _as_measured(cell)
+            ends = f" ({one.ends})" if one.ends else ""
+            cells.append(escape_markdown(f"{one.text}{one.mark}{ends}"))
         lines.append(_join_cells(cells))
     return "\n".join(lines) + "\n"
 
