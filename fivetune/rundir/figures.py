@@ -31,6 +31,7 @@ NORM_RATIO, NORM_LOSS_RATIO = 100.0, 1.5
 """A gradient norm of NORM_RATIO times its minimum has exploded if the loss is NORM_LOSS_RATIO times its minimum: near a
 loss of 0, norms vary by more than that without harm."""
 
+JOULES_PER_WH = 3600
 MAX_GAP_SECONDS = 60.0
 """Time between two samples of a device up to which its energy is computed; the energy in a longer gap is unknown."""
 WHOLE_DEVICE = -1  # in the place of a MIG instance's number: it is ordered first

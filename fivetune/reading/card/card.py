@@ -26,6 +26,7 @@ from fivetune.errors import format_size
 from fivetune.reading.card.facts import (
     escape_markdown,
     find_no_answer,
+    format_metric_source,
     list_data_files,
     list_data_sets,
     list_dataset_names,
@@ -34,9 +35,9 @@ from fivetune.reading.card.facts import (
     read_base_license,
 )
 from fivetune.redaction import redact_settings
-from fivetune.rundir.figures import compute_energy_joules, compute_peak_bytes, describe_weights
+from fivetune.rundir.figures import JOULES_PER_WH, compute_energy_joules, compute_peak_bytes, describe_weights
 from fivetune.rundir.records import BestEval, EvalRecord, Run
-from fivetune.scores.metrics import find_absent, get_metric_name, load_metric
+from fivetune.scores.metrics import get_metric_name, is_selectable_score
 from fivetune.tasks import find_needed_columns, head_of
 
 if TYPE_CHECKING:
@@ -58,7 +59,6 @@ TASK_TYPES = {
     "bleu": "translation",
 }
 """The hub's name of a task by its first metric; text2text-generation for others."""
-JOULES_PER_WH = 3600
 SAMPLE = "the text as the run's template writes it"
 
 
@@ -131,8 +131,7 @@ def build_model_card(
     scorers: dict[str, None] = {}
     for task in config.tasks:
         for spec in task.metrics:
-            source = "" if find_absent([spec]) else f" ({load_metric(spec).source})"
-            scorers[f"`{get_metric_name(spec)}`{source}"] = None
+            scorers[f"`{get_metric_name(spec)}`{format_metric_source(spec)}"] = None
     is_virtual = adapter is not None and adapter.is_virtual
     part = next(iter(getattr(config.task, "parts", ())), None)
     yaml = as_yaml(shown).strip()
@@ -272,7 +271,7 @@ def _build_metadata(
     scores = evaluation.scores if evaluation and dataset else {}
     results: list[EvalResult] = []
     for score, value in scores.items():
-        if not math.isfinite(value) or score.endswith(("total", "_thresh")) or score.startswith("best_"):
+        if not math.isfinite(value) or not is_selectable_score(score) or score.startswith("best_"):
             continue
         results.append(
             EvalResult(

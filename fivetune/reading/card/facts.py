@@ -22,6 +22,8 @@ from fivetune.rundir.records import EvalRecord, Prediction, Run, SplitSummary
 from fivetune.scores.analysis.abstention import describe_promise, list_promise_facts
 from fivetune.scores.analysis.labels import build_confusion
 from fivetune.scores.analysis.slices import Slice, compute_slices
+from fivetune.scores.metrics import find_absent, load_metric
+from fivetune.types import MetricSpec
 
 MIN_GROUP = 20
 """Fewest examples of a group that a card names: the interval of a smaller one is wider than most differences."""
@@ -110,6 +112,11 @@ def name_eval_data(run: Run) -> str:
         return ""
     source = parts[0].source[0]
     return source if is_hub_name(source) else os.path.basename(source.rstrip("/"))
+
+
+def format_metric_source(spec: MetricSpec) -> str:
+    """Format the source of a metric as a remark, such as " (Rajpurkar et al.)"; "" for a metric that is not there."""
+    return "" if find_absent([spec]) else f" ({load_metric(spec).source})"
 
 
 # --- limits ---

@@ -15,6 +15,7 @@ from fivetune.reading.report.run.methods import build_measured
 from fivetune.reading.report.run.scores import get_score_label
 from fivetune.reading.report.run.slices import iter_confusion_parts
 from fivetune.scores.analysis.bootstrap import Difference, format_p_value
+from fivetune.scores.metrics import is_selectable_score
 from fivetune.scores.metrics.classification import ConfusionMatrix
 
 MARKS = {"*": "marks a difference of which the 95 % interval (paired bootstrap over the examples) excludes 0"}
@@ -38,7 +39,7 @@ def build_score_results(
         others: scores of the predictions that these are compared with; {} without any.
     """
     rows: list[list[str | Measured]] = []
-    for name in list_means(scores):
+    for name in filter(is_selectable_score, scores):
         row: list[str | Measured] = [get_score_label(name), build_measured(scores[name], intervals.get(name))]
         if others:
             row.append(build_measured(others.get(name), None))
@@ -52,11 +53,6 @@ def build_score_results(
     return Results(caption, header if others else header[:2], rows, marks=MARKS)
 
 
-def list_means(scores: Mapping[str, float]) -> list[str]:
-    """List the names of scores, without counts and thresholds."""
-    return [name for name in scores if not name.endswith(("total", "_thresh"))]
-
-
 def build_score_page(
     task: str,
     scores: Mapping[str, float],
@@ -65,7 +61,7 @@ def build_score_page(
     labels: ConfusionMatrix | None,
 ) -> Page:
     """Build the charts: scores of 0 to 100 with intervals, beside those of the other predictions, and labels."""
-    names = [name for name in list_means(scores) if 0 <= scores[name] <= 100]
+    names = [name for name in scores if is_selectable_score(name) and 0 <= scores[name] <= 100]
     columns: dict[str, Series] = {}
     if others:
         columns["against"] = [others.get(name) for name in names]

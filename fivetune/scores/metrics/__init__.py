@@ -226,7 +226,16 @@ def list_selectable_scores(metrics: Sequence[MetricSpec]) -> tuple[str, ...]:
     >>> list_selectable_scores(["squad", "exact_match"])
     ('exact', 'f1', 'exact_match')
     """
-    return tuple(name for name in list_score_names(metrics) if not name.endswith(("total", "_thresh")))
+    return tuple(filter(is_selectable_score, list_score_names(metrics)))
+
+
+def is_selectable_score(name: str) -> bool:
+    """Whether a score says how good answers are: it is neither a count nor a threshold.
+
+    >>> is_selectable_score("best_f1"), is_selectable_score("best_f1_thresh"), is_selectable_score("HasAns_total")
+    (True, False, False)
+    """
+    return not name.endswith(("total", "_thresh"))
 
 
 def is_maximized(metrics: Sequence[MetricSpec], score: str) -> bool:

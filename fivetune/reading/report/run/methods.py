@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from jinja2 import ChainableUndefined, Environment, PackageLoader, Template, Undefined
 
-from fivetune.reading.card.facts import iter_splits
+from fivetune.reading.card.facts import format_metric_source, iter_splits
 from fivetune.reading.compare.changes import compute_paired_difference
 from fivetune.reading.compare.measures import get_score
 from fivetune.reading.report.page.parts import Measured, Results
@@ -32,13 +32,12 @@ from fivetune.reading.report.run.scores import (
     get_score_label,
     list_score_keys,
 )
-from fivetune.rundir.figures import compute_energy_joules
+from fivetune.rundir.figures import JOULES_PER_WH, compute_energy_joules
 from fivetune.rundir.records import Run
-from fivetune.scores.metrics import find_absent, get_metric_name, load_metric
+from fivetune.scores.metrics import get_metric_name
 from fivetune.tasks import is_higher_better, load_run_task
 from fivetune.values import get_nested
 
-JOULES_PER_WH = 3600
 OTHER_SETTINGS = (
     "model.freeze",
     "model.unfreeze",
@@ -74,8 +73,7 @@ def describe_methods(run: Run) -> str:
     task = load_run_task(run.config)
     metrics: list[str] = []
     for spec in task.metrics if task else ():
-        source = "" if find_absent([spec]) else f" ({load_metric(spec).source})"
-        metrics.append(f"{get_metric_name(spec)}{source}")
+        metrics.append(f"{get_metric_name(spec)}{format_metric_source(spec)}")
     is_highest = best is not None and best.metric != "loss" and is_higher_better([run.config], best.metric)
     energy = compute_energy_joules(run.telemetry)
     text = _build_template().render(

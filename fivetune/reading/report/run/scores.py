@@ -12,6 +12,7 @@ from fivetune.reading.compare.measures import find_best_metric_eval, get_score
 from fivetune.rundir.figures import find_own_eval, select_current_evals, select_evals_by_step
 from fivetune.rundir.records import EvalRecord, Prediction, Run
 from fivetune.scores.analysis.bootstrap import compute_wilson_interval
+from fivetune.scores.metrics import is_selectable_score
 from fivetune.tasks import load_run_task
 from fivetune.values import get_nested
 
@@ -106,7 +107,7 @@ def list_score_keys(records: Sequence[EvalRecord]) -> list[str]:
     present: dict[str, float] = {}
     for record in records:
         present |= record.scores
-    others = [key for key in present if key not in LABELS and not key.endswith(("total", "_thresh"))]
+    others = [key for key in present if key not in LABELS and is_selectable_score(key)]
     return [key for key in LABELS if key in present] + others
 
 
