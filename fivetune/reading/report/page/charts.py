@@ -346,6 +346,12 @@ def build_score_dots_chart(
     )
 
 
+def build_coverage_chart(caption: str, traces: Sequence[Trace], x: str, y: str) -> Chart:
+    """Draw errors over the share of answers that are given (0 to 100 %), half a page wide."""
+    axis = {"range": [0, 101]}
+    return build_chart(caption, traces, x, y, wide=False, height=320, xaxis=axis, yaxis=FROM_ZERO)
+
+
 def build_error_bars(
     values: Series, ranges: Sequence[tuple[float, float] | None], color: str, *, thickness: float = 1.5
 ) -> dict[str, Any]:

@@ -175,16 +175,7 @@ def _iter_calibration_parts(
         f"Risk ({get_score_label(key)}, points below 100) over coverage: if only the most confident predictions are "
         "kept, and if they were ranked perfectly."
     )
-    yield charts.build_chart(
-        caption,
-        traces,
-        "coverage (%)",
-        "risk (points)",
-        wide=False,
-        height=320,
-        xaxis={"range": [0, 101]},
-        yaxis=charts.FROM_ZERO,
-    )
+    yield charts.build_coverage_chart(caption, traces, "coverage (%)", "risk (points)")
     rows: list[Sequence[str]] = []
     for coverage in COVERAGES:
         num = max(round(coverage * len(curve.coverage)), 1)

@@ -100,16 +100,8 @@ def _build_chart(found: Abstention) -> Part:
     ]
     if chosen:
         traces.append(_build_trace("Promises of the table", chosen, found.num, charts.COLORS[1], mode="markers"))
-    return charts.build_chart(
-        "Errors over the share of answers that are given, the most confident first.",
-        traces,
-        "answered (%)",
-        "wrong (%)",
-        wide=False,
-        height=320,
-        xaxis={"range": [0, 101]},
-        yaxis=charts.FROM_ZERO,
-    )
+    caption = "Errors over the share of answers that are given, the most confident first."
+    return charts.build_coverage_chart(caption, traces, "answered (%)", "wrong (%)")
 
 
 def _build_trace(name: str, levels: Sequence[Level], num: int, color: str, *, mode: str) -> charts.Trace:
