@@ -6,6 +6,7 @@ In: a Comparison. Out: sentences and Tables, with "n/a" for missing measures.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from fivetune.reading.compare import MEASURES, MeasureSpec
 from fivetune.reading.compare.records import Comparison, Measure, Variant
@@ -72,17 +73,23 @@ def format_measure_difference(kind: MeasureSpec, value: float | None) -> str:
     return DIFFERENCE_FORMATTERS.get(kind.kind, format_signed)(value)
 
 
-def format_with_range(format_value: Callable[[MeasureSpec, float | None], str], kind: MeasureSpec, one: Measure) -> str:
-    """Format a value, with its range in a second line if there is one, or with the two values of two runs."""
-    value = format_value(kind, one.value)
+def _format_range(format_value: Callable[[MeasureSpec, float | None], str], kind: MeasureSpec, one: Measure) -> str:
+    """Format the range of a value, or the two values of two runs; "" without any."""
     if one.value is None or one.low is None or one.high is None:
-        return value
+        return ""
     low = format_value(kind, one.low)
     high = format_value(kind, one.high)
     if low == high:  # as printed
-        return value
+        return ""
     between = "and" if one.spread == "values" else "to"
-    return f"{value}\n{low} {between} {high}"
+    return f"{low} {between} {high}"
+
+
+def format_with_range(format_value: Callable[[MeasureSpec, float | None], str], kind: MeasureSpec, one: Measure) -> str:
+    """Format a value, with its range in a second line if there is one."""
+    value = format_value(kind, one.value)
+    edges = _format_range(format_value, kind, one)
+    return f"{value}\n{edges}" if edges else value
 
 
 def is_significant(kind: MeasureSpec, one: Measure) -> bool | None:
@@ -114,6 +121,12 @@ def _list_headings(names: Sequence[str], metric: str) -> list[str]:
     return headings
 
 
+def _select_settings(variant: Variant, keys: Sequence[str]) -> dict[str, Any]:
+    """Select the values of settings: of the variant, else as its first run resolved them."""
+    resolved = select_work_settings(variant.runs[0]) if variant.runs else {}
+    return {key: variant.settings.get(key, resolved.get(key, UNKNOWN)) for key in keys}
+
+
 def build_variants_tables(comparison: Comparison) -> list[Table]:
     """Build a table of variants with settings and main measures, and a folded table of the other measures."""
     tables: list[Table] = []
@@ -139,9 +152,7 @@ def build_variants_tables(comparison: Comparison) -> list[Table]:
                 marks.append(f"{format_plural(len(variant.failures), 'run')} missing")
             name_and_marks = f"{variant.name}\n{', '.join(marks)}" if marks else variant.name
             row: list[Cell] = [name_and_marks]
-            resolved = select_work_settings(variant.runs[0]) if variant.runs else {}
-            for key in keys:
-                value = variant.settings.get(key, resolved.get(key, UNKNOWN))
+            for key, value in _select_settings(variant, keys).items():
                 row.append((format_setting(key, value), as_finite_number(value)))
             num = len(variant.runs)
             row.append((str(num), float(num)))
@@ -207,9 +218,7 @@ def build_comparison_results(comparison: Comparison) -> Results:
     for variant in variants:
         remark = f" ({CONSTANTS[variant.constant.rule]})" if variant.constant else ""
         row: list[str | Measured] = [variant.name + remark]
-        resolved = select_work_settings(variant.runs[0]) if variant.runs else {}
-        for key in keys:
-            row.append(format_setting(key, variant.settings.get(key, resolved.get(key, UNKNOWN))))
+        row += [format_setting(key, value) for key, value in _select_settings(variant, keys).items()]
         row.append(str(len(variant.runs)))
         gap = find_score_gap(variant)
         measured = _build_measured(format_measure_difference, SCORE, gap, _choose_mark(SCORE, gap))
@@ -260,9 +269,9 @@ def _choose_mark(name: str, gap: Measure) -> str:
 def _build_measured(
     format_value: Callable[[MeasureSpec, float | None], str], name: str, one: Measure, mark: str
 ) -> Measured:
-    value, _, ends = format_with_range(format_value, MEASURES[name], one).partition("\n")
+    kind = MEASURES[name]
     interval = None if one.low is None or one.high is None else (one.low, one.high)
-    return Measured(value, one.value, interval, ends, mark)
+    return Measured(format_value(kind, one.value), one.value, interval, _format_range(format_value, kind, one), mark)
 
 
 # --- sentences ---
@@ -388,5 +397,6 @@ def has_nonzero_scores(comparison: Comparison) -> bool:
 
 def _format_inline(format_value: Callable[[MeasureSpec, float | None], str], name: str, one: Measure) -> str:
     """Format value and range of a measure in one line: 93.4 (92.1 to 94.5)."""
-    value, _, edges = format_with_range(format_value, MEASURES[name], one).partition("\n")
+    value = format_value(MEASURES[name], one.value)
+    edges = _format_range(format_value, MEASURES[name], one)
     return f"{value} ({edges})" if edges else value
