@@ -81,7 +81,6 @@ def test_all_phases_but_training_are_shaded_behind_the_lines() -> None:
         [Lane("run", load.build_tracks(UTILISATION), load.list_phase_intervals())],
         "c",
         wide=True,
-        group="g",
     )
     shades = [trace for trace in chart.data if trace.get("fill") == "toself"]
     assert [trace["meta"] for trace in shades] == ["prepare", "evaluate"]
@@ -96,7 +95,7 @@ def test_lanes_keep_extremes_of_long_runs_and_get_an_axis_each() -> None:
     lanes = [
         Lane(f"run {i}", load.build_tracks(POWER), load.list_phase_intervals(), ("red", "solid")) for i in range(20)
     ]
-    chart = draw_lanes_chart(POWER, lanes, "c", wide=True, group="g")
+    chart = draw_lanes_chart(POWER, lanes, "c", wide=True)
     lines = [trace for trace in chart.data if trace.get("meta", "").startswith("run")]
     assert len(lines) == 20 and all(len(line["x"]) <= compute_point_budget(20) and 299.5 in line["y"] for line in lines)
     assert {line["yaxis"] for line in lines} == {"y", *(f"y{i}" for i in range(2, 21))}

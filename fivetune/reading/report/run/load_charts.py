@@ -88,11 +88,11 @@ def describe_line_styles(lanes: Sequence[Lane]) -> str:
     return f" {listed[0].upper()}{listed[1:]}."
 
 
-def draw_lanes_chart(gauge: Gauge, lanes: Sequence[Lane], caption: str, *, wide: bool, group: str) -> Chart:
+def draw_lanes_chart(gauge: Gauge, lanes: Sequence[Lane], caption: str, *, wide: bool) -> Chart:
     """Draw a lane per run, one below the other on the same time axis and scale, its phases shaded.
 
     The lines of one run in a gauge of several quantities (read, written) have a legend of their own in the chart;
-    all other entries are in the legend that the charts of a group share (`meta` of their traces).
+    all other entries are in the legend that all charts of load share (`meta` of their traces).
     """
     tracks = [track for lane in lanes for track in lane.tracks]
     longest = highest = 0.0
@@ -122,7 +122,7 @@ def draw_lanes_chart(gauge: Gauge, lanes: Sequence[Lane], caption: str, *, wide:
         unit,
         gauge.unit,
         wide=wide,
-        group=group,
+        group="load",
         height=height,
         showlegend=own_legend,
         hoversubplots="axis",
@@ -150,7 +150,7 @@ def iter_lanes_charts(
                 lanes.append(Lane(name, tracks, load.list_phase_intervals(), choose_line_style(place)))
         if lanes:
             caption = f"{gauge.title}, {what}. {gauge.description}{describe_line_styles(lanes)}"
-            yield draw_lanes_chart(gauge, lanes, caption, wide=True, group="load")
+            yield draw_lanes_chart(gauge, lanes, caption, wide=True)
 
 
 def list_used_values(load: Load, gauge: Gauge, word: str) -> list[float]:
@@ -254,7 +254,7 @@ def build_run_load_section(run: Run) -> Section:
             drawn = [track for track in tracks if gauge.unit == "%" or any(track.values)]
             if drawn:
                 caption = f"{gauge.title}. {gauge.description}"
-                parts.append(draw_lanes_chart(gauge, [Lane("run", drawn, phases)], caption, wide=False, group="load"))
+                parts.append(draw_lanes_chart(gauge, [Lane("run", drawn, phases)], caption, wide=False))
                 empty += [track.name for track in tracks if track not in drawn]
             else:
                 empty.append(gauge.title)
