@@ -154,15 +154,18 @@ def explain_replaced_precision(requested: str, device: str) -> str:
 
 def find_bf16_units() -> str:
     """Name the CPU's units for products of bf16 matrices: AMX, AVX512-BF16 or BF16 (ARM); empty without any."""
-    flags = _read_cpu_info("flags", "Features").split()
+    flags = read_cpu_info("flags", "Features").split()
     for flag, name in BF16_UNITS.items():
         if flag in flags:
             return name
     return ""
 
 
-def _read_cpu_info(*names: str) -> str:
-    """The first value of one of these names; empty where the system has none."""
+def read_cpu_info(*names: str) -> str:
+    """Read the first value of one of these names in /proc/cpuinfo: of the first processor, all of which are alike.
+
+    "" on systems without the file or the name.
+    """
     if CPU_INFO.is_file():
         for line in CPU_INFO.read_text().splitlines():
             if line.startswith(names):
@@ -245,7 +248,7 @@ def translate_oom_errors() -> Iterator[None]:
 
 def collect_machine_info(device: str) -> JsonTable:
     """Device, host, versions and commit, for machine.json."""
-    cpu = _read_cpu_info("model name") or platform.processor() or None
+    cpu = read_cpu_info("model name") or platform.processor() or None
     described: JsonTable = {"kind": device, "name": cpu if device == "cpu" else None, "memory_bytes": None}
     if device.startswith("cuda"):
         facts = torch.cuda.get_device_properties(device)

@@ -26,11 +26,11 @@ from fivetune.data.store.token_store import get_cache_folder
 from fivetune.errors import FiveTuneEnvironmentError, format_size
 from fivetune.installation import list_extras, name_install
 from fivetune.machine.telemetry.devices import (
-    CPU_INFO,
     collect_machine_info,
     count_cores,
     find_bf16_units,
     pick_device,
+    read_cpu_info,
     translate_oom_errors,
 )
 from fivetune.machine.telemetry.limits import get_host_memory
@@ -110,10 +110,8 @@ def _is_installed(requirement: str) -> bool:
 
 def _check_processor() -> Outcome:
     facts = [collect_machine_info("cpu")["host"]["cpu"] or "unknown processor", f"{count_cores()} cores for computing"]
-    # The first processor's flags: all have the same. Other systems than Linux have no such file.
-    if CPU_INFO.is_file():
-        flags = CPU_INFO.read_text().partition("\nflags")[2].partition("\n")[0].split()
-        facts += [name for flag, name in VECTOR_FLAGS.items() if flag in flags]
+    flags = read_cpu_info("flags").split()
+    facts += [name for flag, name in VECTOR_FLAGS.items() if flag in flags]
     units = find_bf16_units()
     facts.append(f"bf16 units ({units})" if units else "no bf16 units")
     return "pass", ", ".join(facts)
