@@ -127,7 +127,7 @@ VALUE_ALIASES: dict[str, dict[str | float, object]] = {
 }
 
 EVALUATIONS = "By default a run evaluates ten times: eval.every_steps. Without data.eval nothing is evaluated."
-SAMPLING_DEFAULTS = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}  # of transformers, with do_sample
+SAMPLING_DEFAULTS = {"temperature": 1.0, "top_k": 50}  # of transformers, with do_sample; top_p is 1 in both
 NO_GROUPS = "Beams are one group; eval.num_candidates keeps several answers of eval.num_beams."
 UNCHANGED: dict[str, tuple[tuple[object, ...], str]] = {  # accepted with these values: FiveTune's fixed behaviour
     "do_train": ((True,), "fivetune train always trains. To score only: fivetune evaluate RUN --data.eval FILE."),
@@ -342,7 +342,7 @@ def translate_argument(name: str, value: object, *, where: str, beside: Mapping[
         raise NoEquivalentError(name, where=where, advice=advice)
     if name in _COMPOSED:
         return _translate_dataset(name, value, where=where, beside=beside)
-    if name == "do_sample" or name in SAMPLING_DEFAULTS:
+    if name in ("do_sample", "top_p", *SAMPLING_DEFAULTS):
         return _translate_sampling(name, value, beside)
     if name == "doc_stride":
         return {ALIASES[name]: value, "data.overlong": "windows"}
@@ -378,7 +378,7 @@ def _translate_sampling(name: str, value: object, beside: Mapping[str, object]) 
         return {ALIASES[name]: value}
     settings: JsonTable = {}
     for other, default in SAMPLING_DEFAULTS.items():
-        if beside.get(other) is None and other != "top_p":
+        if beside.get(other) is None:
             settings[ALIASES[other]] = default
     return settings
 
