@@ -64,7 +64,7 @@ def diagnose(
     Args:
         source: run directory, finished or in progress, or a CSV log of utilisation of another tool.
         devices: number of devices that were requested, if the recipe does not contain it.
-        on_damage: called with a sentence for each damaged file of the run.
+        on_damage: called with a sentence for each damaged file of the run, or for the unreadable rows of a log.
 
     Returns the Diagnosis. Raises RunDirError if the source is neither a run nor a log, DataError for another file.
 
@@ -82,7 +82,7 @@ def diagnose(
         telemetry = run.telemetry
         stats = collect_run_stats(run, devices_requested=devices)
     elif source.is_file():
-        telemetry = read_log(source)
+        telemetry = read_log(source, warn=on_damage)
         stats = collect_log_stats(telemetry, devices_requested=devices)
     else:
         raise RunDirError(f"{source}: no such run or log. Give the run.dir of a run (runs/<name>), or a CSV file.")

@@ -117,7 +117,7 @@ class _RowError(ValueError):
 
 
 def read_log(
-    path: str | Path, *, columns: str = "", warn: Callable[[str], None] = warnings.warn
+    path: str | Path, *, columns: str = "", warn: Callable[[str], object] = warnings.warn
 ) -> list[TelemetryRecord]:
     """Read the records of a CSV log, in file order; `find_run_starts` splits them into runs.
 

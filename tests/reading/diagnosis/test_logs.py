@@ -6,6 +6,7 @@ import gzip
 
 import pytest
 
+from fivetune.cli import main
 from fivetune.errors import DataError
 from fivetune.reading.diagnosis.logs import find_run_starts, read_log
 
@@ -125,6 +126,14 @@ def test_bad_rows_are_counted_and_the_first_is_told(log, line, why):
     assert [r.seconds for r in records] == [100, 130]
     (said,) = told
     assert f"skipped 2 unreadable rows. The first is line 4: {why}." in said
+
+
+def test_diagnose_tells_unreadable_rows_without_a_place_in_the_source(tmp_path, capsys):
+    path = tmp_path / "log.csv"
+    path.write_text(f"{STATS}\n0,100,50,5,0,90,60,50\nx\n")
+    assert main(["diagnose", str(path)]) == 0
+    (told,) = capsys.readouterr().err.splitlines()
+    assert "skipped 1 unreadable rows. The first is line 3: 1 cells" in told and ".py" not in told
 
 
 @pytest.mark.parametrize("lines", [["step,loss", "1,2.5"], ["timestamp,loss", "1,2.5"], ["1670978775.6,95,65"]])
