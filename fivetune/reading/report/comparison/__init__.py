@@ -6,7 +6,6 @@ In: a Comparison, whose runs may lack any record. Out: a Page whose sections fol
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from fivetune.reading.compare import MEASURES
 from fivetune.reading.compare.records import Comparison, Variant
@@ -46,7 +45,6 @@ from fivetune.reading.report.page.parts import (
     build_section,
     build_sortable_table,
 )
-from fivetune.reading.report.page.render import render_html
 from fivetune.reading.report.page.wording import (
     UNKNOWN,
     escape_hidden,
@@ -65,18 +63,11 @@ from fivetune.reading.report.run.speed import (
     draw_step_time_chart,
     select_measured_steps,
 )
-from fivetune.rundir import write_text
 from fivetune.rundir.records import Run, StepRecord
 from fivetune.types import Verdict
 
 GAUGES = (*DEVICE_GAUGES, *HOST_GAUGES)
 PHASE_TIMES = "Time of a run by phase, the median over the variant's runs. (status.json)"
-
-
-def write_comparison(comparison: Comparison, path: Path) -> Path:
-    """Write the page of a comparison atomically."""
-    write_text(path, render_html(build_comparison_page(comparison)))
-    return path
 
 
 def build_comparison_page(comparison: Comparison) -> Page:
