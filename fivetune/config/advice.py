@@ -6,7 +6,7 @@ In: the kind of a pydantic error, the setting and its value. Out: a sentence, ""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 
 from fivetune.config.aliases import ALIASES
@@ -49,13 +49,13 @@ def advise_on_value(kind: str, key: str, value: object) -> str:
     return ""
 
 
-def suggest_alias(path: Sequence[str], aliases: Mapping[str, str] = ALIASES) -> str:
+def suggest_alias(path: Sequence[str]) -> str:
     """Suggest the setting of a section that has nearly this name in transformers; "" without one.
 
     >>> suggest_alias(("optimizer", "learning_rat"))
     "Did you mean lr (transformers' learning_rate)? "
     """
-    own = {alias: key for alias, key in aliases.items() if key.startswith(f"{path[0]}.")}
+    own = {alias: key for alias, key in ALIASES.items() if key.startswith(f"{path[0]}.")}
     near = get_close_matches(path[-1], own, n=1, cutoff=0.75)
     if not near:
         return ""

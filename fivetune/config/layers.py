@@ -211,7 +211,7 @@ def format_value(value: object) -> str:
 
 
 def read_file(path: Path) -> list[list[Setting]]:
-    """Read the settings of a file, those of its `base:` files first. Raises ConfigError with line and column."""
+    """Read the settings of a file, after the settings of its `base:` files. Raises ConfigError with line and column."""
     return _read_chain(path, seen=())
 
 
@@ -388,7 +388,7 @@ class Layers:
         """The origin of a broken rule between settings: a flag that is named in its first sentence, else its first key.
 
         Args:
-            section: of a rule inside a section, whose settings it names without the section; () for the other rules.
+            section: section of a rule that names its settings without the section; () for a rule between sections.
         """
         fault = message.partition(". ")[0]
         first = fault.partition(" ")[0].rstrip(":,")
@@ -480,7 +480,7 @@ def _flatten_plugin(original: Setting, setting: Setting) -> Iterator[tuple[Setti
 
 
 def _resolve_path(setting: Setting) -> tuple[str, ...]:
-    """The path of a value; that of `optimizer: adamw` is optimizer.name."""
+    """The path of a value; the path of `optimizer: adamw` is optimizer.name."""
     path = setting.path
     if len(path) == 1 and path[0] in PLUGIN_SECTIONS and not isinstance(setting.value, Mapping):
         return (path[0], "name")

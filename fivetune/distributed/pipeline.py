@@ -100,7 +100,7 @@ class Stage:
         """Run the backward pass of the oldest micro-batch that has had none.
 
         Args:
-            loss: of the micro-batch, on the last stage.
+            loss: loss of the micro-batch, on the last stage.
             backward: runs the backward pass of that loss.
         """
         import torch
@@ -130,7 +130,8 @@ class Stage:
 
         Args:
             kind: F for a forward, B for a backward pass.
-            rows: of the encoder's and of the decoder's activations. width: of both.
+            rows: rows of the encoder's and of the decoder's activations.
+            width: width of both activations.
         """
         import torch
 

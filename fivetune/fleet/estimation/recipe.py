@@ -125,10 +125,11 @@ def suggest_strategy(config: RunConfig, nnodes: int, nproc: int) -> tuple[dict[s
     """Propose a strategy for several ranks on devices like this node's: the default if it fits, else the simplest.
 
     Args:
-        config: of the run, read for one process.
-        nnodes: nodes of the run. nproc: processes of each.
+        config: settings of the run, read for one process.
+        nnodes: nodes of the run.
+        nproc: processes of each node.
 
-    Returns: its dotted settings, and the reason.
+    Returns the dotted settings of the strategy, and the reason.
     """
     # An estimate that cannot be made must not keep a run from starting.
     default: dict[str, object] = {"strategy.name": STRATEGY_OF_SEVERAL}

@@ -21,12 +21,12 @@ class Workload:
 
     Args:
         batch_size: examples of a micro-batch (train.batch_size).
-        examples_per_step: of all ranks (train.global_batch_size).
+        examples_per_step: examples of all ranks (train.global_batch_size).
         num_inputs, num_targets: tokens of each example.
-        matmul_bytes: of a number in matrix products: 2 with bf16 or fp16, else 4.
+        matmul_bytes: bytes of a number in matrix products: 2 with bf16 or fp16, else 4.
         dropout: rate.
         recompute: as train.recompute.
-        state_bytes: of the optimizer for each weight.
+        state_bytes: bytes of the optimizer for each weight.
         gathers_state: whether an optimizer step needs whole weights, and each rank holds the whole state (Adafactor).
         on_gpu: whether Triton's kernels compute attention and dropout, which then save no weights and no masks.
         passes: how often a step computes each example: 2 with R-Drop.

@@ -128,7 +128,7 @@ def compare_sweep(
 
     Args:
         variants: result of `read_sweep_variants`; None reads it.
-        baseline, metric, price_per_hour: replace those of the sweep.
+        baseline, metric, price_per_hour: values in place of the sweep's.
     """
     folder = Path(folder)
     record = read_record(folder)

@@ -269,7 +269,7 @@ class Study:
             self._study.enqueue_trial(dict(trial.params), user_attrs=attributes)
 
     def _map_retries(self, trials: Sequence[FrozenTrial]) -> dict[int, int]:
-        """Map the numbers of retried trials to those of their retries."""
+        """Map the numbers of retried trials to the numbers of their retries."""
         return {one.user_attrs["retry_of"]: one.number for one in trials if "retry_of" in one.user_attrs}
 
     def _delete_checkpoints(self) -> None:

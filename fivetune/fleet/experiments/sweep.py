@@ -54,10 +54,10 @@ class Sweep:
         folder: folder of its runs, their logs and sweep.json.
         variants: the varied settings of each variant, by name.
         varied: the settings that at least one variant sets.
-        runs: in the order of training.
+        runs: planned runs in the order of training.
         baseline: the variant that the others are compared with.
         retries: number of retries of a failed run.
-        price_per_hour: of the machine, in any currency; None if unknown.
+        price_per_hour: price of the machine, in any currency; None if unknown.
         corpus: the corpus to write before the first run; None if the data exist.
     """
 
@@ -79,7 +79,7 @@ def read_sweep(source: str | Path, overrides: Mapping[str, Any] | None = None) -
 
     Args:
         source: path of a YAML file, or the name of a shipped sweep: quick.
-        overrides: dotted settings of all runs, which replace those of the file's `set:`.
+        overrides: dotted settings of all runs, which replace the settings of the file's `set:`.
 
     Raises ConfigError with file and line for an error in the sweep or in a variant's recipe.
     """

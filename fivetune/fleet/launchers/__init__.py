@@ -37,7 +37,7 @@ class JobRun:
     Args:
         run_dir: the run directory, relative to the job's working directory or absolute.
         source: the recipe, and `settings`: the dotted words that follow it.
-        flags: of `fivetune train`, until this job's run exists; a later start has --resume instead.
+        flags: flags of `fivetune train`, until this job's run exists; a later start has --resume instead.
     """
 
     name: str
@@ -55,8 +55,8 @@ class JobPlan:
         program: the words that start FiveTune on a node.
         directory: the working directory.
         folder: absolute folder of the job's files and logs.
-        version: of FiveTune.
-        launch_id: of this launch alone: a later one with the same name is another job.
+        version: version of FiveTune.
+        launch_id: name of this launch alone: a later one with the same name is another job.
         page: words after `fivetune` that run once after all runs of an array; () for none.
     """
 

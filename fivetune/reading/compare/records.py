@@ -93,8 +93,8 @@ class Comparison:
             not a property of the variants: `against` lacks them, and `pareto` is False for all.
         incomparable: the reason why scores are not compared, in sentences; "" if they are. Without comparable scores,
             `against` lacks them, and `pareto` is False for all.
-        higher_is_better: of `metric`.
-        price_per_hour: of the machine, in any currency; None if unknown.
+        higher_is_better: whether a higher score of `metric` is better.
+        price_per_hour: price of the machine, in any currency; None if unknown.
     """
 
     title: str

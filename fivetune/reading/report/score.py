@@ -34,9 +34,9 @@ def build_score_results(
     """Build a table of all scores.
 
     Args:
-        task: name of the task whose metrics they are.
+        task: name of the task whose metrics gave the scores.
         num: number of examples.
-        others: scores of the predictions that these are compared with; {} without any.
+        others: scores of the predictions to compare with; {} without any.
     """
     rows: list[list[str | Measured]] = []
     for name in filter(is_selectable_score, scores):
@@ -60,7 +60,7 @@ def build_score_page(
     others: Mapping[str, float],
     labels: ConfusionMatrix | None,
 ) -> Page:
-    """Build the charts: scores of 0 to 100 with intervals, beside those of the other predictions, and labels."""
+    """Build the charts: scores of 0 to 100 with intervals, beside the scores of the other predictions, and labels."""
     names = [name for name in scores if is_selectable_score(name) and 0 <= scores[name] <= 100]
     columns: dict[str, Series] = {}
     if others:

@@ -91,7 +91,7 @@ def _parse_number(text: str) -> float | None:
 
 
 def build_machine_tables(variants: Sequence[Variant]) -> list[Table]:
-    """Build tables of the machine facts that differ between runs, and of those that all runs share."""
+    """Build tables of the machine facts that differ between runs, and of the facts that all runs share."""
     runs: list[tuple[str, str]] = []  # names of the variant and of the run
     found: list[dict[str, str]] = []
     for variant in variants:

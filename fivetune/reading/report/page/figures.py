@@ -159,7 +159,7 @@ def build_chart_csv(chart: Chart) -> str:
 
 
 def _name_axis_title(layout: Mapping[str, Any], start: str) -> str:
-    """Return the title of an axis; of stacked axes the one that has a title."""
+    """Return the title of an axis, or of the stacked axes that share its name; "" without a title."""
     for name in sorted(layout):
         if name.startswith(start):
             title = layout[name].get("title", {}).get("text")
@@ -169,7 +169,7 @@ def _name_axis_title(layout: Mapping[str, Any], start: str) -> str:
 
 
 def _get_label(trace: Mapping[str, Any], *, shared: bool = False) -> str:
-    """Return the name of a trace, or the one that it shares with others in a legend; "" without one."""
+    """Return the name of a trace, or the name that it shares with others in a legend; "" without a name."""
     own = trace.get("name") or ""
     return unescape(str(trace.get("meta") or own if shared else own))
 
@@ -217,7 +217,7 @@ def draw_chart(chart: Chart) -> dict[str, bytes]:
 
 @cache
 def _read_colors() -> dict[str, str]:
-    """Read the page's colours, those of its light form: var(--ink) -> #1b1f24."""
+    """Read the colours of the page in its light form: var(--ink) -> #1b1f24."""
     style = files("fivetune.reading.report.page").joinpath("templates/style.css").read_text()
     colors: dict[str, str] = {}
     for name, color in re.findall(r"(--[\w-]+): (#[0-9a-f]{6})", style):

@@ -27,7 +27,7 @@ LATEX = {
     "\u00b7": r"\textperiodcentered{}", "\u00d7": r"\texttimes{}", "\u2020": r"\textdagger{}", "\u2212": r"$-$",
     "\u201c": "``", "\u201d": "''",
 }  # fmt: skip
-"""Characters that LaTeX reads as commands, and those that pdfLaTeX does not set by itself."""
+"""Characters that LaTeX reads as commands, and characters that pdfLaTeX does not set by itself."""
 
 
 def write_results(results: Results, path: Path) -> None:

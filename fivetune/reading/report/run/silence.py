@@ -42,7 +42,7 @@ def iter_silence_parts(
     Args:
         lines: predictions with the model's own probabilities, of the evaluation `record`.
         key: the main score of a prediction.
-        kept: of model/, which may have another evaluation; None without it.
+        kept: errors by confidence of model/, perhaps of another evaluation; None without them.
         temperature: temperature of the confidences.
     """
     found = kept
