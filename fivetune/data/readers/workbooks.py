@@ -40,11 +40,7 @@ def iter_sheet_rows(path: Path) -> Iterator[tuple[int, list[object]]]:
     Raises DataError for a damaged workbook, an absent sheet, and a formula that was never calculated;
     FiveTuneEnvironmentError without openpyxl.
     """
-    openpyxl = import_openpyxl(str(path))
-    with open_bytes(path) as file, _translate_errors(path):
-        with warnings.catch_warnings(action="ignore"):  # of parts that are not read, such as styles
-            book = openpyxl.load_workbook(file, read_only=True, data_only=True)
-        sheet = _choose_sheet(book, path)
+    with _open_sheet(path) as (_, sheet):
         sheet.reset_dimensions()  # some programs write wrong ones
         merged = _find_merged(sheet, path)
         rows = enumerate(sheet.iter_rows(), 1)
@@ -72,10 +68,7 @@ def describe_sheets(path: Path) -> str:
     """Describe which sheet of a workbook is read; "" if it is named, or no other one is there."""
     if split_sheet(str(path))[1]:
         return ""
-    openpyxl = import_openpyxl(str(path))
-    with open_bytes(path) as file, _translate_errors(path), warnings.catch_warnings(action="ignore"):
-        book = openpyxl.load_workbook(file, read_only=True)
-        chosen = _choose_sheet(book, path)
+    with _open_sheet(path) as (book, chosen):
         others = [sheet.title for sheet in book.worksheets if sheet is not chosen]
     if not others:
         return ""
@@ -90,6 +83,16 @@ def take_head(rows: Iterator[tuple[int, list[object]]]) -> tuple[list[tuple[int,
     for _, cells in head:
         lines.append("\t".join("" if value is None else re.sub(r"\s", " ", str(value)) for value in cells))
     return head, "\n".join(lines)
+
+
+@contextmanager
+def _open_sheet(path: Path) -> Generator[tuple[Any, Any]]:
+    """Open a workbook; return it with the sheet that is read."""
+    openpyxl = import_openpyxl(str(path))
+    with open_bytes(path) as file, _translate_errors(path):
+        with warnings.catch_warnings(action="ignore"):  # of parts that are not read, such as styles
+            book = openpyxl.load_workbook(file, read_only=True, data_only=True)
+        yield book, _choose_sheet(book, path)
 
 
 def _choose_sheet(book: Any, path: Path) -> Any:
