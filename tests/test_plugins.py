@@ -227,3 +227,6 @@ def test_a_plugin_that_cannot_be_imported_is_named_with_its_line(tmp_path, monke
     )
     with pytest.raises(ConfigError, match=r"no_class\.py: defines none\. Allowed is one class derived from"):
         plugins.load_plugin("metrics", "no_class")
+    # Neither is named in place of a name that no metric has.
+    with pytest.raises(UnknownPluginError, match="there is no 'zzz'"):
+        fivetune.scores.metrics.load_metric("zzz")

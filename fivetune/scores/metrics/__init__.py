@@ -24,10 +24,11 @@ import string
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from fivetune import plugins
-from fivetune.errors import ConfigError, suggest_names
+from fivetune.errors import ConfigError, UnknownPluginError, suggest_names
 from fivetune.rundir.records import Prediction
 from fivetune.types import DrawnRows, JsonTable, MetricSpec, Resampler, Scores
 
@@ -183,14 +184,26 @@ def load_metric(spec: MetricSpec) -> Metric:
     name = table.pop("name", None)
     if not isinstance(name, str):
         raise ValueError(f"metrics: {spec!r} has no name. {suggest_names('', plugins.list_plugins('metrics'))}")
-    known = plugins.list_plugins("metrics")
-    for owner in known if name not in known else ():
-        scores = plugins.load_plugin("metrics", owner).score_names
-        if isinstance(scores, tuple) and name in scores:  # some depend on options
-            raise ConfigError(
-                f"metrics: {name!r} is a score of {owner}. Write metrics: [{owner}], main_metric: {name}."
-            )
-    return plugins.load_plugin("metrics", name)(**table)
+    try:
+        plugin = plugins.load_plugin("metrics", name)
+    except UnknownPluginError:
+        owner = _find_owner(name)
+        if owner is None:
+            raise
+        raise ConfigError(
+            f"metrics: {name!r} is a score of {owner}. Write metrics: [{owner}], main_metric: {name}."
+        ) from None
+    return plugin(**table)
+
+
+def _find_owner(score: str) -> str | None:
+    """Find the first metric that has a score whatever its options are; None without one."""
+    for name in plugins.list_plugins("metrics"):
+        with suppress(ConfigError):  # a plugin that cannot be loaded is reported where it is named
+            scores = plugins.load_plugin("metrics", name).score_names
+            if isinstance(scores, tuple) and score in scores:
+                return name
+    return None
 
 
 def find_absent(metrics: Sequence[MetricSpec]) -> list[str]:
@@ -289,8 +302,8 @@ def build_mean_resampler(scores: Scores) -> Resampler:
 def compute_pooled_size(sizes: Iterable[float]) -> float:
     """Return the size of one group whose mean varies as the mean of the means of K groups of n_k examples does.
 
-    If a right answer is as likely in each group, the variances p (1 - p) / n_k give p (1 - p) sum(1 / n_k) / K^2, that
-    of K^2 / sum(1 / n_k) examples: all examples for equal groups, less for unequal ones.
+    If a right answer is as likely in each group, the variances p (1 - p) / n_k give p (1 - p) sum(1 / n_k) / K^2, the
+    variance of K^2 / sum(1 / n_k) examples: all examples for equal groups, less for unequal ones.
 
     >>> compute_pooled_size([45, 45]), round(compute_pooled_size([85, 5]), 1)
     (90.0, 18.9)

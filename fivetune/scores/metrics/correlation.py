@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from fivetune.errors import DataError
 from fivetune.plugins import Options
-from fivetune.scores.metrics import Case, Details, average_column
+from fivetune.scores.metrics import Case, Details, average_array, average_column
 from fivetune.types import DrawnRows, Scores
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Correlation(Options):
             return {
                 "pearson": 100 * compute_pearson(x, y),
                 "spearman": 100 * compute_pearson(rank_numbers(x), rank_numbers(y)),
-                "parsed": 100 * float(parsed[rows].mean()),
+                "parsed": 100 * average_array(parsed[rows]),
             }
 
         corpus = {**resample(np.arange(len(each))), "parsed": average_column(each, "parsed"), "total": len(each)}
