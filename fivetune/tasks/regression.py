@@ -85,18 +85,21 @@ class Regression(TaskOptions):
         text = "" if value is None else str(value)
         if is_missing_label(text):
             raise MissingLabelError(record.where, f"{self.target} is {shorten_repr(value)}. Give it a number.")
-        number = None if isinstance(value, bool) else parse_number(text)
+        number = parse_number(text)
         if number is None:
             raise RecordError(
                 record.where, f"{self.target} is {shorten_repr(value)}. It must be a number, such as 3.8 or -2."
             )
-        is_low = self.low is not None and number < self.low
-        if is_low or (self.high is not None and number > self.high):
-            name, bound = ("low", self.low) if is_low else ("high", self.high)
+        bound = ""
+        if self.low is not None and number < self.low:
+            bound = f"task.low is {self.low:g}"
+        elif self.high is not None and number > self.high:
+            bound = f"task.high is {self.high:g}"
+        if bound:
             raise RecordError(
                 record.where,
-                f"{self.target} is {text}, and task.{name} is {bound:g}. Correct it, or set task.low and task.high to "
-                "the range of the data.",
+                f"{self.target} is {text}, and {bound}. Correct it, or set task.low and task.high to the range of the "
+                "data.",
             )
         return number
 
