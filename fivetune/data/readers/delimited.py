@@ -25,11 +25,11 @@ from fivetune.data.readers.source_files import (
     SUFFIXES,
     BadRecord,
     decode_head,
+    format_parallel,
     format_too_long_message,
     get_data_suffix,
     is_workbook,
     make_utf8_error,
-    name_sides,
     open_bytes,
     open_text,
     quote_in_code,
@@ -136,11 +136,13 @@ class TableForm:
 
 def read_form(path: Path) -> TableForm | None:
     """Read how a table of text is written; None for a file of another format."""
+    if SUFFIXES.get(get_data_suffix(path), "csv") != "csv":
+        return None
     with open_bytes(path) as file:
         head = file.read(HEAD_BYTES)
     text = decode_head(head)
     separator = find_start(text, path)[1]
-    if SUFFIXES.get(get_data_suffix(path), "csv") != "csv" or len(separator) != 1:
+    if len(separator) != 1:
         return None
     return TableForm(separator, head.startswith(BOM), "\r\n" if text.partition("\n")[0].endswith("\r") else "\n")
 
@@ -907,6 +909,18 @@ def read_parallel_lines(files: Sequence[Path], header: Sequence[str]) -> Iterato
         sides = [read_text_lines(stack.enter_context(open_text(file)), file, ()) for file in files]
         for rows in zip(*sides, strict=True):
             yield TableRow(files[0], rows[0].number, names, [row.cells[0] for row in rows], "\t")
+
+
+def name_sides(files: Sequence[Path]) -> list[str]:
+    """Name the columns that files of lines are: the differing parts of their names.
+
+    >>> name_sides([Path("a/train.de"), Path("a/train.en")]), name_sides([Path("a.txt"), Path("a.txt.gz")])
+    (['de', 'en'], ['column1', 'column2'])
+    """
+    inner = format_parallel([*map(str, files)]).partition("{")[2].rpartition("}")[0]
+    names = [Path(part).name.partition(".")[0] for part in inner.split(",")]
+    are_names = len({*names}) == len(files) and all(names)
+    return names if are_names else list_plain_names(len(files))
 
 
 def read_first_cells(head: bytes, path: Path) -> list[str]:

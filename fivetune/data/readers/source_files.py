@@ -146,7 +146,7 @@ def split_sheet(source: str) -> tuple[str, str]:
 
 
 def is_workbook(head: bytes) -> bool:
-    """Return whether the first bytes are those of an Excel workbook (.xlsx, .xlsm), however the file is named."""
+    """Return whether a file begins as an Excel workbook (.xlsx, .xlsm), however it is named."""
     return head.startswith(b"PK\x03\x04") and _WORKBOOK.search(head) is not None
 
 
@@ -224,18 +224,6 @@ def format_parallel(files: Sequence[str]) -> str:
         end = words[0][-1] + end
         words = [one[:-1] for one in words]
     return f"{start}{{{','.join(map(''.join, words))}}}{end}"
-
-
-def name_sides(files: Sequence[Path]) -> list[str]:
-    """Name the columns that files of lines are: the differing parts of their names.
-
-    >>> name_sides([Path("a/train.de"), Path("a/train.en")]), name_sides([Path("a.txt"), Path("a.txt.gz")])
-    (['de', 'en'], ['column1', 'column2'])
-    """
-    inner = format_parallel([*map(str, files)]).partition("{")[2].rpartition("}")[0]
-    names = [Path(part).name.partition(".")[0] for part in inner.split(",")]
-    are_names = len({*names}) == len(files) and all(names)
-    return names if are_names else [f"column{number}" for number in range(1, len(files) + 1)]
 
 
 def refuse_unequal(files: Sequence[Path]) -> None:
@@ -568,7 +556,7 @@ def _find_parallel(files: Sequence[Path]) -> Sequence[Path]:
 def _measure_lines(path: Path) -> tuple[int, int]:
     """Count the lines of a file, and its bytes."""
     num_lines = num_bytes = 0
-    block = last = b""
+    last = b""
     with open_bytes(path) as file:
         while block := file.read(2**20):
             num_lines += block.count(b"\n")
