@@ -24,9 +24,7 @@ from fivetune.data.readers.records import (
 )
 from fivetune.data.readers.source_files import (
     HEAD_BYTES,
-    SUFFIXES,
     BadRecord,
-    get_data_suffix,
     is_saved_dataset,
     list_tables,
     open_bytes,
@@ -35,7 +33,7 @@ from fivetune.data.readers.source_files import (
 from fivetune.data.readers.tables import replace_empty_cell
 from fivetune.data.readers.workbooks import describe_sheets
 from fivetune.tasks import is_missing_label
-from fivetune.tasks.tags import parse_tags
+from fivetune.tasks.tags import FLAGS, parse_tags
 from fivetune.types import JsonTable, RawRecord
 
 Kind = Literal["text", "number", "text list", "date", "link", "list", "object", "empty"]
@@ -119,6 +117,11 @@ class Column:
         if len(self.values) < least_distinct or self.num_filled < self.least * self.num_distinct:
             return False
         return self.mean_words <= 5 and not self.has_fractions
+
+    @property
+    def has_flags(self) -> bool:
+        """Whether the values are 1 and 0, or other words for yes and no, and both are there."""
+        return {FLAGS.get(value.casefold()) for value in self.values} == {True, False}
 
     @property
     def has_text(self) -> bool:
@@ -256,21 +259,31 @@ def read_table(source: str, header: Sequence[str], flags: Sequence[str]) -> RawT
 
 def describe_form(source: str) -> list[str]:
     """Describe what is unusual in how the first file of a source is written, if that is a table of text."""
-    if not read_first_line(source):
-        return []
-    path = list_tables(source)[0]
-    note = describe_sheets(path) if SUFFIXES.get(get_data_suffix(path)) == "workbook" else describe_quotes(path)
+    path, _, form = _read_head(source)
+    note = ""
+    if form == "workbook":
+        note = describe_sheets(path)
+    elif form == "csv":
+        note = describe_quotes(path)
     return [note] if note else []
 
 
 def read_first_line(source: str) -> list[str]:
     """Read the names of the columns from the first file of a source, if that is a table of text."""
+    path, head, form = _read_head(source)
+    return read_first_cells(head, path) if form in ("csv", "workbook") else []
+
+
+def _read_head(source: str) -> tuple[Path, bytes, str]:
+    """Read the beginning of the first file of a source; return its path, the first bytes and the format, "" for a
+    source that is no data file or folder of them.
+    """
     if is_hub_name(source) or not Path(split_sheet(source)[0]).exists() or is_saved_dataset(Path(source)):
-        return []
+        return Path(source), b"", ""
     path = list_tables(source)[0]
     with open_bytes(path) as file:
         head = file.read(HEAD_BYTES)
-    return read_first_cells(head, path) if detect_format(head, path) in ("csv", "workbook") else []
+    return path, head, detect_format(head, path)
 
 
 def find_value(fields: Mapping[str, object], name: str) -> object:

@@ -190,8 +190,8 @@ def read_examples(
     """Yield (record as it is read, the same with a unique id, its examples) of usable records.
 
     Args:
-        on_blank: called with (columns, its place) of each record that has nothing in those of the reading, or in the
-            learned ones.
+        on_blank: called with (columns, its place) of each record that has nothing in the columns of the reading, or in
+            the learned columns.
     """
     ids = UniqueIds()
     columns = {"id": reading.id_column} if reading.id_column else {}
@@ -288,10 +288,8 @@ def find_set_columns(table: RawTable, reading: Reading, warn: Callable[[str], No
         named = [name for name in found if name.endswith(tuple(reading.targets))]
         return [min(named, key=len) if named else found[0]]
     for name, column in table.columns.items():
-        if find_flagged_set(name) and name not in used:
-            values = {FLAGS.get(value.casefold()) for value in column.values}
-            if values == {True, False}:
-                found.append(name)
+        if find_flagged_set(name) and name not in used and column.has_flags:
+            found.append(name)
     return found
 
 

@@ -122,7 +122,7 @@ def _is_flag(survey: Survey, name: str, stems: Mapping[str, int]) -> bool:
     is_label = survey.rate(name, "label") >= CLEAR and survey.rate(name, "flag") == 0
     if is_label and stems[" ".join(split_name(name))] <= 2:
         return False
-    return {FLAGS.get(value.casefold()) for value in survey.columns[name].values} == {True, False}
+    return survey.columns[name].has_flags
 
 
 def _find_separator(survey: Survey, name: str) -> str:

@@ -171,6 +171,7 @@ def test_a_workbook_is_known_by_its_content_and_read_without_warnings(tmp_path: 
     with warnings.catch_warnings(action="error"):
         assert len(read(source)[0]) == 3
     assert read_first_cells((tmp_path / "upload").read_bytes(), tmp_path / "upload") == ROWS[0]
+    assert describe_form(source) == []
     assert len(read(save(tmp_path / "A.XLSX"))[0]) == 3
 
 
