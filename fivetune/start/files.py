@@ -87,8 +87,8 @@ def find_data_recipe(
     overwrite: bool,
     load_tokenizer: Callable[[str], object | None],
 ) -> tuple[str, Started | None]:
-    """Find the recipe of what is to be trained; that of a data file is written first, with the task and model of the
-    settings. A run of a data file is resumed with the recipe that its start wrote.
+    """Find the recipe of what is to be trained; the recipe of a data file is written first, with the task and model of
+    the settings. A run of a data file is resumed with the recipe that its start wrote.
 
     Args:
         settings: dotted ones.

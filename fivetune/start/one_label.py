@@ -106,7 +106,7 @@ def _list_more(
 
     Args:
         learned: label, and columns that say the same.
-        doubts: those of the texts; a doubt of the further text is added.
+        doubts: doubts of the texts; a doubt of the further text is added.
     """
     for name in survey.list_unread([*learned, *texts]):
         column = survey.columns[name]

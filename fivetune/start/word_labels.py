@@ -25,8 +25,8 @@ class WordLabels(NamedTuple):
 
     Args:
         words: the text, or the list of words, that the labels belong to.
-        lists: all lists with a value for each word; those of the words are among them.
-        labels: those of labels.
+        lists: all lists with a value for each word; a list of the words is among them.
+        labels: the lists of labels.
     """
 
     words: str

@@ -331,8 +331,8 @@ def fill_from_record(record: RawRecord, template: str) -> tuple[str, dict[str, t
 
 
 def fill_absent_inputs(record: RawRecord, template: str, gold: Iterable[str]) -> RawRecord:
-    """Return a record to score: columns of the template that it lacks hold a dash. Raises AbsentColumnError for those
-    of the gold answer.
+    """Return a record to score: columns of the template that it lacks hold a dash. Raises AbsentColumnError for
+    columns of the gold answer.
 
     >>> fill_absent_inputs(RawRecord({"tags": "a"}, "a.csv:2"), "{text} {tags}", ["tags"]).fields
     {'text': '-', 'tags': 'a'}

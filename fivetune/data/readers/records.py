@@ -118,7 +118,7 @@ def is_hub_name(source: str) -> bool:
 
 
 def list_source_files(source: str) -> list[Path]:
-    """Return the local files of a source, sorted; of a hub name those in the cache of `datasets`.
+    """Return the local files of a source, sorted; of a hub name the files in the cache of `datasets`.
 
     Raises DataError if a local source has none, FiveTuneEnvironmentError if a hub data set cannot be loaded.
     """

@@ -125,7 +125,7 @@ def _translate_parquet_errors(path: Path) -> Generator[None]:
 def read_sheet_records(
     path: Path, *, columns: Mapping[str, str], header: Sequence[str] = ()
 ) -> Iterator[RawRecord | BadRecord]:
-    """Yield each row of a workbook's sheet below its header, as `read_csv_rows` those of a CSV file."""
+    """Yield each row of a workbook's sheet below its header, as `read_csv_rows` yields the rows of a CSV file."""
     rows = iter_sheet_rows(path)
     head, text = take_head(rows)
     if not head:
