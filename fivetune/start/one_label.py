@@ -124,7 +124,7 @@ def _list_more(
             is_told = before >= CONFLICTS * survey.table.num_records
             is_told = is_told and _count_conflicts(survey, [*texts, name], label) < before / 2
         if is_told:
-            yield [one for one in survey.columns if one in (*texts, name)], [], [*doubts, *own]
+            yield survey.sort_names([*texts, name]), [], [*doubts, *own]
 
 
 def _find_short_pair(survey: Survey, texts: Sequence[str]) -> list[str]:
@@ -277,7 +277,7 @@ def read_numbers(survey: Survey) -> Iterator[Reading]:
                 if survey.columns[one].has_text and survey.rate(one, "answer") > 1:
                     both.append(one)
             if len(both) > len(texts):
-                forms.insert(0, [one for one in survey.columns if one in both])
+                forms.insert(0, survey.sort_names(both))
         for inputs in forms:
             if inputs:
                 reason = f"{name} holds numbers, and {describe_columns(inputs)} text"

@@ -184,17 +184,17 @@ def _list_sources(survey: Survey, target: str, texts: Sequence[str]) -> list[lis
     plain = [name for name in known if name not in contexts]
     questions = [name for name in plain if survey.rate(name, "question") >= USUAL]
     if questions and contexts:  # of a question and the schema of its tables, both
-        both = _sort(survey, questions[0], contexts[0])
+        both = survey.sort_names([questions[0], contexts[0]])
         return [together, both] if {*both} < {*together} else [both]
     if len(together) > 1:
         return [together, *([name] for name in known[:2])]
     asked = [name for name in plain if survey.rate(name, "inputs") >= USUAL]
     # a prompt of a word or two, which is no running text, and what it is about
     if asked and contexts and learned >= USUAL:
-        return [_sort(survey, asked[0], contexts[0]), asked[:1], contexts[:1]]
+        return [survey.sort_names([asked[0], contexts[0]]), asked[:1], contexts[:1]]
     long = [name for name in contexts if columns[name].mean_words >= LONG_CONTEXT]
     if long and plain and learned == 0:  # what a text asks of a long one
-        return [_sort(survey, plain[0], long[0]), plain[:1], long[:1]]
+        return [survey.sort_names([plain[0], long[0]]), plain[:1], long[:1]]
     unknown = [name for name in texts if survey.rate(name, "targets", "answer", *SOURCES) < 2]
     others = [name for name in unknown or texts if name != target]
     both = [name for name in texts if name != target]
@@ -202,11 +202,6 @@ def _list_sources(survey: Survey, target: str, texts: Sequence[str]) -> list[lis
     if is_last and all(survey.rate(name, "targets", "answer") < 2 for name in both):  # one text of two others
         return [both, *([name] for name in (known or others)[:2])]
     return [[name] for name in (known or others)[:3]]
-
-
-def _sort(survey: Survey, *names: str) -> list[str]:
-    """List some columns in the order of the file."""
-    return [name for name in survey.columns if name in names]
 
 
 def _is_longer_summary(survey: Survey, name: str, other: str) -> bool:

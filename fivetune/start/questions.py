@@ -119,7 +119,7 @@ def _read_answers(survey: Survey, roles: Mapping[str, str]) -> Reading | None:
         what = "words behind a mark"
     if what:
         if "answer" not in survey.given:
-            inputs = [name for name in survey.columns if name in (roles["question"], roles.get("context"))]
+            inputs = survey.sort_names([name for role, name in roles.items() if role != "answer"])
             named = {"inputs": inputs, "targets": [answer]}
         reason = f"the answers in {answer} are {what}"
         return survey.weigh(Reading(f"questions with {what} as answers", "jsonl", named, reason), values=reason)

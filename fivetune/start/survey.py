@@ -558,6 +558,10 @@ class Survey:
         """List the columns that a reading leaves out, without the columns aside."""
         return [name for name in self.free if name not in used]
 
+    def sort_names(self, names: Collection[str]) -> list[str]:
+        """List some columns in the order of the file."""
+        return [name for name in self.columns if name in names]
+
     def list_counts(self) -> list[str]:
         """List the columns that count something other than words or letters: few numbers, which may be learned."""
         numbers = [name for name, one in self.columns.items() if one.kind == "number" and one.has_labels]
