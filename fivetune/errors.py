@@ -245,8 +245,9 @@ def suggest_names(name: str, allowed: Iterable[str], *, listing: str = "") -> st
     'Did you mean squad_v2? All names: fivetune list recipes.'
     """
     options = sorted(allowed)
-    cutoff = 0.6 if len(name) > 4 else 0.5  # `rl` for `lr`, `itit` for `init`
-    close = get_close_matches(name, options, n=2, cutoff=cutoff)
+    close = get_close_matches(name, options, n=2)
+    if not close and len(name) <= 4:
+        close = get_close_matches(name, options, n=2, cutoff=0.5)  # `rl` for `lr`, `itit` for `init`
     hint = f"Did you mean {' or '.join(close)}? " if close else ""
     return f"{hint}All names: {listing}." if listing else f"{hint}Allowed: {', '.join(options) or 'none'}."
 
