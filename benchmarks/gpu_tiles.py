@@ -28,7 +28,7 @@ from fivetune.errors import FiveTuneEnvironmentError, refuse_broken_context
 from fivetune.model.cuda.attention import compute_attention
 from fivetune.model.cuda.tiles import TILES, Tile
 
-KERNELS = ("forward", "grad_q", "grad_kv", "grad_bias")
+KERNELS = ("forward", "grad_q", "grad_kv")
 SIDES, WARPS, STAGES = (16, 32, 64, 128), (4, 8), (1, 2, 3)
 MOST_ELEMENTS = 128 * 64
 WORKLOADS = (("175 of up to 512", 32, 175, 512), ("512", 16, 512, 512), ("2048", 4, 2048, 2048))
@@ -108,7 +108,7 @@ def _write(tile: Tile) -> str:
 
 
 def list_candidates(present: Tile, kernel: str, device: str) -> list[Tile]:
-    """Other tiles, the nearest first; those of the bias gradient are square. On a CPU two."""
+    """Other tiles, the nearest first; those of grad_q are square. On a CPU two."""
 
     def measure_distance(tile: Tile) -> float:
         pairs = zip((tile.rows, tile.cols, tile.warps), (present.rows, present.cols, present.warps), strict=True)
@@ -116,7 +116,7 @@ def list_candidates(present: Tile, kernel: str, device: str) -> list[Tile]:
 
     if device == "cpu":
         return [Tile(16, 16, 1), Tile(32, 32, 1)]
-    sizes = [(m, n) for m, n in product(SIDES, SIDES) if m * n <= MOST_ELEMENTS and (kernel != "grad_bias" or m == n)]
+    sizes = [(m, n) for m, n in product(SIDES, SIDES) if m * n <= MOST_ELEMENTS and (kernel != "grad_q" or m == n)]
     tiles = [Tile(m, n, warps, stages) for (m, n), warps, stages in product(sizes, WARPS, STAGES)]
     return sorted((tile for tile in tiles if tile != present), key=measure_distance)
 

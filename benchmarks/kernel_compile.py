@@ -1,6 +1,7 @@
-"""Every Triton kernel compiled for Hopper (sm_90) on a machine without a GPU: registers, spilled bytes, shared memory.
+"""Every Triton kernel compiled for Hopper (sm_90) on a machine without a GPU: registers, spills, memory, products.
 
-In: the kernels and tiles of fivetune.model.cuda. Out: a table. It says that a kernel compiles, not that it is fast.
+In: the kernels and tiles of fivetune.model.cuda. Out: a table; products are PTX instructions: wgmma of four warps, mma
+of one. It says that a kernel compiles, not that it is fast.
     python -m benchmarks.kernel_compile
 """
 
@@ -19,7 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource
 
 from benchmarks.harness import make_parser, table
-from fivetune.model.cuda import attention_kernels, cross_entropy, norm, optimizer, pointwise, rows
+from fivetune.model.cuda import attention, attention_kernels, cross_entropy, norm, optimizer, pointwise, rows
 from fivetune.model.cuda.tiles import TILES, Tile, choose_attention_tile
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -31,7 +32,6 @@ COUNTS = {"q_stride", "k_stride", "v_stride", "grad_stride", "num_rows", "width"
     "tiles_k",
     "size",
     "num_sequences",
-    "num_parts",
     "rows",
     "num_decayed",
 }
@@ -39,7 +39,7 @@ COUNTS = {"q_stride", "k_stride", "v_stride", "grad_stride", "num_rows", "width"
 
 def main() -> None:
     args = make_parser(__doc__, results=None).parse_args()
-    found = [["kernel", "of", "registers", "spilled bytes", "shared memory bytes"]]
+    found = [["kernel", "of", "registers", "spilled bytes", "shared memory bytes", "wgmma", "mma"]]
     for name, kernel, kind, constants, tile in cases():
         found.append([name, kind, *compiled(kernel, kind.partition(",")[0], constants, tile)])
     print(table(found))
@@ -51,19 +51,13 @@ def cases() -> Iterator[tuple[str, Any, str, dict[str, Any], Tile]]:
     """Name, kernel, what of, constants, tile: each kernel at the sizes of t5-base and with all that it can do."""
     for kind, num_bytes in (("bf16", 2), ("fp32", 4)):
         for head_size in (64, 128):
-            for name in ("forward", "grad_q", "grad_kv", "grad_bias"):
+            for name in ("forward", "grad_q", "grad_kv"):
                 tile = choose_attention_tile(name, head_size, num_bytes=num_bytes)
                 constants = {"CAUSAL": True, "PRODUCTS": "ieee", "D": head_size, "M": tile.rows, "N": tile.cols}
-                constants |= {"PART": 8} if name == "grad_bias" else {}
                 yield f"attention {name}", getattr(attention_kernels, name), f"{kind}, {head_size}", constants, tile
-        side = {"PARTS": 16, "SIDE": choose_attention_tile("grad_bias", 64, num_bytes=num_bytes).rows}
-        yield (
-            "attention sum_diagonals",
-            attention_kernels.sum_diagonals,
-            kind,
-            side,
-            choose_attention_tile("grad_bias", 64, num_bytes=num_bytes),
-        )
+        tile = choose_attention_tile("grad_q", 64, num_bytes=num_bytes)
+        side = {"CAUSAL": True, "SIDE": tile.cols, "TOGETHER": attention.SEQUENCES_TOGETHER}
+        yield "attention sum_parts", attention_kernels.sum_parts, kind, side, tile
         yield "norm forward", norm._forward, kind, {"BLOCK": 1024}, TILES["norm", ""]
         yield "norm backward", norm._backward, kind, {"BLOCK": 1024}, TILES["norm", ""]
         pointwise_tile = TILES["pointwise", ""]
@@ -85,7 +79,7 @@ def cases() -> Iterator[tuple[str, Any, str, dict[str, Any], Tile]]:
 
 
 def compiled(kernel: Any, kind: str, constants: dict[str, Any], tile: Tile, target: GPUTarget = HOPPER) -> list[str]:
-    """Registers per thread, spilled bytes per thread, shared memory bytes."""
+    """Registers per thread, spilled bytes per thread, shared memory bytes, products by instruction."""
     signature, fixed, aligned = {}, {}, {}
     for place, name in enumerate(kernel.arg_names):
         if name in constants:
@@ -101,7 +95,8 @@ def compiled(kernel: Any, kind: str, constants: dict[str, Any], tile: Tile, targ
         text = subprocess.run([CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
     used = re.search(r"REG:(\d+) STACK:(\d+)", text)
     assert used is not None, text
-    return [used[1], used[2], str(done.metadata.shared)]
+    products = [str(done.asm["ptx"].count(name)) for name in ("wgmma.mma_async", "mma.sync")]
+    return [used[1], used[2], str(done.metadata.shared), *products]
 
 
 def argument_type(name: str, kind: str, kernel: Any) -> str:

@@ -17,7 +17,7 @@ KERNELS = (
     ("communication", r"nccl|rccl|nvshmem|all_?reduce|all_?gather|reduce_?scatter"),
     ("memory set", r"memset|FillFunctor"),
     ("copy", r"memcpy|direct_copy|BatchedCopy|copy_kernel|index_elementwise|index_?select|gather|(?<!_)transpose"),
-    ("attention", r"flash|fmha|attention|attn|sdpa|^(forward|grad_q|grad_kv|grad_bias|sum_diagonals)$"),
+    ("attention", r"flash|fmha|attention|attn|sdpa|^(forward|grad_q|grad_kv|sum_parts)$"),
     ("reduce", r"LpNorm|triton_(red|per)_"),
     ("pointwise", r"elementwise|triton_poi_"),
     ("GEMM", r"gemm|gemv|cutlass|cublas|xmma|nvjet|wgmma|splitK|[hs]884|[hs]1688|16816|matmul|triton_(tem|mm|bmm)"),

@@ -3,7 +3,7 @@
 In: q [Nq, H, D], k and v [Nk, H, D], the sequence starts, and a bias per head and distance. Out: [Nq, H, D].
 Memory is O(Nq H D): scores exist in registers only (flash attention, Dao 2023). The bias is a vector per head,
 bias[h, key_position - query_position + S - 1] with S the longest sequence, loaded per tile.
-A separate kernel computes its gradient, because summing it in the other kernels would take atomics or memory.
+Its gradient is summed by distance in each tile of queries, then over the tiles in a fixed order, without atomics.
 Grids depend on the longest lengths only, and the host reads nothing back, so a CUDA graph can capture the calls.
 """
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from fivetune.errors import ModelError
 from fivetune.model.cuda import attention_kernels as kernels
 from fivetune.model.cuda.random import choose_seed, round_dropout_rate
-from fivetune.model.cuda.tiles import LARGEST_HEAD, choose_attention_tile, divide_up, launch
+from fivetune.model.cuda.tiles import LARGEST_HEAD, Tile, choose_attention_tile, divide_up, launch
 from fivetune.model.modules import AutogradContext
 
 
@@ -27,7 +27,7 @@ class _Context(AutogradContext):
     call: _CallOptions
 
 
-FEWEST_SEQUENCES, MOST_PROGRAMS = 8, 2**15  # of the bias gradient; the programs write 16 MiB
+SEQUENCES_TOGETHER = 128  # of which the sums of the bias gradient are read at once
 SMALLEST_HEAD = 16  # tensor cores multiply 16 columns at a time
 
 
@@ -90,7 +90,7 @@ class _CallOptions:
 
 
 class _Attention(torch.autograd.Function):
-    """The four kernels as one differentiable function."""
+    """The kernels as one differentiable function."""
 
     @staticmethod
     def forward(ctx: _Context, q, k, v, bias, seed, cu_q, cu_k, call: _CallOptions) -> Tensor:
@@ -131,52 +131,38 @@ class _Attention(torch.autograd.Function):
         numbers = _build_kernel_arguments(inputs, call)
         tile = choose_attention_tile("grad_q", head_size, num_bytes=q.element_size())
         grid = (divide_up(call.max_seqlen_q, tile.rows), heads, len(cu_q) - 1)
-        stride = {"grad_stride": grad_q.stride(0)}
-        launch(kernels.grad_q, grid, *inputs, out, grad_q, tile=tile, **stride, **numbers, M=tile.rows, N=tile.cols)
+        tiles_k = divide_up(call.max_seqlen_k, tile.cols)
+        parts = None  # sums of the bias gradient
+        if ctx.needs_input_grad[3]:
+            assert tile.rows == tile.cols, tile
+            num_slots = len(q) // tile.rows + len(cu_q) - 1
+            parts = torch.empty((num_slots, heads, tiles_k + 1, tile.cols), dtype=torch.float32, device=q.device)
+        stride = {"grad_stride": grad_q.stride(0), "tiles_k": tiles_k}
+        outs = (out, grad_q, parts)
+        launch(kernels.grad_q, grid, *inputs, *outs, tile=tile, **stride, **numbers, M=tile.rows, N=tile.cols)
+        grad_bias = None if parts is None else _sum_parts(parts, bias, cu_q, cu_k, call, tile)
         tile = choose_attention_tile("grad_kv", head_size, num_bytes=q.element_size())
         grid = (divide_up(call.max_seqlen_k, tile.cols), heads, len(cu_k) - 1)
         stride = {"grad_stride": grad_k.stride(0)}
         launch(kernels.grad_kv, grid, *inputs, grad_k, grad_v, tile=tile, **stride, **numbers, M=tile.rows, N=tile.cols)
-        grad_bias = _compute_bias_grad(inputs, call) if ctx.needs_input_grad[3] else None
         return grad_q, grad_k, grad_v, grad_bias, None, None, None, None
 
 
-def _compute_bias_grad(inputs: tuple[Any, ...], call: _CallOptions) -> Tensor:
-    """Compute the gradient of bias, [H, 2 S - 1] in its dtype: tiles of score gradients, summed along diagonals."""
-    q = inputs[0]
-    bias = inputs[3]
-    cu_q = inputs[5]
-    heads, head_size = q.shape[1:]
-    tile = choose_attention_tile("grad_bias", head_size, num_bytes=q.element_size())
-    assert tile.rows == tile.cols, tile
-    side = tile.rows
-    tiles_q = divide_up(call.max_seqlen_q, side)
-    tiles_k = divide_up(call.max_seqlen_k, side)
-    num_sequences = len(cu_q) - 1
-    share = choose_part_size(num_sequences, tiles_q * tiles_k * heads)
-    num_parts = divide_up(num_sequences, share)
-    parts = torch.empty((num_parts, heads, tiles_q, tiles_k, 2 * side), dtype=torch.float32, device=q.device)
-    numbers = {"tiles_k": tiles_k, "num_sequences": num_sequences, **_build_kernel_arguments(inputs, call)}
-    grid = (tiles_q * tiles_k, heads, num_parts)
-    launch(kernels.grad_bias, grid, *inputs, parts, tile=tile, **numbers, M=side, N=side, PART=share)
-    summed = torch.zeros(bias.shape, dtype=torch.float32, device=q.device)
-    numbers = {"tiles_q": tiles_q, "tiles_k": tiles_k, "num_parts": num_parts, "width": bias.shape[1], "PARTS": 16}
-    launch(kernels.sum_diagonals, (tiles_q + tiles_k, heads), parts, summed, tile=tile, **numbers, SIDE=side)
+def _sum_parts(parts: Tensor, bias: Tensor, cu_q: Tensor, cu_k: Tensor, call: _CallOptions, tile: Tile) -> Tensor:
+    """Sum the parts of grad_q to the gradient of bias, [H, 2 S - 1] in its dtype."""
+    side = tile.cols
+    heads, width = bias.shape
+    summed = torch.empty((heads, width), dtype=torch.float32, device=bias.device)
+    numbers = {
+        "tiles_q": divide_up(call.max_seqlen_q, side),
+        "tiles_k": divide_up(call.max_seqlen_k, side),
+        "num_sequences": len(cu_q) - 1,
+        "width": width,
+    }
+    grid = (2 * divide_up(width // 2 + 1, side), heads)
+    sizes = {"CAUSAL": call.causal, "SIDE": side, "TOGETHER": SEQUENCES_TOGETHER}
+    launch(kernels.sum_parts, grid, parts, cu_q, cu_k, summed, tile=tile, **numbers, **sizes)
     return summed.to(bias.dtype)
-
-
-def choose_part_size(num_sequences: int, num_tiles: int) -> int:
-    """Choose how many sequences a program of the bias gradient sums: a power of two.
-
-    One after the other, they are the longest chain of a step; programs are limited, because each writes a tile's sums.
-
-    >>> choose_part_size(128, 12), choose_part_size(128, 64 * 12), choose_part_size(128, 1024 * 12)
-    (8, 8, 64)
-    """
-    size = FEWEST_SEQUENCES
-    while num_tiles * divide_up(num_sequences, size) > MOST_PROGRAMS and size < num_sequences:
-        size *= 2
-    return size
 
 
 def is_tf32_set() -> bool:

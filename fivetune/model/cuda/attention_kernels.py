@@ -1,4 +1,4 @@
-"""The Triton kernels of attention.py: forward, gradients of q, of k and v, and of the bias; called only from there.
+"""The Triton kernels of attention.py: forward, gradients of q and the bias, of k and v; called only from there.
 
 Names: rows are positions of queries in their sequence, cols positions of keys; a tile is M rows and N cols of one head
 of one sequence. Every kernel recomputes the scores from q, k and bias, so nothing of their size is stored.
@@ -16,7 +16,7 @@ from triton import knobs
 from fivetune.model.cuda.random import gain, keep
 
 INTERPRETED = tl.constexpr(knobs.runtime.interpret)
-COUNTS = ("num_rows", "groups", "num_sequences", "num_parts", "tiles_q", "tiles_k")
+COUNTS = ("num_rows", "groups", "num_sequences", "tiles_q", "tiles_k")
 """Arguments that change from batch to batch: Triton would compile again for 1 and for multiples of 16."""
 
 # --- pieces ---
@@ -95,13 +95,9 @@ def _gradients(scores, v, grad, lse, delta, seed, row_places, start, rate, N: tl
 
 
 @triton.jit
-def _count_reached(cu_q, cu_k, first, end, row, col, PART: tl.constexpr):
-    """How many of the sequences [first, end) have this row and this column."""
-    sequences = first + tl.arange(0, PART)
-    inside = sequences < end
-    num_q = tl.load(cu_q + sequences + 1, mask=inside, other=0) - tl.load(cu_q + sequences, mask=inside, other=0)
-    num_k = tl.load(cu_k + sequences + 1, mask=inside, other=0) - tl.load(cu_k + sequences, mask=inside, other=0)
-    return tl.sum(((num_q > row) & (num_k > col)).to(tl.int32))
+def _slot(first_q, sequence, tile, M: tl.constexpr):
+    """Number of a tile of queries among all: no two of a batch have the same. It is below rows // M + sequences."""
+    return first_q // M + sequence + tile
 
 
 # --- kernels ---
@@ -191,6 +187,8 @@ def grad_q(
     delta,
     out,
     grad_q,
+    parts,
+    tiles_k,
     grad_stride,
     q_stride,
     k_stride,
@@ -206,9 +204,11 @@ def grad_q(
     M: tl.constexpr,
     N: tl.constexpr,
 ):
-    """Compute the gradient of one tile of queries, and delta = sum of out * grad over columns for the other kernels.
+    """Compute the gradient of one tile of queries, and delta = sum of out * grad over columns for grad_kv.
 
-    Grid: (query tiles of the longest sequence, heads, sequences).
+    Grid: (query tiles of the longest sequence, heads, sequences). With parts [slots, heads, tiles_k + 1, N], which
+    takes M = N, also the sums of the tile's score gradients by distance: piece p has N distances from (p - t - 1) N on
+    for the t-th tile of queries in its sequence. See `sum_parts`.
     """
     head, sequence = tl.program_id(1), tl.program_id(2)
     first_q, num_q = _span(cu_q, sequence)
@@ -231,6 +231,10 @@ def grad_q(
     tl.store(delta + row_stats, row_delta, mask=rows < num_q)
     row_lse = tl.load(lse + row_stats, mask=rows < num_q, other=0.0)
 
+    if parts is not None:
+        slot = _slot(first_q, sequence, tl.program_id(0), M)
+        parts += (slot * tl.num_programs(1) + head) * (tiles_k + 1) * N + tl.arange(0, N)
+        carried = tl.zeros([N], tl.float32)
     sums = tl.zeros([M, D], tl.float32)
     end = num_k
     if CAUSAL:
@@ -243,7 +247,19 @@ def grad_q(
         _, grad_scores = _gradients(
             scores, v_tile, grad_tile, row_lse, row_delta, seed, row_places, start, rate, N, PRODUCTS
         )
+        if parts is not None:
+            # Rotate row r left by r: column c then holds the element c right of the diagonal or, wrapped, N - c left
+            # of it. Those on the right share distances with the left ones of the next tile. `start`, a multiple of N,
+            # keeps the compiler from holding the indices in registers for the whole loop.
+            shifted = tl.arange(0, M)[:, None] + cols[None, :]
+            turned = tl.gather(grad_scores, shifted & (N - 1), axis=1)
+            is_left = shifted >= start + N
+            tl.store(parts, carried + tl.sum(tl.where(is_left, turned, 0.0), 0))
+            carried = tl.sum(tl.where(is_left, 0.0, turned), 0)
+            parts += N
         sums = _dot(grad_scores.to(k_tile.dtype), k_tile, sums, PRODUCTS)
+    if parts is not None:
+        tl.store(parts, carried)
     _store(grad_q + first_q * grad_stride + head * D, sums * scale, rows, num_q, grad_stride, D)
 
 
@@ -322,103 +338,43 @@ def grad_kv(
 
 
 @triton.jit(do_not_specialize=COUNTS)
-def grad_bias(
-    q,
-    k,
-    v,
-    bias,
-    seed,
+def sum_parts(
+    parts,
     cu_q,
     cu_k,
-    grad,
-    lse,
-    delta,
-    parts,
+    grad_bias,
+    tiles_q,
     tiles_k,
     num_sequences,
-    q_stride,
-    k_stride,
-    v_stride,
-    num_rows,
     width,
-    groups,
-    rate,
-    scale,
     CAUSAL: tl.constexpr,
-    PRODUCTS: tl.constexpr,
-    D: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    PART: tl.constexpr,
+    SIDE: tl.constexpr,
+    TOGETHER: tl.constexpr,
 ):
-    """Sum the score gradients of one tile of positions over PART sequences in order, then along its 2 M diagonals.
+    """Sum the parts of grad_q to the gradient of SIDE distances of a head, in a fixed order: without atomics.
 
-    Grid: (query tiles x key tiles of the longest sequences, heads, parts of the batch). M = N. Out: parts [parts,
-    heads, query tiles, key tiles, 2 M]: element M + c - r sums the elements of row r and column c. Without atomics, so
-    the sum is deterministic.
+    Grid: (blocks of SIDE distances, of which the middle one begins at 0; heads). TOGETHER sequences are read at a time.
+    Out: grad_bias [heads, width].
     """
-    head = tl.program_id(1)
-    first_row = tl.program_id(0) // tiles_k * M
-    start = tl.program_id(0) % tiles_k * N
-    first, end = tl.program_id(2) * PART, tl.minimum((tl.program_id(2) + 1) * PART, num_sequences)
-    parts += ((tl.program_id(2) * tl.num_programs(1) + head) * tl.num_programs(0) + tl.program_id(0)) * 2 * M
-    if _count_reached(cu_q, cu_k, first, end, first_row, start, PART) == 0:  # of most tiles, in long grids
-        tl.store(parts + tl.arange(0, 2 * M), tl.zeros([2 * M], tl.float32))
-        return
-    rows = first_row + tl.arange(0, M)
-    cols = start + tl.arange(0, N)
-    bias += head * width + width // 2
-    stride = tl.num_programs(1) * D
-    sums = tl.zeros([M, N], tl.float32)
-    for sequence in range(first, end):
-        first_q, num_q = _span(cu_q, sequence)
-        first_k, num_k = _span(cu_k, sequence)
-        reached = (first_row < num_q) & (start < num_k)
-        if CAUSAL:
-            reached = reached & (start < first_row + M)
-        if reached:
-            q_tile = _load(q + first_q * q_stride + head * D, rows, num_q, q_stride, D)
-            k_tile = _load(k + first_k * k_stride + head * D, cols, num_k, k_stride, D)
-            v_tile = _load(v + first_k * v_stride + head * D, cols, num_k, v_stride, D)
-            grad_tile = _load(grad + first_q * stride + head * D, rows, num_q, stride, D)
-            row_stats = head * num_rows + first_q + rows
-            row_lse = tl.load(lse + row_stats, mask=rows < num_q, other=0.0)
-            row_delta = tl.load(delta + row_stats, mask=rows < num_q, other=0.0)
-            row_places = _row_places(first_q, rows, head, groups)
-            scores = _scores(q_tile, k_tile, bias, rows, cols, num_q, num_k, scale, CAUSAL, PRODUCTS)
-            _, grad_scores = _gradients(
-                scores, v_tile, grad_tile, row_lse, row_delta, seed, row_places, start, rate, N, PRODUCTS
-            )
-            sums += grad_scores
-    # Rotate row r left by r: column c then holds the element c right of the diagonal or, wrapped, M - c left of it.
-    shifted = tl.arange(0, M)[:, None] + tl.arange(0, N)[None, :]
-    turned = tl.gather(sums, shifted & (N - 1), axis=1)
-    right = tl.sum(tl.where(shifted < N, turned, 0.0), 0)
-    left = tl.sum(tl.where(shifted < N, 0.0, turned), 0)
-    tl.store(parts + tl.arange(0, M), left)
-    tl.store(parts + M + tl.arange(0, M), right)
-
-
-@triton.jit(do_not_specialize=COUNTS)
-def sum_diagonals(parts, grad_bias, tiles_q, tiles_k, num_parts, width, SIDE: tl.constexpr, PARTS: tl.constexpr):
-    """Sum parts to the gradient of SIDE distances: program c has those from (c - tiles_q) SIDE on, from two diagonals.
-
-    Grid: (query tiles + key tiles, heads). In: parts of grad_bias, of which PARTS are added at a time. Out: grad_bias
-    [heads, width], zero at the start.
-    """
-    diagonal, head = tl.program_id(0) - tiles_q, tl.program_id(1)
+    block, head = tl.program_id(0) - tl.num_programs(0) // 2, tl.program_id(1)
     places = tl.arange(0, SIDE)
-    sums = tl.zeros([SIDE], tl.float32)
-    size = tl.num_programs(1) * tiles_q * tiles_k * 2 * SIDE  # of a part
-    for tile_q in range(tiles_q):
-        tile_k = tile_q + diagonal
-        tile = parts + ((head * tiles_q + tile_q) * tiles_k + tile_k) * 2 * SIDE + places[None, :]
-        own_end = tl.where((tile_k >= 0) & (tile_k < tiles_k), num_parts, 0)
-        next_end = tl.where((tile_k >= -1) & (tile_k < tiles_k - 1), num_parts, 0)
-        for first in range(0, num_parts, PARTS):
-            part = (first + tl.arange(0, PARTS))[:, None]
-            tiles = tile + part * size
-            sums += tl.sum(tl.load(tiles + SIDE, mask=part < own_end, other=0.0), 0)
-            sums += tl.sum(tl.load(tiles + 2 * SIDE, mask=part < next_end, other=0.0), 0)
-    index = diagonal * SIDE + places + width // 2
-    tl.store(grad_bias + head * width + index, sums, mask=(index >= 0) & (index < width))
+    sums = tl.zeros([TOGETHER, SIDE], tl.float32)
+    size = (tiles_k + 1) * SIDE  # of a slot and head
+    for first in range(0, num_sequences, TOGETHER):
+        sequences = first + tl.arange(0, TOGETHER)
+        inside = sequences < num_sequences
+        first_q = tl.load(cu_q + sequences, mask=inside, other=0)
+        num_q = tl.load(cu_q + sequences + 1, mask=inside, other=0) - first_q
+        num_k = tl.load(cu_k + sequences + 1, mask=inside, other=0) - tl.load(cu_k + sequences, mask=inside, other=0)
+        # Tiles of queries that have the block: their pieces 0 to the number of their tiles of keys.
+        for tile in range(tl.maximum(-block - 1, 0), tl.minimum(tiles_q, tiles_k - block)):
+            piece = block + tile + 1
+            last = tl.cdiv(num_k, SIDE)
+            if CAUSAL:
+                last = tl.minimum(last, tile + 1)
+            is_written = (tile * SIDE < num_q) & (piece <= last)
+            slot = _slot(first_q.to(tl.int64), sequences, tile, SIDE)
+            rows = (slot * tl.num_programs(1) + head) * size + piece * SIDE
+            sums += tl.load(parts + rows[:, None] + places[None, :], mask=is_written[:, None], other=0.0)
+    index = block * SIDE + places + width // 2
+    tl.store(grad_bias + head * width + index, tl.sum(sums, 0), mask=(index >= 0) & (index < width))

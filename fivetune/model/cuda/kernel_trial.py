@@ -1,7 +1,7 @@
 """Test of the attention kernels on this GPU, in a process of its own: a kernel that breaks its device breaks only that.
 
 In: head size, dtype and device of a model. Out: why the kernels cannot be used there; "" if they give the right values.
-The process runs all four kernels, forward and backward, on sequences at the edges of their tiles, and compares output
+The process runs all kernels, forward and backward, on sequences at the edges of their tiles, and compares output
 and gradients with their definition in fp64. A driver that is too old, a Triton that cannot compile, a kernel that reads
 memory out of bounds (Triton 3.6 and later may for heads of 32 columns and fewer on Hopper: triton#10486), one that
 hangs: each is a reason. What has passed is noted beside Triton's compiled kernels and is not tested again.

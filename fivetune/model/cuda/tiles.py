@@ -7,6 +7,7 @@ compiler's report for sm_90 (registers, spills, shared memory: `python -m benchm
 - Fine-tuning has sequences of 100 to 500 tokens: tiles of 128 rows would be one third empty, so 64.
 - A tile of 64x64 fp32 takes 32 registers per thread with 4 warps; masks, random bits and bias take as many.
   The gradient of keys and values also holds two sums of cols x head size: half the rows prevent spilling.
+- Tiles of grad_q are square: it sums the gradient of the bias along diagonals, which meet the next tile's there.
 - Heads of 128 columns need 8 warps for the same reason; fp32 has no tensor cores here and needs small tiles.
 - Heads of 32 columns and fewer have tiles of 32 rows, which the compiler multiplies without wgmma: with it, Triton 3.6
   and later may read shared memory out of bounds there on Hopper (triton#10486).
@@ -51,16 +52,12 @@ TILES = {
     ("forward", "fp32"): Tile(32, 32, 4),
     ("grad_q", "bf16, 32"): Tile(32, 32, 4, 2),
     ("grad_q", "bf16, 64"): Tile(64, 64, 4, 2),
-    ("grad_q", "bf16, 128"): Tile(64, 32, 8, 2),
+    ("grad_q", "bf16, 128"): Tile(64, 64, 8, 2),
     ("grad_q", "fp32"): Tile(32, 32, 8),
     ("grad_kv", "bf16, 32"): Tile(32, 32, 4, 2),
     ("grad_kv", "bf16, 64"): Tile(32, 64, 4, 2),
     ("grad_kv", "bf16, 128"): Tile(32, 64, 8, 2),
     ("grad_kv", "fp32"): Tile(32, 32, 8),
-    ("grad_bias", "bf16, 32"): Tile(32, 32, 4),
-    ("grad_bias", "bf16, 64"): Tile(64, 64, 4),
-    ("grad_bias", "bf16, 128"): Tile(64, 64, 8),
-    ("grad_bias", "fp32"): Tile(32, 32, 8),
     ("norm", ""): Tile(1024, 0, 4),
     ("pointwise", ""): Tile(0, 1024, 4),
     ("optimizer", ""): Tile(1024, 2048, 4),

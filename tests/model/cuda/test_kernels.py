@@ -119,32 +119,26 @@ def double(tensors: list[Tensor]) -> list[Tensor]:
 # --- attention ---
 
 
-@pytest.mark.parametrize("split", [2, *(kit.release(split) for split in (1, 8))])
-def test_the_gradient_of_the_bias_does_not_depend_on_how_the_batch_is_divided(monkeypatch, split):
-    monkeypatch.setattr(attention, "FEWEST_SEQUENCES", split)
-    lengths = [3, 40, 1, 33, 5]  # of the last tiles, a part has no or some sequences
+@pytest.mark.parametrize(("causal", "longest", "together"), [(False, 40, 2), (True, 45, 8), kit.release(False, 43, 4)])
+def test_the_gradient_of_the_bias_is_the_sum_of_all_tiles(monkeypatch, causal, longest, together):
+    """Up to three tiles of a sequence, an empty one, and fewer or more read together than there are."""
+    monkeypatch.setitem(tiles.TILES, ("grad_q", "fp32"), tiles.Tile(16, 16, warps=1))
+    monkeypatch.setattr(attention, "SEQUENCES_TOGETHER", together)
+    lengths = [3, 40, 0, 33, 5]
     q, k, v, bias = inputs(lengths, lengths, bias=True)
     cu = starts(lengths)
-    ours = compute_attention(q, k, v, cu, cu, 40, 40, bias)  # type: ignore[arg-type]
+    ours = compute_attention(q, k, v, cu, cu, longest, longest, bias, causal)  # type: ignore[arg-type]
     leaves = [x for x in (q, k, v, bias) if x is not None]
     doubles = double(leaves)
-    compare(ours, eager(*doubles, cu, cu), leaves, doubles, CLOSE[torch.float32])
+    compare(ours, eager(*doubles, cu, cu, causal=causal), leaves, doubles, CLOSE[torch.float32])
 
 
-def test_the_gradient_of_the_bias_fills_the_device_with_short_chains(monkeypatch):
-    """t5-base, 128 questions of up to 512 tokens and answers of up to 32: chains of 8 sequences instead of 128."""
-    seen: dict[str, tuple[object, ...]] = {}
-
-    def note(kernel, grid, *args, tile, **named):
-        seen[kernel.__name__] = grid, named.get("PART"), named.get("num_parts")
-
-    monkeypatch.setattr(attention, "launch", note)
-    monkeypatch.setitem(tiles.TILES, ("grad_bias", "bf16, 64"), tiles.Tile(64, 64, warps=4))
-    for longest, grid in ((512, (64, 12, 16)), (32, (1, 12, 16))):
-        x = torch.zeros(128, 12, 64, dtype=torch.bfloat16, requires_grad=True)
-        bias = torch.zeros(12, 2 * longest - 1, requires_grad=True)
-        compute_attention(x, x, x, starts([1] * 128), starts([1] * 128), longest, longest, bias).sum().backward()
-        assert seen["grad_bias"] == (grid, 8, None) and seen["sum_diagonals"][2] == 16
+def test_a_bias_without_a_gradient_costs_nothing(monkeypatch):
+    q, k, v, bias = inputs([3], [3], bias=True)
+    launched: list[str] = []
+    monkeypatch.setattr(attention, "launch", lambda kernel, *args, **named: launched.append(kernel.__name__))
+    compute_attention(q, k, v, starts([3]), starts([3]), 3, 3, bias.detach()).sum().backward()  # type: ignore
+    assert launched == ["forward", "grad_q", "grad_kv"]
 
 
 @pytest.mark.parametrize(
@@ -237,7 +231,7 @@ def test_no_kernel_adds_in_an_order_that_changes():
 COMPILED_ONCE = """
 import sys
 from fivetune.model.cuda import attention_kernels, norm, rows
-for kernel in (*map(vars(attention_kernels).get, ("forward", "grad_q", "grad_kv", "grad_bias", "sum_diagonals")),
+for kernel in (*map(vars(attention_kernels).get, ("forward", "grad_q", "grad_kv", "sum_parts")),
                norm._backward, rows._add_runs):
     print(kernel.__name__, *[each.name for each in kernel.params if each.do_not_specialize])
 """
@@ -250,9 +244,9 @@ def test_counts_that_change_with_the_batch_do_not_compile_kernels_anew():
     )
     found = {line.split()[0]: set(line.split()[1:]) for line in done.stdout.splitlines()}
     assert found == {
-        **{name: {"num_rows", "groups"} for name in ("forward", "grad_q", "grad_kv")},
-        "grad_bias": {"num_rows", "groups", "num_sequences", "tiles_k"},
-        "sum_diagonals": {"tiles_q", "tiles_k", "num_parts"},
+        **{name: {"num_rows", "groups"} for name in ("forward", "grad_kv")},
+        "grad_q": {"num_rows", "groups", "tiles_k"},
+        "sum_parts": {"num_sequences", "tiles_q", "tiles_k"},
         "_backward": {"rows"},
         "_add_runs": {"num_rows"},
     }
