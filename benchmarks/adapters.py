@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.harness import publish_result
 from benchmarks.train import measure_models, parse_arguments, report
-from fivetune.machine.telemetry.devices import count_cores
+from fivetune.machine.telemetry.cores import count_cores
 
 DEFAULTS = ("--adapter", "lora", "--precision", "fp32")
 EXPECTED = 1.5  # times the speed of the peer "default", on the same examples

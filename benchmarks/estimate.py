@@ -33,7 +33,7 @@ from fivetune.fleet.estimation.memory import estimate_memory
 from fivetune.fleet.estimation.recipe import build_workload
 from fivetune.model.backend import Forward
 from fivetune.model.flops import list_block_flops
-from fivetune.training.compute import ComputeConfig
+from fivetune.training.compute_config import ComputeConfig
 from fivetune.training.step.groups import build_optimizer
 from fivetune.training.step.learner import Learner
 from fivetune.training.step.pipeline import PipelineEngine

@@ -27,7 +27,7 @@ from benchmarks.harness import (
     table,
 )
 from benchmarks.workloads import MODELS, make_model
-from fivetune.machine.telemetry.devices import count_cores
+from fivetune.machine.telemetry.cores import count_cores
 from fivetune.training.optimizers._batched_adafactor import BatchedAdafactor
 
 WARM_UP, STEPS, NUM_WINDOWS = 1, 2, 6

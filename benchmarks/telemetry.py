@@ -36,7 +36,7 @@ from benchmarks.plan import Plan
 from benchmarks.sides import own_setup
 from benchmarks.workloads import MODELS, WORKLOADS, Examples, make_model, write_examples
 from fivetune.data.corpus import CHECKPOINT
-from fivetune.machine.telemetry.devices import count_cores
+from fivetune.machine.telemetry.cores import count_cores
 from fivetune.machine.telemetry.meter import Meter
 from fivetune.machine.telemetry.sampler import Sampler
 from fivetune.rundir import RunDir

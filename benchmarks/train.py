@@ -66,7 +66,8 @@ from benchmarks.workloads import (
 )
 from fivetune import ENVIRONMENT
 from fivetune.errors import is_out_of_memory
-from fivetune.machine.telemetry.devices import count_cores, get_device_peak_flops, measure_product_flops
+from fivetune.machine.telemetry.cores import count_cores
+from fivetune.machine.telemetry.devices import get_device_peak_flops, measure_product_flops
 from fivetune.model.load import count_parameters
 
 NUM_WINDOWS = {False: 6, True: 4}  # as on a CPU, as on a GPU

@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import wraps
 from typing import ParamSpec, TypeVar
@@ -299,3 +300,18 @@ def refuse_broken_context(error: BaseException, remedy: str) -> None:
             f"device: a kernel has failed and left the device unusable for this process: {words[0]}. "
             f"Start again with {remedy}; CUDA_LAUNCH_BLOCKING=1 names the kernel."
         ) from error
+
+
+@contextmanager
+def translate_oom_errors() -> Iterator[None]:
+    """Turn a failed allocation on any device into a FiveTuneEnvironmentError that names the settings to lower."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise FiveTuneEnvironmentError(
+            f"device: out of memory: {(str(error) or 'no details').splitlines()[0]} "
+            "Lower train.batch_size (keep train.global_batch_size: the result stays the same), "
+            "data.max_input_tokens, or eval.batch_size if it happened in an evaluation."
+        ) from None

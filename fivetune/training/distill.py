@@ -23,8 +23,7 @@ from fivetune.config.recipes import is_run_directory
 from fivetune.data.store.distilled import DistilledStore, list_missing_parts, write_part
 from fivetune.data.store.token_store import TokenStore, get_cache_folder
 from fivetune.distributed.world import World
-from fivetune.errors import FiveTuneEnvironmentError, ModelError
-from fivetune.machine.telemetry.devices import translate_oom_errors
+from fivetune.errors import FiveTuneEnvironmentError, ModelError, translate_oom_errors
 from fivetune.model.adapter import refuse_lost_tokens
 from fivetune.model.decode import Decoding, generate
 from fivetune.model.files import find_folder, find_weight_files, read_model_config
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
     from fivetune.model.modules import T5Model
     from fivetune.rundir.progress import ProgressCallback
-    from fivetune.training.compute import ComputeConfig
+    from fivetune.training.compute_config import ComputeConfig
 
 KEY = "distill.teacher"
 Answer: TypeAlias = tuple[list[int], bool]

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from fivetune.errors import ConfigError
-from fivetune.machine.telemetry.devices import translate_oom_errors
+from fivetune.errors import ConfigError, translate_oom_errors
 from fivetune.rundir import EVALS
 from fivetune.rundir.figures import build_best_eval, is_better_eval
 from fivetune.rundir.layout import OWN_SPLITS

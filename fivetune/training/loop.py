@@ -15,8 +15,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from fivetune.errors import InterruptedRunError
-from fivetune.machine.telemetry.devices import reset_peak_memory, translate_oom_errors
+from fivetune.errors import InterruptedRunError, translate_oom_errors
+from fivetune.machine.telemetry.devices import reset_peak_memory
 from fivetune.model.module_flops import StepFlops
 from fivetune.rundir.layout import PLAN
 from fivetune.training.evaluate import EvaluationStoppedError, evaluate_model

@@ -16,8 +16,7 @@ from fivetune.data.store.stream import BatchPlan, TrainingStream
 from fivetune.data.store.token_store import TokenStore
 from fivetune.distributed.pipeline import find_stage
 from fivetune.distributed.world import SINGLE_PROCESS, World
-from fivetune.errors import ConfigError
-from fivetune.machine.telemetry.devices import translate_oom_errors
+from fivetune.errors import ConfigError, translate_oom_errors
 from fivetune.model.adapter import attach_adapter, refuse_lost_tokens
 from fivetune.model.added_tokens import KEY as ADDED_TOKENS
 from fivetune.model.backend import Forward
@@ -36,7 +35,8 @@ from fivetune.training.autotune.forward import choose_forward, explain_unsupport
 from fivetune.training.autotune.micro_batch import Fit, find_largest_fit
 from fivetune.training.autotune.precision import choose_half, choose_precision
 from fivetune.training.averaging import build_averages
-from fivetune.training.compute import ComputeConfig, choose_compute
+from fivetune.training.compute import choose_compute
+from fivetune.training.compute_config import ComputeConfig
 from fivetune.training.distill import load_teacher, refuse_other_teacher, replace_targets
 from fivetune.training.mixture import build_mixture_sampler, select_part
 from fivetune.training.plan import decide_plan

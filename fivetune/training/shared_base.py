@@ -20,7 +20,7 @@ from fivetune.model.load import LoadedModel, find_source, load_model_and_tokeniz
 from fivetune.model.modules import T5Model
 from fivetune.model.saved_adapter import BaseModel, read_base
 from fivetune.tasks import head_of
-from fivetune.training.compute import ComputeConfig
+from fivetune.training.compute_config import ComputeConfig
 
 ALONE = "Serve it without --one-base."
 

@@ -12,9 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import torch
-
-from fivetune.machine.telemetry.devices import count_cores
+from fivetune.machine.telemetry.cores import count_cores
 from fivetune.rundir.progress import ProgressCallback
 
 SECONDS_BETWEEN = 60.0  # between two measurements during a run
@@ -45,6 +43,8 @@ class ThreadControl:
 
     def start(self, *, measure: bool) -> str:
         """Set the number of threads; `measure`: choose it. Returns: why it is not `most`, "" if it is."""
+        import torch
+
         torch.set_num_threads(self.most)
         return self._choose(self.most) if measure else ""
 
@@ -54,6 +54,8 @@ class ThreadControl:
         seconds = wall - self._wall
         if seconds < SECONDS_BETWEEN:
             return ""
+        import torch
+
         busy = time.process_time()
         now = torch.get_num_threads()
         # Threads that had their cores all the time need no measurement, which would cost steps.
@@ -65,6 +67,8 @@ class ThreadControl:
     def _choose(self, now: int) -> str:
         if self.most == 1 or self.is_fixed:
             return ""
+        import torch
+
         seconds = measure_threads(self.most, now)
         best = min(seconds, key=lambda number: seconds[number])
         if seconds[now] < MIN_GAIN * seconds[best]:
@@ -102,6 +106,8 @@ def measure_threads(most: int, now: int) -> dict[int, float]:
 
     The rounds are interleaved, so that a disturbance strikes all numbers.
     """
+    import torch
+
     numbers = {now} | {most >> halves for halves in range(most.bit_length())}
     seconds = dict.fromkeys(sorted(numbers), 0.0)
     rows, inputs, outputs = PROBE_SHAPE

@@ -20,9 +20,8 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from fivetune.config import RunConfig
 from fivetune.config.data import NO_SPLIT
-from fivetune.errors import ConfigError, RunDirError
+from fivetune.errors import ConfigError, RunDirError, translate_oom_errors
 from fivetune.machine.profiling.chrome import RANGE_PREFIX
-from fivetune.machine.telemetry.devices import translate_oom_errors
 from fivetune.rundir.progress import ProgressCallback, ignore_progress
 from fivetune.training.autotune.probe import synchronize
 from fivetune.training.setup import Setup, set_up

@@ -21,10 +21,10 @@ import fivetune
 from fivetune.config import load_config
 from fivetune.data.store.batch import collate, pad
 from fivetune.distributed.world import World
-from fivetune.model import decode, half, weight_cache
+from fivetune.model import half, weight_cache
 from fivetune.model.backend import Forward
 from fivetune.model.cuda import dispatch
-from fivetune.model.decode import Decoding, generate
+from fivetune.model.decode import Decoding, engine, generate
 from fivetune.model.decode.span_search import extract_spans
 from fivetune.model.flat import compute_flat_losses
 from fivetune.model.forward import compute_padded_losses
@@ -34,7 +34,7 @@ from fivetune.model.teacher import Teacher
 from fivetune.training import setup as setting_up
 from fivetune.training.autotune import precision
 from fivetune.training.autotune.precision import adopt_trained_precision, choose_faster, choose_half
-from fivetune.training.compute import ComputeConfig
+from fivetune.training.compute_config import ComputeConfig
 from fivetune.training.step import nonfinite
 
 LARGEST = 65_504  # of fp16
@@ -311,7 +311,7 @@ def test_fp16_on_cuda_needs_no_kernel(family: str) -> None:
 def test_answers_on_cuda_use_kept_weights(family: str, family_folders: Any, tmp_path: Path, monkeypatch: Any) -> None:
     store = decoding_kit.question_store(tmp_path, family_folders[family], num_questions=4)
     model = load_model_and_tokenizer(str(family_folders[family])).model.eval()
-    monkeypatch.setattr(decode, "explain_slow_decoding", lambda *_: "")
+    monkeypatch.setattr(engine, "explain_slow_decoding", lambda *_: "")
     updates: list[object] = []
     update = weight_cache.KeptWeights.update
     monkeypatch.setattr(weight_cache.KeptWeights, "update", lambda self: updates.append(update(self)))

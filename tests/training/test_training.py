@@ -15,8 +15,15 @@ from safetensors.torch import load_file
 import fivetune
 from fivetune import cli, rundir, train
 from fivetune.data.store.batch import collate
-from fivetune.errors import ConfigError, DataError, FiveTuneEnvironmentError, NumericError, RunDirError
-from fivetune.machine.telemetry.devices import pick_device, pick_precision, translate_oom_errors
+from fivetune.errors import (
+    ConfigError,
+    DataError,
+    FiveTuneEnvironmentError,
+    NumericError,
+    RunDirError,
+    translate_oom_errors,
+)
+from fivetune.machine.telemetry.devices import pick_device, pick_precision
 from fivetune.model.backend import Forward
 from fivetune.reading.diagnosis.stats import collect_run_stats
 from fivetune.rundir.progress import Progress

@@ -21,8 +21,6 @@ from fivetune.errors import ConfigError, FiveTuneEnvironmentError
 from fivetune.installation import name_install
 from fivetune.model.decode import Decoding, GeneratedAnswer, OnToken, group_by_length
 from fivetune.model.family import compute_output_scale
-from fivetune.model.load import load_model_and_tokenizer
-from fivetune.model.tokenizer import suppress_output
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -36,7 +34,7 @@ VOCABULARY = "shared_vocabulary.json"
 def import_ctranslate2() -> Any:
     """Import CTranslate2. Raises FiveTuneEnvironmentError if it is not installed."""
     try:
-        import ctranslate2
+        import ctranslate2  # since 4.8 without torch, which only its converters need
     except ImportError:
         raise FiveTuneEnvironmentError(
             f"format ctranslate2: the package ctranslate2 is not installed. Install it: {name_install('export')}"
@@ -46,6 +44,9 @@ def import_ctranslate2() -> Any:
 
 def convert_model(source: Path, target: Path, quantization: str | None) -> None:
     """Convert a model folder. Raises FiveTuneEnvironmentError if CTranslate2 is not installed."""
+    from fivetune.model.load import load_model_and_tokenizer
+    from fivetune.model.tokenizer import suppress_output
+
     import_ctranslate2()
     from ctranslate2.converters import TransformersConverter
 
@@ -137,10 +138,10 @@ class Engine:
         on_token: OnToken | None = None,
     ) -> Iterator[GeneratedAnswer]:
         """Yield the answers for `rows` of a store, batch by batch, longest inputs first."""
-        if decoding.sampling:
+        if decoding.sampling and decoding.sampling.seed is not None:
             raise ConfigError(
-                f"eval.temperature {decoding.sampling.temperature:g}: an export of format ctranslate2 does not draw "
-                "answers. Allowed is 0. Leave it out, or answer with the run itself."
+                f"eval.temperature {decoding.sampling.temperature:g}: an export of format ctranslate2 draws no "
+                "answers by a seed. Allowed is 0. Leave it out, or answer with the run itself."
             )
         chosen = np.asarray(rows, dtype=np.int64)
         end_id = model.config.eos_token_id
@@ -163,7 +164,7 @@ class Engine:
         for row, scores, found in zip(rows, given, self._translate(texts, decoding, end_id), strict=True):
             best, hit_cap, logprob = found[0]
             candidates: tuple[tuple[list[int], float], ...] = ()
-            if decoding.num_beams > 1:
+            if len(found) > 1 or decoding.num_beams > 1:
                 candidates = tuple((ids, p) for ids, _, p in found)
             yield GeneratedAnswer(
                 row=row,
@@ -203,6 +204,11 @@ class Engine:
     ) -> list[list[tuple[list[int], bool, float]]]:
         """Search; returns the hypotheses of each text: ids without the end token, whether that is missing, log p."""
         penalty = decoding.length_penalty if decoding.num_beams > 1 else 0.0
+        drawing: dict[str, float] = {}
+        if decoding.sampling:
+            drawing["sampling_topk"] = decoding.sampling.top_k
+            drawing["sampling_topp"] = decoding.sampling.top_p
+            drawing["sampling_temperature"] = decoding.sampling.temperature
         found = self._translator.translate_batch(
             texts,
             beam_size=decoding.num_beams,
@@ -216,6 +222,7 @@ class Engine:
             min_decoding_length=decoding.min_new_tokens,
             return_end_token=True,
             return_scores=True,
+            **drawing,
         )
         results: list[list[tuple[list[int], bool, float]]] = []
         for one in found:

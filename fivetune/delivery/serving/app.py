@@ -174,7 +174,7 @@ class Service:
     async def _respond(self, request: Request, model: str, asked: Asked) -> Response:
         """Answer a request in OpenAI's form, whole or in pieces."""
         facts = self.models[model]
-        decoding = choose_decoding(asked, facts.decoding, writes=facts.writes)
+        decoding = choose_decoding(asked, facts.decoding, writes=facts.writes, takes_seed=facts.takes_seed)
         form = AnswerForm(asked, model, stop=decoding.stop, sends_tokens=facts.sends_tokens)
         if not asked.stream:
             listener = form.add_token if form.listens else None

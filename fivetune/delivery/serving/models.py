@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fivetune.delivery.serving.batching import AnswerTogether
 from fivetune.delivery.serving.demo import find_examples
@@ -20,7 +20,9 @@ from fivetune.tasks import TaskOptions, head_of
 from fivetune.training.answers.loading import load_run_model
 from fivetune.training.answers.trained_run import TrainedRun
 from fivetune.training.mixture import require_single_part
-from fivetune.training.shared_base import SharedBase
+
+if TYPE_CHECKING:
+    from fivetune.training.shared_base import SharedBase
 
 MAX_BEAMS, MAX_NEW_TOKENS = 8, 256
 WITHOUT_EFFECT: dict[str, str] = dict.fromkeys(
@@ -65,7 +67,11 @@ def open_models(
             warned.add(text)
             on_warning(text)
 
-    base = SharedBase() if shares_base else None
+    base: SharedBase | None = None
+    if shares_base:
+        from fivetune.training.shared_base import SharedBase  # needs torch
+
+        base = SharedBase()
     found: dict[str, ServedModel] = {}
     for folder, name in zip(folders, name_folders(folders), strict=True):
         if base and read_export(Path(folder)):
@@ -93,6 +99,7 @@ def open_models(
             fields=fields,
             decoding=loaded.build_decoding(),
             writes=head_of(task) != "extractive",
+            takes_seed=not loaded.has_own_engine,
             sends_tokens=type(task).from_text is TaskOptions.from_text,
             examples=examples,
             silence=trained.find_silence(**(withheld or {})),

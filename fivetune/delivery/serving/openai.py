@@ -240,14 +240,15 @@ def list_option_schemas() -> JsonTable:
 # --- the search ---
 
 
-def choose_decoding(asked: Asked, own: Decoding, *, writes: bool) -> Decoding:
+def choose_decoding(asked: Asked, own: Decoding, *, writes: bool, takes_seed: bool = True) -> Decoding:
     """Choose the options of the search for a request; requests with equal ones share batches.
 
     Args:
         own: options of the run, from which those that the request gives depart.
         writes: whether the run writes its answers; spans and labels are not drawn, and have no length of their own.
+        takes_seed: whether the engine draws by a seed.
 
-    Raises RequestError 422 for more answers than there are labels.
+    Raises RequestError 422 for more answers than there are labels, and for a seed that the engine does not take.
     """
     number = asked.num_answers
     if own.label_ids:
@@ -257,6 +258,8 @@ def choose_decoding(asked: Asked, own: Decoding, *, writes: bool) -> Decoding:
     if not writes:
         return _extend_search(own, number)
     cap = min(asked.max_tokens or own.max_new_tokens, own.max_new_tokens)
+    if asked.seed is not None and not takes_seed:
+        raise refuse(f"seed: {asked.seed}. An export of format ctranslate2 draws by no seed. Leave it out.")
     stop = tuple(dict.fromkeys([*own.stop, *asked.stop]))
     own = replace(own, max_new_tokens=cap, min_new_tokens=min(own.min_new_tokens, cap), stop=stop)
     heat = asked.temperature

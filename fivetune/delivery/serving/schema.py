@@ -73,6 +73,7 @@ class RunFacts:
         fields: columns of a record; the required ones make an example.
         decoding: options of the run's searches.
         writes: whether the run writes its answers; else it marks spans or chooses labels.
+        takes_seed: whether the engine draws by a seed.
         sends_tokens: whether the written tokens make the text of the answer; else the task makes the answer from the
             whole text.
         silence: which answers are withheld unless a request says so; None: none.
@@ -85,6 +86,7 @@ class RunFacts:
     decoding: Decoding
     writes: bool = True
     sends_tokens: bool = True
+    takes_seed: bool = True
     examples: Sequence[DemoExample] = ()
     silence: Silence | None = None
 

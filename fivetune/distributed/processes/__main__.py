@@ -64,7 +64,7 @@ def _run_torchrun(nproc: int, meeting: Meeting | None, grace_seconds: float, wor
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
-    from fivetune.machine.telemetry.devices import count_cores
+    from fivetune.machine.telemetry.cores import count_cores
 
     logging.disable()  # the ranks report their errors themselves
     os.environ["OMP_NUM_THREADS"] = str(max(1, count_cores() // nproc))

@@ -19,9 +19,10 @@ from typing import Any
 import psutil
 import torch
 
-from fivetune.errors import ConfigError, FiveTuneEnvironmentError, is_out_of_memory
+from fivetune.errors import ConfigError, FiveTuneEnvironmentError
 from fivetune.installation import name_install
 from fivetune.machine.telemetry.accelerators import find_peak_flops
+from fivetune.machine.telemetry.cores import count_cores
 from fivetune.types import JsonTable
 
 CPU_INFO = Path("/proc/cpuinfo")
@@ -173,17 +174,6 @@ def read_cpu_info(*names: str) -> str:
     return ""
 
 
-def count_cores() -> int:
-    """Physical cores that this process may use; OMP_NUM_THREADS overrides it."""
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    if given.isdecimal():
-        return max(1, int(given))
-    allowed = os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
-        allowed = len(os.sched_getaffinity(0))
-    return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))
-
-
 def get_device_peak_flops(device: str, precision: str) -> float | None:
     """`find_peak_flops` of a torch device; None for devices other than CUDA."""
     if not device.startswith("cuda"):
@@ -229,21 +219,6 @@ def reset_peak_memory(device: str) -> None:
     """Reset the peak of a CUDA device; the peak of a CPU process cannot be reset."""
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats(device)
-
-
-@contextmanager
-def translate_oom_errors() -> Iterator[None]:
-    """Turn a failed allocation on any device into a FiveTuneEnvironmentError that names the settings to lower."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise FiveTuneEnvironmentError(
-            f"device: out of memory: {(str(error) or 'no details').splitlines()[0]} "
-            "Lower train.batch_size (keep train.global_batch_size: the result stays the same), "
-            "data.max_input_tokens, or eval.batch_size if it happened in an evaluation."
-        ) from None
 
 
 def collect_machine_info(device: str) -> JsonTable:

@@ -18,7 +18,6 @@ from fivetune.data.store.token_store import TokenStore
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import NumericError
 from fivetune.model.decode import Decoding, GenerateAnswers, GeneratedAnswer, OnToken, cut_at_stop, to_text
-from fivetune.model.decode.span_search import SpanAnswer, extract_spans
 from fivetune.model.family import SENTINEL
 from fivetune.rundir.records import Candidate, Prediction
 from fivetune.tasks import head_of
@@ -28,6 +27,7 @@ from fivetune.types import Task, TextExample
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from fivetune.model.decode.span_search import SpanAnswer
     from fivetune.model.modules import T5Model
     from fivetune.types import Autocast
 
@@ -197,6 +197,8 @@ def _decode_candidates(settings: AnswerSettings, one: GeneratedAnswer) -> tuple[
 def _answer_with_spans(
     settings: AnswerSettings, model: T5Model, rows: Sequence[int], loss: TargetLoss, world: World
 ) -> Iterator[tuple[int, Prediction]]:
+    from fivetune.model.decode.span_search import extract_spans  # needs torch
+
     # Offsets are computed once: when the search asks for the context, and used again for the text of the span.
     waiting: dict[int, tuple[TextExample, Offsets]] = {}
 

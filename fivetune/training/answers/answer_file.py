@@ -6,18 +6,16 @@ In: a run's model and a file. Out: a PredictedFile, whose answers are in the fol
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 
 from fivetune import rundir
-from fivetune.config import RunConfig
-from fivetune.data.examples import Source
 from fivetune.data.store.token_store import TokenStore, describe_data, load_or_build_store
 from fivetune.distributed.world import World
-from fivetune.machine.telemetry.devices import translate_oom_errors
+from fivetune.errors import translate_oom_errors
 from fivetune.model.adapter import FOLDER
 from fivetune.rundir.checksums import MANIFEST
 from fivetune.rundir.export_file import EXPORT
@@ -26,25 +24,10 @@ from fivetune.rundir.progress import ProgressCallback
 from fivetune.training.answers.answer_log import FORMAT as ANSWERS_FORMAT
 from fivetune.training.answers.answer_log import PATTERN as ANSWERS
 from fivetune.training.answers.answer_log import AnswerLog, AnswerWriter
-from fivetune.training.answers.inputs import choose_header
+from fivetune.training.answers.inputs import describe_questions
 from fivetune.training.answers.loading import RunModel
 from fivetune.training.answers.predicted_file import ANSWERED, PredictedFile
-from fivetune.training.sources import build_length_limits
 from fivetune.training.state.resume import select_scored_settings
-from fivetune.types import Task
-
-
-def describe_questions(config: RunConfig, path: str, task: Task, columns: Mapping[str, str]) -> Source:
-    """Describe a source of questions without gold answers."""
-    return Source(
-        paths=(path,),
-        task=task,
-        limits=build_length_limits(config),
-        columns=dict(columns),
-        header=choose_header(path, task, columns, config.data.header),
-        on_bad_record="skip",
-        labelled=False,
-    )
 
 
 def answer_file(

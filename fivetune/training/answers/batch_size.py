@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import psutil
-import torch
 from numpy.typing import NDArray
 
 from fivetune.errors import is_out_of_memory
-from fivetune.model.modules import T5Model
 from fivetune.training.answers.evaluator import Answered, Evaluator
+
+if TYPE_CHECKING:
+    from fivetune.model.modules import T5Model
 
 MOST = {"cuda": 256}  # more examples at once fill a GPU no better
 MOST_ELSEWHERE = 64
@@ -71,6 +73,8 @@ def estimate_example_bytes(config: object, *, num_input_tokens: int, max_new_tok
 def measure_free_bytes(kind: str) -> float:
     """Measure the free memory of the device, in bytes: on a GPU also what torch keeps and does not use."""
     if kind == "cuda":
+        import torch
+
         unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         return float(torch.cuda.mem_get_info()[0] + unused)
     return float(psutil.virtual_memory().available)
@@ -105,7 +109,9 @@ def predict_in_batches(
                 raise
             batch_size.limit = size // 2
         # Outside the handler, whose traceback keeps the tensors of the failed batch.
-        if torch.cuda.is_available():
+        if evaluator.device.startswith("cuda"):
+            import torch
+
             torch.cuda.empty_cache()
         missing = np.setdiff1d(missing, answered)
 

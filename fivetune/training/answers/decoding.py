@@ -16,7 +16,7 @@ from fivetune.errors import ConfigError
 from fivetune.model.decode import Decoding, GenerateAnswers, Sampling, estimate_max_new_tokens
 from fivetune.model.tokenizer import list_sentinel_ids
 from fivetune.training.answers.evaluator import Evaluator
-from fivetune.training.compute import ComputeConfig
+from fivetune.training.compute_config import ComputeConfig
 from fivetune.training.mixture import build_part_configs
 from fivetune.training.sources import build_length_limits
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
+from fivetune.config import RunConfig
+from fivetune.data.examples import Source
 from fivetune.data.readers.delimited import read_first_cells
 from fivetune.data.readers.records import (
     BadRecord,
@@ -26,6 +28,7 @@ from fivetune.data.readers.source_files import HEAD_BYTES, get_data_suffix, open
 from fivetune.data.readers.tables import NUMBERS, find_unwritable_column, format_json, replace_empty_cell
 from fivetune.errors import AbsentColumnError, DataError
 from fivetune.tasks import find_needed_columns
+from fivetune.training.sources import build_length_limits
 from fivetune.types import RawRecord, Task
 
 
@@ -180,3 +183,16 @@ def write_texts(path: Path, texts: Sequence[str]) -> list[tuple[str, str]]:
 
 def _write_lines(path: Path, lines: Iterable[str]) -> None:
     path.write_text("".join(f"{line}\n" for line in lines), encoding="ascii")
+
+
+def describe_questions(config: RunConfig, path: str, task: Task, columns: Mapping[str, str]) -> Source:
+    """Describe a source of questions without gold answers."""
+    return Source(
+        paths=(path,),
+        task=task,
+        limits=build_length_limits(config),
+        columns=dict(columns),
+        header=choose_header(path, task, columns, config.data.header),
+        on_bad_record="skip",
+        labelled=False,
+    )

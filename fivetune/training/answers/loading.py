@@ -26,9 +26,7 @@ from fivetune.data.store.build import INDEX
 from fivetune.data.store.token_store import TokenStore
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import ConfigError, DataError, RunDirError
-from fivetune.model.adapter import FOLDER, attach_exported, find_adapter
-from fivetune.model.decode import Decoding, GenerateAnswers, explain_slow_decoding, generate
-from fivetune.model.load import LoadedModel, load_model_and_tokenizer, load_without_weights
+from fivetune.model.decode import Decoding, GenerateAnswers, generate
 from fivetune.rundir.confidence_file import read_temperature
 from fivetune.rundir.config_file import find_config_change
 from fivetune.rundir.progress import ProgressCallback, ignore_progress
@@ -37,26 +35,25 @@ from fivetune.rundir.record_checksums import describe_change
 from fivetune.tasks import head_of
 from fivetune.training.answers.decoding import build_decoding, make_evaluator
 from fivetune.training.answers.evaluator import Evaluator
-from fivetune.training.answers.exported import load_exporter_of, open_engine, refuse_fixed_settings
+from fivetune.training.answers.exported import load_exporter_of, open_export, refuse_fixed_settings
 from fivetune.training.answers.model_folder import (
     find_whole_checkpoint,
     refuse_foreign_model,
     refuse_missing_model,
     with_exported_cap,
 )
-from fivetune.training.autotune.precision import adopt_trained_precision
-from fivetune.training.compute import ComputeConfig, choose_compute
+from fivetune.training.compute_config import ComputeConfig
 from fivetune.training.mixture import select_part
 from fivetune.training.sources import check_sources, prepare_split
-from fivetune.training.step.engine import build_engine
 from fivetune.training.threads import ThreadControl
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from fivetune.model.load import LoadedModel
     from fivetune.model.modules import T5Model
 
-LoadModel: TypeAlias = Callable[[Path, RunConfig, ComputeConfig], tuple[LoadedModel, GenerateAnswers]]
+LoadModel: TypeAlias = "Callable[[Path, RunConfig, ComputeConfig], tuple[LoadedModel, GenerateAnswers]]"
 NO_REASONS: Mapping[str, str] = MappingProxyType({})
 NO_TARGETS = 0  # lengths of the training targets are not needed: the generation cap of model/ is in the config
 HARDWARE = ("device", "train.precision", "train.num_threads")
@@ -81,6 +78,7 @@ class RunModel:
         threads: chooses the number of CPU threads again while answers are computed; None on other devices.
         temperature: temperature of the confidences.
         checkpoint: the checkpoint whose weights answer; None: the weights of model/.
+        has_own_engine: whether the engine of an export answers.
     """
 
     config: RunConfig
@@ -91,6 +89,7 @@ class RunModel:
     threads: ThreadControl | None = None
     temperature: float = 1.0
     checkpoint: Path | None = None
+    has_own_engine: bool = False
 
     def make_evaluator(self, store: TokenStore, *, decoding: Decoding | None = None) -> Evaluator:
         """Make the evaluator of tokenised questions, which scores the answers where there are references.
@@ -192,26 +191,37 @@ def load_run_model(
         refuse_missing_model(folder, status)
         refuse_foreign_model(folder, machine.run_id)
     config = resolve_config(folder, overrides or {}, unsupported)
-    compute = choose_compute(config, world)
+    temperature = read_temperature(rundir.find_model_folder(folder))
 
     # An export may have an engine of its own, which holds the weights, the precision and the threads.
-    threads = None
     if exporter and exporter.has_own_engine:
         refuse_fixed_settings(overrides or (), exporter.plugin_name())
-        loaded = load_without_weights(folder / "model")
-        answer = open_engine(exporter, folder, compute)
-        compute = replace(compute, precision="fp32", precision_why="")
+        opened = open_export(exporter, folder, config, world)
+        return RunModel(
+            config=config,
+            model=opened.model,
+            tokenizer=opened.tokenizer,
+            compute=opened.compute,
+            generate=opened.generate,
+            temperature=temperature,
+            has_own_engine=True,
+        )
+    from fivetune.model.decode.engine import explain_slow_decoding
+    from fivetune.training.autotune.precision import adopt_trained_precision
+    from fivetune.training.compute import choose_compute
+
+    # The precision of the training, unless one is given: in another one answers and scores differ.
+    compute = choose_compute(config, world)
+    compute = adopt_trained_precision(compute, config.train.precision, machine.precision)
+    load = load_model or _load_model
+    if checkpoint:
+        loaded, answer = _load_checkpoint(checkpoint, config, compute)
+        on_damage(f"{folder}: the run is not finished; its checkpoint of step {int(checkpoint.name):,} answers")
     else:
-        # The precision of the training, unless one is given: in another one answers and scores differ.
-        compute = adopt_trained_precision(compute, config.train.precision, machine.precision)
-        load = load_model or _load_model
-        if checkpoint:
-            loaded, answer = _load_checkpoint(checkpoint, config, compute)
-            on_damage(f"{folder}: the run is not finished; its checkpoint of step {int(checkpoint.name):,} answers")
-        else:
-            loaded, answer = load(folder, config, compute)
-        if compute.kind == "cpu":
-            threads = ThreadControl.from_setting(config.train.num_threads)
+        loaded, answer = load(folder, config, compute)
+    threads = None
+    if compute.kind == "cpu":
+        threads = ThreadControl.from_setting(config.train.num_threads)
     if compute.reasons:
         on_note(compute.reasons)
     if answer is generate:
@@ -225,7 +235,7 @@ def load_run_model(
         compute=compute,
         generate=answer,
         threads=threads,
-        temperature=read_temperature(rundir.find_model_folder(folder)),
+        temperature=temperature,
         checkpoint=checkpoint,
     )
 
@@ -257,6 +267,10 @@ def resolve_config(
 
 def _load_model(folder: Path, config: RunConfig, compute: ComputeConfig) -> tuple[LoadedModel, GenerateAnswers]:
     """Load model/ of a run, with the virtual tokens that it trained, on the device; also returns what answers."""
+    from fivetune.model.adapter import FOLDER, attach_exported, find_adapter
+    from fivetune.model.load import load_model_and_tokenizer
+    from fivetune.training.step.engine import build_engine
+
     model = rundir.find_model_folder(folder)
     loaded = load_model_and_tokenizer(str(model), head=head_of(config.task), any_seq2seq=config.model.any_seq2seq)
     attach_exported(loaded.model, model)
@@ -277,6 +291,7 @@ def _load_checkpoint(
     """Load the base of a run with the weights of a checkpoint."""
     from fivetune.training.setup import load_configured_model  # the modules of training, not for a finished run
     from fivetune.training.state.checkpoint import load_weights
+    from fivetune.training.step.engine import build_engine
 
     loaded = load_configured_model(config, compute.device)
     load_weights(checkpoint, loaded.model)

@@ -15,11 +15,12 @@ from fivetune.rundir import MACHINE, find_model_folder, read_data
 from fivetune.rundir.checksums import MANIFEST, find_damage, read_owner
 from fivetune.rundir.records import RunStatus
 from fivetune.tasks import head_of
-from fivetune.training.state import checkpoint
 
 
 def find_whole_checkpoint(folder: Path) -> Path | None:
     """Find the newest whole checkpoint of a run, which may be in progress: nothing is renamed."""
+    from fivetune.training.state import checkpoint  # needs torch
+
     for step in reversed(checkpoint.list_steps(folder / "checkpoints")):
         path = folder / "checkpoints" / str(step)
         if (find_damage(path) or checkpoint.find_state_damage(path)) is None:
@@ -48,6 +49,8 @@ def find_exported_step(folder: Path, status: RunStatus) -> int:
         return status.best.step
     if status.step:
         return status.step
+    from fivetune.training.state import checkpoint  # needs torch
+
     # Without status.json the link says which checkpoint is the best.
     steps = checkpoint.list_steps(folder / "checkpoints")
     best = (folder / "best").resolve().name

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fivetune import rundir
 from fivetune.config import load_config
-from fivetune.machine.telemetry.devices import translate_oom_errors
+from fivetune.errors import translate_oom_errors
 from fivetune.rundir.progress import ProgressCallback
 from fivetune.rundir.records import EvalRecord, Prediction
 from fivetune.training.answers.loading import RunModel

@@ -24,8 +24,7 @@ from fivetune import rundir
 from fivetune.config.aliases import find_setting
 from fivetune.data.readers.tables import is_table, name_tables
 from fivetune.distributed.world import SINGLE_PROCESS, World
-from fivetune.errors import ConfigError
-from fivetune.machine.telemetry.devices import translate_oom_errors
+from fivetune.errors import ConfigError, translate_oom_errors
 from fivetune.model.decode import Decoding
 from fivetune.rundir.abstention_file import read_abstention
 from fivetune.rundir.confidence_file import read_temperature
@@ -46,14 +45,13 @@ from fivetune.rundir.records import (
 )
 from fivetune.scores.analysis.abstention import Silence, choose_silence, withhold
 from fivetune.tasks.mixture import Mixture
-from fivetune.training.answers.answer_file import answer_file, describe_questions
 from fivetune.training.answers.batch_size import AutoBatchSize
+from fivetune.training.answers.inputs import describe_questions
 from fivetune.training.answers.listening import OnWritten
 from fivetune.training.answers.loading import RunModel, check_folder, ignore_note, load_run_model, resolve_config
 from fivetune.training.answers.model_folder import find_exported_step, refuse_missing_model
 from fivetune.training.answers.promise import keep_promise, refuse_promise
 from fivetune.training.answers.requests import answer_requests, list_inputs, name_texts, read_requests
-from fivetune.training.answers.scoring import record_evaluation
 from fivetune.training.mixture import build_part_configs, require_single_part
 from fivetune.training.tables import write_tables
 from fivetune.training.threads import watch_threads
@@ -454,6 +452,8 @@ class TrainedRun:
         >>> len([row.prediction for row in rows])
         40
         """
+        from fivetune.training.answers.answer_file import answer_file  # needs torch
+
         loaded = self.loaded
         require_single_part(loaded.config)
         silence = self.find_silence(max_error=max_error, min_confidence=min_confidence)
@@ -502,6 +502,8 @@ class TrainedRun:
         >>> run.evaluate([{"text": "give me my money back", "label": "refund"}], split="one").scores["accuracy"]
         100.0
         """
+        from fivetune.training.answers.scoring import record_evaluation  # needs torch
+
         if max_error is not None:
             refuse_promise(self.folder, max_error, error_below)
         if not self.is_export:

@@ -19,7 +19,7 @@ from fivetune.model.loss import compute_head_losses
 from fivetune.model.modules import T5Model
 from fivetune.model.ops import EncoderOutput, Ops
 from fivetune.training.autotune.probe import measure_best_seconds, restore_state
-from fivetune.training.compute import ComputeConfig
+from fivetune.training.compute_config import ComputeConfig
 from fivetune.types import Batch
 
 NUM_TRIALS = 5

@@ -20,7 +20,7 @@ from fivetune.model.cuda.buckets import Bucket, Buckets
 from fivetune.model.cuda.kernel_trial import run_elsewhere
 from fivetune.model.cuda.static_step import GraphRecorder, make_graph_recorder
 from fivetune.training.autotune.probe import synchronize
-from fivetune.training.compute import ComputeConfig
+from fivetune.training.compute_config import ComputeConfig
 from fivetune.types import JsonTable
 
 LONGEST_SECONDS = 300.0  # of a trial that compiles all kernels; a capture that hangs is one that fails

@@ -20,8 +20,7 @@ from fivetune.config import RunConfig
 from fivetune.config.data import NO_SPLIT
 from fivetune.config.sections import DEFAULT_STRATEGY
 from fivetune.data.store.stream import TrainingStream
-from fivetune.errors import ConfigError, NumericError
-from fivetune.machine.telemetry.devices import translate_oom_errors
+from fivetune.errors import ConfigError, NumericError, translate_oom_errors
 from fivetune.rundir.progress import ProgressCallback, ignore_progress
 from fivetune.rundir.range_test import RangeTest
 from fivetune.training.autotune.probe import restore_learner

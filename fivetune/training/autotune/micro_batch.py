@@ -14,8 +14,7 @@ import torch
 
 from fivetune.data.store.batch import collate
 from fivetune.data.store.token_store import TokenStore
-from fivetune.errors import format_size, is_out_of_memory
-from fivetune.machine.telemetry.devices import translate_oom_errors
+from fivetune.errors import format_size, is_out_of_memory, translate_oom_errors
 from fivetune.machine.telemetry.memory import get_free_bytes, get_used_bytes, measure_peak_bytes
 from fivetune.model.backend import Forward
 from fivetune.model.modules import T5Model

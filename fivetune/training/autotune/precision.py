@@ -21,7 +21,7 @@ from fivetune.model.flat import explain_unsupported_model
 from fivetune.model.modules import T5Model
 from fivetune.training.autotune.forward import measure_batch_seconds
 from fivetune.training.autotune.probe import forward_backward, restore_state
-from fivetune.training.compute import ComputeConfig
+from fivetune.training.compute_config import ComputeConfig
 from fivetune.types import Batch
 
 MIN_WIDTH = 128  # d_model; the products of narrower models are too small to gain

@@ -23,15 +23,14 @@ import torch
 from fivetune.config import load_config
 from fivetune.data.corpus import CHECKPOINT
 from fivetune.data.store.token_store import get_cache_folder
-from fivetune.errors import FiveTuneEnvironmentError, format_size
+from fivetune.errors import FiveTuneEnvironmentError, format_size, translate_oom_errors
 from fivetune.installation import list_extras, name_install
+from fivetune.machine.telemetry.cores import count_cores
 from fivetune.machine.telemetry.devices import (
     collect_machine_info,
-    count_cores,
     find_bf16_units,
     pick_device,
     read_cpu_info,
-    translate_oom_errors,
 )
 from fivetune.machine.telemetry.limits import get_host_memory
 from fivetune.machine.telemetry.nvml import Nvml

@@ -22,8 +22,8 @@ import torch
 
 from fivetune.data.store.batch import collate, pad
 from fivetune.distributed.sharding import gather_tensor, iter_gathered
-from fivetune.errors import ConfigError, FiveTuneEnvironmentError, FiveTuneError, format_size
-from fivetune.machine.telemetry.devices import get_peak_memory_bytes, reset_peak_memory, translate_oom_errors
+from fivetune.errors import ConfigError, FiveTuneEnvironmentError, FiveTuneError, format_size, translate_oom_errors
+from fivetune.machine.telemetry.devices import get_peak_memory_bytes, reset_peak_memory
 from fivetune.model.adapter import attach_exported, find_adapter, select_own_weights
 from fivetune.model.forward import compute_padded_losses
 from fivetune.model.load import count_bytes, count_parameters, load_model_and_tokenizer

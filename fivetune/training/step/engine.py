@@ -12,7 +12,7 @@ from fivetune.errors import ConfigError
 from fivetune.model.adapter import find_adapter
 from fivetune.model.family import explain_unsupported_parts, get_family
 from fivetune.tasks import head_of
-from fivetune.training.compute import ComputeConfig
+from fivetune.training.compute_config import ComputeConfig
 from fivetune.training.step.learner import StepEngine
 from fivetune.training.step.plain import PlainEngine
 

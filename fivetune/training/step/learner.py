@@ -24,7 +24,7 @@ from fivetune.model.backend import Forward
 from fivetune.model.decode import GenerateAnswers, generate
 from fivetune.model.save import save_model
 from fivetune.training.averaging import Averages
-from fivetune.training.compute import ComputeConfig
+from fivetune.training.compute_config import ComputeConfig
 from fivetune.types import ignore_phase
 
 if TYPE_CHECKING:

@@ -299,7 +299,7 @@ def test_settings_that_an_export_does_not_have_are_refused(run: Path, monkeypatc
 
 
 def fivetune_compute(device: str) -> Any:
-    from fivetune.training.compute import ComputeConfig
+    from fivetune.training.compute_config import ComputeConfig
 
     return ComputeConfig(device, "fp32")
 

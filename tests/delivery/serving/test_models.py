@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import kit
+import psutil
 import pytest
 from serving_kit import RECORDS, Slow, serving
 
@@ -169,3 +174,45 @@ def test_an_export_answers_as_its_run(runs: dict[str, Path], tmp_path: Path, nam
     warned.clear()
     open_models([str(target)], {}, shares_base=False, **notes)
     assert warned == [f"{target}: the verdict of this export is: do not use. it is slower."]
+
+
+SERVER = """
+import sys, threading
+from fivetune.cli import main
+
+def report():
+    sys.stdin.readline()
+    print(sorted({"torch", "transformers"} & set(sys.modules)), flush=True)
+
+threading.Thread(target=report, daemon=True).start()
+sys.exit(main(["serve", sys.argv[1], "--device", "cpu", "--port", "0", "--examples", "0"]))
+"""
+MOST_BYTES = 150e6
+
+
+def test_an_export_is_served_without_torch(runs: dict[str, Path], tmp_path: Path) -> None:
+    pytest.importorskip("ctranslate2")
+    target = tmp_path / "export"
+    words = ["--format", "ctranslate2", "--examples", "2", "--output", str(target)]
+    assert main(["export", str(runs["whole"]), *words]) == 0
+    expected = fivetune.open_run(target).predict(RECORDS[:4])
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", SERVER, str(target)], **pipes) as process:
+        try:
+            address = next(
+                found[1] for line in process.stdout if (found := re.search(r"serving on (http://\S+)", line))
+            )
+            asked = {"inputs": RECORDS[:4]}
+            found = httpx.post(f"{address}/predict", json=asked, timeout=60).json()["predictions"]
+            prompt = {"prompt": expected[0].inputs, "temperature": 2, "n": 3}
+            drawn = httpx.post(f"{address}/v1/completions", json=prompt, timeout=60).json()["choices"]
+            refused = httpx.post(f"{address}/v1/completions", json={**prompt, "seed": 1}, timeout=60)
+            num_bytes = psutil.Process(process.pid).memory_info().rss
+            process.stdin.write("\n")
+            process.stdin.flush()
+            loaded = next(line for line in process.stdout if line.startswith("["))
+        finally:
+            process.terminate()
+    assert len(drawn) == 3 and refused.status_code == 422 and "seed: 1" in refused.text
+    assert [(one["id"], one["prediction"]) for one in found] == [(one.id, one.prediction) for one in expected]
+    assert loaded == "[]\n" and num_bytes < MOST_BYTES

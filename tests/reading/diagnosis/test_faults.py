@@ -28,7 +28,7 @@ from fivetune.errors import NumericError
 from fivetune.model.backend import Forward
 from fivetune.reading.diagnosis.rules import diagnose_run
 from fivetune.rundir.records import Run
-from fivetune.training.compute import ComputeConfig
+from fivetune.training.compute_config import ComputeConfig
 from fivetune.training.run import train
 from fivetune.training.state import checkpoint
 from fivetune.training.step.plain import PlainEngine

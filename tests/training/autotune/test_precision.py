@@ -21,7 +21,8 @@ from fivetune.model.precision import cast_weights, copy_weights, get_matmul_dtyp
 from fivetune.training import setup as setting_up
 from fivetune.training.autotune import precision
 from fivetune.training.autotune.precision import adopt_trained_precision, choose_precision
-from fivetune.training.compute import ComputeConfig, choose_compute, restore_process_settings
+from fivetune.training.compute import choose_compute, restore_process_settings
+from fivetune.training.compute_config import ComputeConfig
 from fivetune.training.optimizers.adamw import AdamW
 from fivetune.training.setup import Setup
 from fivetune.training.step.groups import build_optimizer
