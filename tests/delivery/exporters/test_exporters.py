@@ -291,7 +291,7 @@ def test_settings_that_an_export_does_not_have_are_refused(run: Path, monkeypatc
         ConfigError, match=r"--train\.precision: has no effect here: the precision of an export of form"
     ):
         load_run_model(folder, {"train.precision": "bf16"})
-    monkeypatch.setattr("fivetune.training.answers.loading.choose_compute", lambda *_: fivetune_compute("mps"))
+    monkeypatch.setattr("fivetune.training.compute.choose_compute", lambda *_: fivetune_compute("mps"))
     with pytest.raises(
         ConfigError, match=r"device mps: an export of format ctranslate2 has no such device\. Allowed: cpu,"
     ):
