@@ -210,7 +210,7 @@ def test_answers_by_the_slower_path_say_why(
     assert main(["predict", str(run), "--inputs", question]) == 0
     usual = capsys.readouterr()
     fault = "Triton's attention kernels failed their test on this device: it took more than 180 s"
-    monkeypatch.setattr("fivetune.model.decode.explain_unsupported_device", lambda *request: fault)
+    monkeypatch.setattr("fivetune.model.decode.engine.explain_unsupported_device", lambda *request: fault)
     assert main(["predict", str(run), "--inputs", question]) == 0
     slower = capsys.readouterr()
     assert slower.err.count(fault) == 1 and fault not in usual.err
