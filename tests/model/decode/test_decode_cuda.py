@@ -97,7 +97,7 @@ def test_copies_and_kernels_write_the_same_answers(family_folders, tmp_path, mon
     if kind == torch.float32:
         monkeypatch.setattr(dispatch, "DEVICES", ("cuda",))
     else:
-        monkeypatch.setattr("fivetune.model.decode.keep_weights", lambda *args: nullcontext)
+        monkeypatch.setattr("fivetune.model.decode.engine.keep_weights", lambda *args: nullcontext)
     for one in run():
         assert found[one.row].token_ids == one.token_ids and len(found) == 3
         assert found[one.row].logprob == pytest.approx(one.logprob, rel=1e-3)
