@@ -97,7 +97,7 @@ def test_ctranslate2_gives_the_answers_and_scores_of_generate(family_folders, tm
                 assert getattr(one, name) == pytest.approx(getattr(own, name), abs=1e-3), (settings, name)
             assert len(one.candidates) == len(own.candidates)
             assert one.target_correct is None
-    with pytest.raises(ConfigError, match=r"^eval\.temperature 0\.5: .* does not draw answers"):
+    with pytest.raises(ConfigError, match=r"^eval\.temperature 0\.5: .* draws no answers by a seed"):
         answers(engine, model, store, sampling=Sampling(0.5))
 
 

@@ -23,6 +23,7 @@ from fivetune.delivery.serving.batching import Batcher
 from fivetune.delivery.serving.models import ServedModel, name_folders, open_models
 from fivetune.errors import ConfigError
 from fivetune.model.adapter import BASE, FOLDER
+from fivetune.rundir.abstention_file import Abstention, Level, write_abstention
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft asks for it
 
@@ -185,26 +186,33 @@ def report():
     print(sorted({"torch", "transformers"} & set(sys.modules)), flush=True)
 
 threading.Thread(target=report, daemon=True).start()
-sys.exit(main(["serve", sys.argv[1], "--device", "cpu", "--port", "0", "--examples", "0"]))
+sys.exit(main(["serve", *sys.argv[1:], "--device", "cpu", "--port", "0", "--examples", "0"]))
 """
 MOST_BYTES = 150e6
 
 
 def test_an_export_is_served_without_torch(runs: dict[str, Path], tmp_path: Path) -> None:
     pytest.importorskip("ctranslate2")
-    target = tmp_path / "export"
-    words = ["--format", "ctranslate2", "--examples", "2", "--output", str(target)]
-    assert main(["export", str(runs["whole"]), *words]) == 0
-    expected = fivetune.open_run(target).predict(RECORDS[:4])
+    silent = Path(shutil.copytree(runs["whole"], tmp_path / "silent"))
+    levels = (Level(0.999, 2_000, 0), Level(0.0, 4_000, 2_000))
+    write_abstention(silent / "model", Abstention("accuracy", 1.0, 4_000, "eval", 2, levels, max_error=0.05))
+    targets = [tmp_path / "export", tmp_path / "silent-export"]
+    for run, target in zip((runs["whole"], silent), targets, strict=True):
+        words = ["--format", "ctranslate2", "--examples", "2", "--output", str(target)]
+        assert main(["export", str(run), *words]) == 0
+    expected = fivetune.open_run(targets[0]).predict(RECORDS[:4])
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", SERVER, str(target)], **pipes) as process:
+    with subprocess.Popen([sys.executable, "-c", SERVER, *map(str, targets)], **pipes) as process:
         try:
             address = next(
                 found[1] for line in process.stdout if (found := re.search(r"serving on (http://\S+)", line))
             )
             asked = {"inputs": RECORDS[:4]}
-            found = httpx.post(f"{address}/predict", json=asked, timeout=60).json()["predictions"]
-            prompt = {"prompt": expected[0].inputs, "temperature": 2, "n": 3}
+            found, unsure = (
+                httpx.post(f"{address}/predict?model={name}", json=asked, timeout=60).json()["predictions"]
+                for name in ("export", "silent-export")
+            )
+            prompt = {"model": "export", "prompt": expected[0].inputs, "temperature": 2, "n": 3}
             drawn = httpx.post(f"{address}/v1/completions", json=prompt, timeout=60).json()["choices"]
             refused = httpx.post(f"{address}/v1/completions", json={**prompt, "seed": 1}, timeout=60)
             num_bytes = psutil.Process(process.pid).memory_info().rss
@@ -215,4 +223,5 @@ def test_an_export_is_served_without_torch(runs: dict[str, Path], tmp_path: Path
             process.terminate()
     assert len(drawn) == 3 and refused.status_code == 422 and "seed: 1" in refused.text
     assert [(one["id"], one["prediction"]) for one in found] == [(one.id, one.prediction) for one in expected]
+    assert [(one["unsure"], one["withheld"]) for one in unsure] == [(True, one.prediction) for one in expected]
     assert loaded == "[]\n" and num_bytes < MOST_BYTES
