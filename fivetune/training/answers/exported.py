@@ -73,6 +73,7 @@ def open_export(exporter: Any, folder: Path, config: RunConfig, world: World) ->
     """
     tokenizer = load_plain_tokenizer(folder / "model")
     on_cpu = config.device == "cpu" or (config.device == "auto" and not NVIDIA_DRIVER.exists())
+    # Where torch is there already, as in a proof, the engine gets the number of threads that torch measured.
     if tokenizer is not None and on_cpu and "torch" not in sys.modules:
         compute = ComputeConfig("cpu", "fp32")
         model: Any = read_plain_model(folder / "model")
