@@ -6,6 +6,7 @@ On any number of devices; nothing is run.
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import textwrap
 from typing import TYPE_CHECKING, Any
@@ -26,8 +27,9 @@ HEADER = ["strategy", "weight", "grad", "state", "activ", "buffer", "peak", "fit
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="YAML file, name of a shipped recipe, or a run directory")
-    parser.add_argument("--devices", metavar="N", type=int, required=True, help="devices of the run, one process each")
-    parser.add_argument("--device", metavar="NAME", required=True, help="h100, a100, l4, ... or cpu (this machine)")
+    parser.add_argument("--devices", metavar="N", type=int, default=1, help="of the run, one process each; default: 1")
+    parser.add_argument("--device", metavar="NAME", help="h100, a100, l4, t4, ... or cpu (this machine)")
+    parser.add_argument("--memory", metavar="SIZE", help="of a GPU that has no name here, or another than usual: 16G")
     parser.add_argument("--devices-per-node", metavar="N", type=int, help="default: of the device's usual node")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     parser.epilog = "Any setting can follow: --model.path google-t5/t5-11b --train.batch_size 4 --train.recompute true"
@@ -44,13 +46,20 @@ def run(args: argparse.Namespace) -> int:
         if value is not None and value < 1:
             flag = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{flag}: {value} is not possible. Allowed: above 0. Try {flag} 8.")
-    device = find_device(args.device)
+    memory_mib = None if args.memory is None else _read_mib(args.memory)
+    if args.device is None and memory_mib is None:
+        raise ConfigError(
+            "--device: not given. Add the name of a GPU, --device h100, or the memory of one, --memory 16G."
+        )
+    name = args.device or f"a GPU of {args.memory}"
+    device = find_device(name, memory_mib)
     # How many processes share the run is what the estimate varies.
     settings = {**parse_overrides(args.settings), "launch.nproc": 1, "launch.nnodes": 1}
     config = load_config(args.recipe, settings)
     work = build_workload(config, device)
     precision = resolve_precision(config.train.precision, device)
-    machine = build_machine(device, args.devices, devices_per_node=args.devices_per_node)
+    host_bytes = MIB * memory_mib if memory_mib else None
+    machine = build_machine(device, args.devices, devices_per_node=args.devices_per_node, host_bytes=host_bytes)
     per_node = machine.devices_per_node
     rest = args.devices % per_node
     if args.devices > per_node and rest:
@@ -62,15 +71,20 @@ def run(args: argparse.Namespace) -> int:
     estimates = estimate_strategies(work, machine, args.devices, config, batch_size=work.batch_size)
     chosen = choose_estimate(estimates)
     verdict = _describe_choice(chosen, config, machine) if chosen else _describe_refusal(estimates, work)
-    assumptions = _list_assumptions(args.device, config, work, machine)
-    name = config.model.config or config.model.path
+    assumptions = _list_assumptions(name, config, work, machine)
+    if device and not device.is_known and config.train.precision == "auto":
+        assumptions.append(
+            f"{name} is not in the tables, so train.precision auto is taken for fp32, which needs most. Add "
+            "--train.precision bf16 or fp16 if it has them."
+        )
+    model = config.model.config or config.model.path
     if args.json:
         print_json(
             {
-                "model": name,
+                "model": model,
                 "parameters": work.shape.num_weights,
                 "devices": args.devices,
-                "device": args.device,
+                "device": name,
                 "precision": precision,
                 "strategies": [_as_json(estimate, config) for estimate in estimates],
                 "choice": _build_settings(chosen, config) if chosen else None,
@@ -79,12 +93,21 @@ def run(args: argparse.Namespace) -> int:
             }
         )
         return 0
-    _print_estimates(f"{name}: {work.shape.num_weights:,} parameters, {precision}", estimates)
+    _print_estimates(f"{model}: {work.shape.num_weights:,} parameters, {precision}", estimates)
     print(f"\n{verdict}\n\nAssumptions")
     width = min(shutil.get_terminal_size((120, 24)).columns, 120)
     for line in assumptions:
         print(textwrap.fill(line, width, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False))
     return 0
+
+
+def _read_mib(text: str) -> int:
+    """Read a size of memory in MiB: 16G, 16 GiB, 512 MB, units of 1024."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([MGT])(?:I?B)?", text.strip().upper())
+    size = float(found[1]) * 1024 ** "MGT".index(found[2]) if found else 0
+    if size < 1:
+        raise ConfigError(f"--memory: {text!r} is not a size. Write a number above 0 with M, G or T: --memory 16G.")
+    return round(size)
 
 
 def _print_estimates(title: str, estimates: list[Estimate]) -> None:

@@ -25,13 +25,14 @@ PER_HOST = 2**20  # processes that a host may run
 def find_device(name: str, memory_mib: int | None = None) -> Accelerator | None:
     """Find an accelerator by name, and by its memory if that is known; None for a CPU.
 
-    Raises ConfigError with the known names.
+    Raises ConfigError with the known names for one that is not in the tables and whose memory is not known.
     """
     if name == CPU:
         return None
     found = find_accelerator(name, memory_mib)
     if found is None:
-        raise ConfigError(f"--device: there is no {name!r}. {suggest_names(name, [*ACCELERATORS, CPU])}")
+        known = suggest_names(name, [*ACCELERATORS, CPU])
+        raise ConfigError(f"--device: there is no {name!r}. {known} For another GPU add its memory: --memory 16G.")
     return found
 
 
@@ -39,9 +40,12 @@ def resolve_precision(requested: str, device: Accelerator | None) -> str:
     """The precision that train.precision auto chooses on a device. Raises ConfigError if the device has it not.
 
     On a device without bf16 the upper bound is taken, fp32: a run that is not sharded tries fp16 at its start.
+    The same of one that is not in the tables.
     """
     if device is None:
         return "fp32"
+    if not device.is_known:
+        return "fp32" if requested == "auto" else requested
     if requested == "auto":
         return "bf16" if find_peak_flops(device.peak_name, "bf16") else "fp32"
     if find_peak_flops(device.peak_name, requested) is None:
@@ -94,15 +98,22 @@ def _read_teacher_shape(config: RunConfig) -> ModelShape | None:
     return read_shape(name, None)
 
 
-def build_machine(device: Accelerator | None, num_devices: int, *, devices_per_node: int | None = None) -> Machine:
-    """Build the machine of an estimate; processes on a CPU share the memory of their host, which is as large as this.
+def build_machine(
+    device: Accelerator | None,
+    num_devices: int,
+    *,
+    devices_per_node: int | None = None,
+    host_bytes: float | None = None,
+) -> Machine:
+    """Build the machine of an estimate; processes on a CPU share the memory of their host.
 
     Args:
         devices_per_node: default: devices of the device's usual node.
+        host_bytes: memory of the host of a CPU; default: this host's.
     """
     if device is None:
         per_node = devices_per_node or PER_HOST
-        return Machine(get_host_memory()[0] / min(num_devices, per_node), per_node)
+        return Machine((host_bytes or get_host_memory()[0]) / min(num_devices, per_node), per_node)
     return Machine(device.memory_bytes, devices_per_node or device.devices_per_node)
 
 

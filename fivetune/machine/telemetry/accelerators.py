@@ -1,4 +1,4 @@
-"""Facts about accelerators from their data sheets, without torch: operations per second, memory, bandwidths.
+"""Facts about accelerators from their data sheets, without torch: operations per second, memory and its speed.
 
 In: the name of a device, as its driver or as people write it. Out: its peak, or an Accelerator; None if unknown.
 """
@@ -57,40 +57,47 @@ class Accelerator:
         peak_name: its name in PEAK_TERAFLOPS.
         memory_mib: as its driver reports it.
         devices_per_node: of the usual node.
+        gigabytes_per_second: peak of its memory; None if unknown.
     """
 
     peak_name: str
     memory_mib: int
     devices_per_node: int
+    gigabytes_per_second: int | None = None
 
     @property
     def memory_bytes(self) -> int:
         return self.memory_mib * 2**20
 
+    @property
+    def is_known(self) -> bool:
+        return self.peak_name in PEAK_TERAFLOPS
+
 
 ACCELERATORS = {
-    # peak, MiB, devices of the usual node, which the comment names
-    "p100": Accelerator("P100 PCIE", 16280, 4),
-    "v100": Accelerator("V100 SXM2", 32768, 8),  # NVIDIA DGX-1
-    "v100-16gb": Accelerator("V100 SXM2", 16384, 8),  # NVIDIA DGX-1 with 16 GB
-    "t4": Accelerator("T4", 15360, 4),  # AWS g4dn.12xlarge
-    "rtx8000": Accelerator("QUADRO RTX 8000", 48601, 4),  # workstation
-    "a10": Accelerator("A10", 23028, 8),  # as AWS g5.48xlarge
-    "a10g": Accelerator("A10G", 23028, 8),  # AWS g5.48xlarge
-    "a40": Accelerator("A40", 46068, 8),
-    "a100": Accelerator("A100 SXM4", 81920, 8),  # NVIDIA DGX A100 80 GB
-    "a100-40gb": Accelerator("A100 SXM4", 40960, 8),  # NVIDIA DGX A100 40 GB
-    "l4": Accelerator("L4", 23034, 8),  # AWS g6.48xlarge
-    "l40s": Accelerator("L40S", 46068, 8),  # AWS g6e.48xlarge
-    "a6000": Accelerator("RTX A6000", 49140, 4),  # workstation
-    "rtx3090": Accelerator("RTX 3090", 24576, 4),  # workstation
-    "rtx4090": Accelerator("RTX 4090", 24564, 4),  # workstation
-    "rtx5090": Accelerator("RTX 5090", 32607, 4),  # workstation
-    "h100": Accelerator("H100", 81559, 8),  # NVIDIA DGX H100
-    "h200": Accelerator("H200", 143771, 8),  # NVIDIA DGX H200
-    "b200": Accelerator("B200", 183359, 8),  # NVIDIA DGX B200
+    # peak, MiB, devices of the usual node, which the comment names, GB/s by the data sheets above
+    "p100": Accelerator("P100 PCIE", 16280, 4, 732),
+    "v100": Accelerator("V100 SXM2", 32768, 8, 900),  # NVIDIA DGX-1
+    "v100-16gb": Accelerator("V100 SXM2", 16384, 8, 900),  # NVIDIA DGX-1 with 16 GB
+    "t4": Accelerator("T4", 15360, 4, 320),  # AWS g4dn.12xlarge
+    "rtx8000": Accelerator("QUADRO RTX 8000", 48601, 4, 672),  # workstation
+    "a10": Accelerator("A10", 23028, 8, 600),  # as AWS g5.48xlarge
+    "a10g": Accelerator("A10G", 23028, 8, 600),  # AWS g5.48xlarge
+    "a40": Accelerator("A40", 46068, 8, 696),
+    "a100": Accelerator("A100 SXM4", 81920, 8, 2039),  # NVIDIA DGX A100 80 GB
+    "a100-40gb": Accelerator("A100 SXM4", 40960, 8, 1555),  # NVIDIA DGX A100 40 GB
+    "l4": Accelerator("L4", 23034, 8, 300),  # AWS g6.48xlarge
+    "l40s": Accelerator("L40S", 46068, 8, 864),  # AWS g6e.48xlarge
+    "a6000": Accelerator("RTX A6000", 49140, 4, 768),  # workstation
+    "rtx3090": Accelerator("RTX 3090", 24576, 4, 936),  # workstation
+    "rtx4090": Accelerator("RTX 4090", 24564, 4, 1008),  # workstation
+    "rtx5090": Accelerator("RTX 5090", 32607, 4, 1792),  # workstation
+    "h100": Accelerator("H100", 81559, 8, 3350),  # NVIDIA DGX H100
+    "h200": Accelerator("H200", 143771, 8, 4800),  # NVIDIA DGX H200
+    "b200": Accelerator("B200", 183359, 8, 8000),  # NVIDIA DGX B200
 }
-"""By the names that `fivetune estimate` knows."""
+"""By the names that `fivetune estimate` knows. T4: NVIDIA's product brief, other documents say 300 GB/s."""
+USUAL_NODE = 8  # devices of a node, of accelerators that are not in the table
 
 
 def find_peak_flops(name: str, precision: str) -> float | None:
@@ -126,24 +133,31 @@ def _normalize_name(name: str) -> str:
 
 
 def find_accelerator(name: str, memory_mib: int | None = None) -> Accelerator | None:
-    """Find an accelerator by a short name, or by the driver's name of a device; None if it is not in the table.
+    """Find an accelerator by a short name, or by the driver's name of a device.
 
     Args:
         memory_mib: as the driver reports it; default: the size in the name, if it has one.
+
+    Returns: None if it is not in the tables, unless `memory_mib` says its memory.
 
     >>> find_accelerator("NVIDIA H100 80GB HBM3") == find_accelerator("h100"), find_accelerator("gpu") is None
     (True, True)
     >>> find_accelerator("NVIDIA A100-SXM4-40GB") == find_accelerator("a100-40gb")
     True
+    >>> find_accelerator("RTX 4090") == find_accelerator("NVIDIA GeForce RTX 4090") == find_accelerator("rtx4090")
+    True
+    >>> find_accelerator("gpu", 16384)
+    Accelerator(peak_name='GPU', memory_mib=16384, devices_per_node=8, gigabytes_per_second=None)
     """
-    if name.lower() in ACCELERATORS:
-        alike = [ACCELERATORS[name.lower()]]
-    else:
-        peak_name = _normalize_name(name)
-        alike = [found for found in ACCELERATORS.values() if found.peak_name == peak_name]
+    peak_name = _normalize_name(name)
+    short = re.sub(r"[\s-]+", "", name.lower())
+    alike = [found for key, found in ACCELERATORS.items() if key.replace("-", "") == short]
     if not alike:
-        return None
+        alike = [found for found in ACCELERATORS.values() if found.peak_name == peak_name]
     size = memory_mib or _read_memory_mib(name)
+    if not alike:
+        is_known = memory_mib or peak_name in PEAK_TERAFLOPS
+        return Accelerator(peak_name, size, USUAL_NODE) if size and is_known else None
     if size is None:
         return alike[0]
     closest = min(alike, key=lambda found: abs(found.memory_mib - size))
@@ -151,6 +165,23 @@ def find_accelerator(name: str, memory_mib: int | None = None) -> Accelerator | 
     if memory_mib is None and abs(closest.memory_mib - size) <= SAME_SIZE * size:
         return closest
     return replace(closest, memory_mib=size)
+
+
+def describe_accelerator(name: str, memory_mib: int | None = None) -> str:
+    """Describe what the data sheet of a device says, for people; empty if it is unknown.
+
+    >>> describe_accelerator("Tesla T4")
+    'dense peaks 8.1 TFLOP/s in fp32, 65 in fp16, no bf16; 320 GB/s'
+    """
+    found = find_accelerator(name, memory_mib)
+    if found is None or not found.is_known:
+        return ""
+    fp32, fp16, bf16 = PEAK_TERAFLOPS[found.peak_name]
+    others = [
+        f"no {kind}" if peak is None else f"{peak:g} in {kind}" for kind, peak in (("fp16", fp16), ("bf16", bf16))
+    ]
+    speed = f"; {found.gigabytes_per_second:,} GB/s" if found.gigabytes_per_second else ""
+    return f"dense peaks {fp32:g} TFLOP/s in fp32, {', '.join(others)}{speed}"
 
 
 def _read_memory_mib(name: str) -> int | None:

@@ -25,6 +25,7 @@ from fivetune.data.corpus import CHECKPOINT
 from fivetune.data.store.token_store import get_cache_folder
 from fivetune.errors import FiveTuneEnvironmentError, format_size, translate_oom_errors
 from fivetune.installation import list_extras, name_install
+from fivetune.machine.telemetry.accelerators import describe_accelerator
 from fivetune.machine.telemetry.cores import count_cores
 from fivetune.machine.telemetry.devices import (
     collect_machine_info,
@@ -135,7 +136,9 @@ def _check_device(requested: str) -> Outcome:
     names: list[str] = []
     for number in range(torch.cuda.device_count()):
         device = torch.cuda.get_device_properties(number)
-        names.append(f"{device.name} ({format_size(device.total_memory)})")
+        facts = describe_accelerator(device.name, device.total_memory // 2**20)
+        sheet = f"; by its data sheet {facts}" if facts else "; not in the tables of devices, so its peaks are unknown"
+        names.append(f"{device.name} ({format_size(device.total_memory)}{sheet})")
     return "pass", f"{chosen}: {', '.join(names)}, CUDA {torch.version.cuda}"
 
 

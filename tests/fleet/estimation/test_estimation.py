@@ -42,7 +42,7 @@ from fivetune.fleet.estimation.recipe import (
 )
 from fivetune.fleet.estimation.workload import Workload
 from fivetune.machine.telemetry import limits
-from fivetune.machine.telemetry.accelerators import find_accelerator
+from fivetune.machine.telemetry.accelerators import find_accelerator, find_peak_flops
 from fivetune.model import attention, loss
 from fivetune.model.flat import compute_flat_losses
 from fivetune.model.shapes import KNOWN_SHAPES, ModelShape, build_model_config, find_known_shape, read_shape
@@ -308,6 +308,29 @@ def test_the_size_in_a_name_counts(name, gib):
     assert found is not None and found.memory_bytes == gib * 2**30
 
 
+@pytest.mark.parametrize(
+    ("name", "fp16", "bf16", "gib", "speed"),
+    [
+        ("Tesla P100-PCIE-16GB", 18.7, None, 15.9, 732),
+        ("Tesla V100-SXM2-16GB", 125, None, 16, 900),
+        ("Tesla T4", 65, None, 15, 320),
+        ("Quadro RTX 8000", 130.5, None, 47.5, 672),
+        ("NVIDIA L4", 121, 121, 22.5, 300),
+        ("NVIDIA L40S", 362, 362, 45, 864),
+        ("NVIDIA GeForce RTX 3090", 71, 71, 24, 936),
+        ("NVIDIA GeForce RTX 4090", 165.2, 165.2, 24, 1008),
+        ("NVIDIA GeForce RTX 5090", 209.5, 209.5, 31.8, 1792),
+        ("Tesla P100-SXM2-16GB", 21.2, None, 16, None),  # a form that `estimate` has no short name for
+    ],
+)
+def test_the_cards_that_people_have_are_known(name, fp16, bf16, gib, speed):
+    found = find_accelerator(name)
+    assert found is not None and found.memory_bytes == pytest.approx(gib * 2**30, rel=0.01)
+    peaks = [find_peak_flops(name, precision) for precision in ("fp16", "bf16")]
+    assert peaks == [peak and pytest.approx(peak * 1e12) for peak in (fp16, bf16)]
+    assert found.gigabytes_per_second == speed
+
+
 def test_the_memory_of_a_local_device_is_sampled(monkeypatch):
     samples = (
         DeviceSample(index=0, name="NVIDIA H100 80GB HBM3", memory_total_bytes=80 * 2**30),
@@ -317,6 +340,12 @@ def test_the_memory_of_a_local_device_is_sampled(monkeypatch):
     found = find_local_device("auto")
     assert found is not None and (found.memory_bytes, found.peak_name) == (39 * 2**30, "A100 SXM4")
     assert find_local_device("cpu") is None
+    monkeypatch.setattr(
+        "fivetune.machine.telemetry.nvml.Nvml.sample",
+        lambda self: (DeviceSample(index=0, name="NVIDIA T1000", memory_total_bytes=8 * 2**30),),
+    )
+    found = find_local_device("auto")
+    assert found is not None and found.memory_bytes == 8 * 2**30 and not found.is_known
 
 
 def test_the_limit_of_a_container_is_the_memory_of_a_cpu(monkeypatch, tmp_path):
@@ -417,12 +446,35 @@ def test_the_memory_of_a_cpu_is_shared(capsys):
         ("--devices 8 --device h100 --model.path nosuch", 4, "nosuch: neither a local folder nor a model whose shape"),
         ("--devices 8 --device v100 --train.precision bf16", 2, "train.precision: V100 SXM2 does not support bf16"),
         ("--devices 8 --device h100 --data.max_input_tokens null", 2, "data.max_input_tokens: not set"),
-        ("--device h100", 2, "the following arguments are required: --devices"),
+        ("--devices 8", 2, "--device: not given. Add the name of a GPU, --device h100, or the memory of one"),
+        ("--device mi300", 2, "For another GPU add its memory: --memory 16G."),
+        *((f"--memory {size}", 2, f"--memory: '{size}' is not a size.") for size in ("16", "0G", "16X", "nanG")),
     ],
 )
 def test_mistakes_are_one_line(capsys, words, code, message):
     found, out, err = run(capsys, "squad_t5_base", *words.split())
     assert (found, out) == (code, "") and message in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "gib", "precision"),
+    [
+        ("--memory 16G", 16, "fp32"),
+        ("--memory 16G --train.precision bf16", 16, "bf16"),
+        ("--device mi300x --memory 196608MiB", 192, "fp32"),
+        ("--device t4 --memory 8gb", 8, "fp32"),
+        ("--device l4 --memory 0.5T", 512, "bf16"),
+        ("--device cpu --memory 4G", 4, "fp32"),
+    ],
+)
+def test_the_memory_of_a_gpu_can_be_given(capsys, words, gib, precision):
+    code, out, _ = run(capsys, "quickstart", *words.split(), "--json")
+    found = json.loads(out)
+    assert code == 0 and found["precision"] == precision and found["devices"] == 1
+    (single,) = [one for one in found["strategies"] if one["strategy"] == "single"]
+    assert single["room_bytes"] + single["peak_bytes"] == pytest.approx(0.9 * gib * 2**30, abs=2)
+    is_unsure = any("is not in the tables, so train.precision auto" in line for line in found["assumptions"])
+    assert is_unsure == (words in ("--memory 16G", "--device mi300x --memory 196608MiB"))
 
 
 @pytest.mark.parametrize("words", ["--devices 12", "--devices 8 --devices-per-node 3"])

@@ -77,6 +77,17 @@ def test_what_is_wrong_is_named_with_a_remedy(monkeypatch: pytest.MonkeyPatch, t
         assert found[name].state == "warn" and told in found[name].detail
 
 
+def test_a_gpu_is_described_by_its_data_sheet(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = [SimpleNamespace(name=name, total_memory=15 * 2**30) for name in ("Tesla T4", "NVIDIA T1000")]
+    cuda = machine_checks.torch.cuda
+    monkeypatch.setattr(cuda, "is_available", lambda: True)
+    monkeypatch.setattr(cuda, "device_count", lambda: len(cards))
+    monkeypatch.setattr(cuda, "get_device_properties", cards.__getitem__)
+    state, told, *_ = machine_checks._check_device("cuda")
+    assert state == "pass" and "Tesla T4 (15.0 GiB; by its data sheet dense peaks 8.1 TFLOP/s in fp32, 65 in" in told
+    assert "NVIDIA T1000 (15.0 GiB; not in the tables" in told
+
+
 @pytest.mark.parametrize(("code", "state"), [(404, "pass"), (503, "warn")])
 def test_a_hub_that_answers_with_an_error_is_reached(monkeypatch: pytest.MonkeyPatch, code: int, state: str) -> None:
     def refuse(request: urllib.request.Request, timeout: float) -> None:
