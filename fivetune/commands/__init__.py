@@ -274,30 +274,35 @@ def refuse_outputs(args: Namespace, *made: Path, page: bool = True) -> None:
         require_matplotlib()
 
 
-def find_page_file(args: Namespace, default: Path) -> Path:
-    """The file of the page: of --output with .html, else the default one."""
-    pages = [path for path in args.output if path.suffix.lower() == ".html"]
-    return pages[-1] if pages else default
+def write_outputs(args: Namespace, page: Page, results: Results, *, default: Path | None = None) -> list[Path]:
+    """Write the page, tables and figures that were asked for, and name them unless JSON is; returns their paths.
 
-
-def write_outputs(args: Namespace, page: Page, results: Results) -> list[Path]:
-    """Write the tables and figures that were asked for, and name them unless JSON is; returns their paths."""
+    Args:
+        default: file of the page, the first of the paths, unless --output has one; None: no page is written then.
+    """
     from fivetune.reading.report.page.figures import write_figures
-    from fivetune.reading.report.page.tables import SUFFIXES, write_results
+    from fivetune.reading.report.page.render import render_html
+    from fivetune.reading.report.page.tables import write_results
+    from fivetune.rundir import write_text
 
-    written: list[Path] = []
-    for path in args.output:
-        if path.suffix.lower() in SUFFIXES:
-            write_results(results, path)
-            written.append(path)
-            if not args.json:
-                print_text(f"table   {path}")
+    pages = [path for path in args.output if path.suffix.lower() == ".html"]
+    tables = [path for path in args.output if path not in pages]
+    if default and not pages:
+        pages = [default]
+    written: list[tuple[str, Path, str]] = []
+    for path in pages:
+        write_text(path, render_html(page))
+        written.append(("page", path, ""))
+    for path in tables:
+        write_results(results, path)
+        written.append(("table", path, ""))
     if args.figures is not None:
         num = write_figures(page, args.figures, warn=print_warning)
-        written.append(args.figures)
-        if not args.json:
-            print_text(f"figures {args.figures}: {num}, each as .svg, .pdf and .csv")
-    return written
+        written.append(("figures", args.figures, f": {num}, each as .svg, .pdf and .csv"))
+    if not args.json:
+        for kind, path, more in written:
+            print_text(f"{kind:<7} {path}{more}")
+    return [path for _, path, _ in written]
 
 
 # --- a recipe from data ---

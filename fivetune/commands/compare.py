@@ -16,7 +16,6 @@ from fivetune.commands import (
     add_launcher_arguments,
     add_output_arguments,
     assign_nodes,
-    find_page_file,
     launch_sweep,
     print_json,
     print_table,
@@ -222,15 +221,10 @@ def _write_and_print(comparison: Comparison, args: Namespace, path: Path) -> Non
     """Write the page and the files of --output and --figures, and print a summary."""
     from fivetune.reading.report.comparison import build_comparison_page
     from fivetune.reading.report.comparison.variants import build_comparison_results
-    from fivetune.reading.report.page.render import render_html
-    from fivetune.rundir import write_text
 
-    path = find_page_file(args, path)
     page = build_comparison_page(comparison)
-    write_text(path, render_html(page))
     _print_comparison(comparison)
-    print_text(f"page    {path}")
-    written = write_outputs(args, page, build_comparison_results(comparison))
+    path, *written = write_outputs(args, page, build_comparison_results(comparison), default=path)
     if args.json:
         print_json({"page": str(path), "written": list(map(str, written)), **build_comparison_result(comparison)})
 

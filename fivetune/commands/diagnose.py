@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,6 @@ from fivetune.reading.diagnosis.rules import TITLES
 from fivetune.reading.diagnosis.verify import Verification, can_verify, verify_change
 from fivetune.reading.report.page.wording import format_flags
 from fivetune.redaction import name_invisible
-from fivetune.rundir import write_text
 from fivetune.rundir.records import TelemetryRecord
 from fivetune.types import Verdict
 
@@ -79,10 +78,13 @@ def run(args: argparse.Namespace) -> int:
             if place:
                 print()
             _print_diagnosis(diagnosis, args)
-    written = _write_files(args, logs, found)
-    if args.json:
-        if written:
+    if args.output or args.figures is not None:
+        from fivetune.reading.report.logs import build_logs_page
+
+        written = write_outputs(args, *build_logs_page(logs, found))
+        if args.json:
             tables[0]["written"] = list(map(str, written))
+    if args.json:
         print_json(tables[0] if len(tables) == 1 else tables)
     return 0
 
@@ -99,28 +101,6 @@ def _print_diagnosis(diagnosis: Diagnosis, args: argparse.Namespace) -> None:
             f"with and without it.\n   predicted {verified.predicted:.2f} times as fast, measured "
             f"{verified.measured:.2f} ({verified.low:.2f} to {verified.high:.2f})"
         )
-
-
-def _write_files(
-    args: argparse.Namespace,
-    logs: Mapping[str, Sequence[TelemetryRecord]],
-    verdicts: Mapping[str, Sequence[Verdict]],
-) -> list[Path]:
-    """Write the files of --output and --figures, if they are given; returns their paths."""
-    if not args.output and args.figures is None:
-        return []
-    from fivetune.reading.report.logs import build_logs_page, build_logs_results
-    from fivetune.reading.report.page.render import render_html
-
-    page = build_logs_page(logs, verdicts)
-    written: list[Path] = []
-    for path in args.output:
-        if path.suffix.lower() == ".html":
-            write_text(path, render_html(page))
-            written.append(path)
-            if not args.json:
-                print_text(f"page    {path}")
-    return written + write_outputs(args, page, build_logs_results(logs))
 
 
 def format_diagnosis(diagnosis: Diagnosis, *, verbose: bool = False) -> list[tuple[str, str]]:

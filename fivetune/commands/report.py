@@ -10,9 +10,7 @@ from pathlib import Path
 
 from fivetune.commands import (
     add_output_arguments,
-    find_page_file,
     print_json,
-    print_text,
     print_warning,
     refuse_outputs,
     write_outputs,
@@ -26,21 +24,15 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    from fivetune.reading.report.page.render import render_html
     from fivetune.reading.report.run.build import read_page
     from fivetune.reading.report.run.methods import build_run_results
     from fivetune.reading.report.run.scores import build_run_summary
-    from fivetune.rundir import write_text
 
     refuse_outputs(args, args.run_dir)
-    path = find_page_file(args, args.run_dir / "report.html")
     loaded, beside, page = read_page(args.run_dir)
-    write_text(path, render_html(page))
     for text in loaded.damage:
         print_warning(text)
-    if not args.json:
-        print_text(str(path))
-    written = write_outputs(args, page, build_run_results(loaded))
+    path, *written = write_outputs(args, page, build_run_results(loaded), default=args.run_dir / "report.html")
     if args.json:
         summary = build_run_summary(loaded, reference_runs=beside)
         print_json({"report": str(path), "written": list(map(str, written)), **summary})

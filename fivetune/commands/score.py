@@ -112,11 +112,16 @@ def _write_files(args: argparse.Namespace, found: ScoredPredictions) -> None:
     """Write the files of --output and --figures, if they are given."""
     if not args.output and args.figures is None:
         return
-    from fivetune.reading.report.score import build_score_page, build_score_results
+    from fivetune.reading.report.score import build_score_page
 
-    page = build_score_page(found.task, found.scores, found.intervals, found.against, found.confusion)
-    results = build_score_results(
-        found.task, found.num_examples, found.scores, found.intervals, found.against, found.differences
+    page, results = build_score_page(
+        found.task,
+        found.num_examples,
+        found.scores,
+        found.intervals,
+        found.against,
+        found.differences,
+        found.confusion,
     )
     write_outputs(args, page, results)
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from fivetune.commands import (
     add_output_arguments,
-    find_page_file,
     print_json,
     print_table,
     print_text,
@@ -42,9 +41,7 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.config.layers import parse_overrides
     from fivetune.fleet.experiments.search import build_study_page, tune
     from fivetune.fleet.experiments.space import load_search
-    from fivetune.reading.report.page.render import render_html
     from fivetune.reading.report.search import build_search_results
-    from fivetune.rundir import write_text
 
     config = load_search(args.recipe, parse_overrides(args.settings))
     folder = args.dir or Path(f"{config.run.dir}-search")
@@ -56,15 +53,12 @@ def run(args: argparse.Namespace) -> int:
 
     found = tune(config, folder=folder, write_line=say)
     best = found.best
-    path = find_page_file(args, folder / "search.html")
-    page = build_study_page(found, folder)
-    write_text(path, render_html(page))
     if not args.json:
         _print_table(found)
         if best:
             print_text(f"recipe  {folder}/best.yaml (train it with: fivetune train {folder}/best.yaml)")
-        print_text(f"page    {path}")
-    written = write_outputs(args, page, build_search_results(found))
+    page = build_study_page(found, folder)
+    path, *written = write_outputs(args, page, build_search_results(found), default=folder / "search.html")
     if args.json:
         print_json(
             {

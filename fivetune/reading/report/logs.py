@@ -33,11 +33,16 @@ SHARES = (
 GAUGES = (*DEVICE_GAUGES, *SHARES)
 TEMPERATURE = next(gauge for gauge in GAUGES if "temperature_celsius" in gauge.fields)
 
-Logs = Mapping[str, Sequence[TelemetryRecord]]
 
+def build_logs_page(
+    logs: Mapping[str, Sequence[TelemetryRecord]], verdicts: Mapping[str, Sequence[Verdict]]
+) -> tuple[Page, Results]:
+    """Build the page of one or several logs or runs, and its table of means and maxima.
 
-def build_logs_page(logs: Logs, verdicts: Mapping[str, Sequence[Verdict]]) -> Page:
-    """Build the page of one or several logs or runs: their verdicts, their load over time, means and maxima."""
+    Args:
+        logs: name -> telemetry.
+        verdicts: name -> what `diagnose` found.
+    """
     loads = {name: Load(records) for name, records in logs.items()}
     problems: list[Text | Problem] = []
     for name, found in verdicts.items():
@@ -46,7 +51,7 @@ def build_logs_page(logs: Logs, verdicts: Mapping[str, Sequence[Verdict]]) -> Pa
             problems.append(Text(f"{name}: no problem found.", "good"))
     results = _build_results(loads)
     what = "each log" if len(logs) > 1 else next(iter(logs))
-    return Page(
+    page = Page(
         title="Load of " + ", ".join(logs) if len(logs) < 4 else f"Load of {len(logs)} logs",
         sections=(
             build_section("Verdict", problems),
@@ -58,6 +63,7 @@ def build_logs_page(logs: Logs, verdicts: Mapping[str, Sequence[Verdict]]) -> Pa
             ),
         ),
     )
+    return page, results
 
 
 def _draw_highest_temperatures(loads: Mapping[str, Load]) -> Iterator[Chart]:
@@ -73,12 +79,8 @@ def _draw_highest_temperatures(loads: Mapping[str, Load]) -> Iterator[Chart]:
         yield build_bars_chart(bars, caption, unit=TEMPERATURE.unit, hover="%{x}", height=110 + 34 * len(bars))
 
 
-def build_logs_results(logs: Logs) -> Results:
-    """Build mean and highest value of each quantity of each device and host."""
-    return _build_results({name: Load(records) for name, records in logs.items()})
-
-
 def _build_results(loads: Mapping[str, Load]) -> Results:
+    """Build mean and highest value of each quantity of each device and host."""
     rows: list[list[str | Measured]] = []
     for name, load in loads.items():
         for gauge in GAUGES:

@@ -20,26 +20,26 @@ from fivetune.scores.metrics.classification import ConfusionMatrix
 
 MARKS = {"*": "marks a difference of which the 95 % interval (paired bootstrap over the examples) excludes 0"}
 
-Intervals = Mapping[str, tuple[float, float]]
 
-
-def build_score_results(
+def build_score_page(
     task: str,
     num: int,
     scores: Mapping[str, float],
-    intervals: Intervals,
+    intervals: Mapping[str, tuple[float, float]],
     others: Mapping[str, float],
     differences: Mapping[str, Difference],
-) -> Results:
-    """Build a table of all scores.
+    labels: ConfusionMatrix | None,
+) -> tuple[Page, Results]:
+    """Build the charts of scores and labels, and a table of all scores.
 
     Args:
         task: name of the task whose metrics gave the scores.
         num: number of examples.
         others: scores of the predictions to compare with; {} without any.
     """
+    names = [name for name in scores if is_selectable_score(name)]
     rows: list[list[str | Measured]] = []
-    for name in filter(is_selectable_score, scores):
+    for name in names:
         row: list[str | Measured] = [get_score_label(name), build_measured(scores[name], intervals.get(name))]
         if others:
             row.append(build_measured(others.get(name), None))
@@ -50,27 +50,13 @@ def build_score_results(
         rows.append(row)
     header = ("score", "these predictions", "against", "difference", "p")
     caption = f"Scores of {task} on {format_plural(num, 'example')}, with 95 % intervals over the examples."
-    return Results(caption, header if others else header[:2], rows, marks=MARKS)
-
-
-def build_score_page(
-    task: str,
-    scores: Mapping[str, float],
-    intervals: Intervals,
-    others: Mapping[str, float],
-    labels: ConfusionMatrix | None,
-) -> Page:
-    """Build the charts: scores of 0 to 100 with intervals, beside the scores of the other predictions, and labels."""
-    names = [name for name in scores if is_selectable_score(name) and 0 <= scores[name] <= 100]
+    results = Results(caption, header if others else header[:2], rows, marks=MARKS)
+    drawn = [name for name in names if 0 <= scores[name] <= 100]
     columns: dict[str, Series] = {}
     if others:
-        columns["against"] = [others.get(name) for name in names]
-    columns["these predictions"] = [scores[name] for name in names]
-    chart = build_score_dots_chart(
-        [get_score_label(name) for name in names],
-        columns,
-        [intervals.get(name) for name in names],
-        f"Scores of {task}, with 95 % intervals over the examples.",
-    )
+        columns["against"] = [others.get(name) for name in drawn]
+    columns["these predictions"] = [scores[name] for name in drawn]
+    edges = [intervals.get(name) for name in drawn]
+    chart = build_score_dots_chart(list(map(get_score_label, drawn)), columns, edges, caption)
     parts = iter_confusion_parts(labels) if labels else None
-    return Page(f"score {task}", (build_section("Scores", chart), build_section("Labels", parts)))
+    return Page(f"score {task}", (build_section("Scores", chart), build_section("Labels", parts))), results

@@ -162,6 +162,9 @@ def score(
         def read_answers(place: str) -> list[list[str]]:
             found = _map_to_own_ids(read_rankings(place), gold, place, part)
             _compare_ids(gold, found, place, missing_is_error=missing == "error", on_warning=warn)
+            num_withheld = list(found.values()).count([UNANSWERED])
+            if num_withheld:
+                warn(f"{place}: {num_withheld:,} answers are withheld as unsure and count as wrong")
             return _convert_rankings(own, questions, found, is_raw=raw, on_warning=warn)
 
         answer_file = find_file(predictions, "predictions")
@@ -233,7 +236,8 @@ def _list_answers(given: object, where: str) -> object:
     answers: list[object] = []
     for one in cast("Iterable[object]", given):
         if isinstance(one, Prediction):
-            answers.append({"id": one.id, "prediction": one.prediction, "skipped": one.skipped})
+            kept = {"id": one.id, "prediction": one.prediction, "unsure": one.unsure, "skipped": one.skipped}
+            answers.append(kept)
         else:
             answers.append(one)
     return answers

@@ -26,6 +26,7 @@ from fivetune.data.readers.source_files import (
     quote_value,
 )
 from fivetune.errors import DataError
+from fivetune.scores.metrics import UNANSWERED
 from fivetune.types import JsonValue
 from fivetune.values import as_finite_number
 
@@ -204,7 +205,10 @@ def _read_pairs(window: JsonWindow, path: Path, keys: Sequence[str]) -> Iterator
 
 
 def _parse_row(row: JsonValue, path: Path, keys: Sequence[str]) -> tuple[str | None, JsonValue]:
-    """Return the id of a row, or None, and its value; SKIPPED for a record that `predict` could not answer."""
+    """Return the id of a row, or None, and its value; SKIPPED for a record that `predict` could not answer.
+
+    An answer that is withheld as unsure becomes UNANSWERED.
+    """
     if isinstance(row, str):
         return None, row
     table = row if isinstance(row, dict) else {}
@@ -213,6 +217,8 @@ def _parse_row(row: JsonValue, path: Path, keys: Sequence[str]) -> tuple[str | N
         own_id = str(table["id"])
     if table.get("skipped"):
         return own_id, SKIPPED
+    if keys is PREDICTION_KEYS and str(table.get("unsure")).lower() == "true":  # a table has words for it
+        return own_id, UNANSWERED
     column = _find_value_column(table, keys)
     if column is None:
         raise DataError(f"{path}: no {keys[0]} in {', '.join(table) or quote_value(row)}. {_describe_expected(keys)}")

@@ -22,7 +22,7 @@ from fivetune.reading.compare.records import Measure
 from fivetune.reading.diagnosis.logs import read_log
 from fivetune.reading.report.comparison import build_comparison_page
 from fivetune.reading.report.comparison.variants import build_comparison_results
-from fivetune.reading.report.logs import build_logs_page, build_logs_results
+from fivetune.reading.report.logs import build_logs_page
 from fivetune.reading.report.page.charts import build_bars_chart, build_chart, build_error_bars, build_marks_trace
 from fivetune.reading.report.page.figures import build_chart_csv, draw_chart, iter_named_charts, write_figures
 from fivetune.reading.report.page.parts import Measured, Page, Results, Text, build_section
@@ -252,7 +252,8 @@ def test_logs_stand_side_by_side(tmp_path):
     for name, gpu, heat in (("cool", 90, 60), ("hot", 40, 80)):
         (tmp_path / f"{name}.csv").write_text(LOG.format(gpu=gpu, heat=heat))
         logs[name] = read_log(tmp_path / f"{name}.csv")
-    charts = dict(iter_named_charts(build_logs_page(logs, {})))
+    page, results = build_logs_page(logs, {})
+    charts = dict(iter_named_charts(page))
     assert set(charts) == {
         "load-gpu-utilisation",
         "load-gpu-time-spent-accessing-memory",
@@ -267,7 +268,7 @@ def test_logs_stand_side_by_side(tmp_path):
         ["", "80.0", "hot"],
         ["", "60.0", "cool"],
     ]
-    table = read_rows(build_csv(build_logs_results(logs)))
+    table = read_rows(build_csv(results))
     assert ["hot", "GPU utilisation", "GPU 0", "%", "65", "90", "2"] in table
 
 

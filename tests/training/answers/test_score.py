@@ -99,6 +99,25 @@ def test_missing(dev, tmp_path, capsys):
         _score("squad_v2", dev, _write(tmp_path / "other.json", {"x": "?"}))
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        (
+            "sure.jsonl",
+            '{"id": "q1", "prediction": "Rollo"}\n{"id": "q2", "prediction": "Seine"}\n'
+            '{"id": "q3", "prediction": null, "unsure": true, "withheld": ""}\n',
+        ),
+        ("sure.csv", "id,prediction,unsure,withheld\nq1,Rollo,,\nq2,Seine,,\nq3,,true,\n"),
+    ],
+)
+def test_withheld_answers_are_wrong_and_counted(dev, tmp_path, capsys, name, content):
+    assert _score("squad_v2", dev, _write(tmp_path / name, content), "--json") == 0
+    captured = capsys.readouterr()
+    scores = json.loads(captured.out)["scores"]
+    assert (scores["HasAns_exact"], scores["NoAns_exact"]) == (50, 0)  # not the empty answer, which would be right
+    assert "1 answers are withheld as unsure" in captured.err
+
+
 def test_answers_to_questions_of_other_types_are_no_other_file(tmp_path):
     golds = [("1", "yesno", "yes"), ("2", "list", [["a"]]), ("3", "factoid", [["dystrophin"]])]
     snippets = [{"text": "dystrophin", "document": "d"}]

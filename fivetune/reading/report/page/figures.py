@@ -19,7 +19,10 @@ from importlib.resources import files
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
+
+import numpy as np
 
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError
 from fivetune.installation import name_install
@@ -54,9 +57,18 @@ STYLE = {
     "pdf.fonttype": 42,  # TrueType, which journals ask for
 }
 DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-.", "longdash": (0, (8, 3))}
-MARKERS = {"circle": "o", "diamond": "D", "square": "s", "triangle-up": "^", "x": "X", "line-ns": "|"}
+MARKERS = {
+    "circle": "o",
+    "diamond": "D",
+    "square": "s",
+    "triangle-up": "^",
+    "x": "X",
+    "line-ns": (2, 0),
+}  # a polygon of two corners has a colour as the others
 
 Axes = Any  # matplotlib's, which has no types of its own
+Trace = Mapping[str, Any]
+Values = Any  # an array of numbers, or a list of names
 
 
 def write_figures(page: Page, folder: Path, *, warn: Callable[[str], object]) -> int:
@@ -114,10 +126,8 @@ def iter_named_charts(page: Page) -> Iterator[tuple[str, Chart]]:
             if all(value is None for value in values):
                 continue
             first = re.split(r"[.:;,(]", part.caption)[0]
-            name = to_slug(f"{section.title} {first}")
-            if len(name) > NAME_CHARS:  # cut between words
-                name = name[:NAME_CHARS].rpartition("-")[0]
-            name = make_unique_name(name, taken, template="{}-{}")
+            words = shorten(f"{section.title} {first}", NAME_CHARS, placeholder="")
+            name = make_unique_name(to_slug(words), taken, template="{}-{}")
             taken.add(name)
             yield name, part
 
@@ -127,45 +137,40 @@ def iter_named_charts(page: Page) -> Iterator[tuple[str, Chart]]:
 
 def build_chart_csv(chart: Chart) -> str:
     """Build CSV of a chart: a row per point with its series, its place on both axes, and the ends of its intervals."""
-    layout = chart.layout
-    x = _name_axis_title(layout, "xaxis") or "name"
-    y = _name_axis_title(layout, "yaxis") or "name"
-    header = ["series", x, y if y != x else f"{y} 2"]
+    header = ["series", _find_title(chart.layout, "xaxis"), _find_title(chart.layout, "yaxis")]
     bars = [letter for letter in "xy" if any(f"error_{letter}" in trace for trace in chart.data)]
     for letter in bars:
         header += [f"{letter} low", f"{letter} high"]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    is_grid = any(trace["type"] == "heatmap" for trace in chart.data)
-    writer.writerow([*header, "number", "per cent"] if is_grid else header)
+    rows: list[list[Any]] = [header]
     for trace in chart.data:
         name = _get_label(trace)
-        if is_grid:
+        if trace["type"] == "heatmap":  # the only trace of its chart
+            header += ["number", "per cent"]
             for row, numbers, shares in zip(trace["y"], trace["text"], trace["z"], strict=True):
                 for column, number, share in zip(trace["x"], numbers, shares, strict=True):
-                    writer.writerow([name, unescape(column), unescape(row), number, share])
+                    rows.append([name, unescape(column), unescape(row), number, share])
             continue
-        for place, (at, value) in enumerate(zip(trace["x"], trace["y"], strict=True)):
-            cells = [name, *(unescape(one) if isinstance(one, str) else one for one in (at, value))]
-            for letter, middle in zip("xy", (at, value), strict=True):
-                if letter in bars:
-                    error = trace.get(f"error_{letter}")
-                    if error is None or middle is None:
-                        cells += (None, None)
-                    else:
-                        cells += (middle - error["arrayminus"][place], middle + error["array"][place])
-            writer.writerow(cells)
+        for place, point in enumerate(zip(trace["x"], trace["y"], strict=True)):
+            cells = [name, *(unescape(one) if isinstance(one, str) else one for one in point)]
+            for letter in bars:
+                middle = point["xy".index(letter)]
+                error = trace.get(f"error_{letter}")
+                if error is None or middle is None:
+                    cells += (None, None)
+                else:
+                    cells += (middle - error["arrayminus"][place], middle + error["array"][place])
+            rows.append(cells)
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
 
 
-def _name_axis_title(layout: Mapping[str, Any], start: str) -> str:
-    """Return the title of an axis, or of the stacked axes that share its name; "" without a title."""
+def _find_title(layout: Mapping[str, Any], start: str) -> str:
+    """Return the title of an axis, or of the stacked axes that share its name; "name" without a title."""
     for name in sorted(layout):
-        if name.startswith(start):
-            title = layout[name].get("title", {}).get("text")
-            if title:
-                return unescape(title)
-    return ""
+        if name.startswith(start) and layout[name].get("title", {}).get("text"):
+            return unescape(layout[name]["title"]["text"])
+    return "name"
 
 
 def _get_label(trace: Mapping[str, Any], *, shared: bool = False) -> str:
@@ -181,29 +186,27 @@ def draw_chart(chart: Chart) -> dict[str, bytes]:
     """Draw a chart; returns the content of its SVG and of its PDF."""
     layout = chart.layout
     lanes = sorted((name for name in layout if name.startswith("yaxis")), key=lambda name: (len(name), name))
-    width = TEXT_WIDTH if chart.wide else COLUMN_WIDTH
+    is_stacked = len(lanes) > 1
     # Its own types are partial, so that strict checking takes it as untyped.
     matplotlib: Any = import_module("matplotlib")
     with matplotlib.rc_context(STYLE):
-        figure: Any = import_module("matplotlib.figure").Figure(
-            figsize=(width, layout["height"] / PIXELS), layout="constrained"
-        )
-        grid = figure.subplots(len(lanes), 1, sharex=True, squeeze=False)
-        planes = dict(zip(lanes, grid[:, 0], strict=True))
-        for name, plane in planes.items():
-            own = "y" + name.removeprefix("yaxis")
-            traces = [trace for trace in chart.data if trace.get("yaxis", "y") == own]
-            columns = _number_names(traces, "x", layout["xaxis"])
-            rows = _number_names(traces, "y", layout[name])
-            _draw_traces(plane, traces, columns, rows, is_stacked=layout.get("barmode") == "stack")
-            _set_axis(plane, "x", layout["xaxis"], columns, is_titled=name == lanes[-1])
-            _set_axis(plane, "y", layout[name], rows, is_titled=True)
-        if len(lanes) > 1:  # the annotations are the names of the lanes
-            for plane, note in zip(planes.values(), layout["annotations"], strict=True):
-                plane.set_title(unescape(note["text"]), loc="left", fontsize=7, pad=2)
-        else:
-            _draw_shapes(planes["yaxis"], layout)
-        _add_legend(figure, list(planes.values()), is_stacked=len(lanes) > 1)
+        size = (TEXT_WIDTH if chart.wide else COLUMN_WIDTH, layout["height"] / PIXELS)
+        figure: Any = import_module("matplotlib.figure").Figure(size, layout="constrained")
+        planes = figure.subplots(len(lanes), 1, sharex=True, squeeze=False)[:, 0]
+        for place, (name, plane) in enumerate(zip(lanes, planes, strict=True)):
+            ends: dict[Any, float] | None = {} if layout.get("barmode") == "stack" else None
+            for trace in chart.data:
+                if trace.get("yaxis", "y") == name.replace("axis", ""):
+                    xs = _read_values(trace["x"], layout["xaxis"])
+                    _draw_trace(plane, trace, xs, _read_values(trace["y"], layout[name]), ends)
+            _set_axis(plane, "x", layout["xaxis"])
+            _set_axis(plane, "y", layout[name])
+            plane.label_outer()
+            if is_stacked:  # the annotations are the names of the lanes
+                plane.set_title(unescape(layout["annotations"][place]["text"]), loc="left", fontsize=7, pad=2)
+            else:
+                _draw_shapes(plane, layout)
+        _add_legend(figure, is_stacked=is_stacked)
         found: dict[str, bytes] = {}
         for suffix, date in (("svg", "Date"), ("pdf", "CreationDate")):
             content = io.BytesIO()
@@ -233,207 +236,165 @@ def _find_color(color: str | Sequence[str] | None) -> Any:
     return [colors.get(one, one) for one in color]
 
 
-def _number_names(traces: Sequence[Mapping[str, Any]], letter: str, axis: Mapping[str, Any]) -> dict[str, int]:
-    """Number the names of an axis in the order in which they come; {} for an axis of numbers."""
-    names: dict[str, int] = {}
-    for trace in traces:
-        for value in trace[letter]:
-            if isinstance(value, str) or axis.get("type") == "category":
-                names.setdefault(unescape(str(value)), len(names))
-    return names
+def _read_values(values: Sequence[Any], axis: Mapping[str, Any]) -> Any:
+    """Convert the values of an axis to numbers, NaN for gaps, or to names."""
+    if axis.get("type") == "category" or any(isinstance(value, str) for value in values):
+        return [unescape(str(value)) for value in values]
+    return np.array(values, dtype=float)
 
 
-def _compute_places(values: Sequence[Any], names: Mapping[str, int]) -> list[float]:
-    """Convert values of an axis to places; a name is at its number."""
-    places: list[float] = []
-    for value in values:
-        at = names.get(unescape(str(value)), value) if names else value
-        places.append(math.nan if at is None else float(at))
-    return places
+def _draw_trace(plane: Axes, trace: Trace, xs: Values, ys: Values, ends: dict[Any, float] | None) -> None:
+    """Draw a line, marks, areas, bars or the cells of a matrix; `ends` has the ends of stacked bars so far."""
+    if trace["type"] == "heatmap":
+        _draw_matrix(plane, trace, xs, ys)
+    elif trace["type"] == "bar":
+        _draw_bars(plane, trace, xs, ys, {} if ends is None else ends)
+    elif trace.get("fill"):
+        _fill_areas(plane, trace, xs, ys)
+    else:
+        _draw_line(plane, trace, xs, ys)
 
 
-def _draw_traces(
-    plane: Axes,
-    traces: Sequence[Mapping[str, Any]],
-    columns: Mapping[str, int],
-    rows: Mapping[str, int],
-    *,
-    is_stacked: bool,
-) -> None:
-    """Draw lines, marks, areas, bars and the cells of a matrix; `columns` and `rows` are the names of the axes."""
-    ends: dict[float, float] = {}  # of stacked bars
-    for trace in traces:
-        xs = _compute_places(trace["x"], columns)
-        ys = _compute_places(trace["y"], rows)
-        if trace["type"] == "heatmap":
-            _draw_matrix(plane, trace)
-        elif trace["type"] == "bar":
-            _draw_bars(plane, trace, xs, ys, ends if is_stacked else {})
-        elif trace.get("fill"):
-            _fill_areas(plane, trace, xs, ys)
-        else:
-            _draw_line(plane, trace, xs, ys)
-
-
-def _draw_line(plane: Axes, trace: Mapping[str, Any], xs: list[float], ys: list[float]) -> None:
+def _draw_line(plane: Axes, trace: Trace, xs: Values, ys: Values) -> None:
+    """Draw a line or marks, and their intervals."""
+    for letter in "xy":
+        error = trace.get(f"error_{letter}")
+        if error:
+            # Without an interval there are no caps either.
+            sides = [[length or math.nan for length in error[side]] for side in ("arrayminus", "array")]
+            look = {"fmt": "none", "ecolor": _find_color(error["color"]), "elinewidth": 0.9, "capsize": 2, "zorder": 2}
+            plane.errorbar(xs, ys, **{f"{letter}err": sides}, **look)
     line = trace.get("line", {})
     mode = trace.get("mode", "lines")
     label = _get_label(trace, shared=True)
     marker = trace.get("marker", {})
-    color = _find_color(marker.get("color") if mode == "markers" else line.get("color"))
-    for letter in "xy":
-        error = trace.get(f"error_{letter}")
-        if error:
-            sides: list[list[float]] = []
-            for side in ("arrayminus", "array"):  # without an interval there are no caps either
-                sides.append([length or math.nan for length in error[side]])
-            look = {"fmt": "none", "ecolor": _find_color(error["color"]), "elinewidth": 0.9, "capsize": 2, "zorder": 2}
-            plane.errorbar(xs, ys, **{f"{letter}err": sides}, **look)
+    size = POINT * marker.get("size", 6)
     if "lines" in mode:
         plane.plot(
             xs,
             ys,
-            color=color,
+            color=_find_color(line.get("color")),
             linewidth=POINT * line.get("width", 2),
-            linestyle=DASHES.get(line.get("dash"), "-"),
+            linestyle=DASHES[line.get("dash", "solid")],
             drawstyle="steps-post" if line.get("shape") == "hv" else "default",
             alpha=trace.get("opacity"),
             label=label,
             marker="o" if "markers" in mode else None,
-            markersize=POINT * marker.get("size", 6),
+            markersize=size,
         )
         return
-    symbol = str(marker.get("symbol", "circle"))
-    is_open = symbol.endswith("-open")
-    shape = MARKERS.get(symbol.removesuffix("-open"), "o")
-    look = {"edgecolors": color, "facecolors": "none" if is_open else color}
-    if shape == "|":  # it has no face
-        look = {"c": color}
-    size = POINT * marker.get("size", 6)
-    plane.scatter(xs, ys, s=size**2, marker=shape, linewidths=1, zorder=3, label=label, **look)
+    color = _find_color(marker.get("color"))
+    symbol = marker.get("symbol", "circle")
+    face = "none" if symbol.endswith("-open") else color
+    shape = MARKERS[symbol.removesuffix("-open")]
+    plane.scatter(
+        xs, ys, s=size**2, marker=shape, linewidths=1, zorder=3, label=label, edgecolors=color, facecolors=face
+    )
 
 
-def _fill_areas(plane: Axes, trace: Mapping[str, Any], xs: list[float], ys: list[float]) -> None:
+def _fill_areas(plane: Axes, trace: Trace, xs: Values, ys: Values) -> None:
     """Fill the areas of a trace, between which stand gaps."""
     label = _get_label(trace)
-    points = zip(xs, ys, strict=True)
-    for is_gap, group in groupby(points, key=lambda point: math.isnan(point[0])):
+    color = _find_color(trace["fillcolor"])
+    for is_gap, points in groupby(zip(xs, ys, strict=True), key=lambda point: math.isnan(point[0])):
         if not is_gap:
-            area = list(group)
-            plane.fill(
-                *zip(*area, strict=True), color=_find_color(trace["fillcolor"]), linewidth=0, label=label, zorder=0
-            )
+            plane.fill(*zip(*points, strict=True), color=color, linewidth=0, label=label, zorder=0)
             label = ""  # one entry in the legend
 
 
-def _draw_bars(
-    plane: Axes, trace: Mapping[str, Any], xs: list[float], ys: list[float], ends: dict[float, float]
-) -> None:
+def _draw_bars(plane: Axes, trace: Trace, xs: Values, ys: Values, ends: dict[Any, float]) -> None:
     """Draw bars, upright or lying; `ends` has the end of the bar of each row so far, where bars are stacked."""
-    marker = trace.get("marker", {})
     is_lying = trace.get("orientation") == "h"
     places, lengths = (ys, xs) if is_lying else (xs, ys)
-    starts: list[float] = []
-    for place, length in zip(places, lengths, strict=True):
-        start = ends.get(place, 0.0)
-        starts.append(start)
-        ends[place] = start + (0.0 if math.isnan(length) else length)
-    widths = trace.get("width", 0.6)
-    look = {"color": _find_color(marker.get("color")), "alpha": marker.get("opacity"), "linewidth": 0}
-    look["label"] = _get_label(trace)
-    if is_lying:
-        plane.barh(places, lengths, widths, left=starts, **look)
-    else:
-        plane.bar(places, lengths, widths, bottom=starts, **look)
-        for place, length, text in zip(places, lengths, trace.get("text", ()), strict=False):
+    starts = [ends.get(place, 0.0) for place in places]
+    ends |= {place: start + np.nan_to_num(length) for place, start, length in zip(places, starts, lengths, strict=True)}
+    marker = trace["marker"]
+    look = {"color": _find_color(marker["color"]), "alpha": marker.get("opacity"), "linewidth": 0}
+    draw = plane.barh if is_lying else plane.bar
+    draw(places, lengths, trace.get("width", 0.6), starts, label=_get_label(trace), **look)
+    if "text" in trace and not is_lying:
+        for place, length, text in zip(places, lengths, trace["text"], strict=True):
             plane.annotate(text, (place, length), ha="center", va="bottom", fontsize=6, color=_find_color(MUTED))
 
 
-def _draw_matrix(plane: Axes, trace: Mapping[str, Any]) -> None:
+def _draw_matrix(plane: Axes, trace: Trace, columns: Values, rows: Values) -> None:
     """Draw a matrix of shares as colours, with its numbers as text."""
     scale = [_find_color(color) for _, color in trace["colorscale"]]
     colors = import_module("matplotlib.colors").LinearSegmentedColormap.from_list("page", scale)
     plane.imshow(trace["z"], cmap=colors, vmin=trace["zmin"], vmax=trace["zmax"], aspect="auto")
+    plane.set_xticks(range(len(columns)), columns)
+    plane.set_yticks(range(len(rows)), rows)
     for row, (numbers, shares) in enumerate(zip(trace["text"], trace["z"], strict=True)):
         for column, (number, share) in enumerate(zip(numbers, shares, strict=True)):
             color = "white" if share > 0.6 * trace["zmax"] else _find_color(INK)
             plane.text(column, row, f"{number:,}", ha="center", va="center", fontsize=7, color=color)
 
 
-def _set_axis(plane: Axes, letter: str, axis: Mapping[str, Any], names: Mapping[str, int], *, is_titled: bool) -> None:
-    """Give an axis of a plot its title, scale, names and range."""
-    own = plane.xaxis if letter == "x" else plane.yaxis
-    set_range = plane.set_xlim if letter == "x" else plane.set_ylim
-    if is_titled:
-        own.set_label_text(unescape(axis.get("title", {}).get("text", "")))
+def _set_axis(plane: Axes, letter: str, axis: Mapping[str, Any]) -> None:
+    """Give an axis of a plot its title, scale and range."""
+    own = getattr(plane, f"{letter}axis")
+    set_range = getattr(plane, f"set_{letter}lim")
+    own.set_label_text(unescape(axis.get("title", {}).get("text", "")))
+    own.grid(bool(axis.get("showgrid", letter == "y")))
     is_log = axis.get("type") == "log"
     if is_log:
-        (plane.set_xscale if letter == "x" else plane.set_yscale)("log")
+        plane.set(**{f"{letter}scale": "log"})
         # Plain numbers: matplotlib's usual powers of ten are formulas, which no text is read as here.
         low, high = own.get_data_interval()
         if high < 200 * low:  # powers of ten alone would be one or two
             own.set_major_locator(import_module("matplotlib.ticker").LogLocator(subs=(1, 2, 5)))
         own.set_major_formatter("{x:g}")
         own.set_minor_formatter("")
-    own.grid(bool(axis.get("showgrid", letter == "y")))
-    if names:
-        own.set_ticks(list(names.values()), list(names))
-        set_range(-0.5, len(names) - 0.5)
+    if own.have_units():  # names
+        set_range(-0.5, round(own.get_data_interval()[1]) + 0.5)
     if "nticks" in axis:
         plane.locator_params(letter, nbins=axis["nticks"])
     if "range" in axis:
-        low, high = axis["range"]
-        set_range(*((10**low, 10**high) if is_log else (low, high)))
+        set_range(10.0 ** np.array(axis["range"]) if is_log else axis["range"])
     elif axis.get("rangemode") == "tozero":
-        low, high = plane.get_xlim() if letter == "x" else plane.get_ylim()
-        set_range(min(low, 0) if low < -0.2 * high else 0, high)
-    if axis.get("autorange") == "reversed" and not own.get_inverted():
+        low, high = own.get_view_interval()
+        set_range(low if low < -0.2 * high else 0, high)
+    if axis.get("autorange") == "reversed":
         own.set_inverted(True)
 
 
 def _draw_shapes(plane: Axes, layout: Mapping[str, Any]) -> None:
     """Draw the lines across a plot, and its notes."""
-    muted = _find_color(MUTED)
+    look = {"color": _find_color(MUTED), "linewidth": 0.7, "zorder": 1}
     for shape in layout.get("shapes", ()):
-        look = {"color": muted, "linewidth": 0.7, "linestyle": DASHES.get(shape["line"]["dash"], "-"), "zorder": 1}
+        dash = DASHES[shape["line"]["dash"]]
         if shape["yref"] == "paper":
-            plane.axvline(shape["x0"], **look)
+            plane.axvline(shape["x0"], linestyle=dash, **look)
         else:
-            plane.axhline(shape["y0"], **look)
+            plane.axhline(shape["y0"], linestyle=dash, **look)
     for note in layout.get("annotations", ()):
-        across = note.get("xref") == "paper"
-        upright = note.get("yref") == "paper"
-        if across and upright:
-            transform = plane.transAxes
-        elif upright:
-            transform = plane.get_xaxis_transform()
-        else:
-            transform = plane.get_yaxis_transform() if across else plane.transData
-        place = [note["x"], note["y"]]
-        for i, (letter, is_free) in enumerate((("x", across), ("y", upright))):
-            if not is_free and layout[f"{letter}axis"].get("type") == "log":  # Plotly's notes take the logarithm there
-                place[i] = 10 ** place[i]
-        plane.text(
-            *place,
+        place: list[float] = []
+        frames: list[str] = []
+        for letter in "xy":
+            is_free = note[f"{letter}ref"] == "paper"
+            # Plotly's notes take the logarithm of a place on a log axis.
+            is_log = not is_free and layout[f"{letter}axis"].get("type") == "log"
+            place.append(10 ** note[letter] if is_log else note[letter])
+            frames.append("axes fraction" if is_free else "data")
+        plane.annotate(
             f" {unescape(note['text'])} ",
-            transform=transform,
+            place,
+            xycoords=tuple(frames),
             ha=note.get("xanchor", "left"),
             va=note.get("yanchor", "bottom"),
             fontsize=7,
-            color=muted,
+            color=look["color"],
         )
 
 
-def _add_legend(figure: Any, planes: Sequence[Axes], *, is_stacked: bool) -> None:
+def _add_legend(figure: Any, *, is_stacked: bool) -> None:
     """Add a legend above the plot, unless it has one name or too many; stacked plots have their names themselves."""
     entries: dict[str, Any] = {}
-    for plane in planes:
-        handles, labels = plane.get_legend_handles_labels()
-        for handle, label in zip(handles, labels, strict=True):
+    for plane in figure.axes:
+        for handle, label in zip(*plane.get_legend_handles_labels(), strict=True):
             if not is_stacked or type(handle).__name__ == "Polygon":  # the shaded phases
                 entries.setdefault(name_invisible(label), handle)
-    least = 1 if is_stacked else 2
-    if least <= len(entries) <= MAX_LEGEND:
+    if 2 - is_stacked <= len(entries) <= MAX_LEGEND:
         longest = max(map(len, entries))
-        columns = max(1, min(len(entries), int(INCH_CHARS * figure.get_figwidth() / (longest + 7))))
-        figure.legend(list(entries.values()), list(entries), loc="outside upper left", ncols=columns)
+        columns = max(1, int(INCH_CHARS * figure.get_figwidth() / (longest + 7)))
+        figure.legend(entries.values(), entries, loc="outside upper left", ncols=min(columns, len(entries)))
