@@ -32,6 +32,7 @@ from fivetune.model.cuda.graphed import GraphedAdamW, GraphedUpdate
 from fivetune.model.cuda.kernel_trial import find_kernel_fault
 from fivetune.model.cuda.tiles import Tile
 from fivetune.model.decode import Decoding, generate
+from fivetune.model.weight_cache import list_factors
 
 LAUNCHERS = (attention, cross_entropy, norm, optimizer, pointwise, rows)
 NAMES = ("t5-small", "t5-base")
@@ -108,10 +109,13 @@ def launch_step(name: str, device: str, launch: Launch) -> None:
         norms = [p for n, p in model.named_parameters() if "norm" in n]
         weights = [p for n, p in model.named_parameters() if "norm" not in n]
         groups = [{"params": weights, "kind": "matrix"}, {"params": norms, "kind": "norm"}]
-        update = GraphedAdamW(torch.optim.AdamW(groups, lr=1e-4), max_norm=1.0)
+        adamw = torch.optim.AdamW(groups, lr=1e-4)
+        update = GraphedAdamW(adamw, max_norm=1.0, factors=list_factors(model), kind=torch.bfloat16)
         facts = describe_batch(batch)
         buckets = Buckets(len(batch.ids), facts[2], facts[3], plan_buckets(np.array([facts]), max_buckets=1))
-        graphs = GraphedUpdate(model, update.flat.grads, buckets, device=device, autocast=autocast, fused=True)
+        flat = update.flat
+        settings = {"device": device, "autocast": autocast, "fused": True}
+        graphs = GraphedUpdate(model, flat.grads, buckets, copies=flat.copies, **settings)
         graphs.accumulate_gradients([batch], num_scored_tokens=batch.num_target_tokens)
         update.step()
         _answer(model.eval(), device, autocast)

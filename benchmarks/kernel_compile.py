@@ -33,6 +33,7 @@ COUNTS = {"q_stride", "k_stride", "v_stride", "grad_stride", "num_rows", "width"
     "size",
     "num_sequences",
     "rows",
+    "num_copied",
     "num_decayed",
 }
 
@@ -107,6 +108,8 @@ def argument_type(name: str, kind: str, kernel: Any) -> str:
         return "fp32"
     if name == "state":
         return "*fp64"
+    if name == "copies":
+        return "*bf16"
     if name == "seen":
         return "*i8"
     return "*i64" if name in INT64 else "*fp32" if name in FP32 else f"*{kind}"

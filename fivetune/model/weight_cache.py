@@ -46,25 +46,33 @@ class KeptWeights:
 
     Args:
         kind: dtype of matrix products; weights of this dtype are not copied.
+        written: copies that the optimizer's kernel writes, each at the place that a trained weight has in its memory.
     """
 
-    def __init__(self, model: T5Model, kind: torch.dtype) -> None:
-        linear = [module.weight for module in model.modules() if type(module) is nn.Linear]
+    def __init__(self, model: T5Model, kind: torch.dtype, written: Tensor | None = None) -> None:
         self._tables = [model.get_input_embeddings().weight]  # looked up in fp32 unless it is the head too
-        self._weights = [weight for weight in dict.fromkeys(linear) if get_local(weight) is weight]
-        self._cast = [weight for weight in self._weights if weight.dtype != kind]
-        sizes = [round_up(weight.numel(), ALIGNMENT) for weight in self._cast]
+        self._weights = list_factors(model)
+        cast = [weight for weight in self._weights if weight.dtype != kind]
+        # A frozen weight is not in the optimizer's memory.
+        own = [weight for weight in cast if written is None or not weight.requires_grad]
+        sizes = [round_up(weight.numel(), ALIGNMENT) for weight in own]
         # One buffer in the order of the modules: q, k and v of a layer lie below each other.
         buffer = torch.empty(sum(sizes), dtype=kind, device=self._tables[0].device)
-        self._copies: list[Tensor] = []
-        for weight, part in zip(self._cast, buffer.split(sizes), strict=True):
-            self._copies.append(part[: weight.numel()].view(weight.shape))
+        parts = dict(zip(own, buffer.split(sizes), strict=True))
+        self._copies: dict[nn.Parameter, Tensor] = {}
+        for weight in cast:
+            part = parts[weight] if written is None or weight in parts else written[weight.storage_offset() :]
+            self._copies[weight] = part[: weight.numel()].view(weight.shape)
+        self._is_written = written is not None
+        self._versions: list[int] = []
 
     @torch.no_grad()
     def update(self) -> None:
-        """Copy the weights again, which have changed."""
-        if self._cast:
-            many._foreach_copy_(self._copies, self._cast)
+        """Copy the weights again, which have changed; where a kernel writes both, only what torch has changed."""
+        versions = [weight._version for weight in self._copies]  # which a kernel does not count
+        if self._copies and not (self._is_written and versions == self._versions):
+            many._foreach_copy_([*self._copies.values()], [*self._copies])
+        self._versions = versions
 
     @contextmanager
     def attach(self) -> Iterator[None]:
@@ -72,18 +80,23 @@ class KeptWeights:
 
         Where gradients are enabled, every trainable parameter must have its gradient buffer.
         """
-        copies: dict[Any, Tensor] = dict(zip(self._cast, self._copies, strict=True))
         parameters = list(dict.fromkeys([*self._weights, *self._tables]))
         if torch.is_grad_enabled():  # a product would drop the gradient of a weight that has no place for it
             missing = [tuple(each.shape) for each in parameters if each.requires_grad and each.grad is None]
             assert not missing, f"trainable weights without a gradient buffer, by shape: {missing}"
         for parameter in parameters:
-            vars(parameter)[KEPT] = Kept(copies.get(parameter, parameter.detach()), parameter.grad)
+            vars(parameter)[KEPT] = Kept(self._copies.get(parameter, parameter.detach()), parameter.grad)
         try:
             yield
         finally:  # the next update makes the copies stale
             for parameter in parameters:
                 del vars(parameter)[KEPT]
+
+
+def list_factors(model: T5Model) -> list[nn.Parameter]:
+    """List the matrices of linear modules that no strategy divides, each once, in the order of the modules."""
+    linear = [module.weight for module in model.modules() if type(module) is nn.Linear]
+    return [weight for weight in dict.fromkeys(linear) if get_local(weight) is weight]
 
 
 def find_kept(weight: Tensor) -> Kept | None:

@@ -32,12 +32,15 @@ class GraphedAdamW(torch.optim.Optimizer):
     Args:
         optimizer: the optimizer to replace, before its first step; all groups except norms have one weight decay.
         max_norm: largest gradient norm; infinity disables clipping.
+        factors: matrices of linear modules, which lie below each other in this order. kind: dtype of their products.
     """
 
     keeps_whole_state = True
     _step_supports_amp_scaling = True  # it skips a step on the device
 
-    def __init__(self, optimizer: torch.optim.Optimizer, *, max_norm: float) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, *, max_norm: float, factors: Sequence[nn.Parameter], kind: torch.dtype
+    ) -> None:
         groups = optimizer.param_groups
         options = {name: groups[0][name] for name in ("lr", "betas", "eps", "weight_decay")}
         super().__init__([dict(group) for group in groups], options)
@@ -48,7 +51,12 @@ class GraphedAdamW(torch.optim.Optimizer):
                 plain += group["params"]
             else:
                 decayed += group["params"]
-        self.flat = FlatAdamW(decayed, plain, max_norm=max_norm, **options)
+        # Their copies in 16 bits are written with them.
+        others = set(decayed)
+        copied = [factor for factor in factors if factor in others and factor.dtype != kind]
+        others.difference_update(copied)
+        decayed = copied + [parameter for parameter in decayed if parameter in others]
+        self.flat = FlatAdamW(decayed, plain, max_norm=max_norm, num_copied=len(copied), kind=kind, **options)
         for parameter in self._list_parameters():
             vars(parameter).pop("table_grad", None)  # gradients are dense here
             start = parameter.storage_offset()
@@ -125,6 +133,7 @@ class GraphedUpdate:
 
     Args:
         gradients: the buffer of which the parameters' gradients are views.
+        copies: `FlatAdamW.copies`; None if the optimizer writes none.
         training: run the model in training mode, with dropout.
         fused: compute norms, dropout and activations by Triton's kernels, as the launched steps do.
         objective: objective of every token; neither R-Drop nor class weights.
@@ -141,13 +150,14 @@ class GraphedUpdate:
         training: bool = True,
         fused: bool = False,
         objective: Objective = PLAIN,
+        copies: Tensor | None = None,
     ) -> None:
         self.model = model
         self.gradients = gradients
         self.training = training
         self.device = device
         with autocast():
-            self.kept = KeptWeights(model, get_matmul_dtype(gradients.device))
+            self.kept = KeptWeights(model, get_matmul_dtype(gradients.device), copies)
         # Without a reference to this object, whose memory would then wait for Python's cycle collector.
         step = partial(_add_gradients, model, self.kept, autocast, fused, objective)
         self.steps = CapturedStep(step, buckets, start_id=model.config.decoder_start_token_id, device=device)

@@ -3,8 +3,8 @@
 In: parameters, whose data and grad become views of two flat buffers. Out: after `step`, new weights.
 A step with a non-finite gradient only counts as skipped. The device decides it, so a CUDA graph can capture the step.
 Bytes per parameter and step: 4 to read the gradient for its norm, then gradient 8 (read, zeroed), weight and two
-moments 24. Blocks that never had a gradient cost the reading of it only: an update would not change a bit of rows of a
-vocabulary that the data do not use.
+moments 24; 2 to write the copy for products in 16 bits. Blocks that never had a gradient cost the reading of it only:
+an update would not change a bit of rows of a vocabulary that the data do not use.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ class FlatAdamW:
     Args:
         decayed: parameters with weight decay, on one device. plain: the others. Tied parameters occur once.
         max_norm: largest gradient norm; infinity disables clipping.
+        num_copied: how many of the first `decayed` get copies for matrix products. kind: dtype of these.
 
     Attributes:
         lr: [1] fp32 on the device; write it before a step.
         grads: [P] fp32; the parameters' grads are views of it; zero after a step.
         weights, mean, square: [P] fp32, of which the parameters are views, and AdamW's two moments.
+        copies: [C] of the first C weights, which each step writes with the weights; None without any.
         state: [6] fp64: gradient norm before clipping, factor of clipping, steps taken, steps skipped, beta1^steps,
             beta2^steps.
     """
@@ -47,6 +49,8 @@ class FlatAdamW:
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         max_norm: float = float("inf"),
+        num_copied: int = 0,
+        kind: torch.dtype = torch.bfloat16,
     ) -> None:
         self.betas = betas
         self.eps = eps
@@ -58,6 +62,7 @@ class FlatAdamW:
         device = parameters[0].device
         self.num_decayed = starts[len(decayed)]
         self.weights, self.mean, self.square = torch.zeros((3, size), dtype=torch.float32, device=device)
+        self.copies = torch.zeros(starts[num_copied], dtype=kind, device=device) if num_copied else None
         self.grads = torch.zeros(size, dtype=torch.float32, device=device)
         self.lr = torch.full((1,), lr, dtype=torch.float32, device=device)
         self.state = torch.tensor([0, 0, 0, 0, 1, 1], dtype=torch.float64, device=device)
@@ -80,8 +85,8 @@ class FlatAdamW:
         programs = min(len(self._parts), blocks)
         launch(_square_sums, (programs,), self.grads, self._parts, size, tile=tile, BLOCK=tile.cols)
         launch(_decide, (1,), self._parts, self.state, self.max_norm, tile=tile, **betas, BLOCK=len(self._parts))
-        buffers = (self.weights, self.grads, self.mean, self.square, self._seen, self.lr, self.state)
-        numbers = (size, self.num_decayed, self.weight_decay)
+        buffers = (self.weights, self.copies, self.grads, self.mean, self.square, self._seen, self.lr, self.state)
+        numbers = (size, 0 if self.copies is None else len(self.copies), self.num_decayed, self.weight_decay)
         launch(_update, (blocks,), *buffers, *numbers, tile=tile, **betas, EPS=self.eps, BLOCK=tile.cols)
 
     def find_seen(self) -> None:
@@ -134,6 +139,7 @@ def _decide(parts, state, max_norm, BETA1: tl.constexpr, BETA2: tl.constexpr, BL
 @triton.jit
 def _update(
     weights,
+    copies,
     grads,
     mean,
     square,
@@ -141,6 +147,7 @@ def _update(
     lr,
     state,
     size,
+    num_copied,
     num_decayed,
     weight_decay,
     EPS: tl.constexpr,
@@ -175,3 +182,5 @@ def _update(
     tl.store(mean + places, first, mask=inside)
     tl.store(square + places, second, mask=inside)
     tl.store(weights + places, weight, mask=inside)
+    if copies is not None:
+        tl.store(copies + places, weight.to(copies.dtype.element_ty), mask=places < num_copied)

@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from fivetune.errors import ConfigError, format_error, refuse_broken_context
 from fivetune.model.cuda.buckets import Bucket, Buckets, describe_batch, plan_buckets
 from fivetune.model.cuda.static_step import GraphRecorder, make_graph_recorder
+from fivetune.model.precision import get_matmul_dtype
+from fivetune.model.weight_cache import list_factors
 from fivetune.rundir import read_machine
 from fivetune.training.autotune.capture_trial import refuse_broken_generator, try_capture
 from fivetune.training.autotune.probe import (
@@ -325,12 +327,18 @@ def _build_learner(
     learner = setup.learner
     stream = setup.data.stream
     config = setup.config
+    copies = None
     longest_input = int(stream.store.inputs.lengths.max())
     longest_target = int(stream.store.labels.lengths.max())
     # One launch updates all weights, which therefore have one rate and one decay.
     if config.optimizer.supports_graphs and not (config.train.param_groups or config.train.layer_decay):
-        optimizer = GraphedAdamW(optimizer, max_norm=learner.max_grad_norm or math.inf)
+        with learner.compute.make_autocast():
+            kind = get_matmul_dtype(torch.device(learner.compute.device))
+        factors = list_factors(learner.model)
+        max_norm = learner.max_grad_norm or math.inf
+        optimizer = GraphedAdamW(optimizer, max_norm=max_norm, factors=factors, kind=kind)
         gradients = optimizer.flat.grads
+        copies = optimizer.flat.copies
     else:
         gradients = attach_flat_gradients(learner.model.parameters())
     graphs = GraphedUpdate(
@@ -342,6 +350,7 @@ def _build_learner(
         training=training,
         fused=learner.forward.is_fused,
         objective=learner.forward.objective,
+        copies=copies,
     )
     if recorder is not None:
         graphs.record(recorder)

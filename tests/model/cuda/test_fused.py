@@ -21,7 +21,7 @@ from fivetune.model import weight_cache as kept
 from fivetune.model.attention import compute_relative_buckets, get_relative_buckets
 from fivetune.model.cuda import attention, cross_entropy, dispatch, norm, pointwise, rows, tiles
 from fivetune.model.cuda.buckets import Buckets
-from fivetune.model.cuda.graphed import GraphedUpdate, attach_flat_gradients
+from fivetune.model.cuda.graphed import GraphedAdamW, GraphedUpdate, attach_flat_gradients
 from fivetune.model.cuda.static_step import StaticBatch, compute_static_losses, fill_block
 from fivetune.model.flat import compute_flat_losses
 from fivetune.model.layers import (
@@ -213,6 +213,34 @@ def test_copies_follow_the_weights(monkeypatch):
     for parameter in model.parameters():
         parameter.data /= 0.9
     assert float(again.accumulate_gradients([batch], num_scored_tokens=1)[0]) == pytest.approx(losses[1], rel=1e-3)
+
+
+def test_what_the_optimizer_writes_is_not_copied_again(monkeypatch):
+    model = make_model("t5", num_heads=2, num_layers=1)
+    frozen = model.encoder.block[0].layer[0].SelfAttention.q.weight.requires_grad_(False)
+    matrices = [p for p in model.parameters() if p.dim() > 1 and p.requires_grad]
+    vectors = [p for p in model.parameters() if p.dim() == 1]
+    groups = [{"params": matrices, "kind": "matrix"}, {"params": vectors, "kind": "norm"}]
+    factors = kept.list_factors(model)
+    adamw = GraphedAdamW(torch.optim.AdamW(groups), max_norm=1.0, factors=factors, kind=torch.bfloat16)
+    weights = kept.KeptWeights(model, torch.bfloat16, adamw.flat.copies)
+    copied: list[int] = []
+    copy = kept.many._foreach_copy_
+    monkeypatch.setattr(kept.many, "_foreach_copy_", lambda to, of: copied.append(len(of)) or copy(to, of))
+    weights.update()
+    adamw.flat.grads.normal_()
+    adamw.step()
+    weights.update()
+    assert copied == [len(factors)]  # once, at the start
+    moved = model.decoder.block[0].layer[1].EncDecAttention.k.weight
+    with torch.no_grad(), weights.attach():
+        for weight in (frozen, moved, model.shared.weight):
+            torch.testing.assert_close(vars(weight)[kept.KEPT].value.float(), weight, rtol=2**-7, atol=0)
+        frozen.mul_(2)
+    weights.update()
+    assert copied == [len(factors)] * 2
+    with torch.no_grad(), weights.attach():
+        assert torch.equal(vars(frozen)[kept.KEPT].value, frozen.bfloat16())
 
 
 def test_trainable_weights_need_a_place_for_their_gradient():

@@ -400,6 +400,23 @@ def test_a_gradient_that_is_not_finite_changes_nothing():
     assert torch.equal(before, optimizer.weights) and (optimizer.grads == 0).all()
 
 
+def test_copies_are_written_with_the_weights():
+    """Of the first two parameters; the third lies behind them in the block."""
+    ours, theirs = models()
+    optimizer = FlatAdamW(ours, [], lr=0.1, num_copied=2)
+    reference = FlatAdamW(theirs, [], lr=0.1)
+    assert optimizer.copies is not None and optimizer.copies.shape == (192 + 128,)
+    for each in (optimizer, reference):
+        each.grads[:] = torch.linspace(-1, 1, len(each.grads))
+        each.step()
+    assert torch.equal(optimizer.weights, reference.weights)
+    torch.testing.assert_close(optimizer.copies.float(), optimizer.weights[:320], rtol=2**-7, atol=0)  # cut off, here
+    before = optimizer.copies.clone()
+    optimizer.grads[5] = torch.inf
+    optimizer.step()
+    assert torch.equal(optimizer.copies, before)
+
+
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_blocks_without_a_gradient_are_left_out_until_they_have_one(weight_decay):
     """Of 64 elements each, here; what would be read of the moments is NaN."""
