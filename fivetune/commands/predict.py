@@ -11,8 +11,8 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from fivetune.commands import add_silence_arguments, print_json
 
 if TYPE_CHECKING:
     from fivetune.data.readers.delimited import TableForm
+    from fivetune.data.shard import Shard
     from fivetune.distributed.world import World
     from fivetune.rundir.progress import Progress
     from fivetune.training.answers.inputs import InputRow
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 TAKES_SETTINGS = True
 STDIN = STDOUT = "-"
 LOCK = "lock"  # marks a folder of answers
+MAX_LISTED = 10  # missing shards
 TIMEOUT_MINUTES = 120.0  # that a rank waits for other ranks: their share of the questions may be slower
 OWN_SOURCE: dict[str, str] = dict.fromkeys(
     ("data.eval", "data.max_eval_examples", "data.cache_dir"), "predict answers all records of --input"
@@ -80,6 +82,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--overwrite", action="store_true", help="replace an existing --output, as soon as the new one is whole"
     )
     parser.add_argument(
+        "--shard",
+        metavar="I/N",
+        default="1/1",
+        help="answer every N-th record, from the I-th on: N such commands, on any machines that share the folder of "
+        "--output, answer the file, and the last one writes --output; fivetune launch RUN --predict FILE starts them",
+    )
+    parser.add_argument(
         "--format",
         choices=("bioasq", "squad", "kaggle"),
         help="a submission: BioASQ's JSON, factoid and yes/no questions together; SQuAD's JSON of id and answer; a CSV "
@@ -104,28 +113,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from fivetune.config.layers import parse_overrides
+    from fivetune.data.shard import Shard
     from fivetune.distributed import processes as launch
     from fivetune.distributed.world import World
     from fivetune.errors import ConfigError
-    from fivetune.rundir.progress import Progress
-    from fivetune.training.answers.inputs import iter_input_rows
-    from fivetune.training.answers.loading import load_run_model
-    from fivetune.training.answers.output import Predicted, escape_invisible, refuse_format
-    from fivetune.training.answers.predicted_file import MergedParts, PredictionCounts
-    from fivetune.training.answers.trained_run import TrainedRun
 
     # Wrong arguments are reported before torch is imported, and by one rank.
     record = _build_record(args)
     target = None if args.output == STDOUT else Path(args.output)
     world = World.from_environment()
     with world.report_errors_once():
+        shard = Shard.parse(args.shard)
         if target:
             _refuse_output(target, args.input, args.format, overwrite=args.overwrite)
         elif args.overwrite:
             raise ConfigError("--overwrite: has no effect without --output FILE. Leave it out, or give --output.")
         elif args.json and args.format:
             raise ConfigError("--json: has no effect with --format on standard output. Leave it out, or give --output.")
-        _refuse_shared_work(args.nproc, args.input, target)
+        _refuse_shared_work(args, target, shard)
         _refuse_form(args)
         settings = parse_overrides(args.settings)
     # Several processes are this command again, with the variables of torchrun.
@@ -135,58 +140,154 @@ def run(args: argparse.Namespace) -> int:
         tempfile.TemporaryDirectory(prefix="fivetune-predict-") as temporary,
         _connect(world) as world,
         world.report_errors_once(),
-        _keep_answers(target, is_first=world.is_first) if target else nullcontext(Path(temporary)) as folder,
     ):
-        world.barrier()  # rank 0 has the folder
-        with Progress(silent=not world.is_first) as progress, _rename_standard_input(temporary):
-            source = _find_source(args.input, Path(temporary))
-            notes = {"on_damage": progress.warn, "on_note": progress.log}
-            loaded = load_run_model(
-                args.run, settings, unsupported=OWN_SOURCE, world=world, uses_checkpoint=True, **notes
-            )
-            trained = TrainedRun(Path(args.run), settings, loaded=loaded)
-            # A submission to BioASQ has the questions of each type, which a mixture's parts answer.
-            parts = trained.list_parts() if args.format == "bioasq" else {"": trained}
-            # A format that cannot hold the answers is refused before the first one is computed.
-            withheld = {"max_error": args.max_error, "min_confidence": args.min_confidence}
-            silence = trained.find_silence(**withheld)
-            if silence and args.format:
-                raise ConfigError(
-                    f"--format {args.format}: a submission has no unsure answers. Add --min-confidence 0 to give all."
-                )
-            rows: list[Iterable[InputRow]] = []
-            for part in parts.values():
-                own = part.loaded.config
-                rows.append(iter_input_rows(source, own.task, own.data.columns, own.data.header) if source else ())
-            refuse_format(args.format, parts, chain.from_iterable(rows))
-            found: dict[str, Iterable[PredictedRow]] = {}
-            for name, part in parts.items():
-                found[name] = _predict(part, source, args.inputs, record, folder / name, progress, world, withheld)
-            # Answers lie in the folder now; they are counted by one rank, which then writes them.
-            merged = MergedParts(tuple(found.values()))
-            counts = PredictionCounts()
-            if world.is_first:
-                counts = PredictionCounts.count(merged, counts_unsure=silence is not None)
-                _refuse_unanswered(counts)
-        if not world.is_first:
-            return 0
-        print(escape_invisible(counts.describe().replace(f"{temporary}/", "")), file=sys.stderr)
-        form = _choose_form(args, source)
-        predicted = Predicted(merged, counts, found, loaded.config.data.columns, form)
-        _write(target, folder, args.format, predicted, as_array=args.json)
+        place = _keep_answers(target, shard, is_first=world.is_first) if target else nullcontext(Path(temporary))
+        with place as folder:
+            world.barrier()  # rank 0 has the folder
+            answered = _answer(args, settings, record, Path(temporary), folder, shard, world)
+            if answered is None:
+                return 0
+            if shard.count == 1:
+                _write(args, target, folder, answered.predicted, temporary=temporary)
+        missing: list[int] = []
+        if target and shard.count > 1:
+            print(f"shard {shard}: {answered.predicted.counts.describe()}", file=sys.stderr)
+            answered, missing = _merge(args, target, answered, shard)
+        if missing:
+            listed = ", ".join(map(str, missing[:MAX_LISTED])) + (" ..." if len(missing) > MAX_LISTED else "")
+            print(f"{target}: {len(missing)} of {shard.count} shards are not answered yet: {listed}", file=sys.stderr)
         if target and args.json:
-            print_json(
-                {
-                    "output": args.output,
-                    "num_records": counts.num_records,
-                    "num_answers": counts.num_answered,
-                    "num_unsure": counts.num_unsure or 0,
-                    "num_skipped": counts.num_skipped - counts.num_foreign,
-                    "num_other_types": counts.num_foreign,
-                    "step": trained.step,
-                }
-            )
+            counts = answered.predicted.counts
+            facts: dict[str, Any] = {
+                "output": None if missing else args.output,
+                "num_records": counts.num_records,
+                "num_answers": counts.num_answered,
+                "num_unsure": counts.num_unsure or 0,
+                "num_skipped": counts.num_skipped - counts.num_foreign,
+                "num_other_types": counts.num_foreign,
+                "step": answered.step,
+            }
+            if shard.count > 1:
+                facts["missing_shards"] = missing
+            print_json(facts)
     return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    """What a command has answered.
+
+    Args:
+        step: of the weights.
+    """
+
+    predicted: Predicted
+    step: int
+
+
+def _answer(
+    args: argparse.Namespace,
+    settings: Mapping[str, Any],
+    record: dict[str, str],
+    temporary: Path,
+    folder: Path,
+    shard: Shard,
+    world: World,
+) -> _Answered | None:
+    """Answer what the folder has no answer to; returns None on other ranks than the first."""
+    from fivetune.errors import ConfigError
+    from fivetune.rundir.progress import Progress
+    from fivetune.training.answers.inputs import iter_input_rows
+    from fivetune.training.answers.loading import load_run_model
+    from fivetune.training.answers.output import Predicted, refuse_format
+    from fivetune.training.answers.predicted_file import MergedParts, PredictionCounts
+    from fivetune.training.answers.shards import finish_shard, list_shard_folders
+    from fivetune.training.answers.trained_run import TrainedRun
+
+    with Progress(silent=not world.is_first) as progress, _rename_standard_input(str(temporary)):
+        source = _find_source(args.input, temporary)
+        notes = {"on_damage": progress.warn, "on_note": progress.log}
+        loaded = load_run_model(args.run, settings, unsupported=OWN_SOURCE, world=world, uses_checkpoint=True, **notes)
+        trained = TrainedRun(Path(args.run), settings, loaded=loaded)
+        # A submission to BioASQ has the questions of each type, which a mixture's parts answer.
+        parts = trained.list_parts() if args.format == "bioasq" else {"": trained}
+        # A format that cannot hold the answers is refused before the first one is computed.
+        withheld = {"max_error": args.max_error, "min_confidence": args.min_confidence}
+        silence = trained.find_silence(**withheld)
+        if silence and args.format:
+            raise ConfigError(
+                f"--format {args.format}: a submission has no unsure answers. Add --min-confidence 0 to give all."
+            )
+        rows: list[Iterable[InputRow]] = []
+        for part in parts.values():
+            own = part.loaded.config
+            rows.append(iter_input_rows(source, own.task, own.data.columns, own.data.header) if source else ())
+        refuse_format(args.format, parts, chain.from_iterable(rows))
+        found: dict[str, Iterable[PredictedRow]] = {}
+        for name, part in parts.items():
+            if source is None:
+                found[name] = _answer_given(part, args.inputs, record, progress, withheld)
+                continue
+            (folder / name).mkdir(exist_ok=True)
+            found[name] = part.predict_file(
+                source,
+                folder=folder / name,
+                on_progress=progress.update,
+                on_note=progress.log,
+                world=world,
+                shard=shard,
+                shard_folders=[one / name for one in list_shard_folders(folder.parent, shard)],
+                **withheld,
+            )
+        # Answers lie in the folder now; they are counted by one rank, which then writes them.
+        if not world.is_first:
+            return None
+        merged = MergedParts(tuple(found.values()))
+        counts = PredictionCounts.count(merged, counts_unsure=silence is not None)
+        if shard.count > 1:
+            finish_shard(folder, found, counts.num_records)
+        else:
+            _refuse_unanswered(counts)
+    form = _choose_form(args, source)
+    return _Answered(Predicted(merged, counts, found, loaded.config.data.columns, form), trained.step)
+
+
+def _merge(args: argparse.Namespace, target: Path, answered: _Answered, shard: Shard) -> tuple[_Answered, list[int]]:
+    """Write the output if all shards are answered; returns what it holds, else the numbers of the missing shards.
+
+    Of the jobs that end at the same time one writes it, after the others have left the folder.
+    """
+    from fivetune.distributed.processes.signals import report_interrupts
+    from fivetune.training.answers.predicted_file import MergedParts, PredictionCounts
+    from fivetune.training.answers.shards import (
+        list_shard_folders,
+        list_unfinished,
+        merge_shards,
+        refuse_other_number,
+    )
+
+    folder = _find_answers(target)
+    if missing := list_unfinished(folder, shard):
+        return answered, missing
+    own = answered.predicted
+    with (
+        report_interrupts(lambda name: f"stopped by {name}; all answers are kept. Run the same command again"),
+        _lock_answers(folder, waits=True),
+    ):
+        missing = list_unfinished(folder, shard)
+        if missing and len(missing) < shard.count:  # a shard has begun again
+            return answered, missing
+        if not missing:
+            found = merge_shards(folder, shard, own.parts)
+            rows = MergedParts(tuple(found.values()))
+            counts = PredictionCounts.count(rows, counts_unsure=own.counts.num_unsure is not None)
+            refuse_other_number(folder, shard, counts.num_records)
+            _refuse_unanswered(counts)
+            answered = replace(answered, predicted=replace(own, rows=rows, counts=counts, parts=found))
+            _write(args, target, list_shard_folders(folder, shard)[shard.number], answered.predicted)
+        # If all are missing, another job has merged them and removed the folder.
+        _remove_answers(folder)
+    return answered, []
 
 
 def _refuse_form(args: argparse.Namespace) -> None:
@@ -228,16 +329,16 @@ def _rename_standard_input(folder: str) -> Generator[None]:
         raise DataError(str(error).replace(f"{folder}/", "")) from None
 
 
-def _refuse_shared_work(nproc: int, source: str | None, target: Path | None) -> None:
-    """Raise ConfigError for several processes without a file that they can share."""
+def _refuse_shared_work(args: argparse.Namespace, target: Path | None, shard: Shard) -> None:
+    """Raise ConfigError for several processes or shards without a file that they can share."""
     from fivetune.errors import ConfigError
 
-    if nproc < 1:
-        raise ConfigError(f"--launch.nproc {nproc}: allowed are whole numbers from 1. Correct it.")
-    if nproc > 1 and (target is None or source in (None, STDIN)):
-        raise ConfigError(
-            f"--launch.nproc {nproc}: several processes share a file. Give --input FILE and --output FILE."
-        )
+    if args.nproc < 1:
+        raise ConfigError(f"--launch.nproc {args.nproc}: allowed are whole numbers from 1. Correct it.")
+    if target is None or args.input in (None, STDIN):
+        what = f"--launch.nproc {args.nproc}: several processes" if args.nproc > 1 else f"--shard {shard}: several jobs"
+        if args.nproc > 1 or shard.count > 1:
+            raise ConfigError(f"{what} share a file. Give --input FILE and --output FILE.")
 
 
 @contextmanager
@@ -257,9 +358,15 @@ def _connect(world: World) -> Generator[World]:
         yield connected
 
 
+def _find_answers(target: Path) -> Path:
+    """The folder of the answers next to the output."""
+    return target.with_name(f"{target.name}.partial")
+
+
 @contextmanager
-def _keep_answers(target: Path, *, is_first: bool) -> Generator[Path]:
-    """Create the folder of the answers next to the output; it stays if the block ends early and has answered some.
+def _keep_answers(target: Path, shard: Shard, *, is_first: bool) -> Generator[Path]:
+    """Create the folder of the answers next to the output; it stays if the block ends early and has answered some, and
+    for a shard, whose folder is in it.
 
     Args:
         is_first: whether this rank creates and removes the folder.
@@ -268,10 +375,20 @@ def _keep_answers(target: Path, *, is_first: bool) -> Generator[Path]:
     """
     from fivetune.distributed.processes.signals import report_interrupts
     from fivetune.training.answers.answer_log import PATTERN
+    from fivetune.training.answers.shards import DONE, name_shard_folder, refuse_other_work
 
-    folder = target.with_name(f"{target.name}.partial")
+    shared = _find_answers(target)
+    folder = shared / name_shard_folder(shard) if shard.count > 1 else shared
     is_whole = False
-    with _lock_answers(folder) if is_first else nullcontext():
+    with ExitStack() as locks:
+        if is_first:
+            if folder != shared:
+                locks.callback(_remove_unused, shared)
+            locks.enter_context(_lock_answers(shared, is_shared=folder != shared))
+            refuse_other_work(shared, shard)
+            if folder != shared:
+                locks.enter_context(_lock_answers(folder))
+                (folder / DONE).unlink(missing_ok=True)
         try:
             with report_interrupts(
                 lambda name: (
@@ -281,19 +398,37 @@ def _keep_answers(target: Path, *, is_first: bool) -> Generator[Path]:
                 yield folder
             is_whole = True
         finally:  # outside the block above: nothing that happens here changes what the command has done
-            if is_first and (is_whole or not any(folder.rglob(PATTERN))):
-                with suppress(OSError):
-                    for path in folder.iterdir():  # before the lock, without which nobody takes them over
-                        if path.is_dir():
-                            shutil.rmtree(path)
-                        elif path.name != LOCK:
-                            path.unlink()
-                shutil.rmtree(folder, ignore_errors=True)
+            is_over = folder == shared if is_whole else not any(folder.rglob(PATTERN))
+            if is_first and is_over:
+                _remove_answers(folder)
+
+
+def _remove_unused(folder: Path) -> None:
+    """Remove a folder of shards that has none, unless another process uses it."""
+    from fivetune.errors import FiveTuneEnvironmentError
+
+    with suppress(FiveTuneEnvironmentError), _lock_answers(folder):
+        if [path.name for path in folder.iterdir()] == [LOCK]:
+            _remove_answers(folder)
+
+
+def _remove_answers(folder: Path) -> None:
+    with suppress(OSError):
+        for path in folder.iterdir():  # before the lock, without which nobody takes them over
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != LOCK:
+                path.unlink()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
-def _lock_answers(folder: Path) -> Generator[None]:
+def _lock_answers(folder: Path, *, is_shared: bool = False, waits: bool = False) -> Generator[None]:
     """Create a folder of answers, or take over what a stopped command has left; no other process can use the folder.
+
+    Args:
+        is_shared: only such processes can: those that answer shards, in folders in it.
+        waits: wait for processes that use it.
 
     Raises FiveTuneEnvironmentError.
     """
@@ -317,7 +452,13 @@ def _lock_answers(folder: Path) -> Generator[None]:
                 f"{folder}: cannot be written: {error.strerror}. Choose another --output."
             ) from None
         with lock:
-            if not lock_file(lock):
+            try:
+                is_free = lock_file(lock, shared=is_shared, wait=waits)
+            except OSError as error:
+                raise FiveTuneEnvironmentError(
+                    f"{place}: cannot be locked: {error.strerror}. Choose an --output on a file system with locks."
+                ) from None
+            if not is_free:
                 raise FiveTuneEnvironmentError(f"{folder}: another process answers into it. Wait for it, or stop it.")
             if place.is_file() and os.path.samestat(os.fstat(lock.fileno()), place.stat()):
                 yield
@@ -393,25 +534,17 @@ def _find_source(given: str | None, folder: Path) -> str | None:
     return given
 
 
-def _predict(
+def _answer_given(
     trained: TrainedRun,
-    source: str | None,
     texts: Sequence[str] | None,
     record: dict[str, str],
-    folder: Path,
     progress: Progress,
-    world: World,
     withheld: Mapping[str, Any],
-) -> Iterable[PredictedRow]:
+) -> list[PredictedRow]:
+    """Answer inputs of the command line: there is no file to go on with, so no answers are kept."""
     from fivetune.training.answers.inputs import InputRow
     from fivetune.training.answers.predicted_file import PredictedRow
 
-    if source is not None:
-        folder.mkdir(exist_ok=True)
-        return trained.predict_file(
-            source, folder=folder, on_progress=progress.update, on_note=progress.log, world=world, **withheld
-        )
-    # Inputs of the command line: there is no file to go on with, so no answers are kept.
     given = list(texts) if texts else [record]
     size = trained.loaded.config.eval.batch_size
     rows: list[PredictedRow] = []
@@ -437,21 +570,35 @@ def _refuse_unanswered(counts: PredictionCounts) -> None:
     raise DataError(found)
 
 
-def _write(target: Path | None, folder: Path, format: str | None, predicted: Predicted, *, as_array: bool) -> None:
-    """Write the predictions to a file, whole or not at all, or to standard output."""
+def _write(
+    args: argparse.Namespace, target: Path | None, folder: Path, predicted: Predicted, *, temporary: str = ""
+) -> None:
+    """Print the counts, and write the predictions to a file, whole or not at all, or to standard output.
+
+    Args:
+        folder: for what a killed command leaves of the output.
+        temporary: folder of inputs, which is not named.
+    """
     from fivetune.errors import FiveTuneEnvironmentError
     from fivetune.rundir import replace_file
-    from fivetune.training.answers.output import FORMATS, EscapedOutput, choose_format, write_predictions
+    from fivetune.training.answers.output import (
+        FORMATS,
+        EscapedOutput,
+        choose_format,
+        escape_invisible,
+        write_predictions,
+    )
 
+    told = predicted.counts.describe()
+    print(escape_invisible(told.replace(f"{temporary}/", "") if temporary else told), file=sys.stderr)
     if target is None:
-        name = format or ("json" if as_array else "jsonl")
+        name = args.format or ("json" if args.json else "jsonl")
         is_escaped = name != "kaggle" or sys.stdout.isatty()  # JSON reads the escapes back, CSV does not
         FORMATS[name].write(EscapedOutput(sys.stdout) if is_escaped else sys.stdout, predicted)
         return
     try:
-        # What a killed command leaves of the output goes with the folder of its answers.
         with replace_file(target, staging_folder=folder) as file:
-            write_predictions(file, format or choose_format(target), predicted)
+            write_predictions(file, args.format or choose_format(target), predicted)
     except OSError as error:
         raise FiveTuneEnvironmentError(
             f"{target}: cannot be written: {error.strerror}. Choose another --output."

@@ -20,6 +20,7 @@ from fivetune.data.readers.records import (
     read_records,
     refuse_duplicate_ids,
 )
+from fivetune.data.shard import WHOLE, Shard
 from fivetune.data.split import EvalSplit, SplitResult, split_records
 from fivetune.data.store.encode import LengthLimits
 from fivetune.errors import DataError, MissingLabelError, RecordError
@@ -44,6 +45,7 @@ class Source:
     for_training: bool = False
     labelled: bool = True
     split: EvalSplit | None = None  # the side of `paths` to read; max_examples then counts records of that side
+    shard: Shard = WHOLE  # which records are read; no part of what the data are
 
 
 class ReadCounts:

@@ -75,6 +75,7 @@ from fivetune.data.readers.table_records import (
     read_sheet_records,
 )
 from fivetune.data.readers.workbooks import iter_sheet_rows
+from fivetune.data.shard import WHOLE, Shard
 from fivetune.errors import DataError, FiveTuneError, RecordError
 from fivetune.types import ConversionResult, JsonTable, RawRecord, Task, TextExample
 
@@ -160,6 +161,7 @@ def read_records(
     header: Sequence[str] = (),
     require_columns: bool = True,
     on_bad: Callable[[BadRecord], None] | None = None,
+    shard: Shard = WHOLE,
 ) -> Iterator[RawRecord]:
     """Read the records of a source, in its order.
 
@@ -172,6 +174,7 @@ def read_records(
             the task reports an absent column that it needs.
         on_bad: called with each bad record; None raises RecordError at the first. A damaged or unreadable file always
             raises DataError or FiveTuneEnvironmentError.
+        shard: which records are read; bad ones count as well.
 
     A record without an `id` gets the value of its only column `Id` or `ID`, else the file's stem and its number from 1,
     bad records included.
@@ -185,7 +188,7 @@ def read_records(
     {'id': 'train-2', 'question': 'Was?'}
     """
     required = select_required_columns(columns, require_columns=require_columns)
-    for stem, number, item in iter_items(source, required, header=header):
+    for stem, number, item in shard.select(iter_items(source, required, header=header)):
         record = parse_item(item, columns, required, f"{stem}-{number}")
         if isinstance(record, RawRecord):
             yield record

@@ -100,7 +100,12 @@ def _iter_normalized_items(source: Source) -> Iterator[tuple[str, int, Item]]:
         for path in source.paths:
             ids = UniqueIds()
             records = read_records(
-                path, columns=source.columns, header=source.header, require_columns=False, on_bad=bad.append
+                path,
+                columns=source.columns,
+                header=source.header,
+                require_columns=False,
+                on_bad=bad.append,
+                shard=source.shard,
             )
             for record in records:
                 yield from _take_all(bad)  # bad records keep their place before the next good one

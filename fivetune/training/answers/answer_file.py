@@ -6,13 +6,15 @@ In: a run's model and a file. Out: a PredictedFile, whose answers are in the fol
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 
 from fivetune import rundir
+from fivetune.data.shard import WHOLE, Shard
 from fivetune.data.store.token_store import TokenStore, describe_data, load_or_build_store
 from fivetune.distributed.world import World
 from fivetune.errors import translate_oom_errors
@@ -27,6 +29,7 @@ from fivetune.training.answers.answer_log import AnswerLog, AnswerWriter
 from fivetune.training.answers.inputs import describe_questions
 from fivetune.training.answers.loading import RunModel
 from fivetune.training.answers.predicted_file import ANSWERED, PredictedFile
+from fivetune.training.answers.shards import SETTINGS, refuse_other_settings
 from fivetune.training.state.resume import select_scored_settings
 
 
@@ -39,6 +42,8 @@ def answer_file(
     on_progress: ProgressCallback,
     on_note: Callable[[str], object],
     world: World,
+    shard: Shard = WHOLE,
+    shard_folders: Sequence[Path] = (),
 ) -> PredictedFile:
     """Answer the questions of a source that the folder has no answer to.
 
@@ -47,15 +52,17 @@ def answer_file(
         folder: folder of the answers; each rank needs the same one.
         on_note: called with a sentence about answers that an earlier call has left in the folder.
         world: the ranks that share the questions.
+        shard: the records that are answered.
+        shard_folders: folders of all shards of the source, which must be answered with the same data and settings.
 
     Raises DataError for a source that cannot be read, or that changes meanwhile.
     """
     config = loaded.config
     task = config.task
     columns = config.data.columns
-    described = describe_questions(config, source, task, columns)
+    described = replace(describe_questions(config, source, task, columns), shard=shard)
     _, guard = describe_data(described, loaded.tokenizer)
-    found = PredictedFile(source, task, dict(columns), folder, guard, header=config.data.header)
+    found = PredictedFile(source, task, dict(columns), (folder,), guard, header=config.data.header, shard=shard)
     # Nothing to answer: building a store would refuse a file without a usable record.
     if all(row.skipped for row in found.iter_records()):
         return found
@@ -75,6 +82,7 @@ def answer_file(
                 on_note(store.rebuilt)
             if world.is_first:
                 _discard_other_answers(run, loaded, folder, store, on_note)
+                refuse_other_settings(folder, shard_folders)
 
         with AnswerLog(folder) as answers:
             missing = np.setdiff1d(np.arange(store.num_groups), answers.questions)
@@ -114,7 +122,7 @@ def _discard_other_answers(
         "weights": weights.hexdigest(),
     }
     new = json.dumps(settings, sort_keys=True)
-    path = folder / "answers.json"
+    path = folder / SETTINGS
     if path.is_file() and path.read_text(encoding="utf-8") == new:
         return
 

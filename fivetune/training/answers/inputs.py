@@ -26,6 +26,7 @@ from fivetune.data.readers.records import (
 )
 from fivetune.data.readers.source_files import HEAD_BYTES, get_data_suffix, open_bytes, split_sheet
 from fivetune.data.readers.tables import NUMBERS, find_unwritable_column, format_json, replace_empty_cell
+from fivetune.data.shard import WHOLE, Shard
 from fivetune.errors import AbsentColumnError, DataError
 from fivetune.tasks import find_needed_columns
 from fivetune.training.sources import build_length_limits
@@ -56,13 +57,26 @@ class InputRow:
 
 
 def iter_input_rows(
-    source: str, task: Task, columns: Mapping[str, str], header: Sequence[str] = ()
+    source: str,
+    task: Task,
+    columns: Mapping[str, str],
+    header: Sequence[str] = (),
+    *,
+    shard: Shard = WHOLE,
+    num_answered_apart: int = 1,
 ) -> Iterator[InputRow]:
-    """Yield one row per record of `source`, in order. Raises DataError for an unreadable file."""
-    ids = UniqueIds()
+    """Yield one row per record of `source`, in order. Raises DataError for an unreadable file.
+
+    Args:
+        shard: which records are read.
+        num_answered_apart: number of shards in which the records were answered; repeated ids are numbered in each.
+    """
+    ids = [UniqueIds() for _ in range(num_answered_apart)]
     header = choose_header(source, task, columns, header)
     # Read twice at once: with the columns renamed for the task, and as the file has them, for the output.
-    for record, original in zip(_iter_all(source, columns, header), _iter_all(source, {}, header), strict=True):
+    records = _iter_all(source, columns, header, shard)
+    originals = _iter_all(source, {}, header, shard)
+    for number, (record, original) in enumerate(zip(records, originals, strict=True)):
         fields: Mapping[str, object] = {}
         if isinstance(original, RawRecord):
             fields = {key: value for key, value in original.fields.items() if key != "id" or original.has_own_id}
@@ -70,7 +84,7 @@ def iter_input_rows(
         key = row.id
         if isinstance(record, RawRecord):
             # Examples with a repeated id get a number after it, and their answers are found by that.
-            unique = ids.number(record)
+            unique = ids[number % num_answered_apart].number(record)
             if unique is not record:
                 key = _build_row(unique, fields, task).id
         yield replace(row, key=key)
@@ -104,11 +118,16 @@ def choose_header(source: str, task: Task, columns: Mapping[str, str], header: S
     )
 
 
-def _iter_all(source: str, columns: Mapping[str, str], header: Sequence[str]) -> Iterator[RawRecord | BadRecord]:
-    """Yield every record of a source in order, bad ones included."""
+def _iter_all(
+    source: str, columns: Mapping[str, str], header: Sequence[str], shard: Shard
+) -> Iterator[RawRecord | BadRecord]:
+    """Yield every record of a shard in order, bad ones included."""
     # Bad records come by a callback, before the next good one: in between they are in order.
     bad: list[BadRecord] = []
-    for record in read_records(source, columns=columns, header=header, require_columns=False, on_bad=bad.append):
+    records = read_records(
+        source, columns=columns, header=header, require_columns=False, on_bad=bad.append, shard=shard
+    )
+    for record in records:
         yield from bad
         bad.clear()
         yield record

@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from fivetune.data.guard import SourceGuard
+from fivetune.data.shard import WHOLE, Shard
 from fivetune.rundir.records import Prediction
 from fivetune.scores.analysis.abstention import Silence, withhold
 from fivetune.training.answers.answer_log import AnswerLog
@@ -36,29 +38,39 @@ class PredictedFile:
     record of other content, if the source is no longer what was answered.
 
     Args:
-        folder: holds the answers (`AnswerLog`).
+        folders: hold the answers (`AnswerLog`): one, or one for each shard of a file that was answered in shards.
         guard: guard of the source, made when it was answered.
-        temporary: delete the folder with this object.
+        temporary: delete the folders with this object.
         silence: which answers are withheld; None: none.
+        shard: the records that are yielded.
     """
 
     source: str
     task: Task
     columns: Mapping[str, str]
-    folder: Path
+    folders: tuple[Path, ...]
     guard: SourceGuard
     temporary: bool = False
     header: tuple[str, ...] = ()
     silence: Silence | None = None
+    shard: Shard = WHOLE
 
     def __post_init__(self) -> None:
         # Who has the predictions may read them long after the call that made them.
         if self.temporary:
-            weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+            for folder in self.folders:
+                weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
 
     def iter_records(self) -> Iterator[InputRow]:
         """Yield every record without its prediction; the answers are not read."""
-        rows = iter_input_rows(self.source, self.task, self.columns, self.header)
+        rows = iter_input_rows(
+            self.source,
+            self.task,
+            self.columns,
+            self.header,
+            shard=self.shard,
+            num_answered_apart=len(self.folders),
+        )
         while True:
             with self.guard.explain_errors(ANSWERED):
                 block = list(islice(rows, ROWS_AT_ONCE))
@@ -69,12 +81,13 @@ class PredictedFile:
             yield from block
 
     def __iter__(self) -> Iterator[PredictedRow]:
-        with AnswerLog(self.folder) as answers:
-            for row in self.iter_records():
+        with ExitStack() as stack:
+            answers = [stack.enter_context(AnswerLog(folder)) for folder in self.folders]
+            for number, row in enumerate(self.iter_records()):
                 if row.skipped:
                     yield PredictedRow(row, Prediction(id=row.id, skipped=row.skipped))
                 else:
-                    found = withhold(answers.find(row.key), self.silence)
+                    found = withhold(answers[number % len(answers)].find(row.key), self.silence)
                     yield PredictedRow(row, replace(found, id=row.id))
 
 

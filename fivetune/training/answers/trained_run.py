@@ -23,6 +23,7 @@ import fivetune
 from fivetune import rundir
 from fivetune.config.aliases import find_setting
 from fivetune.data.readers.tables import is_table, name_tables
+from fivetune.data.shard import WHOLE, Shard
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import ConfigError, translate_oom_errors
 from fivetune.model.decode import Decoding
@@ -432,6 +433,8 @@ class TrainedRun:
         on_progress: ProgressCallback | None = None,
         on_note: Callable[[str], object] = warn,
         world: World = SINGLE_PROCESS,
+        shard: Shard = WHOLE,
+        shard_folders: Sequence[Path] = (),
     ) -> PredictedFile:
         """Answer every record of a data file; iterating the result yields rows in order, read from the disk.
 
@@ -444,6 +447,7 @@ class TrainedRun:
             on_note: called with a sentence about answers that an earlier call has left in the folder, and when the
                 number of CPU threads changes.
             world: the ranks that share the questions; each needs the same folder.
+            shard, shard_folders: the records of this job, and the folders of all jobs that share the file.
 
         A record that cannot be used has the reason in `prediction.skipped`, also where none can be used. Raises
         DataError for an unreadable file.
@@ -462,7 +466,15 @@ class TrainedRun:
             with _show_progress(on_progress) as report:
                 report = watch_threads(loaded.threads, report, on_note)
                 found = answer_file(
-                    self.folder, loaded, str(source), place, on_progress=report, on_note=on_note, world=world
+                    self.folder,
+                    loaded,
+                    str(source),
+                    place,
+                    on_progress=report,
+                    on_note=on_note,
+                    world=world,
+                    shard=shard,
+                    shard_folders=shard_folders,
                 )
         except BaseException:
             # A folder of the caller stays: the next call goes on with its answers.

@@ -22,6 +22,7 @@ import pytest
 import fivetune
 from fivetune.cli import main
 from fivetune.commands.predict import _keep_answers as keep_answers
+from fivetune.data.shard import WHOLE
 from fivetune.errors import DataError
 from fivetune.rundir.records import Candidate, Prediction
 from fivetune.training.answers import answer_log, output
@@ -118,7 +119,7 @@ def test_the_removal_of_the_answers_changes_no_result(
     before = signal.getsignal(signal.SIGTERM)
     with (
         pytest.raises(DataError, match="no record can") if error else nullcontext(),
-        keep_answers(tmp_path / "out.csv", is_first=True),
+        keep_answers(tmp_path / "out.csv", WHOLE, is_first=True),
     ):
         assert signal.getsignal(signal.SIGTERM) is not before
         if error:
@@ -242,6 +243,7 @@ KILLED_WHILE_IT_REMOVES = """
 import os, sys
 from pathlib import Path
 from fivetune.commands.predict import _keep_answers
+from fivetune.data.shard import WHOLE
 
 def die(event, args):
     left.append(event)
@@ -249,7 +251,7 @@ def die(event, args):
         os._exit(9)
 
 left = []
-with _keep_answers(Path(sys.argv[1]), is_first=True) as folder:
+with _keep_answers(Path(sys.argv[1]), WHOLE, is_first=True) as folder:
     (folder / "answers-0.jsonl").write_text("")
     sys.addaudithook(die)
 """
@@ -263,7 +265,7 @@ def test_a_kill_while_the_answers_are_removed_leaves_nothing_in_the_way(
     command = [sys.executable, "-c", KILLED_WHILE_IT_REMOVES, str(tmp_path / "out.csv"), str(removal)]
     assert subprocess.run(command).returncode == 9
     assert sorted(path.name for path in (tmp_path / "out.csv.partial").iterdir()) == left
-    with keep_answers(tmp_path / "out.csv", is_first=True):
+    with keep_answers(tmp_path / "out.csv", WHOLE, is_first=True):
         pass
     assert not list(tmp_path.iterdir())
 
