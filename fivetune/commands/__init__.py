@@ -7,13 +7,14 @@ A command with TAKES_SETTINGS = True receives unknown arguments as dotted overri
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
 import sys
 import textwrap
 import uuid
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace, _ActionsContainer
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from fivetune.config import RunConfig
     from fivetune.fleet.experiments.sweep import Sweep
-    from fivetune.fleet.launchers import JobPlan, JobRun, Launcher
+    from fivetune.fleet.launchers import JobPlan, JobRun, Launcher, SharedWork
     from fivetune.reading.report.page.parts import Page, Results
     from fivetune.start.choose import DoubtError
     from fivetune.start.columns import RawTable
@@ -113,7 +114,7 @@ def refuse_token_flag(given: str | None, variable: str) -> None:
         )
 
 
-def add_silence_arguments(parser: ArgumentParser) -> None:
+def add_silence_arguments(parser: _ActionsContainer) -> None:
     """Add the arguments that say when answers are withheld."""
     group = parser.add_mutually_exclusive_group()
     group.add_argument(
@@ -128,6 +129,26 @@ def add_silence_arguments(parser: ArgumentParser) -> None:
         metavar="P",
         help="withhold answers below this confidence (0-1); 0: none, whatever the run keeps",
     )
+
+
+def add_form_arguments(parser: _ActionsContainer) -> None:
+    """Add the arguments that say how and which answers are written."""
+    parser.add_argument(
+        "--delimiter", choices=(",", ";", "|", "tab"), help="separator of a .csv; default: the input's, or a comma"
+    )
+    parser.add_argument(
+        "--safe-csv",
+        action="store_true",
+        help="write an apostrophe before texts in .csv and .tsv that begin with = + - @, which spreadsheets run as "
+        "formulas",
+    )
+    parser.add_argument(
+        "--format",
+        choices=("bioasq", "squad", "kaggle"),
+        help="a submission: BioASQ's JSON, factoid and yes/no questions together; SQuAD's JSON of id and answer; a CSV "
+        "of id and answer",
+    )
+    add_silence_arguments(parser)
 
 
 def add_strategy(recipe: str, settings: Mapping[str, Any], *, quiet: bool) -> dict[str, Any]:
@@ -522,24 +543,63 @@ def assign_nodes(
 
 
 def build_job(
-    name: str, runs: Sequence[JobRun], config: RunConfig, folder: Path, *, page: Sequence[str] = ()
+    name: str,
+    runs: Sequence[JobRun],
+    folder: Path,
+    *,
+    nnodes: int = 1,
+    nproc: int = 1,
+    page: Sequence[str] = (),
+    work: SharedWork | None = None,
+    paths: Iterable[str | Path] = (),
 ) -> JobPlan:
-    """Build the plan of a job that starts this FiveTune in this directory."""
+    """Build the plan of a job that starts this FiveTune in this directory.
+
+    Args:
+        paths: files and folders that the job reads or writes.
+    """
+    from huggingface_hub.constants import HF_HOME
+
     from fivetune import __version__
     from fivetune.fleet.launchers import JobPlan
 
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    caches = {"HF_HOME": HF_HOME, "XDG_CACHE_HOME": str(cache)}
     return JobPlan(
         name=name,
         runs=tuple(runs),
-        nnodes=config.launch.nnodes,
-        nproc=config.launch.nproc,
+        nnodes=nnodes,
+        nproc=nproc,
         program=(sys.executable, "-m", "fivetune"),
         directory=Path.cwd(),
         folder=folder.resolve(),
         version=__version__,
         launch_id=uuid.uuid4().hex[:8],
         page=tuple(page),
+        work=work,
+        folders=_find_outer_folders([*paths, *caches.values()]),
+        caches=caches,
     )
+
+
+def _find_outer_folders(paths: Iterable[str | Path]) -> tuple[Path, ...]:
+    """Find the folders of paths that are not in the working directory, each once, without folders in one another."""
+    found = [Path.cwd()]
+    for path in sorted({Path(path).expanduser().resolve() for path in paths}):
+        # A file may not exist yet; a name of the hub has no folder.
+        folder = path if path.is_dir() else path.parent
+        if folder.is_dir() and not any(folder.is_relative_to(other) for other in found):
+            found.append(folder)
+    return tuple(found[1:])
+
+
+def list_paths(config: RunConfig) -> list[str]:
+    """List the files and folders of this machine that a run reads or writes."""
+    from fivetune.training.sources import list_sources
+
+    model = config.model
+    found = [config.run.dir, model.path, model.config, model.tokenizer, config.data.cache_dir, *list_sources(config)]
+    return [path for path in found if path and "://" not in path]
 
 
 def launch_sweep(
@@ -556,7 +616,7 @@ def launch_sweep(
 
     Raises ConfigError for several runs on a cluster that has no arrays, RunDirError if the directory is in use.
     """
-    from fivetune.errors import ConfigError
+    from fivetune.errors import ConfigError, RunDirError
     from fivetune.fleet.experiments.runs import RECIPES, list_unfinished, refuse_wrong_start, write_corpus, write_sweep
     from fivetune.fleet.launchers import JobRun, SubmissionError
     from fivetune.rundir import build_sibling_path
@@ -566,8 +626,13 @@ def launch_sweep(
             f"--on {args.on}: has no arrays, and {sweep.path} has {len(sweep.runs)} runs. Use --on slurm."
         )
     # Everything that can be refused is, before a file is written.
-    if not args.dry_run:
-        refuse_wrong_start(sweep, resume=args.resume, overwrite=args.overwrite)
+    refusal = ""
+    try:
+        refuse_wrong_start(sweep, resume=args.resume, overwrite=args.overwrite and not args.dry_run)
+    except RunDirError as error:
+        if not args.dry_run:
+            raise
+        refusal = f"{error} Its recipes are not written by --dry-run"
     # Finished runs are not submitted again.
     left = [(run, []) for run in sweep.runs] if args.overwrite else list_unfinished(sweep)
     if not left:
@@ -578,15 +643,22 @@ def launch_sweep(
         runs.append(JobRun(run.name, run.config.run.dir, str(recipe), flags=(*own, *flags)))
     folder = build_sibling_path(str(sweep.folder), args.on)
     words = ["compare", str(sweep.folder), *page]
-    plan = build_job(sweep.folder.name, runs, left[0][0].config, folder, page=words)
+    configs = [run.config for run, _ in left]
+    sizes = configs[0].launch
+    paths: list[str] = [str(sweep.folder)]
+    for config in configs:
+        paths += list_paths(config)
+    plan = build_job(sweep.folder.name, runs, folder, nnodes=sizes.nnodes, nproc=sizes.nproc, page=words, paths=paths)
     files = launcher.render(plan)
-    if args.dry_run:
-        print_job(files, as_json=args.json)
-        return True
     # The nodes often have no network.
     if launcher.shares_files:
         write_corpus(sweep.corpus)
-        fetch_inputs([run.config for run, _ in left])
+        fetch_inputs(configs, models=not args.dry_run)
+    if args.dry_run:
+        if not refusal:
+            write_sweep(sweep, resume=args.resume)
+        write_job(plan, files, as_json=args.json, refusal=refusal)
+        return True
     write_sweep(sweep, resume=args.resume, overwrite=args.overwrite)
     try:
         submit_job(launcher, plan, files, as_json=args.json)
@@ -596,7 +668,7 @@ def launch_sweep(
     return True
 
 
-def fetch_inputs(configs: Iterable[RunConfig]) -> None:
+def fetch_inputs(configs: Iterable[RunConfig], *, models: bool = True) -> None:
     """Download models to the hub's cache, and write or check the data files, before a node needs them."""
     from fivetune.model.load import find_source
     from fivetune.training.sources import check_sources
@@ -604,8 +676,9 @@ def fetch_inputs(configs: Iterable[RunConfig]) -> None:
     distinct = {repr((config.model, config.data, config.task)): config for config in configs}
     for config in distinct.values():
         model = config.model
-        find_source(model.path, config=model.config, init=model.init, revision=model.revision)
         check_sources(config)
+        if models:
+            find_source(model.path, config=model.config, init=model.init, revision=model.revision)
 
 
 def format_settings(settings: Mapping[str, Any]) -> tuple[str, ...]:
@@ -620,12 +693,24 @@ def format_settings(settings: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(words)
 
 
-def print_job(files: Mapping[str, str], *, as_json: bool) -> None:
-    """Print the files of a job that is not submitted."""
+def write_job(plan: JobPlan, files: Mapping[str, str], *, as_json: bool, refusal: str = "") -> None:
+    """Write the files of a job that is not submitted, and print them.
+
+    Args:
+        refusal: why the job would not be submitted now.
+    """
+    from fivetune.rundir import write_text
+
+    for name, text in files.items():
+        write_text(plan.folder / name, text)
     if as_json:
-        print_json({"files": dict(files)})
+        print_json({"folder": str(plan.folder), "files": dict(files), "refused": refusal or None})
     else:
         print("\n".join(files.values()), end="")
+    listed = ", ".join(str(plan.folder / name) for name in files)
+    print(f"fivetune: not submitted: {listed}", file=sys.stderr)
+    if refusal:
+        print(f"fivetune: without --dry-run this is refused: {refusal}", file=sys.stderr)
 
 
 def submit_job(launcher: Launcher, plan: JobPlan, files: Mapping[str, str], *, as_json: bool) -> None:
@@ -637,7 +722,8 @@ def submit_job(launcher: Launcher, plan: JobPlan, files: Mapping[str, str], *, a
     job = launcher.submit(plan.folder)
     if as_json:
         runs = {run.name: run.run_dir for run in plan.runs}
-        print_json({"job": job, "files": [str(plan.folder / name) for name in files], "runs": runs})
+        shards = {"shards": [*plan.work.numbers]} if plan.work else {}
+        print_json({"job": job, "files": [str(plan.folder / name) for name in files], "runs": runs, **shards})
         return
     print_text(f"job     {job}: {plan.describe()}")
     for name in files:
@@ -645,7 +731,7 @@ def submit_job(launcher: Launcher, plan: JobPlan, files: Mapping[str, str], *, a
     print_text(f"logs    {plan.folder}")
     for words in launcher.explain_next_steps(job):
         print_text(f"next    {words}")
-    if launcher.shares_files:  # this machine sees the run's files
+    if launcher.shares_files and plan.runs:  # this machine sees the run's files
         folder = plan.runs[0].run_dir
         if len(plan.runs) > 1:
             folder = str(Path(folder).parent)

@@ -2,31 +2,35 @@
 
 Writes the job, submits it and watches the run.
 In: a recipe, and the options of the cluster. Out: the job's files beside the run directory, and its id: of one run, or
-of an array of runs with different seeds. The settings are checked here, and what a run needs from the hub is
-downloaded, because the nodes often have no network.
+of an array of runs with different seeds, or of shards of a prediction or of data. The settings are checked here, and
+what a run needs from the hub is downloaded, because the nodes often have no network.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fivetune.commands import (
+    add_form_arguments,
     add_launcher_arguments,
     assign_nodes,
     build_job,
     fetch_inputs,
     format_settings,
     launch_sweep,
-    print_job,
+    list_paths,
     print_json,
     print_text,
     read_launcher,
     submit_job,
+    write_job,
 )
 
 if TYPE_CHECKING:
@@ -35,13 +39,24 @@ if TYPE_CHECKING:
 
 TAKES_SETTINGS = True
 POLL_SECONDS = 2.0
+FORM_OPTIONS = ("format", "delimiter", "safe_csv", "max_error", "min_confidence", "overwrite")
+MAX_SHARDS = 10_000
+CHECKED_RECORDS = 1_000  # from the first on, of which one must be usable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", help="YAML file, name of a shipped recipe, or a run directory (with --resume)")
-    parser.add_argument("--dry-run", action="store_true", help="print the job; do not write or submit it")
+    parser.add_argument(
+        "recipe", help="YAML file, name of a shipped recipe, or a run directory (with --resume or --predict)"
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="check the settings and the data, write and print the job; submit nothing",
+    )
     parser.add_argument("--resume", action="store_true", help="continue the run in run.dir where it stopped")
-    parser.add_argument("--overwrite", action="store_true", help="move an existing run in run.dir aside")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="move an existing run in run.dir aside; replace --output"
+    )
     parser.add_argument(
         "--seeds",
         metavar="SEED",
@@ -49,6 +64,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         help="train the recipe once with each seed, as an array of runs in run.dir with one page",
     )
+    work = parser.add_mutually_exclusive_group()
+    work.add_argument(
+        "--predict", metavar="FILE", help="answer FILE with the run, as an array of shards that the last one merges"
+    )
+    work.add_argument(
+        "--prepare", metavar="PLACE", help="tokenise the recipe's data into a folder or URL, as an array of shards"
+    )
+    parser.add_argument("--shards", metavar="N", type=int, help="number of jobs that share the records")
+    form = parser.add_argument_group("answers (with --predict)", "as for fivetune predict")
+    form.add_argument("--output", metavar="FILE", help="file that the last job writes")
+    add_form_arguments(form)
     parser.add_argument("--no-preflight", action="store_true", help="start without the pre-flight checks")
     parser.add_argument("--no-watch", action="store_true", help="do not follow the run in the terminal")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
@@ -69,6 +95,11 @@ def run(args: argparse.Namespace) -> int:
     # How many nodes and GPUs: options of the cluster, then settings, then the recipe.
     launcher = read_launcher(args)
     assert launcher is not None  # --on is required
+    _refuse_mixed_words(args, launcher)
+    if args.predict is not None:
+        return _launch_prediction(args, launcher)
+    if args.prepare is not None:
+        return _launch_preparation(args, launcher)
     given = parse_overrides(args.settings)
     placed, settings = assign_nodes(launcher, given, read)
     config = load_config(args.recipe, settings)
@@ -76,32 +107,169 @@ def run(args: argparse.Namespace) -> int:
         return _launch_seeds(args, placed, config, given)
     folder = Path(config.run.dir)
     # Nodes that see these files would refuse a used run directory hours later; here it costs nothing.
+    refusal = ""
     if launcher.shares_files:
         try:
             _refuse_wrong_start(args, folder, may_fetch=config.checkpoint.url is not None)
         except RunDirError as error:
             if not args.dry_run:
                 raise
-            print(f"fivetune: without --dry-run this is refused: {error}", file=sys.stderr)
+            refusal = str(error)
     # The words of `fivetune train` on the node: this command's words, and what was decided above.
     flags = [f"--{name.replace('_', '-')}" for name in ("resume", "overwrite", "no_preflight") if getattr(args, name)]
     if config.checkpoint.url and not (launcher.shares_files or args.resume or args.overwrite):
         flags.append("--resume")  # a job that is started again has an empty disk, and a first start nothing to resume
     added = {key: value for key, value in settings.items() if key not in given}
     run = JobRun(folder.name, str(folder), args.recipe, (*args.settings, *format_settings(added)), tuple(flags))
-    plan = build_job(folder.name, [run], config, build_sibling_path(str(folder), args.on))
+    plan = build_job(
+        folder.name,
+        [run],
+        build_sibling_path(str(folder), args.on),
+        nnodes=config.launch.nnodes,
+        nproc=config.launch.nproc,
+        paths=list_paths(config) if launcher.shares_files else (),
+    )
     files = placed.render(plan)
-    if args.dry_run:
-        print_job(files, as_json=args.json)
-        return 0
     # The nodes often have no network.
     if launcher.shares_files:
-        fetch_inputs([config])
+        fetch_inputs([config], models=not args.dry_run)
+    if args.dry_run:
+        write_job(plan, files, as_json=args.json, refusal=refusal)
+        return 0
     # An earlier run in the directory must not be taken for the new one.
     before = read_change_time(folder)
     submit_job(placed, plan, files, as_json=args.json)
     if launcher.shares_files and not (args.no_watch or args.json) and sys.stdout.isatty():
         watch_new_run(folder, before)
+    return 0
+
+
+def _refuse_mixed_words(args: argparse.Namespace, launcher: Launcher) -> None:
+    """Raise ConfigError for words that have no effect together, and for shards without number or on several nodes."""
+    from fivetune.errors import ConfigError
+
+    work = next((name for name in ("predict", "prepare") if getattr(args, name) is not None), None)
+    training = ("resume", "seeds", "no_preflight", "no_watch")
+    refused = {
+        "predict": training,
+        "prepare": ("output", *FORM_OPTIONS, *training),
+        None: ("shards", "output", *[name for name in FORM_OPTIONS if name != "overwrite"]),
+    }
+    for name in refused[work]:
+        if getattr(args, name) not in (None, False):
+            what = f"with --{work}" if work else "without --predict"
+            raise ConfigError(f"--{name.replace('_', '-')}: has no effect {what}. Leave it out.")
+    if work and (args.shards is None or not 1 <= args.shards <= MAX_SHARDS):
+        raise ConfigError(
+            f"--{work}: needs --shards N, the number of jobs that share the records, from 1 to {MAX_SHARDS:,}."
+        )
+    if work and not launcher.supports_shards:
+        raise ConfigError(f"--on {args.on}: has no arrays of jobs. Use --on slurm or --on kubernetes.")
+    if work and launcher.nodes not in (None, 1):
+        raise ConfigError(f"--nodes {launcher.nodes}: each shard works on one node. Give more --shards instead.")
+
+
+def _launch_prediction(args: argparse.Namespace, launcher: Launcher) -> int:
+    """Start the jobs that answer a file with a run."""
+    from fivetune.config.layers import parse_overrides
+    from fivetune.errors import ConfigError
+    from fivetune.training.answers.output import refuse_form
+
+    if args.output is None:
+        raise ConfigError("--predict: needs --output FILE, which the last job writes.")
+    refuse_form(args.output, args.format, args.delimiter, safe_csv=args.safe_csv)
+    settings = parse_overrides(args.settings)
+    numbers = _find_open_shards(args, settings) if launcher.shares_files else range(1, args.shards + 1)
+    gpus = launcher.gpus
+    if gpus is None:
+        gpus = 0 if settings.get("device") == "cpu" else 1
+    words = ["predict", args.recipe, "--input", args.predict, "--output", args.output]
+    for name in FORM_OPTIONS:
+        given = getattr(args, name)
+        flag = f"--{name.replace('_', '-')}"
+        if given is True:
+            words.append(flag)
+        elif given not in (None, False):
+            words += [flag, str(given)]
+    words += args.settings
+    if gpus > 1:
+        words += ["--launch.nproc", str(gpus)]
+    placed = launcher.model_copy(update={"gpus": gpus})
+    return _launch_work(args, placed, words, numbers, [args.recipe, args.predict, args.output])
+
+
+def _find_open_shards(args: argparse.Namespace, settings: Mapping[str, Any]) -> Sequence[int]:
+    """Return the numbers of the shards that no earlier launch has answered; the last one if only the merge is missing.
+
+    Raises what `fivetune predict` would raise on the nodes, for the first records too.
+    """
+    from fivetune.data.readers.records import check_source
+    from fivetune.data.shard import Shard
+    from fivetune.errors import ConfigError
+    from fivetune.rundir import read_status, refuse_foreign
+    from fivetune.rundir.export_file import read_export
+    from fivetune.rundir.records import Prediction
+    from fivetune.training.answers.answer_folder import find_answers
+    from fivetune.training.answers.inputs import OWN_SOURCE, iter_input_rows
+    from fivetune.training.answers.loading import resolve_config
+    from fivetune.training.answers.model_folder import find_answering_checkpoint
+    from fivetune.training.answers.output import refuse_output
+    from fivetune.training.answers.predicted_file import PredictedRow, PredictionCounts
+    from fivetune.training.answers.shards import list_unfinished, refuse_other_work
+
+    target = Path(args.output)
+    run = Path(args.recipe)
+    refuse_output(target, args.predict, args.format, overwrite=args.overwrite)
+    refuse_foreign(run)
+    if read_export(run) is None:
+        find_answering_checkpoint(run, read_status(run))
+    check_source(args.predict, allows_lines=True)
+    config = resolve_config(run, settings, OWN_SOURCE)
+    found = iter_input_rows(args.predict, config.task, config.data.columns, config.data.header)
+    rows = [PredictedRow(row, Prediction(id=row.id)) for row in islice(found, max(args.shards, CHECKED_RECORDS))]
+    if len(rows) < args.shards:
+        raise ConfigError(f"--shards {args.shards}: {args.predict} has {len(rows)} records. Give at most as many.")
+    if config.task.plugin_name() != "mixture":  # its parts have columns of their own
+        PredictionCounts.count(rows).refuse_none_answered()
+    folder = find_answers(target)
+    if not folder.is_dir():
+        return range(1, args.shards + 1)
+    refuse_other_work(folder, Shard(count=args.shards))
+    return list_unfinished(folder, Shard(count=args.shards)) or [args.shards]
+
+
+def _launch_preparation(args: argparse.Namespace, launcher: Launcher) -> int:
+    """Start the jobs that tokenise the data of a recipe into one folder or bucket."""
+    from fivetune.config import load_config
+    from fivetune.config.layers import parse_overrides
+
+    config = load_config(args.recipe, parse_overrides(args.settings))
+    words = ["prepare", args.recipe, "--output", args.prepare, "--quiet", *args.settings]
+    if launcher.shares_files:
+        fetch_inputs([config], models=not args.dry_run)
+    paths = list_paths(config) if launcher.shares_files else []
+    if "://" not in args.prepare:
+        paths.append(args.prepare)
+    return _launch_work(args, launcher.model_copy(update={"gpus": 0}), words, [*range(1, args.shards + 1)], paths)
+
+
+def _launch_work(
+    args: argparse.Namespace, launcher: Launcher, words: Sequence[str], numbers: Sequence[int], paths: Sequence[str]
+) -> int:
+    """Submit jobs that each do a shard of a command, or write their files."""
+    from fivetune.fleet.launchers import SharedWork
+    from fivetune.rundir import build_sibling_path
+
+    place = args.output if args.predict is not None else re.sub(r"^\w+://", "", args.prepare)
+    work = SharedWork(tuple(words), tuple(paths), tuple(numbers), args.shards)
+    plan = build_job(
+        Path(place).name, [], build_sibling_path(place, args.on), nproc=launcher.gpus or 1, work=work, paths=paths
+    )
+    files = launcher.render(plan)
+    if args.dry_run:
+        write_job(plan, files, as_json=args.json)
+    else:
+        submit_job(launcher, plan, files, as_json=args.json)
     return 0
 
 

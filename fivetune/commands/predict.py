@@ -6,18 +6,17 @@ Inputs are a file of records, one question, or texts on the command line.
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fivetune.commands import add_silence_arguments, print_json
+from fivetune.commands import add_form_arguments, print_json
 
 if TYPE_CHECKING:
     from fivetune.data.readers.delimited import TableForm
@@ -26,17 +25,13 @@ if TYPE_CHECKING:
     from fivetune.rundir.progress import Progress
     from fivetune.training.answers.inputs import InputRow
     from fivetune.training.answers.output import Predicted
-    from fivetune.training.answers.predicted_file import PredictedRow, PredictionCounts
+    from fivetune.training.answers.predicted_file import PredictedRow
     from fivetune.training.answers.trained_run import TrainedRun
 
 TAKES_SETTINGS = True
 STDIN = STDOUT = "-"
-LOCK = "lock"  # marks a folder of answers
 MAX_LISTED = 10  # missing shards
 TIMEOUT_MINUTES = 120.0  # that a rank waits for other ranks: their share of the questions may be slower
-OWN_SOURCE: dict[str, str] = dict.fromkeys(
-    ("data.eval", "data.max_eval_examples", "data.cache_dir"), "predict answers all records of --input"
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,15 +65,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "on after it was stopped",
     )
     parser.add_argument(
-        "--delimiter", choices=(",", ";", "|", "tab"), help="separator of a .csv; default: the input's, or a comma"
-    )
-    parser.add_argument(
-        "--safe-csv",
-        action="store_true",
-        help="write an apostrophe before texts in .csv and .tsv that begin with = + - @, which spreadsheets run as "
-        "formulas",
-    )
-    parser.add_argument(
         "--overwrite", action="store_true", help="replace an existing --output, as soon as the new one is whole"
     )
     parser.add_argument(
@@ -88,13 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="answer every N-th record, from the I-th on: N such commands, on any machines that share the folder of "
         "--output, answer the file, and the last one writes --output; fivetune launch RUN --predict FILE starts them",
     )
-    parser.add_argument(
-        "--format",
-        choices=("bioasq", "squad", "kaggle"),
-        help="a submission: BioASQ's JSON, factoid and yes/no questions together; SQuAD's JSON of id and answer; a CSV "
-        "of id and answer",
-    )
-    add_silence_arguments(parser)
+    add_form_arguments(parser)
     parser.add_argument(
         "--launch.nproc",
         dest="nproc",
@@ -117,6 +97,8 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.distributed import processes as launch
     from fivetune.distributed.world import World
     from fivetune.errors import ConfigError
+    from fivetune.training.answers.answer_folder import keep_answers
+    from fivetune.training.answers.output import refuse_form, refuse_output
 
     # Wrong arguments are reported before torch is imported, and by one rank.
     record = _build_record(args)
@@ -125,13 +107,13 @@ def run(args: argparse.Namespace) -> int:
     with world.report_errors_once():
         shard = Shard.parse(args.shard)
         if target:
-            _refuse_output(target, args.input, args.format, overwrite=args.overwrite)
+            refuse_output(target, None if args.input == STDIN else args.input, args.format, overwrite=args.overwrite)
         elif args.overwrite:
             raise ConfigError("--overwrite: has no effect without --output FILE. Leave it out, or give --output.")
         elif args.json and args.format:
             raise ConfigError("--json: has no effect with --format on standard output. Leave it out, or give --output.")
         _refuse_shared_work(args, target, shard)
-        _refuse_form(args)
+        refuse_form(args.output, args.format, args.delimiter, safe_csv=args.safe_csv)
         settings = parse_overrides(args.settings)
     # Several processes are this command again, with the variables of torchrun.
     if launch.is_needed(args.nproc):
@@ -141,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
         _connect(world) as world,
         world.report_errors_once(),
     ):
-        place = _keep_answers(target, shard, is_first=world.is_first) if target else nullcontext(Path(temporary))
+        place = keep_answers(target, shard, is_first=world.is_first) if target else nullcontext(Path(temporary))
         with place as folder:
             world.barrier()  # rank 0 has the folder
             answered = _answer(args, settings, record, Path(temporary), folder, shard, world)
@@ -197,7 +179,7 @@ def _answer(
     """Answer what the folder has no answer to; returns None on other ranks than the first."""
     from fivetune.errors import ConfigError
     from fivetune.rundir.progress import Progress
-    from fivetune.training.answers.inputs import iter_input_rows
+    from fivetune.training.answers.inputs import OWN_SOURCE, iter_input_rows
     from fivetune.training.answers.loading import load_run_model
     from fivetune.training.answers.output import Predicted, refuse_format
     from fivetune.training.answers.predicted_file import MergedParts, PredictionCounts
@@ -247,7 +229,7 @@ def _answer(
         if shard.count > 1:
             finish_shard(folder, found, counts.num_records)
         else:
-            _refuse_unanswered(counts)
+            counts.refuse_none_answered()
     form = _choose_form(args, source)
     return _Answered(Predicted(merged, counts, found, loaded.config.data.columns, form), trained.step)
 
@@ -258,6 +240,8 @@ def _merge(args: argparse.Namespace, target: Path, answered: _Answered, shard: S
     Of the jobs that end at the same time one writes it, after the others have left the folder.
     """
     from fivetune.distributed.processes.signals import report_interrupts
+    from fivetune.rundir.files import extend_file_limit
+    from fivetune.training.answers.answer_folder import find_answers, lock_answers, remove_answers
     from fivetune.training.answers.predicted_file import MergedParts, PredictionCounts
     from fivetune.training.answers.shards import (
         list_shard_folders,
@@ -266,13 +250,14 @@ def _merge(args: argparse.Namespace, target: Path, answered: _Answered, shard: S
         refuse_other_number,
     )
 
-    folder = _find_answers(target)
+    folder = find_answers(target)
+    extend_file_limit(shard.count)  # all are read at once
     if missing := list_unfinished(folder, shard):
         return answered, missing
     own = answered.predicted
     with (
         report_interrupts(lambda name: f"stopped by {name}; all answers are kept. Run the same command again"),
-        _lock_answers(folder, waits=True),
+        lock_answers(folder, waits=True),
     ):
         missing = list_unfinished(folder, shard)
         if missing and len(missing) < shard.count:  # a shard has begun again
@@ -282,23 +267,12 @@ def _merge(args: argparse.Namespace, target: Path, answered: _Answered, shard: S
             rows = MergedParts(tuple(found.values()))
             counts = PredictionCounts.count(rows, counts_unsure=own.counts.num_unsure is not None)
             refuse_other_number(folder, shard, counts.num_records)
-            _refuse_unanswered(counts)
+            counts.refuse_none_answered()
             answered = replace(answered, predicted=replace(own, rows=rows, counts=counts, parts=found))
             _write(args, target, list_shard_folders(folder, shard)[shard.number], answered.predicted)
         # If all are missing, another job has merged them and removed the folder.
-        _remove_answers(folder)
+        remove_answers(folder)
     return answered, []
-
-
-def _refuse_form(args: argparse.Namespace) -> None:
-    """Raise ConfigError for a form of a table where none is written."""
-    from fivetune.errors import ConfigError
-
-    suffix = "" if args.format else Path(args.output).suffix.lower()
-    if args.delimiter and suffix != ".csv":
-        raise ConfigError("--delimiter: has an effect on .csv alone. Give --output FILE.csv, or leave it out.")
-    if args.safe_csv and suffix not in (".csv", ".tsv"):
-        raise ConfigError("--safe-csv: has an effect on .csv and .tsv alone. Give --output FILE.csv, or leave it out.")
 
 
 def _choose_form(args: argparse.Namespace, source: str | None) -> TableForm:
@@ -358,113 +332,6 @@ def _connect(world: World) -> Generator[World]:
         yield connected
 
 
-def _find_answers(target: Path) -> Path:
-    """The folder of the answers next to the output."""
-    return target.with_name(f"{target.name}.partial")
-
-
-@contextmanager
-def _keep_answers(target: Path, shard: Shard, *, is_first: bool) -> Generator[Path]:
-    """Create the folder of the answers next to the output; it stays if the block ends early and has answered some, and
-    for a shard, whose folder is in it.
-
-    Args:
-        is_first: whether this rank creates and removes the folder.
-
-    Raises FiveTuneEnvironmentError if another process uses it, InterruptedRunError for a signal.
-    """
-    from fivetune.distributed.processes.signals import report_interrupts
-    from fivetune.training.answers.answer_log import PATTERN
-    from fivetune.training.answers.shards import DONE, name_shard_folder, refuse_other_work
-
-    shared = _find_answers(target)
-    folder = shared / name_shard_folder(shard) if shard.count > 1 else shared
-    is_whole = False
-    with ExitStack() as locks:
-        if is_first:
-            if folder != shared:
-                locks.callback(_remove_unused, shared)
-            locks.enter_context(_lock_answers(shared, is_shared=folder != shared))
-            refuse_other_work(shared, shard)
-            if folder != shared:
-                locks.enter_context(_lock_answers(folder))
-                (folder / DONE).unlink(missing_ok=True)
-        try:
-            with report_interrupts(
-                lambda name: (
-                    f"stopped by {name}; the answers so far are kept in {folder}. Run the same command again to go on"
-                )
-            ):
-                yield folder
-            is_whole = True
-        finally:  # outside the block above: nothing that happens here changes what the command has done
-            is_over = folder == shared if is_whole else not any(folder.rglob(PATTERN))
-            if is_first and is_over:
-                _remove_answers(folder)
-
-
-def _remove_unused(folder: Path) -> None:
-    """Remove a folder of shards that has none, unless another process uses it."""
-    from fivetune.errors import FiveTuneEnvironmentError
-
-    with suppress(FiveTuneEnvironmentError), _lock_answers(folder):
-        if [path.name for path in folder.iterdir()] == [LOCK]:
-            _remove_answers(folder)
-
-
-def _remove_answers(folder: Path) -> None:
-    with suppress(OSError):
-        for path in folder.iterdir():  # before the lock, without which nobody takes them over
-            if path.is_dir():
-                shutil.rmtree(path)
-            elif path.name != LOCK:
-                path.unlink()
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _lock_answers(folder: Path, *, is_shared: bool = False, waits: bool = False) -> Generator[None]:
-    """Create a folder of answers, or take over what a stopped command has left; no other process can use the folder.
-
-    Args:
-        is_shared: only such processes can: those that answer shards, in folders in it.
-        waits: wait for processes that use it.
-
-    Raises FiveTuneEnvironmentError.
-    """
-    from fivetune.errors import FiveTuneEnvironmentError
-    from fivetune.rundir.files import lock_file
-
-    place = folder / LOCK
-    # A command that was killed while it removed the folder has left it empty.
-    is_empty = folder.is_dir() and not any(folder.iterdir())
-    if folder.is_symlink() or (os.path.lexists(folder) and not place.is_file() and not is_empty):
-        raise FiveTuneEnvironmentError(f"{folder}: is in the way: the answers are kept there. Rename it.")
-    while True:
-        try:
-            folder.mkdir(exist_ok=True)
-            try:
-                lock = place.open("a")
-            except FileNotFoundError:  # another process has just removed the folder
-                continue
-        except OSError as error:
-            raise FiveTuneEnvironmentError(
-                f"{folder}: cannot be written: {error.strerror}. Choose another --output."
-            ) from None
-        with lock:
-            try:
-                is_free = lock_file(lock, shared=is_shared, wait=waits)
-            except OSError as error:
-                raise FiveTuneEnvironmentError(
-                    f"{place}: cannot be locked: {error.strerror}. Choose an --output on a file system with locks."
-                ) from None
-            if not is_free:
-                raise FiveTuneEnvironmentError(f"{folder}: another process answers into it. Wait for it, or stop it.")
-            if place.is_file() and os.path.samestat(os.fstat(lock.fileno()), place.stat()):
-                yield
-                return
-
-
 def _build_record(args: argparse.Namespace) -> dict[str, str]:
     """Build the record of --question, --context and --column; {} without them.
 
@@ -488,36 +355,6 @@ def _build_record(args: argparse.Namespace) -> dict[str, str]:
             "--column NAME=VALUE for one record."
         )
     return record
-
-
-def _refuse_output(path: Path, source: str | None, format: str | None, *, overwrite: bool) -> None:
-    """Raise ConfigError, before any record is answered, for an --output that cannot or should not be written."""
-    from fivetune.data.readers.records import is_hub_name
-    from fivetune.data.readers.source_files import list_local_files
-    from fivetune.data.readers.workbooks import import_openpyxl
-    from fivetune.errors import ConfigError
-    from fivetune.training.answers.output import FORMATS, SUFFIXES
-
-    where = f"--output {path}"
-    allowed = FORMATS[format].suffixes if format else tuple(SUFFIXES)
-    if path.suffix and path.suffix.lower() not in allowed:
-        what = f" with --format {format}" if format else ""
-        raise ConfigError(f"{where}: {path.suffix} is not written{what}. Allowed: {', '.join(allowed)}, or no suffix.")
-    if os.path.isdir(path):  # unlike Path.is_dir, false for an impossible name
-        raise ConfigError(f"{where}: is a folder. Give a file in it.")
-    if not os.path.isdir(path.parent):
-        raise ConfigError(f"{where}: there is no folder {path.parent}. Create it, or give another file.")
-    if not os.access(path.parent, os.W_OK):
-        raise ConfigError(f"{where}: the folder {path.parent} is not writable. Give another file.")
-    if path.suffix.lower() == ".xlsx":
-        import_openpyxl(where)
-    if not os.path.exists(path):
-        return
-    files = list_local_files(source) if source and source != STDIN and not is_hub_name(source) else ()
-    if any(file.samefile(path) for file in files):
-        raise ConfigError(f"{where}: is the file of --input, which would be overwritten. Give another file.")
-    if not overwrite:
-        raise ConfigError(f"{where}: exists. Add --overwrite to replace it, or give another file.")
 
 
 def _find_source(given: str | None, folder: Path) -> str | None:
@@ -552,22 +389,6 @@ def _answer_given(
         row = InputRow(f"input {len(rows) + 1}", one.id, record, one.skipped or "")
         rows.append(PredictedRow(row, one))
     return rows
-
-
-def _refuse_unanswered(counts: PredictionCounts) -> None:
-    """Raise DataError if no record is answered: then the columns do not fit, and there is nothing to write."""
-    from fivetune.errors import DataError
-
-    if counts.num_answered or counts.first is None:
-        return
-    row = counts.first
-    found = f"{row.where}: {row.skipped.rstrip('.')}."
-    if counts.num_records > 1:
-        found = (
-            f"{row.where.rpartition(':')[0] or 'predict'}: none of {counts.num_records:,} records can be answered. "
-            f"The first: {found} Check task.name and data.columns."
-        )
-    raise DataError(found)
 
 
 def _write(

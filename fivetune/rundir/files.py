@@ -17,6 +17,8 @@ from uuid import uuid4
 
 from fivetune.errors import RunDirError, format_size
 
+FREE_FILES = 256  # weights, libraries, inputs
+
 
 @contextmanager
 def replace_file(path: Path, *, staging_folder: Path | None = None) -> Generator[IO[bytes]]:
@@ -147,3 +149,14 @@ def lock_file(file: IO[Any], *, shared: bool = False, wait: bool = False) -> boo
     except BlockingIOError:
         return False
     return True
+
+
+def extend_file_limit(num: int) -> None:
+    """Let the process open this many files, and FREE_FILES more, as far as the system lets it."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = num + FREE_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -36,22 +36,29 @@ def find_sources(config: RunConfig, split: str) -> tuple[str, ...]:
     return tuple(find_typed_path(source, config.run.dir) for source in typed)
 
 
+def list_sources(config: RunConfig) -> list[str]:
+    """List the sources of a run, of a mixture those of its parts."""
+    parts = [config]
+    if isinstance(config.task, Mixture):
+        parts = [*build_part_configs(config).values()]
+    found: list[str] = []
+    for part in parts:
+        found += (*find_sources(part, "train"), *find_sources(part, "eval"))
+    return found
+
+
 def check_sources(config: RunConfig) -> None:
     """Raise DataError, naming the file, for a source that is missing, unreadable or not data.
 
     A missing corpus of the quickstart is written, so that its recipe works in a fresh clone. Hub names are not
     looked up.
     """
-    parts = [config]
-    if isinstance(config.task, Mixture):
-        parts = [*build_part_configs(config).values()]
-    for part in parts:
-        for source in (*find_sources(part, "train"), *find_sources(part, "eval")):
-            write_missing_corpus(source)
-            if is_prepared(source):
-                read_prepared_index(source)
-            else:
-                check_source(source)
+    for source in list_sources(config):
+        write_missing_corpus(source)
+        if is_prepared(source):
+            read_prepared_index(source)
+        else:
+            check_source(source)
 
 
 def with_data_labels(config: RunConfig) -> RunConfig:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import resource
 import socket
 from collections import Counter
 from collections.abc import Callable
@@ -19,10 +18,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fivetune.distributed.processes.signals import STOP_SIGNALS, handle_signals
 from fivetune.errors import FiveTuneEnvironmentError
+from fivetune.rundir.files import extend_file_limit
 
 MAX_CONNECTIONS = 512
 LINGER_SECONDS = 1.0  # within which a refused client reads why
-FREE_FILES = 256  # beside connections: weights, libraries, inputs
 
 
 class TimedProtocol(H11Protocol):
@@ -176,19 +175,8 @@ def build_server(
     )
 
 
-def extend_file_limit() -> None:
-    """Let the process open as many files as MAX_CONNECTIONS needs, as far as the system lets it: else connections would
-    wait without an answer.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = MAX_CONNECTIONS + FREE_FILES
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
 def run_until_stopped(server: uvicorn.Server, bound: socket.socket) -> None:
     """Serve until SIGINT or SIGTERM, then answer the requests in progress."""
-    extend_file_limit()
+    extend_file_limit(MAX_CONNECTIONS)  # else connections would wait without an answer
     with handle_signals(STOP_SIGNALS, lambda signum, frame: None):  # uvicorn raises them again at its end
         server.run(sockets=[bound])

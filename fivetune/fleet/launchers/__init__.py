@@ -11,7 +11,7 @@ import shlex
 import subprocess
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -23,7 +23,7 @@ from fivetune.errors import ConfigError, FiveTuneEnvironmentError, suggest_names
 from fivetune.plugins import Options
 from fivetune.redaction import redact_secrets
 
-__all__ = ["JobPlan", "JobRun", "Launcher", "SubmissionError"]
+__all__ = ["JobPlan", "JobRun", "Launcher", "SharedWork", "SubmissionError"]
 
 PositiveInt = Annotated[int, Field(ge=1)]
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
@@ -48,16 +48,36 @@ class JobRun:
 
 
 @dataclass(frozen=True, slots=True)
-class JobPlan:
-    """What a launcher starts: one run, or an array of runs, each on `nnodes` nodes with `nproc` processes.
+class SharedWork:
+    """A command of FiveTune that several jobs share: each does a shard, the last one joins what they have done.
 
     Args:
+        words: after `fivetune`, without --shard.
+        paths: files and folders in them, which all nodes must see.
+        numbers: numbers, from 1, of the shards to start; `count`: how many shards the work has.
+    """
+
+    words: tuple[str, ...]
+    paths: tuple[str, ...]
+    numbers: tuple[int, ...]
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlan:
+    """What a launcher starts, on `nnodes` nodes with `nproc` processes each: one run, an array of runs, or of shards.
+
+    Args:
+        runs: () for shards.
         program: the words that start FiveTune on a node.
         directory: the working directory.
         folder: absolute folder of the job's files and logs.
         version: version of FiveTune.
         launch_id: name of this launch alone: a later one with the same name is another job.
         page: words after `fivetune` that run once after all runs of an array; () for none.
+        work: what the shards do; None for runs.
+        folders: absolute folders outside of `directory` that the job reads or writes.
+        caches: variables of the environment that name caches, and their folders.
     """
 
     name: str
@@ -70,15 +90,19 @@ class JobPlan:
     version: str
     launch_id: str
     page: tuple[str, ...] = ()
+    work: SharedWork | None = None
+    folders: tuple[Path, ...] = ()
+    caches: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:
-        for text in (self.name, str(self.directory), str(self.folder), *(run.run_dir for run in self.runs)):
+        for text in (self.name, str(self.directory), str(self.folder), *self.list_paths()):
             if not text.isprintable():
                 raise ConfigError(
                     f"run.dir: {text!r}: has a character that cannot be printed, such as a line break. A job's files "
                     "hold this name. Choose another."
                 )
-        for words in (shlex.join(run.settings) for run in self.runs):
+        words_of_all = [shlex.join(run.settings) for run in self.runs]
+        for words in [*words_of_all, shlex.join(self.work.words if self.work else ())]:
             if (hidden := redact_secrets(words)) != words:
                 raise ConfigError(
                     f"{hidden}: holds a password or token, which the job's file would show. Move the setting into the "
@@ -87,13 +111,21 @@ class JobPlan:
 
     @property
     def is_array(self) -> bool:
-        return len(self.runs) > 1
+        return self.work is not None or len(self.runs) > 1
+
+    def list_paths(self) -> list[str]:
+        """List the paths that the job writes, and those that shards read, as its words have them."""
+        return [*self.work.paths] if self.work else [run.run_dir for run in self.runs]
 
     def describe(self) -> str:
         """Describe the job in a sentence, for the head of its file."""
         nodes = "1 node" if self.nnodes == 1 else f"{self.nnodes} nodes"
         each = "1 process" if self.nproc == 1 else f"{self.nproc} processes"
         what = f"{len(self.runs)} runs of {self.name}, each" if self.is_array else f"The run {self.name}"
+        if self.work:
+            num = len(self.work.numbers)
+            some = f"{num} of {self.work.count} shards" if num < self.work.count else f"{num} shards"
+            what = f"{some} of {self.name}, each"
         return f"{what} on {nodes} with {each}{' each' if self.nnodes > 1 else ''}"
 
 
@@ -113,7 +145,8 @@ class Launcher(Options):
         default=None, description="memory per node, such as 64G"
     )
 
-    supports_arrays: ClassVar[bool] = True
+    supports_arrays: ClassVar[bool] = True  # of runs
+    supports_shards: ClassVar[bool] = True
     shares_files: ClassVar[bool] = True  # whether the nodes see the files of this machine
 
     @abstractmethod
@@ -169,8 +202,14 @@ def build_choice_lines(run: str, marker: str) -> list[str]:
     ]
 
 
-def build_start_lines(plan: JobPlan) -> list[str]:
-    """Build the shell lines that start the only run of a job, or continue it on a machine that was started again."""
+def build_start_lines(plan: JobPlan, shard: str = "") -> list[str]:
+    """Build the shell lines that start the only run of a job, or continue it on a machine that was started again.
+
+    Args:
+        shard: word of the shell: the number of the shard, from 1.
+    """
+    if plan.work:
+        return [f'exec python -m fivetune {shlex.join(plan.work.words)} --shard "{shard}/{plan.work.count}"']
     run = plan.runs[0]
     marker = f"{Path(run.run_dir).parent / plan.folder.name}/{plan.launch_id}.before"
     return [

@@ -1,6 +1,7 @@
 """Kubernetes: a Job for one node, a TrainJob or PyTorchJob of Kubeflow for several, on a volume that all pods share.
 
-A pod that starts again continues its run. The recipe and its files must be in the image or on the volume.
+A pod that starts again continues its run. Shards are an indexed Job, whose pods start again each for itself
+(`backoffLimitPerIndex`, Kubernetes 1.29). The recipe and its files must be in the image or on the volume.
 """
 
 from __future__ import annotations
@@ -14,10 +15,19 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from fivetune.errors import ConfigError
-from fivetune.fleet.launchers import OFFLINE, JobPlan, Launcher, build_start_lines, format_manifest, submit_file
+from fivetune.fleet.launchers import (
+    OFFLINE,
+    JobPlan,
+    Launcher,
+    PositiveInt,
+    build_start_lines,
+    format_manifest,
+    submit_file,
+)
 
 PERMANENT_CODES = [2, 3, 5, 6]  # settings, data, a loss that is not finite, an incomplete result: a retry fails too
 SECONDS_TO_SAVE = 300  # between SIGTERM and SIGKILL
+SHARD = "$((JOB_COMPLETION_INDEX + 1))"
 VOLUME, SHARED_MEMORY = "workspace", "shared-memory"
 
 
@@ -35,6 +45,7 @@ class Kubernetes(Launcher):
     )
     runtime: str = Field(default="torch-distributed", description="the ClusterTrainingRuntime of a TrainJob")
     retries: Annotated[int, Field(ge=0)] = Field(default=6, description="times that a failed job starts again")
+    at_once: PositiveInt | None = Field(default=None, description="runs or shards of an array at the same time")
     offline: bool = Field(default=False, description="nodes read the hub's cache only")
     env: tuple[Annotated[str, Field(pattern=r"^\w+=")], ...] = Field(
         default=(), description="environment variable, such as HF_HOME=/workspace/hub"
@@ -49,12 +60,13 @@ class Kubernetes(Launcher):
                 description = type(self).model_fields[option].description
                 raise ConfigError(f"--on kubernetes needs --{option}: {description}.")
         # normpath: a path with .. may leave the volume.
-        run_dir = plan.runs[0].run_dir
-        if not Path(os.path.normpath(Path(self.mount, run_dir))).is_relative_to(self.mount):
-            raise ConfigError(
-                f"run.dir: {run_dir} is not on the volume, which pods have at {self.mount}: the run would be lost with "
-                f"its pod. Give a path below {self.mount} (--mount), or a relative one."
-            )
+        for path in plan.list_paths():
+            if not Path(os.path.normpath(Path(self.mount, path))).is_relative_to(self.mount):
+                what = f"{path}: is" if plan.work else f"run.dir: {path} is"
+                raise ConfigError(
+                    f"{what} not on the volume, which pods have at {self.mount}: what it holds would be lost with its "
+                    f"pod. Give a path below {self.mount} (--mount), or a relative one."
+                )
         if plan.nnodes == 1:
             version, kind, spec = "batch/v1", "Job", self._build_job(plan)
         elif self.kind == "trainjob":
@@ -80,12 +92,23 @@ class Kubernetes(Launcher):
             **self._build_pod(),
             "containers": [{"name": "node", **self._build_container(plan)}],
         }
+        limits: dict[str, Any] = {"backoffLimit": self.retries}
+        failure = "FailJob"
+        if plan.work:
+            num = plan.work.count
+            failure = "FailIndex"
+            limits = {
+                "completionMode": "Indexed",
+                "completions": num,
+                "parallelism": min(num, self.at_once or num),
+                "backoffLimitPerIndex": self.retries,
+            }
         return {
-            "backoffLimit": self.retries,
+            **limits,
             "podFailurePolicy": {
                 "rules": [
                     {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-                    {"action": "FailJob", "onExitCodes": {"operator": "In", "values": PERMANENT_CODES}},
+                    {"action": failure, "onExitCodes": {"operator": "In", "values": PERMANENT_CODES}},
                 ]
             },
             "template": {"spec": pod},
@@ -156,7 +179,7 @@ class Kubernetes(Launcher):
             "image": self.image,
             "workingDir": self.mount,
             "command": ["bash", "-c"],
-            "args": ["\n".join([f"cd {shlex.quote(self.mount)}", *build_start_lines(plan), ""])],
+            "args": ["\n".join([f"cd {shlex.quote(self.mount)}", *build_start_lines(plan, SHARD), ""])],
             "env": [{"name": name, "value": value} for name, value in variables.items()],
             "resources": {"requests": amounts, "limits": dict(amounts)},
             "volumeMounts": [

@@ -30,6 +30,7 @@ class Skypilot(Launcher):
     setup: tuple[str, ...] = Field(default=("pip install -e .",), description="shell line that installs FiveTune")
 
     supports_arrays: ClassVar[bool] = False
+    supports_shards: ClassVar[bool] = False
     shares_files: ClassVar[bool] = False
 
     def render(self, plan: JobPlan) -> dict[str, str]:

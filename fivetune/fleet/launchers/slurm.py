@@ -1,15 +1,16 @@
 """SLURM: an sbatch file with one task per node, which starts that node's processes with torchrun.
 
 Before its time limit the job is warned: the run saves at a step boundary, the job is queued again and continues.
-Several runs are an array of jobs.
+Several runs, and shards of a prediction or of data, are an array of jobs. A job may work in a container.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -28,7 +29,10 @@ from fivetune.fleet.launchers import (
 FIRST_PORT, NUM_PORTS = 20_000, 12_000  # below the ports that systems give to outgoing connections
 SAVED_CODE = 128 + 10  # the exit code of a run that SIGUSR1 has stopped after saving
 TERMINATED_CODE = 128 + 15
+KILLED_CODE = 128 + 9
+MAX_KILLED = 3  # times that a shard starts again after its process was killed, as for want of memory
 SECONDS_TO_END = 60  # for the other nodes after the first one has ended
+PAGE_TIME = "01:00:00"  # limit of the job that compares the runs of an array
 
 
 class Slurm(Launcher):
@@ -46,9 +50,19 @@ class Slurm(Launcher):
         default=120, description="seconds before the time limit at which the run saves and stops"
     )
     requeue: bool = Field(default=True, description="queue the job again after its time limit or a preemption")
-    at_once: PositiveInt | None = Field(default=None, description="runs of an array that train at the same time")
+    at_once: PositiveInt | None = Field(default=None, description="runs or shards of an array at the same time")
     stage: bool = Field(default=True, description="tokenise the data before the processes start")
     offline: bool = Field(default=True, description="nodes read the hub's cache only")
+    modules: tuple[str, ...] = Field(default=(), description="modules that the job loads, such as cuda/12")
+    container: str | None = Field(
+        default=None, description="image with FiveTune and its Python, in which the job works: FILE.sif, docker://NAME"
+    )
+    container_runtime: Literal["apptainer", "pyxis"] = Field(
+        default="apptainer", description="of the container: apptainer, or pyxis, srun's option --container-image"
+    )
+    bind: tuple[Annotated[str, Field(pattern=r"^/[^,]*$")], ...] = Field(
+        default=(), description="another folder that the container sees, as /FOLDER or /FOLDER:/PLACE"
+    )
     setup: tuple[str, ...] = Field(default=(), description="shell line before the start, such as 'module load cuda'")
     sbatch: tuple[str, ...] = Field(default=(), description="any other option of sbatch, such as --sbatch=--exclusive")
 
@@ -76,6 +90,10 @@ class Slurm(Launcher):
         return [f"squeue --job {job}", f"scancel {job}"]
 
     def _list_lines(self, plan: JobPlan) -> list[str]:
+        work = plan.work
+        what = _list_runs(plan)
+        if work:
+            what = [f'work=({shlex.join(work.words)} --shard "$SLURM_ARRAY_TASK_ID/{work.count}")']
         return [
             "#!/bin/bash",
             f"# {plan.describe()}. Written by fivetune launch {plan.version}.",
@@ -84,8 +102,8 @@ class Slurm(Launcher):
             "",
             *self._list_environment(plan),
             "",
-            f"fivetune=({shlex.join(plan.program)})",
-            *_list_runs(plan),
+            *self._list_program(plan, has_gpus=bool(self.gpus)),
+            *what,
             "",
             *self._list_start(plan),
         ]
@@ -97,7 +115,9 @@ class Slurm(Launcher):
                 f"--time {self.time}: is {limit} s, and the run would save and stop at once, because it is warned "
                 f"{self.warn_seconds} s before (--warn-seconds). Give a longer time, or a shorter warning."
             )
-        last = len(plan.runs) - 1
+        numbers = f"0-{len(plan.runs) - 1}"
+        if plan.work:
+            numbers = _format_numbers(plan.work.numbers)
         limit = f"%{self.at_once}" if self.at_once else ""
         log = _build_log_path(plan.folder, "%A_%a.log" if plan.is_array else "%j.log")
         options = {
@@ -105,7 +125,7 @@ class Slurm(Launcher):
             "chdir": plan.directory,
             "output": log,
             "open-mode": "append",
-            "array": f"0-{last}{limit}" if plan.is_array else None,
+            "array": f"{numbers}{limit}" if plan.is_array else None,
             "nodes": plan.nnodes,
             "ntasks-per-node": 1,
             "gpus-per-node": ":".join(filter(None, (self.gpu_type, str(self.gpus)))) if self.gpus else None,
@@ -128,7 +148,7 @@ class Slurm(Launcher):
         return [*found, *(f"#SBATCH {option}" for option in self.sbatch)]
 
     def _list_environment(self, plan: JobPlan) -> list[str]:
-        lines = [*self.setup]
+        lines = self._list_setup(plan)
         if self.offline:
             lines += ["# Nodes read models and data sets of the hub from its cache."]
             lines += [f"export {' '.join(f'{name}={value}' for name, value in OFFLINE.items())}"]
@@ -145,54 +165,63 @@ class Slurm(Launcher):
         log = _build_log_path(plan.folder, "%A_%a-node%n.log" if plan.is_array else "%j-node%n.log")
         cpus = f" --cpus-per-task={self.cpus}" if self.cpus else ""
         marker = f"{shlex.quote(str(plan.folder))}/{plan.launch_id}-$SLURM_JOB_ID.before"
+        command = '"${work[@]}"'
+        first: list[str] = []
+        if not plan.work:
+            command = 'train "${recipe[@]}" "${flags[@]}"'
+            first = [*build_choice_lines('"$run"', marker), ""]
         lines = [
-            *build_choice_lines('"$run"', marker),
-            "",
+            *first,
             "wait_for() {  # a signal ends a wait, but not the process",
             '  wait "$1"',
             '  while kill -0 "$1" 2>/dev/null; do wait "$1"; done',
             '  wait "$1"',
             "}",
-            *self._list_end(),
+            *self._list_end(is_shard=plan.work is not None),
             "",
             "# The warning before the time limit: all processes finish their step, save, and exit with "
             f"{SAVED_CODE} (128 + SIGUSR1).",
             f"trap 'kill -USR1 \"$pid\" 2>/dev/null || end {SAVED_CODE}' USR1",
         ]
         # One process, which TERM ends at once: it has nothing to save.
-        if self.stage:
+        step = 'srun --nodes=1 --ntasks=1 "${container[@]}" ' if self._is_pyxis else ""
+        if self.stage and not plan.work:
             lines += [
                 f"trap 'kill \"$pid\" 2>/dev/null || end {TERMINATED_CODE}' TERM",
                 "",
                 "# The data are tokenised once, before the processes of all nodes wait for them.",
                 'if [ "${flags[0]:-}" != --resume ]; then',
-                '  "${fivetune[@]}" prepare "${recipe[@]}" --quiet &',
+                f'  {step}"${{fivetune[@]}}" prepare "${{recipe[@]}}" --quiet &',
                 "  pid=$!",
                 '  wait_for "$pid" || end "$?"',
                 "fi",
                 "",
             ]
+        inside = '"${container[@]}" ' if self._is_pyxis else ""
         return [
             *lines,
             "trap : TERM  # srun passes it on; this script waits until the run is saved",
-            "# srun torchrun: one task per node; fivetune train starts torchrun there. A log per node.",
+            "# srun torchrun: one task per node, which starts torchrun for several processes. A log per node.",
             f"srun --nodes={plan.nnodes} --ntasks-per-node=1{cpus} --wait={SECONDS_TO_END} --open-mode=append \\",
             f"  --output={shlex.quote(log)} \\",
-            '  "${fivetune[@]}" train "${recipe[@]}" "${flags[@]}" &',
+            f'  {inside}"${{fivetune[@]}}" {command} &',
             "pid=$!",
             'wait_for "$pid"',
             'end "$?"',
         ]
 
-    def _list_end(self) -> list[str]:
+    def _list_end(self, *, is_shard: bool) -> list[str]:
         if not self.requeue:
             return ['end() { exit "$1"; }']
+        again = f'[ "$1" -eq {SAVED_CODE} ] || {{ [ "$1" -eq {TERMINATED_CODE} ] && preempted; }}'
+        if is_shard:
+            again += f' ||\n    {{ [ "$1" -eq {KILLED_CODE} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {MAX_KILLED} ]; }}'
         return [
             f"# A preempted job has saved as well ({TERMINATED_CODE}, 128 + SIGTERM); a cancelled one stays ended.",
             "preempted() { scontrol show job \"$SLURM_JOB_ID\" | grep -q 'PreemptTime=[0-9]'; }",
             "end() {",
             "  trap '' USR1",
-            f'  if [ "$1" -eq {SAVED_CODE} ] || {{ [ "$1" -eq {TERMINATED_CODE} ] && preempted; }}; then',
+            f"  if {again}; then",
             '    scontrol requeue "$SLURM_JOB_ID"',
             "  fi",
             '  exit "$1"',
@@ -200,11 +229,13 @@ class Slurm(Launcher):
         ]
 
     def _list_page_lines(self, plan: JobPlan) -> list[str]:
+        step = 'srun --ntasks=1 "${container[@]}" ' if self._is_pyxis else ""
         options = {
             "job-name": f"{plan.name}-page",
             "chdir": plan.directory,
             "output": _build_log_path(plan.folder, "page.log"),
             "ntasks": 1,
+            "time": min(self.time or PAGE_TIME, PAGE_TIME, key=_count_seconds),
             "partition": self.partition,
             "account": self.account,
             "qos": self.qos,
@@ -214,8 +245,49 @@ class Slurm(Launcher):
             f"# The page that compares the runs of {plan.name}, after all of them have ended.",
             *_list_sbatch_options(options),
             "",
-            *self.setup,
-            shlex.join([*plan.program, *plan.page]),
+            *self._list_setup(plan),
+            *self._list_program(plan, has_gpus=False),
+            f'{step}"${{fivetune[@]}}" {shlex.join(plan.page)}',
+        ]
+
+    @property
+    def _is_pyxis(self) -> bool:
+        return self.container is not None and self.container_runtime == "pyxis"
+
+    def _list_setup(self, plan: JobPlan) -> list[str]:
+        lines: list[str] = []
+        if self.modules:
+            names = " ".join(self.modules).split()
+            lines += [
+                "type module > /dev/null 2>&1 || . /etc/profile  # scripts may start without it",
+                f"module load {shlex.join(names)} || exit {FiveTuneEnvironmentError.exit_code}",
+            ]
+        if self.container and plan.caches:
+            lines.append("# The container may have another home.")
+            lines.append(f"export {' '.join(f'{name}={shlex.quote(path)}' for name, path in plan.caches.items())}")
+        return [*lines, *self.setup]
+
+    def _list_program(self, plan: JobPlan, *, has_gpus: bool) -> list[str]:
+        """List the lines that set `fivetune`, and for pyxis `container`, the options of srun."""
+        if not self.container:
+            return [f"fivetune=({shlex.join(plan.program)})"]
+        inside = ["python", "-m", "fivetune"]
+        folders = [str(plan.directory), *map(str, plan.folders)]
+        for folder in folders:
+            if re.search("[,:]", folder):
+                raise ConfigError(f"{folder}: has a comma or a colon, and cannot be bound into a container. Rename it.")
+        folders += self.bind
+        if self.container_runtime == "apptainer":
+            gpus = ["--nv"] if has_gpus else []
+            words = ["apptainer", "exec", *gpus, "--bind", ",".join(folders), "--pwd", str(plan.directory)]
+            return [f"fivetune=({shlex.join([*words, self.container, *inside])})"]
+        if self.container.endswith(".sif"):
+            raise ConfigError(f"--container {self.container}: pyxis reads FILE.sqsh or an image's name. Give one.")
+        mounts = ",".join(path if ":" in path else f"{path}:{path}" for path in folders)
+        options = [f"--container-image={self.container}", f"--container-mounts={mounts}"]
+        return [
+            f"container=({shlex.join([*options, f'--container-workdir={plan.directory}'])})",
+            f"fivetune=({shlex.join(inside)})",
         ]
 
 
@@ -235,6 +307,21 @@ def _list_sbatch_options(options: Mapping[str, object]) -> list[str]:
             )
         lines.append(f"#SBATCH --{name}={shlex.quote(str(value))}")
     return lines
+
+
+def _format_numbers(numbers: Sequence[int]) -> str:
+    """Format the numbers of an array, in order.
+
+    >>> _format_numbers([1, 2, 3, 5, 7, 8])
+    '1-3,5,7-8'
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 def _build_log_path(folder: Path, pattern: str) -> str:

@@ -204,6 +204,12 @@ def _write_lines(path: Path, lines: Iterable[str]) -> None:
     path.write_text("".join(f"{line}\n" for line in lines), encoding="ascii")
 
 
+OWN_SOURCE: Mapping[str, str] = dict.fromkeys(
+    ("data.eval", "data.max_eval_examples", "data.cache_dir"), "predict answers all records of --input"
+)
+"""Settings of a run without effect on the answers to a file, each with the reason."""
+
+
 def describe_questions(config: RunConfig, path: str, task: Task, columns: Mapping[str, str]) -> Source:
     """Describe a source of questions without gold answers."""
     return Source(

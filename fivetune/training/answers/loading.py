@@ -37,7 +37,7 @@ from fivetune.training.answers.decoding import build_decoding, make_evaluator
 from fivetune.training.answers.evaluator import Evaluator
 from fivetune.training.answers.exported import load_exporter_of, open_export, refuse_fixed_settings
 from fivetune.training.answers.model_folder import (
-    find_whole_checkpoint,
+    find_answering_checkpoint,
     refuse_foreign_model,
     refuse_missing_model,
     with_exported_cap,
@@ -185,11 +185,13 @@ def load_run_model(
     # The files of an export are verified by its own list; the manifest of model/ says to which run it belongs.
     exporter = load_exporter_of(folder)
     checkpoint = None
-    if uses_checkpoint and status.state != "finished" and not rundir.find_model_folder(folder).is_dir():
-        checkpoint = find_whole_checkpoint(folder)
-    if exporter is None and checkpoint is None:
-        refuse_missing_model(folder, status)
-        refuse_foreign_model(folder, machine.run_id)
+    if exporter is None:
+        if uses_checkpoint:
+            checkpoint = find_answering_checkpoint(folder, status)
+        else:
+            refuse_missing_model(folder, status)
+        if checkpoint is None:
+            refuse_foreign_model(folder, machine.run_id)
     config = resolve_config(folder, overrides or {}, unsupported)
     temperature = read_temperature(rundir.find_model_folder(folder))
 

@@ -28,6 +28,17 @@ def find_whole_checkpoint(folder: Path) -> Path | None:
     return None
 
 
+def find_answering_checkpoint(folder: Path, status: RunStatus) -> Path | None:
+    """Find the checkpoint that answers for a run that is not finished; None: model/ does. Raises RunDirError if a run
+    has neither.
+    """
+    is_open = status.state != "finished" and not find_model_folder(folder).is_dir()
+    if is_open and (checkpoint := find_whole_checkpoint(folder)):
+        return checkpoint
+    refuse_missing_model(folder, status)
+    return None
+
+
 def refuse_missing_model(folder: Path, status: RunStatus) -> None:
     """Raise RunDirError with the command that exports the model if there is no model/."""
     if find_model_folder(folder).is_dir():

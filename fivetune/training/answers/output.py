@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, time
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from fivetune.data.readers.delimited import NUMBER, TableForm
+from fivetune.data.readers.records import is_hub_name
+from fivetune.data.readers.source_files import list_local_files
 from fivetune.data.readers.workbooks import import_openpyxl
 from fivetune.errors import ConfigError, DataError
 from fivetune.redaction import INVISIBLE
@@ -360,6 +363,39 @@ def refuse_format(name: str | None, tasks: Iterable[str], rows: Iterable[InputRo
         for row in rows:
             if row.key != row.id:
                 raise DataError(f"{row.where}: the id {row.id!r} is used twice; --format {name} has one answer per id.")
+
+
+def refuse_output(path: Path, source: str | None, format: str | None, *, overwrite: bool) -> None:
+    """Raise ConfigError, before any record is answered, for an --output that cannot or should not be written."""
+    where = f"--output {path}"
+    allowed = FORMATS[format].suffixes if format else tuple(SUFFIXES)
+    if path.suffix and path.suffix.lower() not in allowed:
+        what = f" with --format {format}" if format else ""
+        raise ConfigError(f"{where}: {path.suffix} is not written{what}. Allowed: {', '.join(allowed)}, or no suffix.")
+    if os.path.isdir(path):  # unlike Path.is_dir, false for an impossible name
+        raise ConfigError(f"{where}: is a folder. Give a file in it.")
+    if not os.path.isdir(path.parent):
+        raise ConfigError(f"{where}: there is no folder {path.parent}. Create it, or give another file.")
+    if not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"{where}: the folder {path.parent} is not writable. Give another file.")
+    if path.suffix.lower() == ".xlsx":
+        import_openpyxl(where)
+    if not os.path.exists(path):
+        return
+    files = list_local_files(source) if source and not is_hub_name(source) else ()
+    if any(file.samefile(path) for file in files):
+        raise ConfigError(f"{where}: is the file of --input, which would be overwritten. Give another file.")
+    if not overwrite:
+        raise ConfigError(f"{where}: exists. Add --overwrite to replace it, or give another file.")
+
+
+def refuse_form(output: str, format: str | None, delimiter: str | None, *, safe_csv: bool) -> None:
+    """Raise ConfigError for a form of a table where none is written."""
+    suffix = "" if format else Path(output).suffix.lower()
+    if delimiter and suffix != ".csv":
+        raise ConfigError("--delimiter: has an effect on .csv alone. Give --output FILE.csv, or leave it out.")
+    if safe_csv and suffix not in (".csv", ".tsv"):
+        raise ConfigError("--safe-csv: has an effect on .csv and .tsv alone. Give --output FILE.csv, or leave it out.")
 
 
 def choose_format(path: Path | None) -> str:

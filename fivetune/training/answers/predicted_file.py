@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from fivetune.data.guard import SourceGuard
 from fivetune.data.shard import WHOLE, Shard
+from fivetune.errors import DataError
 from fivetune.rundir.records import Prediction
 from fivetune.scores.analysis.abstention import Silence, withhold
 from fivetune.training.answers.answer_log import AnswerLog
@@ -158,6 +159,19 @@ class PredictionCounts:
     def num_answered(self) -> int:
         """Records with an answer, the withheld ones among them."""
         return self.num_records - self.num_skipped
+
+    def refuse_none_answered(self) -> None:
+        """Raise DataError if no record is answered: then the columns do not fit, and there is nothing to write."""
+        if self.num_answered or self.first is None:
+            return
+        row = self.first
+        found = f"{row.where}: {row.skipped.rstrip('.')}."
+        if self.num_records > 1:
+            found = (
+                f"{row.where.rpartition(':')[0] or 'predict'}: none of {self.num_records:,} records can be answered. "
+                f"The first: {found} Check task.name and data.columns."
+            )
+        raise DataError(found)
 
     def describe(self) -> str:
         """Describe how many records have a prediction, and why the others have none.

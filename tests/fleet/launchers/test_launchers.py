@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -20,7 +21,7 @@ from fivetune.commands.launch import read_change_time, watch_new_run
 from fivetune.config import load_config
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError
 from fivetune.fleet import launchers
-from fivetune.fleet.launchers import JobPlan, JobRun, Launcher, load_launcher
+from fivetune.fleet.launchers import JobPlan, JobRun, Launcher, SharedWork, load_launcher
 
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = plugins.list_plugins("launchers")
@@ -30,10 +31,14 @@ ARRAY = tuple(
     JobRun(f"lr-{rate}", f"runs/s/lr-{rate}", f"runs/s/recipes/lr-{rate}.yaml", flags=flags)
     for rate, flags in (("0.1", ()), ("it's", ("--resume",)))
 )
+WORK = SharedWork(
+    ("predict", "runs/faq", "--input", "it's.csv", "--output", "out.csv"), ("runs/faq", "out.csv"), (1, 2, 4), 4
+)
 CASES = {
     "one-node": ((ONE,), 1),
     "two-nodes": ((TWO,), 2),
     "array": (ARRAY, 1),
+    "shards": ((), 1),
 }
 OPTIONS = {"gpus": 4, "cpus": 16, "memory": "64G"}
 OWN = {
@@ -61,19 +66,35 @@ def plan(tasks: tuple[JobRun, ...], nnodes: int) -> JobPlan:
         version="0.1.0",
         launch_id="0a1b2c3d",
         page=("compare", "runs/s") if len(tasks) > 1 else (),
+        work=None if tasks else WORK,
+        folders=(Path("/scratch/ann"),),
+        caches={"HF_HOME": "/scratch/ann/hub", "XDG_CACHE_HOME": "/home/ann/.cache"},
     )
 
 
-def render(name: str, case: str) -> str:
+def render(name: str, case: str, **options: Any) -> str:
     tasks, nnodes = CASES[case]
-    launcher = load_launcher(name, {**OPTIONS, **OWN.get(name, {}), "nodes": nnodes})
+    launcher = load_launcher(name, {**OPTIONS, **OWN.get(name, {}), "nodes": nnodes, **options})
     files = launcher.render(plan(tasks, nnodes))
     return "".join(f"==> {file} <==\n{text}" for file, text in files.items())
 
 
 def supported_cases() -> list[tuple[str, str]]:
-    every = [(name, case) for name in NAMES for case in CASES]
-    return [(n, c) for n, c in every if c != "array" or plugins.load_plugin("launchers", n).supports_arrays]
+    found: list[tuple[str, str]] = []
+    for name in NAMES:
+        kind = plugins.load_plugin("launchers", name)
+        unsupported = {"array": not kind.supports_arrays, "shards": not kind.supports_shards}
+        found += [(name, case) for case in CASES if not unsupported.get(case)]
+    return found
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A working directory, in which the corpus of the quickstart is not written: that takes two seconds."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fivetune.commands.fetch_inputs", lambda configs, models=True: None)
+    monkeypatch.setattr("fivetune.commands.launch.fetch_inputs", lambda configs, models=True: None)
+    monkeypatch.setattr("fivetune.fleet.experiments.runs.write_corpus", lambda corpus: None)
 
 
 # --- the contract ---
@@ -92,8 +113,17 @@ def test_every_launcher_keeps_the_contract(name):
 @pytest.mark.parametrize(("name", "case"), supported_cases())
 def test_golden_files(name, case):
     """After an intended change: `FIVETUNE_WRITE_GOLDEN=1 python -m pytest tests/fleet/launchers`, and read the diff."""
-    text = render(name, case)
-    path = GOLDEN / f"{name}-{case}.txt"
+    check_golden(render(name, case), f"{name}-{case}.txt")
+
+
+@pytest.mark.parametrize(("runtime", "image"), [("apptainer", "five tune.sif"), ("pyxis", "nvcr.io#fivetune:1")])
+def test_golden_files_of_containers(runtime, image):
+    options = {"container": image, "container_runtime": runtime, "bind": ("/data",), "modules": ("cuda/12 gcc", "x")}
+    check_golden(render("slurm", "array", **options), f"slurm-{runtime}.txt")
+
+
+def check_golden(text: str, name: str) -> None:
+    path = GOLDEN / name
     if os.environ.get("FIVETUNE_WRITE_GOLDEN"):
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
@@ -137,24 +167,35 @@ def test_a_job_on_an_empty_disk_continues_from_its_bucket(capsys):
     )
 
 
-def test_a_dry_run_writes_nothing(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    dry_run(capsys, "launch", "quickstart", "--on", "slurm")
-    dry_run(capsys, "compare", "quick", "--on", "slurm")
-    assert list(tmp_path.iterdir()) == []
+def test_a_dry_run_writes_what_it_names_and_checks_the_data(capsys, tmp_path, monkeypatch):
+    text = dry_run(capsys, "launch", "quickstart", "--on", "slurm")
+    assert (tmp_path / "runs" / "quickstart.slurm" / "job.sbatch").read_text() == text
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump({"base": "quickstart", "grid": {"optimizer.lr": [0.1, 0.2]}}))
+    text = dry_run(capsys, "compare", "s.yaml", "--on", "slurm")
+    recipes = re.findall(r"recipe=\((.*)\)", text)
+    assert len(recipes) == 2 and all(Path(recipe).is_file() for recipe in recipes)
+    # The second one finds the sweep that the first one has written, and a launch goes on with it.
+    assert cli.main(["compare", "s.yaml", "--on", "slurm", "--dry-run", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert "without --dry-run this is refused: runs/s: holds a sweep already" in printed.err
+    assert json.loads(printed.out)["folder"] == str(tmp_path / "runs" / "s.slurm")
+    dry_run(capsys, "compare", "s.yaml", "--on", "slurm", "--resume")
+    monkeypatch.setattr("fivetune.commands.launch.fetch_inputs", fetch_inputs)
+    assert cli.main(["launch", "quickstart", "--on", "slurm", "--dry-run", "--data.train", "no.json"]) == 3
+    assert "no.json" in capsys.readouterr().err
 
 
 def test_the_array_of_a_sweep_has_a_task_per_run(capsys):
     text = dry_run(capsys, "compare", "quick", "--on", "slurm", "--at-once", "2")
     assert "#SBATCH --array=0-7%2\n" in text and text.count("recipe=(runs/compare-quick/recipes/") == 8
-    assert text.endswith("-m fivetune compare runs/compare-quick\n")
+    assert text.endswith('"${fivetune[@]}" compare runs/compare-quick\n')
 
 
 def test_the_page_of_a_sweep_has_the_arguments_of_the_command(capsys):
     words = ["--baseline", "adamw forward=flat", "--metric", "f1", "--price-per-hour", "3", "--output", "page.html"]
     text = dry_run(capsys, "compare", "quick", "--on", "slurm", *words)
     page = "--baseline 'adamw forward=flat' --metric f1 --price-per-hour 3.0 --output page.html"
-    assert text.endswith(f"-m fivetune compare runs/compare-quick {page}\n")
+    assert text.endswith(f'"${{fivetune[@]}}" compare runs/compare-quick {page}\n')
 
 
 @pytest.mark.parametrize(
@@ -268,9 +309,6 @@ def fake_sbatch(tmp_path, monkeypatch) -> Path:
     (folder / "sbatch").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/words\necho "7;cluster"\n')
     (folder / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fivetune.commands.fetch_inputs", lambda configs: None)
-    monkeypatch.setattr("fivetune.commands.launch.fetch_inputs", lambda configs: None)
     return tmp_path
 
 
@@ -399,7 +437,7 @@ def test_a_sweep_that_cannot_be_rendered_or_fetched_leaves_nothing(capsys, fake_
     assert cli.main([*SEEDS, "--sbatch=--comment=a\nb"]) == 2
     assert "--sbatch '--comment=a\\nb': is not an option. Give one line" in capsys.readouterr().err
 
-    def refuse(configs: object) -> None:
+    def refuse(configs: object, models: bool) -> None:
         raise ConfigError("no model")
 
     monkeypatch.setattr("fivetune.commands.fetch_inputs", refuse)
@@ -440,7 +478,6 @@ def nodes(tmp_path, monkeypatch) -> Path:
         (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{script}\n")
         (tmp_path / "bin" / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
-    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
@@ -502,3 +539,91 @@ def test_sbatch_options_are_quoted(tmp_path):
     assert shlex.split(options["chdir"]) == ["/w/my dir/100%"]
     assert shlex.split(options["output"]) == ["/w/my dir/100%%/runs/my run.slurm/%j.log"]
     assert "--output='/w/my dir/100%%/runs/my run.slurm/%j-node%n.log' " in text
+
+
+# --- shards of a prediction and of data ---
+
+
+@pytest.fixture
+def answering(tmp_path: Path) -> list[str]:
+    """The words that start the prediction of six records by a finished run."""
+    write_run(tmp_path / "runs" / "faq", fake_run(name="faq"))
+    (tmp_path / "runs" / "faq" / "model").mkdir(exist_ok=True)
+    (tmp_path / "runs" / "faq" / "model" / "generation_config.json").write_text('{"max_new_tokens": 8}')
+    rows = [{"question": f"Who is {number}?", "context": "It is Ann."} for number in range(6)]
+    (tmp_path / "in.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (tmp_path / "empty.jsonl").write_text("{}\n" * 3)
+    return ["launch", "runs/faq", "--predict", "in.jsonl", "--output", "out.csv", "--on", "slurm"]
+
+
+def test_a_prediction_is_an_array_of_shards(capsys, fake_sbatch, answering):
+    words = ["--shards", "3", "--at-once", "2", "--gpus", "2", "--safe-csv", "--max-error", "5%"]
+    assert cli.main([*answering, *words, "--eval.num_beams", "2"]) == 0
+    text = (fake_sbatch / "out.csv.slurm" / "job.sbatch").read_text()
+    assert "#SBATCH --array=1-3%2\n" in text and "#SBATCH --gpus-per-node=2\n" in text
+    assert (
+        "work=(predict runs/faq --input in.jsonl --output out.csv --safe-csv --max-error 5% --eval.num_beams 2 "
+        '--launch.nproc 2 --shard "$SLURM_ARRAY_TASK_ID/3")\n' in text
+    )
+    assert capsys.readouterr().out.startswith("job     7: 3 shards of out.csv, each on 1 node with 2 processes\n")
+
+
+def test_shards_that_are_answered_are_not_started_again(capsys, fake_sbatch, answering):
+    for number in (1, 3):
+        (fake_sbatch / "out.csv.partial" / f"{number}-of-3").mkdir(parents=True)
+        (fake_sbatch / "out.csv.partial" / f"{number}-of-3" / "done.json").touch()
+    assert cli.main([*answering, "--shards", "3", "--json", "--device", "cpu"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["shards"] == [2]
+    text = (fake_sbatch / "out.csv.slurm" / "job.sbatch").read_text()
+    assert "#SBATCH --array=2\n" in text and "gpus" not in text
+    assert cli.main([*answering, "--shards", "2"]) == 4
+    assert "out.csv.partial: holds answers of 3 shards. Go on with these commands" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--shards", "7"], 2, "--shards 7: in.jsonl has 6 records. Give at most as many."),
+        (["--shards", "0"], 2, "--predict: needs --shards N, the number of jobs that share the records"),
+        ([], 2, "--predict: needs --shards N"),
+        (["--shards", "2", "--nodes", "2"], 2, "--nodes 2: each shard works on one node. Give more --shards instead."),
+        (["--shards", "2", "--resume"], 2, "--resume: has no effect with --predict. Leave it out."),
+        (["--shards", "2", "--output", "no/out.csv"], 2, "--output no/out.csv: there is no folder no."),
+        (["--shards", "2", "--predict", "no.csv"], 3, "no.csv"),
+        (["--shards", "2", "--predict", "empty.jsonl"], 3, "empty.jsonl: none of 3 records can be answered."),
+        (["--shards", "2", "--optimizer.lr", "1"], 2, "--optimizer.lr: has no effect here: the model is trained."),
+        (["--shards", "2", "--on", "skypilot"], 2, "--on skypilot: has no arrays of jobs. Use --on slurm"),
+    ],
+)
+def test_a_wrong_prediction_is_refused_before_it_is_queued(capsys, tmp_path, answering, words, code, message):
+    assert cli.main([*answering, *words]) == code
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.glob("out.csv*"))
+
+
+def test_a_prediction_needs_a_run_with_a_model_and_an_output(capsys, tmp_path, answering):
+    assert cli.main([*answering[:4], "--shards", "2", "--on", "slurm"]) == 2
+    assert "--predict: needs --output FILE, which the last job writes." in capsys.readouterr().err
+    shutil.rmtree(tmp_path / "runs" / "faq" / "model")
+    assert cli.main([*answering, "--shards", "2"]) == 4
+    assert "runs/faq: model/ is missing" in capsys.readouterr().err
+    assert cli.main(["launch", "runs/no", *answering[2:], "--shards", "2"]) == 4
+    assert "runs/no: no such directory." in capsys.readouterr().err
+    assert cli.main(["launch", "quickstart", "--on", "slurm", "--shards", "2"]) == 2
+    assert "--shards: has no effect without --predict" in capsys.readouterr().err
+
+
+def test_files_of_a_prediction_must_be_on_the_volume(capsys):
+    words = ["launch", "runs/faq", "--predict", "in.csv", "--shards", "4", "--on", "kubernetes", "--dry-run"]
+    words += ["--image", "i", "--volume", "v", "--at-once", "2", "--output"]
+    assert cli.main([*words, "/tmp/out.csv"]) == 2
+    assert "/tmp/out.csv: is not on the volume, which pods have at /workspace" in capsys.readouterr().err
+    assert cli.main([*words, "out.csv"]) == 0
+    spec = yaml.safe_load(capsys.readouterr().out)["spec"]
+    assert (spec["completions"], spec["parallelism"], spec["completionMode"]) == (4, 2, "Indexed")
+
+
+@pytest.mark.parametrize("case", ["array", "shards"])
+def test_what_a_container_cannot_have_is_refused(case):
+    with pytest.raises(ConfigError, match=r"^--container a\.sif: pyxis reads FILE\.sqsh or an image's name\."):
+        render("slurm", case, container="a.sif", container_runtime="pyxis")

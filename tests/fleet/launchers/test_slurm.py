@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import time
 from collections.abc import Callable, Generator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,3 +114,52 @@ def test_a_sweep_of_four_runs_is_an_array_with_one_page(cluster, tmp_path, model
     assert [(run.name, run.status.state) for run in runs] == [
         (f"lr-{rate}-seed{seed}", "finished") for rate in (0.001, 0.01) for seed in (1, 2)
     ]
+
+
+STOPPED_ONCE = """\
+# Python starts this file before the program: in the middle of their work one shard is killed, another one waits.
+import os, sys, time
+from pathlib import Path
+
+files = {"2/3": Path("killed"), "3/3": Path("waiting")}
+file = files.get(sys.argv[-1])
+if file and not file.exists():
+    from fivetune.training.answers.answer_log import AnswerWriter
+
+    append = AnswerWriter.append
+
+    def stop(writer, question, prediction):
+        append(writer, question, prediction)
+        file.touch()
+        if file.name == "killed":
+            os.kill(os.getpid(), 9)
+        time.sleep(600)
+
+    AnswerWriter.append = stop
+"""
+
+
+def test_a_prediction_with_a_killed_and_a_preempted_shard_is_merged_once(
+    cluster, tmp_path, model_folder, capsys, monkeypatch
+):
+    recipe = write_recipe(tmp_path, model_folder, train__num_steps=2)
+    assert cli.main(["train", str(recipe), "--quiet", "--no-preflight"]) == 0
+    source = str(tmp_path / "dev.json")
+    assert cli.main(["predict", "run", "--input", source, "--output", "whole.jsonl"]) == 0
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(STOPPED_ONCE)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'site'}:{os.environ.get('PYTHONPATH', '')}")
+    capsys.readouterr()
+    words = ["--output", "out.jsonl", "--shards", "3", "--device", "cpu", "--json"]
+    assert cli.main(["launch", "run", "--predict", source, "--on", "slurm", *words]) == 0
+    job = json.loads(capsys.readouterr().out.splitlines()[-1])["job"]
+    wait_until(lambda: (tmp_path / "killed").exists() and (tmp_path / "waiting").exists(), tmp_path)
+    run("sbatch", "--partition=high", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=true")
+    for number in (2, 3):
+        wait_until(partial(is_started_early, f"{job}_{number}"), tmp_path)
+    wait_until((tmp_path / "out.jsonl").exists, tmp_path)
+    assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    wait_until(lambda: not (tmp_path / "out.jsonl.partial").exists(), tmp_path)
+    logs = "".join(path.read_text() for path in (tmp_path / "out.jsonl.slurm").glob("*-node0.log"))
+    assert logs.count("1 of 4 records are answered already") == 2
+    assert logs.count("12 records: 12 answered") == 1

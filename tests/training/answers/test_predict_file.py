@@ -21,11 +21,11 @@ import pytest
 
 import fivetune
 from fivetune.cli import main
-from fivetune.commands.predict import _keep_answers as keep_answers
 from fivetune.data.shard import WHOLE
 from fivetune.errors import DataError
 from fivetune.rundir.records import Candidate, Prediction
 from fivetune.training.answers import answer_log, output
+from fivetune.training.answers.answer_folder import keep_answers
 from fivetune.training.answers.answer_log import AnswerLog, AnswerWriter
 from fivetune.training.answers.inputs import InputRow
 from fivetune.training.answers.predicted_file import PredictedRow, PredictionCounts
@@ -242,8 +242,8 @@ def test_a_place_where_no_folder_can_be_made_is_refused(run: Path, capsys: pytes
 KILLED_WHILE_IT_REMOVES = """
 import os, sys
 from pathlib import Path
-from fivetune.commands.predict import _keep_answers
 from fivetune.data.shard import WHOLE
+from fivetune.training.answers.answer_folder import keep_answers
 
 def die(event, args):
     left.append(event)
@@ -251,7 +251,7 @@ def die(event, args):
         os._exit(9)
 
 left = []
-with _keep_answers(Path(sys.argv[1]), WHOLE, is_first=True) as folder:
+with keep_answers(Path(sys.argv[1]), WHOLE, is_first=True) as folder:
     (folder / "answers-0.jsonl").write_text("")
     sys.addaudithook(die)
 """

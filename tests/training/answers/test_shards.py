@@ -10,9 +10,9 @@ import pytest
 
 import fivetune
 from fivetune.cli import main
-from fivetune.commands.predict import _lock_answers as lock_answers
 from fivetune.data.shard import Shard
 from fivetune.rundir.records import Prediction
+from fivetune.training.answers.answer_folder import lock_answers
 from fivetune.training.answers.answer_log import AnswerWriter
 from reliability.warm import start_command, wait_until
 

@@ -1,0 +1,126 @@
+"""The folder of the answers next to an output, while they are computed: who uses it, and when it goes.
+
+In: the path of the output, and the shard of a job. Out: a folder that no other process answers into. It stays after a
+kill, and the next command goes on with its answers.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from fivetune.data.shard import Shard
+from fivetune.distributed.processes.signals import report_interrupts
+from fivetune.errors import FiveTuneEnvironmentError
+from fivetune.rundir.files import lock_file
+from fivetune.training.answers.answer_log import PATTERN
+from fivetune.training.answers.shards import DONE, name_shard_folder, refuse_other_work
+
+LOCK = "lock"  # marks a folder of answers
+SECONDS_TO_LOOK = 0.3
+
+
+def find_answers(target: Path) -> Path:
+    """The folder of the answers next to the output."""
+    return target.with_name(f"{target.name}.partial")
+
+
+@contextmanager
+def keep_answers(target: Path, shard: Shard, *, is_first: bool) -> Generator[Path]:
+    """Create the folder of the answers next to the output; it stays if the block ends early and has answered some, and
+    for a shard, whose folder is in it.
+
+    Args:
+        is_first: whether this rank creates and removes the folder.
+
+    Raises FiveTuneEnvironmentError if another process uses it, InterruptedRunError for a signal.
+    """
+    shared = find_answers(target)
+    folder = shared / name_shard_folder(shard) if shard.count > 1 else shared
+    is_whole = False
+    with ExitStack() as locks:
+        if is_first:
+            if folder != shared:
+                locks.callback(_remove_unused, shared)
+            locks.enter_context(lock_answers(shared, is_shared=folder != shared))
+            refuse_other_work(shared, shard)
+            if folder != shared:
+                locks.enter_context(lock_answers(folder))
+                (folder / DONE).unlink(missing_ok=True)
+        try:
+            with report_interrupts(
+                lambda name: (
+                    f"stopped by {name}; the answers so far are kept in {folder}. Run the same command again to go on"
+                )
+            ):
+                yield folder
+            is_whole = True
+        finally:  # outside the block above: nothing that happens here changes what the command has done
+            is_over = folder == shared if is_whole else not any(folder.rglob(PATTERN))
+            if is_first and is_over:
+                remove_answers(folder)
+
+
+def _remove_unused(folder: Path) -> None:
+    """Remove a folder of shards that has none, unless another process uses it."""
+    with suppress(FiveTuneEnvironmentError), lock_answers(folder):
+        if [path.name for path in folder.iterdir()] == [LOCK]:
+            remove_answers(folder)
+
+
+def remove_answers(folder: Path) -> None:
+    """Remove a folder of answers, which this process has locked."""
+    with suppress(OSError):
+        for path in folder.iterdir():  # before the lock, without which nobody takes them over
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != LOCK:
+                path.unlink()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def lock_answers(folder: Path, *, is_shared: bool = False, waits: bool = False) -> Generator[None]:
+    """Create a folder of answers, or take over what a stopped command has left; no other process can use the folder.
+
+    Args:
+        is_shared: only such processes can: those that answer shards, in folders in it.
+        waits: wait for processes that use it.
+
+    Raises FiveTuneEnvironmentError.
+    """
+    place = folder / LOCK
+    # A command that was killed while it removed the folder has left it empty.
+    is_empty = folder.is_dir() and not any(folder.iterdir())
+    if folder.is_symlink() or (os.path.lexists(folder) and not place.is_file() and not is_empty):
+        raise FiveTuneEnvironmentError(f"{folder}: is in the way: the answers are kept there. Rename it.")
+    while True:
+        try:
+            folder.mkdir(exist_ok=True)
+            try:
+                lock = place.open("a")
+            except FileNotFoundError:  # another process has just removed the folder
+                continue
+        except OSError as error:
+            raise FiveTuneEnvironmentError(
+                f"{folder}: cannot be written: {error.strerror}. Choose another --output."
+            ) from None
+        with lock:
+            try:
+                is_free = lock_file(lock, shared=is_shared, wait=waits)
+                if not is_free and is_shared:  # a job that ends may look whether the folder is used
+                    time.sleep(SECONDS_TO_LOOK)
+                    is_free = lock_file(lock, shared=True)
+            except OSError as error:
+                raise FiveTuneEnvironmentError(
+                    f"{place}: cannot be locked: {error.strerror}. Choose an --output on a file system with locks."
+                ) from None
+            if not is_free:
+                raise FiveTuneEnvironmentError(f"{folder}: another process answers into it. Wait for it, or stop it.")
+            if place.is_file() and os.path.samestat(os.fstat(lock.fileno()), place.stat()):
+                yield
+                return
