@@ -215,7 +215,7 @@ def _find_open_shards(args: argparse.Namespace, settings: Mapping[str, Any]) -> 
     from fivetune.training.answers.model_folder import find_answering_checkpoint
     from fivetune.training.answers.output import refuse_output
     from fivetune.training.answers.predicted_file import PredictedRow, PredictionCounts
-    from fivetune.training.answers.shards import list_unfinished, refuse_other_work
+    from fivetune.training.answers.shards import list_open_shards, refuse_other_work
 
     target = Path(args.output)
     run = Path(args.recipe)
@@ -235,7 +235,7 @@ def _find_open_shards(args: argparse.Namespace, settings: Mapping[str, Any]) -> 
     if not folder.is_dir():
         return range(1, args.shards + 1)
     refuse_other_work(folder, Shard(count=args.shards))
-    return list_unfinished(folder, Shard(count=args.shards)) or [args.shards]
+    return list_open_shards(folder, Shard(count=args.shards)) or [args.shards]
 
 
 def _launch_preparation(args: argparse.Namespace, launcher: Launcher) -> int:

@@ -245,21 +245,21 @@ def _merge(args: argparse.Namespace, target: Path, answered: _Answered, shard: S
     from fivetune.training.answers.predicted_file import MergedParts, PredictionCounts
     from fivetune.training.answers.shards import (
         list_shard_folders,
-        list_unfinished,
+        list_open_shards,
         merge_shards,
         refuse_other_number,
     )
 
     folder = find_answers(target)
     extend_file_limit(shard.count)  # all are read at once
-    if missing := list_unfinished(folder, shard):
+    if missing := list_open_shards(folder, shard):
         return answered, missing
     own = answered.predicted
     with (
         report_interrupts(lambda name: f"stopped by {name}; all answers are kept. Run the same command again"),
         lock_answers(folder, waits=True),
     ):
-        missing = list_unfinished(folder, shard)
+        missing = list_open_shards(folder, shard)
         if missing and len(missing) < shard.count:  # a shard has begun again
             return answered, missing
         if not missing:

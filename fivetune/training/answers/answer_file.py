@@ -29,7 +29,7 @@ from fivetune.training.answers.answer_log import AnswerLog, AnswerWriter
 from fivetune.training.answers.inputs import describe_questions
 from fivetune.training.answers.loading import RunModel
 from fivetune.training.answers.predicted_file import ANSWERED, PredictedFile
-from fivetune.training.answers.shards import SETTINGS, refuse_other_settings
+from fivetune.training.answers.shards import SETTINGS, refuse_other_answers
 from fivetune.training.state.resume import select_scored_settings
 
 
@@ -82,7 +82,7 @@ def answer_file(
                 on_note(store.rebuilt)
             if world.is_first:
                 _discard_other_answers(run, loaded, folder, store, on_note)
-                refuse_other_settings(folder, shard_folders)
+                refuse_other_answers(folder, shard_folders)
 
         with AnswerLog(folder) as answers:
             missing = np.setdiff1d(np.arange(store.num_groups), answers.questions)

@@ -1,7 +1,7 @@
 """The folder of the answers next to an output, while they are computed: who uses it, and when it goes.
 
 In: the path of the output, and the shard of a job. Out: a folder that no other process answers into. It stays after a
-kill, and the next command goes on with its answers.
+kill, and the next command keeps what is answered.
 """
 
 from __future__ import annotations

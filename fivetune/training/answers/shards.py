@@ -56,7 +56,7 @@ def _get_fingerprints(files: Mapping[str, Iterable[PredictedRow]]) -> dict[str, 
     return {name: file.guard.fingerprint for name, file in files.items() if isinstance(file, PredictedFile)}
 
 
-def list_unfinished(folder: Path, shard: Shard) -> list[int]:
+def list_open_shards(folder: Path, shard: Shard) -> list[int]:
     """List the numbers, from 1, of the shards that are not whole."""
     folders = list_shard_folders(folder, shard)
     return [number for number, path in enumerate(folders, start=1) if not (path / DONE).is_file()]
@@ -84,7 +84,7 @@ def merge_shards(
     for name, file in own.items():
         assert isinstance(file, PredictedFile)
         places = [path / name for path in folders]
-        refuse_other_settings(places[shard.number], places)
+        refuse_other_answers(places[shard.number], places)
         found[name] = replace(file, folders=tuple(places), shard=WHOLE)
     return found
 
@@ -96,7 +96,7 @@ def refuse_other_number(folder: Path, shard: Shard, num_records: int) -> None:
         raise DataError(f"{folder}: has {found:,} records, the input {num_records:,}. Delete it, and answer again.")
 
 
-def refuse_other_settings(own: Path, folders: Sequence[Path]) -> None:
+def refuse_other_answers(own: Path, folders: Sequence[Path]) -> None:
     """Raise DataError if the answers in a folder belong to other data, weights or settings than the answers in `own`.
 
     A folder without answers, of a shard whose records are all skipped, fits any.
