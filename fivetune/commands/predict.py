@@ -244,8 +244,8 @@ def _merge(args: argparse.Namespace, target: Path, answered: _Answered, shard: S
     from fivetune.training.answers.answer_folder import find_answers, lock_answers, remove_answers
     from fivetune.training.answers.predicted_file import MergedParts, PredictionCounts
     from fivetune.training.answers.shards import (
-        list_shard_folders,
         list_open_shards,
+        list_shard_folders,
         merge_shards,
         refuse_other_number,
     )
