@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from fivetune.redaction import name_invisible, redact_secrets
 
@@ -202,6 +202,18 @@ class NumericError(FiveTuneError):
 
 class IncompleteError(FiveTuneError):
     exit_code = 6
+
+
+class PromiseError(IncompleteError):
+    """An evaluation cannot keep the promise about errors that was asked for.
+
+    Args:
+        record: the EvalRecord, which the run keeps.
+    """
+
+    def __init__(self, message: str, *, record: Any) -> None:
+        super().__init__(message)
+        self.record = record
 
 
 class InterruptedRunError(FiveTuneError):

@@ -10,8 +10,11 @@ import json
 import re
 import shlex
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+from fivetune.errors import FiveTuneEnvironmentError
 
 PACKAGE = "fivetune"
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -42,6 +45,18 @@ def name_install(extra: str) -> str:
         is_checkout = source.is_dir()
         return shlex.join(["pip", "install", *(["-e"] if is_checkout else []), f"{source}[{extra}]"])
     return shlex.join(["pip", "install", *list_extras().get(extra, [extra])])
+
+
+def require_package(where: str, package: str, extra: str, advice: str = "") -> None:
+    """Raise FiveTuneEnvironmentError, with the command that installs its extra, if a package is not installed.
+
+    Args:
+        where: what needs the package. advice: what else can be done.
+    """
+    if find_spec(package) is None:
+        raise FiveTuneEnvironmentError(
+            f"{where}: the package {package} is not installed. Install it: {name_install(extra)}{advice}"
+        )
 
 
 def _find_source() -> Path | None:

@@ -276,7 +276,7 @@ def refuse_outputs(args: Namespace, *made: Path, page: bool = True) -> None:
         page: whether the command has a page.
     """
     from fivetune.errors import ConfigError
-    from fivetune.reading.report.page.figures import require_matplotlib
+    from fivetune.installation import require_package
     from fivetune.reading.report.page.tables import SUFFIXES
 
     allowed = (*([".html"] if page else []), *SUFFIXES)
@@ -292,7 +292,7 @@ def refuse_outputs(args: Namespace, *made: Path, page: bool = True) -> None:
     if args.figures is not None:
         if args.figures.exists() and not args.figures.is_dir():
             raise ConfigError(f"--figures {args.figures}: is a file. Give a folder, which is created.")
-        require_matplotlib()
+        require_package("--figures", "matplotlib", "paper")
 
 
 def write_outputs(args: Namespace, page: Page, results: Results, *, default: Path | None = None) -> list[Path]:

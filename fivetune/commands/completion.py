@@ -45,15 +45,11 @@ def run(args: argparse.Namespace) -> int:
 def build_script(shell: str) -> str:
     """Build the script. Raises FiveTuneEnvironmentError without shtab."""
     from fivetune.config.recipes import list_recipe_names
-    from fivetune.errors import FiveTuneEnvironmentError
-    from fivetune.installation import name_install
+    from fivetune.installation import require_package
 
-    try:
-        import shtab
-    except ImportError:
-        raise FiveTuneEnvironmentError(
-            f"completion: the package shtab is not installed. Install it: {name_install('completion')}"
-        ) from None
+    require_package("completion", "shtab", "completion")
+    import shtab
+
     recipes = " ".join(list_recipe_names())
     preamble = {name: text.replace("@RECIPES@", recipes) for name, text in PREAMBLE.items()}
     fish_recipes = f"(printf '%s\\n' {recipes}; __fish_complete_path (commandline -ct))"

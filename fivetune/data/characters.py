@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from fivetune.data.letters import list_structural_tokens
+from fivetune.tasks.denoising import SENTINEL
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -65,6 +66,8 @@ def describe_odd_targets(
     examples: Sequence[TextExample],
     lost: Collection[str] | None = None,
     noun: str = "targets",
+    *,
+    keeps_sentinels: bool = False,
 ) -> list[str]:
     """Describe what is odd about targets, a sentence for each finding.
 
@@ -74,11 +77,12 @@ def describe_odd_targets(
     Args:
         lost: characters that the vocabulary lacks, if known; else the tokenizer is asked about line ends.
         noun: what messages call the targets, for example if they are a sample.
+        keeps_sentinels: whether answers may have tokens <extra_id_N>, which are then nothing odd.
     """
     if lost is None:
         lost = find_lossy_characters(tokenizer, "\n") if tokenizer else ()
     examples = [one for one in examples if one.targets]
-    targets = [one.targets for one in examples]
+    targets = [SENTINEL.sub("", one.targets) if keeps_sentinels else one.targets for one in examples]
     tokens = list_structural_tokens(tokenizer) if tokenizer else T5_TOKENS
     end = tokens[0]
     total = f"of {len(targets):,} {noun}"
@@ -109,7 +113,7 @@ def describe_odd_targets(
                 f"{num:,} {total} hold {token}, a special token of the tokenizer: it is read as letters, not as the "
                 "token. Remove it, unless the letters are meant"
             )
-    sentinels = list(filter(None, (re.search(r"<extra_id_\d+>", text) for text in bare)))
+    sentinels = list(filter(None, map(SENTINEL.search, bare)))
     if sentinels:
         notes.append(
             f"{len(sentinels):,} {total} hold {sentinels[0][0]}, a token of pre-training, which answers leave out. "

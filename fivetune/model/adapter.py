@@ -23,8 +23,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fivetune.distributed.sharding import iter_held
-from fivetune.errors import ConfigError, FiveTuneEnvironmentError, ModelError
-from fivetune.installation import name_install
+from fivetune.errors import ConfigError, ModelError
+from fivetune.installation import require_package
 from fivetune.model import virtual_tokens
 from fivetune.model.adapters import has_virtual_tokens
 from fivetune.model.freeze import select_names
@@ -168,13 +168,9 @@ def _suppress_log() -> Iterator[None]:
 
 def import_peft() -> None:
     """Import peft, which imports bitsandbytes if it is installed."""
-    try:
-        with _suppress_log():
-            import peft  # noqa: F401
-    except ImportError:
-        raise FiveTuneEnvironmentError(
-            f"model.adapter: peft is not installed. Install it with: {name_install('adapters')}."
-        ) from None
+    require_package("model.adapter", "peft", "adapters")
+    with _suppress_log():
+        import peft  # noqa: F401
 
 
 def list_targets(model: T5Model, options: Adapter) -> list[str]:
@@ -236,14 +232,9 @@ def _insert_modules(model: T5Model, config: PeftConfig) -> set[str]:
 
 def convert_to_nf4(model: nn.Module, targets: Sequence[str], device: str) -> str:
     """Replace matrices by NF4 ones of bitsandbytes on a device; returns how far they are from the given ones."""
-    try:
-        with _suppress_log():
-            library: Any = import_module("bitsandbytes.nn")  # its types are not those of torch
-    except ImportError:
-        raise FiveTuneEnvironmentError(
-            "model.adapter with a base in 4 bits (qlora): bitsandbytes is not installed. Install it with: "
-            f"{name_install('adapters')}."
-        ) from None
+    require_package("model.adapter with a base in 4 bits (qlora)", "bitsandbytes", "adapters")
+    with _suppress_log():
+        library: Any = import_module("bitsandbytes.nn")  # its types are not those of torch
     squares = errors = 0.0
     for name in targets:
         linear = model.get_submodule(name)

@@ -23,9 +23,9 @@ from fivetune.tasks import TaskOptions, Template, fill_from_record, get_record_i
 from fivetune.types import ConversionResult, MetricSpec, RawRecord, TextExample
 
 MIN_WORDS = 2  # of which one is left to tell the place of the other
-NUM_SENTINELS = 100  # of T5's vocabulary, of which the last ends the target
+NUMSENTINELS = 100  # of T5's vocabulary, of which the last ends the target
 
-_SENTINEL = re.compile(r"<extra_id_\d+>")
+SENTINEL = re.compile(r"<extra_id_\d+>")
 
 
 class Denoising(TaskOptions):
@@ -50,9 +50,9 @@ class Denoising(TaskOptions):
         """
         text, _ = fill_from_record(record, self.inputs)
         own = get_record_id(record)
-        if not labelled and _SENTINEL.search(text):
+        if not labelled and SENTINEL.search(text):
             return TextExample(own, text, "", (), (0, len(text)))
-        words = _SENTINEL.sub(" ", text).split()
+        words = SENTINEL.sub(" ", text).split()
         examples: list[TextExample] = []
         for copy in range(self.copies):
             for start in range(0, len(words), self.words):
@@ -73,7 +73,7 @@ class Denoising(TaskOptions):
         >>> Denoising().from_text("<extra_id_0> flag <extra_id_1> is red <extra_id_2>")
         'flag | is red'
         """
-        return " | ".join(part.strip() for part in _SENTINEL.split(text) if part.strip())
+        return " | ".join(part.strip() for part in SENTINEL.split(text) if part.strip())
 
 
 def draw_spans(rng: Random, num_words: int, share: float, mean: float) -> list[tuple[int, int]]:
@@ -88,7 +88,7 @@ def draw_spans(rng: Random, num_words: int, share: float, mean: float) -> list[t
     """
     num_replaced = min(max(round(share * num_words), 1), num_words - 1)
     num_kept = num_words - num_replaced
-    num_spans = min(max(round(num_replaced / mean), 1), num_kept, NUM_SENTINELS - 1)
+    num_spans = min(max(round(num_replaced / mean), 1), num_kept, NUMSENTINELS - 1)
     spans: list[tuple[int, int]] = []
     gaps = _divide(rng, num_kept + 2, num_spans + 1)
     place = -1  # of the first gap, which may be empty, one is no word

@@ -47,6 +47,12 @@ def test_odd_targets(tokenizer, targets, told):
     assert len(notes) == len(told) and all(note.startswith(start) for note, start in zip(notes, told, strict=True))
 
 
+def test_sentinels_are_nothing_odd_where_they_are_learned(tokenizer):
+    examples = [make_example("<extra_id_0> hat <extra_id_1>"), make_example("<extra_id_0> red <extra_id_1>")]
+    assert describe_odd_targets(tokenizer, examples, keeps_sentinels=True) == []
+    assert len(describe_odd_targets(tokenizer, examples)) == 3
+
+
 def test_line_ends_beside_the_answer_cost_nothing(tokenizer):
     """Of GSM8K's reasoning the number alone is compared."""
     assert describe_odd_targets(tokenizer, [TextExample("1", "2 + 3", "2 + 3\n#### 5", ("5",))]) == []

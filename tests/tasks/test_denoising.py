@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
+from pathlib import Path
 from random import Random
 from statistics import fmean
 from typing import Any
 
+import kit
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fivetune
 from fivetune.tasks.denoising import Denoising, corrupt_spans, draw_spans
 from fivetune.types import RawRecord, TextExample
 
@@ -72,3 +75,18 @@ def test_a_single_word_is_left_out(text: str) -> None:
 def test_a_text_with_gaps_is_filled_as_it_stands() -> None:
     assert read("Ann has a <extra_id_0> hat", labelled=False).inputs == "Ann has a <extra_id_0> hat"
     assert "<extra_id_0>" in read("Ann has a red hat", labelled=False).inputs
+
+
+@pytest.mark.slow
+def test_a_run_is_fine_tuned_from_one_that_learned_to_fill_spans(tmp_path: Path, model_folder: Path) -> None:
+    rows = [{"text": f"{owner} has a {colour} hat", "colour": colour} for owner in kit.OWNERS for colour in kit.COLOURS]
+    data = {"train": rows, "eval": rows, "cache_dir": str(tmp_path / "cache")}
+    fast = {"train.num_steps": 1, "eval.every_steps": 1, "eval.at_start": False}
+    recipe = {**kit.recipe(tmp_path, model_folder, task={"name": "denoising", "copies": 2}), "data": data}
+    first = fivetune.train({**recipe, "run": {"dir": str(tmp_path / "first")}}, fast, quiet=True, preflight=False)
+    assert first.evals[-1].num_examples == 2 * len(rows)
+    task = {"name": "classification", "inputs": "{text}", "label": "colour"}
+    later = kit.recipe(tmp_path, first.folder / "model", task=task)
+    second = fivetune.train({**later, "data": data}, fast, quiet=True, preflight=False)
+    assert kit.weights_of(second.folder) != kit.weights_of(first.folder)
+    assert second.predict(rows[:1])[0].prediction in kit.COLOURS

@@ -24,6 +24,7 @@ from fivetune.data.readers.delimited import describe_missing_column, find_names,
 from fivetune.data.readers.source_files import HEAD_BYTES, BadRecord, quote_value
 from fivetune.data.readers.workbooks import iter_sheet_rows, take_head
 from fivetune.errors import DataError, FiveTuneEnvironmentError
+from fivetune.installation import require_package
 from fivetune.types import RawRecord
 
 MAX_UNPACKED_RATIO = 100  # of a gzipped Parquet file
@@ -231,13 +232,8 @@ def _read_cache_only(config: Any, *, needed: bool) -> Generator[None]:
 
 
 def _import_datasets(source: str) -> ModuleType:
-    try:
-        return import_module("datasets")
-    except ImportError as error:
-        raise FiveTuneEnvironmentError(
-            f"{source}: needs the package datasets, which is not installed. Allowed without it: "
-            f"JSON, JSONL, CSV, TSV, Parquet files. Install it: pip install datasets"
-        ) from error
+    require_package(source, "datasets", "hub", ". Or use JSON, CSV or Parquet files")
+    return import_module("datasets")
 
 
 def _read_dataset_rows(dataset: Any, source: str, columns: Mapping[str, str]) -> Iterator[RawRecord]:

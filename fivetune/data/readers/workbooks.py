@@ -18,7 +18,8 @@ from types import ModuleType
 from typing import Any
 
 from fivetune.data.readers.source_files import open_bytes, quote_value, split_sheet
-from fivetune.errors import DataError, FiveTuneEnvironmentError, FiveTuneError
+from fivetune.errors import DataError, FiveTuneError
+from fivetune.installation import require_package
 from fivetune.tasks import list_names
 
 SAMPLE_ROWS = 100
@@ -152,13 +153,8 @@ def import_openpyxl(where: str) -> ModuleType:
     Args:
         where: what needs it, for the message.
     """
-    try:
-        return import_module("openpyxl")
-    except ImportError as error:
-        raise FiveTuneEnvironmentError(
-            f"{where}: Excel workbooks need the package openpyxl, which is not installed. Install it: pip install "
-            "openpyxl, or use CSV in UTF-8."
-        ) from error
+    require_package(where, "openpyxl", "excel", ". Or use CSV in UTF-8")
+    return import_module("openpyxl")
 
 
 @contextmanager

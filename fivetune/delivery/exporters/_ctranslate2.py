@@ -17,8 +17,8 @@ import numpy as np
 
 from fivetune.data.store.token_store import TokenStore
 from fivetune.distributed.world import SINGLE_PROCESS, World
-from fivetune.errors import ConfigError, FiveTuneEnvironmentError
-from fivetune.installation import name_install
+from fivetune.errors import ConfigError
+from fivetune.installation import require_package
 from fivetune.model.decode import Decoding, GeneratedAnswer, OnToken, group_by_length
 from fivetune.model.family import compute_output_scale
 
@@ -33,12 +33,9 @@ VOCABULARY = "shared_vocabulary.json"
 
 def import_ctranslate2() -> Any:
     """Import CTranslate2. Raises FiveTuneEnvironmentError if it is not installed."""
-    try:
-        import ctranslate2  # since 4.8 without torch, which only its converters need
-    except ImportError:
-        raise FiveTuneEnvironmentError(
-            f"format ctranslate2: the package ctranslate2 is not installed. Install it: {name_install('export')}"
-        ) from None
+    require_package("format ctranslate2", "ctranslate2", "export")
+    import ctranslate2  # since 4.8 without torch, which only its converters need
+
     return ctranslate2
 
 

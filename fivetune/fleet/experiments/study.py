@@ -26,6 +26,7 @@ from fivetune.distributed.processes.jobs import ProcessIdentity, identify_proces
 from fivetune.distributed.processes.nodes import MAX_CLOCK_DIFFERENCE_SECONDS
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError
 from fivetune.fleet.experiments.space import select_recipe_values
+from fivetune.installation import require_package
 from fivetune.rundir import lock_file
 from fivetune.scores.metrics import is_maximized
 from fivetune.types import Search, Trial
@@ -363,12 +364,9 @@ def _load_or_create_study(section: SearchSection, folder: Path, *, maximize: boo
 
 
 def _import_optuna() -> ModuleType:
-    try:
-        import optuna
-    except ImportError:
-        raise FiveTuneEnvironmentError(
-            "fivetune tune: optuna is not installed. Install it: pip install optuna"
-        ) from None
+    require_package("fivetune tune", "optuna", "tune")
+    import optuna
+
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from importlib.util import find_spec
 from itertools import zip_longest
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from fivetune.errors import FiveTuneEnvironmentError
+from fivetune.installation import require_package
 from fivetune.plugins import Options
 from fivetune.scores.metrics import Case, Details
 from fivetune.types import DrawnRows, Scores
@@ -40,10 +39,7 @@ class SacreBLEU(Options):
 
     @model_validator(mode="after")
     def _check_installed(self) -> SacreBLEU:
-        if find_spec("sacrebleu") is None:
-            raise FiveTuneEnvironmentError(
-                "metrics: bleu needs the package sacrebleu, which is not installed. Install it: pip install sacrebleu"
-            )
+        require_package("metrics: bleu", "sacrebleu", "metrics")
         return self
 
     @cached_property

@@ -19,7 +19,6 @@ import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -74,12 +73,7 @@ class ROUGE(PerExample):
         return (*names, "total")
 
     @model_validator(mode="after")
-    def _check_installed(self) -> ROUGE:
-        if find_spec("rouge_score") is None:
-            raise FiveTuneEnvironmentError(
-                "metrics: rouge needs the package rouge-score, which is not installed. "
-                "Install it: pip install rouge-score"
-            )
+    def _check_data(self) -> ROUGE:
         if self.sentences == "nltk":
             _load_punkt()
         return self

@@ -25,7 +25,7 @@ from fivetune.config.aliases import find_setting
 from fivetune.data.readers.tables import is_table, name_tables
 from fivetune.data.shard import WHOLE, Shard
 from fivetune.distributed.world import SINGLE_PROCESS, World
-from fivetune.errors import ConfigError, translate_oom_errors
+from fivetune.errors import ConfigError, PromiseError, translate_oom_errors
 from fivetune.model.decode import Decoding
 from fivetune.rundir.abstention_file import read_abstention
 from fivetune.rundir.confidence_file import read_temperature
@@ -508,7 +508,7 @@ class TrainedRun:
             on_note: called with a sentence when the number of CPU threads changes.
 
         Returns the EvalRecord with `scores` and `intervals`, which `evals` has too. Raises DataError for bad data,
-        ConfigError if no confidence keeps the promise.
+        PromiseError, which has the record, if no confidence keeps the promise.
 
         >>> run = fivetune.open_run("runs/tickets")
         >>> run.evaluate([{"text": "give me my money back", "label": "refund"}], split="one").scores["accuracy"]
@@ -542,14 +542,17 @@ class TrainedRun:
         if self._records is not None:  # who reads them later finds the evaluation in the file
             self._records.evals.append(record)
         if max_error is not None:
-            keep_promise(
-                self.folder,
-                record,
-                metric=config.eval.metric or config.task.main_metric,
-                max_error=max_error,
-                error_below=error_below,
-                overrides=_name_settings(self.overrides),
-            )
+            try:
+                keep_promise(
+                    self.folder,
+                    record,
+                    metric=config.eval.metric or config.task.main_metric,
+                    max_error=max_error,
+                    error_below=error_below,
+                    overrides=_name_settings(self.overrides),
+                )
+            except ConfigError as error:
+                raise PromiseError(str(error), record=record) from None
         return record
 
 

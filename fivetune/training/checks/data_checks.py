@@ -25,6 +25,7 @@ from fivetune.model.family import get_family
 from fivetune.reading.diagnosis.truncation import find_cuts
 from fivetune.rundir.parse import parse_record
 from fivetune.rundir.records import SplitSummary
+from fivetune.training.answers.decoding import can_write_sentinels
 from fivetune.training.setup import Setup
 from fivetune.types import JsonTable
 
@@ -189,7 +190,8 @@ def check_characters(setup: Setup) -> Outcome:
         step = max(1, num // NUM_PROBED)
         probed = [store.read_example(row) for row in range(0, num, step)]
         texts = [f"{one.inputs} {one.targets}" for one in probed]
-        odd = describe_odd_targets(setup.loaded.tokenizer, probed)
+        keeps_sentinels = can_write_sentinels(setup.config)
+        odd = describe_odd_targets(setup.loaded.tokenizer, probed, keeps_sentinels=keeps_sentinels)
         notes += [f"{name}: {note}" for note in odd]
         num_probed += len(texts)
         whole = "".join(texts)

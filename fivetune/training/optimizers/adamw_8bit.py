@@ -7,13 +7,11 @@ Trainer); `table_bits: 8` saves memory where the vocabulary is most of the model
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from fivetune.errors import FiveTuneEnvironmentError
-from fivetune.installation import name_install
+from fivetune.installation import require_package
 from fivetune.training.optimizers import AdamWOptions
 
 if TYPE_CHECKING:
@@ -38,11 +36,8 @@ class AdamW8bit(AdamWOptions):
 
     def refuse_missing_packages(self) -> None:
         """Raise FiveTuneEnvironmentError without bitsandbytes."""
-        if find_spec("bitsandbytes") is None:
-            raise FiveTuneEnvironmentError(
-                "optimizer.name adamw_8bit: needs the package bitsandbytes, which is not installed. Install it: "
-                f"{name_install('bitsandbytes')}. Without it: adafactor, whose state is smaller still"
-            )
+        advice = ". Without it: adafactor, whose state is smaller still"
+        require_package("optimizer.name adamw_8bit", "bitsandbytes", "bitsandbytes", advice)
 
     def build(self, groups: list[TorchState]) -> Optimizer:
         self.refuse_missing_packages()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import warnings
 import zipfile
 from collections.abc import Callable, Sequence
@@ -13,7 +14,6 @@ from typing import Any
 import openpyxl
 import pytest
 
-from fivetune.data.readers import workbooks
 from fivetune.data.readers.delimited import read_first_cells
 from fivetune.data.readers.records import BadRecord, check_source, read_records
 from fivetune.errors import DataError, FiveTuneEnvironmentError
@@ -202,12 +202,8 @@ def test_without_openpyxl_the_command_that_installs_it_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = save(tmp_path / "a.xlsx")
-
-    def fail(name: str) -> None:
-        raise ImportError(name)
-
-    monkeypatch.setattr(workbooks, "import_module", fail)
-    with pytest.raises(FiveTuneEnvironmentError, match="pip install openpyxl"):
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+    with pytest.raises(FiveTuneEnvironmentError, match=r"openpyxl is not installed. Install it: pip install"):
         check_source(source)
 
 

@@ -270,7 +270,7 @@ def test_what_cannot_be_is_refused(tmp_path, model_folder, changes, message):
 def test_a_missing_package_is_named_with_its_command(tmp_path, model_folder, monkeypatch, name, package):
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setitem(sys.modules, f"{package}.nn", None)
-    expected = rf"model.adapter.*: {package} is not installed. Install it with: pip install .*adapters"
+    expected = rf"model.adapter.*: the package {package} is not installed. Install it: pip install .*adapters"
     with pytest.raises(FiveTuneEnvironmentError, match=expected):
         kit.ready(tmp_path, model_folder, model__adapter=name)
 

@@ -13,7 +13,7 @@ from fake_run import fake_run, make_eval, make_predictions, write_run
 
 import fivetune
 from fivetune import cli
-from fivetune.errors import ConfigError
+from fivetune.errors import ConfigError, PromiseError
 from fivetune.rundir.abstention_file import Abstention, Level, read_abstention, write_abstention
 from fivetune.rundir.checksums import find_damage, write_checksums
 from fivetune.rundir.records import BestEval
@@ -52,8 +52,9 @@ def test_a_training_measures_its_errors_and_promises_nothing(tmp_path: Path) -> 
 
 
 def test_an_evaluation_keeps_a_promise(run: fivetune.TrainedRun) -> None:
-    with pytest.raises(ConfigError, match="no confidence keeps it on 12 predictions of own"):
+    with pytest.raises(PromiseError, match="no confidence keeps it on 12 predictions of own") as caught:
         run.evaluate(ROWS, split="own", max_error="1%")
+    assert caught.value.record.num_examples == 12
     record = run.evaluate(ROWS, split="own", max_error=0.9)
     kept = read_abstention(run.folder / "model")
     assert kept and (kept.max_error, kept.num, kept.split, kept.settings) == (0.9, record.num_examples, "own", {})
@@ -130,3 +131,7 @@ def test_a_command_names_what_it_keeps(
     assert cli.main(["evaluate", str(run.folder), "--data.eval", _write(tmp_path), "--max-error", "90%", "--json"]) == 0
     result = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert result["promise"]["max_error"] == 0.9 and result["promise"]["num_examples"] == result["num_examples"]
+    # A promise that cannot be kept is told behind the scores.
+    assert cli.main(["evaluate", str(run.folder), "--data.eval", _write(tmp_path), "--max-error", "1%"]) == 6
+    printed = capfd.readouterr()
+    assert "accuracy" in printed.out and "no confidence keeps it" in printed.err

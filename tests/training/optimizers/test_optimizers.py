@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from pydantic import ValidationError
 import fivetune
 from fivetune import plugins
 from fivetune.errors import FiveTuneEnvironmentError
-from fivetune.training.optimizers import _batched_adafactor, adamw_8bit
+from fivetune.training.optimizers import _batched_adafactor
 from fivetune.training.optimizers._batched_adafactor import BatchedAdafactor
 from fivetune.training.optimizers.adafactor import Adafactor
 from fivetune.training.optimizers.adamw import AdamW
@@ -409,10 +410,8 @@ def test_tables_have_moments_of_table_bits(kind, bits, dtype):
 
 
 def test_8bit_adamw_needs_bitsandbytes(monkeypatch):
-    monkeypatch.setattr(adamw_8bit, "find_spec", lambda name: None)
-    with pytest.raises(
-        FiveTuneEnvironmentError, match=r"bitsandbytes, which is not installed. Install it: pip install"
-    ):
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(FiveTuneEnvironmentError, match=r"bitsandbytes is not installed. Install it: pip install"):
         Quadratic(AdamW8bit())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import kit
@@ -12,7 +13,6 @@ from fivetune.config import load_config
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.training import setup
-from fivetune.training.optimizers import adamw_8bit
 from fivetune.training.step.groups import group_weights
 from fivetune.training.step.update import train_step
 
@@ -128,7 +128,7 @@ def test_an_adapter_that_begins_at_zero_moves_by_the_rate(tmp_path, model_folder
 
 
 def test_an_optimizer_without_its_package_is_refused_before_the_model_is_loaded(tmp_path, model_folder, monkeypatch):
-    monkeypatch.setattr(adamw_8bit, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     monkeypatch.setattr(setup, "load_configured_model", None)
-    with pytest.raises(FiveTuneEnvironmentError, match=r"optimizer\.name adamw_8bit: needs the package bitsandbytes"):
+    with pytest.raises(FiveTuneEnvironmentError, match=r"optimizer\.name adamw_8bit: the package bitsandbytes"):
         kit.ready(tmp_path, model_folder, optimizer={"name": "adamw_8bit"})

@@ -16,7 +16,6 @@ from functools import cache
 from html import unescape
 from importlib import import_module
 from importlib.resources import files
-from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 from textwrap import shorten
@@ -24,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from fivetune.errors import ConfigError, FiveTuneEnvironmentError
-from fivetune.installation import name_install
+from fivetune.errors import ConfigError
+from fivetune.installation import require_package
 from fivetune.reading.compare.variants import make_unique_name
 from fivetune.reading.report.page.charts import COLORS, INK, MUTED
 from fivetune.reading.report.page.parts import Chart, Page
@@ -82,7 +81,7 @@ def write_figures(page: Page, folder: Path, *, warn: Callable[[str], object]) ->
     Returns the number of charts. Raises ConfigError for a page without charts, and FiveTuneEnvironmentError without
     matplotlib.
     """
-    require_matplotlib()
+    require_package("--figures", "matplotlib", "paper")
     charts = dict(iter_named_charts(page))
     if not charts:
         raise ConfigError(
@@ -105,14 +104,6 @@ def write_figures(page: Page, folder: Path, *, warn: Callable[[str], object]) ->
         shown = "".join(chr(int(code)) for code in sorted(lacking)[:10])
         warn(f"--figures {folder}: the PDF's font has no {shown}: boxes stand there. The SVG has them as text.")
     return len(charts)
-
-
-def require_matplotlib() -> None:
-    """Raise FiveTuneEnvironmentError if matplotlib is not installed."""
-    if find_spec("matplotlib") is None:
-        raise FiveTuneEnvironmentError(
-            f"--figures: the package matplotlib is not installed. Install it: {name_install('paper')}"
-        )
 
 
 def iter_named_charts(page: Page) -> Iterator[tuple[str, Chart]]:
