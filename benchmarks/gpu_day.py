@@ -43,7 +43,7 @@ INTERPRETED = {
 DEVICE_WORKS = "the device works"  # the fact without which a lease ends after its first group
 PACKAGES = (
     *("torch", "triton", "transformers", "accelerate", "safetensors", "tokenizers", "numpy", "psutil", "yaml", "rich"),
-    *("pydantic", "plotly", "pynvml"),
+    *("pydantic", "pynvml"),
 )
 MINUTES = {"cuda": 5.3, "cpu": 5.0}  # of 7, of which the start of the machine takes up to 1.5
 LEAST_SECONDS = {"cuda": 20.0, "cpu": 75.0}  # left, for a stage to begin

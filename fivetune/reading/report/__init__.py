@@ -1,6 +1,6 @@
 """Pages: the report of a run, comparisons, searches, inspections, and the live view; without torch.
 
-Run -> run.build.build_page -> Page -> page.render.render_html -> HTML; charts are Plotly figures as plain dicts.
+Run -> run.build.build_page -> Page -> page.render.render_html -> HTML; charts are plain dicts in Plotly's form.
 """
 
 from __future__ import annotations

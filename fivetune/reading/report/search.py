@@ -17,7 +17,6 @@ from fivetune.reading.report.page.charts import (
     build_chart,
     build_line_trace,
     build_marks_trace,
-    escape_label,
 )
 from fivetune.reading.report.page.parts import (
     Chart,
@@ -35,6 +34,7 @@ from fivetune.reading.report.page.parts import (
 )
 from fivetune.reading.report.page.series import Series
 from fivetune.reading.report.page.wording import (
+    escape_hidden,
     format_decimal,
     format_duration,
     format_percent,
@@ -158,9 +158,8 @@ def _draw_history_charts(found: Search) -> Iterator[Chart]:
             best.append(best[-1])
         style = {"shape": "hv", "dash": "dot"}
         traces.insert(0, build_line_trace("best so far", numbers, best, MUTED, mode="lines", line=style))
-    axis = {"dtick": max(1, len(found.trials) // 12), "tick0": 0}
     caption = "Score of each trial; of a pruned one, the best score before it was stopped."
-    yield build_chart(caption, traces, "trial", score, hovermode="closest", height=320, xaxis=axis)
+    yield build_chart(caption, traces, "trial", score, hovermode="closest", height=320)
     curves: list[Trace] = []
     curved = [trial for trial in scored if len(trial.curve) > 1]
     for trial in curved[-MAX_CURVES:]:  # as the pruner compares them
@@ -186,13 +185,13 @@ def _build_trials_traces(points: Sequence[tuple[Any, Trial]]) -> list[Trace]:
             if trial.state == state:
                 xs.append(x)
                 scores.append(trial.score)
-                settings = [
-                    escape_label(f"{key} {format_setting(key, value)}") for key, value in trial.settings.items()
-                ]
-                texts.append(f"trial {trial.number}<br>{'<br>'.join(settings)}")
+                lines = [f"trial {trial.number}"]
+                for key, value in trial.settings.items():
+                    lines.append(escape_hidden(f"{key} {format_setting(key, value)}"))
+                texts.append("\n".join(lines))
         if xs:
             marker = {"color": COLORS[0], "size": 9, "symbol": symbol}
-            hover = "%{y:.2f}, %{text}<extra></extra>"
+            hover = "%{y:.2f}, %{text}"
             traces.append(build_marks_trace(xs, scores, marker, hover, name=state, text=texts))
     return traces
 
@@ -226,7 +225,7 @@ def _iter_importance_parts(found: Search) -> Iterator[Part]:
             values = [format_setting(key, value) for value in values]
             axis = {"type": "category"}
         elif key in found.log_settings:
-            axis = {"type": "log", "dtick": 1, "tickformat": "~g"}
+            axis = {"type": "log"}
         traces = _build_trials_traces(list(zip(values, chosen, strict=True)))
         caption = f"Score by {key}."
         if len(traces) > 1:

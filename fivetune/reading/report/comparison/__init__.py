@@ -32,7 +32,6 @@ from fivetune.reading.report.page.charts import (
     Trace,
     build_chart,
     build_marks_trace,
-    escape_label,
 )
 from fivetune.reading.report.page.parts import (
     Cell,
@@ -271,8 +270,8 @@ def _iter_pareto_charts(comparison: Comparison) -> Iterator[Chart]:
                 [spent.value],
                 [reached.value],
                 marker,
-                "%{y:.2f} at %{x:.4~g}<extra>%{fullData.name}</extra>",
-                name=escape_label(variant.name),
+                "%{y:.2f} at %{x:.4~g}",
+                name=escape_hidden(variant.name),
                 meta=escape_hidden(variant.name),
                 error_x=charts.build_measure_bars([spent], color),
                 error_y=charts.build_measure_bars([reached], color),

@@ -26,12 +26,12 @@ from fivetune.reading.report.page.charts import (
     build_marks_trace,
     build_stacked_bars_chart,
     choose_axis_scale,
-    escape_label,
     name_unit,
     round_values,
 )
 from fivetune.reading.report.page.parts import Chart
 from fivetune.reading.report.page.series import Series, choose_smoothing_span, smooth_series
+from fivetune.reading.report.page.wording import escape_hidden
 from fivetune.reading.report.run.load_charts import (
     build_curve_trace,
     choose_line_style,
@@ -50,12 +50,12 @@ Points = tuple[Sequence[float], Series]
 
 def _build_row_layout(num: int) -> dict[str, Any]:
     """Build the layout of charts with a row per variant, the first on top."""
-    return {"height": 120 + 32 * num, "yaxis": {**ROW_AXIS, "ticksuffix": "  ", "dtick": 1}}
+    return {"height": 120 + 32 * num, "yaxis": ROW_AXIS}
 
 
 def build_variant_scores_chart(variants: Sequence[Variant], name: str, caption: str) -> Chart:
     """Draw a row per variant: best score with its interval, last evaluation, and best score of each run."""
-    names = [escape_label(variant.name) for variant in variants]
+    names = [escape_hidden(variant.name) for variant in variants]
     best = [get_measure(variant, SCORE) for variant in variants]
     last = [get_measure(variant, LAST).value for variant in variants]
     colors = [choose_line_style(i)[0] for i in range(len(variants))]
@@ -68,7 +68,7 @@ def build_variant_scores_chart(variants: Sequence[Variant], name: str, caption: 
                 single_scores.append(score)
                 single_rows.append(row)
     traces: list[Trace] = []
-    hover = "%{x:.2f}<extra>%{fullData.name}</extra>"
+    hover = "%{x:.2f}"
     if single_scores:
         marker = {"symbol": "line-ns-open", "size": 9, "color": MUTED}
         traces.append(build_marks_trace(single_scores, single_rows, marker, hover, name="single runs"))
@@ -81,7 +81,7 @@ def build_variant_scores_chart(variants: Sequence[Variant], name: str, caption: 
         bars = build_measure_bars(best)
         traces.append(build_marks_trace(values, names, marker, hover, name="best evaluation", error_x=bars))
     axis = {"showgrid": True, "showline": False}
-    title = escape_label(get_score_label(name))
+    title = escape_hidden(get_score_label(name))
     return build_chart(caption, traces, title, "", hovermode="closest", xaxis=axis, **_build_row_layout(len(names)))
 
 
@@ -109,7 +109,7 @@ def build_phase_times_chart(variants: Sequence[Variant], caption: str) -> Chart 
     long = max(sum(table.values()) for table in found.values()) >= 3
     unit, scale = ("minutes", 1.0) if long else ("seconds", 60.0)
     look = _build_row_layout(len(found))
-    look["yaxis"] |= {"showgrid": False}
+    look["yaxis"] = {"showgrid": False}
     return build_stacked_bars_chart(found, colors, caption, unit=unit, scale=scale, **look)
 
 
@@ -142,7 +142,7 @@ def build_run_curves_chart(
             seed = get_seed(run)
             name += f", {run.name}" if seed is None else f", seed {seed}"
         trace = build_curve_trace(variant.name, xs, ys, choose_line_style(place), limit=limit)
-        trace["name"] = escape_label(name)
+        trace["name"] = escape_hidden(name)
         if len(xs) <= 30:
             trace["mode"] = "lines+markers"
         traces.append(trace)
@@ -203,8 +203,8 @@ def build_scaling_chart(lines: Mapping[str, Sequence[tuple[int, Measure]]], capt
             error_y=build_measure_bars(speed_ups, color),
             line={"color": color, "dash": dash, "width": 2},
             mode="lines+markers",
-            name=escape_label(name),
+            name=escape_hidden(name),
         )
         traces.append(trace)
-    axis = {"dtick": 1 if most <= 8 else None, "range": [0.8, most + 0.2]}
+    axis = {"range": [0.8, most + 0.2]}
     return build_chart(caption, traces, "devices", "times as fast as one", height=340, xaxis=axis, yaxis=FROM_ZERO)

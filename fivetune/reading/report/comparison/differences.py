@@ -37,7 +37,7 @@ from fivetune.rundir.records import MachineRecord, Run
 from fivetune.values import as_finite_number, flatten_table
 
 OWN_KEYS = ("run.dir", "run.seed", "run.name", "report.title", "report.beside")
-MAX_EXAMPLES = 900
+MAX_EXAMPLES = 300
 MAX_PAIRS = 15  # any two of six variants
 
 
@@ -144,7 +144,7 @@ def build_changed_examples_section(comparison: Comparison) -> Section:
         f"the reverse. Correct means a {get_score_label(next(iter(found.values())).score)} of 1."
     )
     # Few pairs have many examples each, many pairs few: the page stays small enough to open.
-    most = max(4, min(60, MAX_EXAMPLES // (3 * len(found))))
+    most = max(2, min(30, MAX_EXAMPLES // (3 * len(found))))
     words = (
         "From the best evaluations of one run of each of two variants, with the same seed where there is one. At most "
         f"{most} randomly drawn examples are shown of each kind and each two variants."

@@ -1,13 +1,12 @@
-"""Plotly charts as plain dicts; what all of them share is in templates/page.js.
+"""Charts as plain dicts, in the form of Plotly's figures, of which templates/charts.js draws what is used here.
 
 In: series of numbers (None = gap) and captions. Out: Charts whose colours are the page's CSS variables, so that
-light, dark and print share one figure. Text from data passes through `escape_label`.
+light, dark and print share one figure. Text from data passes through `escape_hidden`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from itertools import pairwise
 from math import log10
 from typing import Any
@@ -33,14 +32,9 @@ FROM_ZERO = {"rangemode": "tozero"}
 SCORE_AXIS = {"range": [-2, 102], "showgrid": True, "showline": False}
 BAR_AXIS = {"showgrid": True, "rangemode": "tozero"}
 ROW_AXIS = {"autorange": "reversed", "type": "category", "showgrid": True}  # a row each, the first on top
-NAME_AXIS = {"showgrid": False, "ticksuffix": "  "}  # names at the left of bars
+NAME_AXIS = {"showgrid": False}  # names at the left of bars
 
 Trace = dict[str, Any]
-
-
-def escape_label(text: str) -> str:
-    """Escape the tags of a text from data, because Plotly interprets them."""
-    return escape(escape_hidden(text), quote=False)
 
 
 def build_chart(
@@ -58,25 +52,11 @@ def build_chart(
 
     Args:
         x, y: titles of the axes, with their units.
-        layout: options of Plotly that come to the look that all charts of a page share (templates/page.js).
+        layout: further options; the look that all charts share is in templates/charts.js.
     """
     for axis, title in (("xaxis", x), ("yaxis", y)):
         layout[axis] = {"title": {"text": title}, **layout.get(axis, {})}
-    if not layout.get("showlegend", True):
-        layout["margin"] = {"t": 12}
     return Chart(caption, tuple(traces), {"height": height, **layout}, wide, group)
-
-
-def give_zero_axes_a_range(chart: Chart) -> dict[str, Any]:
-    """Return the layout of a chart; an axis with only zeros ranges from 0 to 1 instead of Plotly's -1 to 1."""
-    layout = dict(chart.layout)
-    for letter in "xy":
-        axis = layout.get(f"{letter}axis", {})
-        given = [value for trace in chart.data for value in trace.get(letter, ())]
-        is_zero = any(value == 0 for value in given) and all(value is None or value == 0 for value in given)
-        if is_zero and "range" not in axis and axis.get("type") != "category":
-            layout[f"{letter}axis"] = {**axis, "range": [0, 1]}
-    return layout
 
 
 def build_line_trace(name: str, steps: Sequence[float], values: Series, color: str, **more: Any) -> Trace:
@@ -87,12 +67,11 @@ def build_line_trace(name: str, steps: Sequence[float], values: Series, color: s
     return {
         "type": "scatter",
         "mode": mode,
-        "name": escape_label(name),
+        "name": escape_hidden(name),
         "x": xs,
         "y": ys,
         "line": style,
         "marker": {"color": color, "size": 6},
-        "connectgaps": False,
         "hovertemplate": "%{y:.4~g}",
         **more,
     }
@@ -108,7 +87,7 @@ def build_smoothed_traces(name: str, steps: Sequence[float], values: Series, col
 
 
 def build_marks_trace(xs: Sequence[Any], ys: Sequence[Any], marker: dict[str, Any], hover: str, **more: Any) -> Trace:
-    """Build marks without lines; `hover` is Plotly's template of their label."""
+    """Build marks without lines; `hover` is the template of their label."""
     return {
         "type": "scatter",
         "mode": "markers",
@@ -126,28 +105,28 @@ def choose_axis_scale(values: Series) -> dict[str, Any]:
     low = compute_quantile(given, 0.02)
     high = compute_quantile(given, 0.98)
     if low and high and min(given) > 0 and high / low > 50:
-        return {"type": "log", "dtick": 1, "exponentformat": "power"}
+        return {"type": "log"}
     return FROM_ZERO
 
 
 def build_step_marker(step: float, text: str, **place: Any) -> dict[str, Any]:
     """Build a thin vertical line with a label as layout options; the label is at the bottom unless `place` moves it."""
     return {
-        "shapes": [build_limit_line("x", step, "dot", layer="below")],
+        "shapes": [build_limit_line("x", step, "dot")],
         "annotations": [_build_label(text, **{"x": step, "y": 0, "xref": "x", "yref": "paper", **place})],
     }
 
 
-def build_limit_line(axis: str, value: float, dash: str, **more: Any) -> dict[str, Any]:
+def build_limit_line(axis: str, value: float, dash: str) -> dict[str, Any]:
     """Build a line across the plot at a value of the x or y axis."""
     other = "y" if axis == "x" else "x"
     ends = {f"{axis}0": value, f"{axis}1": value, f"{other}0": 0, f"{other}1": 1}
     line = {"color": MUTED, "width": 1, "dash": dash}
-    return {"type": "line", f"{axis}ref": axis, f"{other}ref": "paper", **ends, "line": line, **more}
+    return {"type": "line", f"{axis}ref": axis, f"{other}ref": "paper", **ends, "line": line}
 
 
 def _build_label(text: str, **place: Any) -> dict[str, Any]:
-    return {"text": escape_label(text), "bgcolor": "var(--paper)", **place}
+    return {"text": escape_hidden(text), **place}
 
 
 def name_unit(unit: str, axis: Mapping[str, Any]) -> str:
@@ -177,7 +156,7 @@ def build_step_chart(
         axis = choose_axis_scale([value for values in series.values() for value in values])
     more: dict[str, Any] = {"showlegend": len(series) > 1, "yaxis": axis}
     if limit is not None and steps:
-        # Plotly takes the place of an annotation on a log axis as a logarithm, that of a shape as it is.
+        # On a log axis, the place of an annotation is a logarithm, that of a shape is the value.
         place = log10(limit) if axis.get("type") == "log" else limit
         label = _build_label("clipped above", x=1, y=place, xref="paper", yref="y", xanchor="right")
         more |= {"shapes": [build_limit_line("y", limit, "dash")], "annotations": [label]}
@@ -194,14 +173,14 @@ def build_bars_chart(
     axis: Mapping[str, Any] = BAR_AXIS,
     wide: bool = True,
 ) -> Chart:
-    """Draw horizontal bars, the last on top; `hover` is Plotly's template of a bar's label."""
+    """Draw horizontal bars, the last on top; `hover` is the template of a bar's label."""
     trace = {
         "type": "bar",
         "orientation": "h",
-        "y": [escape_label(name) for name in bars],
+        "y": [escape_hidden(name) for name in bars],
         "x": list(bars.values()),
         "marker": {"color": COLORS[0]},
-        "hovertemplate": f"{hover}<extra></extra>",
+        "hovertemplate": hover,
     }
     return build_chart(
         caption,
@@ -241,10 +220,10 @@ def build_stacked_bars_chart(
             {
                 "type": "bar",
                 "orientation": "h",
-                "name": escape_label(part),
+                "name": escape_hidden(part),
                 "marker": {"color": color},
                 "x": round_values(values),
-                "y": [escape_label(name) for name in rows],
+                "y": [escape_hidden(name) for name in rows],
                 "hovertemplate": "%{x:.3~g}",
             }
         )
@@ -256,7 +235,6 @@ def build_stacked_bars_chart(
         "",
         xaxis=BAR_AXIS,
         yaxis=yaxis,
-        legend={"traceorder": "normal"},
         barmode="stack",
         hovermode="y unified",
         bargap=0.35,
@@ -279,7 +257,7 @@ def build_lengths_chart(
         if not shares:
             continue
         longest = max(longest, *edges)
-        trace: Trace = {"name": escape_label(name), "hovertemplate": "%{y:.1f} %"}
+        trace: Trace = {"name": escape_hidden(name), "hovertemplate": "%{y:.1f} %"}
         if i == 0:
             widths: list[float] = []
             middles: list[float] = []
@@ -318,7 +296,7 @@ def build_score_dots_chart(
 ) -> Chart:
     """Draw a row per score and a marker per run on a scale of 0 to 100; the last column is this run, with intervals."""
     symbols = ("circle-open", "diamond-open", "square-open", "triangle-up-open", "x-open")
-    names = [escape_label(row) for row in rows]
+    names = [escape_hidden(row) for row in rows]
     traces: list[Trace] = []
     for i, (name, values) in enumerate(columns.items()):
         color = COLORS[i % len(COLORS)]
@@ -329,8 +307,7 @@ def build_score_dots_chart(
         elif i == 0:
             color = MUTED
         marker = {"symbol": symbol, "size": size, "color": color, "line": {"width": 2, "color": color}}
-        label = escape_label(name)
-        trace = build_marks_trace(values, names, marker, f"%{{x:.2f}}<extra>{label}</extra>", name=label)
+        trace = build_marks_trace(values, names, marker, "%{x:.2f}", name=escape_hidden(name))
         if i == len(columns) - 1:
             trace["error_x"] = build_error_bars(values, ranges, color)
         traces.append(trace)
@@ -366,8 +343,6 @@ def build_error_bars(
             up.append(edges[1] - value)
             down.append(value - edges[0])
     return {
-        "type": "data",
-        "symmetric": False,
         "array": up,
         "arrayminus": down,
         "color": color,

@@ -55,7 +55,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A Plotly figure (`data`, `layout` as plain dicts) with a caption.
+    """A figure in the form of Plotly's (`data`, `layout` as plain dicts) with a caption.
 
     Colours are the page's CSS variables (`var(--series-1)`). Two neighbours that are not `wide` share a row.
     Charts of one `group` synchronise their hover labels, and neighbours among them share a legend, whose entries are

@@ -19,7 +19,6 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from fivetune.reading.report.page.charts import give_zero_axes_a_range
 from fivetune.reading.report.page.parts import Chart, Example, Page, Section, Table
 from fivetune.reading.report.page.wording import escape_hidden
 from fivetune.values import are_numbers
@@ -27,35 +26,38 @@ from fivetune.values import are_numbers
 
 def render_html(page: Page) -> str:
     """Render a page as HTML. Text from data is escaped, invisible characters are named."""
-    environment = _build_environment()
-    script = environment.get_template("page.js").render()
-    style = environment.get_template("style.css").render()
-    plotly_hash, packed_plotly = _pack_plotly()
+    script = "\n".join(map(_read_template, ("charts.js", "page.js")))
+    style = _read_template("style.css")
     policy = (
-        f"default-src 'none'; script-src {plotly_hash} {_hash_script(script)}; style-src 'unsafe-inline'; "
+        f"default-src 'none'; script-src {_hash_script(script)}; style-src 'unsafe-inline'; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
-    return environment.get_template("page.html").render(
-        page=page, policy=policy, plotly=Markup(packed_plotly), script=Markup(script), style=Markup(style)
+    return (
+        _build_environment()
+        .get_template("page.html")
+        .render(page=page, policy=policy, figures=_pack_charts(page), script=Markup(script), style=Markup(style))
     )
+
+
+@cache
+def _read_template(name: str) -> str:
+    """Return a script or style without the indentation of its lines."""
+    return re.sub(r"\n\s+", "\n", _build_environment().get_template(name).render())
 
 
 def _hash_script(script: str) -> str:
     return f"'sha256-{base64.b64encode(sha256(script.encode()).digest()).decode()}'"
 
 
-@cache
-def _pack_plotly() -> tuple[str, str]:
-    """Return the hash of plotly.js for the content security policy, and the gzipped script in base64.
-
-    Compression shrinks a page from 5 to 2 MB. The page's own script decompresses plotly.js, and the browser runs it
-    only if its hash is in the policy.
-    """
-    from plotly.offline import get_plotlyjs  # pyright: ignore[reportMissingTypeStubs, reportUnknownVariableType]
-
-    script = get_plotlyjs()
-    assert "\r" not in script, "a browser would change the line ends, and with them the hash"
-    return _hash_script(script), base64.b64encode(gzip.compress(script.encode(), compresslevel=6, mtime=0)).decode()
+def _pack_charts(page: Page) -> str:
+    """Return the figures of all charts, in their order, as gzipped JSON in base64, which the page's script unpacks."""
+    figures: list[dict[str, Any]] = []
+    for section in page.sections:
+        for part in section.parts:
+            if isinstance(part, Chart):
+                figures.append({"data": part.data, "layout": part.layout})
+    text = json.dumps(figures, separators=(",", ":"), allow_nan=False)
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
 @cache
@@ -70,7 +72,6 @@ def _build_environment() -> Environment:
     )
     environment.filters |= {  # pyright: ignore[reportUnknownMemberType]
         "blocks": group_parts,
-        "figure_json": dump_chart_json,
         "slug": to_slug,
         "align": choose_column_classes,
         "tile_columns": choose_tile_columns,
@@ -144,12 +145,3 @@ def choose_column_classes(table: Table) -> list[str]:
         has_keys = any(keys[i] is not None for keys in table.values)
         classes.append("num" if has_keys or are_numbers(row[i] for row in table.rows) else "")
     return classes
-
-
-def dump_chart_json(chart: Chart) -> Markup:
-    """Dump a chart as JSON that is safe inside a script element: without "<", ">" and "&"."""
-    figure = {"data": chart.data, "layout": give_zero_axes_a_range(chart)}
-    text = json.dumps(figure, ensure_ascii=True, allow_nan=False)
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)

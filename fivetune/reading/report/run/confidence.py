@@ -35,7 +35,7 @@ from fivetune.scores.analysis.calibration import (
 from fivetune.scores.analysis.threshold import tune_threshold
 
 CALIBRATED = 0.01  # difference of mean confidence and accuracy below which a model is neither over- nor underconfident
-BIN_HOVER = "confidence %{customdata[0]:.1f} %, right %{y:.1f} %, %{customdata[1]:,} predictions<extra></extra>"
+BIN_HOVER = "confidence %{customdata[0]:.1f} %, right %{y:.1f} %, %{customdata[1]:,} predictions"
 COVERAGES = (0.5, 0.7, 0.8, 0.9, 0.95, 1.0)
 MEANING = (
     "Confidence is the probability of the whole answer: of a label among the labels of the task, of a written answer "
@@ -138,9 +138,6 @@ def _iter_calibration_parts(
         "width": [90 * (one.high - one.low) for one in bins],
         "customdata": [[100 * one.confidence, one.num] for one in bins],
         "text": [format_large_count(one.num) for one in bins],
-        "textposition": "outside",
-        "textfont": {"color": charts.MUTED, "size": 11},
-        "cliponaxis": False,
         "marker": {"color": charts.COLORS[0], "opacity": 0.75},
         "hovertemplate": BIN_HOVER,
     }

@@ -19,7 +19,6 @@ from fivetune.reading.report.page.charts import (
     Trace,
     build_chart,
     build_line_trace,
-    escape_label,
     round_values,
 )
 from fivetune.reading.report.page.parts import Chart, Part, Section, Table, Text, build_section
@@ -125,7 +124,6 @@ def draw_lanes_chart(gauge: Gauge, lanes: Sequence[Lane], caption: str, *, wide:
         group="load",
         height=height,
         showlegend=own_legend,
-        hoversubplots="axis",
         yaxis={"range": [0, top], "domain": [0, 1]},
     )
     if num > 1:
@@ -174,20 +172,18 @@ def _stack_lanes(look: dict[str, Any], lanes: Sequence[Lane], unit: str) -> None
     for place, lane in enumerate(lanes):
         top = 1 - place * share
         title = {"text": unit if place == len(lanes) // 2 else ""}
-        domain = [max(0.0, top - share), top - NAME * share]  # Plotly refuses a domain below 0, however little
+        domain = [max(0.0, top - share), top - NAME * share]
         look[_name_axis("yaxis", place)] = {**look["yaxis"], "domain": domain, "nticks": 3, "title": title}
-        look["xaxis"]["anchor"] = _name_axis("y", place)  # in the end the axis of the last lane
         names.append(
             {
                 "xref": "paper",
                 "yref": "paper",
                 "x": 0,
                 "y": domain[1],
-                "text": escape_label(lane.name[:60]),
+                "text": escape_hidden(lane.name[:60]),
                 "font": {"color": INK},
             }
         )
-    look["margin"] = {"t": 4}
     look["annotations"] = names
 
 
@@ -209,7 +205,7 @@ def _build_lane_traces(lane: Lane, scale: float, top: float, num_lanes: int) -> 
                 "fill": "toself",
                 "fillcolor": SHADES.get(phase, OTHER_SHADE),
                 "line": {"width": 0},
-                "name": escape_label(phase),
+                "name": escape_hidden(phase),
                 "meta": escape_hidden(phase),
                 "x": round_values(xs[:-1], 6),
                 "y": ys[:-1],
@@ -225,7 +221,7 @@ def _build_lane_traces(lane: Lane, scale: float, top: float, num_lanes: int) -> 
         style = lane.line_style[0], tuple(LINE_STYLES)[i % len(LINE_STYLES)]
         curve = build_curve_trace(lane.name, times, track.values, style, limit=limit)
         if track.name and len(lane.tracks) > 1:
-            curve["name"] = escape_label(f"{lane.name}: {track.name}")
+            curve["name"] = escape_hidden(f"{lane.name}: {track.name}")
         traces.append(curve)
     for level in sorted({track.limit for track in lane.tracks if track.limit}):
         end = max(track.seconds[-1] for track in lane.tracks) / scale

@@ -51,7 +51,7 @@ def build_range_test_sections(found: Mapping[str, Any]) -> tuple[Section, ...]:
     if choice is not None:
         words = f"Learning rate {choice:g}. {found['rule']}"
         marks = build_step_marker(choice, f"chosen {choice:g}", y=0.02)
-        # Plotly takes the place of an annotation on a log axis as a logarithm, that of a shape as it is.
+        # On a log axis, the place of an annotation is a logarithm, that of a shape is the value.
         marks["annotations"][0]["x"] = log10(choice)
     caption = f"Loss while the rate grows by a constant factor per step. Ended because {found['stopped']}."
     steepest = format_significant(found.get("steepest"))
@@ -68,7 +68,7 @@ def build_range_test_sections(found: Mapping[str, Any]) -> tuple[Section, ...]:
         "nats per target token",
         height=340,
         hovermode="closest",
-        xaxis={"type": "log", "exponentformat": "power", "dtick": 1},
+        xaxis={"type": "log"},
         yaxis={"range": [0, 1.6 * max(losses[0], min(smoothed))]},
         **marks,
     )

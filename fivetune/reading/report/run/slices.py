@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from fivetune.reading.report.page import charts
 from fivetune.reading.report.page.parts import Part, Section, Table, Text, build_section
 from fivetune.reading.report.page.wording import (
+    escape_hidden,
     format_count,
     format_decimal,
     format_large_count,
@@ -64,9 +65,9 @@ def build_slices_section(lines: Sequence[Prediction], key: str | None) -> Sectio
     for one in shown:
         color = charts.COLORS[kinds.index(one.name) % len(charts.COLORS)]
         bars = charts.build_error_bars([one.score], [(one.low, one.high)], color)
-        label = charts.escape_label(f"{one.name}: {one.value}")
+        label = escape_hidden(f"{one.name}: {one.value}")
         marker = {"color": color, "size": 9}
-        hover = f"%{{x:.2f}}, {format_large_count(one.num)} examples<extra></extra>"
+        hover = f"%{{x:.2f}}, {format_large_count(one.num)} examples"
         traces.append(charts.build_marks_trace([one.score], [label], marker, hover, error_x=bars))
         edges = f"{format_decimal(one.low, 1)} to {format_decimal(one.high, 1)}"
         rows.append((one.name, one.value, format_count(one.num), format_decimal(one.score), edges))
@@ -84,7 +85,7 @@ def build_slices_section(lines: Sequence[Prediction], key: str | None) -> Sectio
         hovermode="closest",
         showlegend=False,
         xaxis=charts.SCORE_AXIS,
-        yaxis={**charts.ROW_AXIS, "ticksuffix": "  ", "dtick": 1},
+        yaxis=charts.ROW_AXIS,
         shapes=[charts.build_limit_line("x", mean, "dash")],
     )
     return build_section("Slices", chart, Table(words, header, rows, folded=True), notes)
@@ -109,23 +110,19 @@ def iter_confusion_parts(found: ConfusionMatrix) -> Iterator[Part]:
         support = max(found.count_support(gold), 1)
         counts.append(row)
         shares.append([100 * num / support for num in row])
-    labels = [charts.escape_label(name) or "(empty)" for name in shown]
+    labels = [escape_hidden(name) or "(empty)" for name in shown]
     cells = {
         "type": "heatmap",
         "x": labels,
         "y": labels,
         "z": shares,
         "text": counts,
-        "texttemplate": "%{text:,}",
         "colorscale": [[0, "var(--soft)"], [1, charts.COLORS[0]]],
         "zmin": 0,
         "zmax": 100,
-        "showscale": False,
-        "xgap": 2,
-        "ygap": 2,
-        "hovertemplate": "gold %{y}, predicted %{x}: %{text:,} (%{z:.1f} % of the row)<extra></extra>",
+        "hovertemplate": "gold %{y}, predicted %{x}: %{text:,} (%{z:.1f} % of the row)",
     }
-    axis = {"type": "category", "dtick": 1, "showgrid": False, "showline": False}
+    axis = {"type": "category", "showgrid": False, "showline": False}
     yield charts.build_chart(
         caption,
         [cells],
@@ -134,8 +131,8 @@ def iter_confusion_parts(found: ConfusionMatrix) -> Iterator[Part]:
         height=150 + 34 * len(shown),
         showlegend=False,
         hovermode="closest",
-        xaxis={**axis, "automargin": True},
-        yaxis={**axis, "autorange": "reversed", "ticksuffix": "  "},
+        xaxis=axis,
+        yaxis={**axis, "autorange": "reversed"},
     )
     rows: list[Sequence[str]] = []
     for name in found.labels:  # the rare ones included

@@ -1,65 +1,21 @@
 (() => {
   "use strict";
   const root = document.documentElement;
-  const dark = matchMedia("(prefers-color-scheme: dark)");
   const finePointer = matchMedia("(pointer: fine)").matches;
   const figures = [...document.querySelectorAll("figure.chart")].map((figure) => ({
     plot: figure.querySelector(".plot"),
+    caption: figure.querySelector("figcaption"),
     group: figure.dataset.group,
     block: figure.parentElement,
-    source: JSON.parse(figure.querySelector("script").textContent),
+    hidden: new Set(), // names of its traces that are switched off
   }));
-  const config = {
-    responsive: true,
-    displaylogo: false,
-    displayModeBar: false,
-    showTips: false,
-  };
 
-  // What all charts share: no frame, a faint horizontal grid, the legend above the plot.
-  const muted = { size: 12, color: "var(--muted)" };
-  const ink = { size: 12, color: "var(--ink)" };
-  const axis = {
-    gridcolor: "var(--grid)",
-    linecolor: "var(--grid)",
-    zeroline: false,
-    ticks: "",
-    title: { font: muted, standoff: 8 },
-  };
-  const look = {
-    autosize: true,
-    margin: { l: 56, r: 16, t: 34, b: 44 },
-    paper_bgcolor: "rgba(0,0,0,0)",
-    plot_bgcolor: "rgba(0,0,0,0)",
-    font: { family: "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", ...muted },
-    hovermode: "x unified",
-    hoverlabel: { bgcolor: "var(--card)", bordercolor: "var(--grid)", font: ink },
-    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: ink },
-    showlegend: true,
-    // A width that follows the ticks of x changes these ticks: some charts never settle.
-    xaxis: { ...axis, automargin: "height", showgrid: false, showline: true },
-    yaxis: { ...axis, automargin: true, showline: false },
-    annotationdefaults: { showarrow: false, xanchor: "left", yanchor: "bottom", font: { ...muted, size: 11 } },
-  };
-
-  // Colours are CSS variables in the figures: one figure serves light, dark and print.
-  function colored(value, style) {
-    if (typeof value === "string") {
-      const match = /^var\((--[\w-]+)\)$/.exec(value);
-      return match ? style.getPropertyValue(match[1]).trim() : value;
-    }
-    if (Array.isArray(value)) return value.map((item) => colored(item, style));
-    if (value === null || typeof value !== "object") return value;
-    return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, colored(item, style)]));
-  }
-
-  // plotly.js, packed in the page. The policy's hash lets the browser run it, and nothing else.
-  async function unpackPlotly() {
-    const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), (byte) => byte.charCodeAt(0));
+  // The figures are packed in the page, in the order of their places.
+  async function unpack() {
+    const packed = Uint8Array.from(atob(document.getElementById("figures").textContent), (byte) => byte.charCodeAt(0));
     const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-    const script = document.createElement("script");
-    script.textContent = await new Response(stream).text();
-    document.head.append(script);
+    const sources = await new Response(stream).json();
+    figures.forEach((figure, place) => Object.assign(figure, { source: sources[place] }));
   }
 
   function explainMissingCharts() {
@@ -69,69 +25,168 @@
     }
   }
 
-  const switchedOff = new Set();
-
-  function drawOne({ plot, group, source }, style, size) {
-    const { data, layout } = colored(source, style);
-    for (const trace of data) if (switchedOff.has(trace.meta)) trace.visible = false;
-    layout.template = { layout: colored(look, style) };
-    layout.dragmode = finePointer ? "zoom" : false;
-    Plotly.react(plot, data, { ...layout, ...size }, config);
-    if (group && !plot.dataset.linked) link(plot, group);
+  function draw(figure, width = figure.plot.clientWidth) {
+    if (!width) return; // in a closed part of the page
+    hideLabel(figure);
+    figure.width = width;
+    figure.chart = charts.draw(figure.source, width, figure.hidden, figure.zoom, () => draw(figure));
+    figure.plot.replaceChildren(figure.chart.svg);
+    figure.plot.style.height = `${figure.chart.svg.getAttribute("height")}px`;
   }
 
-  // One after the other, so that the page can be read and scrolled meanwhile; a newer drawing stops an older one.
-  let drawing = 0;
-  function draw() {
-    const mine = ++drawing;
-    const style = getComputedStyle(root);
-    const waiting = [...figures];
-    const next = () => {
-      if (mine !== drawing || waiting.length === 0) return;
-      drawOne(waiting.shift(), style);
-      setTimeout(next);
-    };
-    next();
+  // A chart is drawn when it comes near the screen, and anew when its width changes.
+  function drawWhenSeen() {
+    const near = new IntersectionObserver(
+      (entries) => {
+        for (const { target, isIntersecting } of entries) {
+          const figure = figures.find(({ plot }) => plot === target);
+          if (isIntersecting && !figure.chart) draw(figure);
+        }
+      },
+      { rootMargin: "600px" },
+    );
+    const sizes = new ResizeObserver((entries) => {
+      if ("print" in root.dataset) return;
+      for (const { target } of entries) {
+        const figure = figures.find(({ plot }) => plot === target);
+        if (figure.chart && figure.width !== target.clientWidth) draw(figure);
+      }
+    });
+    for (const figure of figures) {
+      near.observe(figure.plot);
+      sizes.observe(figure.plot);
+      follow(figure);
+    }
   }
 
   function drawForPaper() {
-    drawing++;
     root.dataset.print = "";
-    const style = getComputedStyle(root);
-    for (const figure of figures) {
-      drawOne(figure, style, { autosize: false, width: figure.plot.closest(".half") ? 330 : 680 });
-    }
+    for (const figure of figures) draw(figure, figure.plot.closest(".half") ? 330 : 680);
   }
 
   function drawForScreen() {
     delete root.dataset.print;
-    draw();
+    for (const figure of figures) draw(figure);
+  }
+
+  // --- labels at the pointer ---
+
+  const make = (tag, properties, ...children) => {
+    const node = Object.assign(document.createElement(tag), properties);
+    node.append(...children);
+    return node;
+  };
+
+  function hideLabel({ plot, chart }) {
+    plot.querySelector(".label")?.remove();
+    chart?.guide.setAttribute("visibility", "hidden");
+  }
+
+  function showLabel(figure, x, y) {
+    const { plot, chart } = figure;
+    hideLabel(figure);
+    const found = chart && x >= chart.left - 8 && x <= chart.right + 8 ? charts.find(chart, x, y) : null;
+    if (!found) return null;
+    if (found.isLine) {
+      chart.guide.setAttribute("d", `M${found.x},${chart.top}V${chart.floor}`);
+      chart.guide.setAttribute("visibility", "visible");
+    }
+    const label = make("div", { className: "label", ariaHidden: "true" });
+    if (found.title) label.append(make("b", { textContent: found.title }));
+    for (const { name, color, words } of found.rows) {
+      const mark = make("i", {});
+      mark.style.background = color;
+      label.append(make("div", {}, mark, make("span", { textContent: name }), make("span", { textContent: words })));
+    }
+    plot.append(label);
+    const place = found.x + 14 + label.offsetWidth > plot.clientWidth ? found.x - 14 - label.offsetWidth : found.x + 14;
+    label.style.left = `${Math.max(0, place)}px`;
+    label.style.top = `${Math.max(0, Math.min(found.y - 12, plot.clientHeight - label.offsetHeight))}px`;
+    return found;
+  }
+
+  // A pointer shows values; drawn across, it enlarges, and a double click shows all again.
+  function follow(figure) {
+    const { plot, group } = figure;
+    let from = null;
+    const at = (event) => {
+      const { left, top } = plot.getBoundingClientRect();
+      return [event.clientX - left, event.clientY - top];
+    };
+    plot.addEventListener("pointermove", (event) => {
+      const [x, y] = at(event);
+      const found = showLabel(figure, x, y);
+      if (group) showAt(found && charts.toValue(figure.chart, found.x), group, figure);
+    });
+    plot.addEventListener("pointerleave", () => {
+      hideLabel(figure);
+      if (group) showAt(null, group, figure);
+    });
+    if (finePointer) {
+      plot.addEventListener("pointerdown", (event) => {
+        from = at(event)[0];
+      });
+      plot.addEventListener("pointerup", (event) => {
+        const { chart } = figure;
+        const ends = [from, at(event)[0]].map((x) => Math.min(chart.right, Math.max(chart.left, x))).sort((a, b) => a - b);
+        if (from === null || chart.xAxis.names || ends[1] - ends[0] < 10) return;
+        figure.zoom = ends.map((x) => charts.toValue(chart, x));
+        draw(figure);
+      });
+      plot.addEventListener("dblclick", () => {
+        delete figure.zoom;
+        draw(figure);
+      });
+    }
+    if (group) link(figure);
+  }
+
+  // Files of a chart, in the colours of paper.
+  function offerFiles(figure) {
+    const name = `${figure.plot.closest("section").id}-${1 + figures.indexOf(figure)}`;
+    const offer = (kind, type, write) => {
+      const button = make("button", { type: "button", textContent: kind.toUpperCase(), title: `Save the chart as ${kind.toUpperCase()}` });
+      button.addEventListener("click", () => {
+        const href = URL.createObjectURL(new Blob([write()], { type }));
+        make("a", { href, download: `${name}.${kind}` }).click();
+        setTimeout(() => URL.revokeObjectURL(href), 10000);
+      });
+      return button;
+    };
+    const drawFile = () => {
+      const was = root.dataset.print;
+      root.dataset.print = "";
+      const text = charts.writeSvg(figure.source, figure.width ?? 680, figure.hidden, getComputedStyle(root));
+      if (was === undefined) delete root.dataset.print;
+      return text;
+    };
+    const files = make("span", { className: "files" });
+    files.append(offer("svg", "image/svg+xml", drawFile), offer("csv", "text/csv", () => charts.writeCsv(figure.source)));
+    figure.caption.prepend(files);
   }
 
   // Charts of one group show their values at the same x together, by the pointer or by the arrow keys.
-  function link(plot, group) {
-    plot.dataset.linked = "";
+  function link(figure) {
+    const { plot, group } = figure;
+    let shownAt = null;
     plot.tabIndex = 0;
-    plot.on("plotly_hover", (event) => showAt(event.xvals[0], group, plot));
-    plot.on("plotly_unhover", () => showAt(null, group, plot));
     plot.addEventListener("blur", () => showAt(null, group));
     plot.addEventListener("keydown", (event) => {
-      const [low, high] = plot._fullLayout.xaxis.range;
       const steps = { ArrowLeft: -0.01, ArrowRight: 0.01, PageUp: -0.1, PageDown: 0.1 };
-      if (!(event.key in steps)) return;
+      if (!(event.key in steps) || !figure.chart) return;
       event.preventDefault();
-      const from = plot.shownAt ?? low;
-      plot.shownAt = Math.min(high, Math.max(low, from + steps[event.key] * (high - low)));
-      showAt(plot.shownAt, group);
+      const { low, high } = figure.chart.xAxis;
+      shownAt = Math.min(high, Math.max(low, (shownAt ?? low) + steps[event.key] * (high - low)));
+      showAt(shownAt, group);
     });
   }
 
-  function showAt(x, group, source) {
-    for (const { plot, group: theirs } of figures) {
-      if (theirs !== group || plot === source || !("linked" in plot.dataset)) continue;
-      const { top, bottom } = plot.getBoundingClientRect();
-      if (x === null) Plotly.Fx.unhover(plot);
-      else if (bottom > 0 && top < innerHeight) Plotly.Fx.hover(plot, { xval: x }, "xy", true);
+  function showAt(value, group, source) {
+    for (const figure of figures) {
+      if (figure.group !== group || figure === source || !figure.chart) continue;
+      const { top, bottom } = figure.plot.getBoundingClientRect();
+      if (value === null) hideLabel(figure);
+      else if (bottom > 0 && top < innerHeight) showLabel(figure, charts.toPlace(figure.chart, value), figure.chart.top);
     }
   }
 
@@ -171,11 +226,10 @@
   }
 
   function switchEntry(name, on) {
-    switchedOff[on ? "delete" : "add"](name);
     for (const box of document.querySelectorAll(".legend input")) if (box.value === name) box.checked = on;
-    for (const { plot, source } of figures) {
-      const places = source.data.flatMap((trace, place) => (trace.meta === name ? [place] : []));
-      if (places.length && plot.data) Plotly.restyle(plot, { visible: on }, places);
+    for (const figure of figures) {
+      figure.hidden[on ? "delete" : "add"](name);
+      if (figure.chart && figure.source.data.some((trace) => trace.meta === name)) draw(figure);
     }
   }
 
@@ -242,13 +296,13 @@
     filter();
   }
 
-  document.querySelectorAll(".browser").forEach(makeBrowsable);
+  document.querySelectorAll(".browser:has(> .filters)").forEach(makeBrowsable);
   document.querySelectorAll("table.sortable").forEach(makeSortable);
-  document.querySelectorAll(".charts").forEach(makeLegend);
   if (figures.length) {
-    unpackPlotly().then(() => {
-      draw();
-      dark.addEventListener("change", draw);
+    unpack().then(() => {
+      document.querySelectorAll(".charts").forEach(makeLegend);
+      figures.forEach(offerFiles);
+      drawWhenSeen();
       addEventListener("beforeprint", drawForPaper);
       addEventListener("afterprint", drawForScreen);
     }, explainMissingCharts);
