@@ -197,7 +197,7 @@ def _compute_replayed(model: Any, batch: Batch, device: str) -> tuple[float, dic
 
     facts = describe_batch(batch)
     buckets = Buckets(len(batch.ids), facts[2], facts[3], plan_buckets(np.array([facts]), max_buckets=1))
-    gradients = attach_flat_gradients(model.parameters())
+    gradients = attach_flat_gradients(model)
     update = GraphedUpdate(model, gradients, buckets, device=device, autocast=nullcontext, fused=True)
     update.record(graphs.make_graph_recorder())
     loss = update.accumulate_gradients([batch], num_scored_tokens=batch.num_target_tokens)[0].item()

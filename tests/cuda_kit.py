@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 
 
-def attend(q, k, v, cu_q, cu_k, max_q, max_k, bias=None, causal=False, dropout=0.0):
+def attend(q, k, v, cu_q, cu_k, max_q, max_k, bias=None, causal=False, dropout=0.0, overwrite=False):
     """The kernel's function, one sequence after the other."""
     outs = []
     for (start_q, end_q), (start_k, end_k) in zip(pairwise(cu_q.tolist()), pairwise(cu_k.tolist()), strict=True):

@@ -239,6 +239,7 @@ def attend(
     table: Tensor | None,
     dropout: float,
     cap: float | None,
+    overwrite: bool = False,
 ) -> Tensor:
     """softmax(q k^T + bias) v within every sequence; T5 does not scale the products.
 
@@ -248,6 +249,7 @@ def attend(
         table: [H, 2 * longest - 1], bias of every distance key - query in ascending order; None: no bias.
         dropout: rate at which attention weights are dropped.
         cap: bound of the products, cap tanh(q k^T / cap); None: not bounded, the only choice of the kernel.
+        overwrite: let the kernel write the gradients of k and v over them, which nothing else reads then.
 
     Returns: [Nq, H, D] in the dtype of q.
     """
@@ -268,6 +270,7 @@ def attend(
             bias=table,
             causal=pairs.causal,
             dropout=dropout,
+            overwrite=overwrite,
         )
     with suppress_autocast(q.device):
         return BlockAttention.apply(q, k, v, table, pairs, dropout, cap)

@@ -251,14 +251,17 @@ def run_stack(
         # A copy, because dropout is in place: the lookup of both stacks is one tensor.
         x = ops.drop(x.clone(), stack.dropout)
     table: Tensor | None = None
+    memories: list[EncoderOutput | None] = [None] * len(numbers)
+    if memory is not None:
+        memories[:] = ops.project_memory(memory, [stack.block[n].layer[1].EncDecAttention for n in numbers])
     # T5 computes the biases in the first block and shares them, umT5 in each block.
-    for number in numbers:
+    for number, own in zip(numbers, memories, strict=True):
         # The first block of a pipeline stage may use the table of a block before it.
         owner = find_bias_block(stack, number) if table is None else number
         attention = stack.block[owner].layer[0].SelfAttention
         if attention.has_relative_attention_bias:
             table = _build_bias_table(attention, bounds.longest, ops)
-        x = ops.run_block(stack.block[number], _run_block, x, bounds, table, memory, ops)
+        x = ops.run_block(stack.block[number], _run_block, x, bounds, table, own, ops)
     if numbers.stop < len(stack.block):
         return x  # a later stage has the stack's last block and norm
     norm = stack.final_layer_norm

@@ -6,7 +6,7 @@ recomputation, low-rank pairs, gathered weights and the dropout of tensor parall
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -33,6 +33,7 @@ from fivetune.model.layers import (
 from fivetune.model.low_rank import add_pair, add_transposed_pair, find_pair
 from fivetune.model.modules import T5Attention, T5Norm
 from fivetune.model.precision import cast_weights, get_matmul_dtype
+from fivetune.model.weight_cache import find_kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +68,13 @@ class EncoderOutput(NamedTuple):
         states: [N_src, d], the encoder's output, in the dtype of matrix products.
         bounds: bounds of the inputs.
         order: rows of [inputs, targets] by sequence, for attention to both at once; None: cross-attention.
+        projected: keys and values of a block, if they are computed; see `Ops.project_memory`.
     """
 
     states: Tensor
     bounds: SequenceBounds
     order: Tensor | None = None
+    projected: tuple[Tensor, Tensor] | None = None
 
     @classmethod
     def cast(cls, states: Tensor, bounds: SequenceBounds) -> EncoderOutput:
@@ -126,6 +129,19 @@ class Ops:
         parts = self.project(x, *linears).view(len(x), len(linears), -1, size)
         return SplitProjections.apply(parts) if needs_attention_kernel(x) else parts.unbind(1)
 
+    def project_memory(self, memory: EncoderOutput, modules: Sequence[T5Attention]) -> list[EncoderOutput]:
+        """The memory of each cross-attention: of all, keys and values are one product if their weights are kept.
+
+        Its backward pass is one product too, instead of a sum of one for each. Blocks that are recomputed, and passes
+        without a gradient, compute their own instead of holding those of all.
+        """
+        linears = [linear for module in modules for linear in (module.k, module.v)]
+        is_held = torch.is_grad_enabled() and not self.recompute
+        if not (is_held and needs_attention_kernel(memory.states) and all(map(_is_kept, linears))):
+            return [memory] * len(modules)
+        parts = self.project_heads(memory.states, modules[0].key_value_proj_dim, *linears)
+        return [memory._replace(projected=pair) for pair in zip(parts[::2], parts[1::2], strict=True)]
+
     def apply_activation(self, dense: Any, x: Tensor, act: str, *, gated: bool) -> Tensor:
         """dropout(act(x)); of a gated layer dropout(act(a) * b) of x = [a, b]. Overwrites x."""
         rate = _get_rate(dense.dropout)
@@ -147,6 +163,7 @@ class Ops:
         *,
         table: Tensor | None = None,
         cap: float | None = None,
+        overwrite: bool = False,
     ) -> Tensor:
         """`attention.attend` of a module's heads, [Nq, H, D].
 
@@ -155,7 +172,7 @@ class Ops:
         """
         rate = dropout if module.training else 0.0
         with draw_own_masks(module):
-            return attend(q, k, v, pairs, table=table, dropout=rate, cap=cap)
+            return attend(q, k, v, pairs, table=table, dropout=rate, cap=cap, overwrite=overwrite)
 
     def attend_memory(self, module: T5Attention, q: Tensor, queries: SequenceBounds, memory: EncoderOutput) -> Tensor:
         """Attention to the encoder's output in the cheaper of two orders: [Nq, H, D] -> [Nq, H, D].
@@ -166,6 +183,9 @@ class Ops:
         heads = module.n_heads
         size = module.key_value_proj_dim
         keys = memory.bounds
+        if memory.projected:  # gradients take their memory, which is that of all blocks
+            pairs = SequencePairs(queries, keys)
+            return self.attend(module, q, *memory.projected, pairs, module.dropout, overwrite=True)
         if needs_attention_kernel(q) or not should_attend_memory(module, queries, keys):
             k, v = self.project_heads(memory.states, size, module.k, module.v)
             return self.attend(module, q, k, v, SequencePairs(queries, keys), module.dropout)
@@ -200,6 +220,10 @@ def should_attend_memory(module: T5Attention, queries: SequenceBounds, keys: Seq
             return False  # its weights alone do not say what it computes
     pairs = sum(s * t for s, t in zip(keys.lengths, queries.lengths, strict=True))
     return 2 * pairs < keys.ends[-1] * module.key_value_proj_dim
+
+
+def _is_kept(linear: nn.Linear) -> bool:
+    return is_plain_linear(linear) and find_kept(linear.weight) is not None
 
 
 def _get_rate(dropout: nn.Dropout) -> float:

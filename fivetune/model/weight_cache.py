@@ -31,6 +31,7 @@ class _Context(AutogradContext):
 many: Any = torch  # its functions of many tensors have private names
 KEPT = "kept"  # attribute of a parameter
 ALIGNMENT = 64  # elements; every matrix begins at 128 bytes in bf16
+CROSS_PROJECTIONS = ("EncDecAttention.k", "EncDecAttention.v")  # modules whose input is the encoder's output
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +51,13 @@ class KeptWeights:
     """
 
     def __init__(self, model: T5Model, kind: torch.dtype, written: Tensor | None = None) -> None:
-        self._tables = [model.get_input_embeddings().weight]  # looked up in fp32 unless it is the head too
+        self._tables: list[Any] = [model.get_input_embeddings().weight]  # looked up in fp32 unless it is the head too
         self._weights = list_factors(model)
         cast = [weight for weight in self._weights if weight.dtype != kind]
         # A frozen weight is not in the optimizer's memory.
         own = [weight for weight in cast if written is None or not weight.requires_grad]
         sizes = [round_up(weight.numel(), ALIGNMENT) for weight in own]
-        # One buffer in the order of the modules: q, k and v of a layer lie below each other.
+        # One buffer: q, k and v of a layer lie below each other.
         buffer = torch.empty(sum(sizes), dtype=kind, device=self._tables[0].device)
         parts = dict(zip(own, buffer.split(sizes), strict=True))
         self._copies: dict[nn.Parameter, Tensor] = {}
@@ -94,9 +95,16 @@ class KeptWeights:
 
 
 def list_factors(model: T5Model) -> list[nn.Parameter]:
-    """List the matrices of linear modules that no strategy divides, each once, in the order of the modules."""
-    linear = [module.weight for module in model.modules() if type(module) is nn.Linear]
-    return [weight for weight in dict.fromkeys(linear) if get_local(weight) is weight]
+    """List the matrices of linear modules that no strategy divides, each once: those of the encoder's output first.
+
+    Buffers in this order have matrices below each other that one product reads.
+    """
+    first: list[Any] = []
+    others: list[Any] = []
+    for name, module in model.named_modules():
+        if type(module) is nn.Linear:
+            (first if name.endswith(CROSS_PROJECTIONS) else others).append(module.weight)
+    return [weight for weight in dict.fromkeys([*first, *others]) if get_local(weight) is weight]
 
 
 def find_kept(weight: Tensor) -> Kept | None:

@@ -44,6 +44,7 @@ def compute_attention(
     dropout: float = 0.0,
     seed: Tensor | None = None,
     scale: float = 1.0,
+    overwrite: bool = False,
 ) -> Tensor:
     """softmax(scale q k^T + bias) v within each sequence, differentiable in q, k, v and bias.
 
@@ -57,6 +58,7 @@ def compute_attention(
         dropout: probability with which an attention weight is dropped, rounded to 2^-16.
         seed: [1] int64 on the device, read when the kernels run; None draws one from torch's generator.
         scale: 1 in T5, which has no 1/sqrt(D).
+        overwrite: write the gradients of k and v over them. Nothing else may read them in the backward pass.
 
     Returns: [Nq, H, D] in q's dtype. Raises ModelError for a head size that the kernels do not support.
     """
@@ -71,7 +73,7 @@ def compute_attention(
     rate = round_dropout_rate(dropout)
     if head_size < SMALLEST_HEAD:  # columns of zeros change no product
         q, k, v = (F.pad(x, (0, SMALLEST_HEAD - head_size)) for x in (q, k, v))
-    call = _CallOptions(max_seqlen_q, max_seqlen_k, causal, rate, scale)
+    call = _CallOptions(max_seqlen_q, max_seqlen_k, causal, rate, scale, overwrite)
     starts = cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous()  # the kernels read them by address
     out = _Attention.apply(q, k, v, bias, choose_seed(q, rate, seed), *starts, call)
     assert isinstance(out, Tensor)
@@ -87,6 +89,7 @@ class _CallOptions:
     causal: bool
     rate: int
     scale: float
+    overwrite: bool
 
 
 class _Attention(torch.autograd.Function):
@@ -124,7 +127,8 @@ class _Attention(torch.autograd.Function):
         q, k, v, bias, seed, cu_q, cu_k, out, lse = ctx.saved_tensors
         call: _CallOptions = ctx.call
         grad = grads[0].contiguous()
-        grad_q, grad_k, grad_v = _allocate_gradients(q, k, v)
+        # grad_kv reads a tile of k and v before it writes it, and all others have read them by then.
+        grad_q, grad_k, grad_v = (q.new_empty(q.shape), k, v) if call.overwrite else _allocate_gradients(q, k, v)
         delta = torch.empty_like(lse)  # written by grad_q, which is launched first
         heads, head_size = q.shape[1:]
         inputs = (q, k, v, bias, seed, cu_q, cu_k, grad, lse, delta)

@@ -234,7 +234,7 @@ def grad_q(
     if parts is not None:
         slot = _slot(first_q, sequence, tl.program_id(0), M)
         parts += (slot * tl.num_programs(1) + head) * (tiles_k + 1) * N + tl.arange(0, N)
-        carried = tl.zeros([N], tl.float32)
+    carried = tl.zeros([N], tl.float32)
     sums = tl.zeros([M, D], tl.float32)
     end = num_k
     if CAUSAL:

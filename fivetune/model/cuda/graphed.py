@@ -8,7 +8,7 @@ AdamW from this state, or the reverse.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -22,7 +22,7 @@ from fivetune.model.cuda.tiles import round_up
 from fivetune.model.modules import T5Model
 from fivetune.model.objective import PLAIN, Objective
 from fivetune.model.precision import get_matmul_dtype
-from fivetune.model.weight_cache import KeptWeights
+from fivetune.model.weight_cache import KeptWeights, list_factors
 from fivetune.types import Autocast, Batch, TorchState
 
 
@@ -51,12 +51,11 @@ class GraphedAdamW(torch.optim.Optimizer):
                 plain += group["params"]
             else:
                 decayed += group["params"]
-        # Their copies in 16 bits are written with them.
-        others = set(decayed)
-        copied = [factor for factor in factors if factor in others and factor.dtype != kind]
-        others.difference_update(copied)
-        decayed = copied + [parameter for parameter in decayed if parameter in others]
-        self.flat = FlatAdamW(decayed, plain, max_norm=max_norm, num_copied=len(copied), kind=kind, **options)
+        trained = set(decayed)
+        first = [factor for factor in factors if factor in trained]
+        num_copied = 0 if kind == torch.float32 else len(first)
+        decayed = list(dict.fromkeys([*first, *decayed]))
+        self.flat = FlatAdamW(decayed, plain, max_norm=max_norm, num_copied=num_copied, kind=kind, **options)
         for parameter in self._list_parameters():
             vars(parameter).pop("table_grad", None)  # gradients are dense here
             start = parameter.storage_offset()
@@ -117,8 +116,9 @@ class GraphedAdamW(torch.optim.Optimizer):
             self.flat.state[place] = beta**steps
 
 
-def attach_flat_gradients(parameters: Iterable[nn.Parameter]) -> Tensor:
+def attach_flat_gradients(model: T5Model) -> Tensor:
     """Make the gradients of all trainable parameters views of one buffer of zeros, which is returned: [P] fp32."""
+    parameters = dict.fromkeys([*list_factors(model), *model.parameters()])
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     sizes = [round_up(parameter.numel(), ALIGNMENT) for parameter in trained]
     flat = torch.zeros(sum(sizes), device=trained[0].device)

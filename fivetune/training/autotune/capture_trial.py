@@ -60,7 +60,7 @@ def run_request(request: Mapping[str, Any], recorder: GraphRecorder) -> None:
     model = AutoModelForSeq2SeqLM.from_config(config, dtype=torch.float32).to(device)
     graphs = GraphedUpdate(
         model,
-        attach_flat_gradients(model.parameters()),
+        attach_flat_gradients(model),
         Buckets(bucket.num_sequences, bucket.longest_input, bucket.longest_target, (bucket,)),
         device=device,
         autocast=ComputeConfig(device, precision).make_autocast,

@@ -340,7 +340,7 @@ def _build_learner(
         gradients = optimizer.flat.grads
         copies = optimizer.flat.copies
     else:
-        gradients = attach_flat_gradients(learner.model.parameters())
+        gradients = attach_flat_gradients(learner.model)
     graphs = GraphedUpdate(
         learner.model,
         gradients,
