@@ -5,7 +5,6 @@ In: a device, weights. Out: the dtype of its matrix products; a context without 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -48,7 +47,10 @@ def cast_weights(*weights: Tensor) -> Tensor:
     """
     kind = get_matmul_dtype(weights[0].device)
     if all(weight.dtype == kind for weight in weights):
-        return _join(weights)
+        # A gradient reaches the weights through a copy alone.
+        if torch.is_grad_enabled() and len(weights) > 1:
+            return torch.cat(list(weights))
+        return join_rows(weights)
     return CastWeights.apply(kind, *weights)
 
 
@@ -89,15 +91,11 @@ def copy_weights(kind: torch.dtype, *weights: Tensor) -> Tensor:
         return join_rows(places)
     is_counted = all(type(weight) is nn.Parameter and weight.device.type == "cpu" for weight in weights)
     if not is_counted or all(weight.dtype == kind for weight in weights):
-        return _join([weight.to(kind) for weight in weights])
+        return join_rows([weight.to(kind) for weight in weights])
     # A weight that was changed, or replaced by another tensor, has another stamp.
     stamp = kind, [(weight.data_ptr(), weight._version) for weight in weights]
     found = _copies.get(weights[0])  # one copy for each first weight: the last one replaces those before
     if found is None or found[0] != stamp:
-        found = stamp, _join([weight.detach().to(kind) for weight in weights])
+        found = stamp, join_rows([weight.detach().to(kind) for weight in weights])
         _copies[weights[0]] = found
     return found[1].detach()
-
-
-def _join(weights: Sequence[Tensor]) -> Tensor:
-    return weights[0] if len(weights) == 1 else torch.cat(list(weights))

@@ -30,6 +30,7 @@ class _Context(AutogradContext):
 
 many: Any = torch  # its functions of many tensors have private names
 KEPT = "kept"  # attribute of a parameter
+JOINED = (("q", "k", "v"), ("wi_0", "wi_1"))  # names of linear modules of one input
 ALIGNMENT = 64  # elements; every matrix begins at 128 bytes in bf16
 CROSS_PROJECTIONS = ("EncDecAttention.k", "EncDecAttention.v")  # modules whose input is the encoder's output
 
@@ -116,6 +117,22 @@ def get_kept_grad(parameter: Tensor) -> Tensor | None:
     """The gradient to which a backward pass adds; None if it returns its own."""
     kept = find_kept(parameter)
     return kept.grad if kept and parameter.requires_grad else None
+
+
+def lay_out_projections(model: nn.Module) -> None:
+    """Move matrices that are one product (q, k and v of a layer) below each other in memory, once: no copy joins them.
+
+    For a model that answers: optimizers and strategies divide weights in ways of their own.
+    """
+    for module in model.modules():
+        for names in JOINED:
+            parts: list[Any] = [getattr(module, name, None) for name in names]
+            if not all(type(part) is nn.Linear and type(part.weight) is nn.Parameter for part in parts):
+                continue
+            weights: list[Tensor] = [part.weight.detach() for part in parts]
+            rows = join_rows(weights).split([*map(len, weights)])
+            for part, own in zip(parts, rows, strict=True):
+                part.weight.data = own
 
 
 def join_rows(parts: Sequence[Tensor]) -> Tensor:

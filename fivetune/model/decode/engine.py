@@ -56,7 +56,8 @@ def search_answers(
     """Yield the answers as `fivetune.model.decode.generate` describes."""
     together = world if is_gathered_by_call(model) else SINGLE_PROCESS
     was_training = model.training
-    model.eval()
+    if was_training:  # a walk over all modules, which a request to a server need not pay
+        model.eval()
     try:
         chosen = np.asarray(rows, dtype=np.int64)
         order = np.argsort(-store.inputs.lengths[chosen], kind="stable")  # memory runs out at once or never
@@ -87,7 +88,8 @@ def search_answers(
                 found = call_gathered(model, _run_round, search, store, taken, together, bool(queue))
             yield from found  # outside of autocast, which would apply to the caller too
     finally:
-        model.train(was_training)
+        if was_training:
+            model.train()
 
 
 def explain_slow_decoding(model: T5Model, device: str, autocast: Autocast) -> str:

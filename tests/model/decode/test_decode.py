@@ -21,7 +21,9 @@ from fivetune.model.decode.logits import LogitsProcessor
 from fivetune.model.decode.steps import Decoder
 from fivetune.model.forward import compute_padded_losses
 from fivetune.model.load import load_model_and_tokenizer
+from fivetune.model.precision import cast_weights
 from fivetune.model.tokenizer import list_sentinel_ids
+from fivetune.model.weight_cache import lay_out_projections
 from fivetune.tasks.squad_v2 import SQuADV2
 
 FAMILIES = list(kit.FAMILIES)
@@ -46,6 +48,22 @@ def test_same_tokens_as_transformers_one_by_one(family_folders, store, family):
         ended = 1 in theirs
         assert one.token_ids == (theirs[: theirs.index(1)] if ended else theirs)
         assert one.hit_cap is not ended
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_products_of_one_input_need_no_copy_of_their_weights(family_folders, store, family):
+    model = load_model_and_tokenizer(str(family_folders[family])).model.eval()
+    expected = _generate(model, store, Decoding(9, batch_size=5))
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    lay_out_projections(model)
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    assert _generate(model, store, Decoding(9, batch_size=5)) == expected
+    own = model.encoder.block[0].layer[0].SelfAttention
+    weights = own.q.weight, own.k.weight, own.v.weight
+    with torch.no_grad():
+        assert cast_weights(*weights).data_ptr() == own.q.weight.data_ptr()
+    cast_weights(*weights).sum().backward()
+    assert all(torch.equal(weight.grad, torch.ones_like(weight)) for weight in weights)
 
 
 def test_every_row_comes_once(model_folder, store):
