@@ -258,8 +258,8 @@ SHOWN = [
 ]  # fmt: skip
 
 ANSWERS = [
-    Mutant("answers go on after their end", "model/decode/greedy.py",
-           "if token == self._eos or self._ages[slot] == self._cap or", "if self._ages[slot] == self._cap or",
+    Mutant("answers go on after their end", "model/decode/running.py",
+           "if not (token == self._eos or hit_cap or", "if not (hit_cap or",
            ("tests/model/decode/test_decode_beam.py",), "greedy_writes"),
     Mutant("a new answer is drawn by the numbers of the one before it", "model/decode/greedy.py",
            "self._uniforms[slots] = ", "_ = ", ("tests/model/decode/test_sampling.py",), "batch_or_the_order"),
@@ -268,8 +268,14 @@ ANSWERS = [
            "tokens_have"),
     Mutant("suppressed tokens are written", "model/decode/logits.py",
            "if self._suppressed.numel():", "if False:", ("tests/model/decode/test_decode.py",), "suppressed"),
-    Mutant("an answer's probability begins with that of the answer before", "model/decode/greedy.py",
-           "            self._logprobs[slots] = 0.0\n", "", ("tests/model/decode/test_decode.py",), "slots_are_filled"),
+    Mutant("an answer's probability begins with that of the answer before", "model/decode/running.py",
+           "        self._logprobs[slot] = 0.0\n", "", ("tests/model/decode/test_decode.py",), "slots_are_filled"),
+    Mutant("tokens on their way count for the next answer of a slot", "model/decode/captured.py",
+           " if self._first[slot] <= self._num_read]", "]", ("tests/model/decode/test_captured.py",),
+           "answers_of_launched"),
+    Mutant("an answer sees the keys of the answer before", "model/decode/captured.py",
+           "        self._ages.index_fill_(0, places, 0)\n", "", ("tests/model/decode/test_captured.py",),
+           "answers_of_launched"),
     Mutant("long answers of a beam are not compared by their length", "model/decode/beam.py",
            "scores = sums / length**decoding.length_penalty", "scores = sums + 0.0",
            ("tests/model/decode/test_decode_beam.py",)),

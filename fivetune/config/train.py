@@ -106,7 +106,7 @@ class TrainSection(BaseModel):
     capture: Literal["auto", "on", "off"] = Field(
         default="auto",
         description="replay steps as CUDA graphs; auto: if they agree with launched kernels and are faster, measured "
-        "at the start; on: refuse to train without them",
+        "at the start; on: refuse to train without them; off: answers are written by launched kernels too",
     )
     recompute: bool = Field(
         default=False, description="recompute activations in the backward pass: less memory, a third slower"

@@ -200,9 +200,12 @@ def _compute_key(folder: Path, store: TokenStore, decoding: Decoding, compute: C
     """The hash of all that the answers depend on: weights and config of the teacher, data, decoding and precision.
 
     bf16 has three digits, so that of two tokens about as probable it often chooses another one than fp32; a run's data
-    would depend on who generated them first. Device and batch size change the last of seven digits, and are left out.
+    would depend on who generated them first. Device, graphs and batch size change the last of seven digits, and
+    are left out.
     """
-    settings = [store.fingerprint, asdict(decoding) | {"batch_size": 0}, compute.precision, read_model_config(folder)]
+    search = asdict(decoding) | {"batch_size": 0}
+    del search["capture"]
+    settings = [store.fingerprint, search, compute.precision, read_model_config(folder)]
     digest = blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=16)
     # All bytes, not a sample: a wrong answer in the cache would be learnt without a word.
     for path in find_weight_files(folder):

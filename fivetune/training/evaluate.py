@@ -97,7 +97,7 @@ def run_evaluation(
         training.run.write_predictions(split, step, (one.as_dict() for one in made))
 
     with translate_oom_errors():
-        record = evaluator.run(
+        record = replace(evaluator, on_note=training.warn).run(
             setup.learner.model,
             step=step,
             split=split,

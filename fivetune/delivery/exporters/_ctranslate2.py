@@ -19,7 +19,7 @@ from fivetune.data.store.token_store import TokenStore
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import ConfigError
 from fivetune.installation import require_package
-from fivetune.model.decode import Decoding, GeneratedAnswer, OnToken, group_by_length
+from fivetune.model.decode import Decoding, GeneratedAnswer, OnNote, OnToken, group_by_length, ignore_note
 from fivetune.model.family import compute_output_scale
 
 if TYPE_CHECKING:
@@ -133,6 +133,7 @@ class Engine:
         world: World = SINGLE_PROCESS,
         tokenizer: PreTrainedTokenizerBase | None = None,
         on_token: OnToken | None = None,
+        on_note: OnNote = ignore_note,
     ) -> Iterator[GeneratedAnswer]:
         """Yield the answers for `rows` of a store, batch by batch, longest inputs first."""
         if decoding.sampling and decoding.sampling.seed is not None:

@@ -30,6 +30,7 @@ from fivetune.errors import (
     describe_failure,
 )
 from fivetune.model.adapter import find_adapter
+from fivetune.model.decode import ignore_note
 from fivetune.model.files import read_model_config
 from fivetune.model.save import replace_folder
 from fivetune.rundir.checksums import MANIFEST, compute_sha256
@@ -37,7 +38,7 @@ from fivetune.rundir.export_file import EXPORT, EXPORT_VERSION, Export
 from fivetune.rundir.layout import ABSTENTION
 from fivetune.rundir.progress import ProgressCallback, ignore_progress
 from fivetune.tasks import head_of
-from fivetune.training.answers.loading import ignore_note, load_run_model
+from fivetune.training.answers.loading import load_run_model
 from fivetune.training.answers.promise import read_promise
 from fivetune.training.answers.trained_run import TrainedRun
 

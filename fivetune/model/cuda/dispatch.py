@@ -36,6 +36,10 @@ def has_kernels(device: torch.device) -> bool:
     return device.type in DEVICES
 
 
+def supports_graphs(device: str) -> bool:
+    return device.startswith("cuda")
+
+
 def needs_attention_kernel(x: Tensor) -> bool:
     """Whether Triton's kernels compute the attention of x: in a forward pass, whose autocast says the dtype."""
     return has_kernels(x.device) and get_matmul_dtype(x.device) in KINDS

@@ -209,6 +209,19 @@ class CapturedStep:
         return self.states[bucket]
 
 
+def refuse_broken_generator(device: str) -> None:
+    """Raise FiveTuneEnvironmentError if a failed capture has left the device without random numbers."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+    try:
+        torch.randint(2, (1,), device=device)
+    except RuntimeError as error:
+        raise FiveTuneEnvironmentError(
+            "train.capture: a capture failed and has left torch's generator unusable for this process: "
+            f"{str(error).splitlines()[0]}. Start again with --train.capture off."
+        ) from error
+
+
 def make_graph_recorder() -> GraphRecorder:
     """Make the `record` of a CapturedStep; its graphs share one memory pool, because only one replays at a time.
 
@@ -222,11 +235,19 @@ def make_graph_recorder() -> GraphRecorder:
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     torch.cuda.set_stream(stream)
+    return make_stream_recorder(stream)
+
+
+def make_stream_recorder(stream: torch.cuda.Stream) -> GraphRecorder:
+    """Make a recorder that captures in a stream; its graphs are replayed in the one that is current then."""
     pool: Any = torch.cuda.graph_pool_handle()
 
     def record(function: Callable[[], Tensor]) -> Callable[[], Tensor]:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        with (
+            torch.cuda.device(stream.device),
+            torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
+        ):
             loss = function()
 
         def replay() -> Tensor:

@@ -12,7 +12,7 @@ import numpy as np
 
 from fivetune.data.store.token_store import TokenStore
 from fivetune.distributed.world import SINGLE_PROCESS, World
-from fivetune.model.decode.records import Decoding, GeneratedAnswer, OnToken, Sampling
+from fivetune.model.decode.records import Decoding, GeneratedAnswer, OnNote, OnToken, Sampling, ignore_note
 from fivetune.model.decode.texts import cut_at_stop, to_text
 
 if TYPE_CHECKING:
@@ -25,12 +25,14 @@ __all__ = [
     "Decoding",
     "GenerateAnswers",
     "GeneratedAnswer",
+    "OnNote",
     "OnToken",
     "Sampling",
     "cut_at_stop",
     "estimate_max_new_tokens",
     "generate",
     "group_by_length",
+    "ignore_note",
     "to_text",
 ]
 
@@ -50,6 +52,7 @@ class GenerateAnswers(Protocol):
         world: World = SINGLE_PROCESS,
         tokenizer: PreTrainedTokenizerBase | None = None,
         on_token: OnToken | None = None,
+        on_note: OnNote = ignore_note,
     ) -> Iterator[GeneratedAnswer]: ...
 
 
@@ -83,6 +86,7 @@ def generate(
     world: World = SINGLE_PROCESS,
     tokenizer: PreTrainedTokenizerBase | None = None,
     on_token: OnToken | None = None,
+    on_note: OnNote = ignore_note,
 ) -> Iterator[GeneratedAnswer]:
     """Yield the answers for `rows` of a store as they end. The encoder runs once per example.
 
@@ -93,6 +97,7 @@ def generate(
         tokenizer: ends an answer as soon as it has a text of `decoding.stop`, but not with beams; the answer keeps the
             text. None: answers do not end there.
         on_token: called for each token of greedy search and sampling.
+        on_note: called with the reason if steps that graphs should replay are launched.
     """
     # An export with an engine of its own answers without torch, whose import takes seconds and 300 MB.
     from fivetune.model.decode.engine import search_answers
@@ -107,4 +112,5 @@ def generate(
         world=world,
         tokenizer=tokenizer,
         on_token=on_token,
+        on_note=on_note,
     )

@@ -14,6 +14,7 @@ Finished slots are filled again, or removed: the last ones move into their place
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -43,6 +44,14 @@ class RowCompactor:
         return state[: self.count]
 
 
+class StepCache(Protocol):
+    """What a step of the decoder writes keys and values to."""
+
+    def append(self, layer: int, column: Tensor) -> tuple[Tensor, Tensor]:
+        """Write the new keys and values of a layer, [B, 2, h, K, head size]. Returns: all keys and values to see."""
+        ...
+
+
 class KVCache:
     """Slots of B answers, with K hypotheses each.
 
@@ -59,7 +68,7 @@ class KVCache:
 
     def __init__(self, num_beams: int) -> None:
         self._num_beams = num_beams
-        self._own: list[tuple[Tensor, Tensor]] = []  # keys and values per layer, [B, h, columns * K, head size]
+        self._own: list[Tensor] = []  # keys and values per layer, [B, 2, h, columns * K, head size]
         self._num_columns = FIRST_STEPS  # columns that have memory
         self._first = self._end = 0  # range of columns that some slot sees
 
@@ -89,7 +98,7 @@ class KVCache:
         states = self.inputs.states
         lengths = move(torch.tensor(self.inputs.lengths, device=states.device)).tolist()
         self.inputs = EncodedInputs(move(states), lengths)
-        self._own = [(move(keys), move(values)) for keys, values in self._own]
+        self._own = [move(own) for own in self._own]
         if self.mask is not None:
             self.mask = move(self.mask)
 
@@ -102,34 +111,29 @@ class KVCache:
                 self._num_columns *= 2
             seen = slice((self._end - age) * self._num_beams, self._end * self._num_beams)
             front = slice(age * self._num_beams)
-            for layer, (old_keys, old_values) in enumerate(self._own):
-                keys = old_keys
-                values = old_values
-                if is_full:
-                    keys = self._make_columns(old_keys)
-                    values = self._make_columns(old_values)
+            for layer, old in enumerate(self._own):
+                own = self._make_columns(old) if is_full else old
                 # Within one tensor the two ranges do not overlap: fewer than half of the columns are seen.
-                keys[:, :, front] = old_keys[:, :, seen]
-                values[:, :, front] = old_values[:, :, seen]
-                self._own[layer] = keys, values
+                own[..., front, :] = old[..., seen, :]
+                self._own[layer] = own
             self._end = age
         self._first = self._end - age
         self._end += 1
 
-    def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the new column of a layer, [B, h, K, head size].
+    def append(self, layer: int, column: Tensor) -> tuple[Tensor, Tensor]:
+        """Write the new keys and values of a layer, [B, 2, h, K, head size].
 
         Returns: keys and values of the columns that some slot sees, [B, h, t * K, head size].
         """
         first = self._first * self._num_beams
         end = self._end * self._num_beams
         if layer == len(self._own):  # the first step
-            self._own.append((self._make_columns(key), self._make_columns(value)))
-        keys, values = self._own[layer]
-        keys[:, :, end - self._num_beams : end] = key
-        values[:, :, end - self._num_beams : end] = value
-        return keys[:, :, first:end], values[:, :, first:end]
+            self._own.append(self._make_columns(column))
+        own = self._own[layer]
+        own[..., end - self._num_beams : end, :] = column
+        keys, values = own[..., first:end, :].unbind(1)
+        return keys, values
 
     def _make_columns(self, like: Tensor) -> Tensor:
-        rows, heads, _, width = like.shape
-        return self.inputs.states.new_empty(rows, heads, self._num_columns * self._num_beams, width)
+        rows, both, heads, _, width = like.shape
+        return self.inputs.states.new_empty(rows, both, heads, self._num_columns * self._num_beams, width)

@@ -20,12 +20,13 @@ from fivetune.distributed.sharding import call_gathered, is_gathered_by_call
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.model.attention import explain_unsupported_device
 from fivetune.model.decode.beam import run_beam_search
+from fivetune.model.decode.captured import CapturedSearch, explain_launched_steps
 from fivetune.model.decode.encoder import CPU_TOKENS
 from fivetune.model.decode.greedy import GreedySearch
 from fivetune.model.decode.labels import score_given
 from fivetune.model.decode.logits import LogitsProcessor
 from fivetune.model.decode.padded import PaddedDecoder
-from fivetune.model.decode.records import Decoding, GeneratedAnswer, Hypothesis, OnToken
+from fivetune.model.decode.records import Decoding, GeneratedAnswer, Hypothesis, OnNote, OnToken, ignore_note
 from fivetune.model.decode.sampling import draw_uniforms
 from fivetune.model.decode.steps import Decoder
 from fivetune.model.decode.weights import keep_weights
@@ -52,6 +53,7 @@ def search_answers(
     world: World = SINGLE_PROCESS,
     tokenizer: PreTrainedTokenizerBase | None = None,
     on_token: OnToken | None = None,
+    on_note: OnNote = ignore_note,
 ) -> Iterator[GeneratedAnswer]:
     """Yield the answers as `fivetune.model.decode.generate` describes."""
     together = world if is_gathered_by_call(model) else SINGLE_PROCESS
@@ -80,7 +82,11 @@ def search_answers(
             else:
                 decoder = PaddedDecoder(model, num_beams=decoding.num_beams)
         rules = LogitsProcessor(decoding, model.config.eos_token_id, device)
-        search = GreedySearch(decoder, decoding, rules, tokenizer, on_token)
+        search: GreedySearch | CapturedSearch
+        if isinstance(decoder, Decoder) and not explain_launched_steps(decoder, decoding):
+            search = CapturedSearch(decoder, decoding, rules, on_token, on_note)
+        else:
+            search = GreedySearch(decoder, decoding, rules, tokenizer, on_token)
         # Each round encodes the next inputs; greedy search also goes on with answers of earlier rounds.
         while together.all_reduce_max(len(queue) + search.num_running):
             taken = [queue.popleft() for _ in range(min(search.num_wanted, len(queue)))]
@@ -106,7 +112,12 @@ def _has_flat_forward(model: T5Model) -> bool:
 
 
 def _run_round(
-    model: T5Model, search: GreedySearch, store: TokenStore, rows: list[int], together: World, has_more: bool
+    model: T5Model,
+    search: GreedySearch | CapturedSearch,
+    store: TokenStore,
+    rows: list[int],
+    together: World,
+    has_more: bool,
 ) -> list[GeneratedAnswer]:
     """Encode rows of a store, and return the answers that have ended: with greedy search also to earlier rows.
 

@@ -58,5 +58,5 @@ class LogitsProcessor:
     def suppress(self, scores: Tensor) -> Tensor:
         """Set scores [..., V] of the suppressed tokens to -inf, in place."""
         if self._suppressed.numel():
-            scores[..., self._suppressed] = -torch.inf
+            scores.index_fill_(-1, self._suppressed, -torch.inf)
         return scores

@@ -14,6 +14,13 @@ ScoredRow = tuple[int, dict[str, Any]]
 OnToken = Callable[[int, int, int, float], object]
 """Called as a token is written: row of the store, number of its answer, token id, log p (as in `logprob`)."""
 
+OnNote = Callable[[str], object]
+"""Called with a sentence for people."""
+
+
+def ignore_note(text: str) -> None:
+    """An OnNote that shows nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -62,6 +69,7 @@ class Decoding:
         early_stopping: True, False or "never", with the meaning of transformers.
         label_ids: the label set, each label with its end token. If given, labels are scored and nothing is generated.
         score_targets: whether the examples' own targets are scored.
+        capture: replay steps as CUDA graphs where a device has them; the answers are the same.
     """
 
     max_new_tokens: int
@@ -79,6 +87,7 @@ class Decoding:
     early_stopping: bool | str = False
     label_ids: tuple[tuple[int, ...], ...] = ()
     score_targets: bool = True
+    capture: bool = True
 
     def __post_init__(self) -> None:
         if self.num_candidates < 1 or (self.sampling is None and self.num_candidates > self.num_beams):

@@ -50,6 +50,17 @@ def draw_uniforms(
     return found
 
 
+def choose_tokens(scores: Tensor, sampling: Sampling | None, uniforms: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Draw a token of every row by `draw_tokens`, or without `sampling` take the best: ids and -log p, [B] each."""
+    if sampling is not None:
+        assert uniforms is not None
+        ids, logprobs = draw_tokens(scores, sampling, uniforms)
+        return ids, -logprobs
+    best, ids = scores.max(-1)
+    # -log p of the best token is log of the sum of exp(score - best); the scores are not needed any more.
+    return ids, scores.sub_(best[:, None]).exp_().sum(-1).log_()
+
+
 def draw_tokens(scores: Tensor, sampling: Sampling, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """Draw a token of every row.
 

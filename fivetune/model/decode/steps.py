@@ -7,6 +7,7 @@ back a key is, which is the same for all slots.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from fivetune.distributed.pipeline import find_bias_block, find_stage
 from fivetune.distributed.sharding import call_gathered, get_local, is_gathered_by_call
-from fivetune.model.decode.cache import KVCache, RowCompactor
+from fivetune.model.decode.cache import KVCache, RowCompactor, StepCache
 from fivetune.model.decode.encoder import EncodedInputs, encode_inputs
 from fivetune.model.decode.weights import BlockWeights, Projection, apply_last, apply_projection, merge_projections
 from fivetune.model.family import compute_output_scale, is_gated
@@ -59,12 +60,29 @@ class Decoder:
         self._head: Projection | None = merge_projections(model.lm_head) if is_kept else None
         # T5 and mT5 have one table of biases for all layers, umT5 one per layer.
         self._owners = [find_bias_block(model.decoder, number) for number in numbers]
-        self._tables: dict[int, Tensor] = {}
+        self.tables: dict[int, Tensor] = {}
         for owner in set(self._owners):
             attention = model.decoder.block[owner].layer[0].SelfAttention
             table = attention.compute_bias(1, max_steps, device=self.device, past_seen_tokens=max_steps - 1)
-            self._tables[owner] = table
+            self.tables[owner] = table
         self._cache = KVCache(num_beams)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all products are plain ones, of weights that this process holds whole."""
+        parts: list[object] = [self._head]
+        for weights in self._weights:
+            parts += [getattr(weights, field.name, None) for field in fields(BlockWeights)]
+        return self._stage is None and all(isinstance(part, Tensor) for part in parts)
+
+    @property
+    def num_layers(self) -> int:
+        return len(self._blocks)
+
+    @property
+    def head_shape(self) -> tuple[int, int]:
+        """Number and size of the heads of plain blocks."""
+        return self.config.num_heads, self.config.d_kv
 
     def encode(self, ids: Tensor, lengths: list[int]) -> EncodedInputs:
         """Encode flat inputs ([N]; B lengths)."""
@@ -104,12 +122,12 @@ class Decoder:
             back = torch.arange(longest, -1, -1, device=self.device)
             seen = (back <= torch.tensor(ages, device=self.device)[:, None])[:, None, None]
         biases: dict[int, Tensor] = {}
-        for owner, table in self._tables.items():
+        for owner, table in self.tables.items():
             bias = table[..., -1 - longest :]
             if places is not None:  # the K keys of a column are equally far back
                 bias = bias.repeat_interleave(self._num_beams, -1)
             biases[owner] = bias if seen is None else torch.where(seen, bias, -torch.inf)
-        return self._run_stack(ids, biases, cache.inputs.states, cache.mask, cache)
+        return self.run_stack(ids, biases, cache.inputs.states, cache.mask, cache)
 
     def run_tree(self, memory: EncodedInputs, ids: Tensor, depth: Tensor, visible: Tensor) -> Tensor:
         """Compute the hidden states of tokens that form the same tree in every row; nothing is cached.
@@ -124,9 +142,9 @@ class Decoder:
         """
         back = (depth[:, None] - depth).clamp_min(0)  # what is further from the root is not visible
         biases: dict[int, Tensor] = {}
-        for owner, table in self._tables.items():
+        for owner, table in self.tables.items():
             biases[owner] = table[:, :, 0, -1 - back].masked_fill(~visible, -torch.inf)
-        return self._run_stack(ids, biases, memory.states, memory.build_mask_bias(), None)
+        return self.run_stack(ids, biases, memory.states, memory.build_mask_bias(), None)
 
     def compute_logits(self, hidden: Tensor, rank: Rank) -> Tensor:
         """Scores of all tokens, [..., V] fp32, before `rank`; every pipeline stage gets the scores of the last one.
@@ -159,9 +177,19 @@ class Decoder:
             exact.scatter_(-1, best, found)
         return exact
 
-    def _run_stack(
-        self, ids: Tensor, biases: dict[int, Tensor], memory: Tensor, mask: Tensor | None, cache: KVCache | None
+    def run_stack(
+        self, ids: Tensor, biases: dict[int, Tensor], memory: Tensor, mask: Tensor | None, cache: StepCache | None
     ) -> Tensor:
+        """Run the blocks for tokens.
+
+        Args:
+            ids: [B, n].
+            biases: bias of self-attention by the block that owns its table, broadcast to [B, h, n, keys].
+            memory, mask: states that cross-attention reads, [B, S, d], and what is added to its scores, [B, 1, S].
+            cache: takes and gives keys and values; None: the tokens attend to each other.
+
+        Returns: hidden states [B, n, d_model].
+        """
         stage = self._stage
         shape = (*ids.shape, self.config.d_model)
         if stage and not self._blocks:  # the head of the last stage alone reads the result
@@ -190,7 +218,7 @@ class Decoder:
         bias: Tensor,
         memory: Tensor,
         mask: Tensor | None,
-        cache: KVCache | None,
+        cache: StepCache | None,
     ) -> Tensor:
         weights = self._weights[number] or BlockWeights.read(block)
         own, cross, feed_forward = block.layer
@@ -199,9 +227,10 @@ class Decoder:
         # Self-attention.
         merged = apply_projection(_normalize(own.layer_norm, hidden), weights.qkv)
         # [B, n, 3 * h * d_kv] -> three times [B, h, n, d_kv]
-        query, key, value = merged.unflatten(-1, (3, heads, size)).permute(2, 0, 3, 1, 4)
+        own_parts = merged.unflatten(-1, (3, heads, size)).permute(0, 2, 3, 1, 4)
+        query, key, value = own_parts.unbind(1)
         if cache is not None:
-            key, value = cache.append(number, key, value)
+            key, value = cache.append(number, own_parts[:, 1:])
         found = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=1.0)
         hidden = hidden + apply_last(found.transpose(1, 2).flatten(2), weights.own_out)
         # Cross-attention.

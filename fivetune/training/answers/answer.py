@@ -17,7 +17,7 @@ from fivetune.data.store.spans import Offsets, extract_span_text, find_context_p
 from fivetune.data.store.token_store import TokenStore
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import NumericError
-from fivetune.model.decode import Decoding, GenerateAnswers, GeneratedAnswer, OnToken, cut_at_stop, to_text
+from fivetune.model.decode import Decoding, GenerateAnswers, GeneratedAnswer, OnNote, OnToken, cut_at_stop, to_text
 from fivetune.model.family import SENTINEL
 from fivetune.rundir.records import Candidate, Prediction
 from fivetune.tasks import head_of
@@ -55,6 +55,8 @@ class AnswerSettings(Protocol):
     def generate(self) -> GenerateAnswers: ...
     @property
     def on_token(self) -> OnToken | None: ...
+    @property
+    def on_note(self) -> OnNote: ...
 
 
 def answer_passages(
@@ -94,6 +96,7 @@ def _answer_with_text(
         world=world,
         tokenizer=settings.tokenizer,
         on_token=settings.on_token,
+        on_note=settings.on_note,
     )
     for one in answers:
         yield one.row, _build_text_prediction(settings, one, loss)

@@ -101,6 +101,7 @@ def build_decoding(config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, tar
         repetition_penalty=section.repetition_penalty,
         no_repeat_ngram_size=section.no_repeat_ngram_size,
         stop=section.stop,
+        capture=config.train.capture != "off",
     )
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from fivetune.data.store.encode import LengthLimits
 from fivetune.data.store.token_store import TokenStore
 from fivetune.distributed.world import SINGLE_PROCESS, World
-from fivetune.model.decode import Decoding, GenerateAnswers, OnToken, generate
+from fivetune.model.decode import Decoding, GenerateAnswers, OnNote, OnToken, generate, ignore_note
 from fivetune.rundir.records import EvalRecord, Prediction
 from fivetune.scores.analysis.bootstrap import compute_intervals
 from fivetune.scores.analysis.calibration import calibrate_prediction
@@ -59,6 +59,7 @@ class Evaluator:
         autocast: returns a new autocast context.
         generate: searches for answers: `fivetune.model.decode.generate`, or the same on another device.
         on_token: called for each token that is written, where the search reports them.
+        on_note: called with a sentence if answers are written more slowly than they should be.
         parts: evaluators of the parts of a mixture, in the order of the store; empty for other tasks.
         temperature: temperature of the confidences; scores are computed before it.
     """
@@ -75,6 +76,7 @@ class Evaluator:
     parts: Mapping[str, Evaluator] = field(default_factory=dict[str, "Evaluator"])
     temperature: float = 1.0
     on_token: OnToken | None = None
+    on_note: OnNote = ignore_note
 
     @property
     def num_questions(self) -> int:
@@ -196,7 +198,7 @@ class Evaluator:
             def report(done: int, _: int, before: int = before) -> None:
                 on_progress(before + done, total)
 
-            for question, one in part._answer(model, chosen, loss, report, world):
+            for question, one in replace(part, on_note=self.on_note)._answer(model, chosen, loss, report, world):
                 yield first + question, replace(one, id=f"{name}/{one.id}", meta={**one.meta, "source_task": name})
             before += size
 

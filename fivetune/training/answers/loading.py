@@ -26,7 +26,7 @@ from fivetune.data.store.build import INDEX
 from fivetune.data.store.token_store import TokenStore
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import ConfigError, DataError, RunDirError
-from fivetune.model.decode import Decoding, GenerateAnswers, generate
+from fivetune.model.decode import Decoding, GenerateAnswers, OnNote, generate, ignore_note
 from fivetune.rundir.confidence_file import read_temperature
 from fivetune.rundir.config_file import find_config_change
 from fivetune.rundir.progress import ProgressCallback, ignore_progress
@@ -56,15 +56,11 @@ if TYPE_CHECKING:
 LoadModel: TypeAlias = "Callable[[Path, RunConfig, ComputeConfig], tuple[LoadedModel, GenerateAnswers]]"
 NO_REASONS: Mapping[str, str] = MappingProxyType({})
 NO_TARGETS = 0  # lengths of the training targets are not needed: the generation cap of model/ is in the config
-HARDWARE = ("device", "train.precision", "train.num_threads")
+HARDWARE = ("device", "train.precision", "train.capture", "train.num_threads")
 TRAINING_ONLY = (
     "data.train", "data.max_train_examples", "data.bucket_pool",
     "eval.every_steps", "eval.at_start", "eval.max_examples", "eval.final", "eval.metric",
 )  # fmt: skip
-
-
-def ignore_note(text: str) -> None:
-    """An on_note that shows nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +75,7 @@ class RunModel:
         temperature: temperature of the confidences.
         checkpoint: the checkpoint whose weights answer; None: the weights of model/.
         has_own_engine: whether the engine of an export answers.
+        on_note: called with a sentence if answers are written more slowly than they should be.
     """
 
     config: RunConfig
@@ -90,6 +87,7 @@ class RunModel:
     temperature: float = 1.0
     checkpoint: Path | None = None
     has_own_engine: bool = False
+    on_note: OnNote = ignore_note
 
     def make_evaluator(self, store: TokenStore, *, decoding: Decoding | None = None) -> Evaluator:
         """Make the evaluator of tokenised questions, which scores the answers where there are references.
@@ -106,7 +104,7 @@ class RunModel:
             generate=self.generate,
             decoding=decoding,
         )
-        return replace(evaluator, temperature=self.temperature)
+        return replace(evaluator, temperature=self.temperature, on_note=self.on_note)
 
     def make_predictor(self, store: TokenStore, *, decoding: Decoding | None = None) -> Evaluator:
         """Make the evaluator of tokenised questions without references: it computes no loss of targets."""
@@ -241,6 +239,7 @@ def load_run_model(
         threads=threads,
         temperature=temperature,
         checkpoint=checkpoint,
+        on_note=on_note,
     )
 
 

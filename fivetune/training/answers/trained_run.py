@@ -26,7 +26,7 @@ from fivetune.data.readers.tables import is_table, name_tables
 from fivetune.data.shard import WHOLE, Shard
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import ConfigError, PromiseError, translate_oom_errors
-from fivetune.model.decode import Decoding
+from fivetune.model.decode import Decoding, ignore_note
 from fivetune.rundir.abstention_file import read_abstention
 from fivetune.rundir.confidence_file import read_temperature
 from fivetune.rundir.export_file import EXPORT
@@ -49,7 +49,7 @@ from fivetune.tasks.mixture import Mixture
 from fivetune.training.answers.batch_size import AutoBatchSize
 from fivetune.training.answers.inputs import describe_questions
 from fivetune.training.answers.listening import OnWritten
-from fivetune.training.answers.loading import RunModel, check_folder, ignore_note, load_run_model, resolve_config
+from fivetune.training.answers.loading import RunModel, check_folder, load_run_model, resolve_config
 from fivetune.training.answers.model_folder import find_exported_step, refuse_missing_model
 from fivetune.training.answers.promise import keep_promise, refuse_promise
 from fivetune.training.answers.requests import answer_requests, list_inputs, name_texts, read_requests

@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 
-from fivetune.errors import FiveTuneEnvironmentError, format_error
+from fivetune.errors import format_error
 from fivetune.model.cuda.buckets import Bucket, Buckets
 from fivetune.model.cuda.kernel_trial import run_elsewhere
-from fivetune.model.cuda.static_step import GraphRecorder, make_graph_recorder
-from fivetune.training.autotune.probe import synchronize
+from fivetune.model.cuda.static_step import GraphRecorder, make_graph_recorder, refuse_broken_generator
 from fivetune.training.compute_config import ComputeConfig
 from fivetune.types import JsonTable
 
@@ -74,18 +73,6 @@ def run_request(request: Mapping[str, Any], recorder: GraphRecorder) -> None:
         assert state.replay is not None
         state.replay()
     refuse_broken_generator(device)
-
-
-def refuse_broken_generator(device: str) -> None:
-    """Raise FiveTuneEnvironmentError if a failed capture has left the device without random numbers."""
-    synchronize(device)
-    try:
-        torch.randint(2, (1,), device=device)
-    except RuntimeError as error:
-        raise FiveTuneEnvironmentError(
-            "train.capture: a capture failed and has left torch's generator unusable for this process: "
-            f"{str(error).splitlines()[0]}. Start again with --train.capture off."
-        ) from error
 
 
 def main() -> int:

@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 
 from fivetune.errors import ConfigError, format_error, refuse_broken_context
 from fivetune.model.cuda.buckets import Bucket, Buckets, describe_batch, plan_buckets
-from fivetune.model.cuda.static_step import GraphRecorder, make_graph_recorder
+from fivetune.model.cuda.dispatch import supports_graphs
+from fivetune.model.cuda.static_step import GraphRecorder, make_graph_recorder, refuse_broken_generator
 from fivetune.model.precision import get_matmul_dtype
 from fivetune.model.weight_cache import list_factors
 from fivetune.rundir import read_machine
-from fivetune.training.autotune.capture_trial import refuse_broken_generator, try_capture
+from fivetune.training.autotune.capture_trial import try_capture
 from fivetune.training.autotune.probe import (
     SavedWeights,
     clear_gradients,
@@ -70,10 +71,6 @@ def read_graph_decision(folder: Path) -> bool | None:
     """Whether the run in `folder` began with CUDA graphs; None if machine.json records no decision."""
     decision = read_machine(folder).capture
     return decision["on"] if decision else None
-
-
-def supports_graphs(device: str) -> bool:
-    return device.startswith("cuda")
 
 
 def find_graph_obstacle(setup: Setup) -> str:

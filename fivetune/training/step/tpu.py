@@ -24,7 +24,15 @@ from fivetune.data.store.token_store import TokenStore
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.model import forward, functional
 from fivetune.model.backend import SIZES
-from fivetune.model.decode import Decoding, GenerateAnswers, GeneratedAnswer, OnToken, group_by_length
+from fivetune.model.decode import (
+    Decoding,
+    GenerateAnswers,
+    GeneratedAnswer,
+    OnNote,
+    OnToken,
+    group_by_length,
+    ignore_note,
+)
 from fivetune.model.decode.traced import TracedDecoder, build_traced_answer
 from fivetune.model.modules import T5Model
 from fivetune.training.optimizers._traced import apply_update, compute_rates, create_state, make_counter
@@ -320,6 +328,7 @@ class Chips(StepEngine):
         world: World = SINGLE_PROCESS,
         tokenizer: PreTrainedTokenizerBase | None = None,
         on_token: OnToken | None = None,
+        on_note: OnNote = ignore_note,
     ) -> Iterator[GeneratedAnswer]:
         """Yield the answers for `rows` as `model.decode.generate` does: of greedy search, or the best label.
 
