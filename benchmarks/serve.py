@@ -40,7 +40,7 @@ from fivetune.distributed.world import SINGLE_PROCESS
 from fivetune.machine.telemetry.devices import find_bf16_units
 from fivetune.model.decode import Decoding
 from fivetune.model.load import load_model_and_tokenizer
-from fivetune.model.weight_cache import lay_out_projections
+from fivetune.model.weight_cache import join_projections
 from fivetune.rundir.progress import ignore_progress
 from fivetune.rundir.records import Prediction
 from fivetune.training.answers.loading import RunModel
@@ -98,7 +98,7 @@ def _open_runs(args: argparse.Namespace, folder: Path) -> dict[str, TrainedRun]:
     model = loaded.model.eval()
     with torch.no_grad():
         make_answers_end(model, store)
-    lay_out_projections(model)
+    join_projections(model)
     fp32 = RunModel(config, model, loaded.tokenizer, choose_compute(config, SINGLE_PROCESS))
     sides = {"fp32": fp32}
     if find_bf16_units():

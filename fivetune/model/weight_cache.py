@@ -119,7 +119,7 @@ def get_kept_grad(parameter: Tensor) -> Tensor | None:
     return kept.grad if kept and parameter.requires_grad else None
 
 
-def lay_out_projections(model: nn.Module) -> None:
+def join_projections(model: nn.Module) -> None:
     """Move matrices that are one product (q, k and v of a layer) below each other in memory, once: no copy joins them.
 
     For a model that answers: optimizers and strategies divide weights in ways of their own.

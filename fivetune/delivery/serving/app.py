@@ -43,6 +43,7 @@ from fivetune.delivery.serving.openai import (
     count_answer_tokens,
     read_chat_request,
     read_completion_request,
+    read_search_options,
 )
 from fivetune.delivery.serving.schema import RunFacts, build_openapi, render_docs
 from fivetune.errors import is_out_of_memory
@@ -96,10 +97,15 @@ class Service:
         facts = self.models[model]
         least = read_min_confidence(value, [one.name for one in facts.fields])
         silence = facts.silence if least is None else Silence(least)
-        inputs, is_list = read_inputs(value, max_records=self.limits.records)
-        found = await self._answer(request, model, inputs, facts.decoding)
+        inputs, options = read_inputs(value, max_records=self.limits.records)
+        decoding = facts.decoding
+        if options:
+            decoding = choose_decoding(
+                read_search_options(options, inputs), decoding, writes=facts.writes, takes_seed=facts.takes_seed
+            )
+        found = await self._answer(request, model, inputs, decoding)
         found = [withhold(one, silence) for one in found]
-        if is_list:
+        if options is not None:
             return JSONResponse({"predictions": [_build_answer(one) for one in found]})
         _refuse_skipped(found)
         return JSONResponse(_build_answer(found[0]))

@@ -72,19 +72,17 @@ def check_table(value: Any, form: str) -> JsonTable:
     return cast("JsonTable", value)
 
 
-def read_inputs(value: Any, *, max_records: int) -> tuple[list[JsonTable | str], bool]:
-    """Read the records or texts of a prediction, and whether they are a list.
+def read_inputs(value: Any, *, max_records: int) -> tuple[list[JsonTable | str], JsonTable | None]:
+    """Read the records or texts of a prediction, and what stands beside a list of them; None: they are no list.
 
-    >>> read_inputs({"inputs": ["a", "b"]}, max_records=2), read_inputs({"question": "Why?"}, max_records=2)
-    ((['a', 'b'], True), ([{'question': 'Why?'}], False))
+    >>> read_inputs({"inputs": ["a"], "n": 2}, max_records=2), read_inputs({"question": "Why?"}, max_records=2)
+    ((['a'], {'n': 2}), ([{'question': 'Why?'}], None))
     """
     table = check_table(value, 'one record, or {"inputs": [records or texts]}')
     if not isinstance(table.get("inputs"), list):
-        return [table], False
-    if len(table) > 1:
-        other = next(name for name in table if name != "inputs")
-        raise refuse(f"body: {other!r} beside the list 'inputs'. Leave it out.")
-    return check_inputs(table["inputs"], "inputs", max_records=max_records), True
+        return [table], None
+    others = {name: given for name, given in table.items() if name != "inputs"}
+    return check_inputs(table["inputs"], "inputs", max_records=max_records), others
 
 
 def read_min_confidence(value: Any, columns: Iterable[str]) -> float | None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from fivetune.config.paths import find_typed_path
 from fivetune.delivery.serving.schema import DemoExample, FieldFacts, RunFacts
 from fivetune.errors import DataError
+from fivetune.model.decode import Sampling
 from fivetune.reading.report.run.examples import compute_mean_score, sample
 from fivetune.reading.report.run.scores import choose_best_eval
 from fivetune.rundir.reader import read_run
@@ -38,7 +39,27 @@ def describe_models(models: Iterable[RunFacts]) -> list[JsonTable]:
                 kind = "list"
             fields.append({"name": field.name, "kind": kind, "is_required": field.is_required})
         examples = [asdict(example) for example in one.examples]
-        found.append({"name": one.name, "task": one.task, "step": one.step, "fields": fields, "examples": examples})
+        facts = {"name": one.name, "task": one.task, "step": one.step, "fields": fields, "examples": examples}
+        found.append({**facts, "search": _describe_search(one)})
+    return found
+
+
+def _describe_search(one: RunFacts) -> JsonTable | None:
+    """Describe the run's options of the search, by their names in requests; None if requests cannot change them."""
+    own = one.decoding
+    if not one.writes or own.label_ids:
+        return None
+    drawn = own.sampling or Sampling()
+    found: JsonTable = {
+        "temperature": own.sampling.temperature if own.sampling else 0,
+        "top_k": drawn.top_k,
+        "top_p": drawn.top_p,
+        "n": own.num_candidates,
+        "max_tokens": own.max_new_tokens,
+        "stop": own.stop,
+    }
+    if one.takes_seed:
+        found["seed"] = None
     return found
 
 

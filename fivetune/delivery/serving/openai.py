@@ -26,6 +26,7 @@ MAX_ANSWERS = 8  # to a prompt; a search has so many beams
 MAX_STOPS = 16
 NUMBERS: dict[str, tuple[type[int] | type[float], float, float]] = {
     "temperature": (float, 0, 2),
+    "top_k": (int, 0, 2**31),
     "top_p": (float, 0, 1),
     "n": (int, 1, MAX_ANSWERS),
     "best_of": (int, 1, MAX_ANSWERS),
@@ -34,6 +35,8 @@ NUMBERS: dict[str, tuple[type[int] | type[float], float, float]] = {
     "max_completion_tokens": (int, 1, 2**31),
 }
 """Options that are numbers, with their least and largest values."""
+SEARCH_OPTIONS = ("temperature", "top_k", "top_p", "n", "seed", "max_tokens", "stop")
+"""Options that /predict takes too."""
 COMPLETION_NUMBERS = {"logprobs": (int, 0, 5)}
 CHAT_NUMBERS = {"top_logprobs": (int, 0, 20)}
 NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -72,6 +75,7 @@ class Asked:
     inputs: Sequence[JsonTable | str]
     is_chat: bool = False
     temperature: float | None = None
+    top_k: int | None = None
     top_p: float | None = None
     seed: int | None = None
     max_tokens: int | None = None
@@ -98,6 +102,15 @@ def read_completion_request(table: JsonTable, *, max_records: int) -> Asked:
     if table.get("best_of") not in (None, asked.num_answers):
         raise refuse(f"best_of: {table['best_of']} is not offered. Allowed is n, {asked.num_answers}. Leave it out.")
     return replace(asked, logprobs=cast("int | None", table.get("logprobs")))
+
+
+def read_search_options(table: JsonTable, inputs: list[JsonTable | str]) -> Asked:
+    """Read the SEARCH_OPTIONS beside the list `inputs` of /predict. Raises RequestError 422 for others."""
+    numbers = {name: limits for name, limits in NUMBERS.items() if name in SEARCH_OPTIONS}
+    for name in table:
+        if name not in SEARCH_OPTIONS:
+            raise refuse(f"body: {name[:100]!r} beside the list 'inputs'. {suggest_names(name, SEARCH_OPTIONS)}")
+    return _read_options(table, numbers, inputs)
 
 
 def read_chat_request(table: JsonTable, *, fields: Sequence[str]) -> Asked:
@@ -204,6 +217,7 @@ def _read_options(
     return Asked(
         inputs,
         temperature=found.get("temperature"),
+        top_k=found.get("top_k"),
         top_p=found.get("top_p"),
         seed=found.get("seed"),
         max_tokens=found.get("max_completion_tokens", found.get("max_tokens")),
@@ -277,7 +291,12 @@ def choose_decoding(asked: Asked, own: Decoding, *, writes: bool, takes_seed: bo
         seed = asked.seed % 2**63
     elif asked.temperature is not None:
         seed = None
-    sampling = replace(drawn, temperature=heat, top_p=drawn.top_p if top_p is None else top_p, seed=seed)
+    sampling = Sampling(
+        temperature=heat,
+        top_k=drawn.top_k if asked.top_k is None else asked.top_k,
+        top_p=drawn.top_p if top_p is None else top_p,
+        seed=seed,
+    )
     return replace(own, sampling=sampling, num_beams=1, num_candidates=number)
 
 

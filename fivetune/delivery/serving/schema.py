@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from html import escape
 
 from fivetune import __version__
-from fivetune.delivery.serving.openai import list_option_schemas
+from fivetune.delivery.serving.openai import SEARCH_OPTIONS, list_option_schemas
 from fivetune.model.decode import Decoding
 from fivetune.scores.analysis.abstention import Silence
 from fivetune.tasks import convert_inputs, find_needed_columns, list_input_columns
@@ -117,10 +117,15 @@ def build_openapi(models: Sequence[RunFacts]) -> JsonTable:
     parameter = {"name": "model", "in": "query", "required": len(models) > 1, "schema": name}
     inputs = {"type": "array", "items": {"anyOf": [{"type": "string"}, {"$ref": "#/components/schemas/Record"}]}}
     least = {"type": "number", "minimum": 0, "maximum": 1, "description": "withhold answers below this confidence"}
-    batch = {"type": "object", "properties": {"inputs": inputs, "min_confidence": least}, "required": ["inputs"]}
+    shared: JsonTable = {"model": name, **list_option_schemas()}
+    search = {option: shared[option] for option in SEARCH_OPTIONS}
+    batch = {
+        "type": "object",
+        "properties": {"inputs": inputs, "min_confidence": least, **search},
+        "required": ["inputs"],
+    }
     prompt = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
     required = ["prompt", "model"] if len(models) > 1 else ["prompt"]
-    shared: JsonTable = {"model": name, **list_option_schemas()}
     completion = {"type": "object", "properties": {"prompt": prompt, **shared}, "required": required}
     message = {"type": "object", "properties": {"role": {"type": "string"}, "content": {}}, "required": ["role"]}
     messages = {"type": "array", "items": message, "minItems": 1}

@@ -207,7 +207,7 @@ def load_run_model(
             has_own_engine=True,
         )
     from fivetune.model.decode.engine import explain_slow_decoding
-    from fivetune.model.weight_cache import lay_out_projections
+    from fivetune.model.weight_cache import join_projections
     from fivetune.training.autotune.precision import adopt_trained_precision
     from fivetune.training.compute import choose_compute
 
@@ -220,7 +220,7 @@ def load_run_model(
         on_damage(f"{folder}: the run is not finished; its checkpoint of step {int(checkpoint.name):,} answers")
     else:
         loaded, answer = load(folder, config, compute)
-    lay_out_projections(loaded.model)
+    join_projections(loaded.model)
     threads = None
     if compute.kind == "cpu":
         threads = ThreadControl.from_setting(config.train.num_threads)

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from fivetune.delivery.page import render_page
 from fivetune.delivery.serving.demo import PAGE, find_examples
 from fivetune.delivery.serving.models import open_models
 from fivetune.delivery.serving.schema import DemoExample, RunFacts, list_fields
-from fivetune.model.decode import Decoding
+from fivetune.model.decode import Decoding, Sampling
 from fivetune.plugins import list_plugins, load_plugin
 from fivetune.rundir.config_file import stamp_config
 from fivetune.rundir.layout import CHECKSUMS
@@ -153,6 +154,8 @@ def test_type_submit_answer(tab: Tab) -> None:
         tab.press("Tab")
         tab.type("Ann.")
         tab.press("Tab")
+        assert tab.run("document.activeElement.tagName") == "SUMMARY"
+        tab.press("Tab")
         tab.press("Enter")
         tab.wait("document.querySelector('#answers .answer')")
         text = tab.read("#answers")
@@ -214,6 +217,40 @@ def test_two_models_answer_side_by_side(tab: Tab) -> None:
         tab.run("const one = document.getElementById('second'); one.value = ''; one.dispatchEvent(new Event('change'))")
         tab.press("Enter", ctrl=True)
         tab.wait("document.querySelectorAll('#answers article').length === 1")
+
+
+@browser
+@pytest.mark.slow
+def test_options_of_the_search_are_sent_and_all_answers_are_listed(tab: Tab) -> None:
+    asked: list[Any] = []
+
+    def draw(requests: Sequence[Sequence[Any]], **options: Any) -> list[list[Prediction]]:
+        asked.append(options["decoding"])
+        drawn = Prediction(id="0", prediction="x", candidates=(Candidate("x", 0.5), Candidate("y", 0.2)) * 2)
+        return [[replace(drawn, num_input_tokens=9)] for _ in requests]
+
+    with showing(tab, draw):
+        tab.set_width(390)
+        tab.run("document.querySelector('#search summary').focus()")
+        tab.press("Enter")
+        assert tab.run("document.getElementById('search').open")
+        for name, text in (("temperature", "1.5"), ("top_k", "3"), ("n", "4"), ("seed", "7"), ("stop", ".")):
+            tab.run(f"document.getElementById('option-{name}').focus()")
+            tab.type(text)
+        write(tab, question="Who?", context="Ann.")
+        tab.wait("document.querySelectorAll('#answers li').length === 4")
+        assert asked == [Decoding(8, num_candidates=4, stop=(".",), sampling=Sampling(1.5, 3, 1.0, 7))]
+        assert tab.run("[...document.querySelectorAll('#answers li > :first-child')].map(one => one.innerText)") == [
+            *"xyxy"
+        ]
+        assert tab.run("document.documentElement.scrollWidth") <= 390
+        assert set(tab.run("[...document.querySelectorAll('.option')].map(one => one.labels.length)")) == {1}
+        tab.run("document.getElementById('option-top_p').focus()")
+        tab.type("2")
+        tab.run("document.getElementById('search').open = false")
+        tab.press("Enter")
+        tab.wait("document.activeElement.id === 'option-top_p' && document.getElementById('search').open")
+        assert tab.read("#option-top_p-wrong") == "Allowed: 0 to 1." and len(asked) == 1
 
 
 @browser

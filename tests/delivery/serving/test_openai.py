@@ -64,6 +64,25 @@ def test_a_seed_repeats_an_answer_and_n_draws_several(server: Server, trained: T
     assert best[0]["text"] != best[1]["text"]
 
 
+def test_lists_of_predict_take_the_options_of_the_search(server: Server, trained: TrainedRun) -> None:
+    asked = {"inputs": RECORDS[:2], "temperature": 2, "top_k": 4, "n": 3, "seed": 5}
+    found = server.post(json=asked)[1]["predictions"]
+    assert found == server.post(json=asked)[1]["predictions"]
+    texts = [one["text"] for one in found[0]["candidates"]]
+    prompt = trained.predict(RECORDS[:1])[0].inputs
+    drawn = complete(server, prompt=prompt, **{name: asked[name] for name in ("temperature", "top_k", "n", "seed")})
+    assert len(texts) == 3 and texts == [one["text"] for one in drawn["choices"]]
+    best = {"inputs": RECORDS[:1], "temperature": 2, "top_k": 1}
+    assert server.post(json=best)[1]["predictions"][0]["prediction"] == found_best(server)
+    for wrong, message in (({"topk": 1}, "Did you mean top_k"), ({"n": 9}, "n: "), ({"temperature": "2"}, "temper")):
+        code, refused = server.post(json={"inputs": RECORDS[:1], **wrong})
+        assert code == 422 and message in refused["error"]["message"]
+
+
+def found_best(server: Server) -> str:
+    return server.post(json={"inputs": RECORDS[:1]})[1]["predictions"][0]["prediction"]
+
+
 def test_tokens_are_streamed_and_make_the_answer(server: Server, trained: TrainedRun) -> None:
     prompt = trained.predict(RECORDS[:1])[0].inputs
     for options in ({"prompt": [prompt, "who?"]}, {"messages": CHAT}, {"prompt": prompt, "temperature": 2, "seed": 1}):

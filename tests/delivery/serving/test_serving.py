@@ -648,5 +648,5 @@ def test_bodies_are_read_as_they_are() -> None:
     assert parse_json(b'\n{"a": [1, 2.5, null]}') == {"a": [1, 2.5, None]}
     assert read_inputs({"inputs": "text of a jsonl record"}, max_records=1) == (
         [{"inputs": "text of a jsonl record"}],
-        False,
+        None,
     )

@@ -23,7 +23,7 @@ from fivetune.model.forward import compute_padded_losses
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.model.precision import cast_weights
 from fivetune.model.tokenizer import list_sentinel_ids
-from fivetune.model.weight_cache import lay_out_projections
+from fivetune.model.weight_cache import join_projections
 from fivetune.tasks.squad_v2 import SQuADV2
 
 FAMILIES = list(kit.FAMILIES)
@@ -55,7 +55,7 @@ def test_products_of_one_input_need_no_copy_of_their_weights(family_folders, sto
     model = load_model_and_tokenizer(str(family_folders[family])).model.eval()
     expected = _generate(model, store, Decoding(9, batch_size=5))
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    lay_out_projections(model)
+    join_projections(model)
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
     assert _generate(model, store, Decoding(9, batch_size=5)) == expected
     own = model.encoder.block[0].layer[0].SelfAttention

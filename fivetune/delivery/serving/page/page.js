@@ -66,6 +66,12 @@ function fail(message) {
 
 // --- the form ---
 
+/** Options of the search: name in requests, label, least and largest value. */
+const OPTIONS = [
+  ["temperature", "Temperature", 0, 2], ["top_k", "Top-k", 0, 2 ** 31], ["top_p", "Top-p", 0, 1],
+  ["n", "Answers", 1, 8], ["max_tokens", "Most tokens", 1, 2 ** 31], ["seed", "Seed", 0, 2 ** 53 - 1],
+];
+
 const choose = (id) => models.find((one) => one.name === find(id).value);
 const getMode = () => document.querySelector("[name=mode]:checked").value;
 
@@ -86,6 +92,7 @@ function showFirst() {
     ...others.map((one) => make("option", { value: one.name }, one.name)), make("option", { value: "" }, "none"));
   find("second-field").hidden = others.length === 0;
   showFields();
+  showOptions(first.search);
   showExamples(first);
 }
 
@@ -110,6 +117,46 @@ function showFields() {
   }));
 }
 
+/** Show the options that a model takes, with the run's own values as placeholders; null: it takes none. */
+function showOptions(own) {
+  const before = Object.fromEntries([...document.querySelectorAll("#options .option")].map((area) => [area.name, area.value]));
+  find("search").hidden = !own;
+  const add = (name, label, control, remark) => {
+    const attributes = { id: `option-${name}`, name, class: `option ${control.class || ""}`, "aria-describedby": `option-${name}-wrong` };
+    const area = make(control.tag, { ...control.attributes, ...attributes });
+    area.value = before[name] || "";
+    area.addEventListener("input", () => mark(area, ""));
+    const title = make("label", { for: area.id }, label);
+    if (remark) title.append(make("span", { class: "optional" }, ` (${remark})`));
+    return make("div", { class: control.class ? "field wide" : "field" }, title, area, make("p", { class: "wrong-field", id: `${area.id}-wrong` }));
+  };
+  const numbers = OPTIONS.filter(([name]) => own && name in own).map(([name, label, least, most]) => {
+    const step = name === "temperature" || name === "top_p" ? "any" : 1;
+    const largest = name === "max_tokens" ? own.max_tokens : most;
+    const attributes = { type: "number", min: least, max: largest, step, inputmode: "decimal", placeholder: own[name] === null ? "any" : own[name] };
+    return add(name, label, { tag: "input", attributes });
+  });
+  const stop = own ? [add("stop", "Stop texts", { tag: "textarea", class: "short", attributes: { rows: 1, dir: "auto", placeholder: own.stop.join("\n") } }, "one per line")] : [];
+  find("options").replaceChildren(...numbers, ...stop);
+}
+
+/** The options that are filled in; null if one is wrong, which then has the focus. */
+function readOptions() {
+  const found = {};
+  for (const area of find("search").hidden ? [] : document.querySelectorAll("#options .option")) {
+    const isNumber = area.type === "number";
+    mark(area, area.checkValidity() ? "" : `Allowed: ${area.step === "any" ? "" : "whole numbers "}${area.min} to ${area.max}.`);
+    if (!area.checkValidity()) {
+      find("search").open = true;
+      area.focus();
+      return null;
+    }
+    const lines = area.value.split("\n").filter(Boolean);
+    if (lines.length) found[area.name] = isNumber ? Number(area.value) : lines;
+  }
+  return found;
+}
+
 function mark(area, message) {
   area.setAttribute("aria-invalid", String(Boolean(message)));
   find(`${area.id}-wrong`).textContent = message;
@@ -132,7 +179,7 @@ function readField(field, area) {
   }
 }
 
-/** The body of a request; null if a field is wrong, which then has the focus. */
+/** The record or text of a request; null if a field is wrong, which then has the focus. */
 function readForm() {
   const areas = [...document.querySelectorAll("#fields textarea")];
   const values = listFields().map((field, number) => [field.name, readField(field, areas[number])]);
@@ -141,7 +188,7 @@ function readForm() {
     wrong.focus();
     return null;
   }
-  if (getMode() === "text") return { inputs: [values[0][1]] };
+  if (getMode() === "text") return values[0][1];
   return Object.fromEntries(values.filter(([, value]) => value !== undefined));
 }
 
@@ -160,8 +207,9 @@ function fill(example) {
 // --- answers ---
 
 async function answer() {
-  const body = readForm();
-  if (!body) return;
+  const given = readForm(), options = given && readOptions();
+  if (!options) return;
+  const body = { inputs: [given], ...options };
   if (sending) sending.abort();
   sending = new AbortController();
   const { signal } = sending;
@@ -173,8 +221,8 @@ async function answer() {
     let parts;
     try {
       const found = await send(`/predict?model=${encodeURIComponent(model.name)}`, { method: "POST", body: JSON.stringify(body), signal });
-      const one = found.predictions ? found.predictions[0] : found;
-      parts = one.skipped ? [make("p", { class: "error" }, one.skipped)] : showAnswer(one, performance.now() - started);
+      const [one] = found.predictions;
+      parts = one.skipped ? [make("p", { class: "error" }, one.skipped)] : showAnswer(one, performance.now() - started, options.n > 1);
     } catch (error) {
       if (error.name === "AbortError") return;
       parts = [make("p", { class: "error" }, error.message)];
@@ -186,16 +234,17 @@ async function answer() {
   }));
 }
 
-function showAnswer(one, milliseconds) {
+function showAnswer(one, milliseconds, asksSeveral) {
   const name = (text) => text || "no answer";
   const given = one.unsure ? one.withheld : one.prediction;
   const parts = [make("p", { class: given && !one.unsure ? "answer" : "answer none", dir: "auto" }, one.unsure ? "unsure" : name(given))];
   if (one.unsure) parts.push(make("p", { class: "cut" }, `Withheld: ${one.reason}.`));
-  const rows = [[name(given), one.confidence]];
-  for (const other of one.candidates || []) if (other.text !== given) rows.push([name(other.text), other.score]);
+  const others = one.candidates || [], drawn = asksSeveral && others.length ? others : null;
+  const rows = drawn ? [] : [[name(given), one.confidence]];
+  for (const other of others) if (drawn || other.text !== given) rows.push([name(other.text), other.score]);
   if (one.no_answer_score !== undefined && rows.every(([text]) => text !== name(""))) rows.push(["no answer", one.no_answer_score]);
-  const list = make("ol", { class: "scores", "aria-label": "Confidence, and other answers" });
-  for (const [text, share] of rows.slice(0, 6)) {
+  const list = make("ol", { class: "scores", "aria-label": drawn ? "Answers, with their probabilities" : "Confidence, and other answers" });
+  for (const [text, share] of rows.slice(0, drawn ? 9 : 6)) {
     if (share === undefined || share === null) continue;
     const bar = make("span");
     bar.style.width = `${100 * Math.min(Math.max(share, 0), 1)}%`;
