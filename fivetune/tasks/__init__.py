@@ -57,6 +57,9 @@ INVISIBLE_IN_LABELS = re.compile(  # soft hyphen, joiners, marks of direction, b
 class _DefaultOptions(Options):
     """Defaults of all tasks, with labels or free text."""
 
+    metrics: ClassVar[tuple[MetricSpec, ...]]
+    main_metric: ClassVar[str]
+
     @property
     def no_answer_text(self) -> str | None:
         return None
@@ -141,8 +144,8 @@ class TaskOptions(_DefaultOptions):
 class LabelOptions(_DefaultOptions):
     """Base of label tasks: the target is the word of a label; references and answers are the label itself."""
 
-    metrics: ClassVar[tuple[MetricSpec, ...]] = ("classification",)
-    main_metric: ClassVar[str] = "accuracy"
+    metrics = ("classification",)
+    main_metric = "accuracy"
 
     labels: Labels = Field(default={}, description="label in the data: target word")
 

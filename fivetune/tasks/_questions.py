@@ -10,7 +10,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -222,7 +222,7 @@ def list_language_metrics(language: str | None) -> tuple[str, ...]:
 class QuestionOptions(TaskOptions):
     """Options of both versions of SQuAD, whose answers are parts of the context."""
 
-    main_metric: ClassVar[str] = "f1"
+    main_metric = "f1"
 
     template: Annotated[str, AfterValidator(check_qa_template)] = Field(
         default="question: {question} context: {context}",

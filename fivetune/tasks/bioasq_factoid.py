@@ -17,14 +17,14 @@ Questions of other types are left out. A snippet without the answer is predicted
 from __future__ import annotations
 
 import re
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, Field
 
 from fivetune.errors import DataError, RecordError
 from fivetune.tasks import DROPPED_SYNONYMS, TaskOptions, find_text, get_column, get_record_id, get_text, shorten_repr
 from fivetune.tasks._questions import check_qa_template, fill_qa_template, read_gold_answers
-from fivetune.types import ConversionResult, JsonTable, Merging, MetricSpec, RawRecord, TextExample
+from fivetune.types import ConversionResult, JsonTable, Merging, RawRecord, TextExample
 
 _NUMBERED = re.compile(r"([0-9a-f]{24})[_:]\d+")
 
@@ -32,9 +32,8 @@ _NUMBERED = re.compile(r"([0-9a-f]{24})[_:]\d+")
 class BioASQFactoid(TaskOptions):
     """BioASQ factoid questions, golden files or BioBERT's."""
 
-    version: ClassVar[int] = 1
-    metrics: ClassVar[tuple[MetricSpec, ...]] = ("bioasq", "squad")
-    main_metric: ClassVar[str] = "mrr"
+    metrics = ("bioasq", "squad")
+    main_metric = "mrr"
 
     template: Annotated[str, AfterValidator(check_qa_template)] = Field(
         default="question: {question} context: {context}",

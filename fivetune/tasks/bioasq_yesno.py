@@ -13,22 +13,21 @@ which often begins with "Yes".
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
 from fivetune.errors import RecordError
 from fivetune.tasks import LabelOptions, Labels
 from fivetune.tasks._questions import check_qa_template, fill_qa_template
-from fivetune.types import JsonTable, MetricSpec, RawRecord, TextExample
+from fivetune.types import JsonTable, RawRecord, TextExample
 
 
 class BioASQYesNo(LabelOptions):
     """BioASQ: yes or no."""
 
-    version: ClassVar[int] = 1
-    main_metric: ClassVar[str] = "macro_f1"
-    metrics: ClassVar[tuple[MetricSpec, ...]] = ({"name": "classification", "count_absent": True},)
+    main_metric = "macro_f1"
+    metrics = ({"name": "classification", "count_absent": True},)
 
     template: Annotated[str, AfterValidator(check_qa_template)] = Field(
         default="question: {question} context: {context}",

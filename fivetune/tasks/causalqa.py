@@ -15,14 +15,14 @@ UnifiedQA's training, not a line end.
 from __future__ import annotations
 
 import re
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from fivetune.errors import RecordError
 from fivetune.tasks import TaskOptions, get_column, get_record_id, get_text, is_blank, shorten_repr
 from fivetune.tasks._questions import SEPARATOR, TrainAnswers, choose_targets
-from fivetune.types import MetricSpec, RawRecord, TextExample
+from fivetune.types import RawRecord, TextExample
 
 Form = Literal["processed", "plain"]
 
@@ -47,13 +47,12 @@ the published notebook a line break inside the pattern disables that half of the
 class CausalQA(TaskOptions):
     """CausalQA in UnifiedQA's form."""
 
-    version: ClassVar[int] = 1
-    metrics: ClassVar[tuple[MetricSpec, ...]] = (
+    metrics = (
         "causalqa",
         {"name": "rouge", "types": ("rougeL",), "normalize": True},
         "squad",
     )
-    main_metric: ClassVar[str] = "f1"
+    main_metric = "f1"
 
     form: Form = Field(
         default="processed", description="columns of question and context: question_processed or the plain question"

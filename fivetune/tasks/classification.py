@@ -12,7 +12,7 @@ an empty cell, is a missing label: the record is left out of training and counte
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -39,8 +39,6 @@ def _check_given_labels(labels: dict[str, str]) -> dict[str, str]:
 
 class Classification(LabelOptions):
     """Classification of any text, with labels read from the training data."""
-
-    version: ClassVar[int] = 1
 
     inputs: Template = Field(default="{text}", description="template of the inputs, over any columns")
     label: str = Field(default="label", min_length=1, description="column of the label")

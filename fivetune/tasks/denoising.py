@@ -20,7 +20,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from fivetune.tasks import TaskOptions, Template, fill_from_record, get_record_id
-from fivetune.types import ConversionResult, MetricSpec, RawRecord, TextExample
+from fivetune.types import ConversionResult, RawRecord, TextExample
 
 MIN_WORDS = 2  # of which one is left to tell the place of the other
 NUMSENTINELS = 100  # of T5's vocabulary, of which the last ends the target
@@ -31,9 +31,8 @@ SENTINEL = re.compile(r"<extra_id_\d+>")
 class Denoising(TaskOptions):
     """Pre-training on one's own texts: words replaced by sentinels are learned."""
 
-    version: ClassVar[int] = 1
-    metrics: ClassVar[tuple[MetricSpec, ...]] = ("squad",)
-    main_metric: ClassVar[str] = "f1"
+    metrics = ("squad",)
+    main_metric = "f1"
     writes_sentinels: ClassVar[bool] = True
 
     inputs: Template = Field(default="{text}", description="template of the texts, over any columns")

@@ -12,7 +12,7 @@ vocabulary has no '<', so they would train an unknown token, and are removed by 
 from __future__ import annotations
 
 import re
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -27,7 +27,7 @@ from fivetune.tasks import (
     is_blank,
     list_template_columns,
 )
-from fivetune.types import MetricSpec, RawRecord, TextExample
+from fivetune.types import RawRecord, TextExample
 
 PHRASE = "The answer is "
 _CALCULATOR = re.compile(r"<<[^<>]*>>")
@@ -42,9 +42,8 @@ def _check_question_template(template: str) -> str:
 class GSM8K(TaskOptions):
     """GSM8K, grade-school math."""
 
-    version: ClassVar[int] = 1
-    metrics: ClassVar[tuple[MetricSpec, ...]] = ("gsm8k",)
-    main_metric: ClassVar[str] = "accuracy"
+    metrics = ("gsm8k",)
+    main_metric = "accuracy"
 
     template: Annotated[str, AfterValidator(_check_question_template)] = Field(
         default="{question}", description="the inputs; a prefix may precede {question}"

@@ -11,7 +11,6 @@ with or without options: task: {name: jsonl, metrics: [squad, {name: rouge, stem
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 from pydantic import Field, ValidationError, ValidationInfo, model_validator
 
@@ -37,8 +36,6 @@ from fivetune.types import MetricSpec, RawRecord, TextExample
 
 class JSONL(TaskOptions):
     """Text to text, with columns and metrics from the config."""
-
-    version: ClassVar[int] = 1
 
     inputs: Template = Field(default="{inputs}", description="template of the inputs, over any columns")
     targets: Template = Field(default="{targets}", description="template of the targets")

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     BaseModel,
@@ -93,8 +93,6 @@ class MixturePart(BaseModel):
 
 class Mixture(TaskOptions):
     """A mixture of tasks: its parts and the mixing law."""
-
-    version: ClassVar[int] = 1
 
     parts: Annotated[
         dict[str, Annotated[MixturePart, BeforeValidator(_parse_part)]],

@@ -14,7 +14,7 @@ The conclusion of the abstract (LONG_ANSWER) is not read, because it states the 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
@@ -25,8 +25,6 @@ from fivetune.types import JsonTable, RawRecord, TextExample
 
 class PubMedQA(LabelOptions):
     """PubMedQA: yes, no or maybe."""
-
-    version: ClassVar[int] = 1
 
     template: Annotated[str, AfterValidator(check_qa_template)] = Field(
         default="question: {question} context: {context}",

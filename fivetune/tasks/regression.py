@@ -12,7 +12,6 @@ columns: task: {name: regression, inputs: "stsb sentence1: {sentence1} sentence2
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import ClassVar
 
 from pydantic import Field, model_validator
 
@@ -30,15 +29,14 @@ from fivetune.tasks import (
     is_missing_label,
     shorten_repr,
 )
-from fivetune.types import MetricSpec, RawRecord, TextExample
+from fivetune.types import RawRecord, TextExample
 
 
 class Regression(TaskOptions):
     """A number for a text, learned as text in steps."""
 
-    version: ClassVar[int] = 1
-    metrics: ClassVar[tuple[MetricSpec, ...]] = ("correlation",)
-    main_metric: ClassVar[str] = "pearson"
+    metrics = ("correlation",)
+    main_metric = "pearson"
 
     inputs: Template = Field(default="{text}", description="template of the inputs, over any columns")
     target: str = Field(default="score", min_length=1, description="column of the number")

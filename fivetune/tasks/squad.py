@@ -11,8 +11,6 @@ Data sets of the same schema (XQuAD, SQuAD-es v1.1) work unchanged. A record, as
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from fivetune.errors import RecordError
 from fivetune.tasks import get_record_id
 from fivetune.tasks._questions import (
@@ -31,8 +29,6 @@ from fivetune.types import MetricSpec, RawRecord, TextExample
 
 class SQuAD(QuestionOptions):
     """SQuAD v1.1: extractive questions, each with an answer."""
-
-    version: ClassVar[int] = 1
 
     def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample | None:
         """Return a question. Raises RecordError for a bad record or, if `labelled`, one without answers."""

@@ -13,7 +13,7 @@ Without `is_impossible` an empty list of answers marks the question as unanswera
 from __future__ import annotations
 
 import string
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
@@ -60,8 +60,6 @@ def _check_phrase(phrase: str) -> str:
 
 class SQuADV2(QuestionOptions):
     """SQuAD v2.0: extractive questions, some unanswerable."""
-
-    version: ClassVar[int] = 1
 
     no_answer: Annotated[str, AfterValidator(_check_phrase)] = Field(
         default="unanswerable", description="target of an unanswerable question, read back as no answer"

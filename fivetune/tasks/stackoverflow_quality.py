@@ -14,8 +14,6 @@ column with data.columns: {Y: rating}.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from pydantic import Field
 
 from fivetune.tasks import LabelOptions, Labels, Template, fill_absent_inputs
@@ -25,8 +23,6 @@ from fivetune.types import RawRecord, TextExample
 
 class StackOverflowQuality(LabelOptions):
     """Quality labels of Stack Overflow questions."""
-
-    version: ClassVar[int] = 1
 
     template: Template = Field(
         default="quality: {Title}</s>{Body}",

@@ -12,7 +12,6 @@ Tags may also be written as java|repeat, as "java, repeat" or "java repeat", or 
 from __future__ import annotations
 
 import re
-from typing import ClassVar
 
 from pydantic import Field
 
@@ -27,9 +26,8 @@ _SEPARATORS = re.compile(r"[<>|,\s]+")
 class StackOverflowTags(TaskOptions):
     """Tags of Stack Overflow questions."""
 
-    version: ClassVar[int] = 1
-    metrics: ClassVar[tuple[str, ...]] = ("tags",)
-    main_metric: ClassVar[str] = "micro_f1"
+    metrics = ("tags",)
+    main_metric = "micro_f1"
 
     template: Template = Field(
         default="tags: {Title}</s>{Body}",

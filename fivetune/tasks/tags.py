@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
@@ -53,8 +53,8 @@ def _parse_names(value: object) -> object:
 class Tags(TaskOptions):
     """Several labels per text, from a list, a separated text, several columns, or a column for each label."""
 
-    version: ClassVar[int] = 2
-    main_metric: ClassVar[str] = "micro_f1"
+    version = 2
+    main_metric = "micro_f1"
 
     inputs: Template = Field(default="{text}", description="template of the inputs, over any columns")
     tags: Annotated[tuple[str, ...], BeforeValidator(_parse_names)] = Field(

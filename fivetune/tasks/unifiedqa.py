@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -51,7 +51,7 @@ _METRICS: Mapping[str, tuple[tuple[MetricSpec, ...], str]] = {
 class UnifiedQA(TaskOptions):
     """UnifiedQA's four formats."""
 
-    version: ClassVar[int] = 2
+    version = 2
 
     format: Literal["extractive", "abstractive", "multiple_choice", "yes_no"] = Field(
         default="extractive", description="kind of questions; determines the columns and the metrics"

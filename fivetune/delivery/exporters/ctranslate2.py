@@ -8,7 +8,7 @@ every id has a name of its own.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -29,7 +29,7 @@ Quantization = Literal["none", "int8", "int8_float32", "int8_float16", "int8_bfl
 class CTranslate2(Exporter):
     """A model folder of CTranslate2."""
 
-    packages: ClassVar[tuple[str, ...]] = ("ctranslate2", "transformers")
+    packages = ("ctranslate2", "transformers")
 
     quantization: Quantization = Field(
         default="none",

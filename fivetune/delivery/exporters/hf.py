@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from fivetune.delivery.exporters import Exporter
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class HF(Exporter):
     """A model folder of transformers."""
 
-    has_own_engine: ClassVar[bool] = False
-    packages: ClassVar[tuple[str, ...]] = ("transformers", "safetensors")
+    has_own_engine = False
+    packages = ("transformers", "safetensors")
 
     def explain_unsupported(self, settings: JsonTable, head: str) -> str:
         return ""

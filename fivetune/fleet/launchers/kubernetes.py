@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -51,8 +51,8 @@ class Kubernetes(Launcher):
         default=(), description="environment variable, such as HF_HOME=/workspace/hub"
     )
 
-    supports_arrays: ClassVar[bool] = False
-    shares_files: ClassVar[bool] = False
+    supports_arrays = False
+    shares_files = False
 
     def render(self, plan: JobPlan) -> dict[str, str]:
         for option in ("image", "volume"):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -29,9 +29,9 @@ class Skypilot(Launcher):
     retries: int = Field(default=3, ge=0, description="times that a failed task starts again")
     setup: tuple[str, ...] = Field(default=("pip install -e .",), description="shell line that installs FiveTune")
 
-    supports_arrays: ClassVar[bool] = False
-    supports_shards: ClassVar[bool] = False
-    shares_files: ClassVar[bool] = False
+    supports_arrays = False
+    supports_shards = False
+    shares_files = False
 
     def render(self, plan: JobPlan) -> dict[str, str]:
         run = Path(plan.runs[0].run_dir)

@@ -102,7 +102,7 @@ class LowRankOptions(AdapterOptions):
 class VirtualTokenOptions(AdapterOptions):
     """Base of the adapters that train vectors in the place of tokens, and leave all matrices as they are."""
 
-    lr_scale: ClassVar[float] = 1000.0
+    lr_scale = 1000.0
 
     num_virtual_tokens: Annotated[int, Field(ge=1)] = Field(20, description="number of trained vectors per layer")
 

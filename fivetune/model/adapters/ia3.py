@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Ia3(AdapterOptions):
     """A trained factor for each key, value and inner activation: the fewest weights that can be merged."""
 
-    usual: ClassVar[tuple[str, ...]] = ("k", "v", "wo", "k_proj", "v_proj", "down_proj")
+    usual = ("k", "v", "wo", "k_proj", "v_proj", "down_proj")
     inner: ClassVar[tuple[str, ...]] = ("wo", "down_proj")  # their input is scaled, the output of the others
 
     target_modules: TargetNames = ()

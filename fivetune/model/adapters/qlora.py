@@ -5,12 +5,10 @@ The adapted matrices are stored as NF4 by bitsandbytes, with their scales quanti
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from fivetune.model.adapters import LowRankOptions
 
 
 class QuantisedLora(LowRankOptions):
     """LoRA beside matrices that are kept in 4 bits and converted for each product."""
 
-    base_bits: ClassVar[int] = 4
+    base_bits = 4

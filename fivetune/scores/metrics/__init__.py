@@ -63,7 +63,16 @@ class Metric(Protocol):
     ) -> Scores: ...
 
 
-class PerExample(plugins.Options):
+class MetricOptions(plugins.Options):
+    """Base of metrics whose names of scores are the same with all options."""
+
+    main: ClassVar[str]
+    score_names: ClassVar[tuple[str, ...]]
+    higher_is_better: ClassVar[bool] = True
+    source: ClassVar[str]
+
+
+class PerExample(MetricOptions):
     """Base of metrics whose corpus scores are means: a subclass scores one example, `score` averages over all."""
 
     def score(

@@ -8,7 +8,6 @@ is right) and mrr (1 / rank of the first right one), as percentages.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from fivetune.scores.metrics import Case, Details, PerExample
 
@@ -19,12 +18,9 @@ NUM_RANKS = 5
 class BioASQ(PerExample):
     """BioASQ's measures for factoid questions."""
 
-    main: ClassVar[str] = "mrr"
-    score_names: ClassVar[tuple[str, ...]] = ("strict_accuracy", "lenient_accuracy", "mrr", "total")
-    higher_is_better: ClassVar[bool] = True
-    source: ClassVar[str] = (
-        "BioASQ Evaluation-Measures, task B phase B (Task1bData.java): strings are equal in lower case"
-    )
+    main = "mrr"
+    score_names = ("strict_accuracy", "lenient_accuracy", "mrr", "total")
+    source = "BioASQ Evaluation-Measures, task B phase B (Task1bData.java): strings are equal in lower case"
 
     def score_one(self, prediction: str, references: Sequence[str], details: Details) -> dict[str, float]:
         """Return both accuracies and 1 / rank (0-1). Reads `candidates`; without them only the prediction counts.

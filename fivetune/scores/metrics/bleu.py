@@ -10,23 +10,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import zip_longest
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from fivetune.installation import require_package
-from fivetune.plugins import Options
-from fivetune.scores.metrics import Case, Details
+from fivetune.scores.metrics import Case, Details, MetricOptions
 from fivetune.types import DrawnRows, Scores
 
 
-class SacreBLEU(Options):
+class SacreBLEU(MetricOptions):
     """BLEU and chrF by sacrebleu."""
 
-    main: ClassVar[str] = "chrf"
-    score_names: ClassVar[tuple[str, ...]] = ("bleu", "chrf", "total")
-    higher_is_better: ClassVar[bool] = True
-    source: ClassVar[str] = (
+    main = "chrf"
+    score_names = ("bleu", "chrf", "total")
+    source = (
         "sacrebleu 2 (Post 2018), BLEU nrefs:var|case:mixed|eff:no|tok:13a|smooth:exp, "
         "chrF2 nrefs:var|case:mixed|eff:yes|nc:6|nw:0|space:no"
     )

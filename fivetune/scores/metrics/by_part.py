@@ -8,21 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import ClassVar
 
 from pydantic import Field
 
-from fivetune.plugins import Options
-from fivetune.scores.metrics import Case, Details, Scorer, add_prefix, compute_pooled_size, list_score_names
+from fivetune.scores.metrics import (
+    Case,
+    Details,
+    MetricOptions,
+    Scorer,
+    add_prefix,
+    compute_pooled_size,
+    list_score_names,
+)
 from fivetune.types import DrawnRows, MetricSpec, Scores
 
 
-class ByPart(Options):
+class ByPart(MetricOptions):
     """Scores of each part, and the mean of the main ones."""
 
-    main: ClassVar[str] = "mean"
-    higher_is_better: ClassVar[bool] = True
-    source: ClassVar[str] = "those of the parts; GLUE's unweighted mean over tasks"
+    main = "mean"
+    source = "those of the parts; GLUE's unweighted mean over tasks"
 
     parts: dict[str, tuple[MetricSpec, ...]] = Field(
         default={"only": ("exact_match",)}, min_length=1, description="metrics of each part"

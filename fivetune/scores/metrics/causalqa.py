@@ -8,7 +8,6 @@ SQuAD's normalisation; F1 is 0 if both sides are empty, as in SQuAD v1.1 and unl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from fivetune.scores.metrics import Case, Details, PerExample, compute_best_match, normalize_answer
 
@@ -16,10 +15,9 @@ from fivetune.scores.metrics import Case, Details, PerExample, compute_best_matc
 class CausalQA(PerExample):
     """The CausalQA benchmark's exact match and F1."""
 
-    main: ClassVar[str] = "f1"
-    score_names: ClassVar[tuple[str, ...]] = ("em", "f1", "total")
-    higher_is_better: ClassVar[bool] = True
-    source: ClassVar[str] = "measures.py of webis-de/coling22-benchmark-for-causal-question-answering (Bondarenko 2022)"
+    main = "f1"
+    score_names = ("em", "f1", "total")
+    source = "measures.py of webis-de/coling22-benchmark-for-causal-question-answering (Bondarenko 2022)"
 
     def score_one(self, prediction: str, references: Sequence[str], details: Details) -> dict[str, float]:
         """Return exact match and F1 (0-1), each against its best gold answer; `details` are not read.

@@ -18,12 +18,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from pydantic import Field
 
-from fivetune.plugins import Options
-from fivetune.scores.metrics import Case, Details, average_column, compute_percent, compute_pooled_size
+from fivetune.scores.metrics import Case, Details, MetricOptions, average_column, compute_percent, compute_pooled_size
 from fivetune.types import DrawnRows, Resampler, Scores
 
 
@@ -67,7 +65,7 @@ class ConfusionMatrix:
         return 2 * self.counts[label, label] / max(self.count_support(label) + self.count_predicted(label), 1)
 
 
-class Classification(Options):
+class Classification(MetricOptions):
     """Accuracy and F1 of labels.
 
     >>> details = [{"labels": ["a", "b", "c"]}] * 3
@@ -76,10 +74,9 @@ class Classification(Options):
     [66.7, 44.4]
     """
 
-    main: ClassVar[str] = "accuracy"
-    score_names: ClassVar[tuple[str, ...]] = ("accuracy", "macro_f1", "weighted_f1", "total")
-    higher_is_better: ClassVar[bool] = True
-    source: ClassVar[str] = "f1_score of scikit-learn over the labels of the set that occur, zero_division=0"
+    main = "accuracy"
+    score_names = ("accuracy", "macro_f1", "weighted_f1", "total")
+    source = "f1_score of scikit-learn over the labels of the set that occur, zero_division=0"
 
     count_absent: bool = Field(
         default=False, description="macro_f1 counts a label that is neither gold nor predicted with an F1 of 0"

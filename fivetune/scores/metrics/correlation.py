@@ -17,11 +17,10 @@ import math
 import re
 from collections.abc import Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from fivetune.errors import DataError
-from fivetune.plugins import Options
-from fivetune.scores.metrics import Case, Details, average_array, average_column
+from fivetune.scores.metrics import Case, Details, MetricOptions, average_array, average_column
 from fivetune.types import DrawnRows, Scores
 
 if TYPE_CHECKING:
@@ -34,13 +33,12 @@ MISSING_SHARE = 0.2  # of the range of the gold numbers, by which a prediction t
 _NUMBER = re.compile(r"[-+−]?(?:\d+\.?\d*|\.\d+|0?,\d+|\d+,(?!\d{3}(?!\d))\d*)(?:e[-+]?\d+)?", re.IGNORECASE)
 
 
-class Correlation(Options):
+class Correlation(MetricOptions):
     """Pearson and Spearman correlation of numbers."""
 
-    main: ClassVar[str] = "pearson"
-    score_names: ClassVar[tuple[str, ...]] = ("pearson", "spearman", "parsed", "total")
-    higher_is_better: ClassVar[bool] = True
-    source: ClassVar[str] = (
+    main = "pearson"
+    score_names = ("pearson", "spearman", "parsed", "total")
+    source = (
         "pearsonr and spearmanr of scipy.stats times 100, as GLUE reports them; a text that is no number as in T5's "
         "string_to_float (Raffel et al. 2020), whose default is -1 for the golds 0 to 5"
     )

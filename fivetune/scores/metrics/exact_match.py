@@ -7,7 +7,6 @@ White space is collapsed, because T5's tokenizer does not distinguish runs of it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from pydantic import Field
 
@@ -17,10 +16,9 @@ from fivetune.scores.metrics import Case, Details, PerExample
 class ExactMatch(PerExample):
     """Exact match of whole texts."""
 
-    main: ClassVar[str] = "exact_match"
-    score_names: ClassVar[tuple[str, ...]] = ("exact_match", "total")
-    higher_is_better: ClassVar[bool] = True
-    source: ClassVar[str] = "string equality after collapsing white space"
+    main = "exact_match"
+    score_names = ("exact_match", "total")
+    source = "string equality after collapsing white space"
 
     ignore_case: bool = Field(default=False, description="ignore case")
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from typing import ClassVar
 
 from fivetune.scores.metrics import Case, Details, PerExample
 
@@ -25,10 +24,9 @@ _NUMBER = re.compile(r"(?P<sign>(?<![\w)])[-−])?\$?(?P<digits>[0-9][0-9,]*(?:\
 class GSM8K(PerExample):
     """GSM8K's accuracy, strict and lenient."""
 
-    main: ClassVar[str] = "accuracy"
-    score_names: ClassVar[tuple[str, ...]] = ("accuracy", "accuracy_lenient", "total")
-    higher_is_better: ClassVar[bool] = True
-    source: ClassVar[str] = "dataset.py of openai/grade-school-math (Cobbe et al. 2021); lenient: FiveTune"
+    main = "accuracy"
+    score_names = ("accuracy", "accuracy_lenient", "total")
+    source = "dataset.py of openai/grade-school-math (Cobbe et al. 2021); lenient: FiveTune"
 
     def score_one(self, prediction: str, references: Sequence[str], details: Details) -> dict[str, float]:
         """Return whether the number is right (0 or 1), strictly and leniently; `details` are not read.

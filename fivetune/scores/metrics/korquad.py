@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import string
 from collections.abc import Sequence
-from typing import ClassVar
 
 from fivetune.scores.metrics import Case, Details, PerExample, compute_token_f1
 
@@ -23,10 +22,9 @@ _MARKS = dict.fromkeys(map(ord, "'\"《》<>〈〉()‘’"), " ") | dict.fromke
 class KorQuAD(PerExample):
     """KorQuAD 1.0's exact match and F1."""
 
-    main: ClassVar[str] = "korquad_f1"
-    score_names: ClassVar[tuple[str, ...]] = ("korquad_exact", "korquad_f1", "total")
-    higher_is_better: ClassVar[bool] = True
-    source: ClassVar[str] = "evaluate-v1.0.py of KorQuAD (Lim, Kim and Lee 2019)"
+    main = "korquad_f1"
+    score_names = ("korquad_exact", "korquad_f1", "total")
+    source = "evaluate-v1.0.py of KorQuAD (Lim, Kim and Lee 2019)"
 
     def score_one(self, prediction: str, references: Sequence[str], details: Details) -> dict[str, float]:
         """Return exact match and F1 over characters (0-1); `details` are not read.

@@ -11,7 +11,7 @@ import re
 import string
 import unicodedata
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
@@ -75,10 +75,9 @@ def detect_script_language(texts: Sequence[str]) -> str | None:
 class MLQA(PerExample):
     """MLQA's exact match and F1."""
 
-    main: ClassVar[str] = "mlqa_f1"
-    score_names: ClassVar[tuple[str, ...]] = ("mlqa_exact", "mlqa_f1", "total")
-    higher_is_better: ClassVar[bool] = True
-    source: ClassVar[str] = "mlqa_evaluation_v1.py of MLQA (Lewis et al. 2020)"
+    main = "mlqa_f1"
+    score_names = ("mlqa_exact", "mlqa_f1", "total")
+    source = "mlqa_evaluation_v1.py of MLQA (Lewis et al. 2020)"
 
     language: Language = Field(default="en", description="language of answers that do not name their own")
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import ClassVar
 
 from fivetune.scores.metrics import UNANSWERED, Case, Details, PerExample
 
@@ -21,10 +20,9 @@ _LOST = re.compile(r"[{}^\\`\u2047<]")  # characters that T5's vocabulary lacks,
 class MultipleChoice(PerExample):
     """Multiple-choice accuracy by similarity."""
 
-    main: ClassVar[str] = "accuracy"
-    score_names: ClassVar[tuple[str, ...]] = ("accuracy", "verbatim", "total")
-    higher_is_better: ClassVar[bool] = True
-    source: ClassVar[str] = "evaluation/evaluate_v2.py of allenai/unifiedqa (Khashabi et al. 2020)"
+    main = "accuracy"
+    score_names = ("accuracy", "verbatim", "total")
+    source = "evaluation/evaluate_v2.py of allenai/unifiedqa (Khashabi et al. 2020)"
 
     def score_one(self, prediction: str, references: Sequence[str], details: Details) -> dict[str, float]:
         """Return whether the most similar option is right, and whether it is verbatim (0 or 1). Reads `choices`.

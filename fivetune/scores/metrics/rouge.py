@@ -19,7 +19,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 
@@ -42,8 +42,7 @@ _SENTENCE_END = re.compile(
 class ROUGE(PerExample):
     """ROUGE by Google's rouge_score."""
 
-    higher_is_better: ClassVar[bool] = True
-    source: ClassVar[str] = "rouge_score 0.1.2, RougeScorer.score_multi (Lin 2004); unweighted mean over the examples"
+    source = "rouge_score 0.1.2, RougeScorer.score_multi (Lin 2004); unweighted mean over the examples"
 
     types: tuple[Kind, ...] = Field(
         default=("rouge1", "rouge2", "rougeL"), min_length=1, description="kinds: rouge1, rouge2, rougeL, rougeLsum"

@@ -7,7 +7,6 @@ Unlike in v2.0, a gold answer that is empty after normalisation counts, and F1 i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from fivetune.scores.metrics import Case, Details, PerExample, compute_best_match, normalize_answer
 
@@ -15,10 +14,9 @@ from fivetune.scores.metrics import Case, Details, PerExample, compute_best_matc
 class SQuAD(PerExample):
     """SQuAD v1.1's exact match and F1."""
 
-    main: ClassVar[str] = "f1"
-    score_names: ClassVar[tuple[str, ...]] = ("exact", "f1", "total")
-    higher_is_better: ClassVar[bool] = True
-    source: ClassVar[str] = "evaluate-v1.1.py of SQuAD (Rajpurkar et al. 2016)"
+    main = "f1"
+    score_names = ("exact", "f1", "total")
+    source = "evaluate-v1.1.py of SQuAD (Rajpurkar et al. 2016)"
 
     def score_one(self, prediction: str, references: Sequence[str], details: Details) -> dict[str, float]:
         """Return exact match and F1 (0-1), each against its best gold answer; `details` are not read.

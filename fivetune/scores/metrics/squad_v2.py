@@ -8,15 +8,15 @@ with no-answer scores the best exact and f1 over all thresholds on them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field
 
-from fivetune.plugins import Options
 from fivetune.scores.metrics import (
     UNANSWERED,
     Case,
     Details,
+    MetricOptions,
     add_prefix,
     average_scores,
     build_mean_resampler,
@@ -26,18 +26,17 @@ from fivetune.scores.metrics import (
 from fivetune.types import DrawnRows, Scores
 
 
-class SQuADV2(Options):
+class SQuADV2(MetricOptions):
     """SQuAD v2.0's exact match and F1."""
 
-    main: ClassVar[str] = "f1"
-    score_names: ClassVar[tuple[str, ...]] = (
+    main = "f1"
+    score_names = (
         *("exact", "f1", "total"),
         *("HasAns_exact", "HasAns_f1", "HasAns_total"),
         *("NoAns_exact", "NoAns_f1", "NoAns_total"),
         *("best_exact", "best_exact_thresh", "best_f1", "best_f1_thresh"),
     )
-    higher_is_better: ClassVar[bool] = True
-    source: ClassVar[str] = "evaluate-v2.0.py of SQuAD (Rajpurkar et al. 2018)"
+    source = "evaluate-v2.0.py of SQuAD (Rajpurkar et al. 2018)"
 
     no_answer_threshold: float = Field(
         default=1.0, description="a no-answer score above it turns the prediction into no answer (the official default)"

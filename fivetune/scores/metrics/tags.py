@@ -17,12 +17,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import ClassVar
 
 from pydantic import Field
 
-from fivetune.plugins import Options
-from fivetune.scores.metrics import Case, Details, average_array, average_column, compute_pooled_size
+from fivetune.scores.metrics import Case, Details, MetricOptions, average_array, average_column, compute_pooled_size
 from fivetune.types import DrawnRows, Scores
 
 SEPARATORS = ("|", ";", ",")
@@ -31,15 +29,12 @@ SEPARATORS = ("|", ";", ",")
 TagSet = frozenset[str]
 
 
-class Tags(Options):
+class Tags(MetricOptions):
     """F1 of tags: over all tags, by tag and by example."""
 
-    main: ClassVar[str] = "micro_f1"
-    score_names: ClassVar[tuple[str, ...]] = (
-        *("micro_precision", "micro_recall", "micro_f1", "macro_f1", "sample_f1", "exact_set", "total"),
-    )
-    higher_is_better: ClassVar[bool] = True
-    source: ClassVar[str] = (
+    main = "micro_f1"
+    score_names = (*("micro_precision", "micro_recall", "micro_f1", "macro_f1", "sample_f1", "exact_set", "total"),)
+    source = (
         "f1_score of scikit-learn on indicator columns, average='micro', 'macro' and 'samples', zero_division=0; two "
         "empty sets have the sample F1 1"
     )

@@ -8,20 +8,17 @@ ignoring case and punctuation: "Yes, it is." is yes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
-from fivetune.plugins import Options
-from fivetune.scores.metrics import Case, Details, normalize_answer
+from fivetune.scores.metrics import Case, Details, MetricOptions, normalize_answer
 from fivetune.types import DrawnRows, Scores
 
 
-class YesNo(Options):
+class YesNo(MetricOptions):
     """Accuracy of yes/no answers, over all and per answer."""
 
-    main: ClassVar[str] = "accuracy"
-    score_names: ClassVar[tuple[str, ...]] = ("accuracy", "yes_accuracy", "no_accuracy", "total")
-    higher_is_better: ClassVar[bool] = True
-    source: ClassVar[str] = "accuracy as for BoolQ (Clark et al. 2019); reading the first word is FiveTune's"
+    main = "accuracy"
+    score_names = ("accuracy", "yes_accuracy", "no_accuracy", "total")
+    source = "accuracy as for BoolQ (Clark et al. 2019); reading the first word is FiveTune's"
 
     def score(
         self,

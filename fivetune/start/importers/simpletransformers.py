@@ -7,7 +7,6 @@ T5Model does; its own defaults (Adafactor without parameter scaling, 1e-3, batch
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 from fivetune.errors import ConfigError
 from fivetune.start.importers import (
@@ -135,8 +134,8 @@ JOINT = {
 class SimpleTransformers(Importer):
     """T5Model of simpletransformers."""
 
-    title: ClassVar[str] = "simpletransformers' T5Model"
-    rules: ClassVar[Rules] = Rules(SETTINGS, VALUES, UNCHANGED, NO_EFFECT, JOINT)
+    title = "simpletransformers' T5Model"
+    rules = Rules(SETTINGS, VALUES, UNCHANGED, NO_EFFECT, JOINT)
 
     def can_read(self, source: RawConfig) -> bool:
         if source.name.endswith(".json"):

@@ -11,7 +11,7 @@ import ast
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import cast
 
 from fivetune.errors import ConfigError
 from fivetune.start.importers import (
@@ -165,8 +165,8 @@ OWN_RULES = Rules(
 class TrainerScripts(Importer):
     """Scripts and notebooks around transformers' Trainer."""
 
-    title: ClassVar[str] = "a script or notebook with transformers' Seq2SeqTrainer"
-    rules: ClassVar[Rules] = OWN_RULES
+    title = "a script or notebook with transformers' Seq2SeqTrainer"
+    rules = OWN_RULES
 
     def can_read(self, source: RawConfig) -> bool:
         if source.name.endswith((".py", ".ipynb")):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
 
 from fivetune.config.aliases import complete_argument
 from fivetune.errors import ConfigError
@@ -82,8 +81,8 @@ OWN_RULES = Rules(  # of arguments that the scripts alone have, and those that s
 class TransformersScripts(Importer):
     """Command lines of transformers' example scripts."""
 
-    title: ClassVar[str] = "transformers' run_seq2seq_qa.py, run_qa.py, run_summarization.py and run_translation.py"
-    rules: ClassVar[Rules] = OWN_RULES
+    title = "transformers' run_seq2seq_qa.py, run_qa.py, run_summarization.py and run_translation.py"
+    rules = OWN_RULES
 
     def can_read(self, source: RawConfig) -> bool:
         if source.name.endswith(".json"):

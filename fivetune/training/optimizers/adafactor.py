@@ -8,7 +8,7 @@ per matrix, one value per element of a vector.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, PositiveFloat, model_validator
 
@@ -26,11 +26,11 @@ EPS = (1e-30, 1e-3)  # added to squared gradients; lower bound of the RMS by whi
 class Adafactor(OptimizerOptions):
     """Adafactor. State per matrix: one fp32 row and one column, a negligible amount of memory."""
 
-    state_bytes_per_parameter: ClassVar[float] = 0.1
-    lr_range: ClassVar[tuple[float, float]] = (1e-4, 1e-2)
-    supports_shards: ClassVar[bool] = True
-    supports_tpu: ClassVar[bool] = True
-    gathers_state: ClassVar[bool] = True
+    state_bytes_per_parameter = 0.1
+    lr_range = (1e-4, 1e-2)
+    supports_shards = True
+    supports_tpu = True
+    gathers_state = True
 
     preset: Literal["t5-paper", "hf"] = Field(
         "t5-paper", description="t5-paper: steps scaled by each tensor's RMS; hf: plain steps"

@@ -6,7 +6,7 @@ the same steps with less memory.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from fivetune.training.optimizers import AdamWOptions
 
@@ -21,11 +21,11 @@ LARGE_TABLE = 2**26  # elements (256 MiB of fp32): the tables of mT5 and umT5
 class AdamW(AdamWOptions):
     """AdamW. T5 fine-tunes well at 1e-4 to 1e-3; 5e-5, a common default elsewhere, is too small for it."""
 
-    state_bytes_per_parameter: ClassVar[float] = 8.0
-    lr_range: ClassVar[tuple[float, float]] = (1e-5, 5e-3)
-    supports_shards: ClassVar[bool] = True
-    supports_graphs: ClassVar[bool] = True
-    supports_tpu: ClassVar[bool] = True
+    state_bytes_per_parameter = 8.0
+    lr_range = (1e-5, 5e-3)
+    supports_shards = True
+    supports_graphs = True
+    supports_tpu = True
 
     def build(self, groups: list[TorchState]) -> Optimizer:
         import torch

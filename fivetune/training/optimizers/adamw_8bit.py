@@ -7,7 +7,7 @@ Trainer); `table_bits: 8` saves memory where the vocabulary is most of the model
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -25,8 +25,8 @@ BLOCK = 256  # elements that share an fp32 scale
 class AdamW8bit(AdamWOptions):
     """AdamW with a quarter of its memory for moments. Learning rates as for AdamW; needs bitsandbytes."""
 
-    state_bytes_per_parameter: ClassVar[float] = 2 * (1 + 4 / BLOCK)
-    lr_range: ClassVar[tuple[float, float]] = (1e-5, 5e-3)
+    state_bytes_per_parameter = 2 * (1 + 4 / BLOCK)
+    lr_range = (1e-5, 5e-3)
 
     table_bits: Literal[8, 32] = Field(32, description="bits of the moments of embeddings and head")
 

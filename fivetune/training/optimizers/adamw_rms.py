@@ -6,7 +6,7 @@ about 1 % a step.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from pydantic import Field, PositiveFloat
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class AdamWRMS(AdamWOptions):
     """AdamW with RMS scaling: learning rates as for Adafactor's preset t5-paper."""
 
-    state_bytes_per_parameter: ClassVar[float] = 8.0
-    lr_range: ClassVar[tuple[float, float]] = (1e-4, 2e-2)
-    supports_shards: ClassVar[bool] = True
+    state_bytes_per_parameter = 8.0
+    lr_range = (1e-4, 2e-2)
+    supports_shards = True
 
     lr: Rate = Field(1e-3, description="peak learning rate, before the scaling")
     weight_decay: Decay = Field(0.0, description="decoupled, not scaled; not applied to norms")

@@ -7,7 +7,7 @@ one without shards, and is not installed everywhere.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 class Lion(OptimizerOptions):
     """Lion. Its learning rate is 3 to 10 times smaller than AdamW's, its weight decay as much larger."""
 
-    state_bytes_per_parameter: ClassVar[float] = 4.0
-    lr_range: ClassVar[tuple[float, float]] = (3e-6, 2e-3)
-    supports_shards: ClassVar[bool] = True
+    state_bytes_per_parameter = 4.0
+    lr_range = (3e-6, 2e-3)
+    supports_shards = True
 
     lr: Rate = Field(1e-4, description="peak learning rate")
     weight_decay: Decay = Field(0.0, description="decoupled; not applied to norms")

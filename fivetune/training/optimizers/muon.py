@@ -6,7 +6,7 @@ size of AdamW's (Liu et al. 2025, "Muon is Scalable for LLM Training"), so that 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from pydantic import Field, PositiveFloat
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class Muon(OptimizerOptions):
     """Muon for the matrices of the blocks, AdamW for the rest. Learning rates as for AdamW."""
 
-    state_bytes_per_parameter: ClassVar[float] = 4.0
-    lr_range: ClassVar[tuple[float, float]] = (1e-5, 2e-2)
-    supports_shards: ClassVar[bool] = True
+    state_bytes_per_parameter = 4.0
+    lr_range = (1e-5, 2e-2)
+    supports_shards = True
 
     lr: Rate = Field(3e-4, description="peak learning rate")
     weight_decay: Decay = Field(0.0, description="decoupled; not applied to norms")

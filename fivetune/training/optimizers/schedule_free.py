@@ -7,7 +7,7 @@ room of the gradients.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 class ScheduleFree(AdamWOptions):
     """Schedule-free AdamW. Learning rates 1 to 10 times AdamW's; a warm-up of a few per cent of the steps."""
 
-    state_bytes_per_parameter: ClassVar[float] = 8.0
-    lr_range: ClassVar[tuple[float, float]] = (1e-5, 2e-2)
-    supports_shards: ClassVar[bool] = True
-    replaces_decay: ClassVar[bool] = True
+    state_bytes_per_parameter = 8.0
+    lr_range = (1e-5, 2e-2)
+    supports_shards = True
+    replaces_decay = True
 
     lr: Rate = Field(1e-3, description="learning rate after the warm-up")
     weight_decay: Decay = Field(0.0, description="decoupled, of the weights that are trained; not applied to norms")

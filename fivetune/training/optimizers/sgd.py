@@ -6,7 +6,7 @@ for all of them learns slowly: a baseline for comparisons.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class SGD(OptimizerOptions):
     """Gradient descent with momentum. It needs clipping and a much larger rate than AdamW."""
 
-    state_bytes_per_parameter: ClassVar[float] = 4.0
-    lr_range: ClassVar[tuple[float, float]] = (1e-3, 0.5)
-    supports_shards: ClassVar[bool] = True
+    state_bytes_per_parameter = 4.0
+    lr_range = (1e-3, 0.5)
+    supports_shards = True
 
     lr: Rate = Field(0.05, description="peak learning rate")
     momentum: Beta = 0.9

@@ -195,7 +195,7 @@ class StrategyOptions(Options):
 class ShardedOptions(StrategyOptions):
     """Base of the strategies under which each rank holds a part of the weights."""
 
-    sharded: ClassVar[bool] = True
+    sharded = True
 
     def explain_incompatibility(self, settings: RunSettings) -> str:
         name = self.plugin_name()

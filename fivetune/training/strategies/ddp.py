@@ -6,13 +6,11 @@ forward can be used. What remains after the backward pass is the phase "exchange
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from fivetune.training.strategies import StrategyOptions
 
 
 class DDP(StrategyOptions):
     """The whole model on each rank; gradients are summed."""
 
-    supports_tpu: ClassVar[bool] = True
-    complexity: ClassVar[int] = 1
+    supports_tpu = True
+    complexity = 1

@@ -8,7 +8,7 @@ a copy each (hybrid sharding): weights are gathered inside a group, gradients ar
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class FSDP(FullyShardedOptions):
     """Weights, gradients and optimizer state sharded among the ranks."""
 
-    supports_tpu: ClassVar[bool] = True  # weights and optimizer state are sharded over the chips
-    complexity: ClassVar[int] = 2
+    supports_tpu = True  # weights and optimizer state are sharded over the chips
+    complexity = 2
 
     replicas: Annotated[int, Field(ge=1)] = Field(
         1, description="copies of the sharded model; the ranks of one copy should share a machine"

@@ -7,7 +7,7 @@ afterwards. For models that neither dimension alone can hold: `size` is the numb
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class FSDPTensor(FullyShardedOptions):
     """Heads and features split inside groups, the shares sharded between them."""
 
-    complexity: ClassVar[int] = 4
+    complexity = 4
 
     size: Annotated[int, Field(ge=2)] = Field(2, description="ranks that share the heads and features of a block")
 

@@ -12,7 +12,7 @@ Sources: Huang et al. 2019, "GPipe"; Narayanan et al. 2019, "PipeDream" (1F1B, h
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 class Pipeline(ShardedOptions):
     """Consecutive blocks on each rank; micro-batches pass through all of them."""
 
-    complexity: ClassVar[int] = 5
-    size_option: ClassVar[str] = "stages"
+    complexity = 5
+    size_option = "stages"
 
     stages: Annotated[int, Field(ge=2)] | None = Field(
         None, description="ranks that share one copy of the model, each with some of its blocks; default: all"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from fivetune.training.strategies import StrategyOptions
 from fivetune.types import Layout
 
@@ -11,9 +9,9 @@ from fivetune.types import Layout
 class Single(StrategyOptions):
     """The whole model on one device."""
 
-    supports_multiple: ClassVar[bool] = False
-    supports_tpu: ClassVar[bool] = True
-    complexity: ClassVar[int] = 0
+    supports_multiple = False
+    supports_tpu = True
+    complexity = 0
 
     def get_layout(self, num_ranks: int) -> Layout:
         return Layout()

@@ -9,7 +9,7 @@ gradients are all-reduced between the groups.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Tensor(ShardedOptions):
     """Attention heads and feed-forward features split among the ranks."""
 
-    complexity: ClassVar[int] = 3
+    complexity = 3
 
     size: Annotated[int, Field(ge=2)] | None = Field(
         None, description="ranks that share one copy of the model; default: all"
