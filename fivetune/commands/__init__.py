@@ -114,6 +114,11 @@ def refuse_token_flag(given: str | None, variable: str) -> None:
         )
 
 
+def add_flag(parser: _ActionsContainer, name: str, text: str) -> None:
+    """Add an option without a value; `text` is its line in --help."""
+    parser.add_argument(name, action="store_true", help=text)
+
+
 def add_silence_arguments(parser: _ActionsContainer) -> None:
     """Add the arguments that say when answers are withheld."""
     group = parser.add_mutually_exclusive_group()
@@ -136,11 +141,10 @@ def add_form_arguments(parser: _ActionsContainer) -> None:
     parser.add_argument(
         "--delimiter", choices=(",", ";", "|", "tab"), help="separator of a .csv; default: the input's, or a comma"
     )
-    parser.add_argument(
+    add_flag(
+        parser,
         "--safe-csv",
-        action="store_true",
-        help="write an apostrophe before texts in .csv and .tsv that begin with = + - @, which spreadsheets run as "
-        "formulas",
+        "write an apostrophe before texts in .csv and .tsv that begin with = + - @, which spreadsheets run as formulas",
     )
     parser.add_argument(
         "--format",

@@ -8,15 +8,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fivetune.commands import print_json, print_text, print_warning
+from fivetune.commands import add_flag, print_json, print_text, print_warning
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, help="run directory, or an export of one")
     parser.add_argument("--license", metavar="ID", help="licence that you give the model, such as apache-2.0")
-    parser.add_argument("--overwrite", action="store_true", help="replace a card that was edited by hand")
+    add_flag(parser, "--overwrite", "replace a card that was edited by hand")
     parser.add_argument("--print", action="store_true", dest="shows", help="print the card and write nothing")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    add_flag(parser, "--json", "print one JSON object as the last line")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fivetune.commands import print_checks
+from fivetune.commands import add_flag, print_checks
 
 TAKES_SETTINGS = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="YAML file or name of a shipped recipe")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    add_flag(parser, "--json", "print one JSON object as the last line")
     parser.epilog = "Any setting can follow: --data.train train.json. Nothing is written but the data cache."
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fivetune.commands import (
+    add_flag,
     add_launcher_arguments,
     add_output_arguments,
     assign_nodes,
@@ -48,9 +49,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         nargs="+",
         help="sweep file, name of a shipped sweep, directory of a sweep, or run directories",
     )
-    parser.add_argument("--dry-run", action="store_true", help="show the runs and the estimated time; do not train")
-    parser.add_argument("--resume", action="store_true", help="train the missing runs of a sweep")
-    parser.add_argument("--overwrite", action="store_true", help="move an existing sweep aside and start over")
+    add_flag(parser, "--dry-run", "show the runs and the estimated time; do not train")
+    add_flag(parser, "--resume", "train the missing runs of a sweep")
+    add_flag(parser, "--overwrite", "move an existing sweep aside and start over")
     parser.add_argument("--baseline", metavar="NAME", help="the variant or run that the others are compared with")
     parser.add_argument("--metric", metavar="SCORE", help="the score to compare by")
     parser.add_argument(
@@ -62,8 +63,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--price-per-hour", metavar="PRICE", type=float, help="of the machine, in any currency")
     add_output_arguments(parser, page=f"{PAGE} in the sweep's directory, comparison-RUN-RUN.html beside runs")
-    parser.add_argument("--quiet", action="store_true", help="print the result only")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    add_flag(parser, "--quiet", "print the result only")
+    add_flag(parser, "--json", "print one JSON object as the last line")
     add_launcher_arguments(parser, required=False)
     parser.epilog = "Settings for all runs of a sweep can follow: --train.num_steps 100"
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 
-from fivetune.commands import print_json
+from fivetune.commands import add_flag, print_json
 
 TAKES_SETTINGS = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", nargs="?", help="YAML file, name of a shipped recipe, or run directory")
-    parser.add_argument("--schema", action="store_true", help="print the JSON schema of recipes, for editors")
-    parser.add_argument("--manual", action="store_true", help="print docs/config.md")
-    parser.add_argument("--json", action="store_true", help="print the settings as one JSON object, not as YAML")
+    add_flag(parser, "--schema", "print the JSON schema of recipes, for editors")
+    add_flag(parser, "--manual", "print docs/config.md")
+    add_flag(parser, "--json", "print the settings as one JSON object, not as YAML")
     parser.epilog = "Any setting can follow: --optimizer.lr 1e-3"
 
 

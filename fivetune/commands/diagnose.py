@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 from fivetune.commands import (
+    add_flag,
     add_output_arguments,
     print_json,
     print_text,
@@ -46,14 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run directories, or CSV logs of utilisation; --figures draws several side by side",
     )
     parser.add_argument("--devices", metavar="N", type=int, help="number of devices that were requested")
-    parser.add_argument(
-        "--verify",
-        action="store_true",
-        help="measure the first change with a predicted gain, in short runs of a few dozen steps",
-    )
-    parser.add_argument("--verbose", action="store_true", help="list the rules that lack data, with that data")
+    add_flag(parser, "--verify", "measure the first change with a predicted gain, in short runs of a few dozen steps")
+    add_flag(parser, "--verbose", "list the rules that lack data, with that data")
     add_output_arguments(parser, page="none")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead; of several, an array")
+    add_flag(parser, "--json", "print one JSON object instead; of several, an array")
 
 
 def run(args: argparse.Namespace) -> int:

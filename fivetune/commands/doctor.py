@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fivetune.commands import print_checks
+from fivetune.commands import add_flag, print_checks
 
 DEFAULT_SECONDS, MOST_SECONDS = 20.0, 600.0
 
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help=f"length of the speed test after its first step, 0 leaves it out; default: {DEFAULT_SECONDS:g}",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    add_flag(parser, "--json", "print one JSON object as the last line")
 
 
 def run(args: argparse.Namespace) -> int:

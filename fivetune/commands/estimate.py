@@ -11,7 +11,7 @@ import shutil
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from fivetune.commands import format_settings, print_json, print_table, print_text
+from fivetune.commands import add_flag, format_settings, print_json, print_table, print_text
 from fivetune.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", metavar="NAME", help="h100, a100, l4, t4, ... or cpu (this machine)")
     parser.add_argument("--memory", metavar="SIZE", help="of a GPU that has no name here, or another than usual: 16G")
     parser.add_argument("--devices-per-node", metavar="N", type=int, help="default: of the device's usual node")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    add_flag(parser, "--json", "print one JSON object instead of the table")
     parser.epilog = "Any setting can follow: --model.path google-t5/t5-11b --train.batch_size 4 --train.recompute true"
 
 

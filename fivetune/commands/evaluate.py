@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fivetune.commands import print_json, print_scores, print_text
+from fivetune.commands import add_flag, print_json, print_scores, print_text
 
 if TYPE_CHECKING:
     from fivetune.rundir.records import EvalRecord
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SCORE",
         help="score (0-100) below which an answer is wrong, for a graded main score such as F1; needs --max-error",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    add_flag(parser, "--json", "print one JSON object as the last line")
     parser.epilog = "Settings of the run can be overridden: --data.eval other.json --eval.batch_size 32"
 
 

@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from fivetune.commands import add_plugin_options, print_json, print_table, print_text, read_plugin_options
+from fivetune.commands import add_flag, add_plugin_options, print_json, print_table, print_text, read_plugin_options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", required=True, metavar="FORMAT", help=f"one of: {', '.join(formats)}")
     add_plugin_options(parser, "exporters", title="options of the format")
     parser.add_argument("--output", metavar="DIR", type=Path, help="folder to write; default: RUN/export/FORMAT")
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing export")
+    add_flag(parser, "--overwrite", "replace an existing export")
     parser.add_argument(
         "--examples",
         metavar="N",
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=200,
         help="questions of the evaluation data in the proof; default: 200",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    add_flag(parser, "--json", "print one JSON object as the last line")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fivetune.commands import print_json, print_text
+from fivetune.commands import add_flag, print_json, print_text
 
 TAKES_SETTINGS = True
 
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--high", type=float, help="highest rate; default: a hundred times the usual highest")
     parser.add_argument("--steps", type=int, default=100, help="maximum number of steps (default: 100)")
     parser.add_argument("--out", type=Path, help="JSON file, with a page beside it; default: RUN_DIR.find-lr.json")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    add_flag(parser, "--json", "print one JSON object as the last line")
     parser.epilog = "The report of the run shows the result. Any setting can follow: --train.batch_size 16"
 
 

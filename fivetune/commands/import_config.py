@@ -10,7 +10,7 @@ import shlex
 from pathlib import Path
 
 from fivetune import plugins
-from fivetune.commands import print_json, print_table, print_text
+from fivetune.commands import add_flag, print_json, print_table, print_text
 
 TAKES_SETTINGS = True
 
@@ -20,8 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", nargs="?", help="command line in quotation marks, script, notebook, or file")
     parser.add_argument("--format", choices=formats, help="of the source; default: the one that it is in")
     parser.add_argument("--output", type=Path, metavar="RECIPE", help="write the recipe there; default: print it")
-    parser.add_argument("--overwrite", action="store_true", help="write over an existing recipe")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    add_flag(parser, "--overwrite", "write over an existing recipe")
+    add_flag(parser, "--json", "print one JSON object as the last line")
     parser.epilog = "Any setting can follow, which wins over the source: --data.train train.csv"
 
 

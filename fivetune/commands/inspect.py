@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fivetune.commands import print_json, print_page, print_text
+from fivetune.commands import add_flag, print_json, print_page, print_text
 
 TAKES_SETTINGS = True
 
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="least Jaccard similarity of word triples of near duplicates; default: 0.8",
     )
     parser.add_argument("--html", metavar="FILE", type=Path, help="also write the result as one HTML page")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the tables")
+    add_flag(parser, "--json", "print one JSON object instead of the tables")
     parser.epilog = (
         "Settings: --task.OPTION VALUE, --data.columns.question Frage, --header en,de, --data.max_input_tokens 384"
     )

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fivetune.commands import (
+    add_flag,
     add_form_arguments,
     add_launcher_arguments,
     assign_nodes,
@@ -48,15 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "recipe", help="YAML file, name of a shipped recipe, or a run directory (with --resume or --predict)"
     )
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="check the settings and the data, write and print the job; submit nothing",
-    )
-    parser.add_argument("--resume", action="store_true", help="continue the run in run.dir where it stopped")
-    parser.add_argument(
-        "--overwrite", action="store_true", help="move an existing run in run.dir aside; replace --output"
-    )
+    add_flag(parser, "--dry-run", "check the settings and the data, write and print the job; submit nothing")
+    add_flag(parser, "--resume", "continue the run in run.dir where it stopped")
+    add_flag(parser, "--overwrite", "move an existing run in run.dir aside; replace --output")
     parser.add_argument(
         "--seeds",
         metavar="SEED",
@@ -75,9 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form = parser.add_argument_group("answers (with --predict)", "as for fivetune predict")
     form.add_argument("--output", metavar="FILE", help="file that the last job writes")
     add_form_arguments(form)
-    parser.add_argument("--no-preflight", action="store_true", help="start without the pre-flight checks")
-    parser.add_argument("--no-watch", action="store_true", help="do not follow the run in the terminal")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    add_flag(parser, "--no-preflight", "start without the pre-flight checks")
+    add_flag(parser, "--no-watch", "do not follow the run in the terminal")
+    add_flag(parser, "--json", "print one JSON object as the last line")
     add_launcher_arguments(parser, required=True)
     parser.epilog = "Any setting can follow: --train.num_epochs 3"
 

@@ -12,7 +12,7 @@ import shutil
 import textwrap
 from pathlib import Path
 
-from fivetune.commands import print_json
+from fivetune.commands import add_flag, print_json
 
 PLUGINS = (
     "tasks", "metrics", "optimizers", "schedules", "strategies", "adapters", "sinks", "launchers", "exporters",
@@ -25,8 +25,8 @@ NARROWEST = 20  # characters of help to the right of the name; with fewer the he
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kind", choices=KINDS)
-    parser.add_argument("--manual", action="store_true", help="models only: print docs/models.md")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    add_flag(parser, "--manual", "models only: print docs/models.md")
+    add_flag(parser, "--json", "print one JSON object as the last line")
 
 
 def run(args: argparse.Namespace) -> int:

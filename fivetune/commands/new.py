@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from fivetune.commands import describe_doubt, describe_start, print_json, print_start
+from fivetune.commands import add_flag, describe_doubt, describe_start, print_json, print_start
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--header", metavar="NAMES", help="names of the columns of a table without a header: en,de")
     parser.add_argument("--seed", type=int, default=0, help="seed of the split; default: 0")
-    parser.add_argument("--overwrite", action="store_true", help="write the recipe and its sets again")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    add_flag(parser, "--overwrite", "write the recipe and its sets again")
+    add_flag(parser, "--json", "print one JSON object as the last line")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fivetune.commands import add_form_arguments, print_json
+from fivetune.commands import add_flag, add_form_arguments, print_json
 
 if TYPE_CHECKING:
     from fivetune.data.readers.delimited import TableForm
@@ -64,9 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "default, or -: standard output. Answers stay in FILE.partial until the file is whole: the same command goes "
         "on after it was stopped",
     )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace an existing --output, as soon as the new one is whole"
-    )
+    add_flag(parser, "--overwrite", "replace an existing --output, as soon as the new one is whole")
     parser.add_argument(
         "--shard",
         metavar="I/N",
@@ -83,10 +81,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="processes that share the records, each with a GPU of its own if there are GPUs; needs --output",
     )
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="print one JSON array instead of JSON lines; with --output, print one JSON object of counts",
+    add_flag(
+        parser, "--json", "print one JSON array instead of JSON lines; with --output, print one JSON object of counts"
     )
     parser.epilog = "Settings of the run can be overridden: --eval.batch_size 32 --data.columns.question Frage"
 

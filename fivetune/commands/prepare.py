@@ -14,7 +14,7 @@ import shlex
 import time
 from typing import Any
 
-from fivetune.commands import print_json, print_text
+from fivetune.commands import add_flag, print_json, print_text
 
 TAKES_SETTINGS = True
 COUNTS = ("num_read", "num_skipped", "num_examples", "num_input_tokens", "num_target_tokens")
@@ -29,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder or URL (s3://bucket/path, gs://, hf://) for shards and their index, from which any machine "
         "trains; default: the cache of this machine",
     )
-    parser.add_argument("--quiet", action="store_true", help="print the result only")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    add_flag(parser, "--quiet", "print the result only")
+    add_flag(parser, "--json", "print one JSON object as the last line")
     parser.epilog = "Any setting can follow: --data.train train.json --data.max_input_tokens 1024"
 
 

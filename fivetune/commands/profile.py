@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from fivetune.commands import print_json, print_page, print_text
+from fivetune.commands import add_flag, print_json, print_page, print_text
 from fivetune.errors import ConfigError, DataError
 
 TAKES_SETTINGS = True
@@ -35,9 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--warm-up", type=int, metavar="N", default=NUM_WARM_UP, help=f"warm-up steps before; default: {NUM_WARM_UP}"
     )
-    parser.add_argument("--nsight", action="store_true", help="read the file as an Nsight capture, with any file name")
+    add_flag(parser, "--nsight", "read the file as an Nsight capture, with any file name")
     parser.add_argument("--html", metavar="FILE", type=Path, help="file of the page; default: in RUN_DIR/trace/")
-    parser.add_argument("--json", action="store_true", help="print the summary as one JSON object (seconds, bytes)")
+    add_flag(parser, "--json", "print the summary as one JSON object (seconds, bytes)")
     parser.epilog = "Any setting of a recipe can follow: --train.batch_size 8 --device cuda"
 
 

@@ -8,20 +8,20 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fivetune.commands import print_json, print_table, print_warning, refuse_token_flag
+from fivetune.commands import add_flag, print_json, print_table, print_warning, refuse_token_flag
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, help="run directory, or an export of one")
     parser.add_argument("repo", metavar="ORG/NAME", help="repository; it is created if it does not exist")
-    parser.add_argument("--private", action="store_true", help="create it as private; a public one is refused")
-    parser.add_argument("--dry-run", action="store_true", help="list the files and upload nothing; needs no token")
-    parser.add_argument("--adapter", action="store_true", help="the adapter alone, without the merged model")
-    parser.add_argument("--report", action="store_true", help="also report.html, which shows examples of your data")
+    add_flag(parser, "--private", "create it as private; a public one is refused")
+    add_flag(parser, "--dry-run", "list the files and upload nothing; needs no token")
+    add_flag(parser, "--adapter", "the adapter alone, without the merged model")
+    add_flag(parser, "--report", "also report.html, which shows examples of your data")
     parser.add_argument("--license", metavar="ID", help="licence that you give the model, such as apache-2.0")
     parser.add_argument("--message", metavar="TEXT", help="message of the commit")
     parser.add_argument("--token", help=argparse.SUPPRESS)
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    add_flag(parser, "--json", "print one JSON object as the last line")
     parser.epilog = (
         "The access token is read from HF_TOKEN, the address of the hub from HF_ENDPOINT. Data, predictions, logs, "
         "telemetry and checkpoints are never uploaded."

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fivetune.commands import print_json, print_table, print_text
+from fivetune.commands import add_flag, print_json, print_table, print_text
 
 BLIND_STEPS = 200
 
@@ -16,7 +16,7 @@ BLIND_STEPS = 200
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dir", default="runs", help="folder for the corpus and the two runs (default: runs)")
     parser.add_argument("--steps", type=int, help="number of steps; default: the recipe's")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    add_flag(parser, "--json", "print one JSON object as the last line")
 
 
 def run(args: argparse.Namespace) -> int:

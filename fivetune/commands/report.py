@@ -9,6 +9,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from fivetune.commands import (
+    add_flag,
     add_output_arguments,
     print_json,
     print_warning,
@@ -20,7 +21,7 @@ from fivetune.commands import (
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="run directory (runs/<name>)")
     add_output_arguments(parser, page="RUN_DIR/report.html")
-    parser.add_argument("--json", action="store_true", help="print the report's headline as one JSON object")
+    add_flag(parser, "--json", "print the report's headline as one JSON object")
 
 
 def run(args: Namespace) -> int:

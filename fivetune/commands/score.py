@@ -13,6 +13,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from fivetune.commands import (
+    add_flag,
     add_output_arguments,
     print_json,
     print_scores,
@@ -58,16 +59,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="error",
         help="a question without prediction is an error (default), or counts as wrong",
     )
-    parser.add_argument(
-        "--raw", action="store_true", help="predictions are raw model output, which the task converts to answers first"
-    )
+    add_flag(parser, "--raw", "predictions are raw model output, which the task converts to answers first")
     parser.add_argument(
         "--against",
         metavar="FILE",
         help="other predictions of the same questions: prints the difference with its p-value",
     )
     add_output_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    add_flag(parser, "--json", "print one JSON object instead of the table")
     parser.epilog = "Settings: --data.columns.question Frage, --task.no_answer 'no answer'"
 
 

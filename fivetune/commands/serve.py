@@ -9,7 +9,7 @@ import argparse
 import os
 import sys
 
-from fivetune.commands import add_silence_arguments, print_text, print_warning, refuse_token_flag
+from fivetune.commands import add_flag, add_silence_arguments, print_text, print_warning, refuse_token_flag
 from fivetune.delivery.serving.serve import TOKEN, serve
 
 TAKES_SETTINGS = True
@@ -19,9 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "runs", nargs="+", metavar="RUN", help="run directories or exports; requests name one of several"
     )
-    parser.add_argument(
-        "--one-base", action="store_true", help="hold the weights of the base of several runs with adapters once"
-    )
+    add_flag(parser, "--one-base", "hold the weights of the base of several runs with adapters once")
     parser.add_argument("--host", default="127.0.0.1", help=f"address; any but a loopback one needs {TOKEN}")
     parser.add_argument("--port", type=int, default=8000, help="0: a free one (default: 8000)")
     parser.add_argument("--token", help=argparse.SUPPRESS)

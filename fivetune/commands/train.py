@@ -18,6 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from fivetune.commands import (
+    add_flag,
     add_strategy,
     format_settings,
     print_json,
@@ -38,11 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "recipe",
         help="YAML file, name of a shipped recipe, a data file (see fivetune new), or a run directory (with --resume)",
     )
-    parser.add_argument("--resume", action="store_true", help="continue the run in run.dir where it stopped")
-    parser.add_argument("--overwrite", action="store_true", help="move an existing run in run.dir aside")
-    parser.add_argument("--no-preflight", action="store_true", help="start without the pre-flight checks")
-    parser.add_argument("--quiet", action="store_true", help="print the result and warnings only")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    add_flag(parser, "--resume", "continue the run in run.dir where it stopped")
+    add_flag(parser, "--overwrite", "move an existing run in run.dir aside")
+    add_flag(parser, "--no-preflight", "start without the pre-flight checks")
+    add_flag(parser, "--quiet", "print the result and warnings only")
+    add_flag(parser, "--json", "print one JSON object as the last line")
     parser.epilog = "Any setting can follow: --optimizer.lr 1e-3 --data.train train.json --train.num_epochs 3"
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fivetune.commands import print_json, print_table, print_text, print_warning
+from fivetune.commands import add_flag, print_json, print_table, print_text, print_warning
 from fivetune.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--margin", metavar="N", type=int, default=1000, help="further pieces, those of the lowest ids; default: 1000"
     )
     parser.add_argument("--tokenizer", help="folder or hub name, if the model's folder has none")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    add_flag(parser, "--json", "print one JSON object instead of the table")
     parser.epilog = "Settings: --task.OPTION VALUE, --data.columns.question Frage"
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fivetune.commands import (
+    add_flag,
     add_output_arguments,
     print_json,
     print_table,
@@ -29,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="YAML file or name of a shipped recipe, with a section search")
     parser.add_argument("--dir", type=Path, help="folder of the study; default: the recipe's run.dir with -search")
     add_output_arguments(parser, page="search.html in the study's folder")
-    parser.add_argument("--quiet", action="store_true", help="print the result only")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    add_flag(parser, "--quiet", "print the result only")
+    add_flag(parser, "--json", "print one JSON object as the last line")
     parser.epilog = (
         "The same command continues a stopped study; run it several times at once to share the work.\n"
         "Any setting can follow: --search.num_trials 40 --search.sampler random"

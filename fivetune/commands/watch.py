@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fivetune.commands import add_flag
+
 if TYPE_CHECKING:
     from fivetune.reading.report.live import Watcher
 
@@ -27,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=Path("runs"),
         help="a run directory, or a folder of them (default: runs)",
     )
-    parser.add_argument("--once", action="store_true", help="print one frame and exit (always so outside a terminal)")
+    add_flag(parser, "--once", "print one frame and exit (always so outside a terminal)")
     parser.add_argument("--interval", type=float, default=1.0, help="seconds between frames (default: 1)")
     parser.epilog = "q or Ctrl-C quits; the runs continue."
 
