@@ -12,12 +12,12 @@ import random
 import fivetune
 
 draw = random.Random(0)
-names = ["Marta", "Pablo", "Lucia", "Diego", "Elena", "Bruno", "Carla", "Hugo"]
+names = ["Marta", "Pablo", "Lucia", "Diego", "Elena", "Bruno", "Carla", "Hugo", "Ines", "Raul"]
 things = ["el barco", "la casa", "el perro", "la llave", "el libro", "la mesa"]
 places = ["Sevilla", "Bilbao", "Toledo", "Murcia", "Lugo", "Soria", "Burgos", "Palma"]
 
 
-def make_record(number: int) -> dict:
+def make_record(number: int, names: list[str]) -> dict:
     (one, two), (first, second) = draw.sample(names, 2), draw.sample(places, 2)
     thing, other = draw.sample(things, 2)
     context = f"{one} tiene {thing} en {first}. {two} tiene {other} en {second}."
@@ -30,8 +30,8 @@ def make_record(number: int) -> dict:
     }
 
 
-records = [make_record(number) for number in range(2200)]
-train, held_out = records[:2000], records[2000:]
+train = [make_record(number, names[:7]) for number in range(2000)]
+held_out = [make_record(number, names[7:]) for number in range(2000, 2200)]  # of other people: nothing is in both
 train[0]
 # %% [markdown]
 # `language: es` scores by SQuAD's rules and, side by side, by MLQA's, which drop Spanish articles. The lists of records are written
@@ -59,10 +59,25 @@ run
 import pandas
 
 steps = pandas.DataFrame([one.phase_seconds for one in run.steps if not one.warm_up]).fillna(0)
-(100 * steps.sum() / steps.sum().sum()).round(1).rename("share of the step in %").to_frame()
+shares = 100 * steps.sum() / steps.sum().sum()
+axes = shares.sort_values().plot.barh(figsize=(7, 2.2), xlabel="share of the step (%)")
+axes.bar_label(axes.containers[0], fmt="%.1f", padding=3)
+axes.spines[["top", "right"]].set_visible(False)
+# %% [markdown]
+# Busy cores over the run: one dot per sample, in the colour of what the run did then.
 # %%
-samples = pandas.DataFrame([{"phase": one.phase, "busy cores": one.process_cores} for one in run.telemetry])
-samples.groupby("phase")["busy cores"].mean().round(1).to_frame()
+samples = pandas.DataFrame(
+    [
+        {"phase": one.phase, "seconds": one.seconds - run.telemetry[0].seconds, "busy cores": one.process_cores}
+        for one in run.telemetry
+    ]
+).dropna()
+axes = None
+for number, (phase, part) in enumerate(samples.groupby("phase", sort=False)):
+    axes = part.plot.scatter("seconds", "busy cores", ax=axes, color=f"C{number}", label=phase, figsize=(7, 2.6))
+axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+axes.set_ylim(bottom=0)
+axes.spines[["top", "right"]].set_visible(False)
 # %% [markdown]
 # The same step on padded batches would compute on padding; here no position is padded.
 # %%
@@ -71,10 +86,10 @@ f"padding: {100 * max(padding):.1f} % of the positions"
 # %% [markdown]
 # ## Ask
 # %%
-context = "Marta tiene el libro en Lugo. Hugo tiene la llave en Soria."
+context = "Ines tiene el libro en Lugo. Hugo tiene la llave en Soria."
 [
     one.prediction
     for one in run.predict(
-        [{"question": f"Donde tiene {who}?", "context": context} for who in ("Marta el libro", "Hugo la llave")]
+        [{"question": f"Donde tiene {who}?", "context": context} for who in ("Ines el libro", "Hugo la llave")]
     )
 ]

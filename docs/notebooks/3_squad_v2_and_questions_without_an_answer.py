@@ -14,21 +14,25 @@ from fivetune.data.corpus.reading import write_quickstart_corpus
 train, held_out = write_quickstart_corpus()
 recipe = fivetune.load_config(
     "quickstart",
-    {"run.dir": "runs/squad_v2", "train.num_steps": 500, "eval.every_steps": 250, "report.beside": []},
+    {"run.dir": "runs/squad_v2", "train.num_steps": 500, "eval.every_steps": 100, "report.beside": []},
 )
 run = fivetune.train(recipe)
 run
 # %% [markdown]
 # ## Both halves
 #
-# `HasAns` are the questions with an answer, `NoAns` those without. The second line is the model before training.
+# `HasAns` are the questions with an answer, `NoAns` those without. Step 0 is the model before training. To leave a question unanswered
+# is learnt before finding the answer: the curve of `NoAns` is above that of `HasAns`, and the score of all, their mean, hides it.
 # %%
 import pandas
 
 names = ["exact", "f1", "HasAns_exact", "NoAns_exact"]
-pandas.DataFrame(
-    [{"model": f"step {one.step}", **{name: one.scores[name] for name in names}} for one in run.evals]
-).round(1)
+evals = pandas.DataFrame([{"step": one.step, **{name: one.scores[name] for name in names}} for one in run.evals])
+evals = evals.drop_duplicates("step").set_index("step").sort_index()
+axes = evals.plot(figsize=(7, 3), ylabel="score (%)", ylim=(-3, 103), style=["k-", "k--", "C0.-", "C1.-"])
+axes.spines[["top", "right"]].set_visible(False)
+# %%
+evals.round(1)
 # %% [markdown]
 # With intervals, for the weights that are kept:
 # %%

@@ -34,8 +34,8 @@ recipe = {
     "task": {"name": "gsm8k", "target": "number"},
     "data": {"train": train, "eval": held_out, "max_input_tokens": 64, "max_target_tokens": 8},
     "optimizer": {"name": "adamw", "lr": 3e-3},
-    "train": {"num_steps": 200, "batch_size": 32, "precision": "fp32"},
-    "eval": {"every_steps": 100},
+    "train": {"num_steps": 80, "batch_size": 32, "precision": "fp32", "num_threads": 1},
+    "eval": {"every_steps": 40},
     "run": {"seed": 1},
 }
 variants = {
@@ -73,6 +73,22 @@ pandas.DataFrame(
         for name, run in runs.items()
     ]
 )
+# %% [markdown]
+# Losses of the steps, and the accuracy with its 95 % interval: where two intervals overlap, more examples or seeds have to decide.
+# %%
+import matplotlib.pyplot as plt
+
+_, (left, right) = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
+for place, (name, run) in enumerate(runs.items()):
+    losses = pandas.Series({step.step: step.loss for step in run.steps})
+    losses.rolling(10, min_periods=1).mean().plot(ax=left, label=name, xlabel="step", ylabel="training loss")
+    score = run.scores["accuracy"]
+    right.errorbar(score, place, xerr=[[score - score.low], [score.high - score]], fmt="o", capsize=3)
+left.legend(frameon=False)
+right.set(yticks=range(len(runs)), yticklabels=runs, xlabel="accuracy (%)")
+right.invert_yaxis()
+for axes in (left, right):
+    axes.spines[["top", "right"]].set_visible(False)
 # %% [markdown]
 # `fivetune compare runs/base runs/lower-lr` writes the page of it, with paired intervals. One run per configuration says nothing about
 # the spread between seeds: `seeds: [0, 1, 2]` in a sweep does.

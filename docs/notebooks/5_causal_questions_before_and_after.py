@@ -24,14 +24,16 @@ effects = [
     "the bridge fell",
     "the school shut",
 ]
+towns = ["Kesh", "Port Ferrand", "Upper Tarn", "Santa Brea", "Lake Mirren", "Old Rill"]
 
 
-def make_record(number: int) -> dict:
+def make_record(number: int, towns: list[str]) -> dict:
     (cause, other), (effect, another) = draw.sample(causes, 2), draw.sample(effects, 2)
-    context = f"{effect.capitalize()} because of {cause}. {another.capitalize()} because of {other}."
+    town = draw.choice(towns)
+    context = f"In {town}, {effect} because of {cause}, and {another} because of {other}."
     asked, answer = draw.choice([(effect, cause), (another, other)])
     subject, verb = asked.rsplit(" ", 1)
-    question = f"Why is it that {subject} {verb}?"
+    question = f"Why is it that {subject} {verb} in {town}?"
     return {
         "id": str(number),
         "question": question,
@@ -42,14 +44,15 @@ def make_record(number: int) -> dict:
     }
 
 
-table = pandas.DataFrame([make_record(number) for number in range(2200)])
-table[["question", "context", "answer"]].head(3)
+train = pandas.DataFrame([make_record(number, towns[:4]) for number in range(2000)])
+held_out = pandas.DataFrame([make_record(number, towns[4:]) for number in range(2000, 2200)])  # of other towns
+train[["question", "context", "answer"]].head(3)
 # %%
 recipe = {
     "run": {"dir": "runs/causalqa", "seed": 1},
     "model": {"path": "t5-nano"},
     "task": {"name": "causalqa"},
-    "data": {"train": table[:2000], "eval": table[2000:], "max_input_tokens": 128, "max_target_tokens": 16},
+    "data": {"train": train, "eval": held_out, "max_input_tokens": 128, "max_target_tokens": 16},
     "optimizer": {"lr": 1e-2},
     "schedule": {"name": "linear", "warmup_steps": 20},
     "train": {"num_steps": 120, "batch_size": 32},
@@ -77,7 +80,13 @@ pandas.DataFrame(
     ]
 )
 # %%
-pandas.DataFrame({"before": first.scores, "after": best.scores}).round(1)
+scores = pandas.DataFrame({"before": first.scores, "after": best.scores}).loc[["em", "f1", "rougeL_f1"]]
+axes = scores.plot.barh(figsize=(7, 2.2), xlabel="score (%)", xlim=(0, 110), color=["grey", "C0"])
+for bars in axes.containers:
+    axes.bar_label(bars, fmt="%.1f", padding=3)
+axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+axes.invert_yaxis()
+axes.spines[["top", "right"]].set_visible(False)
 # %% [markdown]
 # The gold answers of a record are separated by tabs. Every one of them counts in the scores; the model learns the first, where the
 # original system learnt all in one text.

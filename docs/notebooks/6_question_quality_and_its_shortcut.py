@@ -9,6 +9,7 @@
 # %%
 import random
 
+import matplotlib.pyplot as plt
 import pandas
 
 import fivetune
@@ -18,10 +19,11 @@ topics = ["a list", "a loop", "a string", "a table", "a file", "a date", "a thre
 tools = ["python", "java", "c sharp", "sql", "javascript"]
 good = "I tried to sort {topic} in {tool}. This is my code and this is the error. What is wrong?"
 close = "Which book about {topic} in {tool} is the best? Please recommend one."
+labels = ["HQ", "LQ_EDIT", "LQ_CLOSE"]
 
 
-def make_record(number: int) -> dict:
-    label = draw.choice(["HQ", "LQ_EDIT", "LQ_CLOSE"])
+def make_record(number: int, topics: list[str]) -> dict:
+    label = draw.choice(labels)
     text = (good if label == "HQ" or (label == "LQ_EDIT" and draw.random() < 0.5) else close).format(
         topic=draw.choice(topics), tool=draw.choice(tools)
     )
@@ -29,7 +31,8 @@ def make_record(number: int) -> dict:
     return {"Id": str(number), "Title": f"question {draw.randint(1, 99)}", "Body": body, "Tags": "<a>", "Y": label}
 
 
-posts = pandas.DataFrame([make_record(number) for number in range(1500)])
+posts = pandas.DataFrame([make_record(number, topics[:5]) for number in range(1200)])
+held_out = pandas.DataFrame([make_record(number, topics[5:]) for number in range(1200, 1500)])  # on other topics
 posts.groupby("Y")["Body"].first().to_frame()
 # %% [markdown]
 # `markup: False`, the default, removes the tags; `True` trains the shortcut. T5 has no piece for `<`: it becomes an unknown token.
@@ -37,7 +40,7 @@ posts.groupby("Y")["Body"].first().to_frame()
 recipe = {
     "model": {"path": "t5-nano"},
     "task": {"name": "stackoverflow_quality"},
-    "data": {"train": posts[:1200], "eval": posts[1200:], "max_input_tokens": 128, "max_target_tokens": 8},
+    "data": {"train": posts, "eval": held_out, "max_input_tokens": 128, "max_target_tokens": 8},
     "optimizer": {"lr": 1e-2},
     "train": {"num_steps": 160, "batch_size": 32},
     "eval": {"every_steps": 80},
@@ -55,9 +58,18 @@ pandas.DataFrame({"without markup": honest.scores, "with markup": shortcut.score
 def count_answers(run: fivetune.TrainedRun) -> pandas.DataFrame:
     best = next(one for one in run.evals if one.step == run.step)
     answers = [{"gold": one.references[0], "answer": one.prediction} for one in run.read_predictions(best)]
-    return pandas.DataFrame(answers).value_counts(["gold", "answer"]).unstack(fill_value=0)
+    counts = pandas.DataFrame(answers).value_counts(["gold", "answer"]).unstack(fill_value=0)
+    return counts.reindex(index=labels, columns=labels, fill_value=0)
 
 
-count_answers(honest)
-# %%
-count_answers(shortcut)
+_, both = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+for axes, (name, run) in zip(both, {"without markup": honest, "with markup": shortcut}.items()):
+    counts = count_answers(run)
+    axes.imshow(counts.div(counts.sum(axis=1), axis=0), cmap="Blues", vmin=0, vmax=1)
+    for row, gold in enumerate(counts.index):
+        for column, answer in enumerate(counts.columns):
+            number = counts.loc[gold, answer]
+            dark = number > counts.loc[gold].sum() / 2
+            axes.text(column, row, number, ha="center", va="center", color="white" if dark else "black")
+    axes.set(title=name, xlabel="answer", ylabel="gold", xticks=range(3), yticks=range(3))
+    axes.set(xticklabels=labels, yticklabels=labels)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fivetune.reading.report.page import charts
-from fivetune.reading.report.page.parts import Page, Part, Table, Text, build_section
+from fivetune.reading.report.page.parts import Page, Part, Table, Text, build_section, collect_quiet_sections
 from fivetune.reading.report.page.wording import (
     format_count,
     format_decimal,
@@ -46,7 +46,7 @@ def build_inspection_page(facts: Facts) -> Page:
     sources = "; ".join(f"{name}: {', '.join(one['sources'])}" for name, one in sets.items())
     return Page(
         title=f"Data for {facts['task']}",
-        sections=tuple(section for section in sections if section.parts),
+        sections=collect_quiet_sections(sections),
         subtitle=shorten_home(f"{sources}; tokenizer: {facts['tokenizer']}"),
     )
 

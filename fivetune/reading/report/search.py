@@ -31,6 +31,7 @@ from fivetune.reading.report.page.parts import (
     Text,
     build_plain_table,
     build_section,
+    collect_quiet_sections,
 )
 from fivetune.reading.report.page.series import Series
 from fivetune.reading.report.page.wording import (
@@ -71,7 +72,7 @@ def build_search_page(found: Search, *, recipe: str = "", doubt: str = "") -> Pa
     )
     return Page(
         title=found.name,
-        sections=tuple(section for section in sections if section.parts),
+        sections=collect_quiet_sections(sections),
         subtitle=f"Search for the best {get_score_label(found.metric)}",
         badges=tuple(badges),
     )

@@ -43,7 +43,16 @@ from fivetune.reading.diagnosis.rules import diagnose_run
 from fivetune.reading.report import build_page, write_report
 from fivetune.reading.report.comparison import build_comparison_page
 from fivetune.reading.report.page import charts
-from fivetune.reading.report.page.parts import Chart, Example, Figure, Page, Section, Table, Text
+from fivetune.reading.report.page.parts import (
+    Chart,
+    Example,
+    Figure,
+    Page,
+    Section,
+    Table,
+    Text,
+    collect_quiet_sections,
+)
 from fivetune.reading.report.page.render import collect_filter_values, render_html
 from fivetune.reading.report.page.series import (
     MAX_POINTS,
@@ -158,13 +167,13 @@ def test_headline_scores_stand_beside_baseline_and_other_runs() -> None:
     assert table.header == (
         "score",
         "this run, step 250",
+        "change",
         "95 % interval",
         "before fine-tuning",
         "context-blind",
-        "change",
     )
-    assert table.rows[0] == ("Exact match", "92.65", "90.4 to 94.4", "6.10", "47.50", "+86.55")
-    assert table.rows[2] == ("Answerable: exact match", "92.20", "88.7 to 94.7", "0.30", "16.00", "+91.90")
+    assert table.rows[0] == ("Exact match", "92.65", "+86.55", "90.4 to 94.4", "6.10", "47.50")
+    assert table.rows[2] == ("Answerable: exact match", "92.20", "+91.90", "88.7 to 94.7", "0.30", "16.00")
     assert part(page, "Verdict", Figure) == Figure("Exact match", "92.7", "6.1 before")
     assert part(page, "Verdict", Text).body == (
         "Fine-tuning raised F1 from 7.4 to 93.9, measured at step 250 on 640 examples. "
@@ -382,7 +391,7 @@ def test_the_evaluation_s_own_interval_is_shown() -> None:
     run = fake_run()
     evals = [replace(record, intervals={"exact": (91.0, 94.5)}) for record in run.evals]
     rows = part(build_page(change_run(run, evals=evals)), "Verdict", Table).rows
-    assert (rows[0][2], rows[1][2]) == ("91.0 to 94.5", "91.8 to 95.5")
+    assert (rows[0][3], rows[1][3]) == ("91.0 to 94.5", "91.8 to 95.5")
 
 
 @pytest.mark.parametrize("applied", [1.0, 2.0])
@@ -444,7 +453,9 @@ def test_confidence_slices_and_labels_have_their_sections() -> None:
     labels = part(build_page(label_run()), "Labels", Table)
     assert [row[1] for row in labels.rows] == ["180", "60", "60"]
     old = [{"id": "a", "inputs": "q", "prediction": "x", "references": ["x"], "scores": {"exact": 1.0, "f1": 1.0}}]
-    told = part(build_page(fake_run(predictions={"eval-250": old})), "Confidence", Text).body
+    quiet = part(build_page(fake_run(predictions={"eval-250": old})), "Nothing to report", Table)
+    assert quiet.folded and quiet.caption.endswith("Confidence, Slices")
+    told = quiet.rows[0][1]
     assert told.startswith("The prediction lines hold no confidences")
 
 
@@ -493,7 +504,7 @@ def test_scores_of_every_metric_are_points() -> None:
     page = build_page(fake_run(evals=evals, status=make_best(5, "exact_match"), predictions={}))
     assert tell_verdict(make_run(evals=evals))[0].startswith("Fine-tuning raised exact match from 3.0 to 69.6")
     row = part(page, "Verdict", Table).rows[0]
-    assert row == ("exact match", "69.60", "39.3 to 89.0", "3.00", "+66.60")
+    assert row == ("exact match", "69.60", "+66.60", "39.3 to 89.0", "3.00")
 
 
 def test_the_best_evaluation_is_the_run_s_own_and_the_whole_set() -> None:
@@ -639,7 +650,7 @@ def test_a_run_that_only_abstains_says_so_first() -> None:
 def test_the_majority_label_stands_beside_the_scores_before() -> None:
     evals = [make_eval(5, {"accuracy": 70.0}, rates={"majority_label": 0.552})]
     table = part(build_page(make_run(evals=evals)), "Verdict", Table)
-    assert table.header[4] == "most frequent label" and table.rows[0][4] == "55.20"
+    assert table.header[5] == "most frequent label" and table.rows[0][5] == "55.20"
 
 
 # Examples
@@ -932,6 +943,32 @@ def test_the_page_s_script_knows_every_property_of_a_chart() -> None:
         assert found
         for chart in found:
             assert list_properties((chart.data, chart.layout)) <= known
+
+
+def test_sections_of_notes_are_folded_into_one_at_the_end() -> None:
+    figure, note = Figure("a", "1"), Text("Nothing was recorded.")
+    sections = (
+        Section("One", (note,)),
+        Section("Two", (note, note)),
+        Section("Three", ()),
+        Section("Four", (figure, note)),
+    )
+    kept = collect_quiet_sections(sections)
+    assert [section.title for section in kept] == ["One", "Four", "Nothing to report"]  # the first one stays
+    (table,) = kept[-1].parts
+    assert isinstance(table, Table) and table.folded
+    assert list(table.rows) == [("Two", "Nothing was recorded. Nothing was recorded.")]
+
+
+def test_what_is_as_it_should_be_is_folded() -> None:
+    rates, broken = {"cap_hit": 0.001, "sentinels": 0.0}, {"cap_hit": 0.5, "sentinels": 0.0}
+    folded = [
+        part(build_page(fake_run(evals=[make_eval(5, {"f1": 70.0}, rates=one)])), "Evidence", Table).folded
+        for one in (rates, broken)
+    ]
+    assert folded == [True, False]
+    counts = part(build_page(fake_run()), "Data", Table)
+    assert "Zero: targets clipped." in counts.caption and "targets clipped" not in {row[0] for row in counts.rows}
 
 
 def test_a_row_of_key_figures_leaves_no_empty_box() -> None:

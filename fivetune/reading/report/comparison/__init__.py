@@ -43,6 +43,7 @@ from fivetune.reading.report.page.parts import (
     Text,
     build_section,
     build_sortable_table,
+    collect_quiet_sections,
 )
 from fivetune.reading.report.page.wording import (
     UNKNOWN,
@@ -101,7 +102,7 @@ def build_comparison_page(comparison: Comparison) -> Page:
         badges.append(Text(f"{num_missing} missing", "warning"))
     return Page(
         title=comparison.title,
-        sections=tuple(section for section in sections if section.parts),
+        sections=collect_quiet_sections(sections),
         subtitle=f"Comparison \u00b7 {get_score_label(comparison.metric)} \u00b7 baseline {comparison.baseline}",
         badges=tuple(badges),
     )

@@ -112,6 +112,23 @@ def build_section(title: str, *parts: Part | Iterable[Part] | None) -> Section:
     return Section(title, tuple(found))
 
 
+def collect_quiet_sections(sections: Iterable[Section]) -> tuple[Section, ...]:
+    """Move sections that hold notes alone into a folded one at the end; the first stays, those without parts go."""
+    kept: list[Section] = []
+    quiet: list[tuple[str, str]] = []
+    for section in sections:
+        notes = [part.body for part in section.parts if isinstance(part, Text) and part.kind == "note"]
+        if len(notes) < len(section.parts) or (notes and not kept):
+            kept.append(section)
+        elif notes:
+            quiet.append((section.title, " ".join(notes)))
+    if quiet:
+        names = ", ".join(title for title, _ in quiet)
+        table = Table(f"Why there is nothing on: {names}", ("section", "reason"), quiet, folded=True)
+        kept.append(Section("Nothing to report", (table,)))
+    return tuple(kept)
+
+
 def build_sortable_table(
     caption: str,
     header: Sequence[str],

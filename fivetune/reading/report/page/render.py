@@ -102,8 +102,8 @@ def choose_tile_columns(num: int) -> int:
 
 
 def insert_nonbreaking_spaces(text: str) -> str:
-    """Put a no-break space between numbers and units."""
-    return re.sub(r"(?<=\d) (?=(?:%|[smh]|min)\b)", "\N{NO-BREAK SPACE}", text)
+    """Put a no-break space between numbers and units, and into "p < 0.001"."""
+    return re.sub(r"(?<=\d) (?=%|[smh]\b|min\b)|(?<=p) (?=< )|(?<=p <) ", "\N{NO-BREAK SPACE}", text)
 
 
 def group_parts(section: Section) -> Iterator[tuple[str, Sequence[Any]]]:

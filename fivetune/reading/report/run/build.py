@@ -12,7 +12,7 @@ from pathlib import Path
 from fivetune.config.paths import find_typed_path
 from fivetune.errors import FiveTuneError
 from fivetune.reading.diagnosis.rules import diagnose_run
-from fivetune.reading.report.page.parts import Page, Text, build_section
+from fivetune.reading.report.page.parts import Page, Text, build_section, collect_quiet_sections
 from fivetune.reading.report.page.render import render_html
 from fivetune.reading.report.page.wording import (
     UNKNOWN,
@@ -94,7 +94,7 @@ def build_page(run: Run, *, reference_runs: Sequence[Run] = (), notes: Sequence[
     )
     return Page(
         title=str(get_nested(run.config, "report", "title") or run.name),
-        sections=tuple(section for section in sections if section.parts),
+        sections=collect_quiet_sections(sections),
         subtitle=describe_run(run),
         badges=tuple(badges),
     )

@@ -200,8 +200,10 @@ def _iter_threshold_parts(lines: Sequence[Prediction]) -> Iterator[Part]:
     )
     header = ("score", "threshold", "tuning half", "held-out half, no threshold", "held-out half, threshold")
     rows: list[Sequence[str]] = []
+    helps = False
     for tuned in found:
         gain = tuned.gain
+        helps |= gain.low > 0
         rows.append(
             (
                 get_score_label(tuned.name),
@@ -214,5 +216,6 @@ def _iter_threshold_parts(lines: Sequence[Prediction]) -> Iterator[Part]:
                 format_p_value(gain.p_value),
             )
         )
-    caption = "Gain of the threshold. p: probability of such a gain if the threshold changes nothing."
-    yield Table(caption, (*header, "gain", "95 % interval", "p"), rows)
+    caption = f"{'Gain' if helps else 'No gain beyond chance'} of the threshold. p: probability of such a gain if the "
+    caption += "threshold changes nothing."
+    yield Table(caption, (*header, "gain", "95 % interval", "p"), rows, folded=not helps)

@@ -53,14 +53,19 @@ def iter_data_parts(run: Run) -> Iterator[Part]:
                     tokens = f"{format_count(low)} to {format_count(high)}"
                     lengths.append((name, kind, tokens, format_decimal(share, 1)))
     rows: list[Sequence[str]] = []
+    zeros: list[str] = []
     for words, count, base in _DATA_ROWS:
+        if not any(count(facts) != 0 for facts in splits.values()):
+            zeros.append(words)
+            continue
         cells = [words]
         for facts in splits.values():
             num = count(facts)
             cells += [format_count(num), "" if base is None else format_percent(divide(num, base(facts)), 2)]
         rows.append(cells)
     header = ("count", *(word for name in splits for word in (name, "share")))
-    yield Table("Counts of what was read and lost. (data.json)", header, rows)
+    none = f" Zero: {', '.join(zeros)}." if zeros else ""
+    yield Table(f"Counts of what was read and lost.{none} (data.json)", header, rows)
     if lengths:
         header = ("split", "text", "tokens", "examples (%)")
         yield Table("The length histograms in numbers.", header, lengths, folded=True)
@@ -95,7 +100,7 @@ _DATA_ROWS: tuple[tuple[str, Count, Count | None], ...] = (
     ("records read", lambda facts: facts.num_read, None),
     ("records kept", lambda facts: facts.num_records_kept, lambda facts: facts.num_read),
     ("records left out", lambda facts: facts.num_skipped, lambda facts: facts.num_read),
-    ("of these, cannot be used", lambda facts: facts.num_skipped_bad, lambda facts: facts.num_read),
+    ("records that cannot be used", lambda facts: facts.num_skipped_bad, lambda facts: facts.num_read),
     ("examples made of them", lambda facts: facts.num_examples, None),
     ("examples with a clipped input", lambda facts: facts.num_examples_clipped, count_examples),
     ("answers lost to truncation", lambda facts: facts.num_answers_lost, count_examples),

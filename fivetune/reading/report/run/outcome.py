@@ -134,11 +134,11 @@ def iter_verdict_parts(
         now = get_score(best, key)
         then = get_score(baseline, key)
         row = [get_score_label(key), format_decimal(now)]
+        row.append(format_signed(None if now is None or then is None else now - then))
         row.append("" if edges is None else f"{format_decimal(edges[0], 1)} to {format_decimal(edges[1], 1)}")
         row += [format_decimal(scores.get(key)) for scores in columns.values()]
-        row.append(format_signed(None if now is None or then is None else now - then))
         rows.append(tuple(row))
-    header = ("score", f"this run, {describe_weights(best, run.status.best)}", "95 % interval", *columns, "change")
+    header = ("score", f"this run, {describe_weights(best, run.status.best)}", "change", "95 % interval", *columns)
     caption = "All scores of the best evaluation beside the baselines; change is against the model before fine-tuning. "
     yield Table(caption + "(evals.jsonl)", header, rows)
     blank = describe_blank_golds(run.read_predictions(best), find_main_score_key(run) or "")
@@ -258,7 +258,8 @@ def describe_verdict(run: Run, reference_runs: Sequence[Run], verdicts: Sequence
     done = format_plural(status.step, "step")
     if status.step != run.num_steps:
         done += f" of {format_count(run.num_steps)}"
-    reason = f": {format_plain(status.why).rstrip('.')}" if status.why else ""
+    why = format_plain(status.why).partition(". Resume with")[0]  # the command follows by itself
+    reason = f": {why.rstrip('.')}" if status.why else ""
     seconds = format_duration(status.seconds)
     took = "" if status.seconds is None else f" in {seconds}"
     model = "model/ was saved before" if run.has_model else "no model was saved"

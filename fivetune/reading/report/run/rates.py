@@ -138,11 +138,14 @@ def build_rates_table(best: EvalRecord | None, baseline: EvalRecord | None) -> T
     rates = best.rates if best else {}
     before = baseline.rates if baseline else {}
     rows: list[Sequence[str]] = []
+    is_above = False
     for name, known in RATES.items():
         if name in rates:
+            is_above |= known.limit is not None and rates[name] > known.limit
             limit = UNKNOWN if known.limit is None else format_percent(known.limit)
             rows.append((known.name, format_percent(rates[name]), format_percent(before.get(name)), limit))
     if not rows:
         return None
-    caption = "Shares of the predictions that reveal a broken run, at the best evaluation. (rates in evals.jsonl)"
-    return Table(caption, ("predictions", "share", "before fine-tuning", "warning above"), rows)
+    caption = "Shares of the predictions that reveal a broken run, at the best evaluation"
+    caption += ". (rates in evals.jsonl)" if is_above else ": none is above its limit. (rates in evals.jsonl)"
+    return Table(caption, ("predictions", "share", "before fine-tuning", "warning above"), rows, folded=not is_above)

@@ -9,7 +9,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
 from fivetune.reading.report.page.parts import Part, Section, Table, Text, build_section
-from fivetune.reading.report.page.wording import format_bytes, format_count, format_plain, format_setting, shorten_home
+from fivetune.reading.report.page.wording import (
+    UNKNOWN,
+    format_bytes,
+    format_count,
+    format_plain,
+    format_setting,
+    shorten_home,
+)
 from fivetune.reading.report.run.methods import describe_methods
 from fivetune.reading.report.run.scores import DEFINITIONS
 from fivetune.rundir.records import MachineRecord, Run
@@ -69,7 +76,8 @@ def iter_machine_parts(run: Run) -> Iterator[Part]:
     if machine == MachineRecord():
         yield Text("The run directory holds no facts about the machine (machine.json).")
         return
-    yield Table("Where it ran. (machine.json)", ("fact", "value"), format_machine_facts(machine))
+    known = [pair for pair in format_machine_facts(machine) if pair[1] != UNKNOWN]
+    yield Table("Machine and software. (machine.json)", ("fact", "value"), known, folded=True)
     if len(machine.parts) > 1:
         rows: list[Sequence[str]] = []
         for part in machine.parts:
@@ -118,7 +126,7 @@ def _join_words(*words: str | None) -> str:
 def build_run_definitions_section(keys: Sequence[str]) -> Section:
     """Build the section: meanings of the scores `keys` and of the terms on the page."""
     rows = [DEFINITIONS[key] for key in keys if key in DEFINITIONS]
-    return build_section("Definitions", Table("Terms on this page.", ("term", "meaning"), rows + _WORDS))
+    return build_section("Definitions", Table("Terms on this page.", ("term", "meaning"), rows + _WORDS, folded=True))
 
 
 _WORDS = [

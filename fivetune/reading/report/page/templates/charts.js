@@ -92,7 +92,7 @@ const charts = (() => {
     if (axis.range) [low, high] = axis.range;
     else if (!finite.length || (low === 0 && high === 0)) [low, high] = [0, 1];
     else {
-      const isWide = letter === "y" || traces.some((trace) => (trace.mode ?? "").includes("markers"));
+      const isWide = letter === "y" || bars.some(isLength) || traces.some((trace) => (trace.mode ?? "").includes("markers"));
       const spare = (high - low || Math.abs(low) || 1) * (isWide ? 0.05 : 0);
       const fromZero = !isLog && (axis.rangemode === "tozero" || bars.some(isLength));
       [low, high] = [fromZero && low >= 0 ? 0 : low - spare, fromZero && high <= 0 ? 0 : high + spare];
@@ -305,13 +305,13 @@ const charts = (() => {
     if (xTitle) words.append(make("text", { x: (left + right) / 2, y: height - 4, "text-anchor": "middle" }, shorten(xTitle, right - left)));
     if (yTitle) words.append(make("text", { transform: `translate(12,${round((top + floor) / 2)}) rotate(-90)`, "text-anchor": "middle" }, shorten(yTitle, floor - top + 20)));
     const rules = make("g");
-    const clip = make("svg", { x: left, y: 0, width: right - left, height, viewBox: `${left} 0 ${right - left} ${height}`, overflow: "hidden", preserveAspectRatio: "none" });
+    const clip = make("svg", { x: left, y: top - 2, width: right - left, height: floor - top + 4, viewBox: `${left} ${top - 2} ${right - left} ${floor - top + 4}`, overflow: "hidden" });
     const front = make("g");
     svg.append(back, words, rules, clip, front);
 
     // Traces; `points` is what a pointer finds.
     const points = [];
-    const isInside = (x) => x >= left - 0.5 && x <= right + 0.5;
+    const isInside = (x, y) => x >= left - 1 && x <= right + 1 && y >= top - 1 && y <= floor + 1;
     for (const lane of lanes) {
       const ends = new Map(); // of stacked bars
       for (const trace of lane.traces) {
@@ -320,7 +320,7 @@ const charts = (() => {
           return x === null || y === null || !Number.isFinite(px + py) ? null : [px, py];
         };
         const add = (i, x, y, more = {}) => {
-          if (trace.hoverinfo !== "skip" && isInside(x)) points.push({ trace, lane, i, x, y, ...more });
+          if (trace.hoverinfo !== "skip" && isInside(x, y)) points.push({ trace, lane, i, x, y, ...more });
         };
         if (trace.type === "heatmap") drawMatrix(trace, toPoint, add);
         else if (trace.type === "bar") drawBars(trace, lane, toPoint, add, ends);
@@ -374,7 +374,7 @@ const charts = (() => {
         clip.append(make("path", { d: tracePath(places, line.shape === "hv"), stroke: color, "stroke-width": line.width ?? 2, "stroke-dasharray": DASHES[line.dash], "stroke-linejoin": "round", "stroke-linecap": line.dash && line.dash !== "solid" ? "butt" : "round", opacity: trace.opacity }));
       }
       places.forEach((place, i) => {
-        if (!place || !isInside(place[0])) return;
+        if (!place || !isInside(...place)) return;
         if (mode.includes("markers")) front.append(drawSymbol(marker, colorAt(marker.color, i) ?? color, ...place));
         add(i, ...place);
       });
