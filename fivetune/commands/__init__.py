@@ -7,14 +7,13 @@ A command with TAKES_SETTINGS = True receives unknown arguments as dotted overri
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
 import sys
 import textwrap
 import uuid
-from argparse import ArgumentParser, Namespace, _ActionsContainer
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from fivetune.training.checks.preflight import Check
 
 WIDTH = 160  # characters of a table that is not printed to a terminal
+MAX_LISTED = 10  # shards
 MAX_COLUMNS = 20  # of a data file that are listed; those that the task reads always are
 WHOLE_DIGITS = 6  # before the decimal point of scores and counts
 MAX_CELL_CHARS = 90  # of a page's cell
@@ -103,6 +103,16 @@ def print_warning(text: str) -> None:
     print(name_invisible(f"warning: {text}"), file=sys.stderr, flush=True)
 
 
+def format_open_shards(numbers: Sequence[int], count: int) -> str:
+    """Format the numbers of the shards, from 1, that are not done yet.
+
+    >>> format_open_shards([1, 3], 4)
+    '2 of 4 shards are missing: 1, 3'
+    """
+    listed = ", ".join(map(str, numbers[:MAX_LISTED])) + (" ..." if len(numbers) > MAX_LISTED else "")
+    return f"{len(numbers)} of {count} shards are missing: {listed}"
+
+
 def refuse_token_flag(given: str | None, variable: str) -> None:
     """Raise ConfigError for a token on the command line; commands read it from an environment variable alone."""
     from fivetune.errors import ConfigError
@@ -114,12 +124,12 @@ def refuse_token_flag(given: str | None, variable: str) -> None:
         )
 
 
-def add_flag(parser: _ActionsContainer, name: str, text: str) -> None:
+def add_flag(parser: ArgumentParser, name: str, text: str) -> None:
     """Add an option without a value; `text` is its line in --help."""
     parser.add_argument(name, action="store_true", help=text)
 
 
-def add_silence_arguments(parser: _ActionsContainer) -> None:
+def add_silence_arguments(parser: ArgumentParser) -> None:
     """Add the arguments that say when answers are withheld."""
     group = parser.add_mutually_exclusive_group()
     group.add_argument(
@@ -134,25 +144,6 @@ def add_silence_arguments(parser: _ActionsContainer) -> None:
         metavar="P",
         help="withhold answers below this confidence (0-1); 0: none, whatever the run keeps",
     )
-
-
-def add_form_arguments(parser: _ActionsContainer) -> None:
-    """Add the arguments that say how and which answers are written."""
-    parser.add_argument(
-        "--delimiter", choices=(",", ";", "|", "tab"), help="separator of a .csv; default: the input's, or a comma"
-    )
-    add_flag(
-        parser,
-        "--safe-csv",
-        "write an apostrophe before texts in .csv and .tsv that begin with = + - @, which spreadsheets run as formulas",
-    )
-    parser.add_argument(
-        "--format",
-        choices=("bioasq", "squad", "kaggle"),
-        help="a submission: BioASQ's JSON, factoid and yes/no questions together; SQuAD's JSON of id and answer; a CSV "
-        "of id and answer",
-    )
-    add_silence_arguments(parser)
 
 
 def add_strategy(recipe: str, settings: Mapping[str, Any], *, quiet: bool) -> dict[str, Any]:
@@ -498,7 +489,9 @@ def read_launcher(args: Namespace) -> Launcher | None:
 
     given = read_plugin_options(args, "launchers")
     if args.on is not None:
-        return load_launcher(args.on, given)
+        launcher = load_launcher(args.on, given)
+        launcher.refuse_missing_files()
+        return launcher
     if given:
         option, value = next(iter(given.items()))
         flag = f"--{option.replace('_', '-')} {value}"
@@ -565,10 +558,10 @@ def build_job(
     from huggingface_hub.constants import HF_HOME
 
     from fivetune import __version__
+    from fivetune.data.store.token_store import get_cache_folder
     from fivetune.fleet.launchers import JobPlan
 
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    caches = {"HF_HOME": HF_HOME, "XDG_CACHE_HOME": str(cache)}
+    caches = {"HF_HOME": HF_HOME, "XDG_CACHE_HOME": str(get_cache_folder(None).parent)}
     return JobPlan(
         name=name,
         runs=tuple(runs),
@@ -623,7 +616,7 @@ def launch_sweep(
     from fivetune.errors import ConfigError, RunDirError
     from fivetune.fleet.experiments.runs import RECIPES, list_unfinished, refuse_wrong_start, write_corpus, write_sweep
     from fivetune.fleet.launchers import JobRun, SubmissionError
-    from fivetune.rundir import build_sibling_path
+    from fivetune.rundir import build_sibling_path, find_conflict
 
     if len(sweep.runs) > 1 and not launcher.supports_arrays:
         raise ConfigError(
@@ -632,11 +625,11 @@ def launch_sweep(
     # Everything that can be refused is, before a file is written.
     refusal = ""
     try:
-        refuse_wrong_start(sweep, resume=args.resume, overwrite=args.overwrite and not args.dry_run)
+        refuse_wrong_start(sweep, resume=args.resume, overwrite=args.overwrite)
     except RunDirError as error:
         if not args.dry_run:
             raise
-        refusal = f"{error} Its recipes are not written by --dry-run"
+        refusal = str(error)
     # Finished runs are not submitted again.
     left = [(run, []) for run in sweep.runs] if args.overwrite else list_unfinished(sweep)
     if not left:
@@ -658,14 +651,11 @@ def launch_sweep(
     if launcher.shares_files:
         write_corpus(sweep.corpus)
         fetch_inputs(configs, models=not args.dry_run)
-    if args.dry_run:
-        if not refusal:
-            write_sweep(sweep, resume=args.resume)
-        write_job(plan, files, as_json=args.json, refusal=refusal)
-        return True
-    write_sweep(sweep, resume=args.resume, overwrite=args.overwrite)
+    # A sweep that would be refused, or moved aside, stays as it is in a dry run.
+    if not (args.dry_run and (refusal or (args.overwrite and find_conflict(sweep.folder)))):
+        write_sweep(sweep, resume=args.resume, overwrite=args.overwrite)
     try:
-        submit_job(launcher, plan, files, as_json=args.json)
+        submit_job(launcher, plan, files, args, refusal)
     except SubmissionError as error:
         instead = " instead of --overwrite" if args.overwrite else ""
         raise SubmissionError(f"{error} Nothing was submitted; launch it again with --resume{instead}.") from None
@@ -697,37 +687,34 @@ def format_settings(settings: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(words)
 
 
-def write_job(plan: JobPlan, files: Mapping[str, str], *, as_json: bool, refusal: str = "") -> None:
-    """Write the files of a job that is not submitted, and print them.
+def submit_job(launcher: Launcher, plan: JobPlan, files: Mapping[str, str], args: Namespace, refusal: str = "") -> None:
+    """Write the job's files, submit them, and print what to do next; with --dry-run print them instead.
 
     Args:
+        args: of a command with --dry-run and --json.
         refusal: why the job would not be submitted now.
     """
     from fivetune.rundir import write_text
 
     for name, text in files.items():
         write_text(plan.folder / name, text)
-    if as_json:
-        print_json({"folder": str(plan.folder), "files": dict(files), "refused": refusal or None})
-    else:
-        print("\n".join(files.values()), end="")
-    listed = ", ".join(str(plan.folder / name) for name in files)
-    print(f"fivetune: not submitted: {listed}", file=sys.stderr)
-    if refusal:
-        print(f"fivetune: without --dry-run this is refused: {refusal}", file=sys.stderr)
-
-
-def submit_job(launcher: Launcher, plan: JobPlan, files: Mapping[str, str], *, as_json: bool) -> None:
-    """Write the job's files, submit them, and print what to do next."""
-    from fivetune.rundir import write_text
-
-    for name, text in files.items():
-        write_text(plan.folder / name, text)
+    if args.dry_run:
+        if args.json:
+            print_json({"folder": str(plan.folder), "files": dict(files), "refused": refusal or None})
+        else:
+            print("\n".join(files.values()), end="")
+        listed = ", ".join(str(plan.folder / name) for name in files)
+        print(f"fivetune: written, not submitted: {listed}", file=sys.stderr)
+        if refusal:
+            print(f"fivetune: without --dry-run this is refused: {refusal}", file=sys.stderr)
+        return
     job = launcher.submit(plan.folder)
-    if as_json:
-        runs = {run.name: run.run_dir for run in plan.runs}
-        shards = {"shards": [*plan.work.numbers]} if plan.work else {}
-        print_json({"job": job, "files": [str(plan.folder / name) for name in files], "runs": runs, **shards})
+    if args.json:
+        facts: dict[str, Any] = {"job": job, "files": [str(plan.folder / name) for name in files]}
+        facts["runs"] = {run.name: run.run_dir for run in plan.runs}
+        if plan.work:
+            facts["shards"] = [*plan.work.numbers]
+        print_json(facts)
         return
     print_text(f"job     {job}: {plan.describe()}")
     for name in files:

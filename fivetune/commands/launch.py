@@ -9,7 +9,6 @@ what a run needs from the hub is downloaded, because the nodes often have no net
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from fivetune.commands import (
     add_flag,
-    add_form_arguments,
     add_launcher_arguments,
     assign_nodes,
     build_job,
@@ -31,7 +29,6 @@ from fivetune.commands import (
     print_text,
     read_launcher,
     submit_job,
-    write_job,
 )
 
 if TYPE_CHECKING:
@@ -40,7 +37,6 @@ if TYPE_CHECKING:
 
 TAKES_SETTINGS = True
 POLL_SECONDS = 2.0
-FORM_OPTIONS = ("format", "delimiter", "safe_csv", "max_error", "min_confidence", "overwrite")
 MAX_SHARDS = 10_000
 CHECKED_RECORDS = 1_000  # from the first on, of which one must be usable
 
@@ -61,15 +57,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     work = parser.add_mutually_exclusive_group()
     work.add_argument(
-        "--predict", metavar="FILE", help="answer FILE with the run, as an array of shards that the last one merges"
+        "--predict",
+        metavar="FILE",
+        help="answer FILE with the run, as an array of shards that the last one merges into --output; all arguments of "
+        "fivetune predict can follow",
     )
     work.add_argument(
         "--prepare", metavar="PLACE", help="tokenise the recipe's data into a folder or URL, as an array of shards"
     )
+    parser.add_argument("--output", metavar="FILE", help="with --predict: file that the last job writes")
     parser.add_argument("--shards", metavar="N", type=int, help="number of jobs that share the records")
-    form = parser.add_argument_group("answers (with --predict)", "as for fivetune predict")
-    form.add_argument("--output", metavar="FILE", help="file that the last job writes")
-    add_form_arguments(form)
     add_flag(parser, "--no-preflight", "start without the pre-flight checks")
     add_flag(parser, "--no-watch", "do not follow the run in the terminal")
     add_flag(parser, "--json", "print one JSON object as the last line")
@@ -128,13 +125,11 @@ def run(args: argparse.Namespace) -> int:
     # The nodes often have no network.
     if launcher.shares_files:
         fetch_inputs([config], models=not args.dry_run)
-    if args.dry_run:
-        write_job(plan, files, as_json=args.json, refusal=refusal)
-        return 0
     # An earlier run in the directory must not be taken for the new one.
     before = read_change_time(folder)
-    submit_job(placed, plan, files, as_json=args.json)
-    if launcher.shares_files and not (args.no_watch or args.json) and sys.stdout.isatty():
+    submit_job(placed, plan, files, args, refusal)
+    is_silent = args.no_watch or args.json or args.dry_run
+    if launcher.shares_files and not is_silent and sys.stdout.isatty():
         watch_new_run(folder, before)
     return 0
 
@@ -145,58 +140,59 @@ def _refuse_mixed_words(args: argparse.Namespace, launcher: Launcher) -> None:
 
     work = next((name for name in ("predict", "prepare") if getattr(args, name) is not None), None)
     training = ("resume", "seeds", "no_preflight", "no_watch")
-    refused = {
-        "predict": training,
-        "prepare": ("output", *FORM_OPTIONS, *training),
-        None: ("shards", "output", *[name for name in FORM_OPTIONS if name != "overwrite"]),
-    }
+    refused = {"predict": training, "prepare": ("overwrite", "output", *training), None: ("shards", "output")}
     for name in refused[work]:
-        if getattr(args, name) not in (None, False):
-            what = f"with --{work}" if work else "without --predict"
+        if getattr(args, name):
+            what = f"with --{work}" if work else "without --predict or --prepare"
             raise ConfigError(f"--{name.replace('_', '-')}: has no effect {what}. Leave it out.")
-    if work and (args.shards is None or not 1 <= args.shards <= MAX_SHARDS):
+    if work is None:
+        return
+    if args.shards is None or not 1 <= args.shards <= MAX_SHARDS:
         raise ConfigError(
             f"--{work}: needs --shards N, the number of jobs that share the records, from 1 to {MAX_SHARDS:,}."
         )
-    if work and not launcher.supports_shards:
+    if not launcher.supports_shards:
         raise ConfigError(f"--on {args.on}: has no arrays of jobs. Use --on slurm or --on kubernetes.")
-    if work and launcher.nodes not in (None, 1):
+    if launcher.nodes not in (None, 1):
         raise ConfigError(f"--nodes {launcher.nodes}: each shard works on one node. Give more --shards instead.")
 
 
 def _launch_prediction(args: argparse.Namespace, launcher: Launcher) -> int:
-    """Start the jobs that answer a file with a run."""
+    """Start the jobs that answer a file with a run: `fivetune predict` with all words that follow."""
+    from fivetune import plugins
     from fivetune.config.layers import parse_overrides
     from fivetune.errors import ConfigError
-    from fivetune.training.answers.output import refuse_form
 
     if args.output is None:
         raise ConfigError("--predict: needs --output FILE, which the last job writes.")
-    refuse_form(args.output, args.format, args.delimiter, safe_csv=args.safe_csv)
-    settings = parse_overrides(args.settings)
-    numbers = _find_open_shards(args, settings) if launcher.shares_files else range(1, args.shards + 1)
+    words = ["predict", args.recipe, "--input", args.predict, "--output", args.output, *args.settings]
+    if args.overwrite:
+        words.append("--overwrite")
+    command = plugins.import_plugin("commands", "predict")
+    parser = argparse.ArgumentParser(prog="fivetune launch RUN --predict FILE", allow_abbrev=False)
+    command.add_arguments(parser)
+    given, rest = parser.parse_known_args([*words[1:], "--shard", f"1/{args.shards}"])
+    command.refuse_wrong_words(given, sees_files=launcher.shares_files)
+    settings = parse_overrides(rest)
+    numbers = range(1, args.shards + 1)
+    if launcher.shares_files:
+        numbers = _find_open_shards(given, settings, args.shards)
     gpus = launcher.gpus
     if gpus is None:
         gpus = 0 if settings.get("device") == "cpu" else 1
-    words = ["predict", args.recipe, "--input", args.predict, "--output", args.output]
-    for name in FORM_OPTIONS:
-        given = getattr(args, name)
-        flag = f"--{name.replace('_', '-')}"
-        if given is True:
-            words.append(flag)
-        elif given not in (None, False):
-            words += [flag, str(given)]
-    words += args.settings
     if gpus > 1:
         words += ["--launch.nproc", str(gpus)]
     placed = launcher.model_copy(update={"gpus": gpus})
-    return _launch_work(args, placed, words, numbers, [args.recipe, args.predict, args.output])
+    return _launch_work(args, placed, args.output, words, numbers, [args.recipe, args.predict, args.output])
 
 
-def _find_open_shards(args: argparse.Namespace, settings: Mapping[str, Any]) -> Sequence[int]:
+def _find_open_shards(given: argparse.Namespace, settings: Mapping[str, Any], count: int) -> Sequence[int]:
     """Return the numbers of the shards that no earlier launch has answered; the last one if only the merge is missing.
 
     Raises what `fivetune predict` would raise on the nodes, for the first records too.
+
+    Args:
+        given: arguments of `fivetune predict`.
     """
     from fivetune.data.readers.records import check_source
     from fivetune.data.shard import Shard
@@ -208,29 +204,26 @@ def _find_open_shards(args: argparse.Namespace, settings: Mapping[str, Any]) -> 
     from fivetune.training.answers.inputs import OWN_SOURCE, iter_input_rows
     from fivetune.training.answers.loading import resolve_config
     from fivetune.training.answers.model_folder import find_answering_checkpoint
-    from fivetune.training.answers.output import refuse_output
     from fivetune.training.answers.predicted_file import PredictedRow, PredictionCounts
     from fivetune.training.answers.shards import list_open_shards, refuse_other_work
 
-    target = Path(args.output)
-    run = Path(args.recipe)
-    refuse_output(target, args.predict, args.format, overwrite=args.overwrite)
+    run = Path(given.run)
     refuse_foreign(run)
     if read_export(run) is None:
         find_answering_checkpoint(run, read_status(run))
-    check_source(args.predict, allows_lines=True)
+    check_source(given.input, allows_lines=True)
     config = resolve_config(run, settings, OWN_SOURCE)
-    found = iter_input_rows(args.predict, config.task, config.data.columns, config.data.header)
-    rows = [PredictedRow(row, Prediction(id=row.id)) for row in islice(found, max(args.shards, CHECKED_RECORDS))]
-    if len(rows) < args.shards:
-        raise ConfigError(f"--shards {args.shards}: {args.predict} has {len(rows)} records. Give at most as many.")
+    found = iter_input_rows(given.input, config.task, config.data.columns, config.data.header)
+    rows = [PredictedRow(row, Prediction(id=row.id)) for row in islice(found, max(count, CHECKED_RECORDS))]
+    if len(rows) < count:
+        raise ConfigError(f"--shards {count}: {given.input} has {len(rows)} records. Give at most as many.")
     if config.task.plugin_name() != "mixture":  # its parts have columns of their own
         PredictionCounts.count(rows).refuse_none_answered()
-    folder = find_answers(target)
+    folder = find_answers(Path(given.output))
     if not folder.is_dir():
-        return range(1, args.shards + 1)
-    refuse_other_work(folder, Shard(count=args.shards))
-    return list_open_shards(folder, Shard(count=args.shards)) or [args.shards]
+        return range(1, count + 1)
+    refuse_other_work(folder, Shard(count=count))
+    return list_open_shards(folder, Shard(count=count)) or [count]
 
 
 def _launch_preparation(args: argparse.Namespace, launcher: Launcher) -> int:
@@ -245,26 +238,28 @@ def _launch_preparation(args: argparse.Namespace, launcher: Launcher) -> int:
     paths = list_paths(config) if launcher.shares_files else []
     if "://" not in args.prepare:
         paths.append(args.prepare)
-    return _launch_work(args, launcher.model_copy(update={"gpus": 0}), words, [*range(1, args.shards + 1)], paths)
+    placed = launcher.model_copy(update={"gpus": 0})
+    return _launch_work(args, placed, args.prepare, words, range(1, args.shards + 1), paths)
 
 
 def _launch_work(
-    args: argparse.Namespace, launcher: Launcher, words: Sequence[str], numbers: Sequence[int], paths: Sequence[str]
+    args: argparse.Namespace,
+    launcher: Launcher,
+    output: str,
+    words: Sequence[str],
+    numbers: Sequence[int],
+    paths: Sequence[str],
 ) -> int:
-    """Submit jobs that each do a shard of a command, or write their files."""
+    """Submit jobs that each do a shard of a command. Their files are beside the output; of a URL in this folder."""
     from fivetune.fleet.launchers import SharedWork
     from fivetune.rundir import build_sibling_path
 
-    place = args.output if args.predict is not None else re.sub(r"^\w+://", "", args.prepare)
+    place = Path(output).name if "://" in output else output
     work = SharedWork(tuple(words), tuple(paths), tuple(numbers), args.shards)
     plan = build_job(
         Path(place).name, [], build_sibling_path(place, args.on), nproc=launcher.gpus or 1, work=work, paths=paths
     )
-    files = launcher.render(plan)
-    if args.dry_run:
-        write_job(plan, files, as_json=args.json)
-    else:
-        submit_job(launcher, plan, files, as_json=args.json)
+    submit_job(launcher, plan, launcher.render(plan), args)
     return 0
 
 

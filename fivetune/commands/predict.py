@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fivetune.commands import add_flag, add_form_arguments, print_json
+from fivetune.commands import add_flag, add_silence_arguments, format_open_shards, print_json
 
 if TYPE_CHECKING:
     from fivetune.data.readers.delimited import TableForm
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 TAKES_SETTINGS = True
 STDIN = STDOUT = "-"
-MAX_LISTED = 10  # missing shards
 TIMEOUT_MINUTES = 120.0  # that a rank waits for other ranks: their share of the questions may be slower
 
 
@@ -72,7 +71,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="answer every N-th record, from the I-th on: N such commands, on any machines that share the folder of "
         "--output, answer the file, and the last one writes --output; fivetune launch RUN --predict FILE starts them",
     )
-    add_form_arguments(parser)
+    parser.add_argument(
+        "--delimiter", choices=(",", ";", "|", "tab"), help="separator of a .csv; default: the input's, or a comma"
+    )
+    add_flag(
+        parser,
+        "--safe-csv",
+        "write an apostrophe before texts in .csv and .tsv that begin with = + - @, which spreadsheets run as formulas",
+    )
+    parser.add_argument(
+        "--format",
+        choices=("bioasq", "squad", "kaggle"),
+        help="a submission: BioASQ's JSON, factoid and yes/no questions together; SQuAD's JSON of id and answer; a CSV "
+        "of id and answer",
+    )
+    add_silence_arguments(parser)
     parser.add_argument(
         "--launch.nproc",
         dest="nproc",
@@ -89,28 +102,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from fivetune.config.layers import parse_overrides
-    from fivetune.data.shard import Shard
     from fivetune.distributed import processes as launch
     from fivetune.distributed.world import World
-    from fivetune.errors import ConfigError
     from fivetune.training.answers.answer_folder import keep_answers
-    from fivetune.training.answers.output import refuse_form, refuse_output
 
     # Wrong arguments are reported before torch is imported, and by one rank.
-    record = _build_record(args)
-    target = None if args.output == STDOUT else Path(args.output)
     world = World.from_environment()
     with world.report_errors_once():
-        shard = Shard.parse(args.shard)
-        if target:
-            refuse_output(target, None if args.input == STDIN else args.input, args.format, overwrite=args.overwrite)
-        elif args.overwrite:
-            raise ConfigError("--overwrite: has no effect without --output FILE. Leave it out, or give --output.")
-        elif args.json and args.format:
-            raise ConfigError("--json: has no effect with --format on standard output. Leave it out, or give --output.")
-        _refuse_shared_work(args, target, shard)
-        refuse_form(args.output, args.format, args.delimiter, safe_csv=args.safe_csv)
+        record, shard = refuse_wrong_words(args)
         settings = parse_overrides(args.settings)
+    target = None if args.output == STDOUT else Path(args.output)
     # Several processes are this command again, with the variables of torchrun.
     if launch.is_needed(args.nproc):
         return launch.start_processes(args.words, nproc=args.nproc, timeout_minutes=TIMEOUT_MINUTES)
@@ -132,8 +133,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"shard {shard}: {answered.predicted.counts.describe()}", file=sys.stderr)
             answered, missing = _merge(args, target, answered, shard)
         if missing:
-            listed = ", ".join(map(str, missing[:MAX_LISTED])) + (" ..." if len(missing) > MAX_LISTED else "")
-            print(f"{target}: {len(missing)} of {shard.count} shards are not answered yet: {listed}", file=sys.stderr)
+            print(f"{target}: {format_open_shards(missing, shard.count)}", file=sys.stderr)
         if target and args.json:
             counts = answered.predicted.counts
             facts: dict[str, Any] = {
@@ -149,6 +149,36 @@ def run(args: argparse.Namespace) -> int:
                 facts["missing_shards"] = missing
             print_json(facts)
     return 0
+
+
+def refuse_wrong_words(args: argparse.Namespace, *, sees_files: bool = True) -> tuple[dict[str, str], Shard]:
+    """Raise ConfigError for words that do not go together or cannot be followed; returns the record and the shard.
+
+    Args:
+        sees_files: whether the files are on this machine.
+    """
+    from fivetune.data.shard import Shard
+    from fivetune.errors import ConfigError
+    from fivetune.training.answers.output import refuse_form, refuse_output
+
+    record = _build_record(args)
+    shard = Shard.parse(args.shard)
+    has_output = args.output != STDOUT
+    has_input = args.input not in (None, STDIN)
+    if has_output:
+        if sees_files:
+            refuse_output(Path(args.output), args.input if has_input else None, args.format, overwrite=args.overwrite)
+    elif args.overwrite:
+        raise ConfigError("--overwrite: has no effect without --output FILE. Leave it out, or give --output.")
+    elif args.json and args.format:
+        raise ConfigError("--json: has no effect with --format on standard output. Leave it out, or give --output.")
+    if args.nproc < 1:
+        raise ConfigError(f"--launch.nproc {args.nproc}: allowed are whole numbers from 1. Correct it.")
+    for what, num in (("--launch.nproc", args.nproc), ("--shard", shard.count)):
+        if num > 1 and not (has_output and has_input):
+            raise ConfigError(f"{what}: several processes share a file. Give --input FILE and --output FILE.")
+    refuse_form(args.output, args.format, args.delimiter, safe_csv=args.safe_csv)
+    return record, shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +209,7 @@ def _answer(
     from fivetune.training.answers.loading import load_run_model
     from fivetune.training.answers.output import Predicted, refuse_format
     from fivetune.training.answers.predicted_file import MergedParts, PredictionCounts
-    from fivetune.training.answers.shards import finish_shard, list_shard_folders
+    from fivetune.training.answers.shards import DONE, list_shard_folders
     from fivetune.training.answers.trained_run import TrainedRun
 
     with Progress(silent=not world.is_first) as progress, _rename_standard_input(str(temporary)):
@@ -223,7 +253,7 @@ def _answer(
         merged = MergedParts(tuple(found.values()))
         counts = PredictionCounts.count(merged, counts_unsure=silence is not None)
         if shard.count > 1:
-            finish_shard(folder, found, counts.num_records)
+            (folder / DONE).touch()
         else:
             counts.refuse_none_answered()
     form = _choose_form(args, source)
@@ -243,7 +273,6 @@ def _merge(args: argparse.Namespace, target: Path, answered: _Answered, shard: S
         list_open_shards,
         list_shard_folders,
         merge_shards,
-        refuse_other_number,
     )
 
     folder = find_answers(target)
@@ -262,7 +291,6 @@ def _merge(args: argparse.Namespace, target: Path, answered: _Answered, shard: S
             found = merge_shards(folder, shard, own.parts)
             rows = MergedParts(tuple(found.values()))
             counts = PredictionCounts.count(rows, counts_unsure=own.counts.num_unsure is not None)
-            refuse_other_number(folder, shard, counts.num_records)
             counts.refuse_none_answered()
             answered = replace(answered, predicted=replace(own, rows=rows, counts=counts, parts=found))
             _write(args, target, list_shard_folders(folder, shard)[shard.number], answered.predicted)
@@ -297,18 +325,6 @@ def _rename_standard_input(folder: str) -> Generator[None]:
         yield
     except DataError as error:
         raise DataError(str(error).replace(f"{folder}/", "")) from None
-
-
-def _refuse_shared_work(args: argparse.Namespace, target: Path | None, shard: Shard) -> None:
-    """Raise ConfigError for several processes or shards without a file that they can share."""
-    from fivetune.errors import ConfigError
-
-    if args.nproc < 1:
-        raise ConfigError(f"--launch.nproc {args.nproc}: allowed are whole numbers from 1. Correct it.")
-    if target is None or args.input in (None, STDIN):
-        what = f"--launch.nproc {args.nproc}: several processes" if args.nproc > 1 else f"--shard {shard}: several jobs"
-        if args.nproc > 1 or shard.count > 1:
-            raise ConfigError(f"{what} share a file. Give --input FILE and --output FILE.")
 
 
 @contextmanager

@@ -12,9 +12,13 @@ import argparse
 import re
 import shlex
 import time
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from fivetune.commands import add_flag, print_json, print_text
+from fivetune.commands import add_flag, format_open_shards, print_json, print_text
+
+if TYPE_CHECKING:
+    from fivetune.data.shard import Shard
 
 TAKES_SETTINGS = True
 COUNTS = ("num_read", "num_skipped", "num_examples", "num_input_tokens", "num_target_tokens")
@@ -29,6 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder or URL (s3://bucket/path, gs://, hf://) for shards and their index, from which any machine "
         "trains; default: the cache of this machine",
     )
+    parser.add_argument(
+        "--shard",
+        metavar="I/N",
+        default="1/1",
+        help="with --output: tokenise the I-th of every N stretches of records; N such commands, on any machines, do "
+        "all, and the last one writes the index; fivetune launch RECIPE --prepare PLACE starts them",
+    )
     add_flag(parser, "--quiet", "print the result only")
     add_flag(parser, "--json", "print one JSON object as the last line")
     parser.epilog = "Any setting can follow: --data.train train.json --data.max_input_tokens 1024"
@@ -37,15 +48,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from fivetune.config import load_config
     from fivetune.config.layers import parse_overrides
+    from fivetune.data.shard import Shard
     from fivetune.data.store.token_store import get_cache_folder
     from fivetune.errors import ConfigError
     from fivetune.rundir.progress import Progress
 
+    shard = Shard.parse(args.shard)
+    if shard.count > 1 and args.output is None:
+        raise ConfigError(f"--shard {shard}: several jobs share a folder or bucket. Add --output PLACE.")
     config = load_config(args.recipe, parse_overrides(args.settings))
     if args.output is not None and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*:/*|", args.output):
         raise ConfigError(f"--output {args.output!r}: names no bucket or folder. Give s3://bucket/path, or a folder.")
     with Progress(quiet=args.quiet) as progress:
-        found = _prepare_splits(config, args.output, progress)
+        found = _prepare_splits(config, args.output, shard, progress)
+    missing = {name: facts["missing"] for name, facts in found.items() if "missing" in facts}
+    if missing:
+        for name, numbers in missing.items():
+            print_text(f"{name}: shard {shard} is written; {format_open_shards(numbers, shard.count)}")
+        if args.json:
+            print_json({"output": args.output, "missing_shards": missing})
+        return 0
     if not found:
         raise ConfigError("data.train: no data is given. Add --data.train FILE or --data.eval FILE.")
     for name, facts in found.items():
@@ -70,8 +92,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _prepare_splits(config: Any, output: str | None, progress: Any) -> Prepared:
-    """Prepare "train" and "eval", as far as the recipe has them; returns the counts and seconds of each."""
+def _prepare_splits(config: Any, output: str | None, shard: Shard, progress: Any) -> Prepared:
+    """Prepare "train" and "eval", as far as the recipe has them; returns the counts and seconds of each, or the numbers
+    of missing shards.
+    """
     from fivetune.model.added_tokens import add_tokens
     from fivetune.model.load import find_source
     from fivetune.model.tokenizer import load_tokenizer
@@ -85,7 +109,7 @@ def _prepare_splits(config: Any, output: str | None, progress: Any) -> Prepared:
     source = find_source(model.path, config=model.config, init=model.init, revision=model.revision)
     tokenizer, _ = add_tokens(load_tokenizer(model.tokenizer, source), model.add_tokens)
     if output is not None:
-        return _write_splits(config, tokenizer, output, progress)
+        return _write_splits(config, tokenizer, output, shard, progress)
     found: Prepared = {}
     for split in ("train", "eval"):
         started = time.perf_counter()
@@ -98,9 +122,10 @@ def _prepare_splits(config: Any, output: str | None, progress: Any) -> Prepared:
     return found
 
 
-def _write_splits(config: Any, tokenizer: Any, output: str, progress: Any) -> Prepared:
+def _write_splits(config: Any, tokenizer: Any, output: str, shard: Shard, progress: Any) -> Prepared:
     """Write each split to a folder of its name below the output, splits of a mixture below the name of the part."""
     from fivetune.data.storage import join_location
+    from fivetune.data.store.build import STRETCH, list_open_jobs
     from fivetune.data.store.prepared import is_prepared, write_prepared
     from fivetune.errors import ConfigError
     from fivetune.tasks.mixture import Mixture
@@ -120,11 +145,15 @@ def _write_splits(config: Any, tokenizer: Any, output: str, progress: Any) -> Pr
                     raise ConfigError(f"data.{split}: {path} is prepared data already. Name the files it was made of.")
             location = join_location(output, *filter(None, (name, split)))
             started = time.perf_counter()
+            title = f"{name} {split}".strip()
+            source = replace(source, shard=replace(shard, stretch=STRETCH))
             index, was_there = write_prepared(
                 location, source, tokenizer, num_processes=config.data.num_processes, on_progress=progress.update
             )
+            if index is None:
+                found[title] = {"missing": list_open_jobs(location, shard)}
+                continue
             seconds = time.perf_counter() - started
-            title = f"{name} {split}".strip()
             facts = _describe_build(title, index["summary"], seconds, was_there=was_there)
             facts["num_shards"] = len(index["shards"])
             facts["num_bytes"] = sum(entry["size"] for entry in index["shards"])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from fivetune.errors import ConfigError
@@ -45,6 +45,19 @@ class Shard:
 
     def __str__(self) -> str:
         return f"{self.number + 1}/{self.count}"
+
+    @property
+    def name(self) -> str:
+        """Name of the job's files and folders.
+
+        >>> Shard(1, 3).name
+        '2-of-3'
+        """
+        return f"{self.number + 1}-of-{self.count}"
+
+    def list_all(self) -> list[Shard]:
+        """List the shards of all jobs."""
+        return [replace(self, number=number) for number in range(self.count)]
 
     def select(self, items: Iterable[T]) -> Iterator[T]:
         """Select this job's items from all items of the source."""

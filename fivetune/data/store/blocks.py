@@ -6,6 +6,7 @@ In: a Source. Out: RecordBlocks in the source's order, of at most a given number
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import IO
 
@@ -79,8 +80,8 @@ class BlockReader:
         for path in source.paths:
             if not is_hub_name(path):
                 self._num_bytes += sum(file.stat().st_size for file in list_local_files(path))
-        for path in source.paths:
-            yield from iter_items(path, required, self._add_file, header=source.header)
+        files = (iter_items(path, required, self._add_file, header=source.header) for path in source.paths)
+        yield from source.shard.select(chain.from_iterable(files))
 
     def _add_file(self, file: IO[bytes]) -> None:
         if self._file is not None:

@@ -8,6 +8,9 @@ In: a Source, a tokenizer and a target, a local folder or a URL. Out: these file
 
 The files are the same for every number of processes. An interrupted build continues after the last shard that was
 written; progress-*.npz, one per shard, are deleted at the end.
+
+Several jobs build into one target: each converts stretches of STRETCH records in turn, its files have its name
+(shard-2-of-8-00000.safetensors), and the last job writes the index, in the order of the source.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeGuard, cast
 
@@ -27,7 +31,8 @@ from numpy.typing import NDArray
 
 from fivetune.data.examples import ReadCounts, Source, describe_empty_store
 from fivetune.data.guard import ChangedSourceError, SourceGuard
-from fivetune.data.storage import delete_object, is_url, join_location, list_objects, put_file, put_object
+from fivetune.data.shard import WHOLE, Shard
+from fivetune.data.storage import get_object, is_url, join_location, list_objects, put_file, put_object
 from fivetune.data.store.arrays import find_fault, write_arrays
 from fivetune.data.store.blocks import BlockReader, SeenIds
 from fivetune.data.store.convert import (
@@ -40,7 +45,7 @@ from fivetune.data.store.convert import (
     join_columns,
 )
 from fivetune.data.store.encode import LengthLimits
-from fivetune.data.store.partial import load_progress, name_progress, remove_progress, save_progress
+from fivetune.data.store.partial import PROGRESS, load_progress, name_progress, remove_files, save_progress
 from fivetune.data.store.ragged import compute_offsets
 from fivetune.data.store.worker import ConverterPool
 from fivetune.errors import DataError
@@ -51,6 +56,7 @@ FORMAT, FORMAT_VERSION = "fivetune prepared data", 2
 WITHOUT_CHECKSUM = 1  # the format version of an index that is otherwise the same
 INDEX, ROWS = "index.json", "rows.safetensors"
 BLOCK = 1_000  # records converted at once
+STRETCH = 10_000  # consecutive records that one of several jobs converts
 SHARD_ROWS, SHARD_BYTES = 50_000, 32 * 2**20  # a shard ends with the block that reaches one of them
 NUM_BINS = 30
 
@@ -78,9 +84,23 @@ def _compute_index_crc32(index: JsonTable) -> int:
 Columns = dict[str, NDArray[Any]]
 
 
-def name_shard(number: int) -> str:
-    """Return the name of a shard's file."""
-    return f"shard-{number:05d}.safetensors"
+def name_shard(number: int, prefix: str = "") -> str:
+    """Return the name of a shard's file.
+
+    Args:
+        prefix: of the files of a job, where several jobs build.
+    """
+    return f"shard-{prefix}{number:05d}.safetensors"
+
+
+def name_end(job: Shard) -> str:
+    """Return the name of the file with the counts of a job that has built all of its shards."""
+    return f"{PROGRESS}{job.name}-end.json"
+
+
+def make_prefix(job: Shard) -> str:
+    """Make the prefix of a job's files; "" for a single job."""
+    return f"{job.name}-" if job.count > 1 else ""
 
 
 @dataclass(slots=True)
@@ -90,10 +110,12 @@ class _State:
     Args:
         num_items: records taken from the source.
         num_usable: of these, with an id of their own.
+        prefix: of the names of the files.
         facts: columns of each finished shard, by FACT_DTYPES and the names in rows.safetensors.
     """
 
     counts: ReadCounts = field(default_factory=ReadCounts)
+    prefix: str = ""
     num_items: int = 0
     num_usable: int = 0
     shards: list[JsonTable] = field(default_factory=list[JsonTable])
@@ -165,7 +187,7 @@ class _ShardWriter:
 
         state = self._state
         number = len(state.shards)
-        entry: JsonTable = {"file": name_shard(number), "num_rows": len(facts["groups"])}
+        entry: JsonTable = {"file": name_shard(number, state.prefix), "num_rows": len(facts["groups"])}
         state.shards.append(entry)
         state.facts.append(facts)
         noted: JsonTable = {
@@ -181,7 +203,7 @@ class _ShardWriter:
         def send() -> None:
             entry.update(_write_to(self._target, entry["file"], arrays))
             noted["shard"] = entry
-            save_progress(self._target, number, noted, {**facts, "record_hashes": hashes})
+            save_progress(self._target, name_progress(number, state.prefix), noted, {**facts, "record_hashes": hashes})
 
         self.wait()  # one shard is sent while the next is converted: memory holds two
         if self._sender is None:
@@ -218,24 +240,90 @@ def build_prepared_data(
     *,
     num_processes: int,
     on_progress: ProgressCallback,
+    job: Shard = WHOLE,
 ) -> None:
-    """Convert a source into shards, then write the index. Raises DataError; OSError or StorageError of the target.
+    """Convert a source into shards, then write the index, or for one of several jobs the counts of its shards, which
+    `join_jobs` needs. Raises DataError; OSError or StorageError of the target.
 
     Args:
         header: {"fingerprint", "settings", "tokenizer"}, copied into the index.
         guard: of the source, taken with the fingerprint; if the source changes until the end, all shards are removed.
+        job: what this job converts, if others build into the target too.
     """
-    state = _load_state(target, header["fingerprint"])
+    prefix = make_prefix(job)
+    state = _load_state(target, header["fingerprint"], prefix)
     try:
         with guard.explain_errors():
-            _write_shards(target, converter, header, guard, state, num_processes, on_progress)
+            _write_shards(target, converter, header, guard, state, num_processes, on_progress, job)
         guard.refuse_change(whole=True)
     except ChangedSourceError:
-        for name in list_objects(target):
-            if name.startswith(("shard-", "progress-")):
-                delete_object(join_location(target, name))
+        remove_files(target, f"shard-{prefix}", f"{PROGRESS}{prefix}")
         raise
-    _write_index(target, converter.source, header, state)
+    if job.count == 1:
+        _write_index(target, converter.source, header, state)
+        return
+    end: JsonTable = {
+        "fingerprint": header["fingerprint"],
+        "num_items": state.num_items,
+        "num_usable": state.num_usable,
+        "num_shards": len(state.shards),
+        "counts": state.counts.as_dict(),
+        "left_out": state.counts.left_out,
+    }
+    put_object(join_location(target, name_end(job)), json.dumps(end).encode())
+
+
+def list_open_jobs(target: str, job: Shard) -> list[int]:
+    """List the numbers, from 1, of the jobs that have not built all of their shards."""
+    names = set(list_objects(target))
+    return [one.number + 1 for one in job.list_all() if name_end(one) not in names]
+
+
+def join_jobs(target: str, source: Source, header: JsonTable) -> None:
+    """Write the index of the shards of all jobs: the same rows in the same order as of a single job.
+
+    Raises DataError for jobs that read other data, and for an id that records of several jobs have.
+    """
+    job = source.shard
+    state = _State()
+    found: list[tuple[int, JsonTable, Columns]] = []
+    num_ids = 0
+    for one in job.list_all():
+        end = json.loads(get_object(join_location(target, name_end(one))))
+        prefix = make_prefix(one)
+        advice = f"Delete shard-{prefix}* and {PROGRESS}{prefix}* there, and run the command of shard {one} again."
+        if end["fingerprint"] != header["fingerprint"]:
+            raise DataError(f"{target}: shard {one} was prepared from other data or settings. {advice}")
+        counts = ReadCounts.from_dict(end["counts"], end["left_out"])
+        state.counts.merge(counts)
+        state.counts.split = counts.split
+        hashes: list[NDArray[np.uint64]] = []
+        for number in range(end["num_shards"]):
+            noted = load_progress(target, name_progress(number, prefix))
+            if noted is None:
+                raise DataError(f"{target}: {name_progress(number, prefix)} is damaged. {advice}")
+            facts, columns = noted
+            stretch = (facts["num_items"] - 1) // job.stretch
+            found.append((stretch * job.count + one.number, facts["shard"], columns))
+            hashes.append(columns["record_hashes"])
+        if hashes:
+            num_ids += len(np.unique(np.concatenate(hashes)))
+    if not found:
+        raise DataError(describe_empty_store(source, state.counts))
+    # Each job's shards are in order: sorting by the stretch of the source keeps that.
+    found.sort(key=itemgetter(0))
+    for _, entry, columns in found:
+        hashes_of_shard = columns.pop("record_hashes")
+        num_ids -= len(hashes_of_shard) - len(state.seen.find_and_add(hashes_of_shard))
+        columns["groups"] = state.groups.assign(columns["group_hashes"])
+        state.shards.append(entry)
+        state.facts.append(columns)
+    if num_ids:
+        raise DataError(
+            f"{', '.join(source.paths)}: {num_ids:,} records have the id of a record in another shard. Ids must be "
+            "unique. Rename them, or prepare the data without --shard, which can leave them out."
+        )
+    _write_index(target, source, header, state)
 
 
 def _write_shards(
@@ -246,6 +334,7 @@ def _write_shards(
     state: _State,
     num_processes: int,
     on_progress: ProgressCallback,
+    job: Shard,
 ) -> None:
     """Convert what the state lacks of a source."""
     source = converter.source
@@ -275,28 +364,34 @@ def _write_shards(
                 state.num_items += len(block.items)
                 state.counts.merge(rows.counts)
                 writer.add(rows)
+                if job.count > 1 and state.num_items % job.stretch == 0:
+                    writer.flush()  # a shard has consecutive records
                 on_progress(f"tokenising {named}", state.counts.num_kept, reader.estimate_total(state.counts.num_kept))
         writer.flush()
         writer.wait()
     finally:
         writer.close()
-    if not state.shards:
+    if not state.shards and job.count == 1:
         raise DataError(describe_empty_store(source, state.counts))
     if converter.divided and source.split:
         state.counts.split = converter.divided.as_dict(source.split)
 
 
-def _load_state(target: str, fingerprint: str) -> _State:
-    """Return the state after the last complete shard of an interrupted build of the same data."""
-    state = _State()
+def _load_state(target: str, fingerprint: str, prefix: str) -> _State:
+    """Return the state after the last complete shard of an interrupted build of the same data.
+
+    Args:
+        prefix: of the names of the files.
+    """
+    state = _State(prefix=prefix)
     names = set(list_objects(target))
-    while {name_progress(len(state.shards)), name_shard(len(state.shards))} <= names:
+    while {name_progress(len(state.shards), prefix), name_shard(len(state.shards), prefix)} <= names:
         number = len(state.shards)
-        found = load_progress(target, number)
+        found = load_progress(target, name_progress(number, prefix))
         if found is None:
             break
         facts, columns = found
-        if not is_url(target) and find_fault(Path(target, name_shard(number)), facts["shard"]):
+        if not is_url(target) and find_fault(Path(target, name_shard(number, prefix)), facts["shard"]):
             break
         if facts["fingerprint"] != fingerprint:
             raise DataError(
@@ -351,7 +446,7 @@ def _write_index(target: str, source: Source, header: JsonTable, state: _State) 
     index["crc32"] = _compute_index_crc32(index)
     # The index is last: a folder that has one is complete, and needs no progress.
     put_object(join_location(target, INDEX), json.dumps(index, ensure_ascii=False, indent=1).encode())
-    remove_progress(target, len(state.shards))
+    remove_files(target, PROGRESS)
 
 
 def _summarise_lengths(columns: Columns, limits: LengthLimits) -> JsonTable:

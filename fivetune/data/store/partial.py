@@ -15,25 +15,29 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fivetune.data.storage import delete_object, get_object, join_location, put_object
+from fivetune.data.storage import delete_object, get_object, join_location, list_objects, put_object
 from fivetune.rundir import lock_file
 from fivetune.types import JsonTable
 
 LOCK = ".lock"
+PROGRESS = "progress-"
 
 
-def lock_build_folder(folder: Path) -> IO[bytes] | None:
+def lock_build_folder(folder: Path, name: str = LOCK) -> IO[bytes] | None:
     """Lock a folder until the file is closed or the process ends; None if another process holds it or just finished.
+
+    Args:
+        name: of the lock's file.
 
     Raises OSError where files cannot be locked.
     """
     try:
-        file = (folder / LOCK).open("ab")
+        file = (folder / name).open("ab")
     except FileNotFoundError:  # the folder has its final name
         return None
     try:
         # The process that had the lock may have renamed or removed the folder meanwhile.
-        if lock_file(file) and os.path.samestat(os.fstat(file.fileno()), (folder / LOCK).stat()):
+        if lock_file(file) and os.path.samestat(os.fstat(file.fileno()), (folder / name).stat()):
             return file
     except FileNotFoundError:
         pass
@@ -44,22 +48,26 @@ def lock_build_folder(folder: Path) -> IO[bytes] | None:
     return None
 
 
-def name_progress(number: int) -> str:
-    """Return the name of the file with the progress of a part."""
-    return f"progress-{number:05d}.npz"
+def name_progress(number: int, prefix: str = "") -> str:
+    """Return the name of the file with the progress of a part.
+
+    Args:
+        prefix: of the parts of a job, where several jobs build.
+    """
+    return f"{PROGRESS}{prefix}{number:05d}.npz"
 
 
-def save_progress(location: str, number: int, facts: JsonTable, arrays: dict[str, NDArray[Any]]) -> None:
+def save_progress(location: str, name: str, facts: JsonTable, arrays: dict[str, NDArray[Any]]) -> None:
     """Save the progress after a part atomically. The data that it describes must be there before."""
     held = io.BytesIO()
     np.savez(held, facts=np.array(json.dumps(facts)), **arrays)  # pyright: ignore[reportArgumentType]
     content = held.getvalue()
-    put_object(join_location(location, name_progress(number)), zlib.crc32(content).to_bytes(4, "little") + content)
+    put_object(join_location(location, name), zlib.crc32(content).to_bytes(4, "little") + content)
 
 
-def load_progress(location: str, number: int) -> tuple[JsonTable, dict[str, NDArray[Any]]] | None:
+def load_progress(location: str, name: str) -> tuple[JsonTable, dict[str, NDArray[Any]]] | None:
     """Return the facts and arrays of a part; None if the file is damaged."""
-    content = get_object(join_location(location, name_progress(number)))
+    content = get_object(join_location(location, name))
     if zlib.crc32(content[4:]).to_bytes(4, "little") != content[:4]:
         return None
     with np.load(io.BytesIO(content[4:])) as noted:
@@ -67,7 +75,8 @@ def load_progress(location: str, number: int) -> tuple[JsonTable, dict[str, NDAr
     return json.loads(str(arrays.pop("facts"))), arrays
 
 
-def remove_progress(location: str, num_parts: int) -> None:
-    """Delete the progress of a finished build."""
-    for number in range(num_parts):
-        delete_object(join_location(location, name_progress(number)))
+def remove_files(location: str, *starts: str) -> None:
+    """Delete the files whose names have one of these beginnings."""
+    for name in list_objects(location):
+        if name.startswith(starts):
+            delete_object(join_location(location, name))

@@ -25,6 +25,7 @@ from fivetune.data.storage import (
     has_object,
     is_url,
     join_location,
+    list_objects,
     probe_location,
     put_object,
 )
@@ -34,10 +35,12 @@ from fivetune.data.store.build import (
     build_prepared_data,
     find_index_fault,
     is_index,
-    name_progress,
+    join_jobs,
+    list_open_jobs,
+    name_end,
 )
 from fivetune.data.store.convert import Converter
-from fivetune.data.store.partial import LOCK, lock_build_folder
+from fivetune.data.store.partial import LOCK, PROGRESS, lock_build_folder
 from fivetune.data.store.token_store import (
     ShardFolder,
     TokenStore,
@@ -47,7 +50,7 @@ from fivetune.data.store.token_store import (
     refuse_skipped_records,
     translate_disk_errors,
 )
-from fivetune.errors import DataError, FiveTuneEnvironmentError, format_size
+from fivetune.errors import ConfigError, DataError, FiveTuneEnvironmentError, format_size
 from fivetune.rundir import lock_file
 from fivetune.rundir.progress import ProgressCallback, ignore_progress
 from fivetune.types import JsonTable
@@ -77,7 +80,7 @@ def read_prepared_index(location: str) -> JsonTable:
     try:
         index = json.loads(get_object(name))
     except MissingObjectError:
-        if has_object(join_location(location, name_progress(0))):
+        if any(one.startswith(PROGRESS) for one in list_objects(location)):
             raise DataError(
                 f"{location}: the preparation is not finished: {INDEX} is missing. Repeat the command that "
                 "began it; it continues after the last shard."
@@ -105,10 +108,12 @@ def write_prepared(
     *,
     num_processes: int | None = None,
     on_progress: ProgressCallback = ignore_progress,
-) -> tuple[JsonTable, bool]:
-    """Write the data of a source to a folder or URL; returns its index, and whether it was there.
+) -> tuple[JsonTable | None, bool]:
+    """Write the data of a source, or of its shard, to a folder or URL; returns the index, and whether it was there.
 
-    Raises DataError if other data is there; FiveTuneEnvironmentError if another process writes there, or for the disk.
+    The index is None as long as shards are missing (`list_open_jobs`). Raises DataError if other data is there,
+    ConfigError for a limit of records that shards cannot keep, FiveTuneEnvironmentError if another process writes
+    there, or for the disk.
     """
     header, guard = describe_data(source, tokenizer)
     if has_object(join_location(location, INDEX)):
@@ -118,6 +123,10 @@ def write_prepared(
                 f"{location}: holds prepared data of other files or settings. Give another --output, or delete it."
             )
         return index, True
+    job = source.shard
+    if job.count > 1 and (source.max_examples or (source.split and source.split.max_records)):
+        limit = f"data.max_{'train' if source.for_training or source.split else 'eval'}_examples"
+        raise ConfigError(f"--shard {job}: {limit} counts the records of all shards. Set it to null, or omit --shard.")
     num = num_processes or choose_num_processes(source)
     with guard.explain_errors():
         converter = Converter(source, tokenizer, split_source(source))
@@ -127,12 +136,22 @@ def write_prepared(
         else:
             stack.enter_context(translate_disk_errors(Path(location), "--output"))
             Path(location).mkdir(parents=True, exist_ok=True)
-            lock = lock_build_folder(Path(location))
+            name = f"{LOCK}-{job.name}" if job.count > 1 else LOCK
+            lock = lock_build_folder(Path(location), name)
             if lock is None:
                 raise FiveTuneEnvironmentError(f"{location}: another process prepares data there. Wait for it.")
-            stack.callback((Path(location) / LOCK).unlink, missing_ok=True)
+            stack.callback((Path(location) / name).unlink, missing_ok=True)
             stack.enter_context(lock)
-        build_prepared_data(location, converter, header, guard, num_processes=num, on_progress=on_progress)
+        if not has_object(join_location(location, name_end(job))):
+            build_prepared_data(location, converter, header, guard, num_processes=num, on_progress=on_progress, job=job)
+    if job.count > 1:
+        if list_open_jobs(location, job):
+            return None, False
+        try:
+            join_jobs(location, source, header)
+        except MissingObjectError:  # another job has joined them meanwhile
+            if not has_object(join_location(location, INDEX)):
+                raise
     return read_prepared_index(location), False
 
 

@@ -149,6 +149,9 @@ class Launcher(Options):
     supports_shards: ClassVar[bool] = True
     shares_files: ClassVar[bool] = True  # whether the nodes see the files of this machine
 
+    def refuse_missing_files(self) -> None:
+        """Raise FiveTuneEnvironmentError if an option names a file of this machine that is not there."""
+
     @abstractmethod
     def render(self, plan: JobPlan) -> dict[str, str]:
         """Render the job's files by name, the one to submit first."""

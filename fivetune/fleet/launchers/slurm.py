@@ -66,6 +66,13 @@ class Slurm(Launcher):
     setup: tuple[str, ...] = Field(default=(), description="shell line before the start, such as 'module load cuda'")
     sbatch: tuple[str, ...] = Field(default=(), description="any other option of sbatch, such as --sbatch=--exclusive")
 
+    def refuse_missing_files(self) -> None:
+        image = self.container
+        if image and image.endswith((".sif", ".sqsh")) and "://" not in image and not Path(image).is_file():
+            raise FiveTuneEnvironmentError(
+                f"--container {image}: there is no such file. Build it, or correct the name."
+            )
+
     def render(self, plan: JobPlan) -> dict[str, str]:
         lines = {"job.sbatch": self._list_lines(plan)}
         if plan.page:
@@ -117,7 +124,9 @@ class Slurm(Launcher):
             )
         numbers = f"0-{len(plan.runs) - 1}"
         if plan.work:
-            numbers = _format_numbers(plan.work.numbers)
+            numbers = ",".join(map(str, plan.work.numbers))
+            if len(plan.work.numbers) == plan.work.count:
+                numbers = f"1-{plan.work.count}"
         limit = f"%{self.at_once}" if self.at_once else ""
         log = _build_log_path(plan.folder, "%A_%a.log" if plan.is_array else "%j.log")
         options = {
@@ -307,21 +316,6 @@ def _list_sbatch_options(options: Mapping[str, object]) -> list[str]:
             )
         lines.append(f"#SBATCH --{name}={shlex.quote(str(value))}")
     return lines
-
-
-def _format_numbers(numbers: Sequence[int]) -> str:
-    """Format the numbers of an array, in order.
-
-    >>> _format_numbers([1, 2, 3, 5, 7, 8])
-    '1-3,5,7-8'
-    """
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][-1] == number - 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 def _build_log_path(folder: Path, pattern: str) -> str:

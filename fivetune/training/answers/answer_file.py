@@ -15,7 +15,7 @@ import numpy as np
 
 from fivetune import rundir
 from fivetune.data.shard import WHOLE, Shard
-from fivetune.data.store.token_store import TokenStore, describe_data, load_or_build_store
+from fivetune.data.store.token_store import describe_data, load_or_build_store
 from fivetune.distributed.world import World
 from fivetune.errors import translate_oom_errors
 from fivetune.model.adapter import FOLDER
@@ -63,13 +63,15 @@ def answer_file(
     described = replace(describe_questions(config, source, task, columns), shard=shard)
     _, guard = describe_data(described, loaded.tokenizer)
     found = PredictedFile(source, task, dict(columns), (folder,), guard, header=config.data.header, shard=shard)
-    # Nothing to answer: building a store would refuse a file without a usable record.
-    if all(row.skipped for row in found.iter_records()):
-        return found
-
     with translate_oom_errors():
         # Rank 0 tokenises, and removes answers of other weights before any rank reads them.
         with world.run_rank_zero_first(f"answers in {folder}"), guard.explain_errors(ANSWERED):
+            if world.is_first:
+                _discard_other_answers(run, loaded, folder, guard.fingerprint, on_note)
+                refuse_other_answers(folder, shard_folders)
+            # Nothing to answer: building a store would refuse a file without a usable record.
+            if all(row.skipped for row in found.iter_records()):
+                return found
             store = load_or_build_store(
                 described,
                 loaded.tokenizer,
@@ -80,9 +82,6 @@ def answer_file(
             guard.refuse_change(ANSWERED)
             if store.rebuilt:
                 on_note(store.rebuilt)
-            if world.is_first:
-                _discard_other_answers(run, loaded, folder, store, on_note)
-                refuse_other_answers(folder, shard_folders)
 
         with AnswerLog(folder) as answers:
             missing = np.setdiff1d(np.arange(store.num_groups), answers.questions)
@@ -103,7 +102,7 @@ def answer_file(
 
 
 def _discard_other_answers(
-    run: Path, loaded: RunModel, folder: Path, store: TokenStore, on_note: Callable[[str], object]
+    run: Path, loaded: RunModel, folder: Path, data: str, on_note: Callable[[str], object]
 ) -> None:
     """Remove the answers of other weights, settings or data; write down what the next ones belong to."""
     # A list of checksums stands for the weights, which are large.
@@ -116,7 +115,7 @@ def _discard_other_answers(
     settings = {
         **select_scored_settings(loaded.config),
         "task": loaded.config.task.model_dump(mode="json"),
-        "data": store.fingerprint,
+        "data": data,
         "format": ANSWERS_FORMAT,
         "precision": loaded.compute.precision,
         "weights": weights.hexdigest(),

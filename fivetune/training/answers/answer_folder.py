@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from fivetune.data.shard import Shard
@@ -18,10 +17,9 @@ from fivetune.distributed.processes.signals import report_interrupts
 from fivetune.errors import FiveTuneEnvironmentError
 from fivetune.rundir.files import lock_file
 from fivetune.training.answers.answer_log import PATTERN
-from fivetune.training.answers.shards import DONE, name_shard_folder, refuse_other_work
+from fivetune.training.answers.shards import DONE, refuse_other_work
 
 LOCK = "lock"  # marks a folder of answers
-SECONDS_TO_LOOK = 0.3
 
 
 def find_answers(target: Path) -> Path:
@@ -31,45 +29,40 @@ def find_answers(target: Path) -> Path:
 
 @contextmanager
 def keep_answers(target: Path, shard: Shard, *, is_first: bool) -> Generator[Path]:
-    """Create the folder of the answers next to the output; it stays if the block ends early and has answered some, and
-    for a shard, whose folder is in it.
+    """Create the folder of the answers next to the output, or in it one of a shard. It stays if the block ends early
+    and has answered some, and for a shard until all are merged.
 
     Args:
         is_first: whether this rank creates and removes the folder.
 
     Raises FiveTuneEnvironmentError if another process uses it, InterruptedRunError for a signal.
     """
-    shared = find_answers(target)
-    folder = shared / name_shard_folder(shard) if shard.count > 1 else shared
-    is_whole = False
-    with ExitStack() as locks:
-        if is_first:
-            if folder != shared:
-                locks.callback(_remove_unused, shared)
-            locks.enter_context(lock_answers(shared, is_shared=folder != shared))
-            refuse_other_work(shared, shard)
-            if folder != shared:
-                locks.enter_context(lock_answers(folder))
-                (folder / DONE).unlink(missing_ok=True)
-        try:
-            with report_interrupts(
-                lambda name: (
-                    f"stopped by {name}; the answers so far are kept in {folder}. Run the same command again to go on"
-                )
-            ):
-                yield folder
-            is_whole = True
-        finally:  # outside the block above: nothing that happens here changes what the command has done
-            is_over = folder == shared if is_whole else not any(folder.rglob(PATTERN))
-            if is_first and is_over:
-                remove_answers(folder)
-
-
-def _remove_unused(folder: Path) -> None:
-    """Remove a folder of shards that has none, unless another process uses it."""
-    with suppress(FiveTuneEnvironmentError), lock_answers(folder):
-        if [path.name for path in folder.iterdir()] == [LOCK]:
-            remove_answers(folder)
+    whole = find_answers(target)
+    folder = whole / shard.name if shard.count > 1 else whole
+    if is_first and folder != whole:
+        with lock_answers(whole, waits=True):  # for a moment, as all shards do
+            refuse_other_work(whole, shard)
+            folder.mkdir(exist_ok=True)
+            (folder / DONE).unlink(missing_ok=True)
+    is_whole = is_over = False
+    try:
+        with lock_answers(folder) if is_first else nullcontext():
+            if is_first:
+                refuse_other_work(whole, shard)
+            try:
+                kept = f"the answers so far are kept in {folder}. Run the same command again to go on"
+                with report_interrupts(lambda name: f"stopped by {name}; {kept}"):
+                    yield folder
+                is_whole = True
+            finally:  # outside the block above: nothing that happens here changes what the command has done
+                is_over = is_first and (folder == whole if is_whole else not any(folder.rglob(PATTERN)))
+                if is_over:
+                    remove_answers(folder)
+    finally:
+        if is_over and folder != whole:
+            with suppress(FiveTuneEnvironmentError), lock_answers(whole, waits=True):
+                if [path.name for path in whole.iterdir()] == [LOCK]:
+                    remove_answers(whole)
 
 
 def remove_answers(folder: Path) -> None:
@@ -84,11 +77,10 @@ def remove_answers(folder: Path) -> None:
 
 
 @contextmanager
-def lock_answers(folder: Path, *, is_shared: bool = False, waits: bool = False) -> Generator[None]:
+def lock_answers(folder: Path, *, waits: bool = False) -> Generator[None]:
     """Create a folder of answers, or take over what a stopped command has left; no other process can use the folder.
 
     Args:
-        is_shared: only such processes can: those that answer shards, in folders in it.
         waits: wait for processes that use it.
 
     Raises FiveTuneEnvironmentError.
@@ -111,10 +103,7 @@ def lock_answers(folder: Path, *, is_shared: bool = False, waits: bool = False) 
             ) from None
         with lock:
             try:
-                is_free = lock_file(lock, shared=is_shared, wait=waits)
-                if not is_free and is_shared:  # a job that ends may look whether the folder is used
-                    time.sleep(SECONDS_TO_LOOK)
-                    is_free = lock_file(lock, shared=True)
+                is_free = lock_file(lock, wait=waits)
             except OSError as error:
                 raise FiveTuneEnvironmentError(
                     f"{place}: cannot be locked: {error.strerror}. Choose an --output on a file system with locks."

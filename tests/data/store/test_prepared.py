@@ -27,6 +27,7 @@ from fivetune.data import storage
 from fivetune.data.examples import Source
 from fivetune.data.readers import table_records
 from fivetune.data.readers.records import parse_item, read_records
+from fivetune.data.shard import Shard
 from fivetune.data.storage import StorageError, delete_object, get_object, join_location, list_objects, put_object
 from fivetune.data.store import build, prepared, worker
 from fivetune.data.store.blocks import BlockReader
@@ -35,7 +36,7 @@ from fivetune.data.store.prepared import open_prepared, write_prepared
 from fivetune.data.store.stream import BatchPlan, TrainingStream
 from fivetune.data.store.token_store import TokenStore, load_or_build_store
 from fivetune.distributed.world import World
-from fivetune.errors import DataError, FiveTuneEnvironmentError
+from fivetune.errors import ConfigError, DataError, FiveTuneEnvironmentError
 from fivetune.tasks.jsonl import JSONL
 from fivetune.tasks.squad_v2 import SQuADV2
 from fivetune.training.run import train
@@ -134,6 +135,77 @@ def test_a_stopped_preparation_writes_the_missing_shards_only(source, tokenizer,
 
 
 @pytest.mark.slow
+def write_in_shards(place: str, source: Source, tokenizer: Any, order: tuple[int, ...] = (2, 0, 1)) -> None:
+    """Three jobs; stretches are longer than a block, and no multiple of one."""
+    for number in order:
+        index, _ = write_prepared(place, replace(source, shard=Shard(number, len(order), stretch=7)), tokenizer)
+        assert (index is None) == (number != order[-1])
+
+
+def test_several_jobs_write_what_one_writes(source, tokenizer, place, tmp_path):
+    whole = str(tmp_path / "whole")
+    write_prepared(whole, source, tokenizer)
+    write_in_shards(place, source, tokenizer)
+    first, second = (open_prepared(one, source, tokenizer, cache=tmp_path / "cache") for one in (whole, place))
+    assert rows_of(first) == rows_of(second)
+    assert np.array_equal(first.groups, second.groups) and np.array_equal(first.input_hashes, second.input_hashes)
+    assert {**first.summary, "source": 0} == {**second.summary, "source": 0}
+    assert not [name for name in list_objects(place) if not name.startswith(("shard-", "rows", "index"))]
+    # A job that is started again changes nothing.
+    index, was_there = write_prepared(place, replace(source, shard=Shard(1, 3, stretch=7)), tokenizer)
+    assert was_there and index and index["shards"] == second.index["shards"]
+
+
+def test_a_job_that_was_stopped_goes_on(source, tokenizer, tmp_path, monkeypatch):
+    place = str(tmp_path / "place")
+    job = replace(source, shard=Shard(0, 3, stretch=7))
+    write = build._write_to
+    written: list[str] = []
+
+    def fail(target: str, name: str, arrays: Any) -> Any:
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        written.append(name)
+        return write(target, name, arrays)
+
+    monkeypatch.setattr(build, "_write_to", fail)
+    with pytest.raises(KeyboardInterrupt):
+        write_prepared(place, job, tokenizer)
+    monkeypatch.setattr(build, "_write_to", lambda *given: written.append(given[1]) or write(*given))
+    write_in_shards(place, source, tokenizer)
+    assert len(written) == len(set(written)) and sum("1-of-3" in name for name in written) == 3
+    assert len(open_prepared(place, source, tokenizer, cache=tmp_path / "cache")) == NUM
+
+
+def test_what_several_jobs_cannot_prepare_is_refused(source, tokenizer, tmp_path):
+    jobs = [replace(source, shard=Shard(number, 2, stretch=10)) for number in (0, 1)]
+    with pytest.raises(ConfigError, match=r"^--shard 1/2: data.max_train_examples counts the records of all shards\."):
+        write_prepared(str(tmp_path / "a"), replace(jobs[0], max_examples=5), tokenizer)
+    path = Path(source.paths[0])
+    write_prepared(str(tmp_path / "b"), jobs[0], tokenizer)
+    whole = path.read_text()
+    path.write_text(whole.replace("hat", "cat"))
+    with pytest.raises(DataError, match=r"shard 1/2 was prepared from other data or settings\. Delete shard-1-of-2-"):
+        write_prepared(str(tmp_path / "b"), jobs[1], tokenizer)
+    path.write_text(whole.replace("example-013", "example-005").replace("example-021", "example-020"))
+    skipping = [replace(job, on_bad_record="skip") for job in jobs]
+    write_prepared(str(tmp_path / "c"), skipping[0], tokenizer)  # in this job the record 21 is left out
+    with pytest.raises(DataError, match=r"pairs\.jsonl: 1 records have the id of a record in another shard\."):
+        write_prepared(str(tmp_path / "c"), skipping[1], tokenizer)
+    with pytest.raises(DataError, match="the preparation is not finished"):
+        open_prepared(str(tmp_path / "c"), source, tokenizer, cache=tmp_path / "cache")
+
+
+def test_prepare_by_the_command_in_two_shards(recipe_file, tmp_path, capsys):
+    words = ["prepare", str(recipe_file), "--output", str(tmp_path / "out"), "--shard"]
+    assert cli.main([*words, "2/2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["missing_shards"] == {"train": [1], "eval": [1]}
+    assert cli.main([*words, "1/2"]) == 0
+    assert "The run reads it from there: fivetune train" in capsys.readouterr().out
+    assert cli.main(["prepare", str(recipe_file), "--shard", "1/2"]) == 2
+    assert "--shard 1/2: several jobs share a folder or bucket. Add --output PLACE." in capsys.readouterr().err
+
+
 def test_several_processes_write_the_same(source, tokenizer, tmp_path):
     lines = Path(source.paths[0]).read_text().splitlines()
     lines[7], lines[31] = "{torn", lines[3].replace("red", "blue")  # a bad record, and an id for the second time

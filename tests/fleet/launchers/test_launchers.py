@@ -571,7 +571,7 @@ def test_a_prediction_is_an_array_of_shards(capsys, fake_sbatch, answering):
 def test_shards_that_are_answered_are_not_started_again(capsys, fake_sbatch, answering):
     for number in (1, 3):
         (fake_sbatch / "out.csv.partial" / f"{number}-of-3").mkdir(parents=True)
-        (fake_sbatch / "out.csv.partial" / f"{number}-of-3" / "done.json").touch()
+        (fake_sbatch / "out.csv.partial" / f"{number}-of-3" / "done").touch()
     assert cli.main([*answering, "--shards", "3", "--json", "--device", "cpu"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["shards"] == [2]
     text = (fake_sbatch / "out.csv.slurm" / "job.sbatch").read_text()
@@ -621,6 +621,18 @@ def test_files_of_a_prediction_must_be_on_the_volume(capsys):
     assert cli.main([*words, "out.csv"]) == 0
     spec = yaml.safe_load(capsys.readouterr().out)["spec"]
     assert (spec["completions"], spec["parallelism"], spec["completionMode"]) == (4, 2, "Indexed")
+
+
+@pytest.mark.parametrize("place", ["data/prepared", "s3://bucket/prepared"])
+def test_data_are_prepared_by_an_array_without_gpus(capsys, tmp_path, place):
+    words = ["launch", "quickstart", "--prepare", place, "--shards", "4", "--on", "slurm", "--cpus", "8", "--gpus", "2"]
+    text = dry_run(capsys, *words, "--data.max_input_tokens", "99")
+    assert "#SBATCH --array=1-4\n" in text and "gpus" not in text
+    work = f"prepare quickstart --output {place} --quiet --data.max_input_tokens 99"
+    assert f'work=({work} --shard "$SLURM_ARRAY_TASK_ID/4")\n' in text
+    assert (tmp_path / place.removeprefix("s3://bucket/")).with_name("prepared.slurm").is_dir()
+    assert cli.main([*words, "--overwrite"]) == 2
+    assert "--overwrite: has no effect with --prepare." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("case", ["array", "shards"])

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Generator
 from functools import partial
@@ -163,3 +164,28 @@ def test_a_prediction_with_a_killed_and_a_preempted_shard_is_merged_once(
     logs = "".join(path.read_text() for path in (tmp_path / "out.jsonl.slurm").glob("*-node0.log"))
     assert logs.count("1 of 4 records are answered already") == 2
     assert logs.count("12 records: 12 answered") == 1
+
+
+def test_a_run_in_a_container_trains_and_prepares_by_its_program(cluster, tmp_path, model_folder, capsys, monkeypatch):
+    """No apptainer is here: a program of this name records its words, and runs what follows the image."""
+    recipe = str(write_recipe(tmp_path, model_folder, train__num_steps=2))
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "apptainer"
+    program.write_text(
+        f'#!/bin/bash\necho "$@" >> {tmp_path}/words\n'
+        f'while [ "$1" != five.sif ]; do shift; done\nexec {sys.executable} "${{@:3}}"\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("BASH_FUNC_module%%", "() { echo $@ > modules; }")
+    words = ["launch", recipe, "--on", "slurm", "--no-preflight", "--container", "five.sif", "--modules", "cuda/12"]
+    assert cli.main(words) == 4
+    assert "--container five.sif: there is no such file." in capsys.readouterr().err
+    (tmp_path / "five.sif").touch()
+    assert cli.main(words) == 0
+    wait_until(lambda: rundir.read_status(tmp_path / "run").state in ("finished", "failed"), tmp_path)
+    assert rundir.read_status(tmp_path / "run").state == "finished"
+    assert (tmp_path / "modules").read_text() == "load cuda/12\n"
+    first, second = (tmp_path / "words").read_text().splitlines()
+    assert f"--pwd {tmp_path} five.sif python -m fivetune prepare {recipe}" in first
+    assert first.startswith(f"exec --bind {tmp_path}") and f"python -m fivetune train {recipe}" in second

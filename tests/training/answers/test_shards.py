@@ -53,7 +53,7 @@ def test_shards_in_any_order_write_what_one_command_writes(
         "output": None, "num_records": 3, "num_answers": 3, "num_unsure": 0, "num_skipped": 0, "num_other_types": 0,
         "step": 2, "missing_shards": [1, 2],
     }  # fmt: skip
-    assert f"{target}: 2 of 3 shards are not answered yet: 1, 2" in told.err
+    assert f"{target}: 2 of 3 shards are missing: 1, 2" in told.err
     assert predict(run, source, target, "--shard", "1/3") == 0
     assert not target.exists()
     assert predict(run, source, target, "--shard", "2/3", "--launch.nproc", "1") == 0
@@ -115,7 +115,7 @@ def test_a_wrong_shard_is_refused(run, tmp_path, capsys, words, message):
 
 def test_a_shard_needs_files(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", str(run), "--inputs", "a", "--shard", "1/2"]) == 2
-    assert "--shard 1/2: several jobs share a file. Give --input FILE and --output FILE." in capsys.readouterr().err
+    assert "--shard: several processes share a file. Give --input FILE and --output FILE." in capsys.readouterr().err
 
 
 def test_other_content_other_settings_and_another_number_of_shards_are_refused(
@@ -129,10 +129,13 @@ def test_other_content_other_settings_and_another_number_of_shards_are_refused(
     assert predict(run, source, target) == 4
     assert f"{folder}: holds answers of 2 shards." in capsys.readouterr().err
     assert predict(run, source, target, "--shard", "2/2", "--eval.num_beams", "2") == 3
-    assert f"{folder}/1-of-2: was answered with eval.num_beams" in capsys.readouterr().err
+    assert (
+        f"{folder}/1-of-2: was answered with other data, weights or settings: eval.num_beams was 1, it is 2."
+        in capsys.readouterr().err
+    )
     write_source(source, last="Another one?")
     assert predict(run, source, target, "--shard", "2/2") == 3
-    assert f"{folder}/1-of-2: was answered with another content of the input." in capsys.readouterr().err
+    assert f"{folder}/1-of-2: was answered with other data, weights or settings: data was " in capsys.readouterr().err
     assert not target.exists()
     # The shard of the old content is answered again.
     assert predict(run, source, target, "--shard", "1/2") == predict(run, source, target, "--shard", "2/2") == 0
@@ -160,10 +163,11 @@ def test_a_refused_shard_leaves_nothing(run: Path, tmp_path: Path) -> None:
 def test_shards_that_end_together_are_merged_once(run: Path, tmp_path: Path) -> None:
     source, target = write_source(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
     command = ["predict", str(run), "--input", str(source), "--output", str(target)]
-    with lock_answers(tmp_path / "out.jsonl.partial", is_shared=True):  # all must wait before they merge
-        started = [start_command(*command, "--shard", str(Shard(number, 3))) for number in range(3)]
-        folder = tmp_path / "out.jsonl.partial"
-        wait_until(lambda: len(list(folder.glob("*/done.json"))) == 3, 60)
+    folder = tmp_path / "out.jsonl.partial"
+    started = [start_command(*command, "--shard", str(Shard(number, 3))) for number in range(3)]
+    wait_until(lambda: len(list(folder.glob("*-of-3"))) == 3, 60, every=0.01)
+    with lock_answers(folder, waits=True):  # all must wait before they merge
+        wait_until(lambda: len(list(folder.glob("*/done"))) == 3, 60)
     done = [one.finish() for one in started]
     assert [one.returncode for one in done] == [0, 0, 0]
     assert sum("11 records: 10 answered" in one.stderr for one in done) == 1
