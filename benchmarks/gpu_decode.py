@@ -89,7 +89,7 @@ class Steps:
             stack.enter_context(patch.object(captured.CapturedSteps, "run", count))
             if device == "cpu":
                 stack.enter_context(patch.object(captured, "supports_graphs", lambda _: True))
-                stack.enter_context(patch.object(captured, "make_recorder", lambda _: lambda function: function))
+                stack.enter_context(patch.object(captured, "get_recorder", lambda _: lambda function: function))
             yield
 
 

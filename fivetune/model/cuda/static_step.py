@@ -235,19 +235,11 @@ def make_graph_recorder() -> GraphRecorder:
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     torch.cuda.set_stream(stream)
-    return make_stream_recorder(stream)
-
-
-def make_stream_recorder(stream: torch.cuda.Stream) -> GraphRecorder:
-    """Make a recorder that captures in a stream; its graphs are replayed in the one that is current then."""
     pool: Any = torch.cuda.graph_pool_handle()
 
     def record(function: Callable[[], Tensor]) -> Callable[[], Tensor]:
         graph = torch.cuda.CUDAGraph()
-        with (
-            torch.cuda.device(stream.device),
-            torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
-        ):
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             loss = function()
 
         def replay() -> Tensor:

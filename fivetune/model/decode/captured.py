@@ -18,7 +18,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
+from threading import Lock
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +29,7 @@ from torch import Tensor
 from fivetune.distributed.world import World
 from fivetune.errors import format_error, refuse_broken_context
 from fivetune.model.cuda.dispatch import supports_graphs
-from fivetune.model.cuda.static_step import GraphRecorder, make_stream_recorder, refuse_broken_generator
+from fivetune.model.cuda.static_step import GraphRecorder, refuse_broken_generator
 from fivetune.model.cuda.tiles import round_up
 from fivetune.model.decode.encoder import EncodedInputs
 from fivetune.model.decode.greedy import MIN_FREE_SHARE
@@ -43,27 +45,51 @@ FEWEST_COLUMNS, MOST_COLUMNS = 16, 128  # of a new cache, which doubles for long
 MAX_GRAPHS = 16  # because each holds memory; the least recently used one is dropped
 
 
-def make_recorder(device: torch.device) -> GraphRecorder:
-    """Make what records the graphs of a search."""
-    return make_stream_recorder(torch.cuda.Stream(device))
+class DeviceRecorder:
+    """Records graphs for all searches of the process on a device: in one stream and one pool of memory.
+
+    cuBLAS keeps a workspace for each stream in which it was captured, and torch the pool of graphs that are gone: with
+    others for every search, memory would grow. Unlike `torch.cuda.graph`, a recording returns no memory to the driver.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self._pool: Any = torch.cuda.graph_pool_handle()
+        self._lock = Lock()
+        self._kept = self.record(partial(torch.zeros, 1, device=device))  # a pool without graphs cannot be used again
+
+    def record(self, function: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """Capture a function. Returns: a function that runs its work in the current stream."""
+        graph = torch.cuda.CUDAGraph()
+        with self._lock, torch.cuda.stream(self._stream):
+            graph.capture_begin(self._pool, capture_error_mode="thread_local")
+            try:
+                result = function()
+            finally:
+                graph.capture_end()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return result
+
+        return replay
 
 
-def explain_launched_steps(decoder: Decoder, decoding: Decoding) -> str:
-    """Explain why graphs cannot replay the steps of a search; empty if they can."""
+@cache
+def get_recorder(device: torch.device) -> GraphRecorder:
+    """The `record` of the device's DeviceRecorder."""
+    return DeviceRecorder(device).record
+
+
+def can_capture(decoder: Decoder, decoding: Decoding) -> bool:
+    """Whether graphs can replay the steps of a search: if its device has graphs, and the host need not see each token.
+
+    Beams change places; stop texts are searched on the host; top-p alone asks the device how many tokens it needs.
+    """
     sampling = decoding.sampling
-    facts = (
-        (not decoding.capture, "train.capture is off"),
-        (not supports_graphs(str(decoder.device)), f"the device is {decoder.device}, which has no CUDA graphs"),
-        (bool(decoding.label_ids), "labels are scored in one pass"),
-        (decoding.num_beams > 1, "beams change places"),
-        (bool(decoding.stop), "texts that end an answer are searched on the host"),
-        (bool(sampling and sampling.top_p < 1 and not sampling.top_k), "top_p alone asks how many tokens it needs"),
-        (not decoder.is_plain, "an adapter, a quantisation or a strategy multiplies"),
-    )
-    for holds, reason in facts:
-        if holds:
-            return reason
-    return ""
+    asks = decoding.stop or decoding.label_ids or (sampling and sampling.top_p < 1 and not sampling.top_k)
+    is_wanted = decoding.capture and decoding.num_beams == 1 and not asks
+    return is_wanted and supports_graphs(str(decoder.device)) and decoder.is_plain
 
 
 class SlotCache:
@@ -128,7 +154,6 @@ class CapturedSteps:
         self._decoding = decoding
         self._rules = rules
         self._on_note = on_note
-        self._record = make_recorder(decoder.device)
         cap = decoding.max_new_tokens
         slots, longest, width = memory.states.shape
         zeros = memory.states.new_zeros
@@ -196,7 +221,7 @@ class CapturedSteps:
         try:
             # The first step of a shape is launched: a capture must not load kernels.
             if replay is None and shape in self._launched and not self.failure:
-                replay = self._record(partial(self._write_token, shape[0]))
+                replay = get_recorder(self._ages.device)(partial(self._write_token, shape[0]))
             if replay is not None:
                 replay()
         except Exception as error:  # of any class: drivers and kernels raise many
@@ -234,7 +259,8 @@ class CapturedSteps:
 
     def _write_token(self, width: int) -> Tensor:
         """The step: it reads nothing from the host, and its shapes follow from `width` and the cache alone."""
-        ages = self._ages
+        # A slot that has ended goes on until the host knows of it, and longer if nothing waits for its place.
+        ages = self._ages.clamp_max_(min(self._decoding.max_new_tokens, self._cache.num_columns) - 1)
 
         def rank(logits: Tensor) -> Tensor:
             return self._rules.apply(logits, ages, self._written[:, :-1])  # the start token is at unwritten places
@@ -254,7 +280,7 @@ class CapturedSteps:
         self._written.scatter_(1, ages[:, None] + 1, ids[:, None])
         self._told[0].copy_(ids)
         self._told[1].copy_(losses)
-        ages.add_(1).clamp_max_(self._decoding.max_new_tokens - 1)  # until the host knows of an end
+        ages.add_(1)
         return self._told
 
 

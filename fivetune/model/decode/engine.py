@@ -20,7 +20,7 @@ from fivetune.distributed.sharding import call_gathered, is_gathered_by_call
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.model.attention import explain_unsupported_device
 from fivetune.model.decode.beam import run_beam_search
-from fivetune.model.decode.captured import CapturedSearch, explain_launched_steps
+from fivetune.model.decode.captured import CapturedSearch, can_capture
 from fivetune.model.decode.encoder import CPU_TOKENS
 from fivetune.model.decode.greedy import GreedySearch
 from fivetune.model.decode.labels import score_given
@@ -83,7 +83,7 @@ def search_answers(
                 decoder = PaddedDecoder(model, num_beams=decoding.num_beams)
         rules = LogitsProcessor(decoding, model.config.eos_token_id, device)
         search: GreedySearch | CapturedSearch
-        if isinstance(decoder, Decoder) and not explain_launched_steps(decoder, decoding):
+        if isinstance(decoder, Decoder) and can_capture(decoder, decoding):
             search = CapturedSearch(decoder, decoding, rules, on_token, on_note)
         else:
             search = GreedySearch(decoder, decoding, rules, tokenizer, on_token)
