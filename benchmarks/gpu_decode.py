@@ -28,9 +28,10 @@ from benchmarks.harness import facts, interleaved, make_parser, publish_result, 
 from benchmarks.workloads import COMMON, MODELS, Examples, share_model, write_examples
 from fivetune.data.store.batch import collate, pad
 from fivetune.model.cuda import dispatch
-from fivetune.model.decode import Decoding, OnNote, captured, generate, group_by_length, ignore_note
+from fivetune.model.decode import Decoding, captured, generate, group_by_length
 from fivetune.model.decode.greedy import GreedySearch
 from fivetune.model.load import load_model_and_tokenizer
+from fivetune.types import OnNote, ignore_note
 
 BATCH_SIZE, NUM_WINDOWS = 64, 3
 

@@ -24,6 +24,9 @@ PHASES = ("data", "host", "copy", "forward", "backward", "bubble", "exchange", "
 """Phases of a step's time: waiting for the batch, work of the host, copy to the device, ..., waiting for another
 pipeline stage, all-reduce, update."""
 
+OnNote = Callable[[str], object]
+"""Called with a sentence for people."""
+
 PhaseTimer = Callable[[str], None]
 """Called with the phase (of PHASES) that starts; `Meter.enter` is one."""
 
@@ -51,6 +54,10 @@ MetricSpec = str | Mapping[str, Any]
 Merging = Literal["best", "ranked"]
 
 ModelT = TypeVar("ModelT", bound="nn.Module")
+
+
+def ignore_note(text: str) -> None:
+    """An OnNote that shows nothing."""
 
 
 def ignore_phase(phase: str) -> None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fivetune.machine.telemetry.cores import count_cores
 from fivetune.rundir.progress import ProgressCallback
+from fivetune.types import OnNote
 
 SECONDS_BETWEEN = 60.0  # between two measurements during a run
 MIN_GAIN = 1.2  # times as fast as the present number; with less, the number would follow every disturbance
@@ -82,9 +82,7 @@ class ThreadControl:
         return f"{best} of {self.most} CPU threads, measured {gain:.1f} times as fast as {now}: {why}"
 
 
-def watch_threads(
-    control: ThreadControl | None, on_progress: ProgressCallback, on_change: Callable[[str], object]
-) -> ProgressCallback:
+def watch_threads(control: ThreadControl | None, on_progress: ProgressCallback, on_change: OnNote) -> ProgressCallback:
     """Make a ProgressCallback that chooses the number of threads again where it is due; `on_change` gets what changed.
 
     Args:

@@ -19,8 +19,9 @@ from fivetune.data.store.token_store import TokenStore
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import ConfigError
 from fivetune.installation import require_package
-from fivetune.model.decode import Decoding, GeneratedAnswer, OnNote, OnToken, group_by_length, ignore_note
+from fivetune.model.decode import Decoding, GeneratedAnswer, OnToken, group_by_length
 from fivetune.model.family import compute_output_scale
+from fivetune.types import OnNote, ignore_note
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -8,7 +8,7 @@ staging folder, which the next one of the same name removes.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -30,7 +30,6 @@ from fivetune.errors import (
     describe_failure,
 )
 from fivetune.model.adapter import find_adapter
-from fivetune.model.decode import ignore_note
 from fivetune.model.files import read_model_config
 from fivetune.model.save import replace_folder
 from fivetune.rundir.checksums import MANIFEST, compute_sha256
@@ -41,6 +40,7 @@ from fivetune.tasks import head_of
 from fivetune.training.answers.loading import load_run_model
 from fivetune.training.answers.promise import read_promise
 from fivetune.training.answers.trained_run import TrainedRun
+from fivetune.types import OnNote, ignore_note
 
 if TYPE_CHECKING:
     from fivetune.types import JsonTable
@@ -58,7 +58,7 @@ def export(
     overwrite: bool = False,
     examples: int = 200,
     on_progress: ProgressCallback = ignore_progress,
-    on_note: Callable[[str], object] = ignore_note,
+    on_note: OnNote = ignore_note,
 ) -> Export:
     """Export a run to another format, with a proof on its evaluation data.
 

@@ -6,7 +6,6 @@ In: a folder. Out: its card; the files to publish with that card.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,11 +18,10 @@ from fivetune.reading.card.card import CardRequest, Kind, Place, build_model_car
 from fivetune.rundir.export_file import read_export
 from fivetune.rundir.figures import find_exported_eval
 from fivetune.rundir.layout import CARD
+from fivetune.types import OnNote
 
 if TYPE_CHECKING:
     from fivetune.types import JsonTable
-
-OnNote = Callable[[str], object]
 
 
 def build_card(

@@ -7,7 +7,7 @@ alone, and what the page asks for at /demo.json. Without a token the page shows 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -21,7 +21,7 @@ from fivetune.reading.report.run.scores import choose_best_eval
 from fivetune.rundir.reader import read_run
 from fivetune.training.answers.inputs import iter_input_rows
 from fivetune.training.answers.trained_run import TrainedRun
-from fivetune.types import JsonTable
+from fivetune.types import JsonTable, OnNote
 
 PAGE = Path(__file__).with_name("page")
 MAX_ROWS = 20_000  # of the evaluation data that are searched for the records of examples
@@ -64,7 +64,7 @@ def _describe_search(one: RunFacts) -> JsonTable | None:
 
 
 def find_examples(
-    trained: TrainedRun, fields: Sequence[FieldFacts], *, num: int, on_warning: Callable[[str], object]
+    trained: TrainedRun, fields: Sequence[FieldFacts], *, num: int, on_warning: OnNote
 ) -> tuple[DemoExample, ...]:
     """Choose up to `num` right and `num` wrong predictions of the run's best evaluation; () without predictions.
 

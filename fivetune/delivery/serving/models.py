@@ -5,7 +5,7 @@ In: folders. Out: a ServedModel each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from fivetune.tasks import TaskOptions, head_of
 from fivetune.training.answers.loading import load_run_model
 from fivetune.training.answers.trained_run import TrainedRun
 from fivetune.training.mixture import require_single_part
+from fivetune.types import OnNote
 
 if TYPE_CHECKING:
     from fivetune.training.shared_base import SharedBase
@@ -47,8 +48,8 @@ def open_models(
     max_input_tokens: int,
     num_examples: int,
     withheld: Mapping[str, Any] | None = None,
-    on_warning: Callable[[str], object],
-    on_note: Callable[[str], object],
+    on_warning: OnNote,
+    on_note: OnNote,
 ) -> dict[str, ServedModel]:
     """Open runs and exports; returns them by name, in order.
 
@@ -142,7 +143,7 @@ def refuse_costly_search(trained: TrainedRun) -> None:
             )
 
 
-def warn_of_bad_export(trained: TrainedRun, on_warning: Callable[[str], object]) -> None:
+def warn_of_bad_export(trained: TrainedRun, on_warning: OnNote) -> None:
     """Warn of an export whose proof did not end with "use"."""
     proof = (read_export(trained.folder) or {}).get("proof", {})
     if (verdict := proof.get("verdict", "use")) != "use":

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import Path
 
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError
 from fivetune.installation import name_install
+from fivetune.types import OnNote
 
 TOKEN = "FIVETUNE_TOKEN"
 MIN_TOKEN_CHARS = 16
@@ -40,8 +41,8 @@ def serve(
     max_input_tokens: int = 2048,
     max_seconds: float = 30.0,
     drain_seconds: float = 30.0,
-    write_line: Callable[[str], object] = print,
-    on_warning: Callable[[str], object] = warnings.warn,
+    write_line: OnNote = print,
+    on_warning: OnNote = warnings.warn,
 ) -> bool:
     """Serve runs over HTTP until Ctrl-C or SIGTERM, then answer the waiting requests.
 

@@ -12,8 +12,9 @@ import numpy as np
 
 from fivetune.data.store.token_store import TokenStore
 from fivetune.distributed.world import SINGLE_PROCESS, World
-from fivetune.model.decode.records import Decoding, GeneratedAnswer, OnNote, OnToken, Sampling, ignore_note
+from fivetune.model.decode.records import Decoding, GeneratedAnswer, OnToken, Sampling
 from fivetune.model.decode.texts import cut_at_stop, to_text
+from fivetune.types import OnNote, ignore_note
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -25,14 +26,12 @@ __all__ = [
     "Decoding",
     "GenerateAnswers",
     "GeneratedAnswer",
-    "OnNote",
     "OnToken",
     "Sampling",
     "cut_at_stop",
     "estimate_max_new_tokens",
     "generate",
     "group_by_length",
-    "ignore_note",
     "to_text",
 ]
 

@@ -34,10 +34,11 @@ from fivetune.model.cuda.tiles import round_up
 from fivetune.model.decode.encoder import EncodedInputs
 from fivetune.model.decode.greedy import MIN_FREE_SHARE
 from fivetune.model.decode.logits import LogitsProcessor
-from fivetune.model.decode.records import Decoding, OnNote, OnToken, ScoredRow
+from fivetune.model.decode.records import Decoding, OnToken, ScoredRow
 from fivetune.model.decode.running import Answered, Key, RunningAnswers
 from fivetune.model.decode.sampling import choose_tokens
 from fivetune.model.decode.steps import Decoder
+from fivetune.types import OnNote
 
 LATE = 2  # steps that the host is behind the device: each is a wasted step of every slot
 WIDTH = 64  # tokens by which shapes of inputs differ

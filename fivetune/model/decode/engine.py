@@ -26,13 +26,14 @@ from fivetune.model.decode.greedy import GreedySearch
 from fivetune.model.decode.labels import score_given
 from fivetune.model.decode.logits import LogitsProcessor
 from fivetune.model.decode.padded import PaddedDecoder
-from fivetune.model.decode.records import Decoding, GeneratedAnswer, Hypothesis, OnNote, OnToken, ignore_note
+from fivetune.model.decode.records import Decoding, GeneratedAnswer, Hypothesis, OnToken
 from fivetune.model.decode.sampling import draw_uniforms
 from fivetune.model.decode.steps import Decoder
 from fivetune.model.decode.weights import keep_weights
 from fivetune.model.family import ACTIVATIONS, get_family
 from fivetune.model.precision import suppress_half
 from fivetune.model.virtual_tokens import add_flat_prompt, find_prefix
+from fivetune.types import OnNote, ignore_note
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

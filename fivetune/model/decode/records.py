@@ -14,13 +14,6 @@ ScoredRow = tuple[int, dict[str, Any]]
 OnToken = Callable[[int, int, int, float], object]
 """Called as a token is written: row of the store, number of its answer, token id, log p (as in `logprob`)."""
 
-OnNote = Callable[[str], object]
-"""Called with a sentence for people."""
-
-
-def ignore_note(text: str) -> None:
-    """An OnNote that shows nothing."""
-
 
 @dataclass(frozen=True, slots=True)
 class Sampling:

@@ -17,12 +17,12 @@ from fivetune.data.store.spans import Offsets, extract_span_text, find_context_p
 from fivetune.data.store.token_store import TokenStore
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import NumericError
-from fivetune.model.decode import Decoding, GenerateAnswers, GeneratedAnswer, OnNote, OnToken, cut_at_stop, to_text
+from fivetune.model.decode import Decoding, GenerateAnswers, GeneratedAnswer, OnToken, cut_at_stop, to_text
 from fivetune.model.family import SENTINEL
 from fivetune.rundir.records import Candidate, Prediction
 from fivetune.tasks import head_of
 from fivetune.training.answers.tally import TargetLoss
-from fivetune.types import Task, TextExample
+from fivetune.types import OnNote, Task, TextExample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -6,7 +6,7 @@ In: a run's model and a file. Out: a PredictedFile, whose answers are in the fol
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -31,6 +31,7 @@ from fivetune.training.answers.loading import RunModel
 from fivetune.training.answers.predicted_file import ANSWERED, PredictedFile
 from fivetune.training.answers.shards import SETTINGS, refuse_other_answers
 from fivetune.training.state.resume import select_scored_settings
+from fivetune.types import OnNote
 
 
 def answer_file(
@@ -40,7 +41,7 @@ def answer_file(
     folder: Path,
     *,
     on_progress: ProgressCallback,
-    on_note: Callable[[str], object],
+    on_note: OnNote,
     world: World,
     shard: Shard = WHOLE,
     shard_folders: Sequence[Path] = (),
@@ -101,9 +102,7 @@ def answer_file(
     return found
 
 
-def _discard_other_answers(
-    run: Path, loaded: RunModel, folder: Path, data: str, on_note: Callable[[str], object]
-) -> None:
+def _discard_other_answers(run: Path, loaded: RunModel, folder: Path, data: str, on_note: OnNote) -> None:
     """Remove the answers of other weights, settings or data; write down what the next ones belong to."""
     # A list of checksums stands for the weights, which are large.
     listed = run / EXPORT

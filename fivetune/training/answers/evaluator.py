@@ -20,7 +20,7 @@ import numpy as np
 from fivetune.data.store.encode import LengthLimits
 from fivetune.data.store.token_store import TokenStore
 from fivetune.distributed.world import SINGLE_PROCESS, World
-from fivetune.model.decode import Decoding, GenerateAnswers, OnNote, OnToken, generate, ignore_note
+from fivetune.model.decode import Decoding, GenerateAnswers, OnToken, generate
 from fivetune.rundir.records import EvalRecord, Prediction
 from fivetune.scores.analysis.bootstrap import compute_intervals
 from fivetune.scores.analysis.calibration import calibrate_prediction
@@ -28,7 +28,7 @@ from fivetune.scores.metrics import Scorer
 from fivetune.training.answers.answer import answer_passages
 from fivetune.training.answers.merge import merge_questions
 from fivetune.training.answers.tally import Tally, TargetLoss
-from fivetune.types import Task
+from fivetune.types import OnNote, Task, ignore_note
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

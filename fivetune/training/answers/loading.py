@@ -26,7 +26,7 @@ from fivetune.data.store.build import INDEX
 from fivetune.data.store.token_store import TokenStore
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import ConfigError, DataError, RunDirError
-from fivetune.model.decode import Decoding, GenerateAnswers, OnNote, generate, ignore_note
+from fivetune.model.decode import Decoding, GenerateAnswers, generate
 from fivetune.rundir.confidence_file import read_temperature
 from fivetune.rundir.config_file import find_config_change
 from fivetune.rundir.progress import ProgressCallback, ignore_progress
@@ -46,6 +46,7 @@ from fivetune.training.compute_config import ComputeConfig
 from fivetune.training.mixture import select_part
 from fivetune.training.sources import check_sources, prepare_split
 from fivetune.training.threads import ThreadControl
+from fivetune.types import OnNote, ignore_note
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -120,7 +121,7 @@ class RunModel:
         self,
         *,
         on_progress: ProgressCallback = ignore_progress,
-        on_damage: Callable[[str], object] = warnings.warn,
+        on_damage: OnNote = warnings.warn,
     ) -> Evaluator:
         """Tokenise config.data.eval and make its evaluator. Raises DataError if there is none.
 
@@ -147,8 +148,8 @@ def load_run_model(
     overrides: Mapping[str, object] | None = None,
     *,
     unsupported: Mapping[str, str] = NO_REASONS,
-    on_damage: Callable[[str], object] = warnings.warn,
-    on_note: Callable[[str], object] = ignore_note,
+    on_damage: OnNote = warnings.warn,
+    on_note: OnNote = ignore_note,
     world: World = SINGLE_PROCESS,
     load_model: LoadModel | None = None,
     uses_checkpoint: bool = False,

@@ -29,7 +29,7 @@ from fivetune.scores.metrics.gsm8k import describe_lenient_gap
 from fivetune.tasks import DROPPED_SYNONYMS, load_task, suggest_language
 from fivetune.tasks.mixture import Mixture
 from fivetune.training.answers.score_file import Values, read_no_answer_scores, read_rankings
-from fivetune.types import JsonTable, Scores, Task, TextExample
+from fivetune.types import JsonTable, OnNote, Scores, Task, TextExample
 
 if TYPE_CHECKING:
     from fivetune.scores.analysis.bootstrap import Difference
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 OTHER = "(other)"  # a prediction that is none of the labels, or missing
 NO_SETTINGS: Mapping[str, object] = {}
 T = TypeVar("T")
-Warn = Callable[[str], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +108,7 @@ def score(
     missing: Literal["error", "wrong"] = "error",
     raw: bool = False,
     against: object = None,
-    on_warning: Callable[[str], object] = warnings.warn,
+    on_warning: OnNote = warnings.warn,
 ) -> ScoredPredictions:
     """Score predictions against gold answers, by the metrics of a task. No model is needed.
 
@@ -193,7 +192,7 @@ def score(
 
 
 @contextmanager
-def _write_values(on_warning: Warn) -> Generator[tuple[Callable[[object, str], str], Warn]]:
+def _write_values(on_warning: OnNote) -> Generator[tuple[Callable[[object, str], str], OnNote]]:
     """Give a function that returns the file of values, which it writes if they are in memory, and one that warns.
 
     Both kinds of messages name the values, not their temporary files.
@@ -293,7 +292,7 @@ def _convert_rankings(
     found: Mapping[str, Sequence[str]],
     *,
     is_raw: bool,
-    on_warning: Warn,
+    on_warning: OnNote,
 ) -> list[list[str]]:
     """Convert the answers to each question, best first, to the form of the references."""
     ranked: list[list[str]] = []
@@ -334,7 +333,7 @@ def _score_rankings(
 
 
 def _build_confusion(
-    task: Task, questions: Mapping[str, TextExample], ranked: Sequence[Sequence[str]], source: str, on_warning: Warn
+    task: Task, questions: Mapping[str, TextExample], ranked: Sequence[Sequence[str]], source: str, on_warning: OnNote
 ) -> ConfusionMatrix | None:
     """Build the confusion matrix of a label task; None for other tasks. Other texts are reported and count as OTHER."""
     labels = tuple(task.labels or ())
@@ -474,8 +473,8 @@ def _read_references(
     return gold
 
 
-def _warn_about_golds(task: Task, gold: GoldSet, source: str, on_warning: Warn) -> None:
-    """Warn of properties of the gold answers that distort the scores."""
+def _warn_about_golds(task: Task, gold: GoldSet, source: str, on_warning: OnNote) -> None:
+    """OnNote of properties of the gold answers that distort the scores."""
     if gold.skipped:
         first = gold.skipped[0]
         on_warning(f"{source}: {len(gold.skipped):,} records cannot be used, first {first}")
@@ -493,7 +492,7 @@ def _warn_about_golds(task: Task, gold: GoldSet, source: str, on_warning: Warn) 
 
 
 def _compare_ids(
-    gold: GoldSet, found: dict[str, Any], source: str, *, missing_is_error: bool, on_warning: Warn
+    gold: GoldSet, found: dict[str, Any], source: str, *, missing_is_error: bool, on_warning: OnNote
 ) -> None:
     """Raise DataError for missing ids unless they count as wrong; print a warning about surplus ones."""
     ids = list(gold.questions)

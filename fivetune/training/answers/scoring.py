@@ -7,7 +7,7 @@ the predictions.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from fivetune.training.answers.loading import RunModel
 from fivetune.training.state import checkpoint
 from fivetune.training.state.resume import with_evaluation
 from fivetune.training.threads import watch_threads
+from fivetune.types import OnNote
 
 
 def record_evaluation(
@@ -31,8 +32,8 @@ def record_evaluation(
     split: str | None,
     has_own_settings: bool,
     on_progress: ProgressCallback,
-    on_damage: Callable[[str], object],
-    on_note: Callable[[str], object],
+    on_damage: OnNote,
+    on_note: OnNote,
 ) -> EvalRecord:
     """Evaluate the model of a run on the data of its config and record it in the run directory.
 

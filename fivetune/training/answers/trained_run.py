@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -26,7 +26,7 @@ from fivetune.data.readers.tables import is_table, name_tables
 from fivetune.data.shard import WHOLE, Shard
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import ConfigError, PromiseError, translate_oom_errors
-from fivetune.model.decode import Decoding, ignore_note
+from fivetune.model.decode import Decoding
 from fivetune.rundir.abstention_file import read_abstention
 from fivetune.rundir.confidence_file import read_temperature
 from fivetune.rundir.export_file import EXPORT
@@ -56,6 +56,7 @@ from fivetune.training.answers.requests import answer_requests, list_inputs, nam
 from fivetune.training.mixture import build_part_configs, require_single_part
 from fivetune.training.tables import write_tables
 from fivetune.training.threads import watch_threads
+from fivetune.types import OnNote, ignore_note
 from fivetune.values import get_nested
 
 if TYPE_CHECKING:
@@ -319,7 +320,7 @@ class TrainedRun:
         max_error: str | float | None = None,
         min_confidence: float | None = None,
         on_progress: ProgressCallback | None = None,
-        on_note: Callable[[str], object] = ignore_note,
+        on_note: OnNote = ignore_note,
     ) -> Predictions:
         """Answer records or texts with the run's model, which is loaded at the first call.
 
@@ -389,7 +390,7 @@ class TrainedRun:
         decoding: Decoding | None = None,
         on_written: OnWritten | None = None,
         on_progress: ProgressCallback = ignore_progress,
-        on_note: Callable[[str], object] = ignore_note,
+        on_note: OnNote = ignore_note,
     ) -> list[list[Prediction]]:
         """Answer several lists of records or texts in common batches; each gets what `predict` returns for it, with
         no answer withheld.
@@ -431,7 +432,7 @@ class TrainedRun:
         max_error: str | float | None = None,
         min_confidence: float | None = None,
         on_progress: ProgressCallback | None = None,
-        on_note: Callable[[str], object] = warn,
+        on_note: OnNote = warn,
         world: World = SINGLE_PROCESS,
         shard: Shard = WHOLE,
         shard_folders: Sequence[Path] = (),
@@ -491,8 +492,8 @@ class TrainedRun:
         max_error: str | float | None = None,
         error_below: float | None = None,
         on_progress: ProgressCallback | None = None,
-        on_damage: Callable[[str], object] = warn,
-        on_note: Callable[[str], object] = ignore_note,
+        on_damage: OnNote = warn,
+        on_note: OnNote = ignore_note,
     ) -> EvalRecord:
         """Score the run on other data, or again on its own, and record that in the run directory.
 
@@ -613,8 +614,8 @@ def evaluate(
     max_error: str | float | None = None,
     error_below: float | None = None,
     on_progress: ProgressCallback = ignore_progress,
-    on_damage: Callable[[str], object] = warn,
-    on_note: Callable[[str], object] = ignore_note,
+    on_damage: OnNote = warn,
+    on_note: OnNote = ignore_note,
 ) -> EvalRecord:
     """Evaluate a run on its own data, or on {"data.eval": FILE}, and record it in the run directory.
 

@@ -28,10 +28,8 @@ from fivetune.model.decode import (
     Decoding,
     GenerateAnswers,
     GeneratedAnswer,
-    OnNote,
     OnToken,
     group_by_length,
-    ignore_note,
 )
 from fivetune.model.decode.traced import TracedDecoder, build_traced_answer
 from fivetune.model.modules import T5Model
@@ -40,7 +38,7 @@ from fivetune.training.state.snapshot import list_weights, map_names
 from fivetune.training.step.groups import set_lr
 from fivetune.training.step.learner import Learner, StepEngine, StepInputs, Update
 from fivetune.training.step.nonfinite import refuse_nonfinite
-from fivetune.types import Autocast, Batch
+from fivetune.types import Autocast, Batch, OnNote, ignore_note
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
