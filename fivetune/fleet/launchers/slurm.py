@@ -32,7 +32,7 @@ TERMINATED_CODE = 128 + 15
 KILLED_CODE = 128 + 9
 MAX_KILLED = 3  # times that a shard starts again after its process was killed, as for want of memory
 SECONDS_TO_END = 60  # for the other nodes after the first one has ended
-PAGE_TIME = "01:00:00"  # limit of the job that compares the runs of an array
+PAGE_TIME = "00:10:00"  # limit of the job that compares the runs of an array, which takes seconds
 
 
 class Slurm(Launcher):
