@@ -17,6 +17,7 @@ from fake_run import HOSTILE
 from fivetune.reading.compare import MEASURES
 from fivetune.reading.compare.records import Comparison, Measure, Variant
 from fivetune.reading.report.comparison import build_comparison_page
+from fivetune.reading.report.comparison.charts import MAX_UNSORTED, build_variant_scores_chart
 from fivetune.reading.report.comparison.variants import (
     describe_outcome,
     format_measure,
@@ -144,6 +145,14 @@ def test_every_run_has_a_curve_and_its_variant_s_look(page: Page, found: Compari
     looks = {(trace["meta"], trace["line"]["color"], trace["line"]["dash"]) for trace in chart.data}
     assert len(looks) == 4 and chart.group == "step"
     assert part(page, "Curves", Chart, 2).data[0]["x"][-1] == 300
+
+
+def test_many_variants_stand_in_the_order_of_their_scores(found: Comparison) -> None:
+    many = [replace(found.variants[i % 2], name=f"v{i:02}") for i in range(MAX_UNSORTED + 1)]
+    chart = build_variant_scores_chart(many, found.metric, "c")
+    best = chart.data[-1]
+    assert best["x"] == sorted(best["x"], reverse=True) and len(set(best["x"])) == 2
+    assert build_variant_scores_chart(many[1:], found.metric, "c").data[-1]["y"] == [one.name for one in many[1:]]
 
 
 def test_scaling_is_held_against_the_ideal(page: Page) -> None:

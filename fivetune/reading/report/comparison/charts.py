@@ -42,6 +42,7 @@ from fivetune.rundir.figures import select_comparable_evals
 from fivetune.rundir.records import Run
 from fivetune.values import select_finite
 
+MAX_UNSORTED = 12  # variants in the order of the sweep
 MAX_HOVERED_LINES = 24  # maximum number of values in one hover label
 PHASE_COLORS = {"train": COLORS[0], "evaluate": COLORS[1], "checkpoint": COLORS[2], "prepare": COLORS[4]}
 
@@ -54,11 +55,18 @@ def _build_row_layout(num: int) -> dict[str, Any]:
 
 
 def build_variant_scores_chart(variants: Sequence[Variant], name: str, caption: str) -> Chart:
-    """Draw a row per variant: best score with its interval, last evaluation, and best score of each run."""
+    """Draw a row per variant: best score with its interval, last evaluation, and best score of each run.
+
+    Many variants are in the order of their scores, the highest on top.
+    """
+    colored = [(variant, choose_line_style(i)[0]) for i, variant in enumerate(variants)]
+    if len(variants) > MAX_UNSORTED:
+        colored.sort(key=lambda pair: get_measure(pair[0], SCORE).value or 0.0, reverse=True)
+    variants = [variant for variant, _ in colored]
+    colors = [color for _, color in colored]
     names = [escape_hidden(variant.name) for variant in variants]
     best = [get_measure(variant, SCORE) for variant in variants]
     last = [get_measure(variant, LAST).value for variant in variants]
-    colors = [choose_line_style(i)[0] for i in range(len(variants))]
     single_scores: Series = []
     single_rows: list[str] = []
     for row, variant in zip(names, variants, strict=True):

@@ -397,6 +397,7 @@ const charts = (() => {
 
     // Lines across the plot and their labels. On a log axis a label's place is a logarithm, a line's the value itself.
     for (const shape of layout.shapes ?? []) {
+      if (shape.yref === "paper" && !isInside(toX(xAxis.place(shape.x0)), top)) continue;
       const d = shape.yref === "paper"
         ? `M${round(toX(xAxis.place(shape.x0)))},${top}V${floor}`
         : `M${left},${round(lanes[0].toY(lanes[0].axis.place(shape.y0)))}H${right}`;
@@ -405,6 +406,7 @@ const charts = (() => {
     for (const note of layout.annotations ?? []) {
       const x = note.xref === "paper" ? left + note.x * (right - left) : toX(note.x);
       const y = note.yref === "paper" ? floor - note.y * (floor - top) : lanes[0].toY(note.y);
+      if (!isInside(x, Math.max(y, top))) continue;
       const isLeft = (note.xanchor ?? "left") === "left" && x + measure(note.text, SMALL) + 4 <= width;
       front.append(make("text", {
         x: round(x + (isLeft ? 4 : -4)), y: round(note.yanchor === "top" ? y + 12 : y - 4), "text-anchor": isLeft ? "start" : "end", "font-size": SMALL,
@@ -484,8 +486,8 @@ const charts = (() => {
   }
 
   // The drawing as a file of its own: colours in place of the page's variables.
-  function writeSvg(figure, width, hidden, style) {
-    const { svg, guide } = draw(figure, width, hidden);
+  function writeSvg(figure, width, hidden, zoom, style) {
+    const { svg, guide } = draw(figure, width, hidden, zoom);
     guide.remove();
     const text = new XMLSerializer().serializeToString(svg);
     return text.replace(/var\((--[\w-]+)\)/g, (_, name) => style.getPropertyValue(name).trim());

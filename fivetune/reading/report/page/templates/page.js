@@ -1,7 +1,6 @@
 (() => {
   "use strict";
   const root = document.documentElement;
-  const finePointer = matchMedia("(pointer: fine)").matches;
   const figures = [...document.querySelectorAll("figure.chart")].map((figure) => ({
     plot: figure.querySelector(".plot"),
     caption: figure.querySelector("figcaption"),
@@ -117,27 +116,31 @@
       const [x, y] = at(event);
       const found = showLabel(figure, x, y);
       if (group) showAt(found && charts.toValue(figure.chart, found.x), group, figure);
+      if (from === null) return;
+      figure.chart.guide.setAttribute("d", [from, x].map((end) => `M${end},${figure.chart.top}V${figure.chart.floor}`).join(""));
+      figure.chart.guide.setAttribute("visibility", "visible");
     });
     plot.addEventListener("pointerleave", () => {
+      from = null;
       hideLabel(figure);
       if (group) showAt(null, group, figure);
     });
-    if (finePointer) {
-      plot.addEventListener("pointerdown", (event) => {
-        from = at(event)[0];
-      });
-      plot.addEventListener("pointerup", (event) => {
-        const { chart } = figure;
-        const ends = [from, at(event)[0]].map((x) => Math.min(chart.right, Math.max(chart.left, x))).sort((a, b) => a - b);
-        if (from === null || chart.xAxis.names || ends[1] - ends[0] < 10) return;
-        figure.zoom = ends.map((x) => charts.toValue(chart, x));
-        draw(figure);
-      });
-      plot.addEventListener("dblclick", () => {
-        delete figure.zoom;
-        draw(figure);
-      });
-    }
+    plot.addEventListener("pointerdown", (event) => {
+      if (event.pointerType === "mouse" && figure.chart && !figure.chart.xAxis.names) from = at(event)[0];
+    });
+    plot.addEventListener("pointerup", (event) => {
+      const start = from;
+      from = null;
+      if (start === null || Math.abs(at(event)[0] - start) < 10) return;
+      const { chart } = figure;
+      const ends = [start, at(event)[0]].map((x) => Math.min(chart.right, Math.max(chart.left, x)));
+      figure.zoom = ends.sort((a, b) => a - b).map((x) => charts.toValue(chart, x));
+      draw(figure);
+    });
+    plot.addEventListener("dblclick", () => {
+      delete figure.zoom;
+      if (figure.chart) draw(figure);
+    });
     if (group) link(figure);
   }
 
@@ -156,7 +159,7 @@
     const drawFile = () => {
       const was = root.dataset.print;
       root.dataset.print = "";
-      const text = charts.writeSvg(figure.source, figure.width ?? 680, figure.hidden, getComputedStyle(root));
+      const text = charts.writeSvg(figure.source, figure.width ?? 680, figure.hidden, figure.zoom, getComputedStyle(root));
       if (was === undefined) delete root.dataset.print;
       return text;
     };
