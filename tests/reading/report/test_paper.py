@@ -182,7 +182,7 @@ def test_a_chart_becomes_svg_and_pdf_with_its_words(tmp_path):
     bars = build_error_bars([60.0, 70.0, None], [(50.0, 72.0), None, None], "var(--muted)")
     marks = build_marks_trace(
         [60.0, 70.0, None],
-        ["a &lt;b&gt;", "costs $5_x$", "none"],
+        ["a <b>", "costs $5_x$", "none"],
         {"symbol": "diamond-open", "color": ["var(--series-1)", "#ff0000", "var(--ink)"], "size": 9},
         "",
         name="seed",

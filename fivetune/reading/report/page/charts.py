@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from math import log10
 from typing import Any
 
 from fivetune.reading.report.page.parts import Chart
@@ -156,9 +155,7 @@ def build_step_chart(
         axis = choose_axis_scale([value for values in series.values() for value in values])
     more: dict[str, Any] = {"showlegend": len(series) > 1, "yaxis": axis}
     if limit is not None and steps:
-        # On a log axis, the place of an annotation is a logarithm, that of a shape is the value.
-        place = log10(limit) if axis.get("type") == "log" else limit
-        label = _build_label("clipped above", x=1, y=place, xref="paper", yref="y", xanchor="right")
+        label = _build_label("clipped above", x=1, y=limit, xref="paper", yref="y", xanchor="right")
         more |= {"shapes": [build_limit_line("y", limit, "dash")], "annotations": [label]}
     return build_chart(caption, traces, "step", name_unit(unit, axis), wide=False, **more)
 

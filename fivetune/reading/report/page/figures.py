@@ -13,7 +13,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from html import unescape
 from importlib import import_module
 from importlib.resources import files
 from itertools import groupby
@@ -139,10 +138,10 @@ def build_chart_csv(chart: Chart) -> str:
             header += ["number", "per cent"]
             for row, numbers, shares in zip(trace["y"], trace["text"], trace["z"], strict=True):
                 for column, number, share in zip(trace["x"], numbers, shares, strict=True):
-                    rows.append([name, unescape(column), unescape(row), number, share])
+                    rows.append([name, column, row, number, share])
             continue
         for place, point in enumerate(zip(trace["x"], trace["y"], strict=True)):
-            cells = [name, *(unescape(one) if isinstance(one, str) else one for one in point)]
+            cells = [name, *point]
             for letter in bars:
                 middle = point["xy".index(letter)]
                 error = trace.get(f"error_{letter}")
@@ -160,14 +159,14 @@ def _find_title(layout: Mapping[str, Any], start: str) -> str:
     """Return the title of an axis, or of the stacked axes that share its name; "name" without a title."""
     for name in sorted(layout):
         if name.startswith(start) and layout[name].get("title", {}).get("text"):
-            return unescape(layout[name]["title"]["text"])
+            return layout[name]["title"]["text"]
     return "name"
 
 
 def _get_label(trace: Mapping[str, Any], *, shared: bool = False) -> str:
     """Return the name of a trace, or the name that it shares with others in a legend; "" without a name."""
     own = trace.get("name") or ""
-    return unescape(str(trace.get("meta") or own if shared else own))
+    return str(trace.get("meta") or own if shared else own)
 
 
 # --- drawing ---
@@ -194,7 +193,7 @@ def draw_chart(chart: Chart) -> dict[str, bytes]:
             _set_axis(plane, "y", layout[name])
             plane.label_outer()
             if is_stacked:  # the annotations are the names of the lanes
-                plane.set_title(unescape(layout["annotations"][place]["text"]), loc="left", fontsize=7, pad=2)
+                plane.set_title(layout["annotations"][place]["text"], loc="left", fontsize=7, pad=2)
             else:
                 _draw_shapes(plane, layout)
         _add_legend(figure, is_stacked=is_stacked)
@@ -230,7 +229,7 @@ def _find_color(color: str | Sequence[str] | None) -> Any:
 def _read_values(values: Sequence[Any], axis: Mapping[str, Any]) -> Any:
     """Convert the values of an axis to numbers, NaN for gaps, or to names."""
     if axis.get("type") == "category" or any(isinstance(value, str) for value in values):
-        return [unescape(str(value)) for value in values]
+        return [str(value) for value in values]
     return np.array(values, dtype=float)
 
 
@@ -325,7 +324,7 @@ def _set_axis(plane: Axes, letter: str, axis: Mapping[str, Any]) -> None:
     """Give an axis of a plot its title, scale and range."""
     own = getattr(plane, f"{letter}axis")
     set_range = getattr(plane, f"set_{letter}lim")
-    own.set_label_text(unescape(axis.get("title", {}).get("text", "")))
+    own.set_label_text(axis.get("title", {}).get("text", ""))
     own.grid(bool(axis.get("showgrid", letter == "y")))
     is_log = axis.get("type") == "log"
     if is_log:
@@ -359,17 +358,10 @@ def _draw_shapes(plane: Axes, layout: Mapping[str, Any]) -> None:
         else:
             plane.axhline(shape["y0"], linestyle=dash, **look)
     for note in layout.get("annotations", ()):
-        place: list[float] = []
-        frames: list[str] = []
-        for letter in "xy":
-            is_free = note[f"{letter}ref"] == "paper"
-            # Plotly's notes take the logarithm of a place on a log axis.
-            is_log = not is_free and layout[f"{letter}axis"].get("type") == "log"
-            place.append(10 ** note[letter] if is_log else note[letter])
-            frames.append("axes fraction" if is_free else "data")
+        frames = ["axes fraction" if note[f"{letter}ref"] == "paper" else "data" for letter in "xy"]
         plane.annotate(
-            f" {unescape(note['text'])} ",
-            place,
+            f" {note['text']} ",
+            (note["x"], note["y"]),
             xycoords=tuple(frames),
             ha=note.get("xanchor", "left"),
             va=note.get("yanchor", "bottom"),

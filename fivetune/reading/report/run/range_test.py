@@ -6,7 +6,6 @@ In: the table of <run>.find-lr.json. Out: Sections and Pages.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import log10
 from typing import Any
 
 from fivetune.reading.report.page.charts import COLORS, build_chart, build_line_trace, build_step_marker
@@ -51,8 +50,6 @@ def build_range_test_sections(found: Mapping[str, Any]) -> tuple[Section, ...]:
     if choice is not None:
         words = f"Learning rate {choice:g}. {found['rule']}"
         marks = build_step_marker(choice, f"chosen {choice:g}", y=0.02)
-        # On a log axis, the place of an annotation is a logarithm, that of a shape is the value.
-        marks["annotations"][0]["x"] = log10(choice)
     caption = f"Loss while the rate grows by a constant factor per step. Ended because {found['stopped']}."
     steepest = format_significant(found.get("steepest"))
     ends = f"{format_significant(rates[0])} to {format_significant(rates[-1])}"

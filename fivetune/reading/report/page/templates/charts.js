@@ -395,7 +395,7 @@ const charts = (() => {
       }).join("");
     }
 
-    // Lines across the plot and their labels. On a log axis a label's place is a logarithm, a line's the value itself.
+    // Lines across the plot, and their labels.
     for (const shape of layout.shapes ?? []) {
       if (shape.yref === "paper" && !isInside(toX(xAxis.place(shape.x0)), top)) continue;
       const d = shape.yref === "paper"
@@ -404,8 +404,8 @@ const charts = (() => {
       rules.append(make("path", { d, stroke: shape.line.color, "stroke-width": shape.line.width, "stroke-dasharray": DASHES[shape.line.dash] }));
     }
     for (const note of layout.annotations ?? []) {
-      const x = note.xref === "paper" ? left + note.x * (right - left) : toX(note.x);
-      const y = note.yref === "paper" ? floor - note.y * (floor - top) : lanes[0].toY(note.y);
+      const x = note.xref === "paper" ? left + note.x * (right - left) : toX(xAxis.place(note.x));
+      const y = note.yref === "paper" ? floor - note.y * (floor - top) : lanes[0].toY(lanes[0].axis.place(note.y));
       if (!isInside(x, Math.max(y, top))) continue;
       const isLeft = (note.xanchor ?? "left") === "left" && x + measure(note.text, SMALL) + 4 <= width;
       front.append(make("text", {
@@ -468,7 +468,7 @@ const charts = (() => {
     const [x, y] = [title("xaxis"), title("yaxis")];
     const bars = ["x", "y"].filter((letter) => data.some((trace) => trace[`error_${letter}`]));
     const isMatrix = data.some((trace) => trace.type === "heatmap");
-    const lines = [["series", x, y === x ? `${y} 2` : y, ...bars.flatMap((letter) => [`${letter} low`, `${letter} high`]), ...(isMatrix ? ["number", "per cent"] : [])]];
+    const lines = [["series", x, y, ...bars.flatMap((letter) => [`${letter} low`, `${letter} high`]), ...(isMatrix ? ["number", "per cent"] : [])]];
     for (const trace of data) {
       if (isMatrix) trace.y.forEach((row, i) => trace.x.forEach((column, j) => lines.push([trace.name, column, row, trace.text[i][j], trace.z[i][j]])));
       else {
