@@ -139,12 +139,16 @@ def check_pointwise(sizes: Sizes, dtype: torch.dtype) -> Iterator[tuple[str, flo
     stream, scale = (_draw(sizes, *shape, dtype=torch.float32) for shape in ((sizes.rows, sizes.width), (sizes.width,)))
     branch = lambda x, w: torch.add(*compute_branch_norm(x, w, 1e-6, dtype))  # noqa: E731
     yield "norm beside the stream", _measure_error(branch, [stream, scale], lambda x, w: x + norm(x, w))
+    seed = torch.full((1,), 5, dtype=torch.int64, device=sizes.device)
+    kept = compute_dropout(torch.ones_like(stream), DROPOUT, seed).double()
+    drop = {"probability": DROPOUT, "seed": seed}
+    summed = lambda x, y, w: torch.add(*compute_branch_norm(x, w, 1e-6, dtype, branch=y, **drop))  # noqa: E731
+    sum_norm = lambda x, y, w: (x + y * kept) + norm(x + y * kept, w)  # noqa: E731
+    yield "norm of a sum", _measure_error(summed, [stream, other, scale], sum_norm)
     relu = lambda x: compute_activation_dropout(x, "relu", gated=False)  # noqa: E731
     yield "relu", _measure_error(relu, [x], torch.relu)
     gated = lambda x: compute_activation_dropout(x, "gelu_new", gated=True)  # noqa: E731
     yield "gated gelu", _measure_error(gated, [x], lambda x: F.gelu(x[:, :half], approximate="tanh") * x[:, half:])
-    seed = torch.full((1,), 5, dtype=torch.int64, device=sizes.device)
-    kept = compute_dropout(torch.ones_like(x, dtype=torch.float32), DROPOUT, seed).double()
     yield (
         "residual and dropout",
         _measure_error(lambda x, y: add_dropout(y, x, DROPOUT, seed), [x, other], lambda x, y: y + x * kept),

@@ -107,7 +107,7 @@ def out_of_memory(recipe: dict[str, Any], place: str) -> dict[str, torch.Tensor]
             if place == "forward":
                 fail()
             if len(calls) > world.size % 4:  # on two processes in the second micro-batch; on four there may be one
-                out.register_hook(fail)
+                out.stream.register_hook(fail)
         return out
 
     with pytest.MonkeyPatch.context() as patch:
@@ -122,9 +122,14 @@ def out_of_memory(recipe: dict[str, Any], place: str) -> dict[str, torch.Tensor]
 def broken(recipe: dict[str, Any]) -> str:
     """A run whose second process computes values that are not numbers."""
     compute = flat.apply_feed_forward
+
+    def compute_broken(*inputs: Any, **options: Any) -> Any:
+        found = compute(*inputs, **options)
+        return found._replace(stream=found.stream * math.nan)
+
     with pytest.MonkeyPatch.context() as patch:
         if World.from_environment().rank == 1:
-            patch.setattr(flat, "apply_feed_forward", lambda *inputs, **options: compute(*inputs, **options) * math.nan)
+            patch.setattr(flat, "apply_feed_forward", compute_broken)
         return failing(lambda: train(recipe, preflight=False, quiet=True))
 
 

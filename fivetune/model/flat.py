@@ -25,7 +25,7 @@ from fivetune.model.family import (
     should_scale_output,
 )
 from fivetune.model.flat_gemma import compute_gemma_losses, explain_unsupported_gemma
-from fivetune.model.layers import has_hooks, is_plain_linear
+from fivetune.model.layers import Residual, has_hooks, is_plain_linear
 from fivetune.model.loss import TiedGradient, compute_head_losses, embed
 from fivetune.model.modules import T5Attention, T5Block, T5Layer, T5Model, T5Stack
 from fivetune.model.objective import PLAIN, Objective
@@ -207,9 +207,9 @@ def find_nonfinite_block(model: T5Model, compute_losses: Callable[[], Tensor]) -
     finite."""
     found: list[str] = []
 
-    def watch(name: str, block: T5Block, run: Callable[..., Tensor], *inputs: object) -> Tensor:
+    def watch(name: str, block: T5Block, run: Callable[..., Residual], *inputs: object) -> Residual:
         output = run(block, *inputs)
-        if not output.isfinite().all():
+        if not output.stream.isfinite().all():
             found.append(name)
         return output
 
@@ -250,6 +250,7 @@ def run_stack(
     if numbers.start == 0:
         # A copy, because dropout is in place: the lookup of both stacks is one tensor.
         x = ops.drop(x.clone(), stack.dropout)
+    stream = Residual(x)
     table: Tensor | None = None
     memories: list[EncoderOutput | None] = [None] * len(numbers)
     if memory is not None:
@@ -261,11 +262,11 @@ def run_stack(
         attention = stack.block[owner].layer[0].SelfAttention
         if attention.has_relative_attention_bias:
             table = _build_bias_table(attention, bounds.longest, ops)
-        x = ops.run_block(stack.block[number], _run_block, x, bounds, table, own, ops)
+        stream = ops.run_block(stack.block[number], _run_block, stream, bounds, table, own, ops)
     if numbers.stop < len(stack.block):
-        return x  # a later stage has the stack's last block and norm
-    norm = stack.final_layer_norm
-    return ops.drop(ops.normalize(x, norm.weight, norm.variance_epsilon), stack.dropout)
+        return stream.sum(fused=ops.fused)  # a later stage has the stack's last block and norm
+    _, normed = ops.begin_branch(stream, stack.final_layer_norm)
+    return ops.drop(normed, stack.dropout)
 
 
 def _build_bias_table(attention: T5Attention, longest: int, ops: Ops) -> Tensor:
@@ -285,40 +286,42 @@ def _build_bias_table(attention: T5Attention, longest: int, ops: Ops) -> Tensor:
 
 
 def _run_block(
-    block: T5Block, x: Tensor, bounds: SequenceBounds, table: Tensor | None, memory: EncoderOutput | None, ops: Ops
-) -> Tensor:
+    block: T5Block, x: Residual, bounds: SequenceBounds, table: Tensor | None, memory: EncoderOutput | None, ops: Ops
+) -> Residual:
     x = apply_self_attention(block.layer[0], x, bounds, table, ops, causal=memory is not None)
     if memory is not None:
         x = apply_cross_attention(block.layer[1], x, bounds, memory, ops)
     act = block.layer[0].SelfAttention.config.dense_act_fn
-    return apply_feed_forward(block.layer[-1], x, act, ops)
+    return ops.end_block(block, apply_feed_forward(block.layer[-1], x, act, ops))
 
 
 def apply_self_attention(
-    layer: T5Layer, x: Tensor, bounds: SequenceBounds, table: Tensor | None, ops: Ops, *, causal: bool
-) -> Tensor:
+    layer: T5Layer, x: Residual, bounds: SequenceBounds, table: Tensor | None, ops: Ops, *, causal: bool
+) -> Residual:
     """x + dropout(o(attention(q, k, v of norm(x))))."""
     module = layer.SelfAttention
-    x, normed = ops.begin_branch(x, layer.layer_norm)
+    stream, normed = ops.begin_branch(x, layer.layer_norm)
     q, k, v = ops.project_heads(normed, module.key_value_proj_dim, module.q, module.k, module.v)
     out = ops.attend(module, q, k, v, SequencePairs(bounds, bounds, causal), module.dropout, table=table)
-    return ops.end_branch(x, ops.project_last(out.flatten(1), module.o), layer.dropout)
+    return ops.end_branch(stream, ops.project_last(out.flatten(1), module.o), layer.dropout)
 
 
-def apply_cross_attention(layer: T5Layer, x: Tensor, bounds: SequenceBounds, memory: EncoderOutput, ops: Ops) -> Tensor:
+def apply_cross_attention(
+    layer: T5Layer, x: Residual, bounds: SequenceBounds, memory: EncoderOutput, ops: Ops
+) -> Residual:
     """x + dropout(o(attention(q of norm(x), k and v of the encoder's output)))."""
     module = layer.EncDecAttention
-    x, normed = ops.begin_branch(x, layer.layer_norm)
+    stream, normed = ops.begin_branch(x, layer.layer_norm)
     (q,) = ops.project_heads(normed, module.key_value_proj_dim, module.q)
     out = ops.attend_memory(module, q, bounds, memory)
-    return ops.end_branch(x, ops.project_last(out.flatten(1), module.o), layer.dropout)
+    return ops.end_branch(stream, ops.project_last(out.flatten(1), module.o), layer.dropout)
 
 
-def apply_feed_forward(layer: T5Layer, x: Tensor, act: str, ops: Ops) -> Tensor:
+def apply_feed_forward(layer: T5Layer, x: Residual, act: str, ops: Ops) -> Residual:
     """x + dropout(wo(dropout(act(wi(norm(x)))))); gated models have wi_0 and wi_1."""
     dense = layer.DenseReluDense
-    x, normed = ops.begin_branch(x, layer.layer_norm)
+    stream, normed = ops.begin_branch(x, layer.layer_norm)
     gated = is_gated(dense)
     inner = ops.project(normed, dense.wi_0, dense.wi_1) if gated else ops.project(normed, dense.wi)
     inner = ops.apply_activation(dense, inner, act, gated=gated)
-    return ops.end_branch(x, ops.project_last(inner, dense.wo), layer.dropout)
+    return ops.end_branch(stream, ops.project_last(inner, dense.wo), layer.dropout)

@@ -245,7 +245,7 @@ def _normalize_heads(module: Any, name: str, x: Tensor, ops: Ops) -> Tensor:
 
 
 def _add_branch(layer: Any, x: Tensor, norm: nn.Module, out: Tensor, ops: Ops) -> Tensor:
-    return ops.end_branch(x, _normalize(norm, out, ops), layer.dropout)
+    return ops.end_branch(x, _normalize(norm, out, ops), layer.dropout).sum(fused=ops.fused)
 
 
 def _normalize(norm: Any, x: Tensor, ops: Ops) -> Tensor:

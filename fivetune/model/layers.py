@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -110,13 +111,31 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, fused: bool = False) -> T
     return RmsNorm.apply(x, weight, eps, get_matmul_dtype(x.device))
 
 
-def normalize_branch(x: Tensor, weight: Tensor, eps: float, *, fused: bool = False) -> tuple[Tensor, Tensor]:
+class Residual(NamedTuple):
+    """The residual stream [N, d] after a branch: stream + dropout(branch), a sum that the next norm computes."""
+
+    stream: Tensor
+    branch: Tensor | None = None
+    rate: float = 0.0
+
+    def sum(self, *, fused: bool = False) -> Tensor:
+        """The stream as a tensor. Overwrites the branch."""
+        if self.branch is None:
+            return self.stream
+        return add_dropout_residual(self.stream, self.branch, self.rate, fused=fused)
+
+
+def normalize_branch(x: Residual, weight: Tensor, eps: float, *, fused: bool = False) -> tuple[Tensor, Tensor]:
     """The residual stream and its `rms_norm`, which begins a branch; a kernel adds the gradients of both."""
-    if fused and x.dtype == weight.dtype and supports_fused(x, weight):
+    stream = x.stream
+    tensors = [stream, weight] if x.branch is None else [stream, weight, x.branch]
+    if fused and stream.dtype == weight.dtype and x.rate < 1 and supports_fused(*tensors):
         from fivetune.model.cuda import norm
 
-        return norm.compute_branch_norm(x, weight, eps, get_matmul_dtype(x.device))
-    return x, rms_norm(x, weight, eps)
+        kind = get_matmul_dtype(stream.device)
+        return norm.compute_branch_norm(stream, weight, eps, kind, branch=x.branch, probability=x.rate)
+    stream = x.sum(fused=fused)
+    return stream, rms_norm(stream, weight, eps)
 
 
 class RmsNorm(torch.autograd.Function):

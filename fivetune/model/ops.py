@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fivetune.distributed.sharding import call_gathered, get_local
+from fivetune.distributed.sharding import call_gathered, get_local, is_gathered_by_call
 from fivetune.distributed.tensor_parallel import draw_own_masks
 from fivetune.model.attention import SequenceBounds, SequencePairs, attend
 from fivetune.model.cuda.dispatch import needs_attention_kernel
 from fivetune.model.layers import (
-    add_dropout_residual,
+    Residual,
     apply_dropout_,
     apply_gated_dropout,
     apply_last_projection,
@@ -34,6 +34,8 @@ from fivetune.model.low_rank import add_pair, add_transposed_pair, find_pair
 from fivetune.model.modules import T5Attention, T5Norm
 from fivetune.model.precision import cast_weights, get_matmul_dtype
 from fivetune.model.weight_cache import find_kept
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ class Ops:
     fused: bool = False
     recompute: bool = False
 
-    def run_block(self, block: nn.Module, run: Callable[..., Tensor], *inputs: object) -> Tensor:
+    def run_block(self, block: nn.Module, run: Callable[..., T], *inputs: object) -> T:
         """Return run(block, *inputs); a strategy that shards the block's weights gathers them meanwhile."""
         if self.recompute and torch.is_grad_enabled():  # without a gradient nothing is saved
             run = partial(checkpoint, run, use_reentrant=False)
@@ -104,13 +106,17 @@ class Ops:
         """The root mean square norm of x."""
         return rms_norm(x, weight, eps, fused=self.fused)
 
-    def begin_branch(self, stream: Tensor, norm: T5Norm) -> tuple[Tensor, Tensor]:
-        """The residual stream and its norm, whose gradients one kernel adds."""
-        return normalize_branch(stream, norm.weight, norm.variance_epsilon, fused=self.fused)
+    def begin_branch(self, x: Residual, norm: T5Norm) -> tuple[Tensor, Tensor]:
+        """The residual stream and its norm; one kernel sums the stream and computes the norm, and adds gradients."""
+        return normalize_branch(x, norm.weight, norm.variance_epsilon, fused=self.fused)
 
-    def end_branch(self, stream: Tensor, x: Tensor, dropout: nn.Dropout) -> Tensor:
-        """stream + dropout(x). Overwrites x."""
-        return add_dropout_residual(stream, x, _get_rate(dropout), fused=self.fused)
+    def end_branch(self, stream: Tensor, x: Tensor, dropout: nn.Dropout) -> Residual:
+        """stream + dropout(x), which overwrites x when it is computed."""
+        return Residual(stream, x, _get_rate(dropout))
+
+    def end_block(self, block: nn.Module, x: Residual) -> Residual:
+        """The residual stream as it leaves a block: summed if the block is recomputed or its weights are gathered."""
+        return Residual(x.sum(fused=self.fused)) if self.recompute or is_gathered_by_call(block) else x
 
     def drop(self, x: Tensor, dropout: nn.Dropout) -> Tensor:
         """dropout(x), in place."""

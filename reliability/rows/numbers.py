@@ -135,11 +135,15 @@ def train_with_bad_values(
         losses, num_positions = whole["loss"](*args, **named)
         return spoil(losses), num_positions
 
+    def apply_feed_forward(*args: Any, **named: Any) -> Any:
+        found = whole["activations"](*args, **named)
+        return found._replace(branch=spoil(found.branch))
+
     loop.train_step = train_step
     if place == "loss":
         Forward.compute_losses = compute_losses
     if place == "activations":
-        flat.apply_feed_forward = lambda *args, **named: spoil(whole["activations"](*args, **named))
+        flat.apply_feed_forward = apply_feed_forward
     code = train(recipe, *words)
     is_spoilt = os.environ.get("RANK", "1") == "1"  # of two ranks the last, or the only one
     return NEVER_FIRED if is_spoilt and not state["fired"] else code

@@ -282,6 +282,32 @@ def test_the_norm_of_an_fp32_stream_is_rounded_once_and_adds_the_gradients_of_bo
     torch.testing.assert_close(found, (of_stream + of_x, of_weight))
 
 
+@pytest.mark.parametrize("probability", [0.0, 0.3])
+def test_the_sum_of_a_branch_is_normalized_by_one_kernel(probability):
+    torch.manual_seed(0)
+    x, branch, weight = (torch.randn(*shape, requires_grad=True) for shape in ((7, 24), (7, 24), (24,)))
+    seed, leaves = torch.tensor([9]), [x, branch, weight]
+    ours = torch.cat(compute_branch_norm(x, weight, 1e-6, branch=branch, probability=probability, seed=seed))
+    doubles = double(leaves)
+    places = torch.arange(7 * 24).view(7, 24)
+    stream = doubles[0] + doubles[1] * (kept(seed, places, probability) if probability else 1)
+    reference = torch.cat([stream, doubles[2] * stream * (stream.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt()])
+    compare(ours, reference, leaves, doubles, CLOSE[torch.float32])
+    apart = add_dropout(x, branch, probability, seed)  # the same bits: a block whose sum is stored has this kernel
+    assert torch.equal(ours[:7], apart)
+
+
+def test_a_branch_may_have_16_bits_and_rows_of_any_width():
+    torch.manual_seed(0)
+    x, weight = torch.randn(3, 20, requires_grad=True), torch.ones(20)
+    branch = torch.randn(3, 20).bfloat16().requires_grad_()
+    stream, normed = compute_branch_norm(x, weight, 1e-6, torch.bfloat16, branch=branch, probability=0.5)
+    assert (stream.dtype, normed.dtype) == (torch.float32, torch.bfloat16)
+    of_x, of_branch = torch.autograd.grad(stream.sum(), [x, branch])
+    assert (of_x == 1).all() and of_branch.dtype == torch.bfloat16 and set(of_branch.unique().tolist()) == {0.0, 2.0}
+    torch.testing.assert_close(stream, x + branch.float() * of_branch.float())
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_losses_and_the_gradient_of_logits_are_those_of_cross_entropy(dtype):
     """Three blocks, the last of which is not full; a piece without probability, and logits beyond the range of exp."""

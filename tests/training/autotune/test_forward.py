@@ -206,17 +206,21 @@ def test_the_fastest_forward_that_agrees_is_taken(small, cuda):
 
 @pytest.mark.slow
 def test_kernels_that_disagree_or_fail_are_not_used_and_why_is_said(small, cuda, monkeypatch):
-    from fivetune.model.cuda import attention, norm, pointwise
+    from fivetune.model.cuda import attention, norm
 
     def fail(*args, **named):
         raise RuntimeError("PTX was compiled with an unsupported toolchain.\nmore")
 
-    original = pointwise.add_dropout
-    monkeypatch.setattr(pointwise, "add_dropout", lambda stream, x, rate: original(stream, x.detach(), rate))
+    original = norm.compute_branch_norm
+
+    def cut(*args, branch=None, **named):
+        return original(*args, branch=None if branch is None else branch.detach(), **named)
+
+    monkeypatch.setattr(norm, "compute_branch_norm", cut)
     found = _fastest(small)
     assert found.parts == "torch" and "(triton norms and activations) is not used: " in found.why
     assert " instead of " in found.why
-    monkeypatch.setattr(norm, "compute_rms_norm", fail)
+    monkeypatch.setattr(norm, "compute_branch_norm", fail)
     found = _fastest(small)
     assert found.parts == "torch" and "is not used: RuntimeError: PTX was compiled with an unsupp" in found.why
     monkeypatch.setattr(attention, "compute_attention", fail)
