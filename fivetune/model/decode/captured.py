@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +39,9 @@ from fivetune.model.decode.running import Answered, Key, RunningAnswers
 from fivetune.model.decode.sampling import choose_tokens
 from fivetune.model.decode.steps import Decoder
 from fivetune.types import OnNote
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 LATE = 2  # steps that the host is behind the device: each is a wasted step of every slot
 WIDTH = 64  # tokens by which shapes of inputs differ
@@ -83,13 +86,13 @@ def get_recorder(device: torch.device) -> GraphRecorder:
 
 
 def can_capture(decoder: Decoder, decoding: Decoding) -> bool:
-    """Whether graphs can replay the steps of a search: if its device has graphs, and the host need not see each token.
+    """Whether graphs can replay the steps of a search.
 
-    Beams change places; stop texts are searched on the host; top-p alone asks the device how many tokens it needs.
+    Beams change places, and top-p alone asks the device how many tokens it needs.
     """
     sampling = decoding.sampling
-    asks = decoding.stop or decoding.label_ids or (sampling and sampling.top_p < 1 and not sampling.top_k)
-    is_wanted = decoding.capture and decoding.num_beams == 1 and not asks
+    asks = sampling and sampling.top_p < 1 and not sampling.top_k
+    is_wanted = decoding.capture and decoding.num_beams == 1 and not (decoding.label_ids or asks)
     return is_wanted and supports_graphs(str(decoder.device)) and decoder.is_plain
 
 
@@ -300,13 +303,14 @@ class CapturedSearch:
         decoder: Decoder,
         decoding: Decoding,
         rules: LogitsProcessor,
+        tokenizer: PreTrainedTokenizerBase | None,
         on_token: OnToken | None,
         on_note: OnNote,
     ) -> None:
         self.decoder = decoder
         self.decoding = decoding
         self.rules = rules
-        self._answers = RunningAnswers(decoding, decoder.config.eos_token_id, None, on_token)
+        self._answers = RunningAnswers(decoding, decoder.config.eos_token_id, tokenizer, on_token)
         self._on_note = on_note
         self._steps: CapturedSteps | None = None
         self._first: list[int] = []  # step that writes the first token of each slot

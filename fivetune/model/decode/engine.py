@@ -85,7 +85,7 @@ def search_answers(
         rules = LogitsProcessor(decoding, model.config.eos_token_id, device)
         search: GreedySearch | CapturedSearch
         if isinstance(decoder, Decoder) and can_capture(decoder, decoding):
-            search = CapturedSearch(decoder, decoding, rules, on_token, on_note)
+            search = CapturedSearch(decoder, decoding, rules, tokenizer, on_token, on_note)
         else:
             search = GreedySearch(decoder, decoding, rules, tokenizer, on_token)
         # Each round encodes the next inputs; greedy search also goes on with answers of earlier rounds.

@@ -19,7 +19,7 @@ from fivetune.data.examples import Source
 from fivetune.data.store.encode import LengthLimits
 from fivetune.data.store.token_store import load_or_build_store
 from fivetune.errors import FiveTuneEnvironmentError
-from fivetune.model.decode import Decoding, Sampling, captured, generate
+from fivetune.model.decode import Decoding, Sampling, captured, generate, to_text
 from fivetune.model.decode.steps import Decoder
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.tasks.jsonl import JSONL
@@ -63,11 +63,11 @@ def answer(model, store, decoding, rows, **others):
     return {one.row: one for one in found}
 
 
-def check_same(model, store, decoding, rows=range(40)) -> dict:
+def check_same(model, store, decoding, rows=range(40), **others) -> dict:
     """The answers with graphs, which equal those without."""
-    launched = answer(model, store, replace(decoding, capture=False), rows)
+    launched = answer(model, store, replace(decoding, capture=False), rows, **others)
     notes: list[str] = []
-    found = answer(model, store, decoding, rows, on_note=notes.append)
+    found = answer(model, store, decoding, rows, on_note=notes.append, **others)
     assert notes == [] and found.keys() == launched.keys()
     for row, one in launched.items():
         mine = found[row]
@@ -106,6 +106,15 @@ def test_rules_and_sampling_are_part_of_the_step(model, store, recorder, options
     rows = range(0, 300, 20 * options.get("num_candidates", 1))
     check_same(model, store, replace(GREEDY, **options), rows)
     assert recorder.tapes or options.get("max_new_tokens") == 1
+
+
+def test_stop_texts_are_searched_late(model, store, recorder, model_folder):
+    words = load_model_and_tokenizer(str(model_folder)).tokenizer
+    free = replace(GREEDY, suppressed_ids=(1,))
+    written = [to_text(words, one.token_ids) for one in answer(model, store, free, range(20)).values()]
+    letter = next(one for one in sorted(set("".join(written))) if 0 < sum(one in text for text in written) < 20)
+    found = check_same(model, store, replace(free, stop=(letter,)), range(20), tokenizer=words)
+    assert 0 < sum(one.hit_cap for one in found.values()) < 20 and recorder.tapes
 
 
 @pytest.mark.parametrize("family", ["mt5", "umt5"])
@@ -189,7 +198,6 @@ def test_a_broken_device_ends_the_search(model, store, recorder):
         {"capture": False},
         {"num_beams": 2},
         {"label_ids": LABELS},
-        {"stop": ("hat",)},
         {"sampling": Sampling(1.0, top_p=0.9)},
     ],
     ids=str,
@@ -225,18 +233,17 @@ def test_the_stand_in_reads_what_was_recorded():
         recorder(lambda: torch.zeros(int(total.sum())))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num", [60, kit.release(500)])
+@pytest.mark.release
 @pytest.mark.parametrize("options", [{}, {"label_ids": ((100, 1), (200, 300, 1), (40, 1))}], ids=["greedy", "labels"])
-def test_real_questions_and_a_trained_model(tmp_path, recorder, monkeypatch, num, options):
+def test_500_real_questions_and_a_trained_model(tmp_path, recorder, monkeypatch, options):
     dev = kit.SHARED / "data" / "squad_v2" / "dev-v2.0.json.gz"
     if not dev.is_file():
         pytest.skip(kit.NEEDS_SHARED)
     monkeypatch.setattr(captured, "WIDTH", 64)
     loaded = load_model_and_tokenizer(str(CHECKPOINT))
-    source = Source((str(dev),), SQuADV2(), LengthLimits(256, 128, "truncate"), max_examples=num)
+    source = Source((str(dev),), SQuADV2(), LengthLimits(256, 128, "truncate"), max_examples=500)
     real = load_or_build_store(source, loaded.tokenizer, cache=tmp_path)
-    found = check_same(loaded.model, real, Decoding(16, **options), range(num))
+    found = check_same(loaded.model, real, Decoding(16, **options), range(500))
     assert bool(recorder.tapes) != bool(options) and (
         options or len({str(one.token_ids) for one in found.values()}) > 9
     )

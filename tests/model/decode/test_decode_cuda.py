@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 
 import kit
@@ -18,7 +19,7 @@ os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
 pytest.importorskip("triton", reason="the package triton is not installed; it exists for Linux only")
 
 from fivetune.model.cuda import dispatch
-from fivetune.model.decode import Decoding, generate
+from fivetune.model.decode import Decoding, captured, generate
 from fivetune.model.decode.steps import Decoder
 from fivetune.model.decode.weights import keep_weights
 from fivetune.model.weight_cache import KEPT
@@ -86,19 +87,21 @@ def as_cuda(monkeypatch):
     ],
 )
 def test_copies_and_kernels_write_the_same_answers(family_folders, tmp_path, monkeypatch, as_cuda, kind, family):
-    """In fp32 against the CPU's own path; in bf16, which the interpreter cuts off, without kept copies."""
+    """Captured, in fp32 against the CPU's own path; in bf16, which the interpreter cuts off, without kept copies."""
+    monkeypatch.setattr(captured, "supports_graphs", lambda device: True)
+    monkeypatch.setattr(captured, "get_recorder", lambda device: lambda function: function)
     folder = family_folders[family]
     model, store = lively(folder), question_store(tmp_path, folder, num_questions=3)
     autocast = partial(torch.autocast, "cpu", kind, enabled=kind != torch.float32)
     decoding = Decoding(max_new_tokens=3, batch_size=2)
-    run = partial(generate, model, store, range(3), decoding, device="cpu", autocast=autocast)
-    found = {one.row: one for one in run()}
+    run = partial(generate, model, store, range(3), device="cpu", autocast=autocast)
+    found = {one.row: one for one in run(decoding)}
     assert not any(hasattr(parameter, KEPT) for parameter in model.parameters())
     if kind == torch.float32:
         monkeypatch.setattr(dispatch, "DEVICES", ("cuda",))
     else:
         monkeypatch.setattr("fivetune.model.decode.engine.keep_weights", lambda *args: nullcontext)
-    for one in run():
+    for one in run(replace(decoding, capture=kind != torch.float32)):
         assert found[one.row].token_ids == one.token_ids and len(found) == 3
         assert found[one.row].logprob == pytest.approx(one.logprob, rel=1e-3)
 
