@@ -52,6 +52,19 @@ class StepCache(Protocol):
         ...
 
 
+class RootColumns:
+    """Keys and values of the root of a tree, with which an answer begins; the tree's tokens see each other alone."""
+
+    def __init__(self) -> None:
+        self.columns: list[Tensor] = []  # by layer, [B, 2, h, 1, head size]
+
+    def append(self, layer: int, column: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep the root of a layer's keys and values, [B, 2, h, nodes, head size]. Returns: all of them."""
+        self.columns.append(column[..., :1, :].clone())
+        keys, values = column.unbind(1)
+        return keys, values
+
+
 class KVCache:
     """Slots of B answers, with K hypotheses each.
 

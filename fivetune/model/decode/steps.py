@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fivetune.distributed.pipeline import find_bias_block, find_stage
 from fivetune.distributed.sharding import call_gathered, get_local, is_gathered_by_call
-from fivetune.model.decode.cache import KVCache, RowCompactor, StepCache
+from fivetune.model.decode.cache import KVCache, RootColumns, RowCompactor, StepCache
 from fivetune.model.decode.encoder import EncodedInputs, encode_inputs
 from fivetune.model.decode.weights import BlockWeights, Projection, apply_last, apply_projection, merge_projections
 from fivetune.model.family import compute_output_scale, is_gated
@@ -66,6 +66,8 @@ class Decoder:
             table = attention.compute_bias(1, max_steps, device=self.device, past_seen_tokens=max_steps - 1)
             self.tables[owner] = table
         self._cache = KVCache(num_beams)
+        # What the last pass over a tree says of the first step: its inputs, columns of the cache, hidden states.
+        self._root: tuple[EncodedInputs, RootColumns, Tensor] | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -86,6 +88,7 @@ class Decoder:
 
     def encode(self, ids: Tensor, lengths: list[int]) -> EncodedInputs:
         """Encode flat inputs ([N]; B lengths)."""
+        self._root = None  # whose inputs would stay in memory
         return encode_inputs(self._model, ids, lengths, max_tokens=self._max_tokens)
 
     def start(self, memory: EncodedInputs) -> None:
@@ -114,6 +117,11 @@ class Decoder:
         longest = max(ages)
         cache = self._cache
         cache.add_column(longest)
+        if self._root and longest == 0 and self._root[0] is cache.inputs:
+            _, root, hidden = self._root
+            for layer, column in enumerate(root.columns):
+                cache.append(layer, column)
+            return hidden
         seen: Tensor | None = None  # which cached keys a query sees; None: all
         if places is not None:  # [B, 1, K, t * K]: a hypothesis sees the places that it has written
             beams = torch.arange(self._num_beams, device=self.device)
@@ -130,7 +138,9 @@ class Decoder:
         return self.run_stack(ids, biases, cache.inputs.states, cache.mask, cache)
 
     def run_tree(self, memory: EncodedInputs, ids: Tensor, depth: Tensor, visible: Tensor) -> Tensor:
-        """Compute the hidden states of tokens that form the same tree in every row; nothing is cached.
+        """Compute the hidden states of tokens that form the same tree in every row.
+
+        With one beam on a CPU, the first step of answers to the same inputs needs no pass of its own.
 
         Args:
             memory: B encoded inputs.
@@ -144,7 +154,12 @@ class Decoder:
         biases: dict[int, Tensor] = {}
         for owner, table in self.tables.items():
             biases[owner] = table[:, :, 0, -1 - back].masked_fill(~visible, -torch.inf)
-        return self.run_stack(ids, biases, memory.states, memory.build_mask_bias(), None)
+        keeps_root = self._num_beams == 1 and self._stage is None and self.device.type == "cpu"
+        root = RootColumns() if keeps_root else None
+        hidden = self.run_stack(ids, biases, memory.states, memory.build_mask_bias(), root)
+        if root:
+            self._root = memory, root, hidden[:, :1]
+        return hidden
 
     def compute_logits(self, hidden: Tensor, rank: Rank) -> Tensor:
         """Scores of all tokens, [..., V] fp32, before `rank`; every pipeline stage gets the scores of the last one.

@@ -119,6 +119,28 @@ def test_target_and_phrase_loss_are_teacher_forced(model_folder, store):
             assert math.isclose(one.phrase_loss, nats, rel_tol=1e-5)
 
 
+def test_the_pass_that_scores_a_phrase_is_the_first_step_too(model_folder, store, monkeypatch):
+    model = load_model_and_tokenizer(str(model_folder)).model.eval()
+    passes: list[tuple[int, ...]] = []
+    run_stack = Decoder.run_stack
+
+    def count(self, ids, *rest):
+        passes.append(tuple(ids.shape))
+        return run_stack(self, ids, *rest)
+
+    monkeypatch.setattr(Decoder, "run_stack", count)
+    alone = _generate(model, store, Decoding(9, batch_size=14, score_targets=False))
+    num_steps = len(passes)
+    passes.clear()
+    scored = _generate(model, store, Decoding(9, batch_size=14, score_targets=False, phrase_ids=(7, 8, 1)))
+    assert passes[0] == (14, 3) and len(passes) == num_steps > 2
+    assert [one.token_ids for one in scored] == [one.token_ids for one in alone]
+    assert [one.logprob for one in scored] == pytest.approx([one.logprob for one in alone], abs=1e-4)
+    passes.clear()
+    _generate(model, store, Decoding(9, batch_size=5, score_targets=False, phrase_ids=(7, 8, 1)))
+    assert passes[0] == (5, 3) and (5, 1) in passes  # slots that are filled later begin in a step of all
+
+
 @pytest.mark.parametrize("mode", [True, False])
 def test_model_keeps_its_mode(model_folder, store, mode):
     model = load_model_and_tokenizer(str(model_folder)).model.train(mode)
