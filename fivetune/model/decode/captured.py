@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -69,8 +70,11 @@ class DeviceRecorder:
             graph.capture_begin(self._pool, capture_error_mode="thread_local")
             try:
                 result = function()
-            finally:
-                graph.capture_end()
+            except Exception:
+                with suppress(RuntimeError):  # that a capture has failed hides why
+                    graph.capture_end()
+                raise
+            graph.capture_end()
 
         def replay() -> Tensor:
             graph.replay()

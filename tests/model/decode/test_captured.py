@@ -216,6 +216,38 @@ def test_a_device_without_graphs_and_an_adapter(model):
     model.decoder.block[0].layer[2].DenseReluDense.wo._forward_hooks.clear()
 
 
+class Graph:
+    """A graph that cannot end a capture in which an operation failed, as those of CUDA."""
+
+    failed = False
+
+    def capture_begin(self, pool, capture_error_mode):
+        assert (pool, capture_error_mode) == ("pool", "thread_local")
+
+    def capture_end(self):
+        if Graph.failed:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    def replay(self):
+        pass
+
+
+def test_a_recording_that_fails_says_why_and_others_go_on(monkeypatch):
+    for name, stand_in in {
+        "CUDAGraph": Graph,
+        "Stream": str,
+        "stream": lambda stream: nullcontext(),
+        "graph_pool_handle": lambda: "pool",
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    record = captured.DeviceRecorder(torch.device("cpu")).record
+    monkeypatch.setattr(Graph, "failed", True)
+    with pytest.raises(ZeroDivisionError):
+        record(lambda: torch.zeros(1 // 0))
+    monkeypatch.setattr(Graph, "failed", False)
+    assert record(lambda: torch.ones(2))().tolist() == [1, 1]
+
+
 def test_the_stand_in_reads_what_was_recorded():
     recorder, state = Recorder(), {"x": torch.ones(2)}
     kept, total = state["x"], torch.zeros(2)
