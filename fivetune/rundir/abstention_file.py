@@ -12,12 +12,13 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fivetune.errors import RunDirError
 from fivetune.rundir.checksums import MANIFEST, update_checksum
 from fivetune.rundir.files import write_json
 from fivetune.rundir.layout import ABSTENTION
+from fivetune.rundir.parse import parse_record
 from fivetune.types import JsonTable
 
 
@@ -66,23 +67,12 @@ def read_abstention(folder: Path) -> Abstention | None:
     path = folder / ABSTENTION
     if not path.is_file():
         return None
+    invalid: list[str] = []
     try:
-        table: Any = json.loads(path.read_bytes())
-        levels = [Level(float(probability), int(num), int(wrong)) for probability, num, wrong in table["levels"]]
-        promised = table["max_error"]
-        found = Abstention(
-            score=str(table["score"]),
-            error_below=float(table["error_below"]),
-            num=int(table["num"]),
-            split=str(table["split"]),
-            step=int(table["step"]),
-            levels=tuple(levels),
-            max_error=None if promised is None else float(promised),
-            settings=dict(table["settings"]),
-        )
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
+        found = parse_record(Abstention, json.loads(path.read_bytes()), invalid=invalid)
+    except (OSError, ValueError, RecursionError):
         found = None
-    if found is None or not found.levels or not 0 < (found.max_error or 0.5) < 1:
+    if found is None or invalid or not found.levels or not 0 < (found.max_error or 0.5) < 1:
         raise RunDirError(
             f"{path}: damaged. Write it again with `fivetune evaluate RUN --max-error 5%`, or delete it: nothing is "
             "withheld then."

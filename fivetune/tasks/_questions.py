@@ -44,6 +44,17 @@ def check_qa_template(template: str) -> str:
     return template
 
 
+QATemplate = Annotated[
+    str,
+    AfterValidator(check_qa_template),
+    Field(
+        description="the inputs; may use {question}, {context}, and {title} where records have one; without {context} "
+        "it is closed-book"
+    ),
+]
+QA_TEMPLATE = "question: {question} context: {context}"
+
+
 def fill_qa_template(record: RawRecord, template: str, *, padded: bool = False) -> tuple[str, tuple[int, int]]:
     """Fill a question-answering template from a record; return it with the context's span, (0, 0) without a context.
 
@@ -224,10 +235,7 @@ class QuestionOptions(TaskOptions):
 
     main_metric = "f1"
 
-    template: Annotated[str, AfterValidator(check_qa_template)] = Field(
-        default="question: {question} context: {context}",
-        description="the inputs; may use {question}, {context} and {title}; without {context} it is closed-book",
-    )
+    template: QATemplate = QA_TEMPLATE
     train_answers: TrainAnswers = Field(
         default="first",
         description="which gold answers to train on: the first, all distinct ones, or one drawn by the id",

@@ -17,13 +17,11 @@ Questions of other types are left out. A snippet without the answer is predicted
 from __future__ import annotations
 
 import re
-from typing import Annotated, NamedTuple
-
-from pydantic import AfterValidator, Field
+from typing import NamedTuple
 
 from fivetune.errors import DataError, RecordError
 from fivetune.tasks import DROPPED_SYNONYMS, TaskOptions, find_text, get_column, get_record_id, get_text, shorten_repr
-from fivetune.tasks._questions import check_qa_template, fill_qa_template, read_gold_answers
+from fivetune.tasks._questions import QA_TEMPLATE, QATemplate, fill_qa_template, read_gold_answers
 from fivetune.types import ConversionResult, JsonTable, Merging, RawRecord, TextExample
 
 _NUMBERED = re.compile(r"([0-9a-f]{24})[_:]\d+")
@@ -35,10 +33,7 @@ class BioASQFactoid(TaskOptions):
     metrics = ("bioasq", "squad")
     main_metric = "mrr"
 
-    template: Annotated[str, AfterValidator(check_qa_template)] = Field(
-        default="question: {question} context: {context}",
-        description="the inputs; may use {question}, {context} and {title}",
-    )
+    template: QATemplate = QA_TEMPLATE
 
     @property
     def extractive(self) -> bool:

@@ -13,13 +13,12 @@ which often begins with "Yes".
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from fivetune.errors import RecordError
 from fivetune.tasks import LabelOptions, Labels
-from fivetune.tasks._questions import check_qa_template, fill_qa_template
+from fivetune.tasks._questions import QA_TEMPLATE, QATemplate, fill_qa_template
 from fivetune.types import JsonTable, RawRecord, TextExample
 
 
@@ -29,10 +28,7 @@ class BioASQYesNo(LabelOptions):
     main_metric = "macro_f1"
     metrics = ({"name": "classification", "count_absent": True},)
 
-    template: Annotated[str, AfterValidator(check_qa_template)] = Field(
-        default="question: {question} context: {context}",
-        description="the inputs; may use {question} and {context}; without {context} it is closed-book",
-    )
+    template: QATemplate = QA_TEMPLATE
     labels: Labels = Field(default={"yes": "yes", "no": "no"}, description="exact_answer: target word")
 
     def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample | None:

@@ -14,22 +14,18 @@ The conclusion of the abstract (LONG_ANSWER) is not read, because it states the 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from fivetune.tasks import LabelOptions, Labels
-from fivetune.tasks._questions import check_qa_template, fill_qa_template
+from fivetune.tasks._questions import QA_TEMPLATE, QATemplate, fill_qa_template
 from fivetune.types import JsonTable, RawRecord, TextExample
 
 
 class PubMedQA(LabelOptions):
     """PubMedQA: yes, no or maybe."""
 
-    template: Annotated[str, AfterValidator(check_qa_template)] = Field(
-        default="question: {question} context: {context}",
-        description="the inputs; may use {question} and {context}; without {context} it is closed-book",
-    )
+    template: QATemplate = QA_TEMPLATE
     labels: Labels = Field(
         default={"yes": "yes", "no": "no", "maybe": "maybe"},
         description="final_decision: target word",

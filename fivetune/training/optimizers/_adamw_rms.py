@@ -6,28 +6,22 @@ In: parameter groups with gradients. Out: changed weights, and the state step, e
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from fivetune.distributed.sharding import compute_norms, get_local
+from fivetune.training.optimizers._listed import ListedOptimizer, many
 
-many: Any = torch  # untyped, because torch's _foreach functions are private
+if TYPE_CHECKING:
+    from fivetune.types import TorchState
 
 
-class ScaledAdamW(Optimizer):
+class ScaledAdamW(ListedOptimizer):
     """AdamW with the rate of each tensor multiplied by max(min_rms, RMS of the tensor)."""
 
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            weights = [weight for weight in group["params"] if weight.grad is not None]
-            if weights:
-                self._update(group, weights)
-
-    def _update(self, group: dict[str, Any], weights: list[Tensor]) -> None:
+    def update(self, group: TorchState, weights: list[Tensor]) -> None:
         states = [self.state[weight] for weight in weights]
         for weight, state in zip(weights, states, strict=True):
             if not state:

@@ -13,21 +13,20 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from fivetune.distributed.sharding import gather_tensor, shard_like
+from fivetune.training.optimizers._listed import many
 
 if TYPE_CHECKING:
     from fivetune.types import TorchState
 
 BLOCK = {"cpu": 1 << 18}  # elements per block: 1 MiB of fp32 fits into a core's cache
 BLOCK_ELSEWHERE = 1 << 25
-
-many: Any = torch  # untyped, because torch's _foreach functions are private
 
 
 class BatchedAdafactor(Optimizer):

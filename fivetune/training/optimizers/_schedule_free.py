@@ -11,29 +11,21 @@ lr_max, weight_sum of each weight. x is not stored: y and z determine it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+
+from fivetune.training.optimizers._listed import ListedOptimizer, many
 
 if TYPE_CHECKING:
     from fivetune.types import TorchState
 
-many: Any = torch  # untyped, because torch's _foreach functions are private
 
-
-class ScheduleFreeAdamW(Optimizer):
+class ScheduleFreeAdamW(ListedOptimizer):
     """The weights are y; `compute_averages` returns x."""
 
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            weights = [weight for weight in group["params"] if weight.grad is not None]
-            if weights:
-                self._update(group, weights)
-
-    def _update(self, group: TorchState, weights: list[Tensor]) -> None:
+    def update(self, group: TorchState, weights: list[Tensor]) -> None:
         """Update weights; each counts its own steps, because some may be trained later than others."""
         states = [self.state[weight] for weight in weights]
         lr = group["lr"]
