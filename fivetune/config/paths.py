@@ -28,7 +28,7 @@ def find_typed_path(typed: str, run_directory: str | Path) -> str:
     if os.path.exists(path) or path.is_absolute():
         return os.path.expanduser(typed)
     try:
-        machine = json.loads((Path(run_directory) / "machine.json").read_text(encoding="utf-8"))
+        machine = json.loads((Path(run_directory) / "machine.json").read_bytes())
         candidate = Path(machine["working_directory"]) / path
     except (OSError, ValueError, KeyError, TypeError):
         return typed

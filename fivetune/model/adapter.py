@@ -341,7 +341,7 @@ def save_adapter(model: nn.Module, folder: Path, *, run_id: str | None = None) -
             write_json(staging / BASE, asdict(attached.base))
         config = replace(attached.config, inference_mode=True)
         config.save_pretrained(str(staging))
-        table = json.loads((staging / CONFIG).read_text(encoding="utf-8"))
+        table = json.loads((staging / CONFIG).read_bytes())
         for name in table.keys() & {"target_modules", "feedforward_modules"}:  # sets, in the order of a hash
             table[name] = sorted(table[name] or ())
         (staging / CONFIG).write_text(json.dumps(table, indent=2, sort_keys=True) + "\n", encoding="utf-8")

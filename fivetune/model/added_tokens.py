@@ -98,7 +98,7 @@ def _split(tokenizer: PreTrainedTokenizerBase, token: str) -> list[int]:
 def _write_tokens(folder: Path, tokens: Sequence[str], words: Container[str]) -> None:
     """Write tokens into the files of a tokenizer: as pieces of a unigram vocabulary, else as tokens in front of it."""
     path, settings_path = folder / TOKENIZER, folder / TOKENIZER_CONFIG
-    pipeline: JsonTable = json.loads(path.read_text(encoding="utf-8"))
+    pipeline: JsonTable = json.loads(path.read_bytes())
     known = sorted(pipeline["added_tokens"], key=itemgetter("id"))
     pieces = pipeline["model"]["vocab"]
     outside = [*tokens]
@@ -118,7 +118,7 @@ def _write_tokens(folder: Path, tokens: Sequence[str], words: Container[str]) ->
     path.write_text(json.dumps(pipeline), encoding="utf-8")
     if outside:
         # The class of T5 makes its own pipeline when it loads; this class takes the file's pipeline.
-        settings: JsonTable = json.loads(settings_path.read_text(encoding="utf-8"))
+        settings: JsonTable = json.loads(settings_path.read_bytes())
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
         settings_path.write_text(json.dumps(settings), encoding="utf-8")
 

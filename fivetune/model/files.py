@@ -88,7 +88,7 @@ def read_model_config(folder: Path) -> JsonTable:
         raise ModelError(f"{folder}: has no config.json. Give a folder that save_pretrained wrote.")
     refuse_pointer(path)
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_bytes())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ModelError(f"{path}: not a JSON file: {error}. Copy the file again.") from None
     if not isinstance(config, dict):
@@ -144,7 +144,7 @@ def _describe_other_weights(folder: Path) -> str:
 def _read_shard_names(index: Path) -> list[str]:
     refuse_pointer(index)
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
         if outside := [name for name in names if not is_file_name(name)]:
             raise ModelError(f"{index}: {outside[0]!r} is not the name of a file of this folder. Copy the file again.")
         return names

@@ -118,6 +118,6 @@ def read_plain_model(folder: Path) -> Any:
 
 def _read_object(path: Path) -> JsonTable:
     try:
-        return cast("JsonTable", json.loads(path.read_text(encoding="utf-8")))
+        return cast("JsonTable", json.loads(path.read_bytes()))
     except (OSError, ValueError):
         return {}

@@ -108,7 +108,7 @@ def _write_settings(model: T5Model, generation: JsonTable, folder: Path) -> None
         return
     # transformers 5 always writes that the head is tied.
     path = folder / "config.json"
-    config = json.loads(path.read_text())
+    config = json.loads(path.read_bytes())
     tied = model.get_output_embeddings().weight is model.get_decoder().get_input_embeddings().weight
     config["tie_word_embeddings"] = tied
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")

@@ -49,7 +49,7 @@ def read_base(folder: Path) -> BaseModel | None:
     if not path.is_file():
         return None
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
+        table = json.loads(path.read_bytes())
         return BaseModel(table["name"], table["checksum"], table.get("bits", 32))
     except (ValueError, KeyError, TypeError):
         raise ConfigError(f"{path}: damaged. Copy the adapter's folder again.") from None

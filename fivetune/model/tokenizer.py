@@ -225,7 +225,7 @@ def _find_sentencepiece_problem(path: Path) -> str:
 def _read_object(path: Path) -> tuple[JsonTable, str]:
     """Read a JSON object, and what is wrong with the file: {} if anything is (`_explain_failure` reports it)."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_bytes())
     except (ValueError, OSError) as error:
         return {}, str(error)
     if not isinstance(content, dict):

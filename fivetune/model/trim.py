@@ -130,7 +130,7 @@ def trim_tokenizer(tokenizer: PreTrainedTokenizerBase, kept: Ids, folder: Path) 
     """Write a tokenizer of the kept ids into `folder`, and load it; pieces keep their order and scores."""
     save_tokenizer(tokenizer, folder)
     path = folder / TOKENIZER
-    pipeline = json.loads(path.read_text(encoding="utf-8"))
+    pipeline = json.loads(path.read_bytes())
     new = {old: number for number, old in enumerate(kept.tolist())}
     model = pipeline["model"]
     # Added tokens have the ids behind the vocabulary.
@@ -227,7 +227,7 @@ def read_generation_settings(folder: Path) -> JsonTable:
     if not path.is_file():
         return {}
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
+        table = json.loads(path.read_bytes())
         GenerationConfig(**table).validate(strict=True)
     except (ValueError, TypeError) as error:
         raise ModelError(f"{path}: is refused: {str(error).strip().splitlines()[0]} Correct it.") from None

@@ -56,7 +56,7 @@ def read_export(folder: Path) -> JsonTable | None:
         return None
     damage = RunDirError(f"{path}: damaged. Export the run again with --overwrite.")
     try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
+        found: Any = json.loads(path.read_bytes())
         version = found["format_version"]
         options = found["options"]
         texts = [found["format"], found["source"]["run"], *(one["sha256"] for one in found["files"].values())]

@@ -514,7 +514,7 @@ def read_json(path: Path, damage: Damage | None = None) -> JsonTable:
         return {}
     place = str(path)
     try:
-        found: JsonValue = json.loads(path.read_text(encoding="utf-8"))
+        found: JsonValue = json.loads(path.read_bytes())
     except json.JSONDecodeError as error:
         place = f"{path}:{error.lineno}:{error.colno}"
         reason = f"damaged: {error.msg}"

@@ -68,7 +68,7 @@ def is_prepared(source: str) -> bool:
     if is_url(source):
         return True
     try:
-        index = json.loads((Path(source).expanduser() / INDEX).read_text(encoding="utf-8"))
+        index = json.loads((Path(source).expanduser() / INDEX).read_bytes())
     except (OSError, ValueError):
         return False
     return is_index(index)

@@ -225,7 +225,7 @@ class TokenStore:
 
 def read_index(folder: Path) -> JsonTable:
     """Read index.json of prepared data. Raises ValueError for another file or a later format, OSError."""
-    index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    index = json.loads((folder / INDEX).read_bytes())
     if not is_index(index):
         raise ValueError(f"{INDEX} is not that of prepared data")
     if fault := find_index_fault(index):

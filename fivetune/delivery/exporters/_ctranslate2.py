@@ -111,7 +111,7 @@ class Engine:
 
     def __init__(self, folder: Path, *, device: str, num_threads: int) -> None:
         kind, _, index = device.partition(":")
-        self._pieces: list[str] = json.loads((folder / VOCABULARY).read_text(encoding="utf-8"))
+        self._pieces: list[str] = json.loads((folder / VOCABULARY).read_bytes())
         self._ids = {piece: number for number, piece in enumerate(self._pieces)}
         self._translator = import_ctranslate2().Translator(
             str(folder), device=kind, device_index=int(index or 0), intra_threads=num_threads

@@ -144,7 +144,7 @@ def _replace_base(path: Path, base: str | None) -> Path | bytes:
     if key is None:
         return path
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
+        table = json.loads(path.read_bytes())
         before = table.get(key)
     except (OSError, ValueError, AttributeError):
         raise RunDirError(f"{path}: damaged. Export the run again from its checkpoint with --resume.") from None

@@ -76,7 +76,7 @@ def _read_model_type(folder: Path) -> str:
             f"{folder}: has no model/ with a config.json. Finish the run: fivetune train {folder} --resume"
         )
     try:
-        return str(json.loads(path.read_text(encoding="utf-8")).get("model_type", ""))
+        return str(json.loads(path.read_bytes()).get("model_type", ""))
     except (OSError, ValueError, AttributeError):
         raise RunDirError(f"{path}: damaged. Copy the file again.") from None
 

@@ -39,7 +39,7 @@ TargetNames = Annotated[
 def has_virtual_tokens(folder: Path) -> bool:
     """Whether a folder holds an adapter of virtual tokens in peft's format; False without a readable description."""
     try:
-        table = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        table = json.loads((folder / "adapter_config.json").read_bytes())
     except (OSError, ValueError):
         return False
     return table.get("peft_type") in ("PROMPT_TUNING", "PREFIX_TUNING")

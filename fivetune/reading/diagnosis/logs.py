@@ -7,11 +7,9 @@ Several runs can append to one log, so the header may recur and change inside th
 
 from __future__ import annotations
 
-import gzip
 import re
 import statistics
 import warnings
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -19,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from fivetune.data.readers.source_files import quote_value
+from fivetune.data.readers.source_files import open_bytes, quote_value
 from fivetune.errors import DataError
 from fivetune.machine.telemetry.nvml import decode_throttle_reasons
 from fivetune.rundir.records import DeviceSample, TelemetryRecord
@@ -73,7 +71,6 @@ ABSENT = re.compile(r"\[.*\]|n/?a|nan|none|-*", re.IGNORECASE)  # [N/A], [Not Su
 PAUSE_FACTOR = 3  # length of a pause, in median intervals
 BUNCH_FRACTION = 0.1  # of the long intervals
 MAX_SECONDS = 1e11  # seconds since 1970, in the year 5138: larger values are milliseconds
-GZIP_MAGIC = b"\x1f\x8b"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,13 +172,8 @@ def find_run_starts(records: Sequence[TelemetryRecord]) -> list[int]:
 
 def _read_table(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield line number and cells of each non-blank line. Raises DataError for a file that is not text."""
-    try:
-        content = path.read_bytes()
-        content = gzip.decompress(content) if content.startswith(GZIP_MAGIC) else content
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path}: damaged gzip file ({error}). Copy or download it again.") from None
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}. Give a CSV file.") from None
+    with open_bytes(path) as file:
+        content = file.read()
     wide = content[:2] in (b"\xff\xfe", b"\xfe\xff")  # PowerShell's `>` writes UTF-16
     if b"\0" in content and not wide:
         raise DataError(f"{path}: binary file, not a CSV log. Give a CSV file, plain or gzipped.")

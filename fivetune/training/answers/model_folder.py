@@ -103,7 +103,7 @@ def with_exported_cap(config: RunConfig, folder: Path) -> RunConfig:
         return config.replace("eval", max_new_tokens=cap)
     path = folder / "generation_config.json"
     try:
-        cap = json.loads(path.read_text(encoding="utf-8"))["max_new_tokens"]
+        cap = json.loads(path.read_bytes())["max_new_tokens"]
     except (OSError, ValueError, KeyError, TypeError):
         raise RunDirError(
             f"{path}: holds no max_new_tokens, the generation cap of the run. {_advise_export(folder)}"

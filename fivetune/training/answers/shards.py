@@ -80,6 +80,6 @@ def refuse_other_answers(own: Path, folders: Sequence[Path]) -> None:
 
 def _read_table(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_bytes())
     except ValueError as error:
         raise DataError(f"{path}: damaged: {error}. Delete {path.parent}, and run its command again.") from None

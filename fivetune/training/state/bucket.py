@@ -152,7 +152,7 @@ def _refuse_other_run(url: str, folder: Path) -> None:
         return
     with suppress(ValueError, KeyError, TypeError, MissingObjectError):  # damaged ones are reported where they are read
         theirs = json.loads(get_object(join_location(url, MACHINE)))["run_id"]
-        ours = json.loads((folder / MACHINE).read_text(encoding="utf-8"))["run_id"]
+        ours = json.loads((folder / MACHINE).read_bytes())["run_id"]
         if theirs != ours:
             raise RunDirError(
                 f"{url}: holds another run (id {theirs}) than {folder} (id {ours}). Choose the checkpoint.url of this "

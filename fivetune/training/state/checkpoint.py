@@ -253,7 +253,7 @@ def read_state(path: Path) -> tuple[TrainingState, CheckpointOwner]:
     """Read state.json of a checkpoint. Raises ValueError for content that `write_checkpoint` never writes."""
     wrong: list[str] = []
     try:
-        table = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        table = json.loads((path / "state.json").read_bytes())
         table = {"improved": table["best"], **table}  # earlier versions had one for both
         position = parse_record(TrainingState, table, invalid=wrong)
         owner = parse_record(CheckpointOwner, table.get("owner", {}), invalid=wrong)

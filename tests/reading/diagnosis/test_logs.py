@@ -7,7 +7,7 @@ import gzip
 import pytest
 
 from fivetune.cli import main
-from fivetune.errors import DataError
+from fivetune.errors import DataError, FiveTuneEnvironmentError
 from fivetune.reading.diagnosis.logs import find_run_starts, read_log
 
 STATS = "Unnamed: 0,Timestamp (s),CPU (%),RAM (%),Swap (%),0:GPU (%),0:Mem (%),0:Temp (C)"
@@ -151,9 +151,9 @@ def test_files_that_hold_nothing(log, tmp_path):
         log(STATS, "x")
     with pytest.raises(DataError, match="no row of figures"):
         log("")
-    with pytest.raises(DataError, match=r"gone\.csv: cannot be read: No such file"):
+    with pytest.raises(FiveTuneEnvironmentError, match=r"gone\.csv"):
         read_log(tmp_path / "gone.csv")
-    with pytest.raises(DataError, match="cannot be read: Is a directory"):
+    with pytest.raises(FiveTuneEnvironmentError, match="directory"):
         read_log(tmp_path)
 
 
@@ -171,7 +171,7 @@ def test_a_gzipped_log_reads_like_the_plain_one(tmp_path):
     (tmp_path / "log.csv.gz").write_bytes(gzip.compress(rows.encode()))
     assert read_log(tmp_path / "log.csv.gz") == read_log(tmp_path / "log.csv")
     (tmp_path / "cut.csv.gz").write_bytes(gzip.compress(rows.encode())[:-9])
-    with pytest.raises(DataError, match=r"cut\.csv\.gz: damaged gzip file"):
+    with pytest.raises(DataError, match=r"cut\.csv\.gz: the gzip file is cut off"):
         read_log(tmp_path / "cut.csv.gz")
 
 
