@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt
 
 from fivetune.config.layers import parse_listed_names, parse_sources, parse_table
 from fivetune.types import JsonTable
 
 Sources = Annotated[tuple[str, ...], BeforeValidator(parse_sources)]
-PositiveInt = Annotated[int, Field(ge=1)]
 
 
 class DataSection(BaseModel):
@@ -32,7 +31,7 @@ class DataSection(BaseModel):
         "common input are not separated, nor, as far as the share allows, with a common context or question; labels "
         "keep their shares",
     )
-    eval_seed: Annotated[int, Field(ge=0)] = Field(
+    eval_seed: NonNegativeInt = Field(
         default=0, description="seed of the split by eval_share, so that runs with another run.seed share the split"
     )
     group_column: str | None = Field(
@@ -62,9 +61,7 @@ class DataSection(BaseModel):
         description="truncate removes the end of an over-long context, head_tail its middle; windows splits it into "
         "overlapping windows (extractive tasks only); the question is never truncated",
     )
-    window_overlap: Annotated[int, Field(ge=0)] = Field(
-        default=128, description="tokens shared by two consecutive windows"
-    )
+    window_overlap: NonNegativeInt = Field(default=128, description="tokens shared by two consecutive windows")
     max_train_examples: PositiveInt | None = Field(
         default=None, description="read only the first N records; a record can yield several examples, or none"
     )

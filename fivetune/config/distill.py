@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 KIND_OF = {"num_beams": "sequence", "alpha": "logits", "temperature": "logits"}
 
@@ -23,13 +23,13 @@ class DistillSection(BaseModel):
         description="sequence: its answers to the training inputs are the targets, generated once and cached; logits: "
         "its probabilities of every token are part of the loss",
     )
-    num_beams: Annotated[int, Field(ge=1)] = Field(
+    num_beams: PositiveInt = Field(
         default=1, description="kind sequence: beams of the teacher's search; 5 in the paper"
     )
     alpha: Annotated[float, Field(gt=0, le=1)] = Field(
         default=0.5, description="kind logits: share of the teacher in the loss; the targets have the rest"
     )
-    temperature: Annotated[float, Field(gt=0)] = Field(
+    temperature: PositiveFloat = Field(
         default=2.0, description="kind logits: divides the logits of both; above 1 shows more of unlikely tokens"
     )
 

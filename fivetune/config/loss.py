@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from math import inf
 from typing import Annotated, Literal, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeFloat, PositiveFloat
 
 from fivetune.config.layers import format_value, parse_table
 from fivetune.types import Task
@@ -31,6 +31,9 @@ def _check_class_weights(value: object) -> object:
     return "balanced"
 
 
+ClassWeights = Annotated[dict[str, PositiveFloat] | Literal["balanced"], BeforeValidator(_check_class_weights)]
+
+
 class LossSection(BaseModel):
     """What training minimises beside the negative log-likelihood (docs/losses.md). Recorded losses stay plain."""
 
@@ -39,17 +42,15 @@ class LossSection(BaseModel):
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.0, description="share of the target probability that is spread over all tokens; usual: 0.1"
     )
-    z_loss: Annotated[float, Field(ge=0)] = Field(
+    z_loss: NonNegativeFloat = Field(
         default=0.0, description="factor of log(Z)^2, which keeps the logits' log-partition near 0; usual: 1e-4"
     )
-    class_weights: Annotated[
-        dict[str, Annotated[float, Field(gt=0)]] | Literal["balanced"], BeforeValidator(_check_class_weights)
-    ] = Field(
+    class_weights: ClassWeights = Field(
         default={},
         description="label tasks: factors of the loss by label, {rare: 3, frequent: 1}, others 1; balanced: number of "
         "examples / (number of labels * examples of the label)",
     )
-    r_drop: Annotated[float, Field(ge=0)] = Field(
+    r_drop: NonNegativeFloat = Field(
         default=0.0,
         description="alpha of R-Drop: two passes with different dropout, whose predictions shall agree; twice the "
         "computation; usual: 1 to 5",

@@ -15,6 +15,7 @@ from pydantic import (
     Field,
     PlainSerializer,
     PlainValidator,
+    PositiveInt,
     ValidationInfo,
     model_validator,
 )
@@ -29,7 +30,6 @@ from fivetune.types import Adapter, JsonTable
 UNKNOWN_PLUGIN = "unknown_plugin"  # type of pydantic's error
 ONLY_FOR_TRAINING = ("optimizers", "schedules", "strategies")  # kinds of plugins that no answer of a run needs
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-PositiveInt = Annotated[int, Field(ge=1)]
 
 
 def is_for_training(info: ValidationInfo) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
 from fivetune.config.layers import parse_table
 
@@ -77,9 +77,7 @@ class SearchSection(_Section):
         default={},
         description="dotted setting: {low: 1e-4, high: 1e-2, log: true}, or {low, high, step}, or {choices: [...]}",
     )
-    num_trials: Annotated[int, Field(ge=1)] = Field(
-        default=20, description="number of trials, over all processes that share the study"
-    )
+    num_trials: PositiveInt = Field(default=20, description="number of trials, over all processes that share the study")
     sampler: Annotated[Literal["tpe", "random"], BeforeValidator(_check_sampler)] = Field(
         default="tpe", description="tpe learns from previous trials; a grid is a sweep (fivetune compare)"
     )
@@ -88,7 +86,7 @@ class SearchSection(_Section):
         description="median stops a trial whose best score so far is below the median of the others' at the same "
         "evaluation; hyperband trains only few trials to the end",
     )
-    startup_trials: Annotated[int, Field(ge=0)] = Field(
+    startup_trials: NonNegativeInt = Field(
         default=5, description="finished trials before tpe models and median stops anything"
     )
     seed: int = Field(default=0, ge=0, lt=2**31, description="seed of the sampler; trials are seeded by run.seed")

@@ -15,7 +15,11 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    NonNegativeFloat,
+    NonNegativeInt,
     PlainValidator,
+    PositiveFloat,
+    PositiveInt,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -46,9 +50,6 @@ _parse_strategy = partial(parse_plugin, "strategies", DEFAULT_STRATEGY)
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
-
-
-PositiveInt = Annotated[int, Field(ge=1)]
 
 
 Table = BeforeValidator(parse_table)
@@ -83,20 +84,18 @@ class EvalSection(_Section):
     max_new_tokens: PositiveInt | None = Field(
         default=None, description="most tokens of an answer; default: 99th percentile of the targets plus a margin"
     )
-    min_new_tokens: Annotated[int, Field(ge=0)] = Field(
-        default=0, description="fewest tokens of an answer before the end token"
-    )
+    min_new_tokens: NonNegativeInt = Field(default=0, description="fewest tokens of an answer before the end token")
     num_beams: PositiveInt = Field(default=1, description="beams of the beam search; 1: greedy search")
     num_candidates: PositiveInt = Field(
         default=1,
         description="answers kept per input: at most num_beams, 5 for ranked answers such as BioASQ's; with a "
         "temperature, as many are drawn",
     )
-    temperature: Annotated[float, Field(ge=0)] = Field(
+    temperature: NonNegativeFloat = Field(
         default=0.0,
         description="above 0, answers are drawn at random, the higher the more varied; 0: the most probable",
     )
-    top_k: Annotated[int, Field(ge=0)] = Field(
+    top_k: NonNegativeInt = Field(
         default=0, description="with a temperature: draw among so many of the most probable tokens; 0: among all"
     )
     top_p: Annotated[float, Field(gt=0, le=1)] = Field(
@@ -108,10 +107,10 @@ class EvalSection(_Section):
         default=1.0,
         description="exponent of the length in beam search: above 0 favours long answers, below 0 short ones",
     )
-    repetition_penalty: Annotated[float, Field(gt=0)] = Field(
+    repetition_penalty: PositiveFloat = Field(
         default=1.0, description="above 1 makes tokens that were already generated less probable"
     )
-    no_repeat_ngram_size: Annotated[int, Field(ge=0)] = Field(
+    no_repeat_ngram_size: NonNegativeInt = Field(
         default=0, description="no sequence of so many tokens occurs twice in an answer; 0: off"
     )
     stop: Names = Field(default=(), description="texts before which an answer ends, such as a line end")
@@ -203,7 +202,7 @@ class CheckpointSection(_Section):
 class TelemetrySection(_Section):
     """Sampling of the machine: docs/telemetry.md."""
 
-    every_seconds: Annotated[float, Field(ge=0)] = Field(
+    every_seconds: NonNegativeFloat = Field(
         default=1.0, description="seconds between two samples of processors, memory, disk, network and GPUs; 0: off"
     )
 
@@ -244,7 +243,7 @@ class LaunchSection(_Section):
         description="processes on each node, one per device; for more than one in all `fivetune train` proposes a "
         "strategy.name if none is given",
     )
-    timeout_minutes: Annotated[float, Field(gt=0)] = Field(
+    timeout_minutes: PositiveFloat = Field(
         default=30.0, description="longest time that a process waits for another, and a node for the others"
     )
 

@@ -8,11 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    WithJsonSchema,
+    model_validator,
+)
 
 from fivetune.config.layers import format_value, parse_table
-
-PositiveInt = Annotated[int, Field(ge=1)]
 
 
 def _check_count_or_auto(value: object) -> object:
@@ -32,8 +40,8 @@ class ParamGroup(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
     match: str = Field(description="a part of the weights' names, as in model.freeze")
-    lr: Annotated[float, Field(gt=0)] = Field(default=1.0, description="factor of optimizer.lr")
-    weight_decay: Annotated[float, Field(ge=0)] | None = Field(
+    lr: PositiveFloat = Field(default=1.0, description="factor of optimizer.lr")
+    weight_decay: NonNegativeFloat | None = Field(
         default=None, description="default: that of the optimizer; norms have none"
     )
 
@@ -44,7 +52,7 @@ class EarlyStopping(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
     patience: PositiveInt = Field(description="evaluations in a row without improvement")
-    min_delta: Annotated[float, Field(ge=0)] = Field(default=0.0, description="an improvement is larger than this")
+    min_delta: NonNegativeFloat = Field(default=0.0, description="an improvement is larger than this")
     metric: str | None = Field(default=None, description="a score of the task, or loss; default: eval.metric")
 
 
@@ -111,9 +119,7 @@ class TrainSection(BaseModel):
     recompute: bool = Field(
         default=False, description="recompute activations in the backward pass: less memory, a third slower"
     )
-    max_grad_norm: Annotated[float, Field(gt=0)] | None = Field(
-        default=1.0, description="clip the gradient norm; null: no clipping"
-    )
+    max_grad_norm: PositiveFloat | None = Field(default=1.0, description="clip the gradient norm; null: no clipping")
     param_groups: Annotated[tuple[ParamGroup, ...], BeforeValidator(_list_groups)] = Field(
         default=(),
         description="other rates or weight decay for some weights; the first match counts: "

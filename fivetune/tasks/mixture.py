@@ -25,6 +25,7 @@ from pydantic import (
     Field,
     PlainSerializer,
     PlainValidator,
+    PositiveInt,
     ValidationInfo,
     model_validator,
 )
@@ -70,7 +71,6 @@ def _as_table(task: Task) -> JsonTable:
 
 
 Files = Annotated[tuple[str, ...], BeforeValidator(parse_sources)]
-_PositiveInt = Annotated[int, Field(ge=1)]
 
 
 class MixturePart(BaseModel):
@@ -85,10 +85,10 @@ class MixturePart(BaseModel):
     train: Files = Field(default=(), description="training files; default: data.train")
     eval: Files = Field(default=(), description="evaluation files; default: data.eval")
     columns: dict[str, str] = Field(default={}, description="in addition to those of data.columns")
-    max_input_tokens: _PositiveInt | None = Field(default=None, description="default: data.max_input_tokens")
-    max_target_tokens: _PositiveInt | None = Field(default=None, description="default: data.max_target_tokens")
-    max_train_examples: _PositiveInt | None = Field(default=None, description="default: data.max_train_examples")
-    max_eval_examples: _PositiveInt | None = Field(default=None, description="default: data.max_eval_examples")
+    max_input_tokens: PositiveInt | None = Field(default=None, description="default: data.max_input_tokens")
+    max_target_tokens: PositiveInt | None = Field(default=None, description="default: data.max_target_tokens")
+    max_train_examples: PositiveInt | None = Field(default=None, description="default: data.max_train_examples")
+    max_eval_examples: PositiveInt | None = Field(default=None, description="default: data.max_eval_examples")
 
 
 class Mixture(TaskOptions):
@@ -107,7 +107,7 @@ class Mixture(TaskOptions):
         default="temperature", description="a part's share: its rate, its size, or its size to the power 1/temperature"
     )
     temperature: float = Field(default=2.0, ge=1, description="1 is by size; the higher, the more equal the parts")
-    limit: _PositiveInt | None = Field(default=2**21, description="by size or temperature: a part counts as no larger")
+    limit: PositiveInt | None = Field(default=2**21, description="by size or temperature: a part counts as no larger")
     part: str | None = Field(
         default=None, description="use this part only: to predict, or to evaluate it on other files"
     )

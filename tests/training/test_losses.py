@@ -129,7 +129,7 @@ def test_r_drop_is_in_the_padded_forward_too(tmp_path, model_folder):
         ({"train.early_stopping": {"patience": 2, "metric": "f2"}}, "train.early_stopping.metric 'f2' is neither a "
          "score of task squad_v2 nor loss. Did you mean f1? Allowed: "),
         ({"train.early_stopping": {"min_delta": 2}}, "train.early_stopping.patience: Field required"),
-        ({"train.early_stopping": 0}, "train.early_stopping.patience: Input should be greater than or equal to 1"),
+        ({"train.early_stopping": 0}, "train.early_stopping.patience: Input should be greater than 0"),
         ({"train.early_stopping": "soon"}, "--train.early_stopping: 'soon' is not a number of evaluations. Give one"),
     ],
 )  # fmt: skip

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError
 
 from fivetune import plugins
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError, suggest_names
@@ -25,7 +25,6 @@ from fivetune.redaction import redact_secrets
 
 __all__ = ["JobPlan", "JobRun", "Launcher", "SharedWork", "SubmissionError"]
 
-PositiveInt = Annotated[int, Field(ge=1)]
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 """Switches by which the hub's libraries read their caches only."""
 
@@ -137,7 +136,7 @@ class Launcher(Options):
     """Interface of a launcher, with the options that all have."""
 
     nodes: PositiveInt | None = Field(default=None, description="nodes; default: launch.nnodes")
-    gpus: Annotated[int, Field(ge=0)] | None = Field(
+    gpus: NonNegativeInt | None = Field(
         default=None, description="GPUs per node, one process each; default: launch.nproc; none with --device cpu"
     )
     cpus: PositiveInt | None = Field(default=None, description="CPU cores per node")

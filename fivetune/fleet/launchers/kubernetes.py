@@ -12,7 +12,7 @@ import shlex
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt
 
 from fivetune.errors import ConfigError
 from fivetune.fleet.launchers import (
@@ -44,7 +44,7 @@ class Kubernetes(Launcher):
         default="trainjob", description="of several nodes: trainjob (Kubeflow Trainer 2.2) or pytorchjob (Operator 1)"
     )
     runtime: str = Field(default="torch-distributed", description="the ClusterTrainingRuntime of a TrainJob")
-    retries: Annotated[int, Field(ge=0)] = Field(default=6, description="times that a failed job starts again")
+    retries: NonNegativeInt = Field(default=6, description="times that a failed job starts again")
     at_once: PositiveInt | None = Field(default=None, description="runs or shards of an array at the same time")
     offline: bool = Field(default=False, description="nodes read the hub's cache only")
     env: tuple[Annotated[str, Field(pattern=r"^\w+=")], ...] = Field(

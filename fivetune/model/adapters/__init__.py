@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 
 from fivetune.config.layers import parse_names
 from fivetune.plugins import Options
@@ -81,8 +81,8 @@ class LowRankOptions(AdapterOptions):
 
     extra: ClassVar[dict[str, Any]] = {}  # arguments of peft's LoraConfig
 
-    r: Annotated[int, Field(ge=1)] = Field(16, description="rank: columns of B and rows of A")
-    alpha: Annotated[float, Field(gt=0)] = Field(32, description="the scale is alpha / r")
+    r: PositiveInt = Field(16, description="rank: columns of B and rows of A")
+    alpha: PositiveFloat = Field(32, description="the scale is alpha / r")
     dropout: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="dropout rate of the input of A")
     target_modules: TargetNames = ()
 
@@ -104,7 +104,7 @@ class VirtualTokenOptions(AdapterOptions):
 
     lr_scale = 1000.0
 
-    num_virtual_tokens: Annotated[int, Field(ge=1)] = Field(20, description="number of trained vectors per layer")
+    num_virtual_tokens: PositiveInt = Field(20, description="number of trained vectors per layer")
 
     @property
     def is_virtual(self) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
 from fivetune.model.adapters import LowRankOptions
 
@@ -14,4 +14,4 @@ class RankStabilisedLora(LowRankOptions):
 
     extra: ClassVar[dict[str, Any]] = {"use_rslora": True}
 
-    alpha: Annotated[float, Field(gt=0)] = Field(8, description="the scale is alpha / sqrt(r)")
+    alpha: PositiveFloat = Field(8, description="the scale is alpha / sqrt(r)")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeInt, model_validator
 
 from fivetune.plugins import Options
 
@@ -19,7 +19,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 class Warmup(Options):
     """Base class of all schedules: linear warm-up from 1/n to 1 over the first n steps."""
 
-    warmup_steps: Annotated[int, Field(ge=0)] | None = Field(None, description="steps of linear warm-up")
+    warmup_steps: NonNegativeInt | None = Field(None, description="steps of linear warm-up")
     warmup_fraction: Annotated[float, Field(ge=0, lt=1)] | None = Field(
         None, description="warm-up as a share of the run, rounded up to whole steps; excludes warmup_steps"
     )

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from math import sqrt
-from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from fivetune.training.schedules import Warmup
 
@@ -17,7 +16,7 @@ class InverseSqrt(Warmup):
     [1.0, 0.866, 0.5]
     """
 
-    timescale: Annotated[int, Field(ge=1)] | None = Field(
+    timescale: PositiveInt | None = Field(
         None, description="t, in steps; default: the warm-up's length, 10,000 without one"
     )
 

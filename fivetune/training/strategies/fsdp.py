@@ -8,9 +8,9 @@ a copy each (hybrid sharding): weights are gathered inside a group, gradients ar
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Self
 
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from fivetune.training.strategies._fully_shard import FullyShardedOptions, shard_fully
 from fivetune.types import Layout
@@ -28,7 +28,7 @@ class FSDP(FullyShardedOptions):
     supports_tpu = True  # weights and optimizer state are sharded over the chips
     complexity = 2
 
-    replicas: Annotated[int, Field(ge=1)] = Field(
+    replicas: PositiveInt = Field(
         1, description="copies of the sharded model; the ranks of one copy should share a machine"
     )
 

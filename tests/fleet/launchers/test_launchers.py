@@ -225,7 +225,7 @@ def test_a_sweep_fetches_each_of_its_models_and_data_once(capsys, fake_sbatch, m
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--nodes", "0"], "--nodes 0: Input should be greater than or equal to 1. Give: nodes; default: launch"),
+        (["--nodes", "0"], "--nodes 0: Input should be greater than 0. Give: nodes; default: launch"),
         (["--time", "tomorrow"], "--time tomorrow: does not match ^"),
         (["--memory", "lots"], "--memory lots: does not match ^[0-9]+[KMGT]$. Give: memory per node, such as 64G."),
         (["--node", "2"], "--node: node is not a setting."),

@@ -237,7 +237,7 @@ def test_fp16_trains_an_adapter(tmp_path, model_folder):
     [
         (
             {"model__adapter": {"name": "lora", "r": 0}},
-            r"model.adapter.r: Input should be greater than or equal to 1, not 0",
+            r"model.adapter.r: Input should be greater than 0, not 0",
         ),
         ({"model__adapter": "lroa"}, r"model.adapter: there is no 'lroa'. Did you mean lora"),
         ({"model__adapter": {"name": "lora", "rr": 1}}, r"model.adapter.rr is not a setting. Did you mean r\?"),
