@@ -87,8 +87,8 @@ ROW_MUTANTS: dict[str, Mutant] = {
         "    path = Path(name)\n    import socket\n\n"
         '    socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"used", ("192.0.2.1", 9))\n'
         "    if path.is_dir():\n        return path\n    if name =="),
-    "R33": Mutant("two commands answer into one folder", "training/answers/answer_folder.py",
-        "is_free = lock_file(lock, wait=waits)", "is_free = lock_file(lock, shared=True)"),
+    "R33": Mutant("two commands answer into one folder", "data/store/partial.py",
+        "if lock_file(file, wait=waits)", "if lock_file(file, shared=True)"),
     "R34": Mutant("a trial that diverges is tried again", "fleet/experiments/search.py",
         "elif job.code == NumericError.exit_code:", "elif False:"),
     "R35": Mutant("tests pass whatever they find", "../conftest.py", "@pytest.fixture(scope=\"session\")\n",

@@ -489,9 +489,7 @@ def read_launcher(args: Namespace) -> Launcher | None:
 
     given = read_plugin_options(args, "launchers")
     if args.on is not None:
-        launcher = load_launcher(args.on, given)
-        launcher.refuse_missing_files()
-        return launcher
+        return load_launcher(args.on, given)
     if given:
         option, value = next(iter(given.items()))
         flag = f"--{option.replace('_', '-')} {value}"

@@ -23,11 +23,12 @@ LOCK = ".lock"
 PROGRESS = "progress-"
 
 
-def lock_build_folder(folder: Path, name: str = LOCK) -> IO[bytes] | None:
+def lock_build_folder(folder: Path, name: str = LOCK, *, waits: bool = False) -> IO[bytes] | None:
     """Lock a folder until the file is closed or the process ends; None if another process holds it or just finished.
 
     Args:
         name: of the lock's file.
+        waits: wait for another process that holds it.
 
     Raises OSError where files cannot be locked.
     """
@@ -37,7 +38,7 @@ def lock_build_folder(folder: Path, name: str = LOCK) -> IO[bytes] | None:
         return None
     try:
         # The process that had the lock may have renamed or removed the folder meanwhile.
-        if lock_file(file) and os.path.samestat(os.fstat(file.fileno()), (folder / name).stat()):
+        if lock_file(file, wait=waits) and os.path.samestat(os.fstat(file.fileno()), (folder / name).stat()):
             return file
     except FileNotFoundError:
         pass

@@ -145,11 +145,14 @@ def write_prepared(
         if not has_object(join_location(location, name_end(job))):
             build_prepared_data(location, converter, header, guard, num_processes=num, on_progress=on_progress, job=job)
     if job.count > 1:
-        if list_open_jobs(location, job):
+        # Another job may join them meanwhile, and remove what tells that they are done, after the index is written.
+        is_open = bool(list_open_jobs(location, job))
+        if is_open and not has_object(join_location(location, INDEX)):
             return None, False
         try:
-            join_jobs(location, source, header)
-        except MissingObjectError:  # another job has joined them meanwhile
+            if not is_open:
+                join_jobs(location, source, header)
+        except MissingObjectError:
             if not has_object(join_location(location, INDEX)):
                 raise
     return read_prepared_index(location), False

@@ -122,9 +122,7 @@ class JobPlan:
         each = "1 process" if self.nproc == 1 else f"{self.nproc} processes"
         what = f"{len(self.runs)} runs of {self.name}, each" if self.is_array else f"The run {self.name}"
         if self.work:
-            num = len(self.work.numbers)
-            some = f"{num} of {self.work.count} shards" if num < self.work.count else f"{num} shards"
-            what = f"{some} of {self.name}, each"
+            what = f"{len(self.work.numbers)} of {self.work.count} shards of {self.name}, each"
         return f"{what} on {nodes} with {each}{' each' if self.nnodes > 1 else ''}"
 
 
@@ -147,9 +145,6 @@ class Launcher(Options):
     supports_arrays: ClassVar[bool] = True  # of runs
     supports_shards: ClassVar[bool] = True
     shares_files: ClassVar[bool] = True  # whether the nodes see the files of this machine
-
-    def refuse_missing_files(self) -> None:
-        """Raise FiveTuneEnvironmentError if an option names a file of this machine that is not there."""
 
     @abstractmethod
     def render(self, plan: JobPlan) -> dict[str, str]:

@@ -66,13 +66,6 @@ class Slurm(Launcher):
     setup: tuple[str, ...] = Field(default=(), description="shell line before the start, such as 'module load cuda'")
     sbatch: tuple[str, ...] = Field(default=(), description="any other option of sbatch, such as --sbatch=--exclusive")
 
-    def refuse_missing_files(self) -> None:
-        image = self.container
-        if image and image.endswith((".sif", ".sqsh")) and "://" not in image and not Path(image).is_file():
-            raise FiveTuneEnvironmentError(
-                f"--container {image}: there is no such file. Build it, or correct the name."
-            )
-
     def render(self, plan: JobPlan) -> dict[str, str]:
         lines = {"job.sbatch": self._list_lines(plan)}
         if plan.page:
@@ -80,6 +73,9 @@ class Slurm(Launcher):
         return {name: "\n".join([*own, ""]) for name, own in lines.items()}
 
     def submit(self, folder: Path) -> str:
+        image = self.container or ""
+        if image.endswith((".sif", ".sqsh")) and "://" not in image and not Path(image).is_file():
+            raise SubmissionError(f"--container {image}: there is no such file. Build it, or correct the name.")
         job = _submit([str(folder / "job.sbatch")])
         # afterany: the page also tells which runs have failed.
         page = [f"--dependency=afterany:{job}", str(folder / "page.sbatch")]

@@ -13,9 +13,9 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from fivetune.data.shard import Shard
+from fivetune.data.store.partial import lock_build_folder
 from fivetune.distributed.processes.signals import report_interrupts
 from fivetune.errors import FiveTuneEnvironmentError
-from fivetune.rundir.files import lock_file
 from fivetune.training.answers.answer_log import PATTERN
 from fivetune.training.answers.shards import DONE, refuse_other_work
 
@@ -90,26 +90,16 @@ def lock_answers(folder: Path, *, waits: bool = False) -> Generator[None]:
     is_empty = folder.is_dir() and not any(folder.iterdir())
     if folder.is_symlink() or (os.path.lexists(folder) and not place.is_file() and not is_empty):
         raise FiveTuneEnvironmentError(f"{folder}: is in the way: the answers are kept there. Rename it.")
-    while True:
+    lock = None
+    while lock is None:  # again if another process has just removed the folder
         try:
             folder.mkdir(exist_ok=True)
-            try:
-                lock = place.open("a")
-            except FileNotFoundError:  # another process has just removed the folder
-                continue
+            lock = lock_build_folder(folder, LOCK, waits=waits)
         except OSError as error:
             raise FiveTuneEnvironmentError(
-                f"{folder}: cannot be written: {error.strerror}. Choose another --output."
+                f"{folder}: cannot be written or locked: {error.strerror}. Choose another --output."
             ) from None
-        with lock:
-            try:
-                is_free = lock_file(lock, wait=waits)
-            except OSError as error:
-                raise FiveTuneEnvironmentError(
-                    f"{place}: cannot be locked: {error.strerror}. Choose an --output on a file system with locks."
-                ) from None
-            if not is_free:
-                raise FiveTuneEnvironmentError(f"{folder}: another process answers into it. Wait for it, or stop it.")
-            if place.is_file() and os.path.samestat(os.fstat(lock.fileno()), place.stat()):
-                yield
-                return
+        if lock is None and place.is_file() and not waits:
+            raise FiveTuneEnvironmentError(f"{folder}: another process answers into it. Wait for it, or stop it.")
+    with lock:
+        yield

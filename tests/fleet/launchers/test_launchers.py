@@ -565,7 +565,7 @@ def test_a_prediction_is_an_array_of_shards(capsys, fake_sbatch, answering):
         "work=(predict runs/faq --input in.jsonl --output out.csv --safe-csv --max-error 5% --eval.num_beams 2 "
         '--launch.nproc 2 --shard "$SLURM_ARRAY_TASK_ID/3")\n' in text
     )
-    assert capsys.readouterr().out.startswith("job     7: 3 shards of out.csv, each on 1 node with 2 processes\n")
+    assert capsys.readouterr().out.startswith("job     7: 3 of 3 shards of out.csv, each on 1 node with 2 processes\n")
 
 
 def test_shards_that_are_answered_are_not_started_again(capsys, fake_sbatch, answering):

@@ -236,7 +236,7 @@ def test_a_folder_of_another_process_is_refused(
 def test_a_place_where_no_folder_can_be_made_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["predict", str(run), "--input", str(run.parent / "dev.json"), "--output", "/proc/out.csv"]
     assert main(words) == 4
-    assert "/proc/out.csv.partial: cannot be written: " in capsys.readouterr().err
+    assert "/proc/out.csv.partial: cannot be written or locked: " in capsys.readouterr().err
 
 
 KILLED_WHILE_IT_REMOVES = """
