@@ -4,9 +4,13 @@ In: predictions of runs, which `fivetune evaluate` or a training wrote, of many 
 on which the confidence is chosen as `fivetune evaluate --max-error` does; all others are fresh. Out: for each run and
 promise the share of fresh examples that is answered, the share of wrong answers among them, and how often it is kept.
 
-    python -m benchmarks.silence quickstart 1600    # a corpus with 6,600 held-out questions, then the recipe's training
+    python -m benchmarks.silence quickstart 1 1600    # 6,600 held-out questions, then the recipe's training
     python -m benchmarks.silence stackoverflow 1 POSTS.csv.gz      # 4,050 posts to train on, 2,700 held out
     python -m benchmarks.silence measure runs/silence/*/run --json
+    python -m benchmarks.silence trainings runs/silence/*/run --json
+
+`measure` draws a hundred times from the predictions of each run; `trainings` draws once from each, and counts the runs
+that keep a promise.
 
 The temperature of a run is left out: it changes no order. The run's own weights were chosen by other examples (the
 quickstart: of 600 of the 6,600) or after a fixed number of steps (Stack Overflow).
@@ -42,25 +46,30 @@ def main() -> None:
     parser = make_parser(__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     quickstart = commands.add_parser("quickstart", help="train the recipe quickstart")
+    quickstart.add_argument("seed", type=int, help="of the run")
     quickstart.add_argument("steps", type=int, help="1600, as the recipe has it, or fewer for more errors")
     posts = commands.add_parser("stackoverflow", help="train the recipe stackoverflow_quality_nano")
     posts.add_argument("seed", type=int, help="of the split and of the run")
     posts.add_argument("source", type=Path, help="CSV file with columns text and rating, also gzipped")
     measuring = commands.add_parser("measure", help="measure the promises on ten splits of each run's predictions")
     measuring.add_argument("runs", type=Path, nargs="+")
+    trainings = commands.add_parser("trainings", help="measure the promises over runs of several seeds, one draw each")
+    trainings.add_argument("runs", type=Path, nargs="+", help="runs of the same recipe")
     args = parser.parse_args()
     if args.command == "quickstart":
-        train_quickstart(FOLDER / f"quickstart-{args.steps}", args.steps)
+        train_quickstart(FOLDER / f"quickstart-{args.seed}-{args.steps}", args.seed, args.steps)
     elif args.command == "stackoverflow":
         train_stackoverflow(FOLDER / f"stackoverflow-{args.seed}", args.seed, args.source)
-    else:
+    elif args.command == "measure":
         publish_result(args, "silence", measure(args.runs))
+    else:
+        publish_result(args, "silence-trainings", measure_trainings(args.runs))
 
 
 # --- the runs ---
 
 
-def train_quickstart(folder: Path, steps: int) -> None:
+def train_quickstart(folder: Path, seed: int, steps: int) -> None:
     """Train the recipe on its own corpus, with more held-out questions; its weights are chosen by 600 of them."""
     domains = (reading.SHIPS, reading.FIRMS, reading.PEOPLE)
     train, held_out = reading.write_reading_corpus(
@@ -75,6 +84,7 @@ def train_quickstart(folder: Path, steps: int) -> None:
         "data.train": str(train),
         "data.eval": str(held_out),
         "run.dir": str(folder / "run"),
+        "run.seed": seed,
         "eval.max_examples": NUM_DRAWN,
         "eval.at_start": False,
         "train.num_steps": steps,
@@ -105,12 +115,7 @@ def measure(folders: Sequence[Path]) -> dict[str, Any]:
     found: list[dict[str, Any]] = []
     rows = [["run", "promise", "held", "of ten", "silent", "answered (5, 50, 95 %)", "wrong (5, 50, 95 %)", "fresh"]]
     for folder in folders:
-        run = read_run(folder)
-        record = find_exported_eval(run)
-        assert record is not None
-        lines = restore_lines(run.read_predictions(record), record.temperature)
-        score = find_error_score(lines, "exact")
-        assert score is not None
+        lines, score = _read_lines(folder)
         for promise in PROMISES:
             seeds = [_measure_seed(lines, score, promise, seed) for seed in range(NUM_SEEDS)]
             kept = _summarise(seeds, promise)
@@ -118,6 +123,38 @@ def measure(folders: Sequence[Path]) -> dict[str, Any]:
             rows.append(_build_row(found[-1]))
     print(table(rows))
     return {"runs": found, **facts("cpu")}
+
+
+def measure_trainings(folders: Sequence[Path]) -> dict[str, Any]:
+    """Measure one draw of each run, print a table: how many trainings keep each promise."""
+    found: list[dict[str, Any]] = []
+    rows = [["promise", "kept by", "silent", "answered (least, median, most)", "wrong (least, median, most)"]]
+    read = [_read_lines(folder) for folder in folders]
+    for promise in PROMISES:
+        draws: list[dict[str, Any]] = []
+        for seed, (lines, score) in enumerate(read):
+            draws.append(_measure_seed(lines, score, promise, seed))
+        errors = [one["wrong"] for one in draws if one["wrong"] is not None]
+        kept = sum(one["wrong"] is None or one["wrong"] <= promise for one in draws)
+        found.append({"promise": promise, "kept": kept, "silent": len(draws) - len(errors), "draws": draws})
+        spreads: list[str] = []
+        for values in ([one["answered"] for one in draws], errors):
+            edges = np.percentile(values, (0, 50, 100)).tolist() if values else []
+            spreads.append(", ".join(f"{100 * value:.1f}" for value in edges))
+        rows.append([format_promise(promise), f"{kept} of {len(draws)}", str(len(draws) - len(errors)), *spreads])
+    print(table(rows))
+    return {"runs": [folder.parent.name for folder in folders], "promises": found, **facts("cpu")}
+
+
+def _read_lines(folder: Path) -> tuple[Sequence[Prediction], str]:
+    """Read the predictions of a run with confidences as the model gave them, and the score that tells errors."""
+    run = read_run(folder)
+    record = find_exported_eval(run)
+    assert record is not None
+    lines = restore_lines(run.read_predictions(record), record.temperature)
+    score = find_error_score(lines, "exact")
+    assert score is not None
+    return lines, score
 
 
 def _measure_seed(lines: Sequence[Prediction], score: str, promise: float, seed: int) -> dict[str, Any]:
