@@ -68,7 +68,7 @@ def build_line_trace(name: str, steps: Sequence[float], values: Series, color: s
         "mode": mode,
         "name": escape_hidden(name),
         "x": xs,
-        "y": ys,
+        "y": round_values(ys, digits=6),
         "line": style,
         "marker": {"color": color, "size": 6},
         "hovertemplate": "%{y:.4~g}",

@@ -41,8 +41,8 @@ def render_html(page: Page) -> str:
 
 @cache
 def _read_template(name: str) -> str:
-    """Return a script or style without the indentation of its lines."""
-    return re.sub(r"\n\s+", "\n", _build_environment().get_template(name).render())
+    """Return a script or style without indentation and lines of comments."""
+    return re.sub(r"\n\s*(//.*)?", "\n", _build_environment().get_template(name).render())
 
 
 def _hash_script(script: str) -> str:
