@@ -214,9 +214,9 @@ def _format(result: dict[str, Any]) -> str:
         figures = [f"{row['per_second']:.1f}", f"{1000 * row['p50_seconds']:.0f}", f"{1000 * row['p99_seconds']:.0f}"]
         found = [ratios.get(row["side"], {}).get(row["clients"]) for ratios in result["ratios"].values()]
         lines.append([row["side"], str(row["clients"]), *figures, *(f"{one:.2f} x" if one else "" for one in found)])
-    bars = [["fp32, times transformers' requests", "is", "bar"]]
+    bars = [["clients (fp32, times transformers' requests)", "is", "bar"]]
     for one in result["bars"]:
-        bars.append([f"{one['clients']} clients", f"{one['ratio']:.2f} x", f"{one['bar']:.2f} x"])
+        bars.append([str(one["clients"]), f"{one['ratio']:.2f} x", f"{one['bar']:.2f} x"])
     return f"{table(lines)}\n\n{table(bars)}"
 
 
