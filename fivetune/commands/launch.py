@@ -169,7 +169,7 @@ def _launch_prediction(args: argparse.Namespace, launcher: Launcher) -> int:
     if args.overwrite:
         words.append("--overwrite")
     command = plugins.import_plugin("commands", "predict")
-    parser = argparse.ArgumentParser(prog="fivetune launch RUN --predict FILE", allow_abbrev=False)
+    parser = argparse.ArgumentParser("fivetune launch --predict", usage=argparse.SUPPRESS, allow_abbrev=False)
     command.add_arguments(parser)
     given, rest = parser.parse_known_args([*words[1:], "--shard", f"1/{args.shards}"])
     command.refuse_wrong_words(given, sees_files=launcher.shares_files)

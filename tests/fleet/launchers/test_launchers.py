@@ -613,6 +613,13 @@ def test_a_prediction_needs_a_run_with_a_model_and_an_output(capsys, tmp_path, a
     assert "--shards: has no effect without --predict" in capsys.readouterr().err
 
 
+def test_a_wrong_argument_of_predict_is_told_in_one_line(capsys, answering):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main([*answering, "--shards", "2", "--format", "x"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("fivetune launch --predict: error: argument --format: invalid choice: 'x'")
+
+
 def test_files_of_a_prediction_must_be_on_the_volume(capsys):
     words = ["launch", "runs/faq", "--predict", "in.csv", "--shards", "4", "--on", "kubernetes", "--dry-run"]
     words += ["--image", "i", "--volume", "v", "--at-once", "2", "--output"]
