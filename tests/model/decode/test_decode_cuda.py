@@ -108,7 +108,7 @@ def test_copies_and_kernels_write_the_same_answers(family_folders, tmp_path, mon
 
 @pytest.mark.parametrize("family", ["t5", "umt5"])
 def test_lengths_cost_no_launches_and_weights_are_cast_once(monkeypatch, as_cuda, family):
-    """Of a layer of t5, 10 kernels encode a batch and 21 take a step: 252 of t5-base, where `generate` has 579."""
+    """Of a layer of t5, 8 kernels encode a batch and 21 take a step: 252 of t5-base, where `generate` has 579."""
     seen = Launches()
     monkeypatch.setattr("fivetune.model.cuda.attention.compute_attention", lambda q, *rest, **named: seen.note(q))
     for name in ("norm", "pointwise"):
@@ -119,9 +119,10 @@ def test_lengths_cost_no_launches_and_weights_are_cast_once(monkeypatch, as_cuda
         attach = keep_weights(model, "cpu", AUTOCAST)
         with torch.no_grad(), AUTOCAST(), attach(), seen:
             decoder = Decoder(model, num_beams=1, max_steps=8)
+            decoder.encode(IDS, list(LENGTHS[0]))  # fills the cache of distances
             encode.append([seen.count(partial(decoder.encode, IDS, list(lengths))) for lengths in LENGTHS])
             decoder.start(decoder.encode(IDS, list(LENGTHS[0])))
             step.append([seen.count(partial(decoder.step, IDS[:6, None], [n] * 6)) for n in range(3)])
             assert not seen.casts & {parameter.data_ptr() for parameter in model.parameters() if parameter.dim() > 1}
     assert all(len(set(counts)) == 1 for counts in encode)
-    assert (encode[1][0] - encode[0][0], step[1][2] - step[0][2]) == ((10, 21) if family == "t5" else (12, 22))
+    assert (encode[1][0] - encode[0][0], step[1][2] - step[0][2]) == ((8, 21) if family == "t5" else (10, 22))
