@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from fivetune.model.cuda.attention import compute_attention
 from fivetune.model.cuda.cross_entropy import compute_nats, compute_nats_gradient
 from fivetune.model.cuda.kernel_trial import attend_eagerly
-from fivetune.model.cuda.norm import compute_branch_norm, compute_rms_norm
+from fivetune.model.cuda.norm import compute_branch_norm
 from fivetune.model.cuda.optimizer import FlatAdamW
 from fivetune.model.cuda.pointwise import add_dropout, compute_activation_dropout, compute_dropout
 from fivetune.model.cuda.random import round_dropout_rate
@@ -135,7 +135,7 @@ def check_pointwise(sizes: Sizes, dtype: torch.dtype) -> Iterator[tuple[str, flo
     x, other = (_draw(sizes, sizes.rows, sizes.width, dtype=dtype) for _ in range(2))
     weight, half = _draw(sizes, sizes.width, dtype=dtype), sizes.width // 2
     norm = lambda x, w: x * (x.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * w  # noqa: E731
-    yield "norm", _measure_error(lambda x, w: compute_rms_norm(x, w, 1e-6), [x, weight], norm)
+    yield "norm", _measure_error(lambda x, w: compute_branch_norm(x, w, 1e-6)[1], [x, weight], norm)
     stream, scale = (_draw(sizes, *shape, dtype=torch.float32) for shape in ((sizes.rows, sizes.width), (sizes.width,)))
     branch = lambda x, w: torch.add(*compute_branch_norm(x, w, 1e-6, dtype))  # noqa: E731
     yield "norm beside the stream", _measure_error(branch, [stream, scale], lambda x, w: x + norm(x, w))

@@ -53,9 +53,12 @@ def separate_products(x: Tensor, modules: Any) -> Tensor:
     return torch.cat([F.linear(x, module.weight) for module in modules], -1)
 
 
-def plain_norm(x: Tensor, weight: Tensor, eps: float, *, fused: bool = False) -> Tensor:
+class PlainNorm:
     """torch's own."""
-    return F.rms_norm(x, weight.shape, weight, eps)
+
+    @staticmethod
+    def apply(x: Tensor, weight: Tensor, eps: float, kind: torch.dtype) -> Tensor:
+        return F.rms_norm(x, weight.shape, weight, eps).to(kind)
 
 
 WAYS: dict[str, list[tuple[Any, str, Any]]] = {
@@ -63,7 +66,7 @@ WAYS: dict[str, list[tuple[Any, str, Any]]] = {
     "dropout: a Bernoulli draw per value": [(module, "draw_dropout", serial_draw) for module in (layers, attention)],
     "dropout: 16-bit thresholds": [(module, "draw_dropout", threshold_draw) for module in (layers, attention)],
     "keys and values of the whole source": [(ops, "should_attend_memory", lambda *_: False)],
-    "norm of torch": [(module, "rms_norm", plain_norm) for module in (layers, ops)],
+    "norm of torch": [(layers, "RmsNorm", PlainNorm)],
     "q, k, v and gates apart": [(ops, "apply_projections", separate_products)],
     "one block per sequence": [(attention, "MAX_BLOCK_ROWS", 0)],
 }

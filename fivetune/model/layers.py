@@ -104,11 +104,7 @@ def has_hooks(module: nn.Module) -> bool:
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, fused: bool = False) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
-    if fused and x.dtype == weight.dtype and supports_fused(x, weight):
-        from fivetune.model.cuda import norm
-
-        return norm.compute_rms_norm(x, weight, eps, get_matmul_dtype(x.device))
-    return RmsNorm.apply(x, weight, eps, get_matmul_dtype(x.device))
+    return normalize_branch(Residual(x), weight, eps, fused=fused)[1]
 
 
 class Residual(NamedTuple):
@@ -128,14 +124,14 @@ class Residual(NamedTuple):
 def normalize_branch(x: Residual, weight: Tensor, eps: float, *, fused: bool = False) -> tuple[Tensor, Tensor]:
     """The residual stream and its `rms_norm`, which begins a branch; a kernel adds the gradients of both."""
     stream = x.stream
+    kind = get_matmul_dtype(stream.device)
     tensors = [stream, weight] if x.branch is None else [stream, weight, x.branch]
     if fused and stream.dtype == weight.dtype and x.rate < 1 and supports_fused(*tensors):
         from fivetune.model.cuda import norm
 
-        kind = get_matmul_dtype(stream.device)
         return norm.compute_branch_norm(stream, weight, eps, kind, branch=x.branch, probability=x.rate)
     stream = x.sum(fused=fused)
-    return stream, rms_norm(stream, weight, eps)
+    return stream, RmsNorm.apply(stream, weight, eps, kind)
 
 
 class RmsNorm(torch.autograd.Function):

@@ -189,12 +189,11 @@ class Ops:
         heads = module.n_heads
         size = module.key_value_proj_dim
         keys = memory.bounds
-        if memory.projected:  # gradients take their memory, which is that of all blocks
-            pairs = SequencePairs(queries, keys)
-            return self.attend(module, q, *memory.projected, pairs, module.dropout, overwrite=True)
         if needs_attention_kernel(q) or not should_attend_memory(module, queries, keys):
-            k, v = self.project_heads(memory.states, size, module.k, module.v)
-            return self.attend(module, q, k, v, SequencePairs(queries, keys), module.dropout)
+            k, v = memory.projected or self.project_heads(memory.states, size, module.k, module.v)
+            pairs = SequencePairs(queries, keys)
+            # The gradients lie side by side, as keys and values do, whose memory they take.
+            return self.attend(module, q, k, v, pairs, module.dropout, overwrite=True)
         weights = cast_weights(module.k.weight, module.v.weight)
         of_key, of_value = weights.view(2, heads, size, -1).unbind()
         # Queries in the encoder's space, [H, Nq, D] -> [H, Nq, d].

@@ -57,14 +57,12 @@ class KeptWeights:
         cast = [weight for weight in self._weights if weight.dtype != kind]
         # A frozen weight is not in the optimizer's memory.
         own = [weight for weight in cast if written is None or not weight.requires_grad]
-        sizes = [round_up(weight.numel(), ALIGNMENT) for weight in own]
-        # One buffer: q, k and v of a layer lie below each other.
-        buffer = torch.empty(sum(sizes), dtype=kind, device=self._tables[0].device)
-        parts = dict(zip(own, buffer.split(sizes), strict=True))
-        self._copies: dict[nn.Parameter, Tensor] = {}
+        self._copies: dict[nn.Parameter, Tensor] = dict(zip(own, allocate_views(own, kind)[1], strict=True))
         for weight in cast:
-            part = parts[weight] if written is None or weight in parts else written[weight.storage_offset() :]
-            self._copies[weight] = part[: weight.numel()].view(weight.shape)
+            if weight not in self._copies:
+                assert written is not None
+                part = written[weight.storage_offset() :]
+                self._copies[weight] = part[: weight.numel()].view(weight.shape)
         self._is_written = written is not None
         self._versions: list[int] = []
 
@@ -93,6 +91,23 @@ class KeptWeights:
         finally:  # the next update makes the copies stale
             for parameter in parameters:
                 del vars(parameter)[KEPT]
+
+
+def count_places(weights: Sequence[Tensor]) -> int:
+    """The elements of a buffer in which weights lie one after the other, each aligned.
+
+    >>> count_places([torch.ones(3, 5), torch.ones(70)])
+    192
+    """
+    return sum(round_up(weight.numel(), ALIGNMENT) for weight in weights)
+
+
+def allocate_views(weights: Sequence[Tensor], kind: torch.dtype = torch.float32) -> tuple[Tensor, list[Tensor]]:
+    """Allocate zeros for weights in one buffer. Returns: the buffer, and a view of it in the shape of each weight."""
+    sizes = [count_places([weight]) for weight in weights]
+    buffer = torch.zeros(sum(sizes), dtype=kind, device=weights[0].device if weights else None)
+    parts = zip(weights, buffer.split(sizes), strict=True)
+    return buffer, [part[: weight.numel()].view(weight.shape) for weight, part in parts]
 
 
 def list_factors(model: T5Model) -> list[nn.Parameter]:

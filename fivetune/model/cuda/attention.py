@@ -183,14 +183,11 @@ def _make_rows_contiguous(x: Tensor) -> Tensor:
 
 
 def _allocate_gradients(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    """Memory of the gradients: beside each other, as q, k and v are if they are slices of one projection's rows."""
+    """Memory of the gradients: side by side if q, k and v are slices of one projection's rows."""
     row = q.shape[1] * q.shape[2]
     if len(q) == len(k) and all(x.stride(0) == 3 * row for x in (q, k, v)):
         return k.new_empty(len(k), 3, *k.shape[1:]).unbind(1)
-    grad_q = q.new_empty(q.shape)
-    if all(x.stride(0) == 2 * row for x in (k, v)):  # cross-attention
-        return grad_q, *k.new_empty(len(k), 2, *k.shape[1:]).unbind(1)
-    return grad_q, k.new_empty(k.shape), v.new_empty(v.shape)
+    return tuple(x.new_empty(x.shape) for x in (q, k, v))
 
 
 def _build_kernel_arguments(inputs: tuple[Any, ...], call: _CallOptions) -> dict[str, float | str]:

@@ -15,14 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from fivetune.model.cuda.buckets import Buckets
-from fivetune.model.cuda.optimizer import ALIGNMENT, NORM, POWER1, POWER2, STEPS, FlatAdamW
+from fivetune.model.cuda.optimizer import NORM, POWER1, POWER2, STEPS, FlatAdamW
 from fivetune.model.cuda.random import draw_seeds_together
 from fivetune.model.cuda.static_step import CapturedStep, GraphRecorder, StaticBatch, compute_static_losses
-from fivetune.model.cuda.tiles import round_up
 from fivetune.model.modules import T5Model
 from fivetune.model.objective import PLAIN, Objective
 from fivetune.model.precision import get_matmul_dtype
-from fivetune.model.weight_cache import KeptWeights, list_factors
+from fivetune.model.weight_cache import KeptWeights, allocate_views, list_factors
 from fivetune.types import Autocast, Batch, TorchState
 
 
@@ -120,11 +119,10 @@ def attach_flat_gradients(model: T5Model) -> Tensor:
     """Make the gradients of all trainable parameters views of one buffer of zeros, which is returned: [P] fp32."""
     parameters = dict.fromkeys([*list_factors(model), *model.parameters()])
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    sizes = [round_up(parameter.numel(), ALIGNMENT) for parameter in trained]
-    flat = torch.zeros(sum(sizes), device=trained[0].device)
-    for parameter, part in zip(trained, flat.split(sizes), strict=True):
+    flat, gradients = allocate_views(trained)
+    for parameter, gradient in zip(trained, gradients, strict=True):
         vars(parameter).pop("table_grad", None)  # gradients are dense here
-        parameter.grad = part[: parameter.numel()].view(parameter.shape)
+        parameter.grad = gradient
     return flat
 
 

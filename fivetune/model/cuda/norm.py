@@ -23,16 +23,6 @@ class _Context(AutogradContext):
     kind: torch.dtype | None
 
 
-def compute_rms_norm(x: Tensor, weight: Tensor, eps: float, kind: torch.dtype | None = None) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, rounded where transformers' T5LayerNorm rounds.
-
-    Args:
-        x: [..., D] fp32 or bf16, contiguous rows. weight: [D] of the same type.
-        kind: dtype of the result; default: the dtype of x.
-    """
-    return compute_branch_norm(x, weight, eps, kind)[1]
-
-
 def compute_branch_norm(
     x: Tensor,
     weight: Tensor,
@@ -43,9 +33,13 @@ def compute_branch_norm(
     probability: float = 0.0,
     seed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """x + dropout(branch), or x itself, and its `compute_rms_norm`; the backward pass adds the gradients of both.
+    """s = x + dropout(branch), or x itself, and its norm; the backward pass adds the gradients of both.
+
+    The norm is s / sqrt(mean(s^2) + eps) * weight over the last dimension, rounded where T5LayerNorm rounds.
 
     Args:
+        x: [..., D] fp32 or bf16, contiguous rows. weight: [D] of the same type.
+        kind: dtype of the norm; default: the dtype of x.
         branch: [..., D] fp32 or bf16, the end of the branch before. probability, seed: see `compute_dropout`.
     """
     assert x.dtype == weight.dtype, (x.dtype, weight.dtype)

@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 from torch import nn
 
-from fivetune.model.cuda.tiles import TILES, divide_up, launch, round_up
+from fivetune.model.cuda.tiles import TILES, divide_up, launch
+from fivetune.model.weight_cache import allocate_views, count_places
 
-ALIGNMENT = 64  # elements; every view begins at 128 bytes in bf16
 NORM, CLIP, STEPS, SKIPPED, POWER1, POWER2 = range(6)  # indices of FlatAdamW.state
 
 
@@ -57,24 +57,23 @@ class FlatAdamW:
         self.weight_decay = weight_decay
         self.max_norm = max_norm
         parameters = [*decayed, *plain]
-        starts = _compute_starts(parameters)
-        size = starts[-1]
-        device = parameters[0].device
-        self.num_decayed = starts[len(decayed)]
-        self.weights, self.mean, self.square = torch.zeros((3, size), dtype=torch.float32, device=device)
-        self.copies = torch.zeros(starts[num_copied], dtype=kind, device=device) if num_copied else None
-        self.grads = torch.zeros(size, dtype=torch.float32, device=device)
+        self.weights, places = allocate_views(parameters)
+        self.grads, gradients = allocate_views(parameters)
+        self.mean, self.square = torch.zeros_like(self.weights), torch.zeros_like(self.weights)
+        for parameter, place, gradient in zip(parameters, places, gradients, strict=True):
+            place.copy_(parameter.detach())
+            parameter.data = place
+            parameter.grad = gradient
+        size = len(self.weights)
+        device = self.weights.device
+        self.num_decayed = count_places(decayed)
+        num_places = count_places(decayed[:num_copied])
+        self.copies = torch.zeros(num_places, dtype=kind, device=device) if num_copied else None
         self.lr = torch.full((1,), lr, dtype=torch.float32, device=device)
         self.state = torch.tensor([0, 0, 0, 0, 1, 1], dtype=torch.float64, device=device)
         self._block = TILES["optimizer", ""].cols
         self._seen = torch.zeros(divide_up(size, self._block), dtype=torch.int8, device=device)
         self._parts = torch.zeros(TILES["optimizer", ""].rows, dtype=torch.float32, device=device)
-        for parameter, start in zip(parameters, starts[:-1], strict=True):
-            place = slice(start, start + parameter.numel())
-            shape = parameter.shape
-            self.weights[place] = parameter.detach().flatten()
-            parameter.data = self.weights[place].view(shape)
-            parameter.grad = self.grads[place].view(shape)
 
     def step(self) -> None:
         """Clip, update, zero the gradients. Three kernels, no synchronisation."""
@@ -97,18 +96,6 @@ class FlatAdamW:
             rest = moment[num_full * self._block :]
             self._seen[:num_full] |= full.any(1)
             self._seen[num_full:] |= rest.any()  # the last block, unless it is full
-
-
-def _compute_starts(parameters: Sequence[nn.Parameter]) -> list[int]:
-    """The aligned start of each parameter in the flat buffers, then their size.
-
-    >>> _compute_starts([nn.Parameter(torch.ones(3, 5)), nn.Parameter(torch.ones(70))])
-    [0, 64, 192]
-    """
-    starts = [0]
-    for parameter in parameters:
-        starts.append(starts[-1] + round_up(parameter.numel(), ALIGNMENT))
-    return starts
 
 
 @triton.jit

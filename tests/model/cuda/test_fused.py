@@ -43,7 +43,6 @@ def use_kernels(monkeypatch) -> set[str]:
     """From here on the CPU counts as a device of the kernels. Returns: the names of those that were called."""
     called: set[str] = set()
     for module, name in (
-        (norm, "compute_rms_norm"),
         (norm, "compute_branch_norm"),
         (pointwise, "compute_activation_dropout"),
         (attention, "compute_attention"),
@@ -344,7 +343,7 @@ def test_the_parts_can_be_left_to_torch(monkeypatch):
     assert called == set()
     rms_norm(x, weight, 1e-6, fused=True)
     rms_norm(x.half(), weight.half(), 1e-6, fused=True)
-    assert called == {"compute_rms_norm", "compute_branch_norm"}
+    assert called == {"compute_branch_norm"}
 
 
 @pytest.mark.parametrize("longest", [1, 40, 600])

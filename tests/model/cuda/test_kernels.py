@@ -22,7 +22,7 @@ from fivetune.errors import ModelError
 from fivetune.model.cuda import attention, tiles
 from fivetune.model.cuda.attention import compute_attention
 from fivetune.model.cuda.cross_entropy import compute_nats, compute_nats_gradient
-from fivetune.model.cuda.norm import compute_branch_norm, compute_rms_norm
+from fivetune.model.cuda.norm import compute_branch_norm
 from fivetune.model.cuda.optimizer import CLIP, NORM, SKIPPED, STEPS, FlatAdamW
 from fivetune.model.cuda.pointwise import add_dropout, compute_activation_dropout, compute_dropout
 from fivetune.model.cuda.random import choose_seed, draw_seeds_together, round_dropout_rate
@@ -193,7 +193,7 @@ def test_gradients_of_a_merged_projection_are_written_beside_each_other():
         leaves = [part.requires_grad_() for part in parts]
         q, k, v = leaves[-1].unbind(1) if count == 3 else (leaves[0], *leaves[1].unbind(1))
         cu_k = starts([2, 3]) if count == 3 else starts([3, 4])
-        out = compute_attention(q, k, v, starts([2, 3]), cu_k, 3, 4)
+        out = compute_attention(q, k, v, starts([2, 3]), cu_k, 3, 4, overwrite=count == 2)
         grads = torch.autograd.grad(out, [q, k, v], torch.randn(out.shape))[-count:]
         assert len({grad.untyped_storage().data_ptr() for grad in grads}) == 1
         assert SplitProjections.backward(None, *grads).data_ptr() == grads[0].data_ptr()
@@ -267,7 +267,7 @@ def test_norm_is_t5s(dtype):
     x, weight = (torch.randn(*shape).to(dtype).requires_grad_() for shape in ((5, 24), (24,)))
     doubles = double([x, weight])
     reference = doubles[1] * doubles[0] * (doubles[0].pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt()
-    compare(compute_rms_norm(x, weight, 1e-6), reference, [x, weight], doubles, CLOSE[dtype])
+    compare(compute_branch_norm(x, weight, 1e-6)[1], reference, [x, weight], doubles, CLOSE[dtype])
 
 
 def test_the_norm_of_an_fp32_stream_is_rounded_once_and_adds_the_gradients_of_both():
@@ -275,10 +275,11 @@ def test_the_norm_of_an_fp32_stream_is_rounded_once_and_adds_the_gradients_of_bo
     x, weight = torch.randn(5, 24, requires_grad=True), torch.randn(24, requires_grad=True)
     stream, normed = compute_branch_norm(x, weight, 1e-6, torch.bfloat16)
     assert torch.equal(stream, x) and normed.dtype == torch.bfloat16
-    torch.testing.assert_close(normed.float(), compute_rms_norm(x, weight, 1e-6), rtol=2**-7, atol=0)  # cut off, here
+    whole = compute_branch_norm(x, weight, 1e-6)[1]
+    torch.testing.assert_close(normed.float(), whole, rtol=2**-7, atol=0)  # cut off, here
     of_stream, of_norm = torch.randn(5, 24), torch.randn(5, 24).bfloat16()
     found = torch.autograd.grad([stream, normed], [x, weight], [of_stream, of_norm])
-    of_x, of_weight = torch.autograd.grad(compute_rms_norm(x, weight, 1e-6), [x, weight], of_norm.float())
+    of_x, of_weight = torch.autograd.grad(whole, [x, weight], of_norm.float())
     torch.testing.assert_close(found, (of_stream + of_x, of_weight))
 
 
