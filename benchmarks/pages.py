@@ -7,12 +7,13 @@ A page answers at once when six timers of 50 ms in a row are late by less than 3
 
 from __future__ import annotations
 
-import argparse
 import base64
+import json
 import statistics
 import tempfile
 from pathlib import Path
 
+from benchmarks.harness import make_parser, table
 from reliability.chromium import open_tab
 
 ANSWERS = """new Promise((done) => {
@@ -53,21 +54,26 @@ def take_picture(page: Path, width: int, height: int) -> bytes:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = make_parser(__doc__, results=None)
     parser.add_argument("pages", nargs="+", type=Path)
     parser.add_argument("--width", type=int, default=1280)
     parser.add_argument("--turns", type=int, default=3, help="the median of these is printed")
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--height", type=int, default=1000)
-    options = parser.parse_args()
-    if options.picture:
-        options.picture.write_bytes(take_picture(options.pages[0], options.width, options.height))
+    args = parser.parse_args()
+    if args.picture:
+        args.picture.write_bytes(take_picture(args.pages[0], args.width, args.height))
         return
-    print(" | ".join(COLUMNS))
-    for page in options.pages:
-        turns = [measure(page, options.width) for _ in range(options.turns)]
-        cells = [f"{statistics.median(numbers):.2f}" for numbers in zip(*turns, strict=True)]
-        print(" | ".join((page.name, *cells[:-1], str(int(turns[0][-1])))))
+    rows: list[tuple[str, ...]] = [COLUMNS]
+    found: list[dict[str, str | float]] = []
+    for page in args.pages:
+        turns = [measure(page, args.width) for _ in range(args.turns)]
+        medians = [statistics.median(numbers) for numbers in zip(*turns, strict=True)]
+        found.append(dict(zip(COLUMNS, (page.name, *medians), strict=True)))
+        rows.append((page.name, *(f"{number:.2f}" for number in medians[:-1]), f"{medians[-1]:.0f}"))
+    print(table(rows))
+    if args.json:
+        print(json.dumps(found))
 
 
 if __name__ == "__main__":
