@@ -140,10 +140,19 @@ def add_silence_arguments(parser: ArgumentParser) -> None:
     )
     group.add_argument(
         "--min-confidence",
-        type=float,
         metavar="P",
-        help="withhold answers below this confidence (0-1); 0: none, whatever the run keeps",
+        help="withhold answers below this confidence: 0.9 or 90%%; 0: none, whatever the run keeps",
     )
+
+
+def refuse_wrong_silence(args: Namespace) -> None:
+    """Raise ConfigError, before a model is loaded, for values of `add_silence_arguments` that are none."""
+    from fivetune.scores.analysis.abstention import parse_probability, parse_share
+
+    if args.max_error is not None:
+        parse_share(args.max_error, "--max-error")
+    if args.min_confidence is not None:
+        parse_probability(args.min_confidence, "--min-confidence")
 
 
 def add_strategy(recipe: str, settings: Mapping[str, Any], *, quiet: bool) -> dict[str, Any]:

@@ -41,11 +41,14 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.config.layers import parse_overrides
     from fivetune.errors import ConfigError, PromiseError
     from fivetune.rundir.progress import Progress
+    from fivetune.scores.analysis.abstention import parse_share
     from fivetune.training.answers.promise import read_promise
     from fivetune.training.answers.trained_run import evaluate
 
     if args.error_below is not None and args.max_error is None:
         raise ConfigError("--error-below: has no effect without --max-error. Give both, or leave it out.")
+    if args.max_error is not None:
+        parse_share(args.max_error, "--max-error")  # before a model is loaded
     broken: PromiseError | None = None
     with Progress() as progress:
         try:

@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fivetune.commands import add_flag, add_silence_arguments, format_open_shards, print_json
+from fivetune.commands import add_flag, add_silence_arguments, format_open_shards, print_json, refuse_wrong_silence
 
 if TYPE_CHECKING:
     from fivetune.data.readers.delimited import TableForm
@@ -60,8 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="file to write; .csv, .tsv, .xlsx, .parquet: the input's columns with prediction and confidence, .csv and "
         ".tsv in the form of the input; .txt: a line per record; .json: an array; .jsonl or no suffix: JSON lines; "
-        "default, or -: standard output. Answers stay in FILE.partial until the file is whole: the same command goes "
-        "on after it was stopped",
+        "default, or -: standard output. Answers stay in the folder FILE.partial until the file is whole: the same "
+        "command goes on after it was stopped",
     )
     add_flag(parser, "--overwrite", "replace an existing --output, as soon as the new one is whole")
     parser.add_argument(
@@ -163,6 +163,7 @@ def refuse_wrong_words(args: argparse.Namespace, *, sees_files: bool = True) -> 
 
     record = _build_record(args)
     shard = Shard.parse(args.shard)
+    refuse_wrong_silence(args)
     has_output = args.output != STDOUT
     has_input = args.input not in (None, STDIN)
     if has_output:

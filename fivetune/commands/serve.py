@@ -9,7 +9,14 @@ import argparse
 import os
 import sys
 
-from fivetune.commands import add_flag, add_silence_arguments, print_text, print_warning, refuse_token_flag
+from fivetune.commands import (
+    add_flag,
+    add_silence_arguments,
+    print_text,
+    print_warning,
+    refuse_token_flag,
+    refuse_wrong_silence,
+)
 from fivetune.delivery.serving.serve import TOKEN, serve
 
 TAKES_SETTINGS = True
@@ -57,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.config.layers import parse_overrides
 
     refuse_token_flag(args.token, TOKEN)
+    refuse_wrong_silence(args)
     has_ended = serve(
         args.runs,
         parse_overrides(args.settings),

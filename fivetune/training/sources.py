@@ -5,21 +5,29 @@ In: a RunConfig. Out: resolved sources, the config with labels from the data, or
 
 from __future__ import annotations
 
+import filecmp
 import os
 import zlib
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fivetune.config import RunConfig
 from fivetune.config.paths import find_typed_path
 from fivetune.data.corpus.reading import write_missing_corpus
 from fivetune.data.examples import Source
 from fivetune.data.labels import read_label_set
-from fivetune.data.readers.records import check_source
+from fivetune.data.readers.records import check_source, is_hub_name, list_source_files
+from fivetune.data.readers.source_files import split_sheet
 from fivetune.data.split import EvalSplit
 from fivetune.data.store.encode import LengthLimits
 from fivetune.data.store.prepared import is_prepared, open_prepared, read_prepared_index
 from fivetune.data.store.token_store import TokenStore, get_cache_folder, load_or_build_store
-from fivetune.errors import ConfigError
+from fivetune.errors import ConfigError, DataError
 from fivetune.tasks.classification import Classification
 from fivetune.tasks.mixture import Mixture
 from fivetune.training.mixture import build_part_configs, join_stores
@@ -152,6 +160,32 @@ def describe_split(config: RunConfig, split: str, *, labelled: bool = True) -> S
         for_training=training,
         labelled=labelled,
     )
+
+
+def find_shared_files(learnt: Sequence[str], scored: Sequence[str]) -> list[str]:
+    """Find the sources of an evaluation that a training has too, by name, and local files with equal content."""
+    same = sorted({*learnt} & {*scored})
+    files = _list_local_files(learnt)
+    for file in _list_local_files(scored):
+        if any(filecmp.cmp(other, file, shallow=False) for other in files):
+            same.append(str(file))
+    return same
+
+
+def _list_local_files(sources: Sequence[str]) -> list[Path]:
+    files: list[Path] = []
+    for source in sources:
+        if not is_prepared(source) and not is_hub_name(source) and not split_sheet(source)[1]:  # of one file, several
+            with suppress(DataError):  # of a finished training, and gone
+                files.extend(list_source_files(source))
+    return files
+
+
+def find_learnt_rows(train: TokenStore, evaluation: TokenStore) -> NDArray[np.intp]:
+    """Find the rows of an evaluation with an input of the training, case and white space aside; none if unknown."""
+    if train.input_hashes is None or evaluation.input_hashes is None:  # prepared by an earlier version
+        return np.empty(0, np.intp)
+    return np.flatnonzero(np.isin(evaluation.input_hashes, train.input_hashes))
 
 
 def build_length_limits(config: RunConfig) -> LengthLimits:

@@ -44,6 +44,8 @@ from fivetune.delivery.serving.openai import (
     read_chat_request,
     read_completion_request,
     read_search_options,
+    refuse_hidden_logprobs,
+    take_search_options,
 )
 from fivetune.delivery.serving.schema import RunFacts, build_openapi, render_docs
 from fivetune.errors import is_out_of_memory
@@ -95,9 +97,13 @@ class Service:
         model = choose_model(read_query(request.query_params.multi_items()), list(self.models))
         value = parse_json(await self._read_body(request))
         facts = self.models[model]
-        least = read_min_confidence(value, [one.name for one in facts.fields])
+        columns = {part for one in facts.fields for part in (one.name, one.name.partition(".")[0])}
+        least = read_min_confidence(value, columns)
         silence = facts.silence if least is None else Silence(least)
         inputs, options = read_inputs(value, max_records=self.limits.records)
+        is_list = options is not None
+        if not is_list:
+            options = take_search_options(value, columns)
         decoding = facts.decoding
         if options:
             decoding = choose_decoding(
@@ -105,7 +111,7 @@ class Service:
             )
         found = await self._answer(request, model, inputs, decoding)
         found = [withhold(one, silence) for one in found]
-        if options is not None:
+        if is_list:
             return JSONResponse({"predictions": [_build_answer(one) for one in found]})
         _refuse_skipped(found)
         return JSONResponse(_build_answer(found[0]))
@@ -181,6 +187,7 @@ class Service:
         """Answer a request in OpenAI's form, whole or in pieces."""
         facts = self.models[model]
         decoding = choose_decoding(asked, facts.decoding, writes=facts.writes, takes_seed=facts.takes_seed)
+        refuse_hidden_logprobs(asked, decoding, writes=facts.writes)
         form = AnswerForm(asked, model, stop=decoding.stop, sends_tokens=facts.sends_tokens)
         if not asked.stream:
             listener = form.add_token if form.listens else None

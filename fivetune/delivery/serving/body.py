@@ -11,7 +11,6 @@ from typing import Any, cast
 
 from fivetune.data.readers.json_text import decode_line, describe_kind, describe_value, find_json_error
 from fivetune.types import JsonTable
-from fivetune.values import as_finite_number
 
 MAX_DEPTH = 32
 MAX_INTEGER = 2**63
@@ -94,11 +93,17 @@ def read_min_confidence(value: Any, columns: Iterable[str]) -> float | None:
     """
     if not isinstance(value, dict) or "min_confidence" not in value or "min_confidence" in columns:
         return None
-    given = cast("JsonTable", value).pop("min_confidence")
-    share = as_finite_number(given)
-    if share is None or not 0 <= share <= 1:
-        raise refuse(f"min_confidence: {describe_value(given)}. Allowed are numbers from 0 to 1.")
-    return share
+    return read_number("min_confidence", cast("JsonTable", value).pop("min_confidence"), float, 0, 1)
+
+
+def read_number(name: str, given: Any, kind: type[int] | type[float], least: float, most: float) -> float:
+    """Return a number of a request. Raises RequestError 422 for another value, and for one out of range."""
+    allowed = f"Allowed is {'a whole number' if kind is int else 'a number'}, {least:,} to {most:,}."
+    if type(given) is not int and (kind is int or type(given) is not float):  # true and false are no numbers
+        raise refuse(f"{name}: {describe_value(given)}. {allowed}")
+    if not least <= given <= most:
+        raise refuse(f"{name}: {given} is out of range. {allowed}")
+    return given
 
 
 def choose_model(given: Any, names: Sequence[str]) -> str:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import log
 from typing import Any, cast
 
 from fivetune.data.readers.json_text import describe_kind, describe_value
 from fivetune.data.readers.source_files import quote_value
-from fivetune.delivery.serving.body import check_inputs, refuse
+from fivetune.delivery.serving.body import check_inputs, read_number, refuse
 from fivetune.errors import suggest_names
 from fivetune.model.decode import Decoding, Sampling, cut_at_stop
 from fivetune.rundir.records import Prediction
@@ -53,6 +53,7 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "modalities": (["text"],),
 }
 """Options of which only values without effect are taken: clients send them unasked."""
+EMPTY = ("[]", "{}", "''")  # values without effect that say nothing in an error
 IGNORED = (
     "user", "metadata", "store", "service_tier", "parallel_tool_calls", "reasoning_effort", "verbosity",
     "safety_identifier", "prompt_cache_key",
@@ -97,7 +98,8 @@ def read_completion_request(table: JsonTable, *, max_records: int) -> Asked:
     if isinstance(prompt, list):
         found = prompt
     if not all(isinstance(one, str) for one in found):
-        raise refuse("prompt: Allowed is a text, or a list of texts.")
+        shown = "missing" if prompt is None else describe_value(prompt)
+        raise refuse(f"prompt: {shown}. Allowed is a text, or a list of texts.")
     asked = _read_options(table, numbers, check_inputs(found, "prompt", max_records=max_records))
     if table.get("best_of") not in (None, asked.num_answers):
         raise refuse(f"best_of: {table['best_of']} is not offered. Allowed is n, {asked.num_answers}. Leave it out.")
@@ -105,12 +107,22 @@ def read_completion_request(table: JsonTable, *, max_records: int) -> Asked:
 
 
 def read_search_options(table: JsonTable, inputs: list[JsonTable | str]) -> Asked:
-    """Read the SEARCH_OPTIONS beside the list `inputs` of /predict. Raises RequestError 422 for others."""
+    """Read the SEARCH_OPTIONS beside a record or the list `inputs` of /predict. Raises RequestError 422 for others."""
     numbers = {name: limits for name, limits in NUMBERS.items() if name in SEARCH_OPTIONS}
     for name in table:
         if name not in SEARCH_OPTIONS:
             raise refuse(f"body: {name[:100]!r} beside the list 'inputs'. {suggest_names(name, SEARCH_OPTIONS)}")
     return _read_options(table, numbers, inputs)
+
+
+def take_search_options(record: JsonTable, columns: Collection[str]) -> JsonTable:
+    """Take the SEARCH_OPTIONS beside the columns of a record out of it; a name of a column that is read is none.
+
+    >>> body = {"question": "Why?", "n": 2}
+    >>> take_search_options(body, ["question"]), body
+    ({'n': 2}, {'question': 'Why?'})
+    """
+    return {name: record.pop(name) for name in SEARCH_OPTIONS if name in record and name not in columns}
 
 
 def read_chat_request(table: JsonTable, *, fields: Sequence[str]) -> Asked:
@@ -122,10 +134,12 @@ def read_chat_request(table: JsonTable, *, fields: Sequence[str]) -> Asked:
     numbers = NUMBERS | CHAT_NUMBERS
     _refuse_unknown(table, {"messages", "logprobs", *numbers}, "chats")
     asked = _read_options(table, numbers, [read_messages(table.get("messages"), fields)])
-    logprobs = None
-    if _read_flag(table, "logprobs"):
-        logprobs = cast("int | None", table.get("top_logprobs")) or 0
-    return replace(asked, is_chat=True, logprobs=logprobs)
+    number = cast("int | None", table.get("top_logprobs"))
+    if not _read_flag(table, "logprobs"):
+        if number is not None:
+            raise refuse(f'top_logprobs: {number} without logprobs. Send "logprobs": true too, or leave it out.')
+        return replace(asked, is_chat=True)
+    return replace(asked, is_chat=True, logprobs=number or 0)
 
 
 def read_messages(given: Any, fields: Sequence[str]) -> JsonTable | str:
@@ -142,7 +156,10 @@ def read_messages(given: Any, fields: Sequence[str]) -> JsonTable | str:
     {'messages.0.content': 'Be brief.', 'messages.1.content': 'Who came?'}
     """
     if not isinstance(given, list) or not given:
-        raise refuse(f'messages: {describe_value(given)}. Allowed is a list of {{"role": ..., "content": TEXT}}.')
+        shown = "an empty list" if given == [] else describe_value(given)
+        if given is None:
+            shown = "missing"
+        raise refuse(f'messages: {shown}. Allowed is a list of {{"role": ..., "content": TEXT}}.')
     spoken: dict[str, str] = {}  # the last text of each role
     for number, one in enumerate(cast("list[Any]", given)):
         where = f"messages[{number}]"
@@ -185,10 +202,9 @@ def _refuse_unknown(table: JsonTable, own: set[str], kind: str) -> None:
         if name not in names:
             raise refuse(f"{name[:100]!r}: no option of {kind}. {suggest_names(name, names)}")
         if name in NEUTRAL and given is not None and not _is_among(given, NEUTRAL[name]):
-            allowed = quote_value(NEUTRAL[name][0])
-            raise refuse(
-                f"{name}: {quote_value(given)} is not offered. Allowed is {allowed}. Send it, or leave it out."
-            )
+            neutral = quote_value(NEUTRAL[name][0])
+            allowed = "" if neutral in EMPTY else f"Allowed is {neutral}. "
+            raise refuse(f"{name}: {quote_value(given)} is not offered. {allowed}Leave it out.")
 
 
 def _read_options(
@@ -198,13 +214,8 @@ def _read_options(
     found: dict[str, Any] = {}
     for name, (kind, least, most) in numbers.items():
         given = table.get(name)
-        if given is None:
-            continue
-        is_number = type(given) is int or (kind is float and type(given) is float)
-        if not is_number or not least <= given <= most:
-            what = "a whole number" if kind is int else "a number"
-            raise refuse(f"{name}: {describe_value(given)}. Allowed is {what}, {least:,} to {most:,}.")
-        found[name] = given
+        if given is not None:
+            found[name] = read_number(name, given, kind, least, most)
     stop = table.get("stop") or []
     texts: list[Any] = [stop]
     if isinstance(stop, list):
@@ -298,6 +309,19 @@ def choose_decoding(asked: Asked, own: Decoding, *, writes: bool, takes_seed: bo
         seed=seed,
     )
     return replace(own, sampling=sampling, num_beams=1, num_candidates=number)
+
+
+def refuse_hidden_logprobs(asked: Asked, decoding: Decoding, *, writes: bool) -> None:
+    """Raise RequestError 422 for the most probable others of a token that is written: they are not kept.
+
+    Args:
+        decoding: options of the search. writes: whether the run writes its answers.
+    """
+    if asked.logprobs and writes and not decoding.label_ids and decoding.num_beams == 1:
+        name = "top_logprobs" if asked.is_chat else "logprobs"
+        raise refuse(
+            f"{name}: {asked.logprobs} is not offered: of a written token only its own log p is known. Allowed is 0."
+        )
 
 
 def _extend_search(own: Decoding, number: int) -> Decoding:

@@ -32,7 +32,7 @@ def serve(
     one_base: bool = False,
     examples: int = 6,
     max_error: str | float | None = None,
-    min_confidence: float | None = None,
+    min_confidence: str | float | None = None,
     max_batch: int = 32,
     max_wait_ms: float = 50.0,
     max_queue: int = 64,

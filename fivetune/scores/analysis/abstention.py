@@ -194,14 +194,33 @@ def parse_share(given: str | float, name: str) -> float:
     >>> parse_share("5%", "max_error"), parse_share("0.05", "max_error"), parse_share(0.1, "max_error")
     (0.05, 0.05, 0.1)
     """
+    share = _parse_part(given)
+    if not 0 < share < 1:
+        raise ConfigError(
+            f"{name} {given}: is no share of errors. Allowed are shares above 0 and below 1: 5% or 0.05. Correct it."
+        )
+    return share
+
+
+def parse_probability(given: str | float, name: str) -> float:
+    """Parse a confidence. Raises ConfigError.
+
+    >>> parse_probability("90%", "min_confidence"), parse_probability("0.9", "min_confidence")
+    (0.9, 0.9)
+    """
+    share = _parse_part(given)
+    if not 0 <= share <= 1:
+        raise ConfigError(f"{name} {given}: is no probability. Allowed are 0 to 1: 90% or 0.9. Correct it.")
+    return share
+
+
+def _parse_part(given: str | float) -> float:
+    """Parse a part of 1, or of 100 with a percent sign; NaN for another text."""
     text = str(given).strip()
     try:
-        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
-        share = math.nan
-    if not 0 < share < 1:
-        raise ConfigError(f"{name} {text}: is no share of errors. Allowed are shares above 0 and below 1: 5% or 0.05.")
-    return share
+        return math.nan
 
 
 # --- which answers are withheld ---
@@ -237,7 +256,7 @@ def choose_silence(
     overrides: Mapping[str, object],
     *,
     max_error: str | float | None = None,
-    min_confidence: float | None = None,
+    min_confidence: str | float | None = None,
 ) -> Silence | None:
     """Choose the confidence below which answers are withheld; None: none is.
 
@@ -246,7 +265,7 @@ def choose_silence(
         abstention: of model/. temperature: of the confidences.
         overrides: settings of the call that differ from the run's.
         max_error: promised share of errors; None: the promise of model/, if it has one.
-        min_confidence: the confidence itself, 0 for all answers; no promise is given.
+        min_confidence: the confidence itself, 0.9 or "90%", 0 for all answers; no promise is given.
 
     Raises ConfigError for both, for a promise that the evaluation does not support, and for settings that it was not
     measured with.
@@ -254,9 +273,8 @@ def choose_silence(
     if min_confidence is not None:
         if max_error is not None:
             raise ConfigError("max_error and min_confidence: both are given. Allowed is one of them. Leave one out.")
-        if not 0 <= min_confidence <= 1:
-            raise ConfigError(f"min_confidence {min_confidence}: is no probability. Allowed are 0 to 1.")
-        return Silence(min_confidence) if min_confidence > 0 else None
+        least = parse_probability(min_confidence, "min_confidence")
+        return Silence(least) if least > 0 else None
     if max_error is None:
         if abstention is None or abstention.max_error is None:
             return None
@@ -275,16 +293,15 @@ def choose_silence(
             f"call has {_name_settings(given)}. Use the same ones, evaluate the run with these and --max-error, or "
             "give --min-confidence 0 to withhold nothing."
         )
-    return Silence(
-        find_min_confidence(abstention, share, temperature), f"at most {format_promise(share)} of the answers are wrong"
-    )
+    least = find_min_confidence(run, abstention, share, temperature)
+    return Silence(least, f"at most {format_promise(share)} of the answers are wrong")
 
 
-def find_min_confidence(abstention: Abstention, max_error: float, temperature: float) -> float:
-    """Find the confidence from which on a promise holds. Raises ConfigError if no level keeps it."""
+def find_min_confidence(run: str, abstention: Abstention, max_error: float, temperature: float) -> float:
+    """Find the confidence from which on a promise holds. Raises ConfigError, naming the run, if no level keeps it."""
     level = choose_level(abstention.levels, max_error)
     if level is None:
-        raise ConfigError(describe_broken_promise(abstention, max_error))
+        raise ConfigError(describe_broken_promise(run, abstention, max_error))
     return compute_min_confidence(level, temperature)
 
 
@@ -325,13 +342,20 @@ def describe_promise(facts: JsonTable) -> str:
     )
 
 
-def describe_broken_promise(abstention: Abstention, max_error: float) -> str:
-    """Describe that no level keeps a promise, and what would help."""
+def describe_broken_promise(run: str, abstention: Abstention, max_error: float) -> str:
+    """Describe that no level keeps a promise, and what would help.
+
+    Args:
+        run: its folder.
+    """
     share = format_promise(max_error)
     needed = count_needed(abstention.levels, max_error)
     advice = "No confidence has fewer errors. Train a better model, or promise less."
     if needed:
-        advice = f"About {needed:,} predictions would show it, if errors stay as they are. Evaluate on more data."
+        advice = (
+            f"About {needed:,} predictions would show it, if errors stay as they are. Evaluate on more data, several "
+            f"files as one set: fivetune evaluate {run} --max-error {share} --data.eval FILE FILE"
+        )
     every = abstention.levels[-1]
     return (
         f"max_error {share}: no confidence keeps it on {abstention.num:,} predictions of {abstention.split} (of all "

@@ -50,12 +50,11 @@ def keep_answers(target: Path, shard: Shard, *, is_first: bool) -> Generator[Pat
             if is_first:
                 refuse_other_work(whole, shard)
             try:
-                kept = f"the answers so far are kept in {folder}. Run the same command again to go on"
-                with report_interrupts(lambda name: f"stopped by {name}; {kept}"):
+                with report_interrupts(lambda name: f"stopped by {name}; {_describe_kept(folder)}"):
                     yield folder
                 is_whole = True
             finally:  # outside the block above: nothing that happens here changes what the command has done
-                is_over = is_first and (folder == whole if is_whole else not any(folder.rglob(PATTERN)))
+                is_over = is_first and (folder == whole if is_whole else not _has_answers(folder))
                 if is_over:
                     remove_answers(folder)
     finally:
@@ -63,6 +62,16 @@ def keep_answers(target: Path, shard: Shard, *, is_first: bool) -> Generator[Pat
             with suppress(FiveTuneEnvironmentError), lock_answers(whole, waits=True):
                 if [path.name for path in whole.iterdir()] == [LOCK]:
                     remove_answers(whole)
+
+
+def _has_answers(folder: Path) -> bool:
+    return any(path.stat().st_size > 0 for path in folder.rglob(PATTERN))
+
+
+def _describe_kept(folder: Path) -> str:
+    if _has_answers(folder):
+        return f"the answers so far are kept in the folder {folder}. Run the same command again to go on"
+    return "nothing was answered yet. Run the same command again"
 
 
 def remove_answers(folder: Path) -> None:

@@ -21,6 +21,7 @@ from fivetune.scores.analysis.abstention import (
     choose_level,
     describe_broken_promise,
     find_error_score,
+    format_promise,
     list_promise_facts,
     measure_abstention,
     parse_share,
@@ -64,6 +65,17 @@ def read_promise(folder: Path) -> JsonTable:
     return list_promise_facts(kept, read_temperature(model)) if kept else {}
 
 
+def describe_kept_promise(folder: Path) -> str:
+    """Say, in a sentence after a space, which promise a run keeps; "" without one."""
+    facts = read_promise(folder)
+    if not facts:
+        return ""
+    return (
+        f" The earlier promise of {format_promise(facts['max_error'])}, of {facts['num_examples']:,} predictions of "
+        f"{facts['split']}, stays in force."
+    )
+
+
 def keep_promise(
     folder: Path,
     record: EvalRecord,
@@ -104,6 +116,6 @@ def keep_promise(
     if found is None:
         raise ConfigError("max_error: the predictions have no confidence. Leave it out.")
     if choose_level(found.levels, share) is None:
-        raise ConfigError(describe_broken_promise(found, share))
+        raise ConfigError(describe_broken_promise(str(folder), found, share))
     kept = replace(found, max_error=share, settings=select_answer_settings(overrides))
     write_abstention(find_model_folder(folder), kept)

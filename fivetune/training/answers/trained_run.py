@@ -51,7 +51,7 @@ from fivetune.training.answers.inputs import describe_questions
 from fivetune.training.answers.listening import OnWritten
 from fivetune.training.answers.loading import RunModel, check_folder, load_run_model, resolve_config
 from fivetune.training.answers.model_folder import find_exported_step, refuse_missing_model
-from fivetune.training.answers.promise import keep_promise, refuse_promise
+from fivetune.training.answers.promise import describe_kept_promise, keep_promise, refuse_promise
 from fivetune.training.answers.requests import answer_requests, list_inputs, name_texts, read_requests
 from fivetune.training.mixture import build_part_configs, require_single_part
 from fivetune.training.tables import write_tables
@@ -318,7 +318,7 @@ class TrainedRun:
         *,
         batch_size: int | Literal["auto"] = "auto",
         max_error: str | float | None = None,
-        min_confidence: float | None = None,
+        min_confidence: str | float | None = None,
         on_progress: ProgressCallback | None = None,
         on_note: OnNote = ignore_note,
     ) -> Predictions:
@@ -334,7 +334,7 @@ class TrainedRun:
             max_error: promised share of wrong answers, "5%" or 0.05: an answer whose confidence is too low for it has
                 `unsure`, `reason` and `withheld` instead of a prediction. Default: the promise that `evaluate` has kept
                 in the model folder, if any.
-            min_confidence: the least confidence (0-1) of an answer instead; 0 withholds nothing.
+            min_confidence: the least confidence of an answer instead, 0.9 or "90%"; 0 withholds nothing.
             on_progress: called with what is done, the number of answers so far and of all; default: a notebook shows
                 the progress.
             on_note: called with a sentence when the number of CPU threads changes.
@@ -364,7 +364,7 @@ class TrainedRun:
         return Predictions(withhold(one, silence) for one in found)
 
     def find_silence(
-        self, *, max_error: str | float | None = None, min_confidence: float | None = None
+        self, *, max_error: str | float | None = None, min_confidence: str | float | None = None
     ) -> Silence | None:
         """Find the confidence below which answers are withheld, as `predict` does; None if none is.
 
@@ -430,7 +430,7 @@ class TrainedRun:
         *,
         folder: Path | None = None,
         max_error: str | float | None = None,
-        min_confidence: float | None = None,
+        min_confidence: str | float | None = None,
         on_progress: ProgressCallback | None = None,
         on_note: OnNote = warn,
         world: World = SINGLE_PROCESS,
@@ -509,7 +509,8 @@ class TrainedRun:
             on_note: called with a sentence when the number of CPU threads changes.
 
         Returns the EvalRecord with `scores` and `intervals`, which `evals` has too. Raises DataError for bad data,
-        PromiseError, which has the record, if no confidence keeps the promise.
+        ConfigError for a promise on examples that the run has learnt, PromiseError, which has the record, if no
+        confidence keeps the promise.
 
         >>> run = fivetune.open_run("runs/tickets")
         >>> run.evaluate([{"text": "give me my money back", "label": "refund"}], split="one").scores["accuracy"]
@@ -528,14 +529,18 @@ class TrainedRun:
         changes, files = write_tables(given, self.folder)
         with name_tables(files), _show_progress(on_progress) as report:
             config = resolve_config(self.folder, changes)
+            learnt = None
             if max_error is not None:
                 require_single_part(config)
+                part = {name: value for name, value in self.overrides.items() if find_setting(name) == "task.part"}
+                learnt = resolve_config(self.folder, part)
             record = record_evaluation(
                 self.folder,
                 replace(loaded, config=config),
                 step=self.step,
                 split=split,
                 has_own_settings=not changes,
+                learnt=learnt,
                 on_progress=report,
                 on_damage=on_damage,
                 on_note=on_note,
@@ -553,7 +558,8 @@ class TrainedRun:
                     overrides=_name_settings(self.overrides),
                 )
             except ConfigError as error:
-                raise PromiseError(str(error), record=record) from None
+                message = f"{str(error).removesuffix('.')}.{describe_kept_promise(self.folder)}"
+                raise PromiseError(message, record=record) from None
         return record
 
 

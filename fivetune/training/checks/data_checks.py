@@ -5,20 +5,15 @@ In: a Setup. Out: an Outcome of each check.
 
 from __future__ import annotations
 
-import filecmp
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
 
 from fivetune.data.characters import describe_odd_targets, find_lossy_characters
 from fivetune.data.labels import describe_imbalance, describe_merged_forms, describe_placeholders
-from fivetune.data.readers.records import is_hub_name, list_source_files
-from fivetune.data.readers.source_files import split_sheet
-from fivetune.data.store.prepared import is_prepared
 from fivetune.data.store.token_store import TokenStore
 from fivetune.errors import ModelError
 from fivetune.model.family import get_family
@@ -27,6 +22,7 @@ from fivetune.rundir.parse import parse_record
 from fivetune.rundir.records import SplitSummary
 from fivetune.training.answers.decoding import can_write_sentinels
 from fivetune.training.setup import Setup
+from fivetune.training.sources import find_learnt_rows, find_shared_files
 from fivetune.types import JsonTable
 
 NUM_PROBED = 300  # examples whose characters are checked
@@ -126,14 +122,7 @@ def check_leakage(setup: Setup) -> Outcome:
     if setup.data.evaluator.store.summary.get("split"):
         return "pass", "the evaluation records are split off those of data.train (data.eval_share)"
     (_, train), (_, evaluation) = setup.data.stores
-    learnt = train.summary["source"]
-    scored = evaluation.summary["source"]
-    same = sorted({*learnt} & {*scored})
-    files = _list_local_files(learnt)
-    for file in _list_local_files(scored):
-        if any(filecmp.cmp(other, file, shallow=False) for other in files):
-            same.append(str(file))
-    if same:
+    if same := find_shared_files(train.summary["source"], evaluation.summary["source"]):
         return "warn", (
             f"{same[0]} is in data.train and in data.eval: scores will measure memorisation, not generalisation"
         )
@@ -150,7 +139,7 @@ def check_leakage(setup: Setup) -> Outcome:
             "no file and no id is in data.train and in data.eval; texts are not compared, because an earlier version "
             "prepared the data"
         )
-    repeated = np.flatnonzero(np.isin(evaluation.input_hashes, train.input_hashes))
+    repeated = find_learnt_rows(train, evaluation)
     if len(repeated):
         return "warn", (
             f"{len(np.unique(evaluation.groups[repeated])):,} of {evaluation.num_groups:,} evaluation examples have "
@@ -164,14 +153,6 @@ def check_leakage(setup: Setup) -> Outcome:
 def _name_question(store: TokenStore, row: int) -> str:
     example = store.read_example(row)
     return example.group or example.id
-
-
-def _list_local_files(sources: Sequence[str]) -> list[Path]:
-    files: list[Path] = []
-    for source in sources:
-        if not is_prepared(source) and not is_hub_name(source) and not split_sheet(source)[1]:  # of one file, several
-            files.extend(list_source_files(source))
-    return files
 
 
 def check_characters(setup: Setup) -> Outcome:

@@ -19,6 +19,7 @@ from fivetune.training.answers.listening import WrittenToken
 from fivetune.training.answers.trained_run import TrainedRun
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who came?"}]
+ASKS_TOP = {"messages": CHAT, "logprobs": True, "top_logprobs": 2}
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +80,14 @@ def test_lists_of_predict_take_the_options_of_the_search(server: Server, trained
         assert code == 422 and message in refused["error"]["message"]
 
 
+def test_a_record_of_predict_takes_the_options_too(server: Server) -> None:
+    asked = {"temperature": 2, "top_k": 4, "n": 3, "seed": 5}
+    code, found = server.post(json={**RECORDS[0], **asked})
+    assert code == 200 and found == server.post(json={"inputs": RECORDS[:1], **asked})[1]["predictions"][0]
+    code, refused = server.post(json={**RECORDS[0], "temperature": 3})
+    assert code == 422 and "out of range" in refused["error"]["message"]
+
+
 def found_best(server: Server) -> str:
     return server.post(json={"inputs": RECORDS[:1]})[1]["predictions"][0]["prediction"]
 
@@ -87,7 +96,7 @@ def test_tokens_are_streamed_and_make_the_answer(server: Server, trained: Traine
     prompt = trained.predict(RECORDS[:1])[0].inputs
     for options in ({"prompt": [prompt, "who?"]}, {"messages": CHAT}, {"prompt": prompt, "temperature": 2, "seed": 1}):
         whole = complete(server, **options)
-        events = stream(server, **options, logprobs=True if "messages" in options else 1)
+        events = stream(server, **options, logprobs=True if "messages" in options else 0)
         for one in whole["choices"]:
             text = one["text"] if "text" in one else one["message"]["content"]
             assert join(events, one["index"]) == text
@@ -101,13 +110,19 @@ def test_tokens_are_streamed_and_make_the_answer(server: Server, trained: Traine
 def test_logprobs_are_those_of_the_tokens(server: Server, trained: TrainedRun) -> None:
     short = replace(trained.loaded.build_decoding(), max_new_tokens=3, min_new_tokens=3)
     one = trained.predict_each([RECORDS[:1]], decoding=short)[0][0]
-    choice = complete(server, prompt=one.inputs, max_tokens=3, logprobs=1)["choices"][0]
+    choice = complete(server, prompt=one.inputs, max_tokens=3, logprobs=0)["choices"][0]
     found = choice["logprobs"]
     assert "".join(found["tokens"]) == choice["text"]
     assert one.hit_cap and sum(found["token_logprobs"]) == pytest.approx(one.logprob, rel=1e-4)
     assert [choice["text"][place:][:1] for place in found["text_offset"]] == [part[:1] for part in found["tokens"]]
     chat = complete(server, messages=CHAT, logprobs=True)["choices"][0]
     assert "".join(part["token"] for part in chat["logprobs"]["content"]) == chat["message"]["content"]
+    # Of a token that is written the others are not known; a search with beams has runners-up.
+    for path, body in (("completions", {"prompt": "a", "logprobs": 1}), ("chat/completions", ASKS_TOP)):
+        code, refused = server.post(f"/v1/{path}", json=body)
+        assert code == 422 and "only its own log p is known. Allowed is 0." in refused["error"]["message"]
+    best = complete(server, prompt=one.inputs, n=2, logprobs=2)["choices"][0]["logprobs"]["top_logprobs"][0]
+    assert len(best) == 2
 
 
 def test_stop_and_max_tokens_end_an_answer(server: Server, trained: TrainedRun) -> None:

@@ -86,9 +86,9 @@ def test_how_many_examples_would_be_needed() -> None:
     assert compute_tail(5, 528, 0.02) <= 0.05 < compute_tail(5, 510, 0.02)  # as 1 of 100
     assert count_needed((Level(0.0, 400, 40),), 0.05) is None
     with pytest.raises(ConfigError, match="No confidence has fewer errors"):
-        find_min_confidence(replace(FOUND, levels=(Level(0.0, 400, 40),)), 0.05, 1.0)
+        find_min_confidence("runs/a", replace(FOUND, levels=(Level(0.0, 400, 40),)), 0.05, 1.0)
     with pytest.raises(ConfigError, match=r"About \d+ predictions"):
-        find_min_confidence(replace(FOUND, num=100, levels=(Level(0.0, 100, 1),)), 0.02, 1.0)
+        find_min_confidence("runs/a", replace(FOUND, num=100, levels=(Level(0.0, 100, 1),)), 0.02, 1.0)
 
 
 def test_a_graded_score_is_no_right_or_wrong() -> None:
@@ -103,10 +103,10 @@ def test_a_graded_score_is_no_right_or_wrong() -> None:
 
 
 def test_the_threshold_is_on_the_scale_of_the_confidences() -> None:
-    assert find_min_confidence(FOUND, 0.05, 1.0) == 0.5
+    assert find_min_confidence("runs/a", FOUND, 0.05, 1.0) == 0.5
     level = replace(FOUND, levels=FOUND.levels[:1])
-    assert find_min_confidence(level, 0.05, 2.0) == float(apply_temperature(0.9, 2.0))
-    assert find_min_confidence(FOUND, 0.2, 2.0) == 0  # all answers
+    assert find_min_confidence("runs/a", level, 0.05, 2.0) == float(apply_temperature(0.9, 2.0))
+    assert find_min_confidence("runs/a", FOUND, 0.2, 2.0) == 0  # all answers
 
 
 def choose(**changes: Any) -> Silence | None:

@@ -22,7 +22,7 @@ import pytest
 import fivetune
 from fivetune.cli import main
 from fivetune.data.shard import WHOLE
-from fivetune.errors import DataError
+from fivetune.errors import DataError, InterruptedRunError
 from fivetune.rundir.records import Candidate, Prediction
 from fivetune.training.answers import answer_log, output
 from fivetune.training.answers.answer_folder import keep_answers
@@ -237,6 +237,17 @@ def test_a_place_where_no_folder_can_be_made_is_refused(run: Path, capsys: pytes
     words = ["predict", str(run), "--input", str(run.parent / "dev.json"), "--output", "/proc/out.csv"]
     assert main(words) == 4
     assert "/proc/out.csv.partial: cannot be written or locked: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("written", "told"), [("", "nothing was answered yet"), ("{}\n", "kept in the folder ")])
+def test_a_stop_names_the_answers_that_there_are(tmp_path: Path, written: str, told: str) -> None:
+    with (
+        pytest.raises(InterruptedRunError, match=told),
+        keep_answers(tmp_path / "out.csv", WHOLE, is_first=True) as folder,
+    ):
+        (folder / "answers-0.jsonl").write_text(written)
+        signal.raise_signal(signal.SIGINT)
+    assert (tmp_path / "out.csv.partial").exists() == bool(written)
 
 
 KILLED_WHILE_IT_REMOVES = """

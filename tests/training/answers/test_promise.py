@@ -24,6 +24,7 @@ FAST = {"train.num_steps": 2, "eval.every_steps": 2, "eval.at_start": False}
 ROWS: list[dict[str, Any]] = [
     {"id": f"r{i}", "thing": f"{kit.COLOURS[i % 2]} hat {i}", "colour": kit.COLOURS[i % 2]} for i in range(12)
 ]
+NEW = [{**row, "id": f"n{i}", "thing": row["thing"].replace("hat", "coat")} for i, row in enumerate(ROWS)]
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +54,34 @@ def test_a_training_measures_its_errors_and_promises_nothing(tmp_path: Path) -> 
 
 def test_an_evaluation_keeps_a_promise(run: fivetune.TrainedRun) -> None:
     with pytest.raises(PromiseError, match="no confidence keeps it on 12 predictions of own") as caught:
-        run.evaluate(ROWS, split="own", max_error="1%")
-    assert caught.value.record.num_examples == 12
-    record = run.evaluate(ROWS, split="own", max_error=0.9)
+        run.evaluate(NEW, split="own", max_error="1%")
+    assert caught.value.record.num_examples == 12 and "earlier promise" not in str(caught.value)
+    record = run.evaluate(NEW, split="own", max_error=0.9)
     kept = read_abstention(run.folder / "model")
     assert kept and (kept.max_error, kept.num, kept.split, kept.settings) == (0.9, record.num_examples, "own", {})
     assert find_damage(run.folder / "model") is None
     with pytest.raises(ConfigError, match=r"task\.labels"):
-        fivetune.predict(run.folder, ROWS, {"task.labels": ["red", "blue"]})
+        fivetune.predict(run.folder, NEW, {"task.labels": ["red", "blue"]})
+    # An evaluation that keeps none says which one is in force.
+    with pytest.raises(PromiseError, match="earlier promise of 90%, of 12 predictions of own, stays in force"):
+        run.evaluate(NEW, split="other", max_error="1%")
+    assert read_abstention(run.folder / "model") == kept
+
+
+def test_what_was_learnt_chooses_no_confidence(run: fivetune.TrainedRun, tmp_path: Path) -> None:
+    """The file of the training, or a set with examples of it; a single equal text is chance."""
+    before, num = read_abstention(run.folder / "model"), len(run.evals)
+    learnt = Path(run.config["data"]["train"][0])
+    for data, words in ((str(learnt), "has examples that"), ([*NEW[:6], *ROWS[:6]], "has learnt 50% of")):
+        with pytest.raises(ConfigError, match=words):
+            run.evaluate(data, max_error=0.9)
+    copy = tmp_path / "copy.jsonl"
+    copy.write_bytes(learnt.read_bytes())
+    with pytest.raises(ConfigError, match=r"copy\.jsonl has examples that"):
+        run.evaluate(str(copy), max_error=0.9)
+    assert read_abstention(run.folder / "model") == before and len(run.evals) == num
+    many = [{**NEW[0], "id": f"m{i}", "thing": f"red coat {i}"} for i in range(24)]
+    assert run.evaluate([*many, ROWS[0]], split="many", max_error=0.9).num_examples == 25
 
 
 @pytest.mark.parametrize(
@@ -76,6 +97,22 @@ def test_a_wrong_promise_is_refused_before_the_evaluation(
     assert len(run.evals) == num
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["evaluate", "--max-error", "150%"], "--max-error 150%: is no share"),
+        (["predict", "--inputs", "a", "--max-error", "abc"], "--max-error abc: is no share"),
+        (["serve", "--min-confidence", "90"], "--min-confidence 90: is no probability"),
+    ],
+)
+def test_a_wrong_flag_is_refused_before_the_run_is_read(
+    words: list[str], told: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command, *flags = words
+    assert cli.main([command, str(tmp_path / "none"), *flags]) == 2
+    assert told in capfd.readouterr().err
+
+
 def test_answers_below_the_confidence_are_unsure(run: fivetune.TrainedRun, tmp_path: Path) -> None:
     plain = run.predict(ROWS, min_confidence=0)
     shares = sorted(one.confidence or 0.0 for one in plain)
@@ -84,16 +121,16 @@ def test_answers_below_the_confidence_are_unsure(run: fivetune.TrainedRun, tmp_p
     assert [bool(one.unsure) for one in found] == [(one.confidence or 0.0) < shares[5] for one in plain]
     assert [one.withheld or one.prediction for one in found] == [one.prediction for one in plain]
     assert {one.prediction for one in found if one.unsure} == {""}
-    rows = list(run.predict_file(_write(tmp_path), min_confidence=1.0))
+    rows = list(run.predict_file(_write(tmp_path), min_confidence="100%"))
     assert len(rows) == sum(bool(row.prediction.unsure) for row in rows) == 12
 
 
-def _write(folder: Path) -> str:
+def _write(folder: Path, rows: list[dict[str, Any]] = ROWS) -> str:
     path = folder / "new.csv"
     with path.open("w", newline="") as file:
-        table = csv.DictWriter(file, ROWS[0])
+        table = csv.DictWriter(file, rows[0])
         table.writeheader()
-        table.writerows(ROWS)
+        table.writerows(rows)
     return str(path)
 
 
@@ -126,12 +163,13 @@ def test_the_outputs_say_which_answers_are_unsure(
 def test_a_command_names_what_it_keeps(
     run: fivetune.TrainedRun, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    new = _write(tmp_path, NEW)
     assert cli.main(["evaluate", str(run.folder), "--error-below", "50"]) == 2
     assert "--max-error" in capfd.readouterr().err
-    assert cli.main(["evaluate", str(run.folder), "--data.eval", _write(tmp_path), "--max-error", "90%", "--json"]) == 0
+    assert cli.main(["evaluate", str(run.folder), "--data.eval", new, "--max-error", "90%", "--json"]) == 0
     result = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert result["promise"]["max_error"] == 0.9 and result["promise"]["num_examples"] == result["num_examples"]
     # A promise that cannot be kept is told behind the scores.
-    assert cli.main(["evaluate", str(run.folder), "--data.eval", _write(tmp_path), "--max-error", "1%"]) == 6
+    assert cli.main(["evaluate", str(run.folder), "--data.eval", new, "--max-error", "1%"]) == 6
     printed = capfd.readouterr()
     assert "accuracy" in printed.out and "no confidence keeps it" in printed.err
