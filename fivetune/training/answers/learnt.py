@@ -64,7 +64,8 @@ def _measure_learnt_share(
     unknown.
     """
     known = rundir.read_data(folder, rundir.Damage()).train
-    if known is None or any(map(is_prepared, find_sources(config, "train"))):
+    # Shards that a training streams are downloaded, or deleted once they are read.
+    if known is None or config.data.window_shards or any(map(is_prepared, find_sources(config, "train"))):
         return 0.0
     try:
         train = prepare_split(config, tokenizer, "train", on_progress=on_progress)

@@ -641,6 +641,8 @@ def evaluate(
     ('tickets', 40, 100.0)
     """
     given = dict(overrides or {})
+    if max_error is not None:
+        refuse_promise(check_folder(folder), max_error, error_below)
     # A table becomes a file when the folder has proved usable: the model is loaded without it.
     plain = {name: value for name, value in given.items() if not is_table(value)}
     loaded = load_run_model(folder, plain, on_damage=on_damage, on_note=on_note)
