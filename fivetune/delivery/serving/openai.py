@@ -317,10 +317,14 @@ def refuse_hidden_logprobs(asked: Asked, decoding: Decoding, *, writes: bool) ->
     Args:
         decoding: options of the search. writes: whether the run writes its answers.
     """
-    if asked.logprobs and writes and not decoding.label_ids and decoding.num_beams == 1:
+    if not writes or decoding.label_ids or decoding.num_beams > 1:
+        return
+    is_most_probable = not (decoding.sampling or decoding.no_repeat_ngram_size or decoding.repetition_penalty != 1)
+    if (asked.logprobs or 0) > is_most_probable:
         name = "top_logprobs" if asked.is_chat else "logprobs"
         raise refuse(
-            f"{name}: {asked.logprobs} is not offered: of a written token only its own log p is known. Allowed is 0."
+            f"{name}: {asked.logprobs} is not offered: of a written token only its own log p is known. "
+            f"Allowed is {'0 or 1' if is_most_probable else '0'}."
         )
 
 
@@ -454,13 +458,17 @@ class AnswerForm:
             return None
         parts = [(token.text, token.logprob) for token in choice.tokens[choice.num_logged :] if not token.is_end]
         choice.num_logged = len(choice.tokens)
-        tops: JsonTable = {}
+        # Greedy search writes the most probable token: it is its own runner-up (refuse_hidden_logprobs).
+        tops: list[dict[str, float]] = [{token: logprob} if number else {} for token, logprob in parts]
         if not parts and one is not None:
             parts = [(text, _take_log(one.confidence or 0.0))]
-            tops = {candidate.text: _take_log(candidate.score) for candidate in one.candidates[:number]}
+            tops = [{candidate.text: _take_log(candidate.score) for candidate in one.candidates[:number]}]
         if self._asked.is_chat:
-            shown = [_describe_token(*top) for top in tops.items()]
-            return {"content": [{**_describe_token(*part), "top_logprobs": shown} for part in parts], "refusal": None}
+            content: list[JsonTable] = []
+            for part, top in zip(parts, tops, strict=True):
+                shown = [_describe_token(*other) for other in top.items()]
+                content.append({**_describe_token(*part), "top_logprobs": shown})
+            return {"content": content, "refusal": None}
         offsets: list[int] = []
         place = len(choice.sent) - len(text) if choice.sent else 0
         for part, _ in parts:
@@ -469,7 +477,7 @@ class AnswerForm:
         return {
             "tokens": [part for part, _ in parts],
             "token_logprobs": [logprob for _, logprob in parts],
-            "top_logprobs": [tops] if tops else None,
+            "top_logprobs": tops if number else None,
             "text_offset": offsets,
         }
 

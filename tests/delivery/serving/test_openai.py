@@ -19,6 +19,7 @@ from fivetune.training.answers.listening import WrittenToken
 from fivetune.training.answers.trained_run import TrainedRun
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who came?"}]
+LOGGED = ("tokens", "token_logprobs")
 ASKS_TOP = {"messages": CHAT, "logprobs": True, "top_logprobs": 2}
 
 
@@ -117,10 +118,13 @@ def test_logprobs_are_those_of_the_tokens(server: Server, trained: TrainedRun) -
     assert [choice["text"][place:][:1] for place in found["text_offset"]] == [part[:1] for part in found["tokens"]]
     chat = complete(server, messages=CHAT, logprobs=True)["choices"][0]
     assert "".join(part["token"] for part in chat["logprobs"]["content"]) == chat["message"]["content"]
-    # Of a token that is written the others are not known; a search with beams has runners-up.
-    for path, body in (("completions", {"prompt": "a", "logprobs": 1}), ("chat/completions", ASKS_TOP)):
+    # Greedy search writes the most probable token; the others are not known. A search with beams has runners-up.
+    first = complete(server, prompt=one.inputs, max_tokens=3, logprobs=1)["choices"][0]["logprobs"]
+    assert first["top_logprobs"] == [{part: log} for part, log in zip(*map(found.get, LOGGED), strict=True)]
+    drawn = {"prompt": "a", "logprobs": 1, "temperature": 1}
+    for path, body, allowed in (("completions", drawn, "0."), ("chat/completions", ASKS_TOP, "0 or 1.")):
         code, refused = server.post(f"/v1/{path}", json=body)
-        assert code == 422 and "only its own log p is known. Allowed is 0." in refused["error"]["message"]
+        assert code == 422 and f"only its own log p is known. Allowed is {allowed}" in refused["error"]["message"]
     best = complete(server, prompt=one.inputs, n=2, logprobs=2)["choices"][0]["logprobs"]["top_logprobs"][0]
     assert len(best) == 2
 
